@@ -1,0 +1,2 @@
+//! The `memprobe` command.
+fn main() {}

@@ -1,0 +1,164 @@
+//! What views see of the model: plain, owned data, complete in itself.
+
+use std::sync::Arc;
+
+use crate::event::{Bytes, DeviceIndex, Frame, Losses, Stack, Tgid, TimeNs, Totals};
+
+/// Everything a view needs at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Snapshot {
+    /// The process looked at.
+    pub target: Target,
+    /// The time of the first event or of attaching, whichever was first.
+    pub started: TimeNs,
+    /// The moment this snapshot stands for.
+    pub now: TimeNs,
+    /// One for each device that was seen, by index.
+    pub devices: Vec<DeviceSnapshot>,
+    /// How the measurement itself is doing.
+    pub health: Health,
+}
+
+/// Who is looked at. Texts come from the target and may hold anything: views clean them.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Target {
+    /// The process; `None` in a report whose recording does not name it.
+    pub tgid: Option<Tgid>,
+    /// The command line, joined by spaces.
+    pub command: String,
+    /// Such as `3.12.1`.
+    pub python: Option<String>,
+    /// Such as `2.15.0+cu132`.
+    pub torch: Option<String>,
+}
+
+/// How the measurement itself is doing.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Health {
+    /// Memory events so far.
+    pub events: u64,
+    /// Memory events per second, lately.
+    pub events_per_second: f64,
+    /// What was lost.
+    pub losses: Losses,
+    /// Whether the target is still there.
+    pub state: TargetState,
+    /// Each probe, in the order of the catalog.
+    pub probes: Vec<ProbeStatus>,
+    /// Where the ledger and the allocator last disagreed without a loss that explains it.
+    pub disagreements: u64,
+}
+
+/// Whether the target is still there.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum TargetState {
+    /// Waiting for something, such as torch being imported.
+    Waiting(String),
+    /// Running and probed.
+    #[default]
+    Running,
+    /// The process has ended.
+    Exited,
+    /// A finished recording is being shown.
+    Recording,
+}
+
+/// One probe: which function, where in it, and how the kernel runs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeStatus {
+    /// The function, as its library names it to people: `c10::reportMemoryUsageToProfiler`.
+    pub function: String,
+    /// The library file.
+    pub library: String,
+    /// Bytes from the function's first instruction.
+    pub offset: u64,
+    /// Whether the kernel emulates the instruction there (cheap) or must single-step it.
+    pub emulated: bool,
+}
+
+/// The memory of one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceSnapshot {
+    /// Which device.
+    pub index: DeviceIndex,
+    /// The allocator's own totals after the last event.
+    pub totals: Totals,
+    /// The highest totals seen since attach (each on its own).
+    pub peak: Totals,
+    /// Bytes allocated before attach and not freed since.
+    pub before_attach: Bytes,
+    /// The allocator's total less what the ledger knows: `totals.allocated - before_attach - sum
+    /// of live bytes of all lines`. 0 unless events were lost.
+    pub unaccounted: i64,
+    /// Live blocks that were seen being allocated.
+    pub live_blocks: u64,
+    /// Out-of-memory errors since attach.
+    pub ooms: u64,
+    /// One row for each line that has allocated; in no particular order.
+    pub lines: Vec<LineRow>,
+    /// The totals over time.
+    pub timeline: Timeline,
+}
+
+/// What one line of Python holds on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LineRow {
+    /// Which line, or why none.
+    pub site: Site,
+    /// Bytes now live.
+    pub live: Bytes,
+    /// The highest that `live` has been.
+    pub peak: Bytes,
+    /// Blocks now live.
+    pub live_blocks: u64,
+    /// Allocations since attach.
+    pub allocs: u64,
+    /// Bytes of all allocations since attach.
+    pub alloc_bytes: Bytes,
+    /// Allocations per second, lately.
+    pub allocs_per_second: f64,
+    /// The stacks that end in this line, largest `live` first.
+    pub stacks: Vec<StackRow>,
+}
+
+/// What a row of the table of lines stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Site {
+    /// A line of Python of the thread that allocated.
+    Line(Frame),
+    /// A thread without Python allocated for the backward pass that this line waits for.
+    Backward(Frame),
+    /// No line is known; the name of the thread and why.
+    NoLine {
+        /// Name of the thread that allocated.
+        thread: Arc<str>,
+        /// Why there is no line, in a few words.
+        reason: &'static str,
+    },
+}
+
+/// One stack of a line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StackRow {
+    /// The whole stack, innermost first.
+    pub stack: Arc<Stack>,
+    /// Bytes now live.
+    pub live: Bytes,
+    /// The highest that `live` has been.
+    pub peak: Bytes,
+    /// Blocks now live.
+    pub live_blocks: u64,
+    /// Allocations since attach.
+    pub allocs: u64,
+}
+
+/// The totals over time, in steps of equal length; bounded.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Timeline {
+    /// When the first step begins.
+    pub start: TimeNs,
+    /// Nanoseconds a step.
+    pub step: u64,
+    /// The highest totals within each step; a step without events repeats the totals before it.
+    pub points: Vec<Totals>,
+}

@@ -1,0 +1,2 @@
+//! Tasks of this repository: set-up, eBPF build, demo, tests, benchmarks.
+fn main() {}

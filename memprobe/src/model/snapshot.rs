@@ -121,6 +121,17 @@ pub struct LineRow {
     pub stacks: Vec<StackRow>,
 }
 
+/// Which frame of a stack its memory is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Grouping {
+    /// The innermost frame of the user's own code: neither Python's standard library nor an
+    /// installed package.
+    #[default]
+    User,
+    /// The innermost frame, whosever it is.
+    Innermost,
+}
+
 /// What a row of the table of lines stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Site {

@@ -6,4 +6,6 @@
 //! `export`) see only its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
 
 pub mod event;
+pub mod export;
 pub mod model;
+pub mod recording;

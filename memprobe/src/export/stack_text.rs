@@ -5,6 +5,8 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::event::{Frame, Stack, StackId, StackKind};
+use crate::model::grouping::naming_frame;
+use crate::model::snapshot::Grouping;
 
 use super::json;
 
@@ -21,26 +23,6 @@ const MAX_TEXTS: usize = 1 << 14;
 /// Characters of a file or function name that are spelt out.
 const SHOWN_CHARS: usize = 120;
 
-/// Which frame of a stack stands for it, such as the innermost one of the user's own code.
-pub type SiteRule = fn(&Stack) -> Option<&Frame>;
-
-/// The innermost frame that lies neither in PyTorch nor in Python's own library; where all do,
-/// the innermost.
-pub fn innermost_user_frame(stack: &Stack) -> Option<&Frame> {
-    stack
-        .frames
-        .iter()
-        .find(|frame| !is_library(&frame.file))
-        .or_else(|| stack.frames.first())
-}
-
-fn is_library(file: &str) -> bool {
-    file.starts_with('<')
-        || file.contains("/site-packages/")
-        || file.contains("/dist-packages/")
-        || file.contains("/lib/python3")
-}
-
 /// What is written beside an event about its stack; both texts are the insides of JSON strings.
 pub(super) struct StackText {
     /// `train.py:31 forward`.
@@ -50,53 +32,79 @@ pub(super) struct StackText {
 }
 
 impl StackText {
-    fn of(stack: &Stack, site: SiteRule) -> Self {
+    fn of(stack: &Stack, grouping: Grouping) -> Self {
         Self {
-            name: name(stack, site),
+            name: name(stack, grouping),
             frames: frames(stack),
         }
     }
 }
 
+/// A definition of a stack. A stack's number may come to stand for another stack, but what was
+/// drawn under the definition before keeps its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Definition(u32);
+
+impl Definition {
+    /// No stack, or one of which nothing is known.
+    pub(super) const NONE: Self = Self(u32::MAX);
+}
+
 /// Stacks and their texts, which are made once and used for many events.
 pub(super) struct StackTexts {
-    site: SiteRule,
-    stacks: HashMap<u32, Arc<Stack>>,
+    grouping: Grouping,
+    current: HashMap<StackId, Definition>,
+    stacks: Vec<Arc<Stack>>,
     texts: HashMap<u32, StackText>,
 }
 
 impl StackTexts {
-    pub(super) fn new(site: SiteRule) -> Self {
+    pub(super) fn new(grouping: Grouping) -> Self {
         Self {
-            site,
-            stacks: HashMap::new(),
+            grouping,
+            current: HashMap::new(),
+            stacks: Vec::new(),
             texts: HashMap::new(),
         }
     }
 
-    /// The first definition of a number stays: slices that are open were named by it.
+    /// From now on `id` stands for `stack`.
     pub(super) fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
-        if self.stacks.len() < MAX_STACKS {
-            self.stacks.entry(id.0).or_insert_with(|| Arc::clone(stack));
+        if self.stacks.get(self.current(id).0 as usize) == Some(stack) {
+            return;
         }
+        if self.stacks.len() >= MAX_STACKS {
+            self.current.remove(&id);
+            return;
+        }
+        self.current
+            .insert(id, Definition(self.stacks.len() as u32));
+        self.stacks.push(Arc::clone(stack));
     }
 
-    pub(super) fn text(&mut self, id: StackId) -> Option<&StackText> {
-        let stack = self.stacks.get(&id.0)?;
-        if self.texts.len() >= MAX_TEXTS && !self.texts.contains_key(&id.0) {
+    /// What `id` stands for now.
+    pub(super) fn current(&self, id: StackId) -> Definition {
+        self.current.get(&id).copied().unwrap_or(Definition::NONE)
+    }
+
+    pub(super) fn text(&mut self, definition: Definition) -> Option<&StackText> {
+        let stack = self.stacks.get(definition.0 as usize)?;
+        if self.texts.len() >= MAX_TEXTS && !self.texts.contains_key(&definition.0) {
             self.texts.clear();
         }
+        let grouping = self.grouping;
         Some(
             self.texts
-                .entry(id.0)
-                .or_insert_with(|| StackText::of(stack, self.site)),
+                .entry(definition.0)
+                .or_insert_with(|| StackText::of(stack, grouping)),
         )
     }
 }
 
-fn name(stack: &Stack, site: SiteRule) -> Vec<u8> {
+fn name(stack: &Stack, grouping: Grouping) -> Vec<u8> {
     let mut name = Vec::new();
-    match (&stack.kind, site(stack)) {
+    let frame = naming_frame(&stack.frames, grouping).map(|index| &stack.frames[index]);
+    match (&stack.kind, frame) {
         (StackKind::Unknown { thread, reason }, _) => {
             push_shown(&mut name, thread);
             name.extend_from_slice(b" (");
@@ -194,7 +202,7 @@ mod tests {
     }
 
     fn texts(stack: &Stack) -> (String, String) {
-        let text = StackText::of(stack, innermost_user_frame);
+        let text = StackText::of(stack, Grouping::User);
         (
             String::from_utf8(text.name).unwrap(),
             String::from_utf8(text.frames).unwrap(),

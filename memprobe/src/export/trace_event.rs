@@ -15,10 +15,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::json;
-use super::stack_text::{SiteRule, StackTexts};
+use super::stack_text::{Definition, StackTexts};
 use crate::event::{
     Action, Event, Losses, MemoryEvent, Stack, StackId, StackKind, Tid, TimeNs, Totals,
 };
+use crate::model::snapshot::Grouping;
 use crate::recording::{End, EndReason, EndRecord, Header, HeaderRecord, MAX_LINE};
 
 /// Bytes that are gathered before they are written out.
@@ -82,13 +83,13 @@ impl WriteError {
 }
 
 impl<W: Write> TraceWriter<W> {
-    /// Begins a recording on `out`; `place` names it in errors, `site` says which frame names an
+    /// Begins a recording on `out`; `place` names it in errors, `grouping` says which frame names an
     /// allocation on the timeline.
     pub fn new(
         out: W,
         place: impl Into<String>,
         header: &Header,
-        site: SiteRule,
+        grouping: Grouping,
     ) -> Result<Self, WriteError> {
         let mut writer = Self {
             out,
@@ -101,7 +102,7 @@ impl<W: Write> TraceWriter<W> {
             last: header.start,
             events: 0,
             losses: Losses::default(),
-            stacks: StackTexts::new(site),
+            stacks: StackTexts::new(grouping),
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
             counters: HashMap::new(),
@@ -285,12 +286,13 @@ impl<W: Write> TraceWriter<W> {
             self.lines
                 .extend_from_slice(b",\"args\":{\"unseen_free\":true}},\n");
         }
-        let phase = match self.open(kind).open(addr, event.stack) {
+        let stack = self.stacks.current(event.stack);
+        let phase = match self.open(kind).open(addr, stack) {
             Opened::Slice => kind.begin,
             Opened::TooMany => kind.unpaired_begin,
         };
         self.open_line(event, phase, |line, stacks| {
-            kind.push_name(line, stacks, event.stack)
+            kind.push_name(line, stacks, stack)
         });
         if phase == kind.begin {
             push_id(&mut self.lines, addr);
@@ -323,7 +325,7 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// The end of the slice that began with `stack`, up to its `args`.
-    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, stack: StackId) {
+    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, stack: Definition) {
         self.open_line(event, kind.end, |line, stacks| {
             kind.push_name(line, stacks, stack)
         });
@@ -355,7 +357,7 @@ impl<W: Write> TraceWriter<W> {
         if event.stack != StackId::NONE {
             line.extend_from_slice(b",\"stack_id\":");
             json::push_number(line, event.stack.0);
-            if let Some(text) = self.stacks.text(event.stack) {
+            if let Some(text) = self.stacks.text(self.stacks.current(event.stack)) {
                 line.extend_from_slice(b",\"stack\":\"");
                 line.extend_from_slice(&text.frames);
                 line.push(b'"');
@@ -369,7 +371,10 @@ impl<W: Write> TraceWriter<W> {
     fn counters(&mut self, event: &MemoryEvent, device: u8, totals: Totals) {
         let before = self.counters.insert(device, totals);
         let series = |totals: Totals| {
-            [(" allocated", totals.allocated.0), (" reserved", totals.reserved.0)]
+            [
+                (" allocated", totals.allocated.0),
+                (" reserved", totals.reserved.0),
+            ]
         };
         let before = before.map(series);
         for (index, (name, bytes)) in series(totals).into_iter().enumerate() {
@@ -425,7 +430,7 @@ const SEGMENT: SliceKind = SliceKind {
 };
 
 impl SliceKind {
-    fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, stack: StackId) {
+    fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, stack: Definition) {
         match self.of {
             Slices::Segments => line.extend_from_slice(b"segment (cudaMalloc)"),
             Slices::Blocks => match stacks.text(stack) {
@@ -439,7 +444,7 @@ impl SliceKind {
 /// Blocks or segments that are live, with the stack that names their slice. Addresses of all
 /// devices of a process lie in one space (CUDA's unified virtual addressing).
 struct OpenSlices {
-    live: HashMap<u64, u32>,
+    live: HashMap<u64, Definition>,
     most: usize,
 }
 
@@ -456,16 +461,16 @@ impl OpenSlices {
         }
     }
 
-    fn open(&mut self, addr: u64, stack: StackId) -> Opened {
+    fn open(&mut self, addr: u64, stack: Definition) -> Opened {
         if self.live.len() >= self.most {
             return Opened::TooMany;
         }
-        self.live.insert(addr, stack.0);
+        self.live.insert(addr, stack);
         Opened::Slice
     }
 
-    fn close(&mut self, addr: u64) -> Option<StackId> {
-        self.live.remove(&addr).map(StackId)
+    fn close(&mut self, addr: u64) -> Option<Definition> {
+        self.live.remove(&addr)
     }
 }
 

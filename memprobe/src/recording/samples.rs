@@ -7,8 +7,8 @@ use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use crate::export::stack_text::innermost_user_frame;
 use crate::export::trace_event::TraceWriter;
+use crate::model::snapshot::Grouping;
 use crate::model::snapshot::{ProbeStatus, Target};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -178,8 +178,7 @@ pub(crate) fn story() -> Vec<Event> {
 
 /// The file that holds these events.
 pub(crate) fn recording(events: &[Event]) -> Vec<u8> {
-    let mut writer =
-        TraceWriter::new(Vec::new(), "memory", &header(), innermost_user_frame).unwrap();
+    let mut writer = TraceWriter::new(Vec::new(), "memory", &header(), Grouping::User).unwrap();
     for event in events {
         writer.event(event).unwrap();
     }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::event::{Address, Bytes};
-use crate::export::stack_text::innermost_user_frame;
+use crate::model::snapshot::Grouping;
 use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, header, memory, recording, stack, story};
 
@@ -99,8 +99,38 @@ fn a_block_whose_free_was_lost_ends_where_its_address_is_used_again() {
 }
 
 #[test]
+fn a_stack_number_that_is_used_again_leaves_open_slices_their_names() {
+    let alloc = |micros, addr| {
+        let event = memory(Action::Alloc, micros, addr, 512);
+        Event::Memory(MemoryEvent {
+            stack: StackId(1),
+            ..event
+        })
+    };
+    let events = [
+        stack(1, StackKind::Python, vec![frame("old.py", 1, "f")]),
+        alloc(1, 0x1000),
+        stack(1, StackKind::Python, vec![frame("new.py", 2, "g")]),
+        alloc(2, 0x2000),
+        Event::Memory(memory(Action::Free, 3, 0x1000, 512)),
+        Event::Memory(memory(Action::Free, 4, 0x2000, 512)),
+    ];
+    let file = recording(&events);
+    check_format(&file);
+    let ends = records(&file)
+        .into_iter()
+        .filter(|record| record["ph"] == "e");
+    assert_eq!(
+        ends.map(|end| end["name"].clone()).collect::<Vec<_>>(),
+        ["old.py:1 f", "new.py:2 g"]
+    );
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(back, events);
+}
+
+#[test]
 fn blocks_beyond_what_can_be_drawn_are_still_recorded() {
-    let mut writer = TraceWriter::new(Vec::new(), "x", &header(), innermost_user_frame).unwrap();
+    let mut writer = TraceWriter::new(Vec::new(), "x", &header(), Grouping::User).unwrap();
     writer.blocks = OpenSlices::new(1);
     let events = [
         memory(Action::Alloc, 1, 0x1000, 512),
@@ -207,8 +237,7 @@ fn a_full_disk_is_said_once_and_what_fits_can_be_read() {
         calls_when_full: 0,
         held: Vec::new(),
     };
-    let mut writer =
-        TraceWriter::new(disk, "/tmp/t.json", &header(), innermost_user_frame).unwrap();
+    let mut writer = TraceWriter::new(disk, "/tmp/t.json", &header(), Grouping::User).unwrap();
     let mut errors = Vec::new();
     for _ in 0..3 {
         for event in story() {
@@ -236,7 +265,7 @@ fn a_full_disk_is_said_once_and_what_fits_can_be_read() {
 
 #[test]
 fn what_was_flushed_is_there_if_memprobe_is_killed() {
-    let mut writer = TraceWriter::new(Vec::new(), "x", &header(), innermost_user_frame).unwrap();
+    let mut writer = TraceWriter::new(Vec::new(), "x", &header(), Grouping::User).unwrap();
     for event in story() {
         writer.event(&event).unwrap();
     }
@@ -252,7 +281,7 @@ fn what_was_flushed_is_there_if_memprobe_is_killed() {
 
 #[test]
 fn memory_does_not_grow_with_what_was_written() {
-    let mut writer = TraceWriter::new(io::sink(), "x", &header(), innermost_user_frame).unwrap();
+    let mut writer = TraceWriter::new(io::sink(), "x", &header(), Grouping::User).unwrap();
     for time in 0..20_000 {
         for action in [Action::Alloc, Action::Free] {
             let event = memory(action, time, 0x1000 + time * 512, 512);

@@ -208,7 +208,7 @@ fn a_line_without_end_does_not_fill_the_memory() {
 fn more_that_is_learned_of_the_target_is_there_at_the_end() {
     let mut early = header();
     early.target.torch = None;
-    let site = crate::export::stack_text::innermost_user_frame;
+    let site = crate::model::snapshot::Grouping::User;
     let mut writer =
         crate::export::trace_event::TraceWriter::new(Vec::new(), "x", &early, site).unwrap();
     writer.describe(&header()).unwrap();
@@ -329,7 +329,7 @@ fn any_header() -> impl Strategy<Value = Header> {
 proptest! {
     #[test]
     fn whatever_is_written_comes_back(header in any_header(), events in any_stream()) {
-        let site = crate::export::stack_text::innermost_user_frame;
+        let site = crate::model::snapshot::Grouping::User;
         let mut writer =
             crate::export::trace_event::TraceWriter::new(Vec::new(), "x", &header, site).unwrap();
         for event in &events {

@@ -336,21 +336,24 @@ fn push_branch(rows: &mut Vec<Row>, branch: &Branch, trail: &mut Trail, open: &H
     trail.frames.truncate(before);
 }
 
+/// How many levels of a tree are opened at once; deeper ones are opened from there.
+const LEVELS_AT_ONCE: usize = 32;
+
 /// The keys of all that can be opened at and beneath a line.
-pub fn keys_beneath(line: &LineRow) -> Vec<RowKey> {
-    let mut keys: HashSet<RowKey> = HashSet::from([RowKey::Site(line.site.clone())]);
-    // Each round opens one level more; there is nothing left to open when none is closed.
-    loop {
+pub fn keys_beneath(line: &LineRow) -> HashSet<RowKey> {
+    let mut keys = HashSet::from([RowKey::Site(line.site.clone())]);
+    for _ in 0..LEVELS_AT_ONCE {
         let mut rows = Vec::new();
         push_line(&mut rows, line, &keys);
-        let closed: Vec<RowKey> = rows
-            .into_iter()
-            .filter(|row| row.fold == Fold::Closed)
-            .map(|row| row.key)
-            .collect();
-        if closed.is_empty() {
-            return keys.into_iter().collect();
+        let open = keys.len();
+        keys.extend(
+            rows.into_iter()
+                .filter(|row| row.fold == Fold::Closed)
+                .map(|row| row.key),
+        );
+        if keys.len() == open {
+            break;
         }
-        keys.extend(closed);
     }
+    keys
 }

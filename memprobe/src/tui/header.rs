@@ -18,7 +18,7 @@ pub const BETWEEN_TABS: usize = 2;
 const ROOM_FOR_VERSIONS: u16 = 110;
 /// Narrower screens leave the peak out where the totals have one line.
 const ROOM_FOR_PEAK: u16 = 60;
-/// The clock stands after the command only where both have room.
+/// Facts stand after the command only where both have room.
 const ROOM_FOR_COMMAND: usize = 12;
 
 /// Program, command, process, device, clock.
@@ -31,7 +31,7 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     let mut right = facts(snapshot, state.device(), area.width >= ROOM_FOR_VERSIONS);
     let name = " memprobe  ";
     let columns = usize::from(area.width);
-    // The clock is the last to go.
+    // The device is the last to go.
     while right.len() > 1 && width(&right.join("  ")) + width(name) + ROOM_FOR_COMMAND > columns {
         right.remove(0);
     }
@@ -69,13 +69,13 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
         );
     }
     facts.extend(tgid.map(|tgid| format!("PID {}", tgid.0)));
-    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
     let since = match snapshot.health.state {
         TargetState::Recording => "recorded",
         TargetState::Waiting(_) => "waiting",
         TargetState::Running | TargetState::Exited => "attached",
     };
     facts.push(format!("{since} {}", clock(snapshot.started, snapshot.now)));
+    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
     facts
 }
 

@@ -224,7 +224,7 @@ fn source_start(visible: &[(usize, &Row, String)], columns: &Columns) -> Option<
         .filter(|(_, row, _)| row.subject.frame().is_some() && shows_source(row))
         .map(|(_, row, name)| usize::from(indent(row.depth) + MARK) + width(name))
         .max()?;
-    let names = longest.min(room * 3 / 5);
+    let names = longest.min(room * 2 / 3);
     (room >= LEAST_ROOM.max(names + 2 + LEAST_SOURCE)).then(|| columns.line + names as u16 + 2)
 }
 

@@ -146,6 +146,8 @@ impl State {
             Wanted::Click(column, row) => self.click(column, row),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Redraw => {}
+            // Who is stopped empties no buffers: events of the target would be lost.
+            Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
             Wanted::Filter => self.ask_filter(),
             Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
                 self.edit(wanted)

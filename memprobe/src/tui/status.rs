@@ -46,26 +46,29 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
         spans.push(Span::styled(note, theme.strong()));
     } else {
         let room = usize::from(area.width).saturating_sub(used);
-        spans.push(Span::raw(fitting(facts(health, state), room)));
+        spans.push(Span::raw(fitting(&facts(health, state), room)));
     }
     buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
 }
 
-/// The facts that have room: those of the highest rank are left out first.
-fn fitting(mut facts: Vec<(u8, String)>, room: usize) -> String {
-    let joined = |facts: &[(u8, String)]| {
-        let texts: Vec<&str> = facts.iter().map(|(_, text)| text.as_str()).collect();
+/// The facts that have room, in their order; those of the lowest rank are taken first.
+fn fitting(facts: &[(u8, String)], room: usize) -> String {
+    let joined = |places: &[usize]| {
+        let texts: Vec<&str> = places.iter().map(|at| facts[*at].1.as_str()).collect();
         format!(" {}", texts.join("   "))
     };
-    while facts.len() > 1 && width(&joined(&facts)) > room {
-        let last = facts.iter().map(|(rank, _)| *rank).max();
-        let place = facts
-            .iter()
-            .rposition(|(rank, _)| Some(*rank) == last)
-            .unwrap_or(0);
-        facts.remove(place);
+    let mut by_rank: Vec<usize> = (0..facts.len()).collect();
+    by_rank.sort_by_key(|at| facts[*at].0);
+    let mut taken: Vec<usize> = Vec::new();
+    for at in by_rank {
+        let mut more = taken.clone();
+        more.push(at);
+        more.sort_unstable();
+        if width(&joined(&more)) <= room {
+            taken = more;
+        }
     }
-    joined(&facts)
+    joined(&taken)
 }
 
 fn lost(losses: &Losses) -> String {

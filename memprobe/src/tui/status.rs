@@ -141,7 +141,12 @@ pub fn draw_detail(
     let room = usize::from(area.width.saturating_sub(2));
     let text = match (&row.subject, row.subject.frame()) {
         (_, Some(frame)) => {
-            let place = clean(&format!("{}:{} {}", frame.file, frame.line, frame.function));
+            let kind = match &row.subject {
+                Subject::Site(Site::Backward(_)) => "backward of ",
+                _ => "",
+            };
+            let (file, function) = (&frame.file, &frame.function);
+            let place = clean(&format!("{kind}{file}:{} {function}", frame.line));
             let source = sources.line(&frame.file, frame.line);
             let source = source
                 .map(|text| clean(text.trim()).trim().to_owned())

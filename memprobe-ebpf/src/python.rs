@@ -79,15 +79,11 @@ pub fn walk(config: &PythonConfig, caller: Caller, stack_pointer: u64) -> Walked
     send_once(caller, thread, count, hash, rest != 0)
 }
 
-/// The innermost frame and where the windows stand after finding it.
-struct Top {
-    frame: u64,
-    c_window: u64,
-}
-
-/// Finds the current thread's innermost frame.
+/// Finds the current thread's innermost frame, and sets the windows as they stand after that.
 #[inline(always)]
-fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<Top, u8> {
+fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
+    thread.data_window = NO_WINDOW;
+    thread.c_window = NO_WINDOW;
     let window = thread.windows.as_mut_ptr();
     let known = thread.state != 0
         // SAFETY: THREAD_STATE bytes of the windows.
@@ -109,7 +105,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<Top, u8> {
     // SAFETY: within the THREAD_STATE bytes just read.
     let pointer = unsafe { field(window, config.ts_frame) };
     if config.cframe_current == 0xffff {
-        return Ok(Top { frame: pointer, c_window: NO_WINDOW });
+        return Ok(pointer);
     }
     let base = pointer - BEFORE_CFRAME;
     // SAFETY: the second window is WINDOW bytes.
@@ -117,15 +113,13 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<Top, u8> {
         let second = window.add(WINDOW);
         if read(second, WINDOW as u32, base) {
             let frame = field(second.add(BEFORE_CFRAME as usize), config.cframe_current);
-            return Ok(Top { frame, c_window: base });
+            thread.c_window = base;
+            return Ok(frame);
         }
     }
     let at = (pointer + u64::from(config.cframe_current)) as *const u64;
     // SAFETY: the helper checks the address.
-    match unsafe { bpf_probe_read_user(at) } {
-        Ok(frame) => Ok(Top { frame, c_window: NO_WINDOW }),
-        Err(_) => Err(stack_state::UNREADABLE),
-    }
+    unsafe { bpf_probe_read_user(at) }.map_err(|_| stack_state::UNREADABLE)
 }
 
 /// Reads a word of a structure that lies at `base` of a window.
@@ -172,13 +166,12 @@ fn collect(
     config: &PythonConfig,
     caller: Caller,
     thread: &mut Thread,
-    top: Top,
+    top: u64,
     stack_pointer: u64,
 ) -> (usize, u64, u64) {
     let windows = thread.windows.as_mut_ptr();
     let frames = thread.stack.frames.as_mut_ptr();
-    let (mut data_window, mut c_window) = (NO_WINDOW, top.c_window);
-    let mut frame = top.frame;
+    let mut frame = top;
     let mut hash = mix(u64::from(caller.tgid), u64::from(config.version));
     let mut count = 0usize;
     while count < MAX_FRAMES {
@@ -186,29 +179,30 @@ fn collect(
             break;
         }
         const LAST: u64 = (WINDOW - FRAME_HEADER) as u64;
-        let mut at = frame.wrapping_sub(data_window);
+        let mut at = frame.wrapping_sub(thread.data_window);
         if at > LAST {
-            at = frame.wrapping_sub(c_window);
+            at = frame.wrapping_sub(thread.c_window);
             if at <= LAST {
                 at += WINDOW as u64;
             } else if frame.wrapping_sub(stack_pointer) < C_STACK_REACH {
                 at = WINDOW as u64;
-                c_window = frame;
+                thread.c_window = frame;
                 // SAFETY: the second window is WINDOW bytes.
                 unsafe {
                     let into = windows.add(WINDOW);
                     if !read(into, WINDOW as u32, frame) {
-                        c_window = NO_WINDOW;
+                        thread.c_window = NO_WINDOW;
                         read(into, FRAME_HEADER as u32, frame);
                     }
                 }
             } else {
                 at = LAST;
-                data_window = frame.wrapping_sub(LAST);
+                let base = frame.wrapping_sub(LAST);
+                thread.data_window = base;
                 // SAFETY: the first window is WINDOW bytes.
                 unsafe {
-                    if !read(windows, WINDOW as u32, data_window) {
-                        data_window = NO_WINDOW;
+                    if !read(windows, WINDOW as u32, base) {
+                        thread.data_window = NO_WINDOW;
                         read(windows.add(WINDOW - FRAME_HEADER), FRAME_HEADER as u32, frame);
                     }
                 }
@@ -272,7 +266,8 @@ fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more
     }
     // SAFETY: the first `bytes` of the map value's stack record.
     let record = unsafe { core::slice::from_raw_parts((&raw const thread.stack).cast::<u8>(), bytes) };
-    if RECORDS.output::<[u8]>(record, u64::from(aya_ebpf::bindings::BPF_RB_NO_WAKEUP)).is_err() {
+    // The reader is woken: it reads the code objects of these frames before they can go.
+    if RECORDS.output::<[u8]>(record, u64::from(aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP)).is_err() {
         count(counter::STACKS_LOST);
         return Walked::without(stack_state::LOST);
     }

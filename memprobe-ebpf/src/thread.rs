@@ -20,6 +20,12 @@ pub struct Thread {
     pub native_thread_id: u64,
     /// The `cudaMalloc` or `cudaFree` that this thread is in.
     pub call: PendingCall,
+    /// The address that the first window was read from, or `NO_WINDOW`.
+    pub data_window: u64,
+    /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather
+    /// than in registers because the verifier takes what lies in a map for unknown, and then need
+    /// not follow each combination of known and unknown through the loop.
+    pub c_window: u64,
     /// Two windows (frames on the data stack, frames on the C stack), and room behind them for
     /// the widest field of a frame at the very end.
     pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],

@@ -14,7 +14,6 @@ pub mod model;
 pub mod pipeline;
 pub mod probe;
 pub mod recording;
-pub mod report;
 pub mod symbolize;
 pub mod target;
 pub mod tui;

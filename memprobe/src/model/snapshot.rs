@@ -173,13 +173,3 @@ pub struct Timeline {
     /// The highest totals within each step; a step without events repeats the totals before it.
     pub points: Vec<Totals>,
 }
-
-/// Which frame of a stack names its row in the table of lines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Grouping {
-    /// The innermost frame that is the user's own code.
-    #[default]
-    User,
-    /// The innermost frame.
-    Innermost,
-}

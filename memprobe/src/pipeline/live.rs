@@ -9,12 +9,13 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::session::{Origin, Session, Watched};
+use super::session::{Origin, Session};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
 use crate::probe::kernel;
+use crate::probe::watched::Watched;
 use crate::target::facts;
 use crate::tui::{self, Command};
 

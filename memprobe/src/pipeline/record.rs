@@ -12,10 +12,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use super::progress::{Progress, Told};
-use super::session::{Flow, Origin, Session, Watched};
+use super::session::{Flow, Origin, Session};
 use crate::event::Tgid;
-use crate::export::{OutputFile, SiteRule, TraceWriter};
+use crate::export::output::OutputPlan;
+use crate::export::trace_event::TraceWriter;
+use crate::model::snapshot::Grouping;
 use crate::probe::kernel;
+use crate::probe::watched::Watched;
 use crate::recording::{EndReason, Header};
 
 /// How often what was written is handed to the operating system.
@@ -55,7 +58,7 @@ impl Recording {
 
     async fn run_inside(self) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
-        let output = OutputFile::plan(&self.output)?;
+        let output = OutputPlan::check(&self.output)?;
         let (mut command, watched, origin) = match &self.subject {
             Subject::Running(tgid) => (None, Watched::open(*tgid)?, Origin::Running),
             Subject::Command(words) => {
@@ -91,15 +94,14 @@ impl Recording {
     async fn write(
         &self,
         mut session: Session,
-        output: OutputFile,
+        output: OutputPlan,
         progress: &mut Progress,
         interrupts: &mut Interrupts,
     ) -> Result<EndReason> {
         let header = header(&session);
-        let place = self.output.display().to_string();
-        let mut output = output;
         let file = output.create()?;
-        let mut writer = TraceWriter::new(file, place, &header, SiteRule::default())?;
+        let place = file.name();
+        let mut writer = TraceWriter::new(file, place, &header, Grouping::User)?;
         let deadline = self.duration.map(|duration| Instant::now() + duration);
         let mut flushed = Instant::now();
         let reason = loop {
@@ -118,11 +120,13 @@ impl Recording {
             progress.show(told(&session, &writer));
         };
         let told = told(&session, &writer);
-        writer.finish(reason)?;
-        output.finish()?;
+        let written = writer.finish(reason)?.commit()?;
         progress.clear();
         progress.say(&format!("{} ({})", progress.line(told), reason.as_str()));
-        progress.say(&format!("see it with `memprobe report {0}`, or open {0} in ui.perfetto.dev", self.output.display()));
+        if let Some(file) = written {
+            let file = file.display();
+            progress.say(&format!("see it with `memprobe report {file}`, or open it in ui.perfetto.dev"));
+        }
         Ok(reason)
     }
 }

@@ -4,16 +4,15 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use aya::maps::{MapData, RingBuf};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::unix::AsyncFd;
 
 use crate::decode::decode;
-use crate::event::{Event, Losses, Tgid};
+use crate::event::{Event, Losses};
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::{Attaching, Step};
 use crate::probe::kernel;
 use crate::probe::loader::{Counters, Loader};
+use crate::probe::ring::Records;
+use crate::probe::watched::Watched;
 use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
 use crate::target::facts;
@@ -32,38 +31,6 @@ const STARTING: Duration = Duration::from_secs(20);
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
-/// A process by number, as long as it lives.
-pub(super) struct Watched {
-    pub(super) tgid: Tgid,
-    exit: AsyncFd<std::os::fd::OwnedFd>,
-}
-
-impl Watched {
-    /// Takes hold of a process.
-    ///
-    /// # Errors
-    /// When there is no such process.
-    pub(super) fn open(tgid: Tgid) -> Result<Self> {
-        let pid = i32::try_from(tgid.0).ok().and_then(Pid::from_raw);
-        let fd = match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
-            Some(Ok(fd)) => fd,
-            Some(Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL)) | None => bail!(
-                "there is no process {}.\nFind the right one with `pgrep -af python` (threads have numbers too: \
-                 give the process's own).",
-                tgid.0
-            ),
-            Some(Err(error)) => return Err(error).with_context(|| format!("watching process {}", tgid.0)),
-        };
-        Ok(Self { tgid, exit: AsyncFd::new(fd).context("watching the process's end")? })
-    }
-
-    /// Waits until the process has ended.
-    pub(super) async fn ended(&self) {
-        // A pidfd becomes readable when the process ends and stays so; an error is as good.
-        let _ = self.exit.readable().await;
-    }
-}
-
 /// How the target came to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -76,7 +43,7 @@ pub(super) enum Origin {
 /// One process, probed.
 pub(super) struct Session {
     pub(super) watched: Watched,
-    records: AsyncFd<RingBuf<MapData>>,
+    records: Records,
     counters: Counters,
     symbolizer: Symbolizer<ProcessMemory>,
     losses: Losses,
@@ -100,7 +67,7 @@ impl Session {
         mut waiting: impl FnMut(&str),
     ) -> Result<Self> {
         let mut loader = Loader::new(kernel::fsbase_offset()?, ring_bytes)?;
-        let records = AsyncFd::new(loader.take_records()?).context("watching the ring buffer")?;
+        let records = Records::new(loader.take_records()?).context("watching the ring buffer")?;
         let counters = loader.take_counters()?;
         let tgid = watched.tgid;
         let started = tokio::time::Instant::now();
@@ -123,6 +90,10 @@ impl Session {
                 () = tokio::time::sleep(LOOK_AGAIN) => {}
             }
         };
+        let (probes, missing) = attaching.into_probes();
+        for missing in missing {
+            waiting(&missing);
+        }
         let target = Target {
             tgid: Some(tgid),
             command: facts::command_line(tgid),
@@ -138,7 +109,7 @@ impl Session {
             losses: Losses::default(),
             malformed: 0,
             target,
-            probes: attaching.into_probes(),
+            probes,
             _loader: loader,
         })
     }
@@ -158,12 +129,7 @@ impl Session {
         tokio::select! {
             biased;
             () = self.watched.ended() => true,
-            ready = self.records.readable() => {
-                if let Ok(mut ready) = ready {
-                    ready.clear_ready();
-                }
-                false
-            }
+            () = self.records.woken() => false,
             () = tokio::time::sleep(POLL) => false,
         }
     }
@@ -175,12 +141,14 @@ impl Session {
     pub(super) fn drain(&mut self, mut sink: impl FnMut(&Event) -> Result<()>) -> Result<usize> {
         let mut taken = 0;
         while taken < BATCH {
-            let Some(item) = self.records.get_mut().next() else { break };
-            match decode(&item) {
-                Ok(record) => self.symbolizer.push(record),
-                Err(_) => self.malformed += 1,
+            let (symbolizer, malformed) = (&mut self.symbolizer, &mut self.malformed);
+            let more = self.records.next(|bytes| match decode(bytes) {
+                Ok(record) => symbolizer.push(record),
+                Err(_) => *malformed += 1,
+            });
+            if !more {
+                break;
             }
-            drop(item);
             taken += 1;
             while let Some(event) = self.symbolizer.pop() {
                 sink(&event)?;

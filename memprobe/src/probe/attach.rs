@@ -145,11 +145,13 @@ impl Attaching {
 
     /// Attaches every probe whose library is mapped.
     fn attach_mapped(&mut self, loader: &mut Loader, maps: &Maps) -> Result<(), AttachError> {
-        for (probe, done) in PROBES.iter().zip(&mut self.done) {
-            if *done {
-                continue;
-            }
-            let Some(located) = Located::find(probe, maps) else { continue };
+        // All are located before the first is attached: from then on events come, and nobody reads
+        // them yet.
+        let pending = PROBES.iter().zip(&mut self.done).filter(|(_, done)| !**done);
+        let located: Vec<_> = pending
+            .filter_map(|(probe, done)| Some((probe, done, Located::find(probe, maps)?)))
+            .collect();
+        for (probe, done, located) in located {
             let attached = located.and_then(|located| {
                 located.attach(loader, self.tgid)?;
                 Ok(located.status())

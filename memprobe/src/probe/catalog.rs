@@ -30,18 +30,9 @@ pub enum Need {
     Optional(&'static str),
 }
 
-/// Every probe. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to 2.15 and of
+/// Every probe, in the order of attaching: the one with the most events last. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to 2.15 and of
 /// libcudart 11.0 to 13.2.
 pub const PROBES: &[Probe] = &[
-    Probe {
-        function: "c10::reportMemoryUsageToProfiler",
-        library: "libc10.so",
-        symbol: "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
-        entry: "report_memory_usage",
-        returns: None,
-        reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8],
-        need: Need::Required,
-    },
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -77,5 +68,14 @@ pub const PROBES: &[Probe] = &[
         returns: None,
         reads: &[],
         need: Need::Optional("memory of backward passes has no line"),
+    },
+    Probe {
+        function: "c10::reportMemoryUsageToProfiler",
+        library: "libc10.so",
+        symbol: "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+        entry: "report_memory_usage",
+        returns: None,
+        reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8],
+        need: Need::Required,
     },
 ];

@@ -70,7 +70,7 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
 pub fn fsbase_offset() -> Result<u64> {
     let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
     let types = TypeInformation::new(&InMemory(bytes))
-        .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error}"))?;
+        .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))?;
     let task = types.id_of("task_struct").context("the kernel's types have no task_struct")?;
     match types.offset_of(task, "thread.fsbase") {
         Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),

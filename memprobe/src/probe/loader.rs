@@ -33,8 +33,8 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Loads the maps; programs are loaded when first attached. `ring_bytes` is rounded up to a
-    /// power of two of pages.
+    /// Loads maps and programs; nothing runs before it is attached. `ring_bytes` is rounded up to
+    /// a power of two of pages.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -47,11 +47,15 @@ impl Loader {
             ),
             None => None,
         };
-        let ebpf = EbpfLoader::new()
+        let mut ebpf = EbpfLoader::new()
             .override_global("FSBASE_OFFSET", &fsbase_offset, true)
             .map_max_entries("RECORDS", ring_bytes)
             .load(replaced.as_deref().unwrap_or(OBJECT))
             .context("loading memprobe's maps into the kernel")?;
+        for (name, program) in ebpf.programs_mut() {
+            let uprobe: &mut UProbe = program.try_into()?;
+            uprobe.load().with_context(|| format!("the kernel's verifier refused the program {name}"))?;
+        }
         Ok(Self { ebpf })
     }
 
@@ -95,9 +99,6 @@ impl Loader {
             .program_mut(program)
             .with_context(|| format!("the object has no program {program}"))?
             .try_into()?;
-        if uprobe.fd().is_err() {
-            uprobe.load().with_context(|| format!("the kernel's verifier refused the program {program}"))?;
-        }
         uprobe
             .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
             .with_context(|| format!("attaching {program} to {} at {offset:#x}", library.display()))?;

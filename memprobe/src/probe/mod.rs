@@ -5,3 +5,5 @@ pub mod catalog;
 pub mod kernel;
 pub mod loader;
 pub mod prologue;
+pub mod ring;
+pub mod watched;

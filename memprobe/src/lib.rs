@@ -10,3 +10,4 @@ pub mod event;
 pub mod export;
 pub mod model;
 pub mod recording;
+pub mod report;

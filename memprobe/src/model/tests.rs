@@ -194,6 +194,20 @@ fn a_missed_alloc_is_unaccounted_until_its_free() {
 }
 
 #[test]
+fn a_block_larger_than_what_is_unaccounted_was_there_at_attach() {
+    let mut scene = Scene::attached_at(4096);
+    scene.alloc(0, 512, 1);
+    scene.report_lost(1);
+    scene.miss_alloc(512);
+    scene.alloc(512, 512, 1);
+    assert_eq!(
+        scene.free(1 << 20, 1024),
+        Applied::Free(Freed::BeforeAttach)
+    );
+    assert_eq!(scene.parts(), (3072, 512, 1024));
+}
+
+#[test]
 fn a_missed_free_shows_until_its_address_is_used_again() {
     let mut scene = Scene::attached_at(0);
     scene.alloc(0, 1024, 1);

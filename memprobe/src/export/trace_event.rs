@@ -1,12 +1,12 @@
 //! A recording as Chrome trace events: what ui.perfetto.dev and chrome://tracing open and what
 //! [`crate::recording`] reads back.
 //!
-//! The JSON *array* form is used because both viewers accept it when its end is missing
-//! (Perfetto: `json_trace_tokenizer.cc`; Chrome: "Trace Event Format", JSON Array Format), so
-//! that what was written before a crash or a full disk still opens. A block is an async slice
-//! from its allocation to its free, paired by category, id and name: Perfetto's
-//! `json_trace_parser_impl.cc` gives every name its own track, so the end repeats the name and
-//! all blocks of one line of Python lie together.
+//! The JSON *array* form is used because both viewers accept it when its end is missing ("Trace
+//! Event Format", JSON Array Format; Perfetto later than v47, google/perfetto#926), so that what was
+//! written before a crash or a full disk still opens. A block is an async slice from its
+//! allocation to its free. Perfetto pairs begin and end by process, category, id and name
+//! (`json_trace_parser_impl.cc`, `track_compressor.cc`), so the end repeats the name, and all
+//! blocks of one line of Python lie together.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -332,7 +332,7 @@ impl<W: Write> TraceWriter<W> {
         push_id(&mut self.lines, event.addr.0);
     }
 
-    /// A line up to its `ts`. `phase` goes on into the fields that are the same for all of a kind.
+    /// A line up to its name. `phase` goes on into the fields that are the same for all of a kind.
     fn open_line(
         &mut self,
         event: &MemoryEvent,
@@ -342,11 +342,14 @@ impl<W: Write> TraceWriter<W> {
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"");
         line.extend_from_slice(phase);
-        line.extend_from_slice(b"\",\"name\":\"");
+        line.push(b'"');
+        // Before the name: some versions of Perfetto look for the time with a parser that knows
+        // not all that a JSON string may hold.
+        push_ts(line, self.start, event.time);
+        push_process(line, event.tgid.0, event.tid.0);
+        line.extend_from_slice(b",\"name\":\"");
         name(line, &mut self.stacks);
         line.push(b'"');
-        push_process(line, event.tgid.0, event.tid.0);
-        push_ts(line, self.start, event.time);
     }
 
     /// The `args` of an event and the end of its line.

@@ -1,4 +1,195 @@
 //! The plain data that crosses the kernel boundary: what memprobe's eBPF programs write and
-//! user space reads, and the other way round. `repr(C)`, explicit padding, sizes asserted,
-//! integers only: a reader checks every value before it becomes an enum.
+//! user space reads, and the other way round.
+//!
+//! `repr(C)`, explicit padding, sizes asserted, integers only: the reader checks every value
+//! before it becomes an enum.
 #![no_std]
+
+/// The most Python frames one stack record can carry.
+pub const MAX_FRAMES: usize = 128;
+
+/// Bytes of an interpreter frame that hold every field the walk needs, on CPython 3.11 to 3.15.
+pub const FRAME_HEADER: usize = 88;
+
+/// Kinds of record in the ring buffer: the first byte of each.
+pub mod record {
+    /// [`super::MemoryRecord`]: a block was handed out (`size > 0`) or taken back (`size < 0`).
+    pub const BLOCK: u8 = 1;
+    /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request.
+    pub const OUT_OF_MEMORY: u8 = 2;
+    /// [`super::MemoryRecord`]: `cudaMalloc` returned success.
+    pub const SEGMENT_ALLOC: u8 = 3;
+    /// [`super::MemoryRecord`]: `cudaFree` returned success.
+    pub const SEGMENT_FREE: u8 = 4;
+    /// [`super::MemoryRecord`]: this thread entered autograd's engine and will wait there.
+    pub const BACKWARD: u8 = 5;
+    /// [`super::StackRecord`]: the frames behind a stack hash, sent before its first use.
+    pub const STACK: u8 = 6;
+}
+
+/// What a [`MemoryRecord`]'s `stack` means.
+pub mod stack_state {
+    /// No stack was asked for.
+    pub const NONE: u8 = 0;
+    /// `stack` is the hash of a Python stack.
+    pub const PYTHON: u8 = 1;
+    /// The thread has no Python thread state.
+    pub const NO_THREAD_STATE: u8 = 2;
+    /// The thread has a thread state that runs no Python.
+    pub const NO_FRAMES: u8 = 3;
+    /// Memory of the interpreter could not be read.
+    pub const UNREADABLE: u8 = 4;
+    /// The process has no [`super::PythonConfig`].
+    pub const UNKNOWN_PYTHON: u8 = 5;
+    /// The stack was walked, but the ring buffer had no room for its frames.
+    pub const LOST: u8 = 6;
+}
+
+/// `c10::DeviceType::CUDA` (c10/core/DeviceType.h@v2.15.0).
+pub const DEVICE_TYPE_CUDA: u8 = 1;
+
+/// The device byte of records that cannot know their device.
+pub const DEVICE_UNKNOWN: u8 = 0xff;
+
+/// One event of the allocator, of libcudart or of autograd's engine.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryRecord {
+    /// One of [`record`], not [`record::STACK`].
+    pub kind: u8,
+    /// CUDA device ordinal, or [`DEVICE_UNKNOWN`].
+    pub device: u8,
+    /// One of [`stack_state`].
+    pub stack_state: u8,
+    /// Zero.
+    pub pad: u8,
+    /// Thread, in the initial PID namespace.
+    pub tid: u32,
+    /// Process, in the initial PID namespace.
+    pub tgid: u32,
+    /// Zero.
+    pub pad2: u32,
+    /// `bpf_ktime_get_ns`.
+    pub time_ns: u64,
+    /// Block or segment.
+    pub addr: u64,
+    /// Bytes; negative where a block was taken back.
+    pub size: i64,
+    /// The allocator's `total_allocated` after this event.
+    pub allocated: u64,
+    /// The allocator's `total_reserved` after this event.
+    pub reserved: u64,
+    /// Hash of the Python stack, or 0.
+    pub stack: u64,
+}
+
+/// The head of a stack record; `count` [`FrameRecord`]s follow, innermost first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackHead {
+    /// [`record::STACK`].
+    pub kind: u8,
+    /// 1 where there were more than [`MAX_FRAMES`] frames.
+    pub truncated: u8,
+    /// Frames that follow.
+    pub count: u16,
+    /// Process.
+    pub tgid: u32,
+    /// What [`MemoryRecord::stack`] will name this stack by.
+    pub hash: u64,
+}
+
+/// One interpreter frame as it stood.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameRecord {
+    /// Address of the code object in the low 56 bits, `owner` of the frame in the high 8. (User
+    /// addresses on x86-64 have at most 56 bits, also with five-level paging.)
+    pub code_and_owner: u64,
+    /// The frame's instruction pointer (`prev_instr` or `instr_ptr`).
+    pub instr: u64,
+}
+
+impl FrameRecord {
+    /// How far `owner` is shifted in [`Self::code_and_owner`].
+    pub const OWNER_SHIFT: u32 = 56;
+
+    /// Address of the code object.
+    pub const fn code(&self) -> u64 {
+        self.code_and_owner & ((1 << Self::OWNER_SHIFT) - 1)
+    }
+
+    /// The frame's `owner` (Include/internal/pycore_frame.h).
+    pub const fn owner(&self) -> u8 {
+        (self.code_and_owner >> Self::OWNER_SHIFT) as u8
+    }
+}
+
+/// A whole stack record as the kernel side builds it; only the frames in use are sent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StackRecord {
+    /// What follows.
+    pub head: StackHead,
+    /// Innermost first.
+    pub frames: [FrameRecord; MAX_FRAMES],
+}
+
+/// Where a CPython keeps what the stack walk needs. Byte offsets; data, not code, so that one
+/// program serves every version.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PythonConfig {
+    /// From the thread pointer to the value of the thread-specific key that holds the thread
+    /// state, where the key lies in the first block of keys.
+    pub tss_slot: u32,
+    /// 0, or from the thread pointer to the pointer to a second-level block of keys.
+    pub tss_second: u32,
+    /// From the start of that second-level block to the value.
+    pub tss_second_slot: u32,
+    /// `PyThreadState.thread_id`.
+    pub ts_thread_id: u16,
+    /// `PyThreadState.native_thread_id`.
+    pub ts_native_thread_id: u16,
+    /// `PyThreadState.cframe` or `PyThreadState.current_frame`.
+    pub ts_frame: u16,
+    /// `_PyCFrame.current_frame`; 0xffff where the thread state holds the frame itself.
+    pub cframe_current: u16,
+    /// `_PyInterpreterFrame.f_code` or `.f_executable`.
+    pub f_code: u16,
+    /// `_PyInterpreterFrame.previous`.
+    pub f_previous: u16,
+    /// `_PyInterpreterFrame.prev_instr` or `.instr_ptr`.
+    pub f_instr: u16,
+    /// `_PyInterpreterFrame.owner`.
+    pub f_owner: u16,
+    /// `0x030c` for 3.12; 0 where there is no Python that memprobe knows.
+    pub version: u32,
+}
+
+/// What the programs know of one process they watch.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessConfig {
+    /// How to walk its Python stacks.
+    pub python: PythonConfig,
+}
+
+/// Indices of the counters that the programs keep.
+pub mod counter {
+    /// Memory records for which the ring buffer had no room.
+    pub const EVENTS_LOST: u32 = 0;
+    /// Stack records for which the ring buffer had no room.
+    pub const STACKS_LOST: u32 = 1;
+    /// How many counters there are.
+    pub const COUNT: u32 = 2;
+}
+
+const _: () = {
+    assert!(size_of::<MemoryRecord>() == 64);
+    assert!(size_of::<StackHead>() == 16);
+    assert!(size_of::<FrameRecord>() == 16);
+    assert!(size_of::<StackRecord>() == 16 + 16 * MAX_FRAMES);
+    assert!(size_of::<PythonConfig>() == 32);
+    assert!(size_of::<ProcessConfig>() == 32);
+};

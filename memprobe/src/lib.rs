@@ -5,5 +5,7 @@
 //! them into [`event::Event`]s, `model` keeps the ledger, and the views (`tui`, `report`,
 //! `export`) see only its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
 
+pub mod bytes;
 pub mod event;
 pub mod model;
+pub mod tui;

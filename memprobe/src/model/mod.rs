@@ -1,5 +1,227 @@
 //! The ledger: what is live, where it was allocated, and whether that agrees with the allocator.
 //!
 //! Pure: no clock, no I/O. Time comes with the events.
+//!
+//! For each device, at any moment: `allocated == before attach + unaccounted + live bytes of all
+//! lines`, where `allocated` is the allocator's own total and `unaccounted` is 0 unless events
+//! were lost. Every store is bounded by [`Caps`].
 
+mod agreement;
+mod applied;
+mod blocks;
+mod caps;
+mod device;
+pub mod grouping;
+mod holders;
+mod names;
+mod rate;
 pub mod snapshot;
+mod timeline;
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use applied::{Applied, Ended, Freed};
+pub use caps::{Caps, Refused};
+pub use timeline::MAX_POINTS;
+
+use crate::event::{Action, DeviceIndex, Event, Losses, MemoryEvent, TimeNs};
+use agreement::Agreement;
+use caps::Budget;
+use device::{Device, Difference};
+use names::{Definition, Names};
+use rate::{Rate, Ticks};
+use snapshot::{Grouping, Health, ProbeStatus, Snapshot, Target, TargetState};
+
+/// Everything known of one process, brought up to date by each event.
+#[derive(Debug)]
+pub struct Model {
+    target: Target,
+    state: TargetState,
+    probes: Vec<ProbeStatus>,
+    started: TimeNs,
+    last_event: Option<TimeNs>,
+    events: u64,
+    events_rate: Rate,
+    ticks: Ticks,
+    losses: Losses,
+    malformed: u64,
+    agreement: Agreement,
+    names: Names,
+    budget: Budget,
+    devices: BTreeMap<DeviceIndex, Device>,
+}
+
+impl Model {
+    /// A model of `target`, which is looked at since `started`.
+    pub fn new(target: Target, started: TimeNs) -> Self {
+        Self::with_caps(target, started, Caps::default())
+    }
+
+    /// A model that keeps no more than `caps`.
+    pub fn with_caps(target: Target, started: TimeNs, caps: Caps) -> Self {
+        Self {
+            target,
+            state: TargetState::default(),
+            probes: Vec::new(),
+            started,
+            last_event: None,
+            events: 0,
+            events_rate: Rate::default(),
+            ticks: Ticks::default(),
+            losses: Losses::default(),
+            malformed: 0,
+            agreement: Agreement::default(),
+            names: Names::new(caps),
+            budget: Budget::new(&caps),
+            devices: BTreeMap::new(),
+        }
+    }
+
+    /// Replaces what is known of the target.
+    pub fn set_target(&mut self, target: Target) {
+        self.target = target;
+    }
+
+    /// Says whether the target is still there.
+    pub fn set_state(&mut self, state: TargetState) {
+        self.state = state;
+    }
+
+    /// Replaces the list of probes.
+    pub fn set_probes(&mut self, probes: Vec<ProbeStatus>) {
+        self.probes = probes;
+    }
+
+    /// What was refused because a store was full.
+    pub fn refused(&self) -> Refused {
+        self.budget.refused
+    }
+
+    /// The latest time that an event carried; `None` before the first.
+    pub fn last_event(&self) -> Option<TimeNs> {
+        self.last_event
+    }
+
+    /// Brings the model up to date with the next event of the stream.
+    pub fn apply(&mut self, event: &Event) -> Applied {
+        match event {
+            Event::Stack(id, stack) => {
+                let definition = self.names.define(*id, stack, &mut self.budget.refused);
+                if definition == Definition::Changed {
+                    self.devices
+                        .values_mut()
+                        .for_each(|device| device.forget_stack(*id));
+                }
+                Applied::Noted
+            }
+            Event::Thread(tid, name) => {
+                self.names.name(*tid, name, &mut self.budget.refused);
+                Applied::Noted
+            }
+            Event::Loss(losses) => {
+                self.lose(*losses);
+                Applied::Noted
+            }
+            Event::Memory(event) => self.apply_memory(event),
+        }
+    }
+
+    fn lose(&mut self, losses: Losses) {
+        if losses.events > self.losses.events || losses.malformed > self.losses.malformed {
+            self.agreement.lost(self.last_event.unwrap_or(self.started));
+        }
+        self.losses = Losses {
+            events: self.losses.events.max(losses.events),
+            stacks: self.losses.stacks.max(losses.stacks),
+            malformed: self.losses.malformed.max(losses.malformed),
+        };
+    }
+
+    fn apply_memory(&mut self, event: &MemoryEvent) -> Applied {
+        if self.last_event.is_none() {
+            self.started = self.started.min(event.time);
+        }
+        self.last_event = self.last_event.max(Some(event.time));
+        self.events = self.events.saturating_add(1);
+        if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) {
+            return Applied::Segment;
+        }
+        let Some(index) = device::plausible_device(event) else {
+            self.malformed = self.malformed.saturating_add(1);
+            self.agreement.lost(event.time);
+            return Applied::Malformed;
+        };
+        let started = self.started;
+        let device = self
+            .devices
+            .entry(index)
+            .or_insert_with(|| Device::before(event, started));
+        let (applied, difference) = match event.action {
+            Action::Alloc => device.alloc(event, &self.names, &mut self.budget),
+            Action::Free => device.free(event, &mut self.budget),
+            _ => device.out_of_memory(event),
+        };
+        self.judge(event.time, difference);
+        applied
+    }
+
+    fn judge(&mut self, time: TimeNs, difference: Difference) {
+        // A block that outlived its missed free shows long after the loss.
+        let late = self.losses.events > 0 || self.losses.malformed > 0 || self.malformed > 0;
+        match difference {
+            Difference::Gap => self.agreement.differs(time),
+            Difference::Stale if !late => self.agreement.differs(time),
+            Difference::Stale | Difference::None => {}
+        }
+    }
+
+    /// Brings the rates up to date; about five times a second makes them steady to look at. Without
+    /// ticks all rates are 0.
+    pub fn tick(&mut self, now: TimeNs) {
+        let first = self.ticks == Ticks::default();
+        if let Some(interval) = self.ticks.tick(now) {
+            self.events_rate.tick(self.events, interval);
+            self.devices
+                .values_mut()
+                .for_each(|device| device.tick(interval));
+        } else if first {
+            self.events_rate.start(self.events);
+            self.devices.values_mut().for_each(Device::start_rates);
+        }
+    }
+
+    /// Everything a view needs, as of `now`.
+    pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
+        let devices = self.devices.iter();
+        Snapshot {
+            target: self.target.clone(),
+            started: self.started,
+            now,
+            devices: devices
+                .map(|(index, device)| device.snapshot(*index, now, grouping))
+                .collect(),
+            health: Health {
+                events: self.events,
+                events_per_second: self.events_rate.per_second(),
+                losses: self.losses(),
+                state: self.state.clone(),
+                probes: self.probes.clone(),
+                disagreements: self.agreement.disagreements(),
+            },
+        }
+    }
+
+    /// What was lost, on the way here and here.
+    pub fn losses(&self) -> Losses {
+        let malformed = self.losses.malformed.saturating_add(self.malformed);
+        Losses {
+            malformed,
+            ..self.losses
+        }
+    }
+}

@@ -121,6 +121,17 @@ pub struct LineRow {
     pub stacks: Vec<StackRow>,
 }
 
+/// Which frame of a stack its memory is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Grouping {
+    /// The innermost frame of the user's own code: neither Python's standard library nor an
+    /// installed package.
+    #[default]
+    User,
+    /// The innermost frame, whosever it is.
+    Innermost,
+}
+
 /// What a row of the table of lines stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Site {
@@ -161,4 +172,14 @@ pub struct Timeline {
     pub step: u64,
     /// The highest totals within each step; a step without events repeats the totals before it.
     pub points: Vec<Totals>,
+}
+
+/// Which frame of a stack names its row in the table of lines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Grouping {
+    /// The innermost frame that is the user's own code.
+    #[default]
+    User,
+    /// The innermost frame.
+    Innermost,
 }

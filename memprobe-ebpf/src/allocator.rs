@@ -1,0 +1,82 @@
+//! PyTorch's caching allocator, through the functions by which it reports to the profiler.
+//!
+//! It calls them for every block that it hands out or takes back, under the lock of the device's
+//! allocator, whether a profiler runs or not (c10/cuda/CUDACachingAllocator.cpp@v2.15.0).
+
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+use aya_ebpf::macros::uprobe;
+use aya_ebpf::programs::ProbeContext;
+use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, record};
+
+use crate::maps::PROCESSES;
+use crate::python::{Walked, walk};
+use crate::ring::send;
+use crate::thread::Caller;
+
+/// `c10::reportMemoryUsageToProfiler(void* ptr, int64_t alloc_size, size_t total_allocated,
+/// size_t total_reserved, Device device)` (c10/core/Allocator.cpp@v2.15.0).
+#[uprobe]
+pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
+    // A Device is two bytes, type and index; the bits above may hold anything.
+    let device = ctx.arg::<u64>(4).unwrap_or(0);
+    if device as u8 != DEVICE_TYPE_CUDA {
+        return 0;
+    }
+    let caller = Caller::current();
+    // SAFETY: user space changes an entry only before its process is probed.
+    let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+        return 0;
+    };
+    let size = ctx.arg::<u64>(1).unwrap_or(0) as i64;
+    // SAFETY: the context of a uprobe holds the registers.
+    let stack_pointer = unsafe { (*ctx.regs).rsp };
+    let stack = if size > 0 { walk(&process.python, caller, stack_pointer) } else { Walked::NONE };
+    send(MemoryRecord {
+        kind: record::BLOCK,
+        device: (device >> 8) as u8,
+        stack_state: stack.state,
+        tid: caller.tid,
+        tgid: caller.tgid,
+        // SAFETY: takes no arguments.
+        time_ns: unsafe { bpf_ktime_get_ns() },
+        addr: ctx.arg::<u64>(0).unwrap_or(0),
+        size,
+        allocated: ctx.arg::<u64>(2).unwrap_or(0),
+        reserved: ctx.arg::<u64>(3).unwrap_or(0),
+        stack: stack.hash,
+        ..MemoryRecord::default()
+    });
+    0
+}
+
+/// `c10::reportOutOfMemoryToProfiler(int64_t alloc_size, size_t total_allocated,
+/// size_t total_reserved, Device device)` (c10/core/Allocator.cpp@v2.15.0).
+#[uprobe]
+pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
+    let device = ctx.arg::<u64>(3).unwrap_or(0);
+    if device as u8 != DEVICE_TYPE_CUDA {
+        return 0;
+    }
+    let caller = Caller::current();
+    // SAFETY: user space changes an entry only before its process is probed.
+    let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+        return 0;
+    };
+    // SAFETY: the context of a uprobe holds the registers.
+    let stack = walk(&process.python, caller, unsafe { (*ctx.regs).rsp });
+    send(MemoryRecord {
+        kind: record::OUT_OF_MEMORY,
+        device: (device >> 8) as u8,
+        stack_state: stack.state,
+        tid: caller.tid,
+        tgid: caller.tgid,
+        // SAFETY: takes no arguments.
+        time_ns: unsafe { bpf_ktime_get_ns() },
+        size: ctx.arg::<u64>(0).unwrap_or(0) as i64,
+        allocated: ctx.arg::<u64>(1).unwrap_or(0),
+        reserved: ctx.arg::<u64>(2).unwrap_or(0),
+        stack: stack.hash,
+        ..MemoryRecord::default()
+    });
+    0
+}

@@ -1,0 +1,45 @@
+//! The maps and constants that user space sets and reads.
+
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, RingBuf};
+use memprobe_common::{ProcessConfig, counter};
+
+use crate::thread::Thread;
+
+/// Every record, in the order in which it was reserved. User space sets the size.
+#[map]
+pub static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
+
+/// The processes that are watched, by tgid. An event of any other process is ignored.
+#[map]
+pub static PROCESSES: HashMap<u32, ProcessConfig> = HashMap::with_max_entries(1024, 0);
+
+/// What is known of a thread, by tid, and its room to work in. Uprobe programs can be preempted,
+/// so a room per CPU would be shared; one per thread cannot be.
+#[map]
+pub static THREADS: LruHashMap<u32, Thread> = LruHashMap::with_max_entries(1024, 0);
+
+/// One all-zero [`Thread`]: what a new entry of [`THREADS`] is made from (it does not fit on the
+/// program's stack).
+#[map]
+pub static NEW_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
+
+/// Stack hashes whose frames were sent. Losing one costs sending it again.
+#[map]
+pub static SENT_STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(65536, 0);
+
+/// What was lost, by `memprobe_common::counter`.
+#[map]
+pub static COUNTERS: Array<u64> = Array::with_max_entries(counter::COUNT, 0);
+
+/// Byte offset of `thread.fsbase` in this kernel's `task_struct`, from its BTF.
+#[unsafe(no_mangle)]
+static FSBASE_OFFSET: u64 = 0;
+
+/// The byte offset of the thread pointer in this kernel's `task_struct`.
+#[inline(always)]
+pub fn fsbase_offset() -> u64 {
+    // SAFETY: a plain static that the loader rewrites before the program is loaded; volatile so
+    // that the compiler does not fold the 0 it sees.
+    unsafe { core::ptr::read_volatile(&raw const FSBASE_OFFSET) }
+}

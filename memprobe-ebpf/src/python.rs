@@ -1,0 +1,281 @@
+//! Walking the Python stack of the current thread, for CPython 3.11 and newer.
+//!
+//! The thread state comes from the thread-specific key behind `PyGILState_GetThisThreadState()`,
+//! which is right also for threads that have released the GIL (as PyTorch does around its
+//! operators); `tstate_current` is not. Frames are read in windows: frames of nested calls lie
+//! side by side on the interpreter's data stack, callers at lower addresses, and the frames that
+//! the interpreter keeps on the C stack (3.12) lie there with callers at higher addresses.
+
+use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
+use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
+use memprobe_common::{
+    FRAME_HEADER, FrameRecord, MAX_FRAMES, PythonConfig, StackHead, counter, record, stack_state,
+};
+
+use crate::maps::{RECORDS, SENT_STACKS, fsbase_offset};
+use crate::ring::count;
+use crate::thread::{Caller, Thread, WINDOW};
+
+/// Bytes of the thread state that hold every field of [`PythonConfig`]'s `ts_*`.
+const THREAD_STATE: usize = 256;
+
+/// Bytes before the `_PyCFrame` that its window covers: the interpreter's own frame of the same C
+/// function can lie on either side.
+const BEFORE_CFRAME: u64 = 256;
+
+/// How far above the stack pointer an address still counts as on the C stack. Wrong guesses cost
+/// a read, never a frame.
+const C_STACK_REACH: u64 = 1 << 20;
+
+/// A window base that no address is near.
+const NO_WINDOW: u64 = 1 << 63;
+
+/// The stack of an event: what `MemoryRecord::stack_state` and `::stack` say.
+#[derive(Clone, Copy)]
+pub struct Walked {
+    /// One of `stack_state`.
+    pub state: u8,
+    /// The hash, for `stack_state::PYTHON`.
+    pub hash: u64,
+}
+
+impl Walked {
+    /// For events that carry no stack.
+    pub const NONE: Self = Self::without(stack_state::NONE);
+
+    /// No stack, and why.
+    pub const fn without(state: u8) -> Self {
+        Self { state, hash: 0 }
+    }
+}
+
+/// Reads `len` bytes of user memory; `into` is zeroed where that fails.
+#[inline(always)]
+unsafe fn read(into: *mut u8, len: u32, from: u64) -> bool {
+    // SAFETY: the caller passes `len` bytes of a map value.
+    unsafe { read_user_raw(into.cast(), len, from as *const _) == 0 }
+}
+
+/// Walks the current thread's Python stack and sends its frames if they were never sent.
+/// `stack_pointer` is the thread's, at the probe.
+#[inline(always)]
+pub fn walk(config: &PythonConfig, caller: Caller, stack_pointer: u64) -> Walked {
+    if config.version == 0 {
+        return Walked::without(stack_state::UNKNOWN_PYTHON);
+    }
+    let Some(thread) = caller.thread() else {
+        return Walked::without(stack_state::UNREADABLE);
+    };
+    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
+    let thread = unsafe { &mut *thread };
+    let top = match top_frame(config, thread) {
+        Ok(top) => top,
+        Err(state) => return Walked::without(state),
+    };
+    let (count, hash, rest) = collect(config, caller, thread, top, stack_pointer);
+    if count == 0 {
+        return Walked::without(stack_state::NO_FRAMES);
+    }
+    send_once(caller, thread, count, hash, rest != 0)
+}
+
+/// The innermost frame and where the windows stand after finding it.
+struct Top {
+    frame: u64,
+    c_window: u64,
+}
+
+/// Finds the current thread's innermost frame.
+#[inline(always)]
+fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<Top, u8> {
+    let window = thread.windows.as_mut_ptr();
+    let known = thread.state != 0
+        // SAFETY: THREAD_STATE bytes of the windows.
+        && unsafe { read(window, THREAD_STATE as u32, thread.state) }
+        && unsafe { field(window, config.ts_thread_id) } == thread.thread_id
+        && unsafe { field(window, config.ts_native_thread_id) } == thread.native_thread_id;
+    if !known {
+        let state = find_state(config)?;
+        // SAFETY: as above.
+        if !unsafe { read(window, THREAD_STATE as u32, state) } {
+            thread.state = 0;
+            return Err(stack_state::UNREADABLE);
+        }
+        thread.state = state;
+        // SAFETY: within the THREAD_STATE bytes just read.
+        thread.thread_id = unsafe { field(window, config.ts_thread_id) };
+        thread.native_thread_id = unsafe { field(window, config.ts_native_thread_id) };
+    }
+    // SAFETY: within the THREAD_STATE bytes just read.
+    let pointer = unsafe { field(window, config.ts_frame) };
+    if config.cframe_current == 0xffff {
+        return Ok(Top { frame: pointer, c_window: NO_WINDOW });
+    }
+    let base = pointer - BEFORE_CFRAME;
+    // SAFETY: the second window is WINDOW bytes.
+    unsafe {
+        let second = window.add(WINDOW);
+        if read(second, WINDOW as u32, base) {
+            let frame = field(second.add(BEFORE_CFRAME as usize), config.cframe_current);
+            return Ok(Top { frame, c_window: base });
+        }
+    }
+    let at = (pointer + u64::from(config.cframe_current)) as *const u64;
+    // SAFETY: the helper checks the address.
+    match unsafe { bpf_probe_read_user(at) } {
+        Ok(frame) => Ok(Top { frame, c_window: NO_WINDOW }),
+        Err(_) => Err(stack_state::UNREADABLE),
+    }
+}
+
+/// Reads a word of a structure that lies at `base` of a window.
+///
+/// # Safety
+/// `base` is followed by at least 264 bytes of the map value.
+#[inline(always)]
+unsafe fn field(base: *const u8, offset: u16) -> u64 {
+    // SAFETY: the mask keeps it within 256 + 8 bytes; BPF reads unaligned words.
+    unsafe { base.add((offset & 0xff) as usize).cast::<u64>().read_unaligned() }
+}
+
+/// The current thread's `PyThreadState`, from the thread-specific key.
+#[inline(always)]
+fn find_state(config: &PythonConfig) -> Result<u64, u8> {
+    // SAFETY: helpers check the addresses they read.
+    unsafe {
+        let task = bpf_get_current_task() + fsbase_offset();
+        let Ok(thread_pointer) = bpf_probe_read_kernel(task as *const u64) else {
+            return Err(stack_state::UNREADABLE);
+        };
+        let slot = if config.tss_second == 0 {
+            thread_pointer + u64::from(config.tss_slot)
+        } else {
+            let block = thread_pointer + u64::from(config.tss_second);
+            match bpf_probe_read_user(block as *const u64) {
+                Ok(0) => return Err(stack_state::NO_THREAD_STATE),
+                Ok(block) => block + u64::from(config.tss_second_slot),
+                Err(_) => return Err(stack_state::UNREADABLE),
+            }
+        };
+        match bpf_probe_read_user(slot as *const u64) {
+            Ok(0) => Err(stack_state::NO_THREAD_STATE),
+            Ok(state) => Ok(state),
+            Err(_) => Err(stack_state::UNREADABLE),
+        }
+    }
+}
+
+/// Follows the chain of frames into `thread.stack`; gives their number, their hash, and the frame
+/// at which it stopped (0 at the end of the chain).
+#[inline(always)]
+fn collect(
+    config: &PythonConfig,
+    caller: Caller,
+    thread: &mut Thread,
+    top: Top,
+    stack_pointer: u64,
+) -> (usize, u64, u64) {
+    let windows = thread.windows.as_mut_ptr();
+    let frames = thread.stack.frames.as_mut_ptr();
+    let (mut data_window, mut c_window) = (NO_WINDOW, top.c_window);
+    let mut frame = top.frame;
+    let mut hash = mix(u64::from(caller.tgid), u64::from(config.version));
+    let mut count = 0usize;
+    while count < MAX_FRAMES {
+        if frame == 0 {
+            break;
+        }
+        const LAST: u64 = (WINDOW - FRAME_HEADER) as u64;
+        let mut at = frame.wrapping_sub(data_window);
+        if at > LAST {
+            at = frame.wrapping_sub(c_window);
+            if at <= LAST {
+                at += WINDOW as u64;
+            } else if frame.wrapping_sub(stack_pointer) < C_STACK_REACH {
+                at = WINDOW as u64;
+                c_window = frame;
+                // SAFETY: the second window is WINDOW bytes.
+                unsafe {
+                    let into = windows.add(WINDOW);
+                    if !read(into, WINDOW as u32, frame) {
+                        c_window = NO_WINDOW;
+                        read(into, FRAME_HEADER as u32, frame);
+                    }
+                }
+            } else {
+                at = LAST;
+                data_window = frame.wrapping_sub(LAST);
+                // SAFETY: the first window is WINDOW bytes.
+                unsafe {
+                    if !read(windows, WINDOW as u32, data_window) {
+                        data_window = NO_WINDOW;
+                        read(windows.add(WINDOW - FRAME_HEADER), FRAME_HEADER as u32, frame);
+                    }
+                }
+            }
+        }
+        // SAFETY: `at` is within the two windows, a field within a frame's header, and behind the
+        // windows lie 2 * FRAME_HEADER bytes; `count` is below MAX_FRAMES. The masks say so.
+        unsafe {
+            let base = windows.add((at & 0xfff) as usize);
+            let code = header(base, config.f_code);
+            let instr = header(base, config.f_instr);
+            let owner = *base.add((config.f_owner & 0x7f) as usize);
+            let word = (code & ((1 << FrameRecord::OWNER_SHIFT) - 1))
+                | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
+            let slot = frames.add(count & (MAX_FRAMES - 1));
+            (*slot).code_and_owner = word;
+            (*slot).instr = instr;
+            hash = mix(mix(hash, word), instr);
+            frame = header(base, config.f_previous);
+        }
+        count += 1;
+    }
+    (count, hash, frame)
+}
+
+/// Reads a word of a frame's header.
+///
+/// # Safety
+/// `base` is followed by at least 136 bytes of the map value.
+#[inline(always)]
+unsafe fn header(base: *const u8, offset: u16) -> u64 {
+    // SAFETY: the mask keeps it within 128 + 8 bytes; BPF reads unaligned words.
+    unsafe { base.add((offset & 0x7f) as usize).cast::<u64>().read_unaligned() }
+}
+
+/// One step of a 64-bit multiplicative hash.
+#[inline(always)]
+fn mix(hash: u64, word: u64) -> u64 {
+    let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    product ^ (product >> 29)
+}
+
+/// Sends the stack unless it was sent before, and says how the event names it.
+#[inline(always)]
+fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more: bool) -> Walked {
+    let walked = Walked { state: stack_state::PYTHON, hash };
+    // SAFETY: the value is only tested for presence.
+    if unsafe { SENT_STACKS.get(&hash) }.is_some() {
+        return walked;
+    }
+    thread.stack.head = StackHead {
+        kind: record::STACK,
+        truncated: u8::from(more),
+        count: frames as u16,
+        tgid: caller.tgid,
+        hash,
+    };
+    let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();
+    if bytes > size_of_val(&thread.stack) {
+        return Walked::without(stack_state::UNREADABLE);
+    }
+    // SAFETY: the first `bytes` of the map value's stack record.
+    let record = unsafe { core::slice::from_raw_parts((&raw const thread.stack).cast::<u8>(), bytes) };
+    if RECORDS.output::<[u8]>(record, u64::from(aya_ebpf::bindings::BPF_RB_NO_WAKEUP)).is_err() {
+        count(counter::STACKS_LOST);
+        return Walked::without(stack_state::LOST);
+    }
+    let _ = SENT_STACKS.insert(&hash, &1, 0);
+    walked
+}

@@ -1,0 +1,30 @@
+//! Sending records, and counting those that could not be sent.
+
+use core::arch::asm;
+
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use memprobe_common::{MemoryRecord, counter};
+
+use crate::maps::{COUNTERS, RECORDS};
+
+/// Sends a record. The reader polls: waking it would cost many times the record itself.
+#[inline(always)]
+pub fn send(record: MemoryRecord) {
+    match RECORDS.reserve::<MemoryRecord>(0) {
+        Some(mut entry) => {
+            entry.write(record);
+            entry.submit(BPF_RB_NO_WAKEUP as u64);
+        }
+        None => count(counter::EVENTS_LOST),
+    }
+}
+
+/// Adds one to a counter.
+#[inline(always)]
+pub fn count(index: u32) {
+    if let Some(counter) = COUNTERS.get_ptr_mut(index) {
+        // SAFETY: a map value of 8 aligned bytes. Other CPUs write it too, hence atomically;
+        // `core` has no atomic addition for targets without compare-and-swap.
+        unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64) };
+    }
+}

@@ -1,0 +1,67 @@
+//! What is known of a thread between its events.
+
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use memprobe_common::{FRAME_HEADER, StackRecord};
+
+use crate::maps::{NEW_THREAD, THREADS};
+
+/// Bytes of one window into the target's memory. Up to this size a read costs the same whatever
+/// its size, so one read of a window serves all the frames that lie in it.
+pub const WINDOW: usize = 2048;
+
+/// What is known of a thread, and its room to work in.
+#[repr(C)]
+pub struct Thread {
+    /// Its `PyThreadState`, or 0.
+    pub state: u64,
+    /// The `thread_id` that this thread state had when it was found.
+    pub thread_id: u64,
+    /// The `native_thread_id` that it had.
+    pub native_thread_id: u64,
+    /// The `cudaMalloc` or `cudaFree` that this thread is in.
+    pub call: PendingCall,
+    /// Two windows (frames on the data stack, frames on the C stack), and room behind them for
+    /// the widest field of a frame at the very end.
+    pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],
+    /// The stack being built.
+    pub stack: StackRecord,
+}
+
+/// A call into libcudart that has not returned yet.
+#[repr(C)]
+pub struct PendingCall {
+    /// `cudaMalloc`'s `void **devPtr`, or `cudaFree`'s `void *devPtr`.
+    pub pointer: u64,
+    /// `cudaMalloc`'s `size_t size`; 0 in `cudaFree`.
+    pub size: u64,
+}
+
+/// The calling process and thread.
+#[derive(Clone, Copy)]
+pub struct Caller {
+    /// The process.
+    pub tgid: u32,
+    /// The thread.
+    pub tid: u32,
+}
+
+impl Caller {
+    /// Who is running now.
+    #[inline(always)]
+    pub fn current() -> Self {
+        let id = bpf_get_current_pid_tgid();
+        Self { tgid: (id >> 32) as u32, tid: id as u32 }
+    }
+
+    /// This thread's room, made on first use.
+    #[inline(always)]
+    pub fn thread(self) -> Option<*mut Thread> {
+        if let Some(thread) = THREADS.get_ptr_mut(&self.tid) {
+            return Some(thread);
+        }
+        let new = NEW_THREAD.get_ptr(0)?;
+        // SAFETY: a map value that nobody writes; the helper copies it.
+        let _ = THREADS.insert(&self.tid, unsafe { &*new }, 0);
+        THREADS.get_ptr_mut(&self.tid)
+    }
+}

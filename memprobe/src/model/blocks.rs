@@ -1,0 +1,127 @@
+//! The live blocks of one device, by address.
+
+use std::collections::BTreeMap;
+
+use super::holders::HolderIndex;
+use crate::event::{Address, Bytes};
+
+/// A live block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Block {
+    pub(super) addr: Address,
+    pub(super) size: Bytes,
+    pub(super) holder: HolderIndex,
+}
+
+/// Blocks that never overlap.
+///
+/// An ordered map rather than a hash table: it finds overlaps, it has no pause of rehashing a
+/// million blocks and no moment at which two tables stand in memory, and it gives memory back.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    by_addr: BTreeMap<u64, (u64, HolderIndex)>,
+    live: u64,
+}
+
+impl Blocks {
+    /// Sum of the sizes. It cannot overflow while all blocks lie below
+    /// [`super::device::ADDRESS_LIMIT`], because they do not overlap.
+    pub(super) fn live(&self) -> u64 {
+        self.live
+    }
+
+    /// How many.
+    pub(super) fn len(&self) -> usize {
+        self.by_addr.len()
+    }
+
+    /// Adds a block. It must not overlap another: see [`Self::take_overlapping`].
+    pub(super) fn insert(&mut self, block: Block) {
+        self.by_addr
+            .insert(block.addr.0, (block.size.0, block.holder));
+        self.live = self.live.saturating_add(block.size.0);
+    }
+
+    /// Takes out the block at `addr`.
+    pub(super) fn take(&mut self, addr: Address) -> Option<Block> {
+        let (size, holder) = self.by_addr.remove(&addr.0)?;
+        self.live = self.live.saturating_sub(size);
+        Some(Block {
+            addr,
+            size: Bytes(size),
+            holder,
+        })
+    }
+
+    /// Takes out the last of the blocks that share a byte (or the address, where a size is 0) with
+    /// `addr..addr + size`.
+    pub(super) fn take_overlapping(&mut self, addr: Address, size: Bytes) -> Option<Block> {
+        // Since blocks do not overlap, the last that begins before the end also ends last.
+        let end = end(addr.0, size.0);
+        let (start, last) = self.by_addr.range(..end).next_back()?;
+        let overlapping = Address(*start);
+        if self::end(*start, last.0) <= addr.0 {
+            return None;
+        }
+        self.take(overlapping)
+    }
+}
+
+/// One past the last byte; a block of no bytes still occupies its address.
+fn end(addr: u64, size: u64) -> u64 {
+    addr.saturating_add(size.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(addr: u64, size: u64) -> Block {
+        Block {
+            addr: Address(addr),
+            size: Bytes(size),
+            holder: HolderIndex::default(),
+        }
+    }
+
+    fn blocks(ranges: &[(u64, u64)]) -> Blocks {
+        let mut blocks = Blocks::default();
+        for (addr, size) in ranges {
+            blocks.insert(block(*addr, *size));
+        }
+        blocks
+    }
+
+    fn overlapping(blocks: &mut Blocks, addr: u64, size: u64) -> Vec<u64> {
+        std::iter::from_fn(|| blocks.take_overlapping(Address(addr), Bytes(size)))
+            .map(|block| block.addr.0)
+            .collect()
+    }
+
+    #[test]
+    fn neighbours_do_not_overlap() {
+        let mut blocks = blocks(&[(0, 512), (1024, 512)]);
+        assert_eq!(overlapping(&mut blocks, 512, 512), []);
+        assert_eq!(blocks.live(), 1024);
+    }
+
+    #[test]
+    fn all_that_share_a_byte_are_taken_out() {
+        let mut blocks = blocks(&[(0, 512), (512, 512), (1024, 512), (2048, 512)]);
+        assert_eq!(overlapping(&mut blocks, 1000, 100), [1024, 512]);
+        assert_eq!((blocks.len(), blocks.live()), (2, 1024));
+    }
+
+    #[test]
+    fn the_same_address_overlaps_even_without_bytes() {
+        let mut blocks = blocks(&[(512, 0)]);
+        assert_eq!(overlapping(&mut blocks, 512, 0), [512]);
+    }
+
+    #[test]
+    fn a_block_within_another_overlaps_it() {
+        let mut blocks = blocks(&[(0, 4096)]);
+        assert_eq!(overlapping(&mut blocks, 512, 512), [0]);
+        assert_eq!(blocks.live(), 0);
+    }
+}

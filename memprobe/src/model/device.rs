@@ -1,0 +1,236 @@
+//! The ledger of one device, checked against the allocator's totals on every event.
+
+use super::applied::{Applied, Ended, Freed};
+use super::blocks::{Block, Blocks};
+use super::caps::Budget;
+use super::holders::Holders;
+use super::names::Names;
+use super::rate::Interval;
+use super::snapshot::{DeviceSnapshot, Grouping};
+use super::timeline::{self, Recorder};
+use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals};
+
+/// No block ends beyond this address, and no total is above it (1 EiB; the widest addresses of
+/// today's GPUs and processors have 57 bits). What says otherwise is not an event of an allocator.
+/// Since blocks do not overlap, it bounds the sum of all of them too, so that sums and differences
+/// fit an `i64`.
+pub(super) const ADDRESS_LIMIT: u64 = 1 << 60;
+
+/// How an event differs from what the ledger expected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Difference {
+    /// Not at all.
+    None,
+    /// The allocator's total does not follow from the one before: events are missing between.
+    Gap,
+    /// The event contradicts a block in the ledger: an event was missed some time ago.
+    Stale,
+}
+
+/// The device that an event of the allocator is about, if its numbers can be.
+pub(super) fn plausible_device(event: &MemoryEvent) -> Option<DeviceIndex> {
+    let end = event.addr.0.checked_add(event.size.0)?;
+    let totals = event.totals.unwrap_or_default();
+    [end, totals.allocated.0, totals.reserved.0]
+        .into_iter()
+        .all(|bytes| bytes <= ADDRESS_LIMIT)
+        .then_some(event.device)
+        .flatten()
+}
+
+/// The ledger of one device.
+#[derive(Debug)]
+pub(super) struct Device {
+    totals: Totals,
+    peak: Totals,
+    before_attach: u64,
+    ooms: u64,
+    blocks: Blocks,
+    holders: Holders,
+    timeline: Recorder,
+}
+
+impl Device {
+    /// The device as it was just before `event`, the first that is seen on it.
+    pub(super) fn before(event: &MemoryEvent, started: TimeNs) -> Self {
+        let after = event.totals.unwrap_or_default();
+        let allocated = match event.action {
+            Action::Alloc => after.allocated.0.saturating_sub(event.size.0),
+            Action::Free => after.allocated.0.saturating_add(event.size.0),
+            _ => after.allocated.0,
+        };
+        let totals = Totals {
+            allocated: Bytes(allocated),
+            reserved: after.reserved,
+        };
+        Self {
+            totals,
+            peak: totals,
+            before_attach: allocated,
+            ooms: 0,
+            blocks: Blocks::default(),
+            holders: Holders::default(),
+            timeline: Recorder::new(started, totals),
+        }
+    }
+
+    /// The allocator handed out a block.
+    pub(super) fn alloc(
+        &mut self,
+        event: &MemoryEvent,
+        names: &Names,
+        budget: &mut Budget,
+    ) -> (Applied, Difference) {
+        let mut replaced = Vec::new();
+        while let Some(stale) = self.blocks.take_overlapping(event.addr, event.size) {
+            replaced.push(self.ended(stale));
+            budget.give_block_back();
+        }
+        let holder = self
+            .holders
+            .holder_of(event.stack, event.tid, names, budget);
+        self.holders.count(holder, event.size);
+        let kept = budget.take_block();
+        if kept {
+            self.blocks.insert(Block {
+                addr: event.addr,
+                size: event.size,
+                holder,
+            });
+            self.holders.hold(holder, event.size);
+        }
+        let expected = self.totals.allocated.0.saturating_add(event.size.0);
+        let difference = self.report(event, expected);
+        let difference = difference.or_stale(!replaced.is_empty());
+        (Applied::Alloc { replaced, kept }, difference)
+    }
+
+    /// The allocator took a block back.
+    pub(super) fn free(
+        &mut self,
+        event: &MemoryEvent,
+        budget: &mut Budget,
+    ) -> (Applied, Difference) {
+        let (freed, stale) = match self.blocks.take(event.addr) {
+            Some(block) => {
+                budget.give_block_back();
+                let ended = self.ended(block);
+                let stale = ended.size != event.size;
+                (
+                    Freed::Known {
+                        size: ended.size,
+                        stack: ended.stack,
+                    },
+                    stale,
+                )
+            }
+            None => self.free_unknown(event.size.0),
+        };
+        let expected = self.totals.allocated.0.saturating_sub(event.size.0);
+        let difference = self.report(event, expected).or_stale(stale);
+        (Applied::Free(freed), difference)
+    }
+
+    /// A block that the ledger does not hold was freed: one whose allocation was missed (or
+    /// refused) where the unaccounted bytes have room for it, else one from before attach.
+    fn free_unknown(&mut self, size: u64) -> (Freed, bool) {
+        let missed = u64::try_from(self.unaccounted()).unwrap_or(0);
+        if missed >= size && missed > 0 {
+            return (Freed::Unknown, false);
+        }
+        match self.before_attach.checked_sub(size) {
+            Some(rest) => {
+                self.before_attach = rest;
+                (Freed::BeforeAttach, false)
+            }
+            None => (Freed::Unknown, true),
+        }
+    }
+
+    /// The allocator gave up.
+    pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Applied, Difference) {
+        self.ooms = self.ooms.saturating_add(1);
+        let difference = self.report(event, self.totals.allocated.0);
+        (Applied::OutOfMemory, difference)
+    }
+
+    fn ended(&mut self, block: Block) -> Ended {
+        self.holders.release(block.holder, block.size);
+        let stack = self.holders.stack_of(block.holder);
+        Ended {
+            addr: block.addr,
+            size: block.size,
+            stack,
+        }
+    }
+
+    /// Takes the totals that came with the event; `expected` follows from those before.
+    fn report(&mut self, event: &MemoryEvent, expected: u64) -> Difference {
+        let reserved = self.totals.reserved;
+        let predicted = Totals {
+            allocated: Bytes(expected.min(ADDRESS_LIMIT)),
+            reserved,
+        };
+        self.totals = event.totals.unwrap_or(predicted);
+        self.peak = timeline::higher(self.peak, self.totals);
+        self.timeline.record(event.time, self.totals);
+        if self.totals.allocated.0 == expected {
+            Difference::None
+        } else {
+            Difference::Gap
+        }
+    }
+
+    /// The allocator's total less what the ledger knows. All terms are below 2^62 (see
+    /// [`ADDRESS_LIMIT`]).
+    fn unaccounted(&self) -> i64 {
+        let known = i128::from(self.before_attach) + i128::from(self.blocks.live());
+        let unaccounted = i128::from(self.totals.allocated.0) - known;
+        unaccounted.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+    }
+
+    /// From now on `id` stands for another stack.
+    pub(super) fn forget_stack(&mut self, id: StackId) {
+        self.holders.forget(id);
+    }
+
+    /// Brings the rates up to date.
+    pub(super) fn tick(&mut self, interval: Interval) {
+        self.holders.tick(interval);
+    }
+
+    /// From now on rates are measured.
+    pub(super) fn start_rates(&mut self) {
+        self.holders.start_rates();
+    }
+
+    /// What views see.
+    pub(super) fn snapshot(
+        &self,
+        index: DeviceIndex,
+        now: TimeNs,
+        grouping: Grouping,
+    ) -> DeviceSnapshot {
+        DeviceSnapshot {
+            index,
+            totals: self.totals,
+            peak: self.peak,
+            before_attach: Bytes(self.before_attach),
+            unaccounted: self.unaccounted(),
+            live_blocks: self.blocks.len() as u64,
+            ooms: self.ooms,
+            lines: self.holders.rows(grouping),
+            timeline: self.timeline.up_to(now),
+        }
+    }
+}
+
+impl Difference {
+    fn or_stale(self, stale: bool) -> Self {
+        if self == Self::None && stale {
+            Self::Stale
+        } else {
+            self
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Which frame of a stack is the user's own.
+//!
+//! A tensor is nearly always allocated inside `torch`, so the innermost frame says what the
+//! memory is for but not who asked. The rule here finds the line that a person would call theirs:
+//!
+//! 1. the innermost frame that belongs to no installed package and not to Python itself;
+//! 2. else the innermost frame of a package other than torch (a program that consists of packages
+//!    alone, such as an inference server);
+//! 3. else the innermost frame.
+
+use super::snapshot::{Grouping, Site};
+use crate::event::{Frame, NoStack, Stack, StackKind};
+
+/// Whose code a file is, as far as its name tells.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// Neither installed nor part of Python: the user's own.
+    User,
+    /// An installed package other than torch.
+    Package,
+    /// torch itself, or code that torch generated.
+    Torch,
+    /// Python itself: its standard library and the modules frozen into it.
+    StandardLibrary,
+    /// The few lines that an installer or `multiprocessing` writes to start a program.
+    Launcher,
+}
+
+/// Packages of the torch wheel.
+const TORCH_PACKAGES: [&str; 3] = ["torch", "functorch", "torchgen"];
+
+/// File names of code that packages generate and compile (numpy, attrs, decorator).
+const GENERATED_BY_PACKAGES: [&str; 3] =
+    ["<__array_function__", "<attrs generated", "<decorator-gen"];
+
+/// Whose code `file` (a `co_filename`) is.
+///
+/// Paths are judged by their components alone; nothing is looked up. `<string>` (`python -c`,
+/// `exec`), `<stdin>` and notebook cells are the user's.
+pub fn origin(file: &str) -> Origin {
+    if file.starts_with('<') {
+        return origin_of_generated(file);
+    }
+    let mut components = file.split('/').filter(|part| !part.is_empty()).peekable();
+    let mut parent = "";
+    let mut in_standard_library = false;
+    while let Some(part) = components.next() {
+        if part == "site-packages" || part == "dist-packages" {
+            // A module that is a single file (`site-packages/six.py`) is its own package.
+            let package = components.peek().copied().unwrap_or_default();
+            return if TORCH_PACKAGES.contains(&package) {
+                Origin::Torch
+            } else {
+                Origin::Package
+            };
+        }
+        if part.starts_with("torchinductor_") && components.peek().is_some() {
+            return Origin::Torch;
+        }
+        in_standard_library |= matches!(parent, "lib" | "lib64") && is_python_directory(part);
+        if components.peek().is_none() && parent == "bin" && !part.ends_with(".py") {
+            return Origin::Launcher;
+        }
+        parent = part;
+    }
+    if in_standard_library {
+        Origin::StandardLibrary
+    } else {
+        Origin::User
+    }
+}
+
+/// Whose code a file name in angle brackets stands for.
+fn origin_of_generated(file: &str) -> Origin {
+    if file.starts_with("<frozen ") {
+        Origin::StandardLibrary
+    } else if file.starts_with("<eval_with_key>") {
+        // torch.fx compiles its graphs under this name (torch/fx/graph_module.py).
+        Origin::Torch
+    } else if GENERATED_BY_PACKAGES
+        .iter()
+        .any(|prefix| file.starts_with(prefix))
+    {
+        Origin::Package
+    } else {
+        Origin::User
+    }
+}
+
+/// Whether a component is `python3.11`, `python3.13t` or `python312.zip`, as they stand under
+/// `lib` (CPython `Lib/sysconfig/__init__.py`, `Modules/getpath.py`).
+fn is_python_directory(part: &str) -> bool {
+    let Some(version) = part.strip_prefix("python") else {
+        return false;
+    };
+    let version = version.strip_suffix(".zip").unwrap_or(version);
+    let version = version.trim_end_matches(['t', 'd']);
+    version.starts_with('3')
+        && version
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.')
+        && version.len() > 1
+}
+
+/// Index into `frames` (innermost first) of the frame that names the row, `None` without frames.
+pub fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
+    if frames.is_empty() {
+        return None;
+    }
+    match grouping {
+        Grouping::Innermost => Some(0),
+        Grouping::User => Some(user_frame(frames)),
+    }
+}
+
+/// The row of the table of lines to which `stack` belongs.
+///
+/// The innermost frame of a thread that waits in `backward()` is the same line of torch for every
+/// program, so the line of the user names the row in both groupings.
+pub fn site(stack: &Stack, grouping: Grouping) -> Site {
+    let (thread, grouping, wrap): (_, _, fn(Frame) -> Site) = match &stack.kind {
+        StackKind::Python => ("".into(), grouping, Site::Line),
+        StackKind::Waiting { thread } => (thread.clone(), Grouping::User, Site::Backward),
+        StackKind::Unknown { thread, reason } => {
+            return Site::NoLine {
+                thread: thread.clone(),
+                reason: reason.as_str(),
+            };
+        }
+    };
+    match naming_frame(&stack.frames, grouping) {
+        Some(index) => wrap(stack.frames[index].clone()),
+        None => Site::NoLine {
+            thread,
+            reason: NoStack::NoPythonFrames.as_str(),
+        },
+    }
+}
+
+/// The rule at the head of this file; 0 if nothing is better.
+fn user_frame(frames: &[Frame]) -> usize {
+    let mut package = None;
+    for (index, frame) in frames.iter().enumerate() {
+        match origin(&frame.file) {
+            Origin::User if !starts_a_worker(frames, index) => return index,
+            Origin::Package => package = package.or(Some(index)),
+            _ => {}
+        }
+    }
+    package.unwrap_or(0)
+}
+
+/// Whether the frame is the `python -c` line by which `multiprocessing` starts a process (CPython
+/// `Lib/multiprocessing/spawn.py`, `get_command_line`).
+fn starts_a_worker(frames: &[Frame], index: usize) -> bool {
+    &*frames[index].file == "<string>"
+        && index + 1 == frames.len()
+        && index
+            .checked_sub(1)
+            .is_some_and(|inner| frames[inner].file.contains("/multiprocessing/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(files: &[&str]) -> Vec<Frame> {
+        files
+            .iter()
+            .map(|file| Frame {
+                file: (*file).into(),
+                line: 1,
+                function: "f".into(),
+            })
+            .collect()
+    }
+
+    fn user_file<'a>(files: &[&'a str]) -> &'a str {
+        files[naming_frame(&named(files), Grouping::User).expect("there are frames")]
+    }
+
+    const LINEAR: &str = "/opt/conda/lib/python3.12/site-packages/torch/nn/modules/linear.py";
+    const TRAINER: &str = "/opt/conda/lib/python3.12/site-packages/transformers/trainer.py";
+    const RUNPY: &str = "/usr/lib/python3.11/runpy.py";
+
+    #[test]
+    fn the_standard_library_is_known_by_its_directory() {
+        for file in [
+            "/usr/lib/python3.11/contextlib.py",
+            "/opt/conda/lib/python3.12/threading.py",
+            "/usr/lib64/python3.9/asyncio/events.py",
+            "/home/u/.pyenv/versions/3.13.1/lib/python3.13t/queue.py",
+            "/usr/lib/python312.zip/runpy.py",
+            "<frozen importlib._bootstrap>",
+            "<frozen runpy>",
+        ] {
+            assert_eq!(origin(file), Origin::StandardLibrary, "{file}");
+        }
+    }
+
+    #[test]
+    fn installed_packages_are_known_wherever_they_are_installed() {
+        for file in [
+            TRAINER,
+            "/usr/lib/python3/dist-packages/numpy/core/numeric.py",
+            "/home/u/.local/lib/python3.11/site-packages/six.py",
+            "/venv/lib/python3.11/site-packages/torchvision/models/resnet.py",
+            "<__array_function__ internals>",
+        ] {
+            assert_eq!(origin(file), Origin::Package, "{file}");
+        }
+    }
+
+    #[test]
+    fn torch_and_what_it_generates_is_torch() {
+        for file in [
+            LINEAR,
+            "/usr/local/lib/python3.10/dist-packages/torch/optim/adamw.py",
+            "/usr/lib/python3.11/site-packages/functorch/compile.py",
+            "/tmp/torchinductor_root/ab/cabdefghij.py",
+            "<eval_with_key>.12",
+        ] {
+            assert_eq!(origin(file), Origin::Torch, "{file}");
+        }
+    }
+
+    #[test]
+    fn scripts_modules_notebooks_and_typed_code_are_the_users() {
+        for file in [
+            "train.py",
+            "/home/u/project/model.py",
+            "/home/u/lib/model.py",
+            "/home/u/lib/pythonic/model.py",
+            "/home/u/lib/python-project/model.py",
+            "/home/u/torch/nn/mine.py",
+            "/tmp/ipykernel_1/123.py",
+            "<ipython-input-3-0123456789ab>",
+            "<string>",
+            "<stdin>",
+            "/home/u/bin/train.py",
+            "",
+            "/",
+        ] {
+            assert_eq!(origin(file), Origin::User, "{file}");
+        }
+    }
+
+    #[test]
+    fn the_script_that_an_installer_writes_is_a_launcher() {
+        assert_eq!(origin("/usr/local/bin/torchrun"), Origin::Launcher);
+        assert_eq!(origin("/venv/bin/vllm"), Origin::Launcher);
+    }
+
+    #[test]
+    fn the_innermost_line_of_the_user_names_the_row() {
+        assert_eq!(
+            user_file(&[LINEAR, "/w/model.py", TRAINER, "/w/train.py"]),
+            "/w/model.py"
+        );
+        assert_eq!(
+            user_file(&[LINEAR, TRAINER, RUNPY, "/w/train.py"]),
+            "/w/train.py"
+        );
+        assert_eq!(
+            user_file(&["/tmp/ipykernel_1/123.py", TRAINER]),
+            "/tmp/ipykernel_1/123.py"
+        );
+        assert_eq!(
+            user_file(&["/tmp/torchinductor_u/x/cx.py", LINEAR, "/w/train.py"]),
+            "/w/train.py"
+        );
+    }
+
+    #[test]
+    fn without_a_line_of_the_user_the_innermost_package_other_than_torch_names_the_row() {
+        assert_eq!(
+            user_file(&[LINEAR, TRAINER, RUNPY, "/usr/local/bin/accelerate"]),
+            TRAINER
+        );
+        assert_eq!(user_file(&["<frozen runpy>", TRAINER]), TRAINER);
+    }
+
+    #[test]
+    fn with_torch_and_python_alone_the_innermost_frame_names_the_row() {
+        assert_eq!(user_file(&[LINEAR, RUNPY]), LINEAR);
+        assert_eq!(
+            user_file(&["<frozen importlib._bootstrap>"]),
+            "<frozen importlib._bootstrap>"
+        );
+    }
+
+    #[test]
+    fn the_line_by_which_multiprocessing_starts_a_worker_is_not_the_users() {
+        let spawn = "/usr/lib/python3.11/multiprocessing/spawn.py";
+        assert_eq!(user_file(&[LINEAR, TRAINER, spawn, "<string>"]), TRAINER);
+        assert_eq!(user_file(&[LINEAR, "<string>"]), "<string>");
+    }
+
+    #[test]
+    fn a_waiting_thread_is_named_by_the_line_of_the_user_in_both_groupings() {
+        let stack = Stack {
+            kind: StackKind::Waiting {
+                thread: "pt_autograd_0".into(),
+            },
+            frames: named(&[LINEAR, "/w/train.py"]),
+            truncated: false,
+        };
+        for grouping in [Grouping::User, Grouping::Innermost] {
+            assert_eq!(
+                site(&stack, grouping),
+                Site::Backward(stack.frames[1].clone())
+            );
+        }
+    }
+
+    #[test]
+    fn a_stack_without_frames_says_why_there_is_no_line() {
+        let unknown = StackKind::Unknown {
+            thread: "nccl".into(),
+            reason: NoStack::Unreadable,
+        };
+        for (kind, thread, reason) in [
+            (unknown, "nccl", NoStack::Unreadable),
+            (StackKind::Python, "", NoStack::NoPythonFrames),
+            (
+                StackKind::Waiting { thread: "w".into() },
+                "w",
+                NoStack::NoPythonFrames,
+            ),
+        ] {
+            let stack = Stack {
+                kind,
+                frames: Vec::new(),
+                truncated: false,
+            };
+            let expected = Site::NoLine {
+                thread: thread.into(),
+                reason: reason.as_str(),
+            };
+            assert_eq!(site(&stack, Grouping::User), expected);
+        }
+    }
+
+    #[test]
+    fn the_innermost_grouping_takes_the_innermost_frame() {
+        assert_eq!(
+            naming_frame(&named(&[LINEAR, "/w/model.py"]), Grouping::Innermost),
+            Some(0)
+        );
+        assert_eq!(naming_frame(&[], Grouping::Innermost), None);
+        assert_eq!(naming_frame(&[], Grouping::User), None);
+    }
+}

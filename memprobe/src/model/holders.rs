@@ -1,0 +1,287 @@
+//! Who holds the memory of one device: stacks, and the lines in which they end.
+//!
+//! The lines of both groupings are kept at every event, since the peak of a line cannot be found
+//! later: the peak of a sum is not the sum of the peaks. It costs one more row to update for each
+//! event, and changing the grouping costs nothing and is right from the start.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::caps::Budget;
+use super::grouping;
+use super::names::Names;
+use super::rate::{Interval, Rate};
+use super::snapshot::{Grouping, LineRow, Site, StackRow};
+use crate::event::{Bytes, NoStack, Stack, StackId, StackKind, Tid};
+
+/// Names a stack that has allocated on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct HolderIndex(u32);
+
+/// What a stack or a line holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    live: u64,
+    peak: u64,
+    blocks: u64,
+    allocs: u64,
+    alloc_bytes: u64,
+}
+
+impl Tally {
+    fn count(&mut self, size: u64) {
+        self.allocs = self.allocs.saturating_add(1);
+        self.alloc_bytes = self.alloc_bytes.saturating_add(size);
+    }
+
+    fn hold(&mut self, size: u64) {
+        self.live = self.live.saturating_add(size);
+        self.peak = self.peak.max(self.live);
+        self.blocks = self.blocks.saturating_add(1);
+    }
+
+    fn release(&mut self, size: u64) {
+        self.live = self.live.saturating_sub(size);
+        self.blocks = self.blocks.saturating_sub(1);
+    }
+}
+
+/// A stack that has allocated.
+#[derive(Debug)]
+struct Holder {
+    id: StackId,
+    stack: Arc<Stack>,
+    /// Its line, for each grouping as in [`Holders::tables`].
+    lines: [u32; 2],
+    tally: Tally,
+}
+
+/// A row of the table of lines.
+#[derive(Debug)]
+struct Line {
+    site: Site,
+    tally: Tally,
+    rate: Rate,
+}
+
+/// The lines of one grouping.
+#[derive(Debug, Default)]
+struct Table {
+    lines: Vec<Line>,
+    by_site: HashMap<Site, u32>,
+}
+
+impl Table {
+    fn line_of(&mut self, site: Site) -> u32 {
+        if let Some(line) = self.by_site.get(&site) {
+            return *line;
+        }
+        let line = index(self.lines.len());
+        self.by_site.insert(site.clone(), line);
+        self.lines.push(Line {
+            site,
+            tally: Tally::default(),
+            rate: Rate::default(),
+        });
+        line
+    }
+}
+
+/// The stacks that have allocated on a device, and their lines.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    holders: Vec<Holder>,
+    by_stack: HashMap<StackId, HolderIndex>,
+    /// Where the stack is not known, by the name of the thread.
+    by_thread: HashMap<Arc<str>, HolderIndex>,
+    /// Where there was no room for one more.
+    overflow: Option<HolderIndex>,
+    /// By [`slot`] of the grouping.
+    tables: [Table; 2],
+}
+
+/// Where in an array by grouping the grouping stands.
+fn slot(grouping: Grouping) -> usize {
+    match grouping {
+        Grouping::User => 0,
+        Grouping::Innermost => 1,
+    }
+}
+
+/// The caps keep every store far below 2^32 entries.
+fn index(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+impl Holders {
+    /// The holder that an allocation by `tid` with the stack `id` belongs to.
+    pub(super) fn holder_of(
+        &mut self,
+        id: StackId,
+        tid: Tid,
+        names: &Names,
+        budget: &mut Budget,
+    ) -> HolderIndex {
+        if let Some(holder) = self.by_stack.get(&id) {
+            return *holder;
+        }
+        match names.stack(id) {
+            Some(_) if !budget.take_holder() => self.overflow(),
+            Some(stack) => {
+                let holder = self.add(id, Arc::clone(stack), None);
+                self.by_stack.insert(id, holder);
+                holder
+            }
+            None if names.stacks_refused() => self.overflow(),
+            None => self.holder_of_thread(names.thread(tid), budget),
+        }
+    }
+
+    fn holder_of_thread(&mut self, thread: Arc<str>, budget: &mut Budget) -> HolderIndex {
+        if let Some(holder) = self.by_thread.get(&thread) {
+            return *holder;
+        }
+        if !budget.take_holder() {
+            return self.overflow();
+        }
+        let holder = self.add(StackId::NONE, lost_stack(Arc::clone(&thread)), None);
+        self.by_thread.insert(thread, holder);
+        holder
+    }
+
+    fn overflow(&mut self) -> HolderIndex {
+        if let Some(holder) = self.overflow {
+            return holder;
+        }
+        let site = Site::NoLine {
+            thread: "".into(),
+            reason: "too many stacks",
+        };
+        let holder = self.add(StackId::NONE, lost_stack("".into()), Some(site));
+        self.overflow = Some(holder);
+        holder
+    }
+
+    fn add(&mut self, id: StackId, stack: Arc<Stack>, site: Option<Site>) -> HolderIndex {
+        let [user, innermost] = [Grouping::User, Grouping::Innermost].map(|grouping| {
+            let site = site
+                .clone()
+                .unwrap_or_else(|| grouping::site(&stack, grouping));
+            self.tables[slot(grouping)].line_of(site)
+        });
+        let holder = HolderIndex(index(self.holders.len()));
+        let lines = [user, innermost];
+        self.holders.push(Holder {
+            id,
+            stack,
+            lines,
+            tally: Tally::default(),
+        });
+        holder
+    }
+
+    /// From now on `id` stands for another stack. Blocks allocated before stay with the old one.
+    pub(super) fn forget(&mut self, id: StackId) {
+        self.by_stack.remove(&id);
+    }
+
+    /// The id of a holder's stack; [`StackId::NONE`] where it has none.
+    pub(super) fn stack_of(&self, holder: HolderIndex) -> StackId {
+        self.holders
+            .get(holder.0 as usize)
+            .map_or(StackId::NONE, |holder| holder.id)
+    }
+
+    /// `holder` allocated `size` bytes.
+    pub(super) fn count(&mut self, holder: HolderIndex, size: Bytes) {
+        self.each_tally(holder, |tally| tally.count(size.0));
+    }
+
+    /// `holder` holds one more block of `size` bytes.
+    pub(super) fn hold(&mut self, holder: HolderIndex, size: Bytes) {
+        self.each_tally(holder, |tally| tally.hold(size.0));
+    }
+
+    /// `holder` holds a block of `size` bytes no more.
+    pub(super) fn release(&mut self, holder: HolderIndex, size: Bytes) {
+        self.each_tally(holder, |tally| tally.release(size.0));
+    }
+
+    fn each_tally(&mut self, holder: HolderIndex, change: impl Fn(&mut Tally)) {
+        let Some(holder) = self.holders.get_mut(holder.0 as usize) else {
+            return;
+        };
+        change(&mut holder.tally);
+        for (table, line) in self.tables.iter_mut().zip(holder.lines) {
+            if let Some(line) = table.lines.get_mut(line as usize) {
+                change(&mut line.tally);
+            }
+        }
+    }
+
+    /// Brings the rates up to date.
+    pub(super) fn tick(&mut self, interval: Interval) {
+        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
+            line.rate.tick(line.tally.allocs, interval);
+        }
+    }
+
+    /// Takes what has happened so far out of the rates: the first tick.
+    pub(super) fn start_rates(&mut self) {
+        for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
+            line.rate.start(line.tally.allocs);
+        }
+    }
+
+    /// The table of lines.
+    pub(super) fn rows(&self, grouping: Grouping) -> Vec<LineRow> {
+        let slot = slot(grouping);
+        let mut rows: Vec<_> = self.tables[slot].lines.iter().map(line_row).collect();
+        for holder in &self.holders {
+            if let Some(row) = rows.get_mut(holder.lines[slot] as usize) {
+                row.stacks.push(stack_row(holder));
+            }
+        }
+        for row in &mut rows {
+            row.stacks
+                .sort_by_key(|stack| std::cmp::Reverse((stack.live, stack.peak)));
+        }
+        rows
+    }
+}
+
+/// Stands for a stack that never arrived.
+fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
+    let kind = StackKind::Unknown {
+        thread,
+        reason: NoStack::Lost,
+    };
+    Arc::new(Stack {
+        kind,
+        frames: Vec::new(),
+        truncated: false,
+    })
+}
+
+fn line_row(line: &Line) -> LineRow {
+    LineRow {
+        site: line.site.clone(),
+        live: Bytes(line.tally.live),
+        peak: Bytes(line.tally.peak),
+        live_blocks: line.tally.blocks,
+        allocs: line.tally.allocs,
+        alloc_bytes: Bytes(line.tally.alloc_bytes),
+        allocs_per_second: line.rate.per_second(),
+        stacks: Vec::new(),
+    }
+}
+
+fn stack_row(holder: &Holder) -> StackRow {
+    StackRow {
+        stack: Arc::clone(&holder.stack),
+        live: Bytes(holder.tally.live),
+        peak: Bytes(holder.tally.peak),
+        live_blocks: holder.tally.blocks,
+        allocs: holder.tally.allocs,
+    }
+}

@@ -1,0 +1,98 @@
+//! What ids of the event stream stand for: stacks and names of threads.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use super::caps::{Caps, Refused};
+use crate::event::{Stack, StackId, Tid};
+
+/// What the definition of a stack changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Definition {
+    /// The id now stands for the stack, and for none before.
+    New,
+    /// The id already stood for this stack.
+    Same,
+    /// The id stood for another stack until now.
+    Changed,
+    /// There is no room.
+    Refused,
+}
+
+/// Stacks and names of threads, by id.
+#[derive(Debug)]
+pub(super) struct Names {
+    stacks: HashMap<StackId, Arc<Stack>>,
+    threads: HashMap<Tid, Arc<str>>,
+    frames: usize,
+    caps: Caps,
+    stacks_refused: bool,
+}
+
+impl Names {
+    pub(super) fn new(caps: Caps) -> Self {
+        Self {
+            stacks: HashMap::new(),
+            threads: HashMap::new(),
+            frames: 0,
+            caps,
+            stacks_refused: false,
+        }
+    }
+
+    pub(super) fn define(
+        &mut self,
+        id: StackId,
+        stack: &Arc<Stack>,
+        refused: &mut Refused,
+    ) -> Definition {
+        let known = self.stacks.get(&id);
+        if known.is_some_and(|known| Arc::ptr_eq(known, stack) || known == stack) {
+            return Definition::Same;
+        }
+        let given_up = known.map_or(0, |known| known.frames.len());
+        let frames = self.frames - given_up + stack.frames.len();
+        let full = known.is_none() && self.stacks.len() >= self.caps.stacks;
+        if id == StackId::NONE || full || frames > self.caps.frames {
+            self.stacks_refused |= id != StackId::NONE;
+            refused.stacks += 1;
+            return Definition::Refused;
+        }
+        self.frames = frames;
+        match self.stacks.insert(id, Arc::clone(stack)) {
+            Some(_) => Definition::Changed,
+            None => Definition::New,
+        }
+    }
+
+    pub(super) fn name(&mut self, tid: Tid, name: &Arc<str>, refused: &mut Refused) {
+        let full = self.threads.len() >= self.caps.threads;
+        match self.threads.entry(tid) {
+            Entry::Occupied(mut known) => {
+                known.insert(Arc::clone(name));
+            }
+            Entry::Vacant(_) if full => refused.threads += 1,
+            Entry::Vacant(free) => {
+                free.insert(Arc::clone(name));
+            }
+        }
+    }
+
+    pub(super) fn stack(&self, id: StackId) -> Option<&Arc<Stack>> {
+        self.stacks.get(&id)
+    }
+
+    /// Whether a stack that is not known may have been refused.
+    pub(super) fn stacks_refused(&self) -> bool {
+        self.stacks_refused
+    }
+
+    /// The name of a thread, or its number where it was not named.
+    pub(super) fn thread(&self, tid: Tid) -> Arc<str> {
+        match self.threads.get(&tid) {
+            Some(name) => Arc::clone(name),
+            None => format!("thread {}", tid.0).into(),
+        }
+    }
+}

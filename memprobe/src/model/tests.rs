@@ -1,0 +1,518 @@
+//! Sentences about the ledger, each with the events that show it.
+
+use std::sync::Arc;
+
+use super::snapshot::{DeviceSnapshot, LineRow, Site};
+use super::*;
+use crate::event::{Address, Bytes, Frame, NoStack, Stack, StackId, StackKind, Tgid, Tid, Totals};
+
+const SECOND: u64 = 1_000_000_000;
+
+/// A model and the allocator that it follows: events carry the allocator's true totals.
+struct Scene {
+    model: Model,
+    allocated: u64,
+    time: u64,
+}
+
+impl Scene {
+    /// The target had `allocated` bytes when memprobe attached.
+    fn attached_at(allocated: u64) -> Self {
+        Self::with_caps(allocated, Caps::default())
+    }
+
+    fn with_caps(allocated: u64, caps: Caps) -> Self {
+        let mut model = Model::with_caps(Target::default(), TimeNs(0), caps);
+        for id in 1..=3 {
+            model.apply(&Event::Stack(StackId(id), stack(id)));
+        }
+        model.apply(&Event::Thread(Tid(7), "worker".into()));
+        Self {
+            model,
+            allocated,
+            time: 0,
+        }
+    }
+
+    fn event(&self, action: Action, addr: u64, size: u64, stack: u32) -> MemoryEvent {
+        MemoryEvent {
+            time: TimeNs(self.time),
+            tgid: Tgid(1),
+            tid: Tid(7),
+            action,
+            addr: Address(addr),
+            size: Bytes(size),
+            device: Some(DeviceIndex(0)),
+            totals: Some(self.totals()),
+            stack: StackId(stack),
+        }
+    }
+
+    fn totals(&self) -> Totals {
+        Totals {
+            allocated: Bytes(self.allocated),
+            reserved: Bytes(1 << 21),
+        }
+    }
+
+    fn apply(&mut self, action: Action, addr: u64, size: u64, stack: u32) -> Applied {
+        self.time += 1_000;
+        let event = self.event(action, addr, size, stack);
+        self.model.apply(&Event::Memory(event))
+    }
+
+    fn alloc(&mut self, addr: u64, size: u64, stack: u32) -> Applied {
+        self.allocated += size;
+        self.apply(Action::Alloc, addr, size, stack)
+    }
+
+    fn free(&mut self, addr: u64, size: u64) -> Applied {
+        self.allocated -= size;
+        self.apply(Action::Free, addr, size, 0)
+    }
+
+    fn miss_alloc(&mut self, size: u64) {
+        self.allocated += size;
+    }
+
+    fn miss_free(&mut self, size: u64) {
+        self.allocated -= size;
+    }
+
+    fn report_lost(&mut self, events: u64) {
+        self.model.apply(&Event::Loss(Losses {
+            events,
+            ..Losses::default()
+        }));
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        self.model.snapshot(TimeNs(self.time), Grouping::User)
+    }
+
+    fn device(&self) -> DeviceSnapshot {
+        self.snapshot().devices.remove(0)
+    }
+
+    /// Before attach, unaccounted, live bytes of all lines.
+    fn parts(&self) -> (u64, i64, u64) {
+        let device = self.device();
+        let live = device.lines.iter().map(|line| line.live.0).sum();
+        (device.before_attach.0, device.unaccounted, live)
+    }
+
+    fn line(&self, file: &str) -> LineRow {
+        let lines = self.device().lines.into_iter();
+        let mut lines =
+            lines.filter(|row| matches!(&row.site, Site::Line(frame) if &*frame.file == file));
+        lines.next().expect("the line has a row")
+    }
+
+    fn no_line(&self) -> (Arc<str>, &'static str) {
+        let lines = self.device().lines.into_iter();
+        let mut lines = lines.filter_map(|row| match row.site {
+            Site::NoLine { thread, reason } => Some((thread, reason)),
+            _ => None,
+        });
+        lines.next().expect("there is a row without a line")
+    }
+}
+
+fn frame(file: &str, line: u32) -> Frame {
+    Frame {
+        file: file.into(),
+        line,
+        function: "forward".into(),
+    }
+}
+
+/// Stacks 1 and 2 end in different lines of torch below the same line of the user.
+fn stack(id: u32) -> Arc<Stack> {
+    let torch = frame(
+        "/usr/lib/python3.11/site-packages/torch/nn/functional.py",
+        id,
+    );
+    let user = if id < 3 {
+        frame("model.py", 10)
+    } else {
+        frame("train.py", 20)
+    };
+    Arc::new(Stack {
+        kind: StackKind::Python,
+        frames: vec![torch, user],
+        truncated: false,
+    })
+}
+
+fn known(size: u64, stack: u32) -> Applied {
+    Applied::Free(Freed::Known {
+        size: Bytes(size),
+        stack: StackId(stack),
+    })
+}
+
+fn live_again() -> Applied {
+    Applied::Alloc {
+        replaced: Vec::new(),
+        kept: true,
+    }
+}
+
+#[test]
+fn what_was_there_at_attach_is_a_row_of_its_own() {
+    let mut scene = Scene::attached_at(4096);
+    assert_eq!(scene.alloc(0, 512, 1), live_again());
+    assert_eq!(scene.parts(), (4096, 0, 512));
+    assert_eq!(
+        scene.free(1 << 20, 1024),
+        Applied::Free(Freed::BeforeAttach)
+    );
+    assert_eq!(scene.parts(), (3072, 0, 512));
+    assert_eq!(scene.free(0, 512), known(512, 1));
+    assert_eq!(scene.parts(), (3072, 0, 0));
+}
+
+#[test]
+fn a_free_as_the_first_event_comes_out_of_what_was_there_at_attach() {
+    let mut scene = Scene::attached_at(4096);
+    assert_eq!(scene.free(0, 1024), Applied::Free(Freed::BeforeAttach));
+    assert_eq!(scene.parts(), (3072, 0, 0));
+    assert_eq!(scene.device().peak.allocated, Bytes(4096));
+}
+
+#[test]
+fn a_missed_alloc_is_unaccounted_until_its_free() {
+    let mut scene = Scene::attached_at(4096);
+    scene.alloc(0, 512, 1);
+    scene.report_lost(1);
+    scene.miss_alloc(2048);
+    scene.alloc(512, 512, 1);
+    assert_eq!(scene.parts(), (4096, 2048, 1024));
+    assert_eq!(scene.free(1 << 20, 2048), Applied::Free(Freed::Unknown));
+    assert_eq!(scene.parts(), (4096, 0, 1024));
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn a_block_larger_than_what_is_unaccounted_was_there_at_attach() {
+    let mut scene = Scene::attached_at(4096);
+    scene.alloc(0, 512, 1);
+    scene.report_lost(1);
+    scene.miss_alloc(512);
+    scene.alloc(512, 512, 1);
+    assert_eq!(
+        scene.free(1 << 20, 1024),
+        Applied::Free(Freed::BeforeAttach)
+    );
+    assert_eq!(scene.parts(), (3072, 512, 1024));
+}
+
+#[test]
+fn a_missed_free_shows_until_its_address_is_used_again() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 1024, 1);
+    scene.report_lost(1);
+    scene.miss_free(1024);
+    scene.alloc(4096, 512, 1);
+    assert_eq!(scene.parts(), (0, -1024, 1536));
+    let stale = Ended {
+        addr: Address(0),
+        size: Bytes(1024),
+        stack: StackId(1),
+    };
+    let applied = scene.alloc(512, 512, 3);
+    assert_eq!(
+        applied,
+        Applied::Alloc {
+            replaced: vec![stale],
+            kept: true
+        }
+    );
+    assert_eq!(scene.parts(), (0, 0, 1024));
+    assert_eq!(scene.line("model.py").live, Bytes(512));
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn a_stale_block_found_long_after_a_loss_is_no_new_disagreement() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 1024, 1);
+    scene.report_lost(1);
+    scene.miss_free(1024);
+    scene.alloc(4096, 512, 1);
+    scene.time += 60 * SECOND;
+    scene.alloc(0, 512, 1);
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn a_difference_without_a_loss_is_a_disagreement() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 1024, 1);
+    scene.miss_alloc(512);
+    scene.alloc(4096, 512, 1);
+    scene.alloc(8192, 512, 1);
+    assert_eq!(scene.snapshot().health.disagreements, 1);
+    assert_eq!(scene.parts(), (0, 512, 2048));
+}
+
+#[test]
+fn a_loss_reported_after_the_difference_explains_it() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 1024, 1);
+    scene.miss_alloc(512);
+    scene.alloc(4096, 512, 1);
+    scene.report_lost(1);
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn where_a_free_gives_another_size_the_allocator_is_right() {
+    let mut scene = Scene::attached_at(4096);
+    scene.alloc(0, 1024, 1);
+    assert_eq!(scene.free(0, 512), known(1024, 1));
+    assert_eq!(scene.parts(), (4096, 512, 0));
+    assert_eq!(scene.snapshot().health.disagreements, 1);
+}
+
+#[test]
+fn an_out_of_memory_error_is_counted_on_its_device() {
+    let mut scene = Scene::attached_at(4096);
+    assert_eq!(
+        scene.apply(Action::OutOfMemory, 0, 1 << 40, 1),
+        Applied::OutOfMemory
+    );
+    assert_eq!(scene.device().ooms, 1);
+    assert_eq!(scene.parts(), (4096, 0, 0));
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn segments_are_events_but_not_blocks() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 1);
+    let mut event = scene.event(Action::SegmentAlloc, 0, 1 << 21, 1);
+    (event.device, event.totals) = (None, None);
+    assert_eq!(scene.model.apply(&Event::Memory(event)), Applied::Segment);
+    assert_eq!(scene.parts(), (0, 0, 512));
+    assert_eq!(scene.snapshot().health.events, 2);
+}
+
+#[test]
+fn devices_have_ledgers_of_their_own() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 1);
+    let mut event = scene.event(Action::Alloc, 0, 1024, 3);
+    event.device = Some(DeviceIndex(2));
+    event.totals = Some(Totals {
+        allocated: Bytes(9216),
+        reserved: Bytes(1 << 30),
+    });
+    scene.model.apply(&Event::Memory(event));
+    let devices = scene.snapshot().devices;
+    let found: Vec<_> = devices
+        .iter()
+        .map(|device| {
+            (
+                device.index.0,
+                device.before_attach.0,
+                device.live_blocks,
+                device.lines.len(),
+            )
+        })
+        .collect();
+    assert_eq!(found, [(0, 0, 1, 1), (2, 8192, 1, 1)]);
+}
+
+#[test]
+fn peaks_are_those_of_the_line_in_each_grouping_and_of_each_stack() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 1);
+    scene.free(0, 512);
+    scene.alloc(0, 512, 2);
+    scene.alloc(512, 512, 1);
+    scene.free(0, 512);
+    let line = scene.line("model.py");
+    let figures = (
+        line.live.0,
+        line.peak.0,
+        line.live_blocks,
+        line.allocs,
+        line.alloc_bytes.0,
+    );
+    assert_eq!(figures, (512, 1024, 1, 3, 1536));
+    let stacks: Vec<_> = line
+        .stacks
+        .iter()
+        .map(|row| (row.live.0, row.peak.0))
+        .collect();
+    assert_eq!(stacks, [(512, 512), (0, 512)]);
+    let innermost = scene
+        .model
+        .snapshot(TimeNs(0), Grouping::Innermost)
+        .devices
+        .remove(0)
+        .lines;
+    let peaks: Vec<_> = innermost
+        .iter()
+        .map(|row| (row.live.0, row.peak.0))
+        .collect();
+    assert_eq!(peaks, [(512, 512), (0, 512)]);
+}
+
+#[test]
+fn an_allocation_whose_stack_was_lost_names_its_thread() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 99);
+    assert_eq!(scene.no_line(), ("worker".into(), NoStack::Lost.as_str()));
+    assert_eq!(scene.free(0, 512), known(512, 0));
+}
+
+#[test]
+fn a_redefined_stack_counts_for_later_allocations_only() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 1);
+    scene.model.apply(&Event::Stack(StackId(1), stack(3)));
+    scene.alloc(512, 1024, 1);
+    assert_eq!(scene.line("model.py").live, Bytes(512));
+    assert_eq!(scene.line("train.py").live, Bytes(1024));
+}
+
+#[test]
+fn blocks_beyond_the_cap_are_unaccounted_and_counted() {
+    let mut scene = Scene::with_caps(
+        0,
+        Caps {
+            blocks: 1,
+            ..Caps::default()
+        },
+    );
+    scene.alloc(0, 512, 1);
+    let applied = scene.alloc(512, 1024, 1);
+    assert_eq!(
+        applied,
+        Applied::Alloc {
+            replaced: Vec::new(),
+            kept: false
+        }
+    );
+    assert_eq!(scene.parts(), (0, 1024, 512));
+    assert_eq!(scene.model.refused().blocks, 1);
+    assert_eq!(scene.free(512, 1024), Applied::Free(Freed::Unknown));
+    scene.free(0, 512);
+    assert_eq!(scene.alloc(0, 512, 1), live_again());
+    assert_eq!(scene.parts(), (0, 0, 512));
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn stacks_beyond_the_cap_share_a_row_that_says_so() {
+    for caps in [
+        Caps {
+            stacks: 2,
+            ..Caps::default()
+        },
+        Caps {
+            frames: 4,
+            ..Caps::default()
+        },
+        Caps {
+            holders: 1,
+            ..Caps::default()
+        },
+    ] {
+        let mut scene = Scene::with_caps(0, caps);
+        scene.alloc(0, 512, 1);
+        scene.alloc(512, 512, 3);
+        assert_eq!(scene.no_line(), ("".into(), "too many stacks"), "{caps:?}");
+        assert_eq!(scene.model.refused().stacks, 1, "{caps:?}");
+        assert_eq!(scene.parts(), (0, 0, 1024));
+    }
+}
+
+#[test]
+fn threads_beyond_the_cap_are_called_by_their_number() {
+    let mut scene = Scene::with_caps(
+        0,
+        Caps {
+            threads: 0,
+            ..Caps::default()
+        },
+    );
+    scene.alloc(0, 512, 99);
+    assert_eq!(scene.no_line(), ("thread 7".into(), NoStack::Lost.as_str()));
+    assert_eq!(scene.model.refused().threads, 1);
+}
+
+#[test]
+fn impossible_numbers_change_nothing_and_count_as_malformed() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 1);
+    let before = scene.parts();
+    assert_eq!(
+        scene.apply(Action::Alloc, u64::MAX, 512, 1),
+        Applied::Malformed
+    );
+    assert_eq!(
+        scene.apply(Action::Free, 0, u64::MAX, 1),
+        Applied::Malformed
+    );
+    let mut event = scene.event(Action::Alloc, 1024, 512, 1);
+    event.device = None;
+    assert_eq!(scene.model.apply(&Event::Memory(event)), Applied::Malformed);
+    assert_eq!(scene.parts(), before);
+    assert_eq!(scene.snapshot().health.losses.malformed, 3);
+}
+
+#[test]
+fn rates_count_what_happens_between_ticks() {
+    let mut scene = Scene::attached_at(0);
+    scene.alloc(0, 512, 3);
+    for tick in 0..50 {
+        scene.model.tick(TimeNs(tick * SECOND / 5));
+        for _ in 0..10 {
+            scene.alloc(512, 512, 1);
+            scene.free(512, 512);
+        }
+    }
+    scene.model.tick(TimeNs(10 * SECOND));
+    let rate = scene.line("model.py").allocs_per_second;
+    assert!((rate - 50.0).abs() < 0.1, "{rate}");
+    assert_eq!(scene.line("train.py").allocs_per_second, 0.0);
+    let events = scene.snapshot().health.events_per_second;
+    assert!((events - 100.0).abs() < 0.2, "{events}");
+}
+
+#[test]
+fn an_event_before_attach_moves_the_start() {
+    let mut model = Model::new(Target::default(), TimeNs(50));
+    let mut event = Scene::attached_at(0).event(Action::Alloc, 0, 512, 1);
+    event.time = TimeNs(20);
+    model.apply(&Event::Memory(event));
+    let snapshot = model.snapshot(TimeNs(60), Grouping::User);
+    assert_eq!(snapshot.started, TimeNs(20));
+    assert_eq!(snapshot.devices[0].timeline.start, TimeNs(20));
+    assert_eq!(model.last_event(), Some(TimeNs(20)));
+}
+
+#[test]
+fn target_state_and_probes_are_shown_as_they_were_set() {
+    let mut model = Model::new(Target::default(), TimeNs(0));
+    let target = Target {
+        tgid: Some(Tgid(3)),
+        ..Target::default()
+    };
+    let probe = ProbeStatus {
+        function: "f".into(),
+        library: "libc10.so".into(),
+        offset: 7,
+        emulated: true,
+    };
+    model.set_target(target.clone());
+    model.set_state(TargetState::Exited);
+    model.set_probes(vec![probe.clone()]);
+    let snapshot = model.snapshot(TimeNs(0), Grouping::User);
+    assert_eq!(snapshot.target, target);
+    assert_eq!(snapshot.health.state, TargetState::Exited);
+    assert_eq!(snapshot.health.probes, [probe]);
+}

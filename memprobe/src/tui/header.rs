@@ -1,0 +1,207 @@
+//! The top of the screen: who is looked at, the devices, the totals.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+use super::label::{clean, clock, count, fit, percent, width};
+use super::state::State;
+use super::theme::Theme;
+use crate::bytes::human;
+use crate::event::Bytes;
+use crate::model::snapshot::{DeviceSnapshot, Snapshot, Target, TargetState};
+
+/// Between two tabs of devices.
+pub const BETWEEN_TABS: usize = 2;
+/// Wider screens name the versions of Python and PyTorch.
+const ROOM_FOR_VERSIONS: u16 = 110;
+/// The clock stands after the command only where both have room.
+const ROOM_FOR_COMMAND: usize = 12;
+
+/// Program, command, process, device, clock.
+pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let snapshot = &state.shown;
+    buffer.set_style(area, theme.bar());
+    let mut right = facts(snapshot, state.device(), area.width >= ROOM_FOR_VERSIONS);
+    let name = " memprobe  ";
+    let columns = usize::from(area.width);
+    // The clock is the last to go.
+    while right.len() > 1 && width(&right.join("  ")) + width(name) + ROOM_FOR_COMMAND > columns {
+        right.remove(0);
+    }
+    let right = format!("  {} ", right.join("  "));
+    let room = columns.saturating_sub(width(name) + width(&right));
+    let command = fit(&clean(&snapshot.target.command), room, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, name, columns, theme.bar_strong());
+    let after = area.x + name.len() as u16;
+    buffer.set_stringn(after, area.y, command, room, theme.bar());
+    let start = area.right().saturating_sub(width(&right) as u16);
+    if start >= after {
+        buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
+    }
+}
+
+/// What stands at the right, the least important first.
+fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -> Vec<String> {
+    let Target {
+        tgid,
+        python,
+        torch,
+        ..
+    } = &snapshot.target;
+    let mut facts = Vec::new();
+    if versions {
+        facts.extend(
+            python
+                .as_ref()
+                .map(|version| format!("Python {}", fit(&clean(version), 12, ""))),
+        );
+        facts.extend(
+            torch
+                .as_ref()
+                .map(|version| format!("torch {}", fit(&clean(version), 20, ""))),
+        );
+    }
+    facts.extend(tgid.map(|tgid| format!("PID {}", tgid.0)));
+    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
+    let since = match snapshot.health.state {
+        TargetState::Recording => "recorded",
+        TargetState::Waiting(_) => "waiting",
+        TargetState::Running | TargetState::Exited => "attached",
+    };
+    facts.push(format!("{since} {}", clock(snapshot.started, snapshot.now)));
+    facts
+}
+
+/// One tab a device.
+pub fn tabs(devices: &[DeviceSnapshot]) -> Vec<String> {
+    let tab = |device: &DeviceSnapshot| {
+        format!(
+            " cuda:{} {} ",
+            device.index.0,
+            human(device.totals.allocated)
+        )
+    };
+    devices.iter().map(tab).collect()
+}
+
+/// The devices to choose from; the one shown stands in brackets.
+pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let shown = state.device().map(|device| device.index);
+    let mut spans = vec![Span::raw(" ")];
+    for (device, tab) in state.shown.devices.iter().zip(tabs(&state.shown.devices)) {
+        if Some(device.index) == shown {
+            spans.push(Span::styled(
+                format!("[{}]", &tab[1..tab.len() - 1]),
+                theme.strong(),
+            ));
+        } else {
+            spans.push(Span::raw(tab));
+        }
+        spans.push(Span::raw(" ".repeat(BETWEEN_TABS)));
+    }
+    let line = Line::from(spans);
+    let hint = "Tab: next device ";
+    let room = usize::from(area.width).saturating_sub(line.width());
+    buffer.set_line(area.x, area.y, &line, area.width);
+    if room >= hint.len() {
+        buffer.set_string(
+            area.right() - hint.len() as u16,
+            area.y,
+            hint,
+            theme.faint(),
+        );
+    }
+}
+
+/// What the allocator says it has.
+pub fn draw_totals(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
+    let Some(device) = state.device() else {
+        if !area.is_empty() {
+            let text = " No device has been used so far.";
+            buffer.set_stringn(area.x, area.y, text, usize::from(area.width), theme.faint());
+        }
+        return;
+    };
+    let lines = if area.height >= 2 {
+        in_two_lines(device, theme)
+    } else {
+        vec![in_one_line(device, theme)]
+    };
+    for (y, line) in (area.y..area.bottom()).zip(lines) {
+        buffer.set_line(area.x, y, &line, area.width);
+    }
+}
+
+fn cached(device: &DeviceSnapshot) -> Bytes {
+    Bytes(
+        device
+            .totals
+            .reserved
+            .0
+            .saturating_sub(device.totals.allocated.0),
+    )
+}
+
+fn in_two_lines(device: &DeviceSnapshot, theme: &Theme) -> Vec<Line<'static>> {
+    let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
+        vec![
+            Span::styled(format!(" {name} "), style),
+            Span::styled(format!("{:>11}", human(now)), theme.strong()),
+            Span::raw(format!("  peak {:>11}", human(peak))),
+        ]
+    };
+    let (now, peak) = (device.totals, device.peak);
+    let mut first = total(
+        "allocated",
+        theme.allocated(),
+        now.allocated,
+        peak.allocated,
+    );
+    let mut second = total("reserved ", theme.reserved(), now.reserved, peak.reserved);
+    let share = percent(cached(device).0.into(), now.reserved.0.into());
+    first.push(Span::raw(format!(
+        "   cached {} ({share} of reserved)",
+        human(cached(device))
+    )));
+    second.push(Span::raw(format!(
+        "   {} live blocks",
+        count(device.live_blocks)
+    )));
+    if device.ooms > 0 {
+        second.push(Span::raw("   "));
+        second.push(Span::styled(
+            format!(" {} ", ooms(device.ooms)),
+            theme.bad(),
+        ));
+    }
+    vec![Line::from(first), Line::from(second)]
+}
+
+fn in_one_line(device: &DeviceSnapshot, theme: &Theme) -> Line<'static> {
+    let mut spans = vec![
+        Span::styled(" alloc ", theme.allocated()),
+        Span::styled(human(device.totals.allocated), theme.strong()),
+        Span::raw(format!(" peak {}", human(device.peak.allocated))),
+        Span::styled("  reserved ", theme.reserved()),
+        Span::styled(human(device.totals.reserved), theme.strong()),
+    ];
+    if device.ooms > 0 {
+        spans.insert(
+            1,
+            Span::styled(format!(" {} ", ooms(device.ooms)), theme.bad()),
+        );
+    }
+    Line::from(spans)
+}
+
+fn ooms(number: u64) -> String {
+    format!("OUT OF MEMORY {}x", count(number))
+}

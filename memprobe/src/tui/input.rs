@@ -1,0 +1,168 @@
+//! Keys and the mouse, and what they ask for.
+
+use crossterm::event::{
+    Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
+};
+
+use super::sort::Column;
+
+/// What a person asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wanted {
+    /// Leave.
+    Quit,
+    /// Close what is open, step by step; leave when nothing is.
+    Back,
+    /// Move the selection by rows.
+    Move(isize),
+    /// Move the selection by screens.
+    Page(isize),
+    /// Go to the first row, and stay there as rows change.
+    First,
+    /// Go to the last row.
+    Last,
+    /// Open the selected row, or close it.
+    Toggle,
+    /// Open the selected row.
+    Open,
+    /// Close the selected row, or go to the one above it in the tree.
+    Close,
+    /// Open everything beneath the selected line.
+    OpenAll,
+    /// Type a filter.
+    Filter,
+    /// Sort by the column that is so many further right.
+    SortStep(isize),
+    /// Sort by a column.
+    SortBy(Column),
+    /// Sort the other way.
+    Reverse,
+    /// The device that is so many further.
+    Device(isize),
+    /// Stop or go on.
+    Pause,
+    /// Count memory under other frames.
+    Regroup,
+    /// Show or hide the source text.
+    Source,
+    /// Show or hide the probes.
+    Probes,
+    /// Show or hide help.
+    Help,
+    /// Click on a cell.
+    Click(u16, u16),
+    /// The screen has another size.
+    Resize(u16, u16),
+    /// Draw all of it again.
+    Redraw,
+    /// A character of the prompt.
+    Type(char),
+    /// Take back a character of the prompt.
+    Erase,
+    /// Take back a word of the prompt.
+    EraseWord,
+    /// Take back all of the prompt.
+    EraseAll,
+    /// Keep what the prompt holds.
+    Accept,
+}
+
+/// Where keys go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Focus {
+    /// To the table, or to what lies over it.
+    Table,
+    /// To the prompt.
+    Prompt,
+}
+
+/// What an event of the terminal asks for, if anything.
+pub fn wanted(event: &Event, focus: Focus) -> Option<Wanted> {
+    match event {
+        Event::Key(key) if key.kind == KeyEventKind::Release => None,
+        Event::Key(key) if is_control(key, 'c') => Some(Wanted::Quit),
+        Event::Key(key) if is_control(key, 'l') => Some(Wanted::Redraw),
+        Event::Key(key) => match focus {
+            Focus::Table => in_table(key),
+            Focus::Prompt => in_prompt(key),
+        },
+        Event::Mouse(mouse) => with_mouse(mouse),
+        Event::Resize(width, height) => Some(Wanted::Resize(*width, *height)),
+        Event::FocusGained | Event::FocusLost | Event::Paste(_) => None,
+    }
+}
+
+fn is_control(key: &KeyEvent, letter: char) -> bool {
+    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
+}
+
+fn in_table(key: &KeyEvent) -> Option<Wanted> {
+    if key
+        .modifiers
+        .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
+    {
+        return match key.code {
+            KeyCode::Char('d' | 'f') => Some(Wanted::Page(1)),
+            KeyCode::Char('u' | 'b') => Some(Wanted::Page(-1)),
+            KeyCode::Char('n') => Some(Wanted::Move(1)),
+            KeyCode::Char('p') => Some(Wanted::Move(-1)),
+            _ => None,
+        };
+    }
+    Some(match key.code {
+        KeyCode::Up | KeyCode::Char('k') => Wanted::Move(-1),
+        KeyCode::Down | KeyCode::Char('j') => Wanted::Move(1),
+        KeyCode::PageUp => Wanted::Page(-1),
+        KeyCode::PageDown => Wanted::Page(1),
+        KeyCode::Home | KeyCode::Char('g') => Wanted::First,
+        KeyCode::End | KeyCode::Char('G') => Wanted::Last,
+        KeyCode::Enter => Wanted::Toggle,
+        KeyCode::Right | KeyCode::Char('l' | '+') => Wanted::Open,
+        KeyCode::Left | KeyCode::Char('-') => Wanted::Close,
+        KeyCode::Char('*') => Wanted::OpenAll,
+        KeyCode::Char('/') => Wanted::Filter,
+        KeyCode::Char('<' | ',') => Wanted::SortStep(-1),
+        KeyCode::Char('>' | '.') | KeyCode::F(6) => Wanted::SortStep(1),
+        KeyCode::Char(digit @ '1'..='6') => {
+            Wanted::SortBy(Column::ALL[digit as usize - '1' as usize])
+        }
+        KeyCode::Char('r' | 'R') => Wanted::Reverse,
+        KeyCode::Tab | KeyCode::Char('d') => Wanted::Device(1),
+        KeyCode::BackTab | KeyCode::Char('D') => Wanted::Device(-1),
+        KeyCode::Char(' ') => Wanted::Pause,
+        KeyCode::Char('i') => Wanted::Regroup,
+        KeyCode::Char('s') => Wanted::Source,
+        KeyCode::Char('p') => Wanted::Probes,
+        KeyCode::Char('?' | 'h') | KeyCode::F(1) => Wanted::Help,
+        KeyCode::Char('q' | 'Q') | KeyCode::F(10) => Wanted::Quit,
+        KeyCode::Esc => Wanted::Back,
+        _ => return None,
+    })
+}
+
+fn in_prompt(key: &KeyEvent) -> Option<Wanted> {
+    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    Some(match key.code {
+        KeyCode::Char('u') if control => Wanted::EraseAll,
+        KeyCode::Char('w') if control => Wanted::EraseWord,
+        KeyCode::Char('h') if control => Wanted::Erase,
+        KeyCode::Char(letter) if !control => Wanted::Type(letter),
+        KeyCode::Backspace => Wanted::Erase,
+        KeyCode::Enter => Wanted::Accept,
+        KeyCode::Esc => Wanted::Back,
+        KeyCode::Up => Wanted::Move(-1),
+        KeyCode::Down => Wanted::Move(1),
+        KeyCode::PageUp => Wanted::Page(-1),
+        KeyCode::PageDown => Wanted::Page(1),
+        _ => return None,
+    })
+}
+
+fn with_mouse(mouse: &MouseEvent) -> Option<Wanted> {
+    match mouse.kind {
+        MouseEventKind::Down(MouseButton::Left) => Some(Wanted::Click(mouse.column, mouse.row)),
+        MouseEventKind::ScrollUp => Some(Wanted::Move(-3)),
+        MouseEventKind::ScrollDown => Some(Wanted::Move(3)),
+        _ => None,
+    }
+}

@@ -1,0 +1,224 @@
+//! Where everything stands on a screen of a given size.
+
+use ratatui::layout::Rect;
+
+/// Beside the table from this width on, else beneath it.
+const SIDE_BY_SIDE: u16 = 150;
+/// Smaller screens are told so.
+pub const SMALLEST: (u16, u16) = (24, 4);
+
+/// What the layout depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Needs {
+    /// How many devices there are to choose from.
+    pub devices: usize,
+    /// Whether source text is shown.
+    pub source: bool,
+}
+
+/// The parts of the screen; those without room are empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// What is looked at, for how long.
+    pub header: Rect,
+    /// The devices to choose from.
+    pub devices: Rect,
+    /// Allocated, reserved, peak, cached.
+    pub totals: Rect,
+    /// The graph with its axis.
+    pub graph: Rect,
+    /// The heads of the columns.
+    pub head: Rect,
+    /// The rows of the table.
+    pub rows: Rect,
+    /// What the table adds up to.
+    pub sum: Rect,
+    /// The selected line in full.
+    pub detail: Rect,
+    /// The text around the selected line.
+    pub source: Rect,
+    /// How the measurement is doing.
+    pub status: Rect,
+    /// Keys, or the prompt.
+    pub keys: Rect,
+}
+
+/// The layout of a screen; `None` if it is too small for any.
+pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
+    if width < SMALLEST.0 || height < SMALLEST.1 {
+        return None;
+    }
+    let mut top = 0;
+    let mut bottom = height;
+    let mut down = |rows: u16| {
+        let part = Rect::new(0, top, width, rows);
+        top += rows;
+        part
+    };
+    let mut up = |rows: u16| {
+        bottom -= rows;
+        Rect::new(0, bottom, width, rows)
+    };
+    let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
+
+    let header = down(1);
+    let devices = down(when(needs.devices > 1 && height >= 12, 1));
+    let totals = down(if height >= 14 {
+        2
+    } else {
+        when(height >= 8, 1)
+    });
+    let graph = down(when(height >= 19, height / 5 + 1));
+    let keys = up(when(height >= 7, 1));
+    let status = up(1);
+    let detail = up(when(height >= 12, 1));
+    let sum = up(when(height >= 10, 1));
+    let body = Rect::new(0, top, width, bottom - top);
+    let (table, source) = split(body, needs.source);
+    let head = Rect {
+        height: table.height.min(1),
+        ..table
+    };
+    let rows = Rect {
+        y: head.bottom(),
+        height: table.height - head.height,
+        ..table
+    };
+    Some(Layout {
+        header,
+        devices,
+        totals,
+        graph,
+        head,
+        rows,
+        sum,
+        detail,
+        source,
+        status,
+        keys,
+    })
+}
+
+fn split(body: Rect, source: bool) -> (Rect, Rect) {
+    let none = Rect { height: 0, ..body };
+    if !source {
+        (body, none)
+    } else if body.width >= SIDE_BY_SIDE {
+        let left = body.width * 3 / 5;
+        let right = Rect {
+            x: left,
+            width: body.width - left,
+            ..body
+        };
+        (
+            Rect {
+                width: left,
+                ..body
+            },
+            right,
+        )
+    } else if body.height >= 8 {
+        let beneath = body.height / 2;
+        let table = Rect {
+            height: body.height - beneath,
+            ..body
+        };
+        (
+            table,
+            Rect {
+                y: table.bottom(),
+                height: beneath,
+                ..body
+            },
+        )
+    } else {
+        // No room for both: the table keeps its head and the selected row.
+        let table = Rect {
+            height: body.height.min(2),
+            ..body
+        };
+        (
+            table,
+            Rect {
+                y: table.bottom(),
+                height: body.height - table.height,
+                ..body
+            },
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_fill_every_screen_without_overlapping() {
+        for (width, height) in (24..260)
+            .step_by(7)
+            .flat_map(|w| (4..90).map(move |h| (w, h)))
+        {
+            for needs in [(1, false), (1, true), (3, false), (3, true)] {
+                let needs = Needs {
+                    devices: needs.0,
+                    source: needs.1,
+                };
+                let l = layout(width, height, needs).unwrap();
+                let parts = [
+                    l.header, l.devices, l.totals, l.graph, l.head, l.rows, l.sum, l.detail,
+                    l.source, l.status, l.keys,
+                ];
+                let area: u32 = parts.iter().map(|part| part.area()).sum();
+                assert_eq!(
+                    area,
+                    u32::from(width) * u32::from(height),
+                    "{width}x{height}"
+                );
+                for (at, part) in parts.iter().enumerate() {
+                    assert!(part.right() <= width && part.bottom() <= height);
+                    assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_screen_of_24_lines_leaves_ten_to_the_table() {
+        let layout = layout(
+            80,
+            24,
+            Needs {
+                devices: 1,
+                source: false,
+            },
+        )
+        .unwrap();
+        assert!(layout.rows.height >= 10, "{layout:?}");
+    }
+
+    #[test]
+    fn tiny_screens_have_no_layout() {
+        assert_eq!(
+            layout(
+                0,
+                0,
+                Needs {
+                    devices: 0,
+                    source: false
+                }
+            ),
+            None
+        );
+        assert_eq!(
+            layout(
+                23,
+                50,
+                Needs {
+                    devices: 0,
+                    source: false
+                }
+            ),
+            None
+        );
+    }
+}

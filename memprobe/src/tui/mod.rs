@@ -1,0 +1,51 @@
+//! The live screen. It sees snapshots alone: [`run`] draws each new one and takes keys and the
+//! mouse until a person quits or the caller does.
+
+mod callers;
+mod columns;
+mod filter;
+mod graph;
+mod header;
+mod input;
+mod label;
+mod layout;
+mod lines;
+mod overlay;
+#[cfg(test)]
+mod samples;
+#[cfg(test)]
+mod screens;
+mod sort;
+mod source;
+mod state;
+mod status;
+mod table;
+mod terminal;
+mod theme;
+mod view;
+
+pub use terminal::run;
+
+use crate::model::snapshot::Grouping;
+
+/// What a person asks of the caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Command {
+    /// End. The screen is left already when this arrives.
+    Quit,
+    /// Snapshots from now on count memory under other frames.
+    SetGrouping(Grouping),
+}
+
+/// The text of the target's source files, wherever it is read from.
+///
+/// Answers are drawn on each change of the screen: an implementation keeps what it has read.
+/// The text may hold anything; the screen cleans it.
+pub trait SourceText {
+    /// One line, without its end; `None` if it cannot be read. Lines count from 1.
+    fn line(&mut self, file: &str, line: u32) -> Option<String>;
+
+    /// Up to `radius` lines before and after a line, with their numbers; `None` if they cannot
+    /// be read.
+    fn around(&mut self, file: &str, line: u32, radius: u32) -> Option<Vec<(u32, String)>>;
+}

@@ -1,0 +1,186 @@
+//! What lies over the table: help, and the probes.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Block, Clear, Widget};
+
+use super::label::{clean, fit};
+use super::state::{Overlay, State};
+use super::theme::{ASCII, Theme};
+
+/// Not wider than is comfortable to read.
+const WIDEST: u16 = 78;
+
+/// Draws the overlay, if there is one.
+pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
+    match state.overlay {
+        Overlay::None => {}
+        Overlay::Help(scroll) => draw_box(buffer, area, " Help ", &help(theme), scroll, theme),
+        Overlay::Probes(scroll) => draw_box(
+            buffer,
+            area,
+            " Probes ",
+            &probes(state, theme),
+            scroll,
+            theme,
+        ),
+    }
+}
+
+fn draw_box(
+    buffer: &mut Buffer,
+    area: Rect,
+    title: &str,
+    lines: &[Line],
+    scroll: usize,
+    theme: &Theme,
+) {
+    let width = area.width.min(WIDEST);
+    let height = area
+        .height
+        .min(lines.len().saturating_add(2).min(usize::from(u16::MAX)) as u16);
+    if width < 4 || height < 3 {
+        return;
+    }
+    let frame = Rect {
+        x: area.x + (area.width - width) / 2,
+        y: area.y + (area.height - height) / 2,
+        width,
+        height,
+    };
+    Clear.render(frame, buffer);
+    let mut block = Block::bordered().title(Span::styled(title, theme.strong()));
+    if theme.glyphs == ASCII {
+        block = block.border_set(ratatui::symbols::border::Set {
+            top_left: "+",
+            top_right: "+",
+            bottom_left: "+",
+            bottom_right: "+",
+            vertical_left: "|",
+            vertical_right: "|",
+            horizontal_top: "-",
+            horizontal_bottom: "-",
+        });
+    }
+    let inner = block.inner(frame);
+    let room = usize::from(inner.height);
+    let scroll = scroll.min(lines.len().saturating_sub(room));
+    let more = if scroll + room < lines.len() {
+        " more below: Down "
+    } else {
+        " Esc: close "
+    };
+    block
+        .title_bottom(Line::from(more).right_aligned())
+        .render(frame, buffer);
+    for (line, y) in lines.iter().skip(scroll).take(room).zip(inner.y..) {
+        buffer.set_line(inner.x, y, line, inner.width);
+    }
+}
+
+/// Keys, columns and words.
+fn help(theme: &Theme) -> Vec<Line<'static>> {
+    let arrows = theme.glyphs.arrows;
+    let keys: [(&str, &str); 17] = [
+        (arrows, "or j k, PgUp PgDn, Home End, wheel: move"),
+        ("Enter", "open the row, or close it; so does a click on it"),
+        (
+            "Right Left",
+            "open; close or go up the tree    *  open all beneath",
+        ),
+        ("s", "source text around the selected line"),
+        ("/", "filter by regular expression     Esc  clear it"),
+        (
+            "< > or F6",
+            "sort by another column; 1 to 6, or a click on its head",
+        ),
+        ("r", "sort the other way"),
+        (
+            "Tab or d",
+            "next device                      D  the one before",
+        ),
+        (
+            "i",
+            "count memory under your own code, or the innermost frame",
+        ),
+        (
+            "Space",
+            "pause: the screen stands still, memprobe goes on counting",
+        ),
+        ("p", "the probes and how the kernel runs them"),
+        ("q Ctrl-C", "quit; the target runs on unharmed"),
+        ("", ""),
+        (
+            "LIVE",
+            "bytes now allocated by the line; PEAK the most it ever had",
+        ),
+        (
+            "BLOCKS",
+            "live blocks; ALLOC/s allocations a second, lately",
+        ),
+        (
+            "SHARE",
+            "part of all allocated bytes; the column adds up to 100%",
+        ),
+        (
+            "cached",
+            "reserved by PyTorch's allocator but not allocated",
+        ),
+    ];
+    let more: [(&str, &str); 5] = [
+        (
+            "before",
+            "attach: live already when memprobe came, so without a line",
+        ),
+        (
+            "unaccounted",
+            "allocator's total less known blocks; 0 unless events are lost",
+        ),
+        (
+            "LOST",
+            "events the kernel could not pass on; raise the buffer size",
+        ),
+        (
+            "LEDGER OFF",
+            "memprobe and the allocator disagreed without a loss: a bug",
+        ),
+        ("SLOW", "probe that is single-stepped: ten times the cost"),
+    ];
+    let entry = |(key, text): &(&str, &str)| {
+        Line::from(vec![
+            Span::styled(format!(" {key:<12}"), theme.strong()),
+            Span::raw((*text).to_owned()),
+        ])
+    };
+    keys.iter().chain(&more).map(entry).collect()
+}
+
+/// Each probe: where it sits and what it costs.
+fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
+    let probes = &state.shown.health.probes;
+    if probes.is_empty() {
+        return vec![Line::from(" No probe is attached.")];
+    }
+    let mut lines = Vec::new();
+    for probe in probes {
+        let function = fit(&clean(&probe.function), 60, theme.glyphs.cut);
+        let (cost, style) = if probe.emulated {
+            ("emulated", theme.good())
+        } else {
+            ("stepped, SLOW", theme.bad())
+        };
+        lines.push(Line::from(vec![
+            Span::raw(" "),
+            Span::styled(function, theme.strong()),
+            Span::raw(format!(" +{:#x} ", probe.offset)),
+            Span::styled(format!(" {cost} "), style),
+        ]));
+        let library = super::label::fit_end(&clean(&probe.library), 70, theme.glyphs.cut);
+        lines.push(Line::from(Span::styled(
+            format!("   {library}"),
+            theme.faint(),
+        )));
+    }
+    lines
+}

@@ -1,0 +1,360 @@
+//! Snapshots for the tests of the screen.
+
+use std::sync::Arc;
+
+use super::SourceText;
+use crate::event::{
+    Bytes, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid, TimeNs, Totals,
+};
+use crate::model::snapshot::{
+    DeviceSnapshot, Health, LineRow, ProbeStatus, Site, Snapshot, StackRow, Target, TargetState,
+    Timeline,
+};
+
+const MIB: u64 = 1 << 20;
+const SECOND: u64 = 1_000_000_000;
+
+pub(super) fn frame(file: &str, line: u32, function: &str) -> Frame {
+    Frame {
+        file: file.into(),
+        line,
+        function: function.into(),
+    }
+}
+
+fn model(line: u32, function: &str) -> Frame {
+    frame("/home/ada/gpt/model.py", line, function)
+}
+
+fn train(line: u32, function: &str) -> Frame {
+    frame("/home/ada/gpt/train.py", line, function)
+}
+
+pub(super) fn stack(frames: &[Frame], mib: u64, blocks: u64) -> StackRow {
+    let kind = StackKind::Python;
+    StackRow {
+        stack: Arc::new(Stack {
+            kind,
+            frames: frames.to_vec(),
+            truncated: false,
+        }),
+        live: Bytes(mib * MIB),
+        peak: Bytes((mib + 64) * MIB),
+        live_blocks: blocks,
+        allocs: blocks * 10,
+    }
+}
+
+pub(super) fn line(site: Site, per_second: f64, stacks: Vec<StackRow>) -> LineRow {
+    let sum = |number: fn(&StackRow) -> u64| stacks.iter().map(number).sum();
+    LineRow {
+        site,
+        live: Bytes(sum(|row| row.live.0)),
+        peak: Bytes(sum(|row| row.peak.0)),
+        live_blocks: sum(|row| row.live_blocks),
+        allocs: sum(|row| row.allocs),
+        alloc_bytes: Bytes(sum(|row| row.live.0) * 10),
+        allocs_per_second: per_second,
+        stacks,
+    }
+}
+
+/// The lines of a small GPT: a line with a tree of callers, one that calls into PyTorch, the
+/// backward pass, a thread without a line, one that holds nothing now.
+pub(super) fn lines() -> Vec<LineRow> {
+    let block = |line| model(line, "forward");
+    let step = [
+        block(131),
+        train(27, "step"),
+        train(61, "main"),
+        train(70, "<module>"),
+    ];
+    let eval = [
+        block(131),
+        train(35, "evaluate"),
+        train(64, "main"),
+        train(70, "<module>"),
+    ];
+    let from = |inner: &[Frame], outer: &[Frame]| [inner, outer].concat();
+    let mlp = block(88);
+    let zeros = train(29, "step");
+    let adam = |line, function| {
+        frame(
+            "/usr/lib/python3.12/site-packages/torch/optim/adamw.py",
+            line,
+            function,
+        )
+    };
+    let moments = [
+        adam(412, "_init_group"),
+        adam(230, "step"),
+        zeros.clone(),
+        train(61, "main"),
+        train(70, "<module>"),
+    ];
+    let loss = train(28, "step");
+    let forward = train(70, "<module>");
+    vec![
+        line(
+            Site::Line(mlp.clone()),
+            96.0,
+            vec![
+                stack(&from(&[mlp.clone(), block(41)], &step), 3994, 48),
+                stack(&from(&[mlp.clone(), block(44)], &step), 225, 36),
+                stack(&from(&[mlp.clone(), block(41)], &eval), 12, 12),
+            ],
+        ),
+        line(Site::Line(zeros), 0.0, vec![stack(&moments, 2058, 290)]),
+        line(
+            Site::Backward(loss.clone()),
+            1182.4,
+            vec![stack(&[loss, train(61, "main")], 640, 17)],
+        ),
+        line(
+            Site::Line(model(52, "__init__")),
+            0.2,
+            vec![stack(&[model(52, "__init__"), forward], 1500, 148)],
+        ),
+        line(
+            Site::NoLine {
+                thread: "pt_data_pin".into(),
+                reason: NoStack::NoPythonThread.as_str(),
+            },
+            4.0,
+            vec![StackRow {
+                stack: Arc::new(Stack {
+                    kind: StackKind::Unknown {
+                        thread: "pt_data_pin".into(),
+                        reason: NoStack::NoPythonThread,
+                    },
+                    frames: Vec::new(),
+                    truncated: false,
+                }),
+                ..stack(&[], 32, 2)
+            }],
+        ),
+        line(
+            Site::Line(model(97, "forward")),
+            12.0,
+            vec![stack(&[model(97, "forward")], 0, 0)],
+        ),
+    ]
+}
+
+pub(super) fn device(
+    index: u8,
+    lines: Vec<LineRow>,
+    before_mib: u64,
+    unaccounted: i64,
+) -> DeviceSnapshot {
+    let before_attach = Bytes(before_mib * MIB);
+    let live: u64 = lines.iter().map(|line| line.live.0).sum();
+    let allocated = Bytes(
+        (live + before_attach.0)
+            .checked_add_signed(unaccounted)
+            .unwrap(),
+    );
+    let totals = Totals {
+        allocated,
+        reserved: Bytes(allocated.0 / 10 * 13),
+    };
+    let wave = |at: u64| {
+        let part = (at * 7 % 60).abs_diff(30) + 60;
+        let allocated = Bytes((allocated.0 / 90 * part).min(allocated.0 / 120 * at));
+        Totals {
+            allocated,
+            reserved: Bytes(allocated.0.max(totals.reserved.0 / 200 * at.min(180))),
+        }
+    };
+    DeviceSnapshot {
+        index: DeviceIndex(index),
+        totals,
+        peak: Totals {
+            allocated: Bytes(allocated.0 / 10 * 12),
+            reserved: totals.reserved,
+        },
+        before_attach,
+        unaccounted,
+        live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
+        ooms: 0,
+        lines,
+        timeline: Timeline {
+            start: TimeNs(0),
+            step: SECOND,
+            points: (0..200).map(wave).collect(),
+        },
+    }
+}
+
+pub(super) fn probes() -> Vec<ProbeStatus> {
+    let probe = |function: &str, library: &str, offset, emulated| ProbeStatus {
+        function: function.to_owned(),
+        library: format!("/usr/lib/python3.12/site-packages/{library}"),
+        offset,
+        emulated,
+    };
+    let (c10, cudart) = (
+        "torch/lib/libc10_cuda.so",
+        "nvidia/cuda_runtime/lib/libcudart.so.13",
+    );
+    vec![
+        probe(
+            "c10::reportMemoryUsageToProfiler",
+            "torch/lib/libc10.so",
+            7,
+            true,
+        ),
+        probe(
+            "c10::reportOutOfMemoryToProfiler",
+            "torch/lib/libc10.so",
+            9,
+            true,
+        ),
+        probe("cudaMalloc", cudart, 4, true),
+        probe("cudaFree", c10, 0, true),
+    ]
+}
+
+/// A training script in the middle of its work.
+pub(super) fn normal() -> Snapshot {
+    Snapshot {
+        target: Target {
+            tgid: Some(Tgid(1234)),
+            command: "python train.py --epochs 10 --batch 64".to_owned(),
+            python: Some("3.12.1".to_owned()),
+            torch: Some("2.15.0+cu132".to_owned()),
+        },
+        started: TimeNs(100 * SECOND),
+        now: TimeNs(851 * SECOND),
+        devices: vec![device(0, lines(), 1126, 0)],
+        health: Health {
+            events: 3_292_114,
+            events_per_second: 1204.4,
+            losses: Losses::default(),
+            state: TargetState::Running,
+            probes: probes(),
+            disagreements: 0,
+        },
+    }
+}
+
+/// Attached, and nothing has happened yet.
+pub(super) fn empty() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.devices.clear();
+    snapshot.health.events = 0;
+    snapshot.health.events_per_second = 0.0;
+    snapshot
+}
+
+/// Torch is not imported yet.
+pub(super) fn waiting() -> Snapshot {
+    let mut snapshot = empty();
+    snapshot.target.torch = None;
+    snapshot.health.state = TargetState::Waiting("torch to be imported".to_owned());
+    snapshot.health.probes.clear();
+    snapshot
+}
+
+/// The ring buffer was too small for a while; one probe is stepped.
+pub(super) fn lossy() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.devices = vec![device(0, lines(), 1126, -300 * MIB as i64)];
+    snapshot.devices[0].ooms = 2;
+    snapshot.health.losses = Losses {
+        events: 1204,
+        stacks: 3,
+        malformed: 1,
+    };
+    snapshot.health.probes[1].emulated = false;
+    snapshot.health.disagreements = 1;
+    snapshot
+}
+
+/// The process has ended.
+pub(super) fn gone() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.health.state = TargetState::Exited;
+    snapshot.health.events_per_second = 0.0;
+    snapshot
+}
+
+/// Three devices, the last with one line.
+pub(super) fn several_devices() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.devices.push(device(1, lines().split_off(1), 0, 0));
+    snapshot
+        .devices
+        .push(device(2, lines().split_off(5), 700, 0));
+    snapshot
+}
+
+/// Everything that comes from the target tries to break the screen.
+pub(super) fn hostile() -> Snapshot {
+    let mut snapshot = normal();
+    let evil = "\x1b[2J\x1b]0;owned\x07\r\n\t\u{202e}\u{200b}模型\u{301}\u{301}\u{301}\u{301}🦀"
+        .repeat(40);
+    let own = frame(&evil, u32::MAX, &evil);
+    let stacks = vec![stack(
+        &[own.clone(), frame("", 0, "")],
+        u64::MAX >> 24,
+        u64::MAX >> 8,
+    )];
+    let mut row = line(Site::Line(own), f64::INFINITY, stacks);
+    row.stacks.push(stack(&[frame("/", 0, "\0")], 0, 0));
+    let mut lines = vec![row];
+    lines.push(line(
+        Site::NoLine {
+            thread: evil.as_str().into(),
+            reason: "stack lost",
+        },
+        f64::NAN,
+        Vec::new(),
+    ));
+    snapshot.devices = vec![device(255, lines, 1, -5)];
+    snapshot.devices[0].timeline.points.push(Totals {
+        allocated: Bytes(u64::MAX),
+        reserved: Bytes(u64::MAX),
+    });
+    snapshot.target.command = evil.clone();
+    snapshot.target.python = Some(evil.clone());
+    snapshot.target.torch = Some(evil.clone());
+    snapshot.started = TimeNs(u64::MAX);
+    snapshot.now = TimeNs(0);
+    snapshot.health.probes[0].function = evil.clone();
+    snapshot.health.probes[0].library = evil.clone();
+    snapshot.health.losses.events = u64::MAX;
+    snapshot.health.events_per_second = f64::NEG_INFINITY;
+    snapshot
+}
+
+/// Source files of the samples.
+pub(super) struct Sources;
+
+impl SourceText for Sources {
+    fn line(&mut self, file: &str, line: u32) -> Option<String> {
+        let text = match (file.rsplit('/').next()?, line) {
+            ("model.py", 41) => "        x = x + self.mlp(self.ln_1(x))",
+            ("model.py", 44) => "        return self.mlp(x)",
+            ("model.py", 52) => "        self.wte = nn.Embedding(vocab, width)",
+            ("model.py", 88) => "\t\th = self.gelu(self.c_fc(x))",
+            ("model.py", 97) => "        att = F.softmax(att, dim=-1)",
+            ("model.py", 131) => "        x = block(x)",
+            ("train.py", 27) => "    logits = model(batch)",
+            ("train.py", 28) => "    loss.backward()",
+            ("train.py", 29) => "    optimizer.step()",
+            ("train.py", 61) => "            step(model, batch)",
+            ("adamw.py", 412) => "                state[\"exp_avg\"] = torch.zeros_like(p)",
+            ("model.py" | "train.py", _) => "    # \x1b[31mmore\x1b[0m",
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+
+    fn around(&mut self, file: &str, line: u32, radius: u32) -> Option<Vec<(u32, String)>> {
+        let lines = line.saturating_sub(radius).max(1)..=line.saturating_add(radius);
+        lines
+            .map(|line| Some((line, self.line(file, line)?)))
+            .collect()
+    }
+}

@@ -1,0 +1,156 @@
+//! The order of the table of lines.
+
+use std::cmp::Ordering;
+
+use super::label::FileNames;
+use crate::model::snapshot::LineRow;
+
+/// A column that the table can be sorted by, from left to right.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Column {
+    /// Bytes now live.
+    #[default]
+    Live,
+    /// The highest that the live bytes have been.
+    Peak,
+    /// Blocks now live.
+    Blocks,
+    /// Allocations per second.
+    Rate,
+    /// Share of all allocated bytes. Orders as `Live`.
+    Share,
+    /// The name of the line.
+    Line,
+}
+
+impl Column {
+    /// All of them, from left to right.
+    pub const ALL: [Self; 6] = [
+        Self::Live,
+        Self::Peak,
+        Self::Blocks,
+        Self::Rate,
+        Self::Share,
+        Self::Line,
+    ];
+
+    /// The head of the column.
+    pub fn head(self) -> &'static str {
+        match self {
+            Self::Live => "LIVE",
+            Self::Peak => "PEAK",
+            Self::Blocks => "BLOCKS",
+            Self::Rate => "ALLOC/s",
+            Self::Share => "SHARE",
+            Self::Line => "LINE",
+        }
+    }
+
+    fn place(self) -> usize {
+        Self::ALL
+            .iter()
+            .position(|column| *column == self)
+            .unwrap_or(0)
+    }
+}
+
+/// Which end comes first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// Largest first.
+    #[default]
+    Falling,
+    /// Smallest first, or by the alphabet.
+    Climbing,
+}
+
+/// The order of the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sort {
+    /// By which column.
+    pub column: Column,
+    /// Which end comes first.
+    pub order: Order,
+}
+
+impl Sort {
+    /// By this column, the way it is mostly wanted; the other way if it was this one already.
+    pub fn by(self, column: Column) -> Self {
+        if self.column == column {
+            return self.reversed();
+        }
+        let order = if column == Column::Line {
+            Order::Climbing
+        } else {
+            Order::Falling
+        };
+        Self { column, order }
+    }
+
+    /// By the next column to the right (1) or left (-1), around the ends.
+    pub fn step(self, by: isize) -> Self {
+        let count = Column::ALL.len();
+        let place = self
+            .column
+            .place()
+            .wrapping_add_signed(by)
+            .wrapping_add(count)
+            % count;
+        self.by(Column::ALL[place])
+    }
+
+    /// The same column the other way.
+    pub fn reversed(self) -> Self {
+        let order = match self.order {
+            Order::Falling => Order::Climbing,
+            Order::Climbing => Order::Falling,
+        };
+        Self { order, ..self }
+    }
+
+    /// How two lines stand to each other. Equal ones are ordered by name, so that they do not
+    /// change places by themselves.
+    pub fn compare(self, a: &LineRow, b: &LineRow, names: &FileNames) -> Ordering {
+        let by_name = || names.site(&a.site).cmp(&names.site(&b.site));
+        let ordering = match self.column {
+            Column::Live | Column::Share => a.live.cmp(&b.live).then(a.peak.cmp(&b.peak)),
+            Column::Peak => a.peak.cmp(&b.peak),
+            Column::Blocks => a.live_blocks.cmp(&b.live_blocks),
+            Column::Rate => a.allocs_per_second.total_cmp(&b.allocs_per_second),
+            Column::Line => by_name(),
+        };
+        self.directed(ordering).then_with(by_name)
+    }
+
+    /// An ordering of smaller and larger, turned the way of this order.
+    pub fn directed(self, ordering: Ordering) -> Ordering {
+        match self.order {
+            Order::Falling => ordering.reverse(),
+            Order::Climbing => ordering,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stepping_goes_around_the_columns_in_both_ways() {
+        let mut sort = Sort::default();
+        for column in Column::ALL {
+            assert_eq!(sort.column, column);
+            sort = sort.step(1);
+        }
+        assert_eq!(sort.column, Column::Live);
+        assert_eq!(sort.step(-1).column, Column::Line);
+    }
+
+    #[test]
+    fn choosing_the_same_column_again_turns_it_around() {
+        let sort = Sort::default().by(Column::Live);
+        assert_eq!(sort.order, Order::Climbing);
+        assert_eq!(sort.by(Column::Peak).order, Order::Falling);
+        assert_eq!(sort.by(Column::Line).order, Order::Climbing);
+    }
+}

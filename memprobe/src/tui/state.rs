@@ -1,0 +1,422 @@
+//! What the screen remembers between two drawings, and how input changes it. No I/O.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Command;
+use super::columns::Columns;
+use super::filter::Filter;
+use super::input::{Focus, Wanted};
+use super::label::FileNames;
+use super::layout::{Layout, Needs, layout};
+use super::sort::Sort;
+use super::table::{self, Fold, Row, RowKey, Subject, Table, Wish};
+use crate::event::DeviceIndex;
+use crate::model::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot, TargetState};
+
+/// A filter may be this long, in characters.
+const LONGEST_PATTERN: usize = 500;
+
+/// What lies over the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Overlay {
+    /// Nothing.
+    #[default]
+    None,
+    /// Help, scrolled down by so many lines.
+    Help(usize),
+    /// The probes, scrolled down by so many lines.
+    Probes(usize),
+}
+
+/// Whether the screen follows the target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Follow {
+    /// Each new snapshot is shown.
+    Live,
+    /// The one shown stays.
+    Paused,
+}
+
+/// What the screen remembers.
+#[derive(Debug)]
+pub struct State {
+    pub(super) shown: Arc<Snapshot>,
+    latest: Arc<Snapshot>,
+    pub(super) follow: Follow,
+    device: Option<DeviceIndex>,
+    size: (u16, u16),
+    pub(super) sort: Sort,
+    pub(super) filter: Filter,
+    pub(super) focus: Focus,
+    pub(super) overlay: Overlay,
+    pub(super) source: bool,
+    pub(super) grouping: Grouping,
+    open: HashSet<RowKey>,
+    /// `None` for the first row, whichever that is.
+    selected: Option<RowKey>,
+    pub(super) cursor: usize,
+    pub(super) offset: usize,
+    pub(super) table: Table,
+    pub(super) names: FileNames,
+    pub(super) note: Option<&'static str>,
+}
+
+impl State {
+    /// The first screen.
+    pub fn new(snapshot: Arc<Snapshot>, size: (u16, u16)) -> Self {
+        let mut state = Self {
+            shown: snapshot.clone(),
+            latest: snapshot,
+            follow: Follow::Live,
+            device: None,
+            size,
+            sort: Sort::default(),
+            filter: Filter::default(),
+            focus: Focus::Table,
+            overlay: Overlay::None,
+            source: false,
+            grouping: Grouping::default(),
+            open: HashSet::new(),
+            selected: None,
+            cursor: 0,
+            offset: 0,
+            table: Table::default(),
+            names: FileNames::default(),
+            note: None,
+        };
+        state.rebuild();
+        state
+    }
+
+    /// Takes a new snapshot; while paused it is kept for later.
+    pub fn update(&mut self, snapshot: Arc<Snapshot>) {
+        self.latest = snapshot;
+        if self.follow == Follow::Live {
+            self.shown = self.latest.clone();
+            self.rebuild();
+        }
+    }
+
+    /// The device shown, if any was seen yet.
+    pub fn device(&self) -> Option<&DeviceSnapshot> {
+        let devices = &self.shown.devices;
+        devices
+            .iter()
+            .find(|device| Some(device.index) == self.device)
+            .or_else(|| devices.first())
+    }
+
+    /// Where everything stands.
+    pub fn layout(&self) -> Option<Layout> {
+        let needs = Needs {
+            devices: self.shown.devices.len(),
+            source: self.source,
+        };
+        layout(self.size.0, self.size.1, needs)
+    }
+
+    /// The selected row.
+    pub fn selected(&self) -> Option<&Row> {
+        self.table.rows.get(self.cursor)
+    }
+
+    /// Does what is wanted; some of it only the caller can do.
+    pub fn handle(&mut self, wanted: Wanted) -> Option<Command> {
+        self.note = None;
+        match wanted {
+            Wanted::Quit => return Some(Command::Quit),
+            Wanted::Back => return self.back(),
+            Wanted::Regroup => return self.regroup(),
+            Wanted::Move(by) => self.step(by),
+            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::First => self.go_first(),
+            Wanted::Last => self.step(isize::MAX),
+            Wanted::Toggle => self.toggle(),
+            Wanted::Open => self.open(),
+            Wanted::Close => self.close(),
+            Wanted::OpenAll => self.open_all(),
+            Wanted::SortStep(by) => self.sort = self.sort.step(by),
+            Wanted::SortBy(column) => self.sort = self.sort.by(column),
+            Wanted::Reverse => self.sort = self.sort.reversed(),
+            Wanted::Device(by) => self.go_device(by),
+            Wanted::Pause => self.pause(),
+            Wanted::Source => self.source = !self.source,
+            Wanted::Help => self.overlay = toggled(self.overlay, Overlay::Help(0)),
+            Wanted::Probes => self.overlay = toggled(self.overlay, Overlay::Probes(0)),
+            Wanted::Click(column, row) => self.click(column, row),
+            Wanted::Resize(width, height) => self.size = (width, height),
+            Wanted::Redraw => {}
+            Wanted::Filter => self.ask_filter(),
+            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+                self.edit(wanted)
+            }
+            Wanted::Accept => self.focus = Focus::Table,
+        }
+        self.rebuild();
+        None
+    }
+
+    fn rebuild(&mut self) {
+        let Some(device) = self.device() else {
+            self.table = Table::default();
+            (self.cursor, self.offset) = (0, 0);
+            return;
+        };
+        let names = FileNames::of(device.lines.iter().filter_map(|line| match &line.site {
+            Site::Line(frame) | Site::Backward(frame) => Some(&frame.file),
+            Site::NoLine { .. } => None,
+        }));
+        let wish = Wish {
+            sort: self.sort,
+            filter: &self.filter,
+            open: &self.open,
+            names: &names,
+        };
+        self.table = table::table(device, &wish);
+        self.names = names;
+        let rows = &self.table.rows;
+        let place = |key: &RowKey| rows.iter().position(|row| row.key == *key);
+        self.cursor = match &self.selected {
+            None => 0,
+            Some(key) => place(key).unwrap_or(self.cursor.min(rows.len().saturating_sub(1))),
+        };
+        self.scroll();
+    }
+
+    /// Keeps the selected row on the screen, and the screen full.
+    fn scroll(&mut self) {
+        let height = usize::from(self.layout().map_or(0, |layout| layout.rows.height)).max(1);
+        let last = self.table.rows.len().saturating_sub(height);
+        let lowest = self.cursor.saturating_sub(height - 1);
+        self.offset = self
+            .offset
+            .clamp(lowest.min(self.cursor), self.cursor)
+            .min(last);
+    }
+
+    fn page(&self) -> isize {
+        let height = self.layout().map_or(1, |layout| layout.rows.height);
+        isize::try_from(height).unwrap_or(1).max(2) - 1
+    }
+
+    fn step(&mut self, by: isize) {
+        if let Overlay::Help(at) | Overlay::Probes(at) = &mut self.overlay {
+            // The drawing knows how long the text is and stops there.
+            *at = at.saturating_add_signed(by).min(1000);
+            return;
+        }
+        let last = self.table.rows.len().saturating_sub(1);
+        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.keep_selected();
+    }
+
+    fn keep_selected(&mut self) {
+        self.selected = self.selected().map(|row| row.key.clone());
+    }
+
+    fn go_first(&mut self) {
+        match &mut self.overlay {
+            Overlay::Help(at) | Overlay::Probes(at) => *at = 0,
+            Overlay::None => self.selected = None,
+        }
+    }
+
+    fn toggle(&mut self) {
+        match self.selected().map(|row| row.fold) {
+            Some(Fold::Closed) => self.open(),
+            Some(Fold::Open) => self.close(),
+            _ => {}
+        }
+    }
+
+    fn open(&mut self) {
+        self.keep_selected();
+        match self.selected() {
+            Some(row) if row.fold == Fold::Closed => {
+                self.open.insert(row.key.clone());
+            }
+            Some(Row {
+                fold: Fold::Leaf,
+                depth: 0,
+                ..
+            }) => {
+                self.note = Some("nothing beneath: no other frame is known here");
+            }
+            _ => {}
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(row) = self.selected() else { return };
+        if row.fold == Fold::Open {
+            self.open.remove(&row.key.clone());
+        } else if let Some(parent) = self.parent() {
+            self.cursor = parent;
+        }
+        self.keep_selected();
+    }
+
+    /// The row that the selected one lies beneath.
+    fn parent(&self) -> Option<usize> {
+        let row = self.selected()?;
+        let is_frame = matches!(row.subject, Subject::Frame(..));
+        self.table.rows[..self.cursor].iter().rposition(|above| {
+            above.depth < row.depth
+                || (is_frame && above.depth == row.depth && above.fold == Fold::Open)
+        })
+    }
+
+    fn open_all(&mut self) {
+        self.keep_selected();
+        let site = match self.selected().map(|row| &row.key) {
+            Some(RowKey::Site(site) | RowKey::Branch(site, ..) | RowKey::Frame(site, ..)) => site,
+            _ => return,
+        };
+        let Some(device) = self.device() else { return };
+        if let Some(line) = device.lines.iter().find(|line| line.site == *site) {
+            let keys = table::keys_beneath(line);
+            self.open.extend(keys);
+        }
+    }
+
+    fn go_device(&mut self, by: isize) {
+        let devices = &self.shown.devices;
+        if devices.len() < 2 {
+            self.note = Some("only one device has been used so far");
+            return;
+        }
+        let shown = self.device().map(|device| device.index);
+        let place = devices
+            .iter()
+            .position(|device| Some(device.index) == shown)
+            .unwrap_or(0);
+        let next = (place + devices.len()).saturating_add_signed(by) % devices.len();
+        self.device = Some(devices[next].index);
+        self.selected = None;
+    }
+
+    fn pause(&mut self) {
+        self.follow = match self.follow {
+            Follow::Live => Follow::Paused,
+            Follow::Paused => Follow::Live,
+        };
+        if self.follow == Follow::Live {
+            self.shown = self.latest.clone();
+        }
+    }
+
+    fn regroup(&mut self) -> Option<Command> {
+        if self.follow == Follow::Paused {
+            self.note = Some("paused: press Space to go on, then i");
+            return None;
+        }
+        self.grouping = match self.grouping {
+            Grouping::User => Grouping::Innermost,
+            Grouping::Innermost => Grouping::User,
+        };
+        if self.shown.health.state == TargetState::Exited {
+            self.note = Some("regrouping what was last seen");
+        }
+        Some(Command::SetGrouping(self.grouping))
+    }
+
+    fn back(&mut self) -> Option<Command> {
+        if self.overlay != Overlay::None {
+            self.overlay = Overlay::None;
+        } else if self.focus == Focus::Prompt || !self.filter.pattern().is_empty() {
+            self.focus = Focus::Table;
+            self.filter = Filter::default();
+        } else if self.source {
+            self.source = false;
+        } else {
+            return Some(Command::Quit);
+        }
+        self.rebuild();
+        None
+    }
+
+    fn ask_filter(&mut self) {
+        self.overlay = Overlay::None;
+        self.focus = Focus::Prompt;
+    }
+
+    fn edit(&mut self, wanted: Wanted) {
+        let mut pattern = self.filter.pattern().to_owned();
+        match wanted {
+            Wanted::Type(letter)
+                if !letter.is_control() && pattern.chars().count() < LONGEST_PATTERN =>
+            {
+                pattern.push(letter);
+            }
+            Wanted::Erase => {
+                pattern.pop();
+            }
+            Wanted::EraseWord => {
+                let kept = pattern.trim_end().rfind(' ').map_or(0, |at| at + 1);
+                pattern.truncate(kept);
+            }
+            Wanted::EraseAll => pattern.clear(),
+            _ => return,
+        }
+        self.filter = Filter::new(&pattern);
+        self.selected = None;
+    }
+
+    fn click(&mut self, column: u16, row: u16) {
+        if self.overlay != Overlay::None {
+            self.overlay = Overlay::None;
+            return;
+        }
+        let Some(layout) = self.layout() else { return };
+        let at = ratatui::layout::Position { x: column, y: row };
+        if layout.head.contains(at) {
+            if let Some(head) = Columns::of(layout.head.width).at(column) {
+                self.sort = self.sort.by(head);
+            }
+        } else if layout.rows.contains(at) {
+            self.click_row(self.offset + usize::from(row - layout.rows.y), column);
+        } else if layout.devices.contains(at) {
+            self.click_device(column);
+        }
+    }
+
+    /// The first click selects; on the mark, or on the selected row, it opens and closes.
+    fn click_row(&mut self, place: usize, column: u16) {
+        let Some(row) = self.table.rows.get(place) else {
+            return;
+        };
+        let again = place == self.cursor || self.is_mark(row, column);
+        self.cursor = place;
+        self.keep_selected();
+        if again {
+            self.toggle();
+        }
+    }
+
+    fn is_mark(&self, row: &Row, column: u16) -> bool {
+        let width = self.layout().map_or(0, |layout| layout.rows.width);
+        let columns = Columns::of(width);
+        let name = columns.line + super::lines::indent(row.depth);
+        (name..name + super::lines::MARK).contains(&column)
+    }
+
+    fn click_device(&mut self, column: u16) {
+        let tabs = super::header::tabs(&self.shown.devices);
+        let mut start = 1;
+        for (device, tab) in self.shown.devices.iter().zip(tabs) {
+            let end = start + tab.len();
+            if (start..end).contains(&usize::from(column)) {
+                self.device = Some(device.index);
+                self.selected = None;
+                return;
+            }
+            start = end + super::header::BETWEEN_TABS;
+        }
+    }
+}
+
+fn toggled(shown: Overlay, asked: Overlay) -> Overlay {
+    let same = std::mem::discriminant(&shown) == std::mem::discriminant(&asked);
+    if same { Overlay::None } else { asked }
+}

@@ -1,0 +1,240 @@
+//! The bottom of the screen: how the measurement is doing, the selected line in full, the keys.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+use super::SourceText;
+use super::input::Focus;
+use super::label::{clean, count, fit, fit_end, rate, width};
+use super::state::{Follow, State};
+use super::table::Subject;
+use super::theme::Theme;
+use crate::event::Losses;
+use crate::model::snapshot::{Health, Site, TargetState};
+
+/// The word for what is going on, and how it looks.
+fn word(state: &State, theme: &Theme) -> (&'static str, Style) {
+    match (&state.shown.health.state, state.follow) {
+        (_, Follow::Paused) => ("PAUSED", theme.still()),
+        (TargetState::Waiting(_), _) => ("WAITING", theme.still()),
+        (TargetState::Running, _) => ("LIVE", theme.good()),
+        (TargetState::Exited, _) => ("TARGET GONE", theme.bad()),
+        (TargetState::Recording, _) => ("RECORDING", theme.good()),
+    }
+}
+
+/// Events, losses, probes, ledger.
+pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let health = &state.shown.health;
+    let (word, style) = word(state, theme);
+    let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
+    if health.losses.any() {
+        // What was lost comes first: it must not be cut off.
+        spans.push(Span::styled(
+            format!(" LOST {} ", lost(&health.losses)),
+            theme.bad(),
+        ));
+        spans.push(Span::raw(" "));
+    }
+    if let Some(note) = state.note {
+        spans.push(Span::styled(note, theme.strong()));
+    } else {
+        spans.push(Span::raw(facts(health, state)));
+    }
+    buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
+}
+
+fn lost(losses: &Losses) -> String {
+    let Losses {
+        events,
+        stacks,
+        malformed,
+    } = *losses;
+    let part = |number: u64, one: &str, many: &str| match number {
+        0 => None,
+        1 => Some(format!("1 {one}")),
+        _ => Some(format!("{} {many}", count(number))),
+    };
+    let parts = [
+        part(events, "event", "events"),
+        part(stacks, "stack", "stacks"),
+        part(malformed, "bad record", "bad records"),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+fn facts(health: &Health, state: &State) -> String {
+    let mut facts = Vec::new();
+    if health.state == TargetState::Exited {
+        facts.push("last state shown".to_owned());
+    }
+    if health.state == TargetState::Running {
+        facts.push(format!("{} ev/s", rate(health.events_per_second)));
+    }
+    facts.push(format!("{} events", count(health.events)));
+    if !health.losses.any() {
+        facts.push("lost 0".to_owned());
+    }
+    if health.disagreements > 0 {
+        facts.push(format!("LEDGER OFF {}x", count(health.disagreements)));
+    }
+    facts.extend(probes(health));
+    if state.follow == Follow::Paused {
+        facts.push("Space: go on".to_owned());
+    }
+    format!(" {}", facts.join("   "))
+}
+
+fn probes(health: &Health) -> Option<String> {
+    let stepped = health.probes.iter().filter(|probe| !probe.emulated).count();
+    match (&health.state, health.probes.len()) {
+        (TargetState::Recording | TargetState::Exited | TargetState::Waiting(_), 0) => None,
+        (TargetState::Exited, _) => Some("probes gone with it".to_owned()),
+        (_, 0) => Some("NO PROBES".to_owned()),
+        (_, all) if stepped == 0 => Some(format!("{all} probes ok")),
+        (_, all) => Some(format!("{all} probes, {stepped} SLOW (p)")),
+    }
+}
+
+/// The selected line in full: its path and its source text.
+pub fn draw_detail(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &State,
+    sources: &mut dyn SourceText,
+    theme: &Theme,
+) {
+    let Some(row) = state.selected() else { return };
+    if area.is_empty() {
+        return;
+    }
+    let room = usize::from(area.width.saturating_sub(2));
+    let text = match (&row.subject, row.subject.frame()) {
+        (_, Some(frame)) => {
+            let place = clean(&format!("{}:{} {}", frame.file, frame.line, frame.function));
+            let source = sources.line(&frame.file, frame.line);
+            let source = source
+                .map(|text| clean(text.trim()).trim().to_owned())
+                .unwrap_or_default();
+            // The path gives way to the source text, but not below half.
+            let least = (room / 2).max(room.saturating_sub(width(&source) + 2));
+            let place = fit_end(&place, least, theme.glyphs.cut);
+            format!("{place}  {source}")
+        }
+        (Subject::BeforeAttach, _) => {
+            "live when memprobe attached: which lines allocated it cannot be known".to_owned()
+        }
+        (Subject::Unaccounted, _) => {
+            "the allocator's total less all known blocks: events were lost".to_owned()
+        }
+        (Subject::Site(Site::NoLine { thread, reason }), _) => {
+            format!("thread {} allocated: {reason}", clean(thread))
+        }
+        _ => String::new(),
+    };
+    let text = fit(&text, room, theme.glyphs.cut);
+    buffer.set_stringn(area.x + 2, area.y, text, room, theme.faint());
+}
+
+/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+pub fn draw_keys(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &State,
+    theme: &Theme,
+) -> Option<Position> {
+    if area.is_empty() {
+        return None;
+    }
+    if state.focus == Focus::Prompt {
+        return Some(draw_prompt(buffer, area, state, theme));
+    }
+    let mut keys = vec![
+        // Key, what it does, how soon it is left out where room is short.
+        (theme.glyphs.arrows, "move", 3),
+        ("Enter", "open", 2),
+        ("s", "source", 3),
+        ("/", "filter", 2),
+        ("<>", "sort", 4),
+        ("r", "reverse", 9),
+        ("i", "group", 8),
+        ("p", "probes", 9),
+        ("Space", "pause", 3),
+        ("?", "help", 1),
+        ("q", "quit", 0),
+    ];
+    if state.shown.devices.len() > 1 {
+        keys.insert(8, ("d", "device", 5));
+    }
+    let wide = |keys: &[(&str, &str, u8)]| -> usize {
+        keys.iter()
+            .map(|(key, verb, _)| width(key) + verb.len() + 3)
+            .sum::<usize>()
+    };
+    while wide(&keys) > usize::from(area.width) && keys.len() > 1 {
+        let last = keys.iter().map(|(.., rank)| *rank).max();
+        let place = keys
+            .iter()
+            .rposition(|(.., rank)| Some(*rank) == last)
+            .unwrap_or(0);
+        keys.remove(place);
+    }
+    let spans = keys.iter().flat_map(|(key, verb, _)| {
+        [
+            Span::styled(format!(" {key}"), theme.strong()),
+            Span::raw(format!(" {verb} ")),
+        ]
+    });
+    buffer.set_line(
+        area.x,
+        area.y,
+        &Line::from(spans.collect::<Vec<_>>()),
+        area.width,
+    );
+    None
+}
+
+fn draw_prompt(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) -> Position {
+    let said = match state.filter.error() {
+        Some(error) => format!("invalid: {}", clean(error)),
+        None if state.filter.pattern().is_empty() => {
+            "regular expression on path, line and function".to_owned()
+        }
+        None => format!("{} of {} rows", state.table.shown, state.table.all),
+    };
+    let all = usize::from(area.width);
+    let said = format!("{said}   Enter keep  Esc clear ");
+    // The pattern is worth more than the words beside it.
+    let pattern = fit_end(
+        &clean(state.filter.pattern()),
+        all.saturating_sub(2),
+        theme.glyphs.cut,
+    );
+    let typed = format!("/{pattern}");
+    buffer.set_stringn(area.x, area.y, &typed, all, theme.strong());
+    let cursor = area.x + (width(&typed) as u16).min(area.width - 1);
+    let room = all.saturating_sub(width(&typed) + 3);
+    let style = if state.filter.error().is_some() {
+        theme.bad()
+    } else {
+        theme.faint()
+    };
+    if room >= 12 {
+        buffer.set_stringn(
+            cursor + 3,
+            area.y,
+            fit(&said, room, theme.glyphs.cut),
+            room,
+            style,
+        );
+    }
+    Position {
+        x: cursor,
+        y: area.y,
+    }
+}

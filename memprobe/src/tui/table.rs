@@ -1,0 +1,356 @@
+//! The rows of the table of lines, made from a snapshot of one device.
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
+
+use super::callers::{self, Branch, Direction, End};
+use super::filter::Filter;
+use super::label::FileNames;
+use super::sort::{Column, Sort};
+use crate::event::{Bytes, Frame};
+use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+
+/// Names a row across snapshots.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum RowKey {
+    /// A line, or why there is none.
+    Site(Site),
+    /// A branch of a line's tree, by the frames that lead to its first.
+    Branch(Site, Direction, Vec<Frame>, Option<End>),
+    /// One frame of the chain of a branch.
+    Frame(Site, Direction, Vec<Frame>, usize),
+    /// Memory from before attach.
+    BeforeAttach,
+    /// The allocator's total less what is known.
+    Unaccounted,
+}
+
+/// What a row says about its memory; `None` where it cannot say it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Figures {
+    /// Bytes now live; negative only where the ledger has more than the allocator.
+    pub live: Option<i128>,
+    /// The highest that `live` has been.
+    pub peak: Option<Bytes>,
+    /// Blocks now live.
+    pub blocks: Option<u64>,
+    /// Allocations per second.
+    pub rate: Option<f64>,
+}
+
+/// What a row is about.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Subject {
+    /// A line, or why there is none.
+    Site(Site),
+    /// A branch: its chain, why it ends, and into how many it forks.
+    Branch(Direction, Vec<Frame>, Option<End>, usize),
+    /// One frame of the chain above.
+    Frame(Direction, Frame),
+    /// Memory from before attach.
+    BeforeAttach,
+    /// The allocator's total less what is known.
+    Unaccounted,
+}
+
+impl Subject {
+    /// The line of source that the row stands for.
+    pub fn frame(&self) -> Option<&Frame> {
+        match self {
+            Self::Site(Site::Line(frame) | Site::Backward(frame)) | Self::Frame(_, frame) => {
+                Some(frame)
+            }
+            Self::Branch(_, chain, ..) => chain.first(),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a row has rows beneath it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fold {
+    /// None.
+    Leaf,
+    /// Some, hidden.
+    Closed,
+    /// Some, shown.
+    Open,
+}
+
+/// One row.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Row {
+    /// Names it across snapshots.
+    pub key: RowKey,
+    /// 0 for lines, 1 for their branches, and so on.
+    pub depth: usize,
+    /// Whether it has rows beneath it.
+    pub fold: Fold,
+    /// What it says about its memory.
+    pub figures: Figures,
+    /// What it is about.
+    pub subject: Subject,
+}
+
+/// The table: its rows, and what they add up to.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Table {
+    /// The rows shown, in order.
+    pub rows: Vec<Row>,
+    /// Lines that pass the filter, and rows that stand beside them.
+    pub shown: usize,
+    /// All of them.
+    pub all: usize,
+    /// Bytes of those shown.
+    pub shown_live: i128,
+    /// Bytes of all: the allocator's total exactly.
+    pub all_live: i128,
+}
+
+/// How a person wants the table.
+pub struct Wish<'a> {
+    /// The order of lines.
+    pub sort: Sort,
+    /// Which lines.
+    pub filter: &'a Filter,
+    /// Which rows are open.
+    pub open: &'a HashSet<RowKey>,
+    /// How files are called.
+    pub names: &'a FileNames,
+}
+
+enum Entry<'a> {
+    Line(&'a LineRow),
+    BeforeAttach(Bytes),
+    Unaccounted(i64),
+}
+
+impl Entry<'_> {
+    fn live(&self) -> i128 {
+        match self {
+            Self::Line(line) => line.live.0.into(),
+            Self::BeforeAttach(bytes) => bytes.0.into(),
+            Self::Unaccounted(bytes) => (*bytes).into(),
+        }
+    }
+
+    /// What the filter looks at: the whole path, so that folders can be filtered too.
+    fn name(&self) -> String {
+        let whole = |frame: &Frame| format!("{}:{} {}", frame.file, frame.line, frame.function);
+        match self {
+            Self::Line(line) => match &line.site {
+                Site::Line(frame) => whole(frame),
+                Site::Backward(frame) => format!("backward of {}", whole(frame)),
+                Site::NoLine { thread, reason } => format!("(no line: {reason}, thread {thread})"),
+            },
+            Self::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
+            Self::Unaccounted(_) => UNACCOUNTED.to_owned(),
+        }
+    }
+}
+
+/// The name of the row of memory from before attach.
+pub const BEFORE_ATTACH: &str = "(allocated before attach)";
+/// The name of the row of the allocator's total less what is known.
+pub const UNACCOUNTED: &str = "(unaccounted: allocator less ledger)";
+
+/// The table of one device.
+pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
+    let mut entries: Vec<Entry> = device.lines.iter().map(Entry::Line).collect();
+    if device.before_attach.0 != 0 {
+        entries.push(Entry::BeforeAttach(device.before_attach));
+    }
+    if device.unaccounted != 0 {
+        entries.push(Entry::Unaccounted(device.unaccounted));
+    }
+    let live = |entries: &[Entry]| entries.iter().map(Entry::live).sum();
+    let mut table = Table {
+        all: entries.len(),
+        all_live: live(&entries),
+        ..Table::default()
+    };
+    if wish.filter.is_active() {
+        entries.retain(|entry| wish.filter.shows(&entry.name()));
+    }
+    table.shown = entries.len();
+    table.shown_live = live(&entries);
+    entries.sort_by(|a, b| compare(a, b, wish));
+    for entry in &entries {
+        push_entry(&mut table.rows, entry, wish.open);
+    }
+    table
+}
+
+/// Rows that are no lines take their place by bytes, and the end where another column orders.
+fn compare(a: &Entry, b: &Entry, wish: &Wish) -> Ordering {
+    match (a, b) {
+        (Entry::Line(a), Entry::Line(b)) => wish.sort.compare(a, b, wish.names),
+        _ if matches!(wish.sort.column, Column::Live | Column::Share) => {
+            wish.sort.directed(a.live().cmp(&b.live()))
+        }
+        (Entry::Line(_), _) => Ordering::Less,
+        (_, Entry::Line(_)) => Ordering::Greater,
+        _ => Ordering::Equal,
+    }
+}
+
+fn push_entry(rows: &mut Vec<Row>, entry: &Entry, open: &HashSet<RowKey>) {
+    let live = Some(entry.live());
+    match entry {
+        Entry::Line(line) => push_line(rows, line, open),
+        Entry::BeforeAttach(_) => rows.push(Row {
+            key: RowKey::BeforeAttach,
+            depth: 0,
+            fold: Fold::Leaf,
+            figures: Figures {
+                live,
+                ..Figures::default()
+            },
+            subject: Subject::BeforeAttach,
+        }),
+        Entry::Unaccounted(_) => rows.push(Row {
+            key: RowKey::Unaccounted,
+            depth: 0,
+            fold: Fold::Leaf,
+            figures: Figures {
+                live,
+                ..Figures::default()
+            },
+            subject: Subject::Unaccounted,
+        }),
+    }
+}
+
+fn push_line(rows: &mut Vec<Row>, line: &LineRow, open: &HashSet<RowKey>) {
+    let key = RowKey::Site(line.site.clone());
+    let has_frames = line
+        .stacks
+        .iter()
+        .any(|row| row.stack.truncated || has_others(&line.site, &row.stack.frames));
+    let fold = fold(has_frames, &key, open);
+    rows.push(Row {
+        key,
+        depth: 0,
+        fold,
+        figures: Figures {
+            live: Some(line.live.0.into()),
+            peak: Some(line.peak),
+            blocks: Some(line.live_blocks),
+            rate: Some(line.allocs_per_second),
+        },
+        subject: Subject::Site(line.site.clone()),
+    });
+    if fold == Fold::Open {
+        for direction in [Direction::Callees, Direction::Callers] {
+            for branch in callers::tree(line, direction) {
+                push_branch(
+                    rows,
+                    &branch,
+                    &mut Trail {
+                        line,
+                        direction,
+                        frames: Vec::new(),
+                        depth: 1,
+                    },
+                    open,
+                );
+            }
+        }
+    }
+}
+
+/// Whether a stack has frames besides that of its line.
+fn has_others(site: &Site, frames: &[Frame]) -> bool {
+    let own = usize::from(!matches!(site, Site::NoLine { .. }));
+    frames.len() > own
+}
+
+fn fold(has_beneath: bool, key: &RowKey, open: &HashSet<RowKey>) -> Fold {
+    match has_beneath {
+        false => Fold::Leaf,
+        true if open.contains(key) => Fold::Open,
+        true => Fold::Closed,
+    }
+}
+
+/// How a branch is reached.
+struct Trail<'a> {
+    line: &'a LineRow,
+    direction: Direction,
+    frames: Vec<Frame>,
+    depth: usize,
+}
+
+fn push_branch(rows: &mut Vec<Row>, branch: &Branch, trail: &mut Trail, open: &HashSet<RowKey>) {
+    let before = trail.frames.len();
+    let site = || trail.line.site.clone();
+    let mut lead = trail.frames.clone();
+    lead.extend(branch.chain.first().cloned());
+    // The end tells branches apart that have no frame of their own.
+    let end = if branch.chain.is_empty() {
+        branch.end
+    } else {
+        None
+    };
+    let key = RowKey::Branch(site(), trail.direction, lead.clone(), end);
+    let fold = fold(
+        branch.chain.len() > 1 || !branch.forks.is_empty(),
+        &key,
+        open,
+    );
+    rows.push(Row {
+        key,
+        depth: trail.depth,
+        fold,
+        figures: Figures {
+            live: Some(branch.live.0.into()),
+            peak: branch.peak,
+            blocks: Some(branch.live_blocks),
+            rate: None,
+        },
+        subject: Subject::Branch(
+            trail.direction,
+            branch.chain.clone(),
+            branch.end,
+            branch.forks.len(),
+        ),
+    });
+    if fold != Fold::Open {
+        return;
+    }
+    for (place, frame) in branch.chain.iter().enumerate().skip(1) {
+        rows.push(Row {
+            key: RowKey::Frame(site(), trail.direction, lead.clone(), place),
+            depth: trail.depth,
+            fold: Fold::Leaf,
+            figures: Figures::default(),
+            subject: Subject::Frame(trail.direction, frame.clone()),
+        });
+    }
+    trail.frames.extend(branch.chain.iter().cloned());
+    trail.depth += 1;
+    for fork in &branch.forks {
+        push_branch(rows, fork, trail, open);
+    }
+    trail.depth -= 1;
+    trail.frames.truncate(before);
+}
+
+/// The keys of all that can be opened at and beneath a line.
+pub fn keys_beneath(line: &LineRow) -> Vec<RowKey> {
+    let mut keys: HashSet<RowKey> = HashSet::from([RowKey::Site(line.site.clone())]);
+    // Each round opens one level more; there is nothing left to open when none is closed.
+    loop {
+        let mut rows = Vec::new();
+        push_line(&mut rows, line, &keys);
+        let closed: Vec<RowKey> = rows
+            .into_iter()
+            .filter(|row| row.fold == Fold::Closed)
+            .map(|row| row.key)
+            .collect();
+        if closed.is_empty() {
+            return keys.into_iter().collect();
+        }
+        keys.extend(closed);
+    }
+}

@@ -1,0 +1,258 @@
+//! How things look: the terminal's own colours, emphasis, and the shapes of marks.
+//!
+//! Colour and emphasis only repeat what a word, a mark or a place says already, so that nothing
+//! is lost on a terminal without them.
+
+use std::ffi::OsString;
+
+use ratatui::style::{Color, Modifier, Style};
+
+/// What the terminal can show.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ink {
+    /// The terminal's own sixteen colours, which suit its background.
+    Colour,
+    /// Bold, dim and reverse alone.
+    Emphasis,
+    /// Plain letters.
+    Plain,
+}
+
+/// The shapes of marks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Glyphs {
+    /// Fill of one cell in eighths, empty to full, bottom up.
+    pub rising: [&'static str; 9],
+    /// Fill of one cell in eighths, empty to full, from the left.
+    pub growing: [&'static str; 9],
+    /// A dotted line through one cell at four heights, lowest first.
+    pub dotted: [&'static str; 4],
+    /// A closed row that can be opened.
+    pub closed: &'static str,
+    /// An open row.
+    pub open: &'static str,
+    /// The selected row.
+    pub cursor: &'static str,
+    /// Where text was cut.
+    pub cut: &'static str,
+    /// From a line to its caller.
+    pub caller: &'static str,
+    /// From a line to what it calls.
+    pub callee: &'static str,
+    /// Sorted, largest or last first.
+    pub falling: &'static str,
+    /// Sorted, smallest or first first.
+    pub climbing: &'static str,
+    /// A horizontal rule.
+    pub rule: &'static str,
+    /// A vertical rule.
+    pub wall: &'static str,
+    /// Between parts of a sentence.
+    pub dot: &'static str,
+    /// Keys that move up and down.
+    pub arrows: &'static str,
+}
+
+/// Marks for terminals that draw Unicode.
+pub const UNICODE: Glyphs = Glyphs {
+    rising: [" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
+    growing: [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"],
+    dotted: ["⣀", "⠤", "⠒", "⠉"],
+    closed: "▸",
+    open: "▾",
+    cursor: ">",
+    cut: "…",
+    caller: "←",
+    callee: "→",
+    falling: "↓",
+    climbing: "↑",
+    rule: "─",
+    wall: "│",
+    dot: "·",
+    arrows: "↑↓",
+};
+
+/// Marks for terminals that do not.
+pub const ASCII: Glyphs = Glyphs {
+    rising: [" ", " ", " ", " ", "#", "#", "#", "#", "#"],
+    growing: [" ", " ", " ", " ", "#", "#", "#", "#", "#"],
+    dotted: ["_", "-", "-", "~"],
+    closed: "+",
+    open: "-",
+    cursor: ">",
+    cut: "~",
+    caller: "<-",
+    callee: "->",
+    falling: "v",
+    climbing: "^",
+    rule: "-",
+    wall: "|",
+    dot: "|",
+    arrows: "Up/Down",
+};
+
+/// How things look on one terminal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Theme {
+    /// What the terminal can show.
+    pub ink: Ink,
+    /// The shapes of marks.
+    pub glyphs: Glyphs,
+}
+
+impl Theme {
+    /// The theme that fits an environment, given a way to look up its variables: `NO_COLOR`
+    /// (no-color.org), `TERM`, and the locale.
+    pub fn of_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let text = |name: &str| {
+            variable(name)
+                .map(|value| value.to_string_lossy().into_owned())
+                .filter(|value| !value.is_empty())
+        };
+        let term = text("TERM").unwrap_or_default();
+        let monochrome = ["vt", "xterm-mono", "ansi-m", "linux-m"]
+            .iter()
+            .any(|kind| term.starts_with(kind))
+            || term.ends_with("-m")
+            || term.ends_with("-mono");
+        let ink = if term == "dumb" {
+            Ink::Plain
+        } else if monochrome || text("NO_COLOR").is_some() {
+            Ink::Emphasis
+        } else {
+            Ink::Colour
+        };
+        // A locale that is not set at all is common in containers, whose terminals draw Unicode.
+        let locale = text("LC_ALL")
+            .or_else(|| text("LC_CTYPE"))
+            .or_else(|| text("LANG"));
+        let unicode = locale.is_none_or(|name| {
+            let name = name.to_ascii_lowercase();
+            name.contains("utf-8") || name.contains("utf8")
+        });
+        let glyphs = if unicode && term != "dumb" && term != "linux" {
+            UNICODE
+        } else {
+            ASCII
+        };
+        Self { ink, glyphs }
+    }
+
+    fn style(&self, colour: Option<Color>, emphasis: Modifier) -> Style {
+        let style = Style::new();
+        match (self.ink, colour) {
+            (Ink::Plain, _) => style,
+            (Ink::Colour, Some(colour)) => style.fg(colour).add_modifier(emphasis),
+            _ => style.add_modifier(emphasis),
+        }
+    }
+
+    /// The name of the program, and keys.
+    pub fn strong(&self) -> Style {
+        self.style(None, Modifier::BOLD)
+    }
+
+    /// What is less important than its surroundings.
+    pub fn faint(&self) -> Style {
+        self.style(None, Modifier::DIM)
+    }
+
+    /// Bars across the screen and the selected row.
+    pub fn bar(&self) -> Style {
+        self.style(None, Modifier::REVERSED)
+    }
+
+    /// A part of a bar that stands out.
+    pub fn bar_strong(&self) -> Style {
+        self.style(None, Modifier::REVERSED | Modifier::BOLD)
+    }
+
+    /// Allocated memory.
+    pub fn allocated(&self) -> Style {
+        self.style(Some(Color::Cyan), Modifier::empty())
+    }
+
+    /// Reserved memory.
+    pub fn reserved(&self) -> Style {
+        self.style(Some(Color::Magenta), Modifier::empty())
+    }
+
+    /// All is well.
+    pub fn good(&self) -> Style {
+        self.style(Some(Color::Green), Modifier::BOLD | Modifier::REVERSED)
+    }
+
+    /// Something waits or stands still.
+    pub fn still(&self) -> Style {
+        self.style(Some(Color::Yellow), Modifier::BOLD | Modifier::REVERSED)
+    }
+
+    /// Something was lost or has ended.
+    pub fn bad(&self) -> Style {
+        self.style(Some(Color::Red), Modifier::BOLD | Modifier::REVERSED)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn theme(variables: &[(&str, &str)]) -> Theme {
+        Theme::of_environment(|name| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn colours_are_used_where_nothing_speaks_against_them() {
+        assert_eq!(
+            theme(&[("TERM", "xterm-256color"), ("LANG", "en_US.UTF-8")]),
+            Theme {
+                ink: Ink::Colour,
+                glyphs: UNICODE
+            }
+        );
+        assert_eq!(
+            theme(&[("NO_COLOR", ""), ("TERM", "screen")]).ink,
+            Ink::Colour
+        );
+    }
+
+    #[test]
+    fn no_color_and_monochrome_terminals_keep_emphasis_alone() {
+        assert_eq!(
+            theme(&[("NO_COLOR", "1"), ("TERM", "xterm")]).ink,
+            Ink::Emphasis
+        );
+        assert_eq!(theme(&[("TERM", "vt220")]).ink, Ink::Emphasis);
+        let bare = theme(&[("NO_COLOR", "1")]);
+        assert_eq!(bare.allocated().fg, None);
+        assert_eq!(bare.bad().fg, None);
+    }
+
+    #[test]
+    fn a_dumb_terminal_gets_plain_letters() {
+        let dumb = theme(&[("TERM", "dumb"), ("LANG", "en_US.UTF-8")]);
+        assert_eq!(
+            dumb,
+            Theme {
+                ink: Ink::Plain,
+                glyphs: ASCII
+            }
+        );
+        assert_eq!(dumb.bar(), Style::new());
+    }
+
+    #[test]
+    fn a_locale_without_unicode_gets_ascii() {
+        assert_eq!(
+            theme(&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")]).glyphs,
+            ASCII
+        );
+        assert_eq!(theme(&[("LANG", "de_DE.ISO-8859-1")]).glyphs, ASCII);
+        assert_eq!(theme(&[]).glyphs, UNICODE);
+    }
+}

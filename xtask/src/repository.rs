@@ -48,9 +48,12 @@ impl Repository {
         self.root.join("memprobe-ebpf/object/memprobe.bpf.json")
     }
 
-    /// The folder of build outputs.
+    /// The folder of build outputs: `$CARGO_TARGET_DIR`, or `target`.
     pub fn target(&self) -> PathBuf {
-        self.root.join("target")
+        match std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty()) {
+            Some(folder) => self.root.join(folder),
+            None => self.root.join("target"),
+        }
     }
 }
 

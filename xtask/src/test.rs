@@ -51,7 +51,7 @@ fn announce(extent: Extent) -> Result<()> {
     let cache = cache_folder()?;
     println!("Downloads, unless they are there from an earlier run:");
     println!("  crates of memprobe                        about 60 MB, by cargo");
-    println!("  compiler and linker of the eBPF programs  up to 400 MB, by apt-get or rustup, and");
+    println!("  compiler and linker of the eBPF programs  up to 260 MB, by apt-get or rustup, and");
     println!(
         "                                            bpf-linker into {}",
         cache.display()

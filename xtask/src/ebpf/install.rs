@@ -85,7 +85,7 @@ fn install_packages(packages: &[String]) -> Result<()> {
         bail!("apt-get needs root");
     }
     eprintln!(
-        "Installing with apt-get, which downloads up to 400 MB and says how much: {}",
+        "Installing with apt-get, which downloads up to 260 MB: {}",
         packages.join(" ")
     );
     process::run(Command::new("apt-get").arg("update"))?;

@@ -6,6 +6,15 @@
 //! `export`) see only its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
 
 pub mod bytes;
+pub mod cli;
+pub mod decode;
 pub mod event;
+pub mod export;
 pub mod model;
+pub mod pipeline;
+pub mod probe;
+pub mod recording;
+pub mod report;
+pub mod symbolize;
+pub mod target;
 pub mod tui;

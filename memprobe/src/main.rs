@@ -1,2 +1,7 @@
 //! The `memprobe` command.
-fn main() {}
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    memprobe::cli::run()
+}

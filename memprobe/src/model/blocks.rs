@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn neighbours_do_not_overlap() {
         let mut blocks = blocks(&[(0, 512), (1024, 512)]);
-        assert_eq!(overlapping(&mut blocks, 512, 512), []);
+        assert_eq!(overlapping(&mut blocks, 512, 512), [0_u64; 0]);
         assert_eq!(blocks.live(), 1024);
     }
 

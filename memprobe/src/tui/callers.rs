@@ -317,6 +317,19 @@ mod tests {
     }
 
     #[test]
+    fn a_fork_at_every_frame_does_not_end_the_program() {
+        let deep: Vec<u32> = (1..600).collect();
+        let stacks = (2..600).map(|length| stack(&deep[..length], 1)).collect();
+        let mut level = tree(&line(1, stacks), Direction::Callers);
+        let mut depth = 0;
+        while let Some(branch) = level.into_iter().find(|branch| !branch.chain.is_empty()) {
+            level = branch.forks;
+            depth += 1;
+        }
+        assert!((500..=DEEPEST).contains(&depth), "{depth}");
+    }
+
+    #[test]
     fn recursion_through_the_line_itself_counts_from_the_innermost() {
         let tree = tree(&line(1, vec![stack(&[1, 1, 1, 2], 4)]), Direction::Callers);
         assert_eq!(lines(&tree[0]), [1, 1, 2]);

@@ -10,7 +10,7 @@ use super::state::State;
 use super::theme::Theme;
 use crate::bytes::human;
 use crate::event::{Bytes, Totals};
-use crate::model::snapshot::Timeline;
+use crate::model::snapshot::{DeviceSnapshot, Timeline};
 
 /// Columns of the labels at the left.
 const LABELS: u16 = 12;
@@ -20,8 +20,9 @@ pub fn draw_graph(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme)
     if area.height < 2 || area.width <= LABELS {
         return;
     }
-    let empty = Timeline::default();
-    let timeline = state.device().map_or(&empty, |device| &device.timeline);
+    let Some(DeviceSnapshot { timeline, .. }) = state.device() else {
+        return;
+    };
     let plot = Rect {
         x: area.x + LABELS,
         width: area.width - LABELS,
@@ -109,7 +110,9 @@ fn draw_labels(buffer: &mut Buffer, area: Rect, top: Bytes, theme: &Theme) {
     for row in 0..plot {
         match row {
             0 => label(0, top),
-            _ if plot >= 4 && plot % 2 == 0 && row == plot / 2 => label(row, Bytes(top.0 / 2)),
+            _ if plot >= 4 && plot.is_multiple_of(2) && row == plot / 2 => {
+                label(row, Bytes(top.0 / 2))
+            }
             _ => {}
         }
     }

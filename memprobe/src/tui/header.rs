@@ -16,7 +16,9 @@ use crate::model::snapshot::{DeviceSnapshot, Snapshot, Target, TargetState};
 pub const BETWEEN_TABS: usize = 2;
 /// Wider screens name the versions of Python and PyTorch.
 const ROOM_FOR_VERSIONS: u16 = 110;
-/// The clock stands after the command only where both have room.
+/// Narrower screens leave the peak out where the totals have one line.
+const ROOM_FOR_PEAK: u16 = 60;
+/// Facts stand after the command only where both have room.
 const ROOM_FOR_COMMAND: usize = 12;
 
 /// Program, command, process, device, clock.
@@ -29,7 +31,7 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     let mut right = facts(snapshot, state.device(), area.width >= ROOM_FOR_VERSIONS);
     let name = " memprobe  ";
     let columns = usize::from(area.width);
-    // The clock is the last to go.
+    // The device is the last to go.
     while right.len() > 1 && width(&right.join("  ")) + width(name) + ROOM_FOR_COMMAND > columns {
         right.remove(0);
     }
@@ -67,13 +69,13 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
         );
     }
     facts.extend(tgid.map(|tgid| format!("PID {}", tgid.0)));
-    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
     let since = match snapshot.health.state {
         TargetState::Recording => "recorded",
         TargetState::Waiting(_) => "waiting",
         TargetState::Running | TargetState::Exited => "attached",
     };
     facts.push(format!("{since} {}", clock(snapshot.started, snapshot.now)));
+    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
     facts
 }
 
@@ -123,17 +125,11 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
 
 /// What the allocator says it has.
 pub fn draw_totals(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
-    let Some(device) = state.device() else {
-        if !area.is_empty() {
-            let text = " No device has been used so far.";
-            buffer.set_stringn(area.x, area.y, text, usize::from(area.width), theme.faint());
-        }
-        return;
-    };
+    let Some(device) = state.device() else { return };
     let lines = if area.height >= 2 {
         in_two_lines(device, theme)
     } else {
-        vec![in_one_line(device, theme)]
+        vec![in_one_line(device, area.width, theme)]
     };
     for (y, line) in (area.y..area.bottom()).zip(lines) {
         buffer.set_line(area.x, y, &line, area.width);
@@ -185,20 +181,19 @@ fn in_two_lines(device: &DeviceSnapshot, theme: &Theme) -> Vec<Line<'static>> {
     vec![Line::from(first), Line::from(second)]
 }
 
-fn in_one_line(device: &DeviceSnapshot, theme: &Theme) -> Line<'static> {
-    let mut spans = vec![
-        Span::styled(" alloc ", theme.allocated()),
-        Span::styled(human(device.totals.allocated), theme.strong()),
-        Span::raw(format!(" peak {}", human(device.peak.allocated))),
-        Span::styled("  reserved ", theme.reserved()),
-        Span::styled(human(device.totals.reserved), theme.strong()),
-    ];
+fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Line<'static> {
+    let mut spans = Vec::new();
     if device.ooms > 0 {
-        spans.insert(
-            1,
-            Span::styled(format!(" {} ", ooms(device.ooms)), theme.bad()),
-        );
+        let text = format!(" {} ", ooms(device.ooms));
+        spans.push(Span::styled(text, theme.bad()));
     }
+    spans.push(Span::styled(" alloc ", theme.allocated()));
+    spans.push(Span::styled(human(device.totals.allocated), theme.strong()));
+    if width >= ROOM_FOR_PEAK {
+        spans.push(Span::raw(format!(" peak {}", human(device.peak.allocated))));
+    }
+    spans.push(Span::styled("  reserved ", theme.reserved()));
+    spans.push(Span::styled(human(device.totals.reserved), theme.strong()));
     Line::from(spans)
 }
 

@@ -11,6 +11,8 @@ use super::sort::Column;
 pub enum Wanted {
     /// Leave.
     Quit,
+    /// Stop memprobe itself, as shells do.
+    Suspend,
     /// Close what is open, step by step; leave when nothing is.
     Back,
     /// Move the selection by rows.
@@ -82,6 +84,7 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<Wanted> {
         Event::Key(key) if key.kind == KeyEventKind::Release => None,
         Event::Key(key) if is_control(key, 'c') => Some(Wanted::Quit),
         Event::Key(key) if is_control(key, 'l') => Some(Wanted::Redraw),
+        Event::Key(key) if is_control(key, 'z') => Some(Wanted::Suspend),
         Event::Key(key) => match focus {
             Focus::Table => in_table(key),
             Focus::Prompt => in_prompt(key),
@@ -164,5 +167,65 @@ fn with_mouse(mouse: &MouseEvent) -> Option<Wanted> {
         MouseEventKind::ScrollUp => Some(Wanted::Move(-3)),
         MouseEventKind::ScrollDown => Some(Wanted::Move(3)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn press(code: KeyCode, modifiers: KeyModifiers, focus: Focus) -> Option<Wanted> {
+        wanted(&Event::Key(KeyEvent::new(code, modifiers)), focus)
+    }
+
+    fn plain(letter: char, focus: Focus) -> Option<Wanted> {
+        press(KeyCode::Char(letter), KeyModifiers::NONE, focus)
+    }
+
+    #[test]
+    fn letters_are_commands_in_the_table_and_text_in_the_prompt() {
+        assert_eq!(plain('q', Focus::Table), Some(Wanted::Quit));
+        assert_eq!(plain('q', Focus::Prompt), Some(Wanted::Type('q')));
+        assert_eq!(plain('6', Focus::Table), Some(Wanted::SortBy(Column::Line)));
+        assert_eq!(plain('7', Focus::Table), None);
+    }
+
+    #[test]
+    fn control_c_quits_everywhere() {
+        for focus in [Focus::Table, Focus::Prompt] {
+            let pressed = press(KeyCode::Char('c'), KeyModifiers::CONTROL, focus);
+            assert_eq!(pressed, Some(Wanted::Quit));
+        }
+    }
+
+    #[test]
+    fn control_letters_are_not_typed_into_the_prompt() {
+        let pressed = |letter| press(KeyCode::Char(letter), KeyModifiers::CONTROL, Focus::Prompt);
+        assert_eq!(pressed('u'), Some(Wanted::EraseAll));
+        assert_eq!(pressed('x'), None);
+    }
+
+    #[test]
+    fn a_key_that_is_let_go_asks_for_nothing() {
+        let mut key = KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE);
+        key.kind = KeyEventKind::Release;
+        assert_eq!(wanted(&Event::Key(key), Focus::Table), None);
+    }
+
+    #[test]
+    fn the_mouse_clicks_and_turns_its_wheel() {
+        let mouse = |kind| {
+            let mouse = MouseEvent {
+                kind,
+                column: 7,
+                row: 9,
+                modifiers: KeyModifiers::NONE,
+            };
+            wanted(&Event::Mouse(mouse), Focus::Table)
+        };
+        let left = MouseEventKind::Down(MouseButton::Left);
+        assert_eq!(mouse(left), Some(Wanted::Click(7, 9)));
+        assert_eq!(mouse(MouseEventKind::ScrollDown), Some(Wanted::Move(3)));
+        assert_eq!(mouse(MouseEventKind::Moved), None);
     }
 }

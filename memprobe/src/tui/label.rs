@@ -135,7 +135,7 @@ impl FileNames {
             Site::Line(frame) => self.frame(frame),
             Site::Backward(frame) => format!("backward of {}", self.frame(frame)),
             Site::NoLine { thread, reason } => {
-                format!("(no line: {reason}, thread {})", clean(thread))
+                format!("({}: {reason})", clean(thread))
             }
         }
     }

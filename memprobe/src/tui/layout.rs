@@ -4,6 +4,8 @@ use ratatui::layout::Rect;
 
 /// Beside the table from this width on, else beneath it.
 const SIDE_BY_SIDE: u16 = 150;
+/// The graph and the source text beneath the table both have room from this height on.
+const ROOM_FOR_BOTH: u16 = 32;
 /// Smaller screens are told so.
 pub const SMALLEST: (u16, u16) = (24, 4);
 
@@ -68,7 +70,9 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
     } else {
         when(height >= 8, 1)
     });
-    let graph = down(when(height >= 19, height / 5 + 1));
+    // Source text beneath the table needs the room of the graph on a screen of usual height.
+    let crowded = needs.source && width < SIDE_BY_SIDE && height < ROOM_FOR_BOTH;
+    let graph = down(when(height >= 19 && !crowded, height / 5 + 1));
     let keys = up(when(height >= 7, 1));
     let status = up(1);
     let detail = up(when(height >= 12, 1));

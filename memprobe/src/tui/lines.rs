@@ -19,7 +19,9 @@ use crate::model::snapshot::Grouping;
 /// Columns of the mark that says whether a row can be opened.
 pub const MARK: u16 = 2;
 /// Source text in fewer columns says nothing.
-const LEAST_SOURCE: usize = 10;
+const LEAST_SOURCE: usize = 14;
+/// Narrower tables leave source text to the line beneath them.
+const LEAST_ROOM: usize = 44;
 
 /// Columns that a row of the tree stands further right.
 pub fn indent(depth: usize) -> u16 {
@@ -222,8 +224,8 @@ fn source_start(visible: &[(usize, &Row, String)], columns: &Columns) -> Option<
         .filter(|(_, row, _)| row.subject.frame().is_some() && shows_source(row))
         .map(|(_, row, name)| usize::from(indent(row.depth) + MARK) + width(name))
         .max()?;
-    let names = longest.min(room * 3 / 5);
-    (room >= names + 2 + LEAST_SOURCE).then(|| columns.line + names as u16 + 2)
+    let names = longest.min(room * 2 / 3);
+    (room >= LEAST_ROOM.max(names + 2 + LEAST_SOURCE)).then(|| columns.line + names as u16 + 2)
 }
 
 fn draw_name(
@@ -299,6 +301,7 @@ fn name(row: &Row, state: &State, theme: &Theme) -> String {
             let mut steps: Vec<String> =
                 chain.iter().map(|frame| state.names.frame(frame)).collect();
             match end {
+                _ if *forks > 0 && row.fold == Fold::Open => {}
                 _ if *forks > 0 => steps.push(format!("({forks} branches)")),
                 Some(End::Truncated) => steps.push("(more frames, not kept)".to_owned()),
                 Some(End::NotKept) => steps.push("(stacks not kept)".to_owned()),

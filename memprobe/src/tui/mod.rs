@@ -2,6 +2,7 @@
 //! mouse until a person quits or the caller does.
 
 mod callers;
+mod click;
 mod columns;
 mod filter;
 mod graph;

@@ -82,7 +82,7 @@ fn draw_box(
 /// Keys, columns and words.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let arrows = theme.glyphs.arrows;
-    let keys: [(&str, &str); 17] = [
+    let keys: [(&str, &str); 18] = [
         (arrows, "or j k, PgUp PgDn, Home End, wheel: move"),
         ("Enter", "open the row, or close it; so does a click on it"),
         (
@@ -110,6 +110,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ),
         ("p", "the probes and how the kernel runs them"),
         ("q Ctrl-C", "quit; the target runs on unharmed"),
+        (
+            "Shift+mouse",
+            "select text, as the terminal does without memprobe",
+        ),
         ("", ""),
         (
             "LIVE",

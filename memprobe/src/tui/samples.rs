@@ -158,21 +158,24 @@ pub(super) fn device(
         allocated,
         reserved: Bytes(allocated.0 / 10 * 13),
     };
+    let peak = Totals {
+        allocated: Bytes(allocated.0 / 10 * 12),
+        reserved: totals.reserved,
+    };
+    // Rises, then goes up and down with each iteration, and ends with the totals of now.
     let wave = |at: u64| {
-        let part = (at * 7 % 60).abs_diff(30) + 60;
-        let allocated = Bytes((allocated.0 / 90 * part).min(allocated.0 / 120 * at));
+        let part = 120 - (at * 7 % 60).abs_diff(30);
+        let allocated = Bytes((peak.allocated.0 / 120 * part).min(peak.allocated.0 / 90 * at));
         Totals {
             allocated,
-            reserved: Bytes(allocated.0.max(totals.reserved.0 / 200 * at.min(180))),
+            reserved: Bytes(totals.reserved.0 / 60 * at.min(60)).max(allocated),
         }
     };
+    let points = (0..199).map(wave).chain([totals]).collect();
     DeviceSnapshot {
         index: DeviceIndex(index),
         totals,
-        peak: Totals {
-            allocated: Bytes(allocated.0 / 10 * 12),
-            reserved: totals.reserved,
-        },
+        peak,
         before_attach,
         unaccounted,
         live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
@@ -181,7 +184,7 @@ pub(super) fn device(
         timeline: Timeline {
             start: TimeNs(0),
             step: SECOND,
-            points: (0..200).map(wave).collect(),
+            points,
         },
     }
 }

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Command;
-use super::columns::Columns;
 use super::filter::Filter;
 use super::input::{Focus, Wanted};
 use super::label::FileNames;
@@ -44,7 +43,7 @@ pub struct State {
     pub(super) shown: Arc<Snapshot>,
     latest: Arc<Snapshot>,
     pub(super) follow: Follow,
-    device: Option<DeviceIndex>,
+    pub(super) device: Option<DeviceIndex>,
     size: (u16, u16),
     pub(super) sort: Sort,
     pub(super) filter: Filter,
@@ -54,7 +53,7 @@ pub struct State {
     pub(super) grouping: Grouping,
     open: HashSet<RowKey>,
     /// `None` for the first row, whichever that is.
-    selected: Option<RowKey>,
+    pub(super) selected: Option<RowKey>,
     pub(super) cursor: usize,
     pub(super) offset: usize,
     pub(super) table: Table,
@@ -147,6 +146,8 @@ impl State {
             Wanted::Click(column, row) => self.click(column, row),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Redraw => {}
+            // Who is stopped empties no buffers: events of the target would be lost.
+            Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
             Wanted::Filter => self.ask_filter(),
             Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
                 self.edit(wanted)
@@ -211,7 +212,7 @@ impl State {
         self.keep_selected();
     }
 
-    fn keep_selected(&mut self) {
+    pub(super) fn keep_selected(&mut self) {
         self.selected = self.selected().map(|row| row.key.clone());
     }
 
@@ -222,7 +223,7 @@ impl State {
         }
     }
 
-    fn toggle(&mut self) {
+    pub(super) fn toggle(&mut self) {
         match self.selected().map(|row| row.fold) {
             Some(Fold::Closed) => self.open(),
             Some(Fold::Open) => self.close(),
@@ -361,58 +362,6 @@ impl State {
         }
         self.filter = Filter::new(&pattern);
         self.selected = None;
-    }
-
-    fn click(&mut self, column: u16, row: u16) {
-        if self.overlay != Overlay::None {
-            self.overlay = Overlay::None;
-            return;
-        }
-        let Some(layout) = self.layout() else { return };
-        let at = ratatui::layout::Position { x: column, y: row };
-        if layout.head.contains(at) {
-            if let Some(head) = Columns::of(layout.head.width).at(column) {
-                self.sort = self.sort.by(head);
-            }
-        } else if layout.rows.contains(at) {
-            self.click_row(self.offset + usize::from(row - layout.rows.y), column);
-        } else if layout.devices.contains(at) {
-            self.click_device(column);
-        }
-    }
-
-    /// The first click selects; on the mark, or on the selected row, it opens and closes.
-    fn click_row(&mut self, place: usize, column: u16) {
-        let Some(row) = self.table.rows.get(place) else {
-            return;
-        };
-        let again = place == self.cursor || self.is_mark(row, column);
-        self.cursor = place;
-        self.keep_selected();
-        if again {
-            self.toggle();
-        }
-    }
-
-    fn is_mark(&self, row: &Row, column: u16) -> bool {
-        let width = self.layout().map_or(0, |layout| layout.rows.width);
-        let columns = Columns::of(width);
-        let name = columns.line + super::lines::indent(row.depth);
-        (name..name + super::lines::MARK).contains(&column)
-    }
-
-    fn click_device(&mut self, column: u16) {
-        let tabs = super::header::tabs(&self.shown.devices);
-        let mut start = 1;
-        for (device, tab) in self.shown.devices.iter().zip(tabs) {
-            let end = start + tab.len();
-            if (start..end).contains(&usize::from(column)) {
-                self.device = Some(device.index);
-                self.selected = None;
-                return;
-            }
-            start = end + super::header::BETWEEN_TABS;
-        }
     }
 }
 

@@ -41,12 +41,34 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
         ));
         spans.push(Span::raw(" "));
     }
+    let used: usize = spans.iter().map(Span::width).sum();
     if let Some(note) = state.note {
         spans.push(Span::styled(note, theme.strong()));
     } else {
-        spans.push(Span::raw(facts(health, state)));
+        let room = usize::from(area.width).saturating_sub(used);
+        spans.push(Span::raw(fitting(&facts(health, state), room)));
     }
     buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
+}
+
+/// The facts that have room, in their order; those of the lowest rank are taken first.
+fn fitting(facts: &[(u8, String)], room: usize) -> String {
+    let joined = |places: &[usize]| {
+        let texts: Vec<&str> = places.iter().map(|at| facts[*at].1.as_str()).collect();
+        format!(" {}", texts.join("   "))
+    };
+    let mut by_rank: Vec<usize> = (0..facts.len()).collect();
+    by_rank.sort_by_key(|at| facts[*at].0);
+    let mut taken: Vec<usize> = Vec::new();
+    for at in by_rank {
+        let mut more = taken.clone();
+        more.push(at);
+        more.sort_unstable();
+        if width(&joined(&more)) <= room {
+            taken = more;
+        }
+    }
+    joined(&taken)
 }
 
 fn lost(losses: &Losses) -> String {
@@ -68,37 +90,40 @@ fn lost(losses: &Losses) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-fn facts(health: &Health, state: &State) -> String {
+/// What is going on, each with the rank at which it is left out where room is short.
+fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
     let mut facts = Vec::new();
-    if health.state == TargetState::Exited {
-        facts.push("last state shown".to_owned());
+    if state.follow == Follow::Paused {
+        facts.push((1, "Space: go on".to_owned()));
     }
-    if health.state == TargetState::Running {
-        facts.push(format!("{} ev/s", rate(health.events_per_second)));
+    match &health.state {
+        TargetState::Waiting(what) => facts.push((0, format!("for {}", clean(what)))),
+        TargetState::Running => facts.push((3, format!("{} ev/s", rate(health.events_per_second)))),
+        TargetState::Exited => facts.push((4, "last state shown".to_owned())),
+        TargetState::Recording => {}
     }
-    facts.push(format!("{} events", count(health.events)));
+    facts.push((5, format!("{} events", count(health.events))));
     if !health.losses.any() {
-        facts.push("lost 0".to_owned());
+        facts.push((2, "lost 0".to_owned()));
     }
     if health.disagreements > 0 {
-        facts.push(format!("LEDGER OFF {}x", count(health.disagreements)));
+        facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }
     facts.extend(probes(health));
-    if state.follow == Follow::Paused {
-        facts.push("Space: go on".to_owned());
-    }
-    format!(" {}", facts.join("   "))
+    facts
 }
 
-fn probes(health: &Health) -> Option<String> {
-    let stepped = health.probes.iter().filter(|probe| !probe.emulated).count();
-    match (&health.state, health.probes.len()) {
-        (TargetState::Recording | TargetState::Exited | TargetState::Waiting(_), 0) => None,
-        (TargetState::Exited, _) => Some("probes gone with it".to_owned()),
-        (_, 0) => Some("NO PROBES".to_owned()),
-        (_, all) if stepped == 0 => Some(format!("{all} probes ok")),
-        (_, all) => Some(format!("{all} probes, {stepped} SLOW (p)")),
+fn probes(health: &Health) -> Option<(u8, String)> {
+    if health.state != TargetState::Running {
+        return None;
     }
+    let stepped = health.probes.iter().filter(|probe| !probe.emulated).count();
+    Some(match (health.probes.len(), stepped) {
+        (0, _) => (0, "NO PROBES".to_owned()),
+        (1, 0) => (4, "1 probe ok".to_owned()),
+        (all, 0) => (4, format!("{all} probes ok")),
+        (all, _) => (1, format!("{all} probes, {stepped} SLOW (p)")),
+    })
 }
 
 /// The selected line in full: its path and its source text.
@@ -116,7 +141,12 @@ pub fn draw_detail(
     let room = usize::from(area.width.saturating_sub(2));
     let text = match (&row.subject, row.subject.frame()) {
         (_, Some(frame)) => {
-            let place = clean(&format!("{}:{} {}", frame.file, frame.line, frame.function));
+            let kind = match &row.subject {
+                Subject::Site(Site::Backward(_)) => "backward of ",
+                _ => "",
+            };
+            let (file, function) = (&frame.file, &frame.function);
+            let place = clean(&format!("{kind}{file}:{} {function}", frame.line));
             let source = sources.line(&frame.file, frame.line);
             let source = source
                 .map(|text| clean(text.trim()).trim().to_owned())

@@ -141,7 +141,7 @@ impl Entry<'_> {
             Self::Line(line) => match &line.site {
                 Site::Line(frame) => whole(frame),
                 Site::Backward(frame) => format!("backward of {}", whole(frame)),
-                Site::NoLine { thread, reason } => format!("(no line: {reason}, thread {thread})"),
+                Site::NoLine { thread, reason } => format!("({thread}: {reason})"),
             },
             Self::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
             Self::Unaccounted(_) => UNACCOUNTED.to_owned(),
@@ -152,7 +152,7 @@ impl Entry<'_> {
 /// The name of the row of memory from before attach.
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
 /// The name of the row of the allocator's total less what is known.
-pub const UNACCOUNTED: &str = "(unaccounted: allocator less ledger)";
+pub const UNACCOUNTED: &str = "(unaccounted)";
 
 /// The table of one device.
 pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
@@ -336,21 +336,119 @@ fn push_branch(rows: &mut Vec<Row>, branch: &Branch, trail: &mut Trail, open: &H
     trail.frames.truncate(before);
 }
 
+/// How many levels of a tree are opened at once; deeper ones are opened from there.
+const LEVELS_AT_ONCE: usize = 32;
+
 /// The keys of all that can be opened at and beneath a line.
-pub fn keys_beneath(line: &LineRow) -> Vec<RowKey> {
-    let mut keys: HashSet<RowKey> = HashSet::from([RowKey::Site(line.site.clone())]);
-    // Each round opens one level more; there is nothing left to open when none is closed.
-    loop {
+pub fn keys_beneath(line: &LineRow) -> HashSet<RowKey> {
+    let mut keys = HashSet::from([RowKey::Site(line.site.clone())]);
+    for _ in 0..LEVELS_AT_ONCE {
         let mut rows = Vec::new();
         push_line(&mut rows, line, &keys);
-        let closed: Vec<RowKey> = rows
-            .into_iter()
-            .filter(|row| row.fold == Fold::Closed)
-            .map(|row| row.key)
-            .collect();
-        if closed.is_empty() {
-            return keys.into_iter().collect();
+        let open = keys.len();
+        keys.extend(
+            rows.into_iter()
+                .filter(|row| row.fold == Fold::Closed)
+                .map(|row| row.key),
+        );
+        if keys.len() == open {
+            break;
         }
-        keys.extend(closed);
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{device, frame, line, lines, stack};
+    use super::*;
+
+    fn shown(device: &DeviceSnapshot, sort: Sort, pattern: &str, open: &HashSet<RowKey>) -> Table {
+        let filter = Filter::new(pattern);
+        let names = FileNames::default();
+        let wish = Wish {
+            sort,
+            filter: &filter,
+            open,
+            names: &names,
+        };
+        table(device, &wish)
+    }
+
+    fn place(table: &Table, key: &RowKey) -> Option<usize> {
+        table.rows.iter().position(|row| row.key == *key)
+    }
+
+    #[test]
+    fn what_is_no_line_takes_its_place_by_bytes() {
+        let device = device(0, lines(), 1126, -7);
+        let table = shown(&device, Sort::default(), "", &HashSet::new());
+        assert_eq!(place(&table, &RowKey::BeforeAttach), Some(3));
+        assert_eq!(place(&table, &RowKey::Unaccounted), Some(7));
+    }
+
+    #[test]
+    fn what_is_no_line_stands_last_where_it_has_no_figure_to_sort_by() {
+        let device = device(0, lines(), 1126, 1 << 40);
+        for column in [Column::Peak, Column::Blocks, Column::Rate, Column::Line] {
+            let sort = Sort::default().by(column);
+            for sort in [sort, sort.reversed()] {
+                let table = shown(&device, sort, "", &HashSet::new());
+                assert!(place(&table, &RowKey::BeforeAttach) >= Some(6), "{sort:?}");
+                assert!(place(&table, &RowKey::Unaccounted) >= Some(6), "{sort:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_from_before_attach_needs_no_row() {
+        let table = shown(
+            &device(0, lines(), 0, 0),
+            Sort::default(),
+            "",
+            &HashSet::new(),
+        );
+        assert_eq!(place(&table, &RowKey::BeforeAttach), None);
+        assert_eq!(place(&table, &RowKey::Unaccounted), None);
+    }
+
+    #[test]
+    fn folders_can_be_filtered_although_they_are_not_shown() {
+        let device = device(0, lines(), 1126, 0);
+        let table = shown(&device, Sort::default(), "/ada/.*train", &HashSet::new());
+        assert_eq!((table.shown, table.all), (2, 7));
+        assert_eq!(table.all_live, i128::from(device.totals.allocated.0));
+        assert!(table.shown_live < table.all_live);
+    }
+
+    #[test]
+    fn the_rows_beneath_a_line_add_up_to_it_at_every_level() {
+        let device = device(0, lines(), 0, 0);
+        let open = keys_beneath(&device.lines[0]);
+        let table = shown(&device, Sort::default(), "", &open);
+        let live_at = |depth: usize| -> i128 {
+            let rows = table.rows.iter().filter(|row| row.depth == depth);
+            rows.filter_map(|row| row.figures.live).sum()
+        };
+        assert_eq!(live_at(1), i128::from(device.lines[0].live.0));
+        assert_eq!(table.rows[1].figures.live, Some(live_at(2)));
+    }
+
+    #[test]
+    fn an_open_branch_stays_open_when_a_new_stack_forks_it() {
+        let frames: Vec<Frame> = (1..=4).map(|at| frame("a.py", at, "f")).collect();
+        let site = Site::Line(frames[0].clone());
+        let before = device(
+            0,
+            vec![line(site.clone(), 0.0, vec![stack(&frames, 5, 1)])],
+            0,
+            0,
+        );
+        let open = keys_beneath(&before.lines[0]);
+        let other = [&frames[..2], &[frame("b.py", 9, "g")]].concat();
+        let stacks = vec![stack(&frames, 5, 1), stack(&other, 3, 1)];
+        let after = device(0, vec![line(site, 0.0, stacks)], 0, 0);
+        let table = shown(&after, Sort::default(), "", &open);
+        assert_eq!(table.rows[1].fold, Fold::Open);
     }
 }

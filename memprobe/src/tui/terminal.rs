@@ -1,19 +1,19 @@
 //! The terminal: entered, left whatever happens, and the loop between.
 
-use std::io::{self, IsTerminal, Stdout, Write, stdout};
+use std::io::{self, IsTerminal, Write, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use crossterm::cursor::Show;
-use crossterm::event::{self, DisableMouseCapture, EnableMouseCapture};
+use crossterm::event::{self, DisableMouseCapture, EnableMouseCapture, Event};
 use crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use crossterm::{execute, queue};
 use ratatui::Terminal;
-use ratatui::backend::CrosstermBackend;
+use ratatui::backend::{Backend, CrosstermBackend};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
@@ -42,7 +42,7 @@ static ENTERED: AtomicBool = AtomicBool::new(false);
 ///
 /// When standard output is no terminal, the terminal fails, or another thread panicked.
 pub fn run(
-    mut snapshots: Receiver<Arc<Snapshot>>,
+    snapshots: Receiver<Arc<Snapshot>>,
     commands: UnboundedSender<Command>,
     mut sources: Box<dyn SourceText + Send>,
     quit: Receiver<bool>,
@@ -54,55 +54,72 @@ pub fn run(
         );
     }
     let theme = Theme::of_environment(|name| std::env::var_os(name));
+    let mut channels = Channels {
+        snapshots,
+        commands,
+        quit,
+    };
     let screen = Screen::enter(stdout()).context("the terminal could not be prepared")?;
+    let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
     let ended = show(
-        &screen,
+        &mut terminal,
         &theme,
-        &mut snapshots,
-        &commands,
+        &mut channels,
         sources.as_mut(),
-        &quit,
+        next_event,
+        || screen.check(),
     );
     drop(screen);
     ended?;
     // The caller may be gone already, and then needs no telling.
-    let _ = commands.send(Command::Quit);
+    let _ = channels.commands.send(Command::Quit);
     Ok(())
 }
 
-fn show(
-    screen: &Screen<Stdout>,
+/// What connects the screen to its caller.
+struct Channels {
+    snapshots: Receiver<Arc<Snapshot>>,
+    commands: UnboundedSender<Command>,
+    quit: Receiver<bool>,
+}
+
+/// Draws and takes input until it is over. `input` waits for an event no longer than it is told;
+/// `check` says whether the terminal is still ours.
+fn show<B>(
+    terminal: &mut Terminal<B>,
     theme: &Theme,
-    snapshots: &mut Receiver<Arc<Snapshot>>,
-    commands: &UnboundedSender<Command>,
+    channels: &mut Channels,
     sources: &mut dyn SourceText,
-    quit: &Receiver<bool>,
-) -> Result<()> {
-    let mut terminal = Terminal::new(CrosstermBackend::new(stdout()))?;
+    mut input: impl FnMut(Duration) -> io::Result<Option<Event>>,
+    check: impl Fn() -> Result<()>,
+) -> Result<()>
+where
+    B: Backend<Error: Send + Sync + 'static>,
+{
     let size = terminal.size()?;
-    let first = snapshots.borrow_and_update().clone();
+    let first = channels.snapshots.borrow_and_update().clone();
     let mut state = State::new(first, (size.width, size.height));
     let mut drawn: Option<Instant> = None;
     let mut stale = true;
     loop {
-        if *quit.borrow() || quit.has_changed().is_err() {
+        if *channels.quit.borrow() || channels.quit.has_changed().is_err() {
             return Ok(());
         }
-        screen.check()?;
+        check()?;
         let due = drawn.is_none_or(|at| at.elapsed() >= BETWEEN_DRAWINGS);
         // A sender that is gone leaves the last snapshot on the screen.
-        if due && snapshots.has_changed().unwrap_or(false) {
-            state.update(snapshots.borrow_and_update().clone());
+        if due && channels.snapshots.has_changed().unwrap_or(false) {
+            state.update(channels.snapshots.borrow_and_update().clone());
             stale = true;
         }
         if stale {
-            draw(&mut terminal, &state, sources, theme)?;
+            draw(terminal, &state, sources, theme)?;
             (drawn, stale) = (Some(Instant::now()), false);
         }
         let mut patience = PATIENCE;
-        while event::poll(patience)? {
+        while let Some(event) = input(patience)? {
             patience = Duration::ZERO;
-            let Some(wanted) = wanted(&event::read()?, state.focus) else {
+            let Some(wanted) = wanted(&event, state.focus) else {
                 continue;
             };
             if let Wanted::Resize(..) | Wanted::Redraw = wanted {
@@ -110,7 +127,8 @@ fn show(
             }
             match state.handle(wanted) {
                 Some(Command::Quit) => return Ok(()),
-                Some(command) => commands
+                Some(command) => channels
+                    .commands
                     .send(command)
                     .context("the measurement has ended")?,
                 None => {}
@@ -120,12 +138,21 @@ fn show(
     }
 }
 
-fn draw(
-    terminal: &mut Terminal<CrosstermBackend<Stdout>>,
+/// The next event of the terminal, if one comes in time.
+fn next_event(patience: Duration) -> io::Result<Option<Event>> {
+    if event::poll(patience)? {
+        event::read().map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+fn draw<B: Backend>(
+    terminal: &mut Terminal<B>,
     state: &State,
     sources: &mut dyn SourceText,
     theme: &Theme,
-) -> io::Result<()> {
+) -> Result<(), B::Error> {
     terminal.draw(|frame| {
         if let Some(cursor) = view::draw(frame.buffer_mut(), state, sources, theme) {
             frame.set_cursor_position(cursor);
@@ -196,7 +223,124 @@ fn restore_on_panic() {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
+    use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+    use ratatui::backend::TestBackend;
+    use tokio::sync::{mpsc, watch};
+
+    use super::super::samples::{self, Sources};
+    use super::super::theme::{Ink, UNICODE};
     use super::*;
+    use crate::model::snapshot::Grouping;
+
+    const THEME: Theme = Theme {
+        ink: Ink::Colour,
+        glyphs: UNICODE,
+    };
+
+    /// The caller's side of the channels.
+    struct Caller {
+        snapshots: watch::Sender<Arc<Snapshot>>,
+        commands: mpsc::UnboundedReceiver<Command>,
+        quit: watch::Sender<bool>,
+    }
+
+    fn connect() -> (Caller, Channels) {
+        let (snapshots, snapshots_receiver) = watch::channel(Arc::new(samples::empty()));
+        let (commands_sender, commands) = mpsc::unbounded_channel();
+        let (quit, quit_receiver) = watch::channel(false);
+        let channels = Channels {
+            snapshots: snapshots_receiver,
+            commands: commands_sender,
+            quit: quit_receiver,
+        };
+        let caller = Caller {
+            snapshots,
+            commands,
+            quit,
+        };
+        (caller, channels)
+    }
+
+    fn key(letter: char) -> Option<Event> {
+        let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::NONE);
+        Some(Event::Key(key))
+    }
+
+    /// Runs the loop with what a person does; says what was on the screen at the end.
+    fn shown(
+        channels: &mut Channels,
+        input: impl FnMut(Duration) -> io::Result<Option<Event>>,
+    ) -> Result<String> {
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
+        let check = || Ok(());
+        let ended = show(&mut terminal, &THEME, channels, &mut Sources, input, check);
+        ended.map(|()| terminal.backend().to_string())
+    }
+
+    #[test]
+    fn keys_reach_the_caller_as_commands_and_q_ends() {
+        let (mut caller, mut channels) = connect();
+        let mut keys = VecDeque::from([key('i'), None, key('q')]);
+        shown(&mut channels, |_| Ok(keys.pop_front().unwrap())).unwrap();
+        let command = caller.commands.try_recv();
+        assert_eq!(command, Ok(Command::SetGrouping(Grouping::Innermost)));
+    }
+
+    #[test]
+    fn a_new_snapshot_is_drawn_without_input() {
+        let (caller, mut channels) = connect();
+        let mut waits = 0;
+        let text = shown(&mut channels, |_| {
+            waits += 1;
+            match waits {
+                1 => drop(caller.snapshots.send_replace(Arc::new(samples::normal()))),
+                2 => {}
+                _ => drop(caller.quit.send_replace(true)),
+            }
+            std::thread::sleep(BETWEEN_DRAWINGS);
+            Ok(None)
+        });
+        assert!(text.unwrap().contains("model.py:88 forward"));
+    }
+
+    #[test]
+    fn the_caller_can_end_the_screen() {
+        let (caller, mut channels) = connect();
+        caller.quit.send_replace(true);
+        shown(&mut channels, |_| {
+            unreachable!("no input is taken any more")
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_caller_that_is_gone_ends_the_screen() {
+        let (caller, mut channels) = connect();
+        drop(caller);
+        shown(&mut channels, |_| {
+            unreachable!("no input is taken any more")
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn a_measurement_that_has_ended_leaves_its_last_snapshot_on_the_screen() {
+        let (caller, mut channels) = connect();
+        caller.snapshots.send_replace(Arc::new(samples::gone()));
+        drop(caller.snapshots);
+        let mut keys = VecDeque::from([None, None, key('q')]);
+        let text = shown(&mut channels, |_| Ok(keys.pop_front().unwrap())).unwrap();
+        assert!(text.contains("TARGET GONE"), "{text}");
+    }
+
+    #[test]
+    fn a_terminal_that_fails_ends_the_screen_with_its_error() {
+        let (_caller, mut channels) = connect();
+        let failed = shown(&mut channels, |_| Err(io::Error::other("hung up")));
+        assert!(failed.unwrap_err().to_string().contains("hung up"));
+    }
 
     #[test]
     fn everything_taken_from_the_terminal_is_given_back() {

@@ -28,10 +28,18 @@ pub fn draw(
     header::draw_devices(buffer, layout.devices, state, theme);
     header::draw_totals(buffer, layout.totals, state, theme);
     graph::draw_graph(buffer, layout.graph, state, theme);
-    lines::draw_head(buffer, layout.head, state, theme);
-    if state.table.rows.is_empty() {
-        draw_nothing(buffer, layout.rows, state, theme);
+    if state.device().is_none() {
+        let body = Rect {
+            y: layout.header.bottom(),
+            ..layout.rows
+        };
+        let height = layout.rows.bottom().saturating_sub(body.y);
+        draw_nothing(buffer, Rect { height, ..body }, state, theme);
     } else {
+        lines::draw_head(buffer, layout.head, state, theme);
+        if state.table.rows.is_empty() {
+            draw_nothing(buffer, layout.rows, state, theme);
+        }
         lines::draw_rows(buffer, layout.rows, state, sources, theme);
     }
     lines::draw_sum(buffer, layout.sum, state, theme);
@@ -89,6 +97,10 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         TargetState::Waiting(what) => (
             format!("Waiting for {}", clean(what)),
             "It goes on by itself as soon as that happens.".to_owned(),
+        ),
+        _ if state.device().is_some() => (
+            "Nothing is allocated on this device.".to_owned(),
+            String::new(),
         ),
         TargetState::Exited => (
             "The target has ended.".to_owned(),

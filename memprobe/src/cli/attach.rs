@@ -1,0 +1,35 @@
+//! `memprobe attach`.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::parse_buffer_size;
+use crate::event::Tgid;
+use crate::pipeline::live::Live;
+
+/// Watch the memory of a running process, line by line
+///
+/// The process is not changed, restarted or paused. If it has not imported PyTorch yet, memprobe
+/// waits for it. Press ? for the keys.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  sudo memprobe attach --pid 1234
+  sudo memprobe attach --pid $(pgrep -f train.py)
+  NO_COLOR=1 sudo -E memprobe attach --pid 1234")]
+pub struct Attach {
+    /// The process
+    #[arg(short, long, value_name = "PID")]
+    pid: u32,
+    /// Room for events that were not read yet; more where events are lost
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
+    buffer_size: u32,
+}
+
+impl Attach {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        Live { tgid: Tgid(self.pid), ring_bytes: self.buffer_size }.run()
+    }
+}

@@ -1,0 +1,100 @@
+//! The command line. clap's types stop here.
+
+mod attach;
+mod doctor;
+mod record;
+mod report;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit status of every error.
+const ERROR: u8 = 2;
+
+/// Which line of Python holds the GPU memory of a PyTorch process that is already running
+#[derive(Parser)]
+#[command(name = "memprobe", version, max_term_width = 100, after_help = EXAMPLES)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  sudo memprobe attach --pid 1234                             watch a running process
+  sudo memprobe record -o trace.json --pid 1234 --duration 30s
+  sudo memprobe record -o trace.json -- python train.py
+  memprobe report trace.json                                  the table of lines; needs no root
+  sudo memprobe doctor --pid 1234                             can it work here, and if not, what to do";
+
+#[derive(Subcommand)]
+enum Verb {
+    Attach(attach::Attach),
+    Record(record::Record),
+    Report(report::Report),
+    Doctor(doctor::Doctor),
+}
+
+/// Runs the command line and says how it ended: 0, 2 after an error, or the status of the
+/// command that `record` ran.
+pub fn run() -> ExitCode {
+    let arguments = Arguments::parse();
+    let outcome = match arguments.verb {
+        Verb::Attach(attach) => attach.run(),
+        Verb::Record(record) => record.run(),
+        Verb::Report(report) => report.run(),
+        Verb::Doctor(doctor) => doctor.run(),
+    };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("memprobe: {error:#}");
+        ExitCode::from(ERROR)
+    })
+}
+
+/// Parses a duration: `30s`, `5m`, `1h 30m`, or a plain number of seconds.
+fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return std::time::Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string());
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 30s, 5m or 1h"))
+}
+
+/// Parses a size of the ring buffer: `8M`, `64MiB`, or a plain number of bytes.
+fn parse_buffer_size(text: &str) -> Result<u32, String> {
+    const MOST: u64 = 1 << 30;
+    let bytes = text.parse::<bytesize::ByteSize>()?.as_u64();
+    match u32::try_from(bytes) {
+        Ok(size) if (4096..=MOST).contains(&bytes) => Ok(size),
+        _ => Err("a ring buffer has 4 KiB to 1 GiB".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+    use std::time::Duration;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_are_written_as_people_write_them() {
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(parse_duration("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1h 30m"), Ok(Duration::from_secs(5400)));
+        assert!(parse_duration("-1").is_err());
+        assert!(parse_duration("soon").is_err());
+    }
+
+    #[test]
+    fn ring_buffer_sizes_are_bounded() {
+        assert_eq!(parse_buffer_size("8MiB"), Ok(8 << 20));
+        assert!(parse_buffer_size("1").is_err());
+        assert!(parse_buffer_size("2GiB").is_err());
+    }
+}

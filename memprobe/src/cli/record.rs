@@ -1,0 +1,62 @@
+//! `memprobe record`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{parse_buffer_size, parse_duration};
+use crate::event::Tgid;
+use crate::pipeline::record::{Recording, Subject};
+
+/// Record every allocation of a process to a file
+///
+/// The file is a trace that opens in ui.perfetto.dev and chrome://tracing, and that `memprobe
+/// report` prints. Recording ends on Ctrl-C, when the process ends, or after --duration.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  sudo memprobe record -o trace.json --pid 1234 --duration 30s
+  sudo memprobe record -o trace.json -- python train.py --epochs 3
+  memprobe report trace.json")]
+#[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
+pub struct Record {
+    /// Write the recording here (`-` for standard output)
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+    /// Record this running process
+    #[arg(short, long, value_name = "PID")]
+    pid: Option<u32>,
+    /// Stop after this long, such as 30s or 5m
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    duration: Option<Duration>,
+    /// Room for events that were not read yet; more where events are lost
+    #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
+    buffer_size: u32,
+    /// Say nothing while recording
+    #[arg(short, long)]
+    quiet: bool,
+    /// Start this command and record it from its first allocation
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl Record {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        let subject = match self.pid {
+            Some(pid) => Subject::Running(Tgid(pid)),
+            None => Subject::Command(self.command),
+        };
+        Recording {
+            subject,
+            output: self.output,
+            duration: self.duration,
+            ring_bytes: self.buffer_size,
+            quiet: self.quiet,
+        }
+        .run()
+    }
+}

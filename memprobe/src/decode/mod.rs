@@ -1,0 +1,148 @@
+//! Bytes from the ring buffer to records, every length and kind checked.
+
+use memprobe_common::{FrameRecord, MAX_FRAMES, MemoryRecord, StackHead, record};
+
+/// One record from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// An event of the allocator, of libcudart or of autograd's engine.
+    Memory(MemoryKind, MemoryRecord),
+    /// The frames behind a stack hash.
+    Stack(StackHead, Vec<FrameRecord>),
+}
+
+/// What a memory record tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// A block was handed out or taken back.
+    Block,
+    /// The allocator ran out of memory.
+    OutOfMemory,
+    /// `cudaMalloc` succeeded.
+    SegmentAlloc,
+    /// `cudaFree` succeeded.
+    SegmentFree,
+    /// The thread entered autograd's engine.
+    Backward,
+}
+
+/// A record that makes no sense: another version's, or damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Decodes one record.
+///
+/// # Errors
+/// [`Malformed`] where kind and length do not fit.
+pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
+    let kind = match *bytes.first().ok_or(Malformed)? {
+        record::BLOCK => MemoryKind::Block,
+        record::OUT_OF_MEMORY => MemoryKind::OutOfMemory,
+        record::SEGMENT_ALLOC => MemoryKind::SegmentAlloc,
+        record::SEGMENT_FREE => MemoryKind::SegmentFree,
+        record::BACKWARD => MemoryKind::Backward,
+        record::STACK => return decode_stack(bytes),
+        _ => return Err(Malformed),
+    };
+    Ok(Record::Memory(kind, decode_memory(bytes)?))
+}
+
+/// Decodes the 64 bytes of a memory record, field by field.
+fn decode_memory(bytes: &[u8]) -> Result<MemoryRecord, Malformed> {
+    let bytes: &[u8; size_of::<MemoryRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    Ok(MemoryRecord {
+        kind: bytes[0],
+        device: bytes[1],
+        stack_state: bytes[2],
+        pad: 0,
+        tid: word32(bytes, 4),
+        tgid: word32(bytes, 8),
+        pad2: 0,
+        time_ns: word64(bytes, 16),
+        addr: word64(bytes, 24),
+        size: word64(bytes, 32).cast_signed(),
+        allocated: word64(bytes, 40),
+        reserved: word64(bytes, 48),
+        stack: word64(bytes, 56),
+    })
+}
+
+/// Decodes a stack record: its head and as many frames as it says.
+fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
+    let (head, frames) = bytes.split_at_checked(size_of::<StackHead>()).ok_or(Malformed)?;
+    let head = StackHead {
+        kind: head[0],
+        truncated: head[1],
+        count: u16::from_ne_bytes([head[2], head[3]]),
+        tgid: word32(head, 4),
+        hash: word64(head, 8),
+    };
+    let count = usize::from(head.count);
+    if count > MAX_FRAMES || frames.len() != count * size_of::<FrameRecord>() {
+        return Err(Malformed);
+    }
+    let frames = frames
+        .chunks_exact(size_of::<FrameRecord>())
+        .map(|frame| FrameRecord { code_and_owner: word64(frame, 0), instr: word64(frame, 8) })
+        .collect();
+    Ok(Record::Stack(head, frames))
+}
+
+fn word32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn word64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory_bytes(kind: u8) -> Vec<u8> {
+        let mut bytes = vec![kind, 1, 2, 0];
+        bytes.extend(7u32.to_ne_bytes());
+        bytes.extend(9u32.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        for word in [11u64, 0x7000, (-512i64).cast_unsigned(), 1024, 2048, 77] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_memory_record_keeps_every_field() {
+        let Ok(Record::Memory(kind, memory)) = decode(&memory_bytes(record::BLOCK)) else {
+            panic!("not decoded");
+        };
+        assert_eq!(kind, MemoryKind::Block);
+        assert_eq!((memory.device, memory.stack_state, memory.tid, memory.tgid), (1, 2, 7, 9));
+        assert_eq!((memory.time_ns, memory.addr, memory.size), (11, 0x7000, -512));
+        assert_eq!((memory.allocated, memory.reserved, memory.stack), (1024, 2048, 77));
+    }
+
+    #[test]
+    fn a_stack_record_gives_its_frames() {
+        let mut bytes = vec![record::STACK, 1, 1, 0];
+        bytes.extend(9u32.to_ne_bytes());
+        bytes.extend(77u64.to_ne_bytes());
+        bytes.extend((0x03_00_7fff_1234_5678u64).to_ne_bytes());
+        bytes.extend(42u64.to_ne_bytes());
+        let Ok(Record::Stack(head, frames)) = decode(&bytes) else { panic!("not decoded") };
+        assert_eq!((head.truncated, head.tgid, head.hash), (1, 9, 77));
+        assert_eq!((frames[0].code(), frames[0].owner(), frames[0].instr), (0x7fff_1234_5678, 3, 42));
+    }
+
+    #[test]
+    fn records_of_the_wrong_length_or_kind_are_refused() {
+        let good = memory_bytes(record::OUT_OF_MEMORY);
+        for length in 0..good.len() {
+            assert_eq!(decode(&good[..length]), Err(Malformed), "{length} bytes");
+        }
+        assert_eq!(decode(&memory_bytes(200)), Err(Malformed));
+        let mut stack = vec![record::STACK, 0, 255, 255];
+        stack.resize(16, 0);
+        assert_eq!(decode(&stack), Err(Malformed));
+    }
+}

@@ -1,0 +1,371 @@
+//! The file that a recording goes to. What was there before is kept until the new recording is
+//! whole.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+
+/// Unfinished recordings of earlier runs that may lie beside a file before we give up.
+const MAX_PARTIAL: u32 = 1000;
+
+/// Where a recording is to go, checked as far as that can be done without touching anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutputPlan {
+    /// To standard output (`-`).
+    Stdout,
+    /// To a file that does not exist yet.
+    New(PathBuf),
+    /// In place of a regular file, once the recording is whole.
+    Replace(PathBuf),
+    /// Into a pipe or device.
+    Special(PathBuf),
+}
+
+/// Why a file cannot be recorded to. Its text ends with what to do.
+#[derive(Debug)]
+pub struct OutputError {
+    path: PathBuf,
+    problem: Problem,
+}
+
+#[derive(Debug)]
+enum Problem {
+    Directory,
+    NoParent(PathBuf),
+    Io(io::Error),
+}
+
+impl fmt::Display for OutputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.problem {
+            Problem::Directory => {
+                write!(
+                    f,
+                    "cannot record to {path}: it is a directory; name a file in it, such as {}",
+                    self.path.join("trace.json").display()
+                )
+            }
+            Problem::NoParent(parent) => write!(
+                f,
+                "cannot record to {path}: there is no directory {0}; make it with `mkdir -p {0}`",
+                parent.display()
+            ),
+            Problem::Io(error) => {
+                write!(
+                    f,
+                    "cannot record to {path}: {error}; name another file with -o"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for OutputError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.problem {
+            Problem::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl OutputPlan {
+    /// Looks at what `path` is; `-` means standard output. Creates and opens nothing.
+    pub fn check(path: &Path) -> Result<Self, OutputError> {
+        if path.as_os_str() == "-" {
+            return Ok(Self::Stdout);
+        }
+        let fail = |problem| OutputError {
+            path: path.to_owned(),
+            problem,
+        };
+        match fs::metadata(path) {
+            Ok(there) if there.is_dir() => Err(fail(Problem::Directory)),
+            Ok(there) if is_special(&there) => Ok(Self::Special(path.to_owned())),
+            // The file behind a symbolic link is replaced, not the link.
+            Ok(_) => fs::canonicalize(path)
+                .map(Self::Replace)
+                .map_err(|error| fail(Problem::Io(error))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let parent = parent(path);
+                match fs::metadata(parent) {
+                    Ok(there) if there.is_dir() => Ok(Self::New(path.to_owned())),
+                    _ => Err(fail(Problem::NoParent(parent.to_owned()))),
+                }
+            }
+            Err(error) => Err(fail(Problem::Io(error))),
+        }
+    }
+
+    /// Opens the file. Call it only when the recording really starts.
+    pub fn create(self) -> Result<OutputFile, OutputError> {
+        let (path, opened) = match self {
+            Self::Stdout => return Ok(OutputFile::Stdout(io::stdout())),
+            Self::Special(path) => {
+                let opened = OpenOptions::new().write(true).open(&path);
+                (
+                    path.clone(),
+                    opened.map(|file| OutputFile::Direct { file, path }),
+                )
+            }
+            Self::New(path) => match create_new(&path) {
+                // Somebody else was faster; what they wrote is not ours to overwrite.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    (path.clone(), partial(path))
+                }
+                opened => (
+                    path.clone(),
+                    opened.map(|file| OutputFile::Direct { file, path }),
+                ),
+            },
+            Self::Replace(path) => (path.clone(), partial(path)),
+        };
+        opened.map_err(|error| OutputError {
+            path,
+            problem: Problem::Io(error),
+        })
+    }
+}
+
+/// A file that is being recorded to. Dropped without [`OutputFile::commit`], what was written
+/// stays where [`OutputFile::lies_at`] says, and what was there before stays too.
+#[derive(Debug)]
+pub enum OutputFile {
+    /// Standard output.
+    Stdout(io::Stdout),
+    /// A new file, a pipe or a device.
+    Direct {
+        /// The open file.
+        file: File,
+        /// Its path.
+        path: PathBuf,
+    },
+    /// A file beside the one that it will replace.
+    Beside {
+        /// The open file.
+        file: File,
+        /// Its path.
+        partial: PathBuf,
+        /// The file that it will replace.
+        path: PathBuf,
+    },
+}
+
+impl OutputFile {
+    /// Where what is being written can be found; `None` for standard output.
+    pub fn lies_at(&self) -> Option<&Path> {
+        match self {
+            Self::Stdout(_) => None,
+            Self::Direct { path, .. } => Some(path),
+            Self::Beside { partial, .. } => Some(partial),
+        }
+    }
+
+    /// How errors and progress call it.
+    pub fn name(&self) -> String {
+        self.lies_at().map_or_else(
+            || "standard output".to_owned(),
+            |path| path.display().to_string(),
+        )
+    }
+
+    /// Puts a whole recording where it was asked for; gives that place (`None` for standard
+    /// output).
+    pub fn commit(mut self) -> Result<Option<PathBuf>, OutputError> {
+        let flushed = self.flush();
+        let (path, done) = match self {
+            Self::Stdout(_) => ("standard output".into(), flushed.map(|()| None)),
+            Self::Direct { path, .. } => (path.clone(), flushed.map(|()| Some(path))),
+            Self::Beside { partial, path, .. } => {
+                let renamed = flushed.and_then(|()| fs::rename(&partial, &path));
+                (partial, renamed.map(|()| Some(path)))
+            }
+        };
+        done.map_err(|error| OutputError {
+            path,
+            problem: Problem::Io(error),
+        })
+    }
+}
+
+impl Write for OutputFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Stdout(out) => out.write(bytes),
+            Self::Direct { file, .. } | Self::Beside { file, .. } => file.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout(out) => out.flush(),
+            Self::Direct { file, .. } | Self::Beside { file, .. } => file.flush(),
+        }
+    }
+}
+
+/// Creates a file next to `path` that will take its place, its owner and its permissions.
+fn partial(path: PathBuf) -> io::Result<OutputFile> {
+    let before = fs::metadata(&path)?;
+    for attempt in 0..MAX_PARTIAL {
+        let mut name = OsString::from(&path);
+        name.push(".partial");
+        if attempt > 0 {
+            name.push(format!(".{attempt}"));
+        }
+        let partial = PathBuf::from(name);
+        match create_new(&partial) {
+            Ok(file) => {
+                file.set_permissions(before.permissions())?;
+                // Without the right to give files away the recording is simply ours.
+                if let Err(error) = fchown(&file, Some(before.uid()), Some(before.gid()))
+                    && error.kind() != io::ErrorKind::PermissionDenied
+                {
+                    return Err(error);
+                }
+                return Ok(OutputFile::Beside {
+                    file,
+                    partial,
+                    path,
+                });
+            }
+            // An unfinished recording of an earlier run: not ours to lose.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!("{MAX_PARTIAL} unfinished recordings lie beside it"),
+    ))
+}
+
+/// Never follows a symbolic link that somebody laid there (memprobe often runs as root).
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+fn is_special(there: &Metadata) -> bool {
+    let kind = there.file_type();
+    kind.is_fifo() || kind.is_char_device() || kind.is_block_device() || kind.is_socket()
+}
+
+fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn record(path: &Path, text: &str) -> OutputFile {
+        let mut file = OutputPlan::check(path).unwrap().create().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_new_file_is_created_when_recording_starts_and_not_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let plan = OutputPlan::check(&path).unwrap();
+        assert!(!path.exists());
+        let file = plan.create().unwrap();
+        assert_eq!(file.lies_at(), Some(&*path));
+        assert_eq!(file.commit().unwrap(), Some(path));
+    }
+
+    #[test]
+    fn a_file_that_was_there_stays_until_the_new_recording_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        fs::write(&path, "old").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        let file = record(&path, "new");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(
+            file.lies_at().unwrap(),
+            dir.path().join("trace.json.partial")
+        );
+        assert_eq!(
+            file.commit().unwrap().unwrap(),
+            fs::canonicalize(&path).unwrap()
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_unfinished_recording_is_kept_beside_the_old_one_and_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        fs::write(&path, "old").unwrap();
+        let first = record(&path, "first").lies_at().unwrap().to_owned();
+        let second = record(&path, "second").lies_at().unwrap().to_owned();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_to_string(first).unwrap(), "first");
+        assert_eq!(fs::read_to_string(second).unwrap(), "second");
+    }
+
+    #[test]
+    fn a_link_stays_a_link_and_its_file_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, link) = (dir.path().join("real.json"), dir.path().join("link.json"));
+        fs::write(&path, "old").unwrap();
+        symlink(&path, &link).unwrap();
+        record(&link, "new").commit().unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_file_that_somebody_creates_meanwhile_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("trace.json");
+        let plan = OutputPlan::check(&path).unwrap();
+        fs::write(&path, "theirs").unwrap();
+        let mut file = plan.create().unwrap();
+        file.write_all(b"ours").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "theirs");
+    }
+
+    #[test]
+    fn devices_are_written_directly() {
+        let file = OutputPlan::check(Path::new("/dev/null"))
+            .unwrap()
+            .create()
+            .unwrap();
+        assert_eq!(file.commit().unwrap().unwrap(), Path::new("/dev/null"));
+        assert_eq!(
+            OutputPlan::check(Path::new("-")).unwrap(),
+            OutputPlan::Stdout
+        );
+    }
+
+    #[test]
+    fn what_cannot_work_is_said_before_recording_with_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = OutputPlan::check(dir.path()).unwrap_err().to_string();
+        assert!(
+            text.contains("it is a directory; name a file in it, such as"),
+            "{text}"
+        );
+        let text = OutputPlan::check(&dir.path().join("a/b.json"))
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("there is no directory"), "{text}");
+        assert!(text.contains("mkdir -p"), "{text}");
+    }
+}

@@ -1,0 +1,293 @@
+//! A stack in the words that people see on a timeline.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::event::{Frame, Stack, StackId, StackKind};
+use crate::model::grouping::naming_frame;
+use crate::model::snapshot::Grouping;
+
+use super::json;
+
+/// Frames of a stack that are spelt out beside every allocation; the rest is in the stack's own
+/// record. Keeps a deep recursion from writing kilobytes for every event.
+const SHOWN_FRAMES: usize = 24;
+
+/// Stacks whose frames are kept (shared with the rest of memprobe) to spell them out.
+const MAX_STACKS: usize = 1 << 20;
+
+/// Spelt-out stacks that are kept (about 1 KiB each); all are dropped when there are more.
+const MAX_TEXTS: usize = 1 << 14;
+
+/// Characters of a file or function name that are spelt out.
+const SHOWN_CHARS: usize = 120;
+
+/// What is written beside an event about its stack; both texts are the insides of JSON strings.
+pub(super) struct StackText {
+    /// `train.py:31 forward`.
+    pub name: Vec<u8>,
+    /// The frames, innermost first.
+    pub frames: Vec<u8>,
+}
+
+impl StackText {
+    fn of(stack: &Stack, grouping: Grouping) -> Self {
+        Self {
+            name: name(stack, grouping),
+            frames: frames(stack),
+        }
+    }
+}
+
+/// A definition of a stack. A stack's number may come to stand for another stack, but what was
+/// drawn under the definition before keeps its name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Definition(u32);
+
+impl Definition {
+    /// No stack, or one of which nothing is known.
+    pub(super) const NONE: Self = Self(u32::MAX);
+}
+
+/// Stacks and their texts, which are made once and used for many events.
+pub(super) struct StackTexts {
+    grouping: Grouping,
+    current: HashMap<StackId, Definition>,
+    stacks: Vec<Arc<Stack>>,
+    texts: HashMap<u32, StackText>,
+}
+
+impl StackTexts {
+    pub(super) fn new(grouping: Grouping) -> Self {
+        Self {
+            grouping,
+            current: HashMap::new(),
+            stacks: Vec::new(),
+            texts: HashMap::new(),
+        }
+    }
+
+    /// From now on `id` stands for `stack`.
+    pub(super) fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
+        if self.stacks.get(self.current(id).0 as usize) == Some(stack) {
+            return;
+        }
+        if self.stacks.len() >= MAX_STACKS {
+            self.current.remove(&id);
+            return;
+        }
+        self.current
+            .insert(id, Definition(self.stacks.len() as u32));
+        self.stacks.push(Arc::clone(stack));
+    }
+
+    /// What `id` stands for now.
+    pub(super) fn current(&self, id: StackId) -> Definition {
+        self.current.get(&id).copied().unwrap_or(Definition::NONE)
+    }
+
+    pub(super) fn text(&mut self, definition: Definition) -> Option<&StackText> {
+        let stack = self.stacks.get(definition.0 as usize)?;
+        if self.texts.len() >= MAX_TEXTS && !self.texts.contains_key(&definition.0) {
+            self.texts.clear();
+        }
+        let grouping = self.grouping;
+        Some(
+            self.texts
+                .entry(definition.0)
+                .or_insert_with(|| StackText::of(stack, grouping)),
+        )
+    }
+}
+
+fn name(stack: &Stack, grouping: Grouping) -> Vec<u8> {
+    let mut name = Vec::new();
+    let frame = naming_frame(&stack.frames, grouping).map(|index| &stack.frames[index]);
+    match (&stack.kind, frame) {
+        (StackKind::Unknown { thread, reason }, _) => {
+            push_shown(&mut name, thread);
+            name.extend_from_slice(b" (");
+            name.extend_from_slice(reason.as_str().as_bytes());
+            name.push(b')');
+        }
+        (StackKind::Python, None) => name.extend_from_slice(b"(no Python frame)"),
+        (StackKind::Waiting { thread }, None) => {
+            push_shown(&mut name, thread);
+            name.extend_from_slice(b" (no Python frame)");
+        }
+        (StackKind::Python, Some(frame)) => push_frame(&mut name, frame),
+        (StackKind::Waiting { .. }, Some(frame)) => {
+            name.extend_from_slice(b"backward of ");
+            push_frame(&mut name, frame);
+        }
+    }
+    name
+}
+
+fn frames(stack: &Stack) -> Vec<u8> {
+    let mut text = Vec::new();
+    match &stack.kind {
+        StackKind::Python => {}
+        StackKind::Waiting { thread } => {
+            push_shown(&mut text, thread);
+            text.extend_from_slice(b", backward() called at ");
+        }
+        StackKind::Unknown { thread, reason } => {
+            push_shown(&mut text, thread);
+            text.extend_from_slice(b": ");
+            text.extend_from_slice(reason.as_str().as_bytes());
+        }
+    }
+    for (depth, frame) in stack.frames.iter().take(SHOWN_FRAMES).enumerate() {
+        if depth > 0 {
+            text.extend_from_slice(b" <- ");
+        }
+        push_frame(&mut text, frame);
+    }
+    let hidden = stack.frames.len().saturating_sub(SHOWN_FRAMES);
+    if hidden > 0 || stack.truncated {
+        text.extend_from_slice(b" <- ");
+        if hidden > 0 {
+            json::push_number(&mut text, hidden);
+            text.extend_from_slice(if stack.truncated {
+                b" and more"
+            } else {
+                b" more"
+            });
+        } else {
+            text.extend_from_slice("…".as_bytes());
+        }
+    }
+    text
+}
+
+fn push_frame(text: &mut Vec<u8>, frame: &Frame) {
+    push_shown(text, frame.file.rsplit('/').next().unwrap_or(&frame.file));
+    text.push(b':');
+    json::push_number(text, frame.line);
+    text.push(b' ');
+    push_shown(text, &frame.function);
+}
+
+fn push_shown(text: &mut Vec<u8>, name: &str) {
+    match name.char_indices().nth(SHOWN_CHARS) {
+        Some((end, _)) => {
+            json::push_escaped(text, &name[..end]);
+            text.extend_from_slice("…".as_bytes());
+        }
+        None => json::push_escaped(text, name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::NoStack;
+
+    fn frame(file: &str, line: u32, function: &str) -> Frame {
+        Frame {
+            file: file.into(),
+            line,
+            function: function.into(),
+        }
+    }
+
+    fn stack(kind: StackKind, frames: Vec<Frame>) -> Stack {
+        Stack {
+            kind,
+            frames,
+            truncated: false,
+        }
+    }
+
+    fn texts(stack: &Stack) -> (String, String) {
+        let text = StackText::of(stack, Grouping::User);
+        (
+            String::from_utf8(text.name).unwrap(),
+            String::from_utf8(text.frames).unwrap(),
+        )
+    }
+
+    #[test]
+    fn a_stack_is_named_after_the_innermost_line_of_the_users_own_code() {
+        let stack = stack(
+            StackKind::Python,
+            vec![
+                frame(
+                    "/v/lib/python3.12/site-packages/torch/nn/modules/linear.py",
+                    134,
+                    "forward",
+                ),
+                frame("/home/me/model.py", 88, "forward"),
+                frame("/home/me/train.py", 31, "<module>"),
+            ],
+        );
+        assert_eq!(
+            texts(&stack),
+            (
+                "model.py:88 forward".into(),
+                "linear.py:134 forward <- model.py:88 forward <- train.py:31 <module>".into()
+            )
+        );
+    }
+
+    #[test]
+    fn a_stack_wholly_inside_libraries_is_named_after_its_innermost_line() {
+        let stack = stack(
+            StackKind::Python,
+            vec![frame("/usr/lib/python3/dist-packages/x.py", 2, "f")],
+        );
+        assert_eq!(texts(&stack).0, "x.py:2 f");
+    }
+
+    #[test]
+    fn a_thread_without_python_is_named_after_the_line_that_waits_for_it() {
+        let waiting = StackKind::Waiting {
+            thread: "pt_autograd_0".into(),
+        };
+        let stack = stack(waiting, vec![frame("train.py", 40, "step")]);
+        assert_eq!(
+            texts(&stack),
+            (
+                "backward of train.py:40 step".into(),
+                "pt_autograd_0, backward() called at train.py:40 step".into()
+            )
+        );
+    }
+
+    #[test]
+    fn a_missing_stack_says_why() {
+        let kind = StackKind::Unknown {
+            thread: "a\"b".into(),
+            reason: NoStack::Lost,
+        };
+        let stack = stack(kind, vec![]);
+        assert_eq!(
+            texts(&stack),
+            ("a\\\"b (stack lost)".into(), "a\\\"b: stack lost".into())
+        );
+    }
+
+    #[test]
+    fn a_deep_stack_shows_its_inner_frames_and_counts_the_others() {
+        let mut deep = stack(StackKind::Python, vec![frame("r.py", 1, "f"); 100]);
+        assert!(texts(&deep).1.ends_with("r.py:1 f <- 76 more"));
+        deep.truncated = true;
+        assert!(texts(&deep).1.ends_with("r.py:1 f <- 76 and more"));
+        deep.frames.truncate(1);
+        assert_eq!(texts(&deep).1, "r.py:1 f <- …");
+    }
+
+    #[test]
+    fn an_endless_function_name_is_cut() {
+        let stack = stack(
+            StackKind::Python,
+            vec![frame("r.py", 1, &"é".repeat(100_000))],
+        );
+        assert_eq!(
+            texts(&stack).0.chars().count(),
+            "r.py:1 ".len() + SHOWN_CHARS + 1
+        );
+    }
+}

@@ -1,0 +1,300 @@
+use std::collections::HashMap as Slices;
+use std::io::ErrorKind;
+
+use serde_json::Value;
+
+use super::*;
+use crate::event::{Address, Bytes};
+use crate::model::snapshot::Grouping;
+use crate::recording::Reader;
+use crate::recording::samples::{MIB, frame, header, memory, recording, stack, story};
+
+fn records(file: &[u8]) -> Vec<Value> {
+    serde_json::from_slice(file).expect("strict JSON")
+}
+
+/// Holds a file against the rules of the trace-event format.
+fn check_format(file: &[u8]) {
+    let mut open: Slices<(String, String), (String, f64)> = Slices::new();
+    for record in records(file) {
+        let text = |key: &str| record[key].as_str().map(str::to_owned);
+        let phase = text("ph").expect("every record has a phase");
+        let name = text("name").expect("every record has a name");
+        assert!(record["pid"].is_u64() && record["tid"].is_u64(), "{record}");
+        assert!(record["args"].is_object(), "{record}");
+        if phase == "M" {
+            continue;
+        }
+        let ts = record["ts"].as_f64().expect("every event has a time");
+        match &*phase {
+            "b" | "e" => {
+                let key = (
+                    text("cat").unwrap(),
+                    record["id2"]["local"].as_str().unwrap().to_owned(),
+                );
+                if phase == "b" {
+                    assert_eq!(
+                        open.insert(key, (name, ts)),
+                        None,
+                        "no slice is opened twice"
+                    );
+                } else {
+                    let (opened, since) = open.remove(&key).expect("every end has its begin");
+                    assert_eq!(opened, name, "an end is named like its begin");
+                    assert!(since <= ts);
+                }
+            }
+            "i" => assert!(["g", "p", "t"].contains(&record["s"].as_str().unwrap())),
+            "C" => assert!(
+                record["args"]
+                    .as_object()
+                    .unwrap()
+                    .values()
+                    .all(Value::is_number)
+            ),
+            other => panic!("unexpected phase {other}"),
+        }
+    }
+}
+
+#[test]
+fn a_recording_follows_the_rules_of_the_trace_event_format() {
+    check_format(&recording(&story()));
+    check_format(&recording(&[]));
+}
+
+#[test]
+fn a_recording_looks_like_this() {
+    insta::assert_snapshot!(String::from_utf8(recording(&story())).unwrap());
+}
+
+#[test]
+fn perfetto_knows_the_file_by_its_first_characters() {
+    let file = String::from_utf8(recording(&[])).unwrap();
+    let start: String = file.split_whitespace().collect();
+    assert!(start.starts_with("[{\""));
+}
+
+#[test]
+fn a_block_whose_free_was_lost_ends_where_its_address_is_used_again() {
+    let events: Vec<Event> = [
+        memory(Action::Alloc, 1, 0x1000, 512),
+        memory(Action::Alloc, 2, 0x1000, 1024),
+        memory(Action::Free, 3, 0x1000, 1024),
+    ]
+    .map(Event::Memory)
+    .into();
+    let file = recording(&events);
+    check_format(&file);
+    let ends = records(&file)
+        .into_iter()
+        .filter(|record| record["ph"] == "e");
+    assert_eq!(
+        ends.map(|end| end["args"]["unseen_free"] == true)
+            .collect::<Vec<_>>(),
+        [true, false]
+    );
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(back, events);
+}
+
+#[test]
+fn a_stack_number_that_is_used_again_leaves_open_slices_their_names() {
+    let alloc = |micros, addr| {
+        let event = memory(Action::Alloc, micros, addr, 512);
+        Event::Memory(MemoryEvent {
+            stack: StackId(1),
+            ..event
+        })
+    };
+    let events = [
+        stack(1, StackKind::Python, vec![frame("old.py", 1, "f")]),
+        alloc(1, 0x1000),
+        stack(1, StackKind::Python, vec![frame("new.py", 2, "g")]),
+        alloc(2, 0x2000),
+        Event::Memory(memory(Action::Free, 3, 0x1000, 512)),
+        Event::Memory(memory(Action::Free, 4, 0x2000, 512)),
+    ];
+    let file = recording(&events);
+    check_format(&file);
+    let ends = records(&file)
+        .into_iter()
+        .filter(|record| record["ph"] == "e");
+    assert_eq!(
+        ends.map(|end| end["name"].clone()).collect::<Vec<_>>(),
+        ["old.py:1 f", "new.py:2 g"]
+    );
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(back, events);
+}
+
+#[test]
+fn blocks_beyond_what_can_be_drawn_are_still_recorded() {
+    let mut writer = TraceWriter::new(Vec::new(), "x", &header(), Grouping::User).unwrap();
+    writer.blocks = OpenSlices::new(1);
+    let events = [
+        memory(Action::Alloc, 1, 0x1000, 512),
+        memory(Action::Alloc, 2, 0x2000, 512),
+        memory(Action::Free, 3, 0x2000, 512),
+        memory(Action::Free, 4, 0x1000, 512),
+    ]
+    .map(Event::Memory);
+    for event in &events {
+        writer.event(event).unwrap();
+    }
+    let file = writer.finish(EndReason::Duration).unwrap();
+    check_format(&file);
+    let phases: Vec<Value> = records(&file)
+        .into_iter()
+        .filter(|record| record["cat"].is_string())
+        .map(|record| record["ph"].clone())
+        .collect();
+    assert_eq!(phases, ["b", "i", "i", "e"]);
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(back, events);
+}
+
+#[test]
+fn counters_are_written_when_they_change() {
+    let file = recording(&story());
+    let counters: Vec<(String, u64)> = records(&file)
+        .into_iter()
+        .filter(|record| record["ph"] == "C")
+        .map(|record| {
+            (
+                record["name"].as_str().unwrap().into(),
+                record["args"]["bytes"].as_u64().unwrap() / MIB,
+            )
+        })
+        .collect();
+    let counters: Vec<(&str, u64)> = counters
+        .iter()
+        .map(|(name, value)| (&**name, *value))
+        .collect();
+    assert_eq!(
+        counters,
+        [
+            ("cuda:0 allocated", 12),
+            ("cuda:0 reserved", 22),
+            ("cuda:0 allocated", 14),
+            ("cuda:0 allocated", 11),
+            ("cuda:0 allocated", 15),
+            ("cuda:0 allocated", 13),
+            ("cuda:1 allocated", 1),
+            ("cuda:1 reserved", 2),
+        ]
+    );
+}
+
+#[test]
+fn a_stack_too_large_for_a_line_loses_outer_frames_and_says_so() {
+    let frames = vec![frame(&"\u{1}".repeat(10_000), 1, "f"); 300];
+    let events = [stack(1, StackKind::Python, frames)];
+    let file = recording(&events);
+    assert!(
+        file.split(|byte| *byte == b'\n')
+            .all(|line| line.len() <= MAX_LINE)
+    );
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    let Event::Stack(_, stack) = &back[0] else {
+        panic!("a stack comes back")
+    };
+    assert!(stack.truncated);
+    assert!(
+        (50..300).contains(&stack.frames.len()),
+        "{}",
+        stack.frames.len()
+    );
+}
+
+/// Takes some bytes and then fails for good, counting the calls after that.
+struct Disk {
+    room: usize,
+    calls_when_full: usize,
+    held: Vec<u8>,
+}
+
+impl Write for Disk {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(self.room - self.held.len());
+        if taken == 0 {
+            self.calls_when_full += 1;
+            return Err(ErrorKind::StorageFull.into());
+        }
+        self.held.extend_from_slice(&bytes[..taken]);
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_full_disk_is_said_once_and_what_fits_can_be_read() {
+    let disk = Disk {
+        room: 3000,
+        calls_when_full: 0,
+        held: Vec::new(),
+    };
+    let mut writer = TraceWriter::new(disk, "/tmp/t.json", &header(), Grouping::User).unwrap();
+    let mut errors = Vec::new();
+    for _ in 0..3 {
+        for event in story() {
+            errors.extend(writer.event(&event).err());
+        }
+        errors.extend(writer.flush().err());
+    }
+    assert_eq!(errors.len(), 1);
+    assert_eq!(
+        errors[0].to_string(),
+        "cannot write /tmp/t.json: no storage space; what was recorded so far can be read: \
+         free some space or record to another disk"
+    );
+    assert_eq!(writer.get_ref().calls_when_full, 1);
+    let held = writer.get_ref().held.clone();
+    assert!(
+        writer.finish(EndReason::Failed).is_err(),
+        "an incomplete recording is never finished"
+    );
+    let mut reader = Reader::new(&*held).unwrap();
+    let back: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
+    assert!(!back.is_empty() && reader.truncated());
+    assert_eq!(back[..], story()[..back.len()]);
+}
+
+#[test]
+fn what_was_flushed_is_there_if_memprobe_is_killed() {
+    let mut writer = TraceWriter::new(Vec::new(), "x", &header(), Grouping::User).unwrap();
+    for event in story() {
+        writer.event(&event).unwrap();
+    }
+    writer.flush().unwrap();
+    let back: Vec<Event> = Reader::new(&**writer.get_ref())
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(back, story());
+    assert_eq!(writer.bytes(), writer.get_ref().len() as u64);
+    assert_eq!(writer.events(), 10);
+}
+
+#[test]
+fn memory_does_not_grow_with_what_was_written() {
+    let mut writer = TraceWriter::new(io::sink(), "x", &header(), Grouping::User).unwrap();
+    for time in 0..20_000 {
+        for action in [Action::Alloc, Action::Free] {
+            let event = memory(action, time, 0x1000 + time * 512, 512);
+            writer
+                .event(&Event::Memory(MemoryEvent {
+                    addr: Address(event.addr.0),
+                    size: Bytes(1),
+                    ..event
+                }))
+                .unwrap();
+        }
+    }
+    assert!(writer.lines.capacity() <= 2 * BUFFER);
+    assert!(writer.blocks.live.capacity() < 100);
+    assert_eq!(writer.events(), 40_000);
+}

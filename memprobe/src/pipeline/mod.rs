@@ -1,0 +1,23 @@
+//! The rooms put together: what each verb does from probe to screen or file.
+
+pub mod doctor;
+pub mod live;
+pub mod record;
+
+mod progress;
+mod session;
+mod source;
+
+use crate::event::TimeNs;
+
+/// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
+fn now() -> TimeNs {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// One thread is enough: the programs in the kernel do not wait for user space.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}

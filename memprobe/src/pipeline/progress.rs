@@ -1,0 +1,119 @@
+//! The line that `record` writes about itself while it runs.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use crate::bytes;
+use crate::event::{Bytes, Losses};
+
+/// How often the line is rewritten on a terminal.
+const ON_TERMINAL: Duration = Duration::from_millis(500);
+
+/// How often it is written elsewhere, where each is a line of its own.
+const ELSEWHERE: Duration = Duration::from_secs(10);
+
+/// Progress on standard error.
+pub(super) struct Progress {
+    quiet: bool,
+    terminal: bool,
+    started: Instant,
+    shown: Option<Instant>,
+}
+
+/// What there is to tell.
+#[derive(Clone, Copy)]
+pub(super) struct Told {
+    pub(super) events: u64,
+    pub(super) bytes: u64,
+    pub(super) losses: Losses,
+}
+
+impl Progress {
+    pub(super) fn new(quiet: bool) -> Self {
+        Self { quiet, terminal: std::io::stderr().is_terminal(), started: Instant::now(), shown: None }
+    }
+
+    /// Says something once, on a line of its own.
+    pub(super) fn say(&mut self, text: &str) {
+        if !self.quiet {
+            self.clear();
+            eprintln!("memprobe: {text}");
+        }
+    }
+
+    /// Begins counting the time.
+    pub(super) fn start(&mut self) {
+        self.started = Instant::now();
+        self.shown = None;
+    }
+
+    /// Rewrites the line if it is time to.
+    pub(super) fn show(&mut self, told: Told) {
+        let every = if self.terminal { ON_TERMINAL } else { ELSEWHERE };
+        if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        if self.terminal {
+            eprint!("\r\x1b[K{}", self.line(told));
+            let _ = std::io::stderr().flush();
+        } else {
+            eprintln!("memprobe: {}", self.line(told));
+        }
+    }
+
+    /// Takes the line away.
+    pub(super) fn clear(&mut self) {
+        if self.terminal && self.shown.take().is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+
+    /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
+    pub(super) fn line(&self, told: Told) -> String {
+        let seconds = self.started.elapsed().as_secs();
+        let lost = told.losses.events + told.losses.stacks + told.losses.malformed;
+        format!(
+            "{:02}:{:02}:{:02}  {} events  {} written  lost {lost}",
+            seconds / 3600,
+            seconds / 60 % 60,
+            seconds % 60,
+            grouped(told.events),
+            bytes::human(Bytes(told.bytes)),
+        )
+    }
+}
+
+/// A number with a comma between thousands.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at) % 3 == 0 {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_numbers_are_grouped_by_thousands() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1000), "1,000");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+    }
+
+    #[test]
+    fn the_line_tells_time_events_size_and_losses() {
+        let progress = Progress::new(true);
+        let losses = Losses { events: 2, stacks: 1, malformed: 0 };
+        let line = progress.line(Told { events: 12_345, bytes: 1 << 20, losses });
+        assert_eq!(line, "00:00:00  12,345 events  1.00 MiB written  lost 3");
+    }
+}

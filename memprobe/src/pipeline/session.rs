@@ -1,0 +1,228 @@
+//! One process, probed: from the ring buffer to events.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use aya::maps::{MapData, RingBuf};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use tokio::io::unix::AsyncFd;
+
+use crate::decode::decode;
+use crate::event::{Event, Losses, Tgid};
+use crate::model::snapshot::{ProbeStatus, Target};
+use crate::probe::attach::{Attaching, Step};
+use crate::probe::kernel;
+use crate::probe::loader::{Counters, Loader};
+use crate::symbolize::Symbolizer;
+use crate::symbolize::python::CodeCache;
+use crate::target::facts;
+use crate::target::memory::ProcessMemory;
+
+/// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
+const POLL: Duration = Duration::from_millis(5);
+
+/// How often a process is looked at that is not ready to be probed.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// How long a process that has only just been started may be something other than Python (a
+/// shell script, a launcher).
+const STARTING: Duration = Duration::from_secs(20);
+
+/// The most records taken in one go, so that a flood does not starve screen and signals.
+const BATCH: usize = 65_536;
+
+/// A process by number, as long as it lives.
+pub(super) struct Watched {
+    pub(super) tgid: Tgid,
+    exit: AsyncFd<std::os::fd::OwnedFd>,
+}
+
+impl Watched {
+    /// Takes hold of a process.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub(super) fn open(tgid: Tgid) -> Result<Self> {
+        let pid = i32::try_from(tgid.0).ok().and_then(Pid::from_raw);
+        let fd = match pid.map(|pid| pidfd_open(pid, PidfdFlags::empty())) {
+            Some(Ok(fd)) => fd,
+            Some(Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL)) | None => bail!(
+                "there is no process {}.\nFind the right one with `pgrep -af python` (threads have numbers too: \
+                 give the process's own).",
+                tgid.0
+            ),
+            Some(Err(error)) => return Err(error).with_context(|| format!("watching process {}", tgid.0)),
+        };
+        Ok(Self { tgid, exit: AsyncFd::new(fd).context("watching the process's end")? })
+    }
+
+    /// Waits until the process has ended.
+    pub(super) async fn ended(&self) {
+        // A pidfd becomes readable when the process ends and stays so; an error is as good.
+        let _ = self.exit.readable().await;
+    }
+}
+
+/// How the target came to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It was running.
+    Running,
+    /// memprobe started it just now.
+    Started,
+}
+
+/// One process, probed.
+pub(super) struct Session {
+    pub(super) watched: Watched,
+    records: AsyncFd<RingBuf<MapData>>,
+    counters: Counters,
+    symbolizer: Symbolizer<ProcessMemory>,
+    losses: Losses,
+    malformed: u64,
+    target: Target,
+    probes: Vec<ProbeStatus>,
+    /// Dropped last: it holds the attachments.
+    _loader: Loader,
+}
+
+impl Session {
+    /// Attaches to a process, waiting for it to import PyTorch if need be. `waiting` is told what
+    /// is waited for, each time that changes.
+    ///
+    /// # Errors
+    /// When the process cannot be probed, with what to do.
+    pub(super) async fn attach(
+        watched: Watched,
+        ring_bytes: u32,
+        origin: Origin,
+        mut waiting: impl FnMut(&str),
+    ) -> Result<Self> {
+        let mut loader = Loader::new(kernel::fsbase_offset()?, ring_bytes)?;
+        let records = AsyncFd::new(loader.take_records()?).context("watching the ring buffer")?;
+        let counters = loader.take_counters()?;
+        let tgid = watched.tgid;
+        let started = tokio::time::Instant::now();
+        let mut attaching = Attaching::new(tgid);
+        let mut told = String::new();
+        let python = loop {
+            match attaching.step(&mut loader) {
+                Ok(Step::Done(python)) => break python,
+                Ok(Step::Waiting(what)) => {
+                    if what != told {
+                        waiting(&what);
+                        told = what;
+                    }
+                }
+                Err(error) if origin == Origin::Started && started.elapsed() < STARTING && error.may_pass() => {}
+                Err(error) => return Err(error.into()),
+            }
+            tokio::select! {
+                () = watched.ended() => bail!("process {} ended before it used PyTorch's CUDA allocator", tgid.0),
+                () = tokio::time::sleep(LOOK_AGAIN) => {}
+            }
+        };
+        let target = Target {
+            tgid: Some(tgid),
+            command: facts::command_line(tgid),
+            python: Some(python.version.to_string()),
+            torch: facts::torch_version(tgid),
+        };
+        let symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), CodeCache::new(&python));
+        Ok(Self {
+            watched,
+            records,
+            counters,
+            symbolizer,
+            losses: Losses::default(),
+            malformed: 0,
+            target,
+            probes: attaching.into_probes(),
+            _loader: loader,
+        })
+    }
+
+    /// What is known of the target.
+    pub(super) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Where the probes sit.
+    pub(super) fn probes(&self) -> &[ProbeStatus] {
+        &self.probes
+    }
+
+    /// Waits until there may be something to read, or the process has ended; says which.
+    pub(super) async fn wait_or_end(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.watched.ended() => true,
+            ready = self.records.readable() => {
+                if let Ok(mut ready) = ready {
+                    ready.clear_ready();
+                }
+                false
+            }
+            () = tokio::time::sleep(POLL) => false,
+        }
+    }
+
+    /// Passes on every event that is there, in order; says how many records were read.
+    ///
+    /// # Errors
+    /// The first error of `sink`, after which nothing more is passed on.
+    pub(super) fn drain(&mut self, mut sink: impl FnMut(&Event) -> Result<()>) -> Result<usize> {
+        let mut taken = 0;
+        while taken < BATCH {
+            let Some(item) = self.records.get_mut().next() else { break };
+            match decode(&item) {
+                Ok(record) => self.symbolizer.push(record),
+                Err(_) => self.malformed += 1,
+            }
+            drop(item);
+            taken += 1;
+            while let Some(event) = self.symbolizer.pop() {
+                sink(&event)?;
+            }
+        }
+        if taken == 0 && self.symbolizer.is_waiting() {
+            self.symbolizer.give_up();
+        }
+        self.tell_losses();
+        while let Some(event) = self.symbolizer.pop() {
+            sink(&event)?;
+        }
+        Ok(taken)
+    }
+
+    /// Drains until nothing is left: at the end.
+    ///
+    /// # Errors
+    /// As [`Self::drain`].
+    pub(super) fn drain_all(&mut self, mut sink: impl FnMut(&Event) -> Result<()>) -> Result<()> {
+        while self.drain(&mut sink)? > 0 {}
+        self.drain(&mut sink).map(drop)
+    }
+
+    /// Puts the running totals of losses into the stream when they have grown.
+    fn tell_losses(&mut self) {
+        let losses = Losses {
+            events: self.counters.events_lost(),
+            stacks: self.counters.stacks_lost(),
+            malformed: self.malformed,
+        };
+        if losses != self.losses {
+            self.losses = losses;
+            self.symbolizer.push_event(Event::Loss(losses));
+        }
+    }
+
+    /// What was lost so far.
+    pub(super) fn losses(&self) -> Losses {
+        self.losses
+    }
+}
+
+/// Whether a loop goes on.
+pub(super) type Flow = ControlFlow<crate::recording::EndReason>;

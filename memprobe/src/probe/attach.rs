@@ -1,0 +1,234 @@
+//! Finding the probed functions in a process and attaching to them.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use memprobe_common::ProcessConfig;
+
+use super::catalog::{Need, PROBES, Probe};
+use super::loader::Loader;
+use super::prologue::{Place, SEARCHED};
+use crate::event::Tgid;
+use crate::model::snapshot::ProbeStatus;
+use crate::symbolize::python::{DetectError, PythonProcess};
+use crate::target::elf::ElfImage;
+use crate::target::maps::{Mapping, Maps};
+
+/// The library that holds the caching allocator: only PyTorch built with CUDA has it.
+const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
+
+/// The library that a PyTorch loads last, with or without CUDA.
+const PYTHON_BINDINGS: &str = "libtorch_python.so";
+
+/// One probe and where in this process it goes.
+#[derive(Debug)]
+pub struct Located {
+    /// What is probed.
+    pub probe: &'static Probe,
+    /// The library file, as the kernel can open it.
+    pub file: PathBuf,
+    /// The library file, as people know it.
+    pub library: String,
+    /// Where in the file the function begins.
+    pub function_offset: u64,
+    /// Where in the function the entry program goes.
+    pub place: Place,
+}
+
+impl Located {
+    /// Finds a probe's function in a process; `None` while its library is not mapped.
+    ///
+    /// # Errors
+    /// Where the library cannot be read or has no such function.
+    pub fn find(probe: &'static Probe, maps: &Maps) -> Option<Result<Self, AttachError>> {
+        let mapping = maps.library(probe.library)?;
+        Some(Self::find_in(probe, maps.tgid(), mapping))
+    }
+
+    fn find_in(probe: &'static Probe, tgid: Tgid, mapping: &Mapping) -> Result<Self, AttachError> {
+        let library = mapping.path.display().to_string();
+        let unreadable = |why: String| AttachError::Library { library: library.clone(), why };
+        let (image, file) = ElfImage::of_mapping(tgid, mapping).map_err(|error| unreadable(error.to_string()))?;
+        let symbol = image.symbol(probe.symbol).ok_or_else(|| AttachError::NoFunction {
+            function: probe.function,
+            library: library.clone(),
+        })?;
+        let code = image.bytes_at(symbol.address, SEARCHED).unwrap_or_default();
+        let function_offset = image
+            .file_offset_of(symbol.address)
+            .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
+        // The kernel takes the return address at the entry: both programs go there.
+        let place = if probe.returns.is_some() { Place::entry(code) } else { Place::find(code, probe.reads) };
+        Ok(Self { probe, file, library, function_offset, place })
+    }
+
+    /// What is told of it.
+    pub fn status(&self) -> ProbeStatus {
+        ProbeStatus {
+            function: self.probe.function.to_owned(),
+            library: self.library.clone(),
+            offset: self.place.offset,
+            emulated: self.place.emulated,
+        }
+    }
+
+    fn attach(&self, loader: &mut Loader, tgid: Tgid) -> Result<(), AttachError> {
+        let refused = |error: anyhow::Error| AttachError::Refused {
+            function: self.probe.function,
+            why: format!("{error:#}"),
+        };
+        if let Some(program) = self.probe.returns {
+            loader.attach(program, &self.file, self.function_offset, tgid).map_err(refused)?;
+        }
+        let entry = self.function_offset + self.place.offset;
+        loader.attach(self.probe.entry, &self.file, entry, tgid).map_err(refused)
+    }
+}
+
+/// Attaching to a process that may not be ready yet.
+pub struct Attaching {
+    tgid: Tgid,
+    python: Option<PythonProcess>,
+    /// By probe: whether it was dealt with.
+    done: Vec<bool>,
+    attached: Vec<ProbeStatus>,
+    missing: Vec<String>,
+}
+
+/// How far attaching has come.
+pub enum Step {
+    /// Every probe is in place.
+    Done(PythonProcess),
+    /// Not yet, and what is waited for.
+    Waiting(String),
+}
+
+impl Attaching {
+    /// Nothing is attached yet.
+    pub fn new(tgid: Tgid) -> Self {
+        Self { tgid, python: None, done: vec![false; PROBES.len()], attached: Vec::new(), missing: Vec::new() }
+    }
+
+    /// Does what can be done now.
+    ///
+    /// # Errors
+    /// When the process cannot be probed, with what to do.
+    pub fn step(&mut self, loader: &mut Loader) -> Result<Step, AttachError> {
+        let python = match &self.python {
+            Some(python) => python,
+            None => match PythonProcess::detect(self.tgid) {
+                Ok(python) => {
+                    let config = ProcessConfig { python: python.kernel_config() };
+                    loader.watch(self.tgid, config).map_err(|error| AttachError::Refused {
+                        function: "the filter",
+                        why: format!("{error:#}"),
+                    })?;
+                    self.python.insert(python)
+                }
+                Err(DetectError::NotInitializedYet) => {
+                    return Ok(Step::Waiting(format!("waiting for Python to start in PID {}", self.tgid.0)));
+                }
+                Err(error) => return Err(AttachError::Python(self.tgid, error)),
+            },
+        };
+        let python = python.clone();
+        let maps = Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
+        self.attach_mapped(loader, &maps)?;
+        if self.done.iter().all(|done| *done) {
+            return Ok(Step::Done(python));
+        }
+        if maps.library(PYTHON_BINDINGS).is_some() && maps.library(CUDA_ALLOCATOR).is_none() {
+            return Err(AttachError::NoCuda(self.tgid));
+        }
+        Ok(Step::Waiting(format!("waiting for PID {} to import PyTorch", self.tgid.0)))
+    }
+
+    /// Attaches every probe whose library is mapped.
+    fn attach_mapped(&mut self, loader: &mut Loader, maps: &Maps) -> Result<(), AttachError> {
+        for (probe, done) in PROBES.iter().zip(&mut self.done) {
+            if *done {
+                continue;
+            }
+            let Some(located) = Located::find(probe, maps) else { continue };
+            let attached = located.and_then(|located| {
+                located.attach(loader, self.tgid)?;
+                Ok(located.status())
+            });
+            *done = true;
+            match (attached, probe.need) {
+                (Ok(status), _) => self.attached.push(status),
+                (Err(error), Need::Required) => return Err(error),
+                (Err(error), Need::Optional(without)) => self.missing.push(format!("{error}: {without}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the probes sit, and what is missing for want of a probe.
+    pub fn into_probes(self) -> (Vec<ProbeStatus>, Vec<String>) {
+        (self.attached, self.missing)
+    }
+}
+
+/// Why a process cannot be probed.
+#[derive(Debug)]
+pub enum AttachError {
+    /// The process has ended or may not be looked at.
+    Gone(Tgid, String),
+    /// It is not a Python that memprobe knows.
+    Python(Tgid, DetectError),
+    /// Its PyTorch was built without CUDA.
+    NoCuda(Tgid),
+    /// A library cannot be read.
+    Library {
+        /// The library.
+        library: String,
+        /// Why.
+        why: String,
+    },
+    /// A library lacks a function.
+    NoFunction {
+        /// The function.
+        function: &'static str,
+        /// The library.
+        library: String,
+    },
+    /// The kernel refused.
+    Refused {
+        /// What was to be attached.
+        function: &'static str,
+        /// What it said.
+        why: String,
+    },
+}
+
+impl AttachError {
+    /// Whether it can pass by itself while a process is starting: a shell that will become Python.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Python(..) | Self::Gone(..))
+    }
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone(tgid, why) => write!(f, "process {} cannot be looked at: {why}", tgid.0),
+            Self::Python(tgid, error) => write!(f, "process {}: {error}", tgid.0),
+            Self::NoCuda(tgid) => write!(
+                f,
+                "the PyTorch of process {} was built without CUDA: it has no GPU memory to show.\n\
+                 Install PyTorch with CUDA to see GPU memory.",
+                tgid.0
+            ),
+            Self::Library { library, why } => write!(f, "{library} cannot be read: {why}"),
+            Self::NoFunction { function, library } => write!(
+                f,
+                "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to \
+                 2.15.\nPlease report the version and where it comes from."
+            ),
+            Self::Refused { function, why } => write!(f, "attaching to {function}: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for AttachError {}

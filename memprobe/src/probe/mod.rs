@@ -1,0 +1,7 @@
+//! The one privileged room: programs in the kernel, attached to the functions of a process.
+
+pub mod attach;
+pub mod catalog;
+pub mod kernel;
+pub mod loader;
+pub mod prologue;

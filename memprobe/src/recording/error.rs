@@ -1,0 +1,87 @@
+//! Why a recording cannot be read, and what to do.
+
+use std::fmt;
+use std::io;
+
+use super::FORMAT;
+
+/// Why a recording cannot be read. Its text ends with what to do.
+#[derive(Debug)]
+pub enum RecordingError {
+    /// The file cannot be opened or read.
+    Io(io::Error),
+    /// The file holds nothing at all, or ends before the first record is whole.
+    Empty,
+    /// The file is something else.
+    Foreign,
+    /// The file was written by a later memprobe.
+    Newer {
+        /// The format of the file.
+        format: u32,
+    },
+    /// A record is not what memprobe wrote, and others follow it.
+    Damaged {
+        /// Which line, from 1.
+        line: u64,
+        /// Where the line begins, in bytes from the start of the file.
+        offset: u64,
+        /// What is wrong with it.
+        why: String,
+        /// Memory events that were read before it.
+        events: u64,
+    },
+}
+
+impl fmt::Display for RecordingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Empty => f.write_str(
+                "the file ends before its first record: the recording was stopped before it began; record again",
+            ),
+            Self::Foreign => f.write_str(
+                "not a recording of memprobe: give the file that `memprobe record -o FILE` wrote",
+            ),
+            Self::Newer { format } => write!(
+                f,
+                "written by a later memprobe (format {format}, this one reads up to {FORMAT}): update memprobe"
+            ),
+            Self::Damaged { line, offset, why, events } => write!(
+                f,
+                "line {line} (at byte {offset}) is damaged: {why}; {} before it can be read: \
+                 cut the file there with `head -n {} FILE > whole.json` and report that",
+                Counted(*events, "event"),
+                line - 1
+            ),
+        }
+    }
+}
+
+struct Counted(u64, &'static str);
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {}{}",
+            self.0,
+            self.1,
+            if self.0 == 1 { "" } else { "s" }
+        )
+    }
+}
+
+impl std::error::Error for RecordingError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<io::Error> for RecordingError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}

@@ -1,0 +1,175 @@
+//! The first and the last record of a recording.
+
+use serde::{Deserialize, Serialize};
+
+use super::FORMAT;
+use crate::event::{Losses, Tgid, TimeNs};
+use crate::model::snapshot::{ProbeStatus, Target};
+
+/// What is known when a recording starts.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Header {
+    /// The memprobe that recorded, such as `0.1.0`.
+    pub version: String,
+    /// The monotonic time that `ts` 0 stands for.
+    pub start: TimeNs,
+    /// The same moment in milliseconds since 1970 (UTC); `None` where the clock was not set.
+    pub wall_start_ms: Option<u64>,
+    /// Who was recorded.
+    pub target: Target,
+    /// The probes that were attached.
+    pub probes: Vec<ProbeStatus>,
+}
+
+/// What is known when a recording ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Why it ended.
+    pub reason: EndReason,
+    /// Memory events that were written.
+    pub events: u64,
+    /// What was lost over the whole recording.
+    pub losses: Losses,
+}
+
+/// Why a recording ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// The time asked for was over.
+    Duration,
+    /// The person at the terminal (or a signal) ended it.
+    Interrupted,
+    /// The target has ended.
+    TargetExited,
+    /// memprobe could not go on.
+    Failed,
+}
+
+impl EndReason {
+    /// A few words for people and recordings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Duration => "duration over",
+            Self::Interrupted => "interrupted",
+            Self::TargetExited => "target exited",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// The reason that [`Self::as_str`] wrote.
+    pub fn parse(words: &str) -> Option<Self> {
+        [
+            Self::Duration,
+            Self::Interrupted,
+            Self::TargetExited,
+            Self::Failed,
+        ]
+        .into_iter()
+        .find(|reason| reason.as_str() == words)
+    }
+}
+
+/// [`Header`] as it lies in the file.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct HeaderRecord {
+    pub format: u32,
+    pub version: String,
+    pub start_ns: u64,
+    pub wall_start_ms: Option<u64>,
+    pub pid: Option<u32>,
+    pub command: String,
+    pub python: Option<String>,
+    pub torch: Option<String>,
+    pub probes: Vec<ProbeRecord>,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(crate) struct ProbeRecord {
+    function: String,
+    library: String,
+    offset: u64,
+    emulated: bool,
+}
+
+impl From<&Header> for HeaderRecord {
+    fn from(header: &Header) -> Self {
+        let target = &header.target;
+        let probe = |probe: &ProbeStatus| ProbeRecord {
+            function: probe.function.clone(),
+            library: probe.library.clone(),
+            offset: probe.offset,
+            emulated: probe.emulated,
+        };
+        Self {
+            format: FORMAT,
+            version: header.version.clone(),
+            start_ns: header.start.0,
+            wall_start_ms: header.wall_start_ms,
+            pid: target.tgid.map(|tgid| tgid.0),
+            command: target.command.clone(),
+            python: target.python.clone(),
+            torch: target.torch.clone(),
+            probes: header.probes.iter().map(probe).collect(),
+        }
+    }
+}
+
+impl From<HeaderRecord> for Header {
+    fn from(record: HeaderRecord) -> Self {
+        let probe = |probe: ProbeRecord| ProbeStatus {
+            function: probe.function,
+            library: probe.library,
+            offset: probe.offset,
+            emulated: probe.emulated,
+        };
+        Self {
+            version: record.version,
+            start: TimeNs(record.start_ns),
+            wall_start_ms: record.wall_start_ms,
+            target: Target {
+                tgid: record.pid.map(Tgid),
+                command: record.command,
+                python: record.python,
+                torch: record.torch,
+            },
+            probes: record.probes.into_iter().map(probe).collect(),
+        }
+    }
+}
+
+/// [`End`] as it lies in the file.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct EndRecord {
+    pub end: String,
+    pub events: u64,
+    pub lost_events: u64,
+    pub lost_stacks: u64,
+    pub malformed: u64,
+}
+
+impl From<&End> for EndRecord {
+    fn from(end: &End) -> Self {
+        Self {
+            end: end.reason.as_str().to_owned(),
+            events: end.events,
+            lost_events: end.losses.events,
+            lost_stacks: end.losses.stacks,
+            malformed: end.losses.malformed,
+        }
+    }
+}
+
+impl EndRecord {
+    /// `None` where the reason is none that we know.
+    pub(crate) fn into_end(self) -> Option<End> {
+        Some(End {
+            reason: EndReason::parse(&self.end)?,
+            events: self.events,
+            losses: Losses {
+                events: self.lost_events,
+                stacks: self.lost_stacks,
+                malformed: self.malformed,
+            },
+        })
+    }
+}

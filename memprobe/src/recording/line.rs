@@ -1,0 +1,348 @@
+//! One line of a recording: text to record. What comes in is hostile; what comes out is checked.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{EndRecord, FORMAT, HeaderRecord, MAX_FRAMES};
+use crate::event::{
+    Action, Address, Bytes, DeviceIndex, Losses, MemoryEvent, NoStack, StackId, Tgid, Tid, TimeNs,
+    Totals,
+};
+
+/// What a line says.
+pub(super) enum Record<'a> {
+    Header(HeaderRecord),
+    Stack(StackRecord<'a>),
+    Thread {
+        tid: Tid,
+        name: Cow<'a, str>,
+    },
+    Memory(MemoryEvent),
+    Loss(Losses),
+    End(EndRecord),
+    /// A header in a later format.
+    Newer(u32),
+    /// Something that only viewers need.
+    Other,
+}
+
+/// A stack before its strings are interned.
+#[derive(Deserialize)]
+pub(super) struct StackRecord<'a> {
+    pub id: u32,
+    #[serde(borrow)]
+    pub kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub thread: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub reason: Option<Cow<'a, str>>,
+    pub truncated: bool,
+    #[serde(borrow)]
+    pub frames: Vec<FrameRecord<'a>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct FrameRecord<'a> {
+    #[serde(borrow)]
+    pub file: Cow<'a, str>,
+    pub line: u32,
+    #[serde(borrow)]
+    pub function: Cow<'a, str>,
+}
+
+impl StackRecord<'_> {
+    /// Why there is no stack, for stacks that say so.
+    pub(super) fn no_stack(&self) -> Option<NoStack> {
+        NoStack::parse(self.reason.as_deref()?)
+    }
+}
+
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(borrow)]
+    ph: Cow<'a, str>,
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    cat: Cow<'a, str>,
+    #[serde(default)]
+    pid: u32,
+    #[serde(default)]
+    tid: u32,
+    #[serde(borrow, default)]
+    ts: Option<&'a RawValue>,
+    #[serde(borrow)]
+    args: &'a RawValue,
+}
+
+#[derive(Deserialize)]
+struct MemoryArgs<'a> {
+    #[serde(borrow)]
+    addr: Cow<'a, str>,
+    size: u64,
+    device: Option<u8>,
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+    stack_id: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct EndOfSlice<'a> {
+    #[serde(borrow)]
+    free: Option<MemoryArgs<'a>>,
+    #[serde(default)]
+    unseen_free: bool,
+}
+
+#[derive(Deserialize)]
+struct Format {
+    format: u32,
+}
+
+#[derive(Deserialize)]
+struct NameArgs<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct LossArgs {
+    events: u64,
+    stacks: u64,
+    malformed: u64,
+}
+
+/// Reads one line (without its comma and newline). `start` is what `ts` counts from. The error
+/// says what is wrong, in a few words.
+pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
+    // Half of all lines are counters, which only viewers need.
+    if line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}") {
+        return Ok(Record::Other);
+    }
+    let text = std::str::from_utf8(line).map_err(|error| error.to_string())?;
+    let line: Line = serde_json::from_str(text).map_err(|error| cause(&error))?;
+    match (&*line.ph, &*line.cat) {
+        ("M", _) => metadata(&line),
+        ("C", _) => Ok(Record::Other),
+        ("b" | "i", "alloc") => memory(&line, Action::Alloc, start),
+        ("b" | "i", "segment") => memory(&line, Action::SegmentAlloc, start),
+        ("e", "alloc") => end_of_slice(&line, Action::Free, start),
+        ("e", "segment") => end_of_slice(&line, Action::SegmentFree, start),
+        ("i", "free") => memory(&line, Action::Free, start),
+        ("i", "segment_free") => memory(&line, Action::SegmentFree, start),
+        ("i", "oom") => memory(&line, Action::OutOfMemory, start),
+        ("i", "loss") => {
+            let loss: LossArgs = args(&line)?;
+            let LossArgs {
+                events,
+                stacks,
+                malformed,
+            } = loss;
+            Ok(Record::Loss(Losses {
+                events,
+                stacks,
+                malformed,
+            }))
+        }
+        _ => Err("a record of unknown kind".to_owned()),
+    }
+}
+
+fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
+    match &*line.name {
+        "memprobe" => match args::<Format>(line)?.format {
+            0..=FORMAT => Ok(Record::Header(args(line)?)),
+            later => Ok(Record::Newer(later)),
+        },
+        "memprobe_stack" => {
+            let stack: StackRecord = args(line)?;
+            if stack.id == StackId::NONE.0 {
+                return Err("a stack without a number".to_owned());
+            }
+            if stack.frames.len() > MAX_FRAMES {
+                return Err(format!("a stack of {} frames", stack.frames.len()));
+            }
+            Ok(Record::Stack(stack))
+        }
+        "memprobe_end" => Ok(Record::End(args(line)?)),
+        "thread_name" => {
+            let name: NameArgs = args(line)?;
+            Ok(Record::Thread {
+                tid: Tid(line.tid),
+                name: name.name,
+            })
+        }
+        _ => Ok(Record::Other),
+    }
+}
+
+fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {
+    match args::<EndOfSlice>(line)? {
+        EndOfSlice {
+            free: Some(free),
+            unseen_free: false,
+        } => event(line, &free, action, start).map(Record::Memory),
+        EndOfSlice {
+            free: None,
+            unseen_free: true,
+        } => Ok(Record::Other),
+        _ => Err("the end of a slice without `free`".to_owned()),
+    }
+}
+
+fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {
+    event(line, &args(line)?, action, start).map(Record::Memory)
+}
+
+fn event(
+    line: &Line<'_>,
+    args: &MemoryArgs<'_>,
+    action: Action,
+    start: TimeNs,
+) -> Result<MemoryEvent, String> {
+    let totals = match (args.allocated, args.reserved) {
+        (Some(allocated), Some(reserved)) => Some(Totals {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        }),
+        (None, None) => None,
+        _ => return Err("`allocated` without `reserved`".to_owned()),
+    };
+    let ts = line.ts.ok_or("no `ts`")?.get();
+    Ok(MemoryEvent {
+        time: time(ts, start).ok_or_else(|| format!("`ts` is no time: {:?}", first(ts)))?,
+        tgid: Tgid(line.pid),
+        tid: Tid(line.tid),
+        action,
+        addr: address(&args.addr)
+            .ok_or_else(|| format!("`addr` is no address: {:?}", first(&args.addr)))?,
+        size: Bytes(args.size),
+        device: args.device.map(DeviceIndex),
+        totals,
+        stack: args.stack_id.map_or(StackId::NONE, StackId),
+    })
+}
+
+fn args<'a, T: Deserialize<'a>>(line: &Line<'a>) -> Result<T, String> {
+    serde_json::from_str(line.args.get()).map_err(|error| cause(&error))
+}
+
+/// As much of a text as an error has room for.
+fn first(text: &str) -> &str {
+    text.char_indices()
+        .nth(40)
+        .map_or(text, |(end, _)| &text[..end])
+}
+
+/// What serde_json says, less its own line number (ours is that of the file).
+fn cause(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+fn address(text: &str) -> Option<Address> {
+    let digits = text.strip_prefix("0x")?;
+    if digits.starts_with('+') {
+        return None;
+    }
+    u64::from_str_radix(digits, 16).ok().map(Address)
+}
+
+/// `text` is microseconds after `start` with up to three decimals.
+fn time(text: &str, start: TimeNs) -> Option<TimeNs> {
+    let (before, distance) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text),
+    };
+    let (micros, decimals) = distance.split_once('.').unwrap_or((distance, "0"));
+    if decimals.len() > 3 || !decimals.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let nanos = decimals
+        .bytes()
+        .fold(0, |sum, digit| sum * 10 + u64::from(digit - b'0'))
+        * [100, 10, 1][decimals.len().checked_sub(1)?];
+    let micros: u64 = micros
+        .bytes()
+        .all(|byte| byte.is_ascii_digit())
+        .then(|| micros.parse().ok())??;
+    let distance = micros.checked_mul(1000)?.checked_add(nanos)?;
+    let time = if before {
+        start.0.checked_sub(distance)
+    } else {
+        start.0.checked_add(distance)
+    };
+    time.map(TimeNs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_to_the_nanosecond_or_not_at_all() {
+        let start = TimeNs(1_000_000);
+        let read = |text| time(text, start).map(|time| time.0);
+        assert_eq!(read("0.000"), Some(1_000_000));
+        assert_eq!(read("12.034"), Some(1_012_034));
+        assert_eq!(read("7"), Some(1_007_000));
+        assert_eq!(read("7.5"), Some(1_007_500));
+        assert_eq!(read("-1.001"), Some(998_999));
+        for wrong in [
+            "",
+            "-",
+            ".",
+            "1.",
+            "1.2345",
+            "1e3",
+            "--1",
+            "+1",
+            "-1001.0",
+            "18446744073709551615",
+            "1.é",
+        ] {
+            assert_eq!(read(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_hexadecimal_and_nothing_else() {
+        assert_eq!(address("0x7f0000000000"), Some(Address(0x7f00_0000_0000)));
+        for wrong in [
+            "",
+            "0x",
+            "7f00",
+            "0x+7",
+            "0x-7",
+            "0xfg",
+            "0x10000000000000000",
+        ] {
+            assert_eq!(address(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_line_that_says_nothing_known_is_an_error_with_a_cause() {
+        let why = |line: &str| parse(line.as_bytes(), TimeNs(0)).err().unwrap();
+        assert_eq!(why("{}"), "missing field `ph`");
+        assert_eq!(
+            why(r#"{"ph":"X","name":"a","args":{}}"#),
+            "a record of unknown kind"
+        );
+        assert_eq!(
+            why(r#"{"ph":"i","cat":"oom","name":"a","args":{}}"#),
+            "missing field `addr`"
+        );
+        assert_eq!(
+            why(
+                r#"{"ph":"i","cat":"oom","name":"a","args":{"addr":"0x0","size":1,"allocated":1},"ts":0}"#
+            ),
+            "`allocated` without `reserved`"
+        );
+    }
+}

@@ -1,0 +1,44 @@
+//! Recordings: what a `trace.json` of memprobe holds, and how it is read back.
+//!
+//! The file is a Chrome trace-event array (written by [`crate::export::trace_event`]), one record
+//! a line, with metadata records of our own that make the stream of [`crate::event::Event`]s
+//! restorable exactly. Record by record:
+//!
+//! | `ph` | `cat` or `name` | meaning |
+//! |---|---|---|
+//! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target |
+//! | `M` | `memprobe_stack` | defines a stack |
+//! | `M` | `thread_name` | names a thread |
+//! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices) |
+//! | `e` | `alloc` | it was freed; with `unseen_free`, its free was lost and its address is used again |
+//! | `i` | `free` | a block was freed that was not seen being allocated |
+//! | `b`, `i`, `e` | `segment` | likewise for segments |
+//! | `i` | `segment_free` | a segment was freed that was not seen being allocated |
+//! | `i` | `oom` | an out-of-memory error |
+//! | `i` | `loss` | running totals of what was lost |
+//! | `C` | | counters, for viewers only |
+//! | `M` | `memprobe_end` | [`End`]; last line |
+
+mod error;
+mod header;
+mod line;
+mod reader;
+#[cfg(test)]
+pub(crate) mod samples;
+
+pub use error::RecordingError;
+pub use header::{End, EndReason, Header};
+pub(crate) use header::{EndRecord, HeaderRecord};
+pub use reader::Reader;
+
+/// The version of the format. A reader refuses what is newer.
+pub const FORMAT: u32 = 1;
+
+/// Bytes of the longest line that is written or read.
+pub const MAX_LINE: usize = 4 << 20;
+
+/// Frames of the deepest stack that is read.
+pub const MAX_FRAMES: usize = 4096;
+
+/// Stacks that one recording may define.
+pub const MAX_STACKS: usize = 1 << 22;

@@ -1,0 +1,328 @@
+//! Reads a recording back as the stream of events that was written.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use super::line::{self, FrameRecord, Record, StackRecord};
+use super::{End, FORMAT, Header, MAX_LINE, MAX_STACKS, RecordingError};
+use crate::event::{Event, Frame, MemoryEvent, NoStack, Stack, StackId, StackKind, TimeNs};
+
+/// Bytes that are asked of the file at once.
+const BUFFER: usize = 256 << 10;
+
+/// How every recording's second line begins.
+const FIRST_RECORD: &[u8] = b"{\"ph\":\"M\",\"name\":\"memprobe\"";
+
+/// The events of a recording, in the order in which they were written.
+///
+/// A recording whose end is missing gives all its whole records; [`Reader::truncated`] then says
+/// so. Damage in the middle is an error, after which nothing more comes. Memory is bounded by
+/// the distinct strings and stacks of the recording.
+pub struct Reader<R> {
+    input: R,
+    line: Vec<u8>,
+    line_number: u64,
+    offset: u64,
+    state: State,
+    header: Header,
+    end: Option<End>,
+    events: u64,
+    strings: HashSet<Arc<str>>,
+    stacks: HashSet<u32>,
+    /// The event that waits for the definition of its stack to be taken.
+    waiting: Option<MemoryEvent>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum State {
+    /// Records follow.
+    Records,
+    /// The last record was read; the closing bracket follows.
+    Ended,
+    /// Nothing follows.
+    Closed(Close),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Close {
+    Whole,
+    Truncated,
+    Failed,
+}
+
+/// What a line turned out to be.
+enum Step {
+    Give(Event),
+    Skip,
+}
+
+impl Reader<BufReader<File>> {
+    /// Opens a recording and reads its header.
+    pub fn open(path: &Path) -> Result<Self, RecordingError> {
+        Self::new(BufReader::with_capacity(BUFFER, File::open(path)?))
+    }
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads the header of a recording that comes from anywhere, such as a pipe.
+    pub fn new(input: R) -> Result<Self, RecordingError> {
+        let mut reader = Self {
+            input,
+            line: Vec::new(),
+            line_number: 0,
+            offset: 0,
+            state: State::Records,
+            header: Header::default(),
+            end: None,
+            events: 0,
+            strings: HashSet::new(),
+            stacks: HashSet::new(),
+            waiting: None,
+        };
+        reader.read_header()?;
+        Ok(reader)
+    }
+
+    /// What is known of the target and of the recording; more may be known after the last event.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// How the recording ended; known after the last event, unless it is truncated.
+    pub fn end(&self) -> Option<&End> {
+        self.end.as_ref()
+    }
+
+    /// Whether the end of the recording is missing (memprobe was killed, the disk was full, or it
+    /// is still recording); known after the last event.
+    pub fn truncated(&self) -> bool {
+        self.state == State::Closed(Close::Truncated)
+    }
+
+    /// Memory events so far.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    fn read_header(&mut self) -> Result<(), RecordingError> {
+        if !self.next_line()? {
+            return Err(RecordingError::Empty);
+        }
+        if content(&self.line) != b"[" {
+            return Err(RecordingError::Foreign);
+        }
+        if !self.next_line()? {
+            return Err(RecordingError::Empty);
+        }
+        let header = match line::parse(content(&self.line), TimeNs(0)) {
+            Ok(Record::Header(header)) => header,
+            Ok(Record::Newer(format)) => return Err(RecordingError::Newer { format }),
+            Err(_) if self.line.starts_with(FIRST_RECORD) && !self.line.ends_with(b"\n") => {
+                return Err(RecordingError::Empty);
+            }
+            _ => return Err(RecordingError::Foreign),
+        };
+        self.header = header.into();
+        Ok(())
+    }
+
+    /// Reads the next line into `self.line`, newline included; false where there is none.
+    fn next_line(&mut self) -> Result<bool, RecordingError> {
+        self.offset += self.line.len() as u64;
+        self.line.clear();
+        let longest = MAX_LINE as u64 + 2;
+        let length = (&mut self.input)
+            .take(longest)
+            .read_until(b'\n', &mut self.line)?;
+        if length == 0 {
+            return Ok(false);
+        }
+        self.line_number += 1;
+        if length as u64 == longest && self.line.last() != Some(&b'\n') {
+            if self.line_number <= 2 {
+                return Err(RecordingError::Foreign);
+            }
+            return Err(self.damaged(format!("longer than {MAX_LINE} bytes")));
+        }
+        Ok(true)
+    }
+
+    fn at_end(&mut self) -> io::Result<bool> {
+        loop {
+            match self.input.fill_buf() {
+                Ok(rest) => return Ok(rest.is_empty()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn damaged(&self, why: impl Into<String>) -> RecordingError {
+        RecordingError::Damaged {
+            line: self.line_number,
+            offset: self.offset,
+            why: why.into(),
+            events: self.events,
+        }
+    }
+
+    fn next_event(&mut self) -> Result<Option<Event>, RecordingError> {
+        if let Some(event) = self.waiting.take() {
+            return Ok(Some(Event::Memory(event)));
+        }
+        while let State::Records | State::Ended = self.state {
+            if !self.next_line()? {
+                let close = if self.end.is_some() {
+                    Close::Whole
+                } else {
+                    Close::Truncated
+                };
+                self.state = State::Closed(close);
+                break;
+            }
+            let line = std::mem::take(&mut self.line);
+            let step = self.step(content(&line));
+            self.line = line;
+            match step {
+                Ok(Step::Give(event)) => return Ok(Some(event)),
+                Ok(Step::Skip) => {}
+                // A last line that makes no sense was cut while it was written.
+                Err(_) if self.end.is_none() && self.at_end()? => {
+                    self.state = State::Closed(Close::Truncated);
+                }
+                Err(why) => return Err(self.damaged(why)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn step(&mut self, line: &[u8]) -> Result<Step, String> {
+        if line.is_empty() {
+            return Ok(Step::Skip);
+        }
+        if self.state == State::Ended {
+            return if line == b"]" {
+                Ok(Step::Skip)
+            } else {
+                Err("something follows the end of the recording".to_owned())
+            };
+        }
+        match line::parse(line, self.header.start)? {
+            Record::Memory(event) => Ok(Step::Give(self.memory(event))),
+            Record::Stack(stack) => self.stack(&stack).map(Step::Give),
+            Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
+                tid,
+                intern(&mut self.strings, &name),
+            ))),
+            Record::Loss(losses) => Ok(Step::Give(Event::Loss(losses))),
+            Record::Header(header) => {
+                if header.start_ns != self.header.start.0 {
+                    return Err("a second recording begins here".to_owned());
+                }
+                self.header = header.into();
+                Ok(Step::Skip)
+            }
+            Record::End(end) => {
+                let end = end.into_end().ok_or("an end of unknown kind")?;
+                if end.events != self.events {
+                    let (told, here) = (end.events, self.events);
+                    return Err(format!("{told} events were written, but {here} are there"));
+                }
+                self.end = Some(end);
+                self.state = State::Ended;
+                Ok(Step::Skip)
+            }
+            Record::Newer(format) => Err(format!("format {format} instead of {FORMAT}")),
+            Record::Other => Ok(Step::Skip),
+        }
+    }
+
+    /// The event, or first the definition of its stack where the recording has none.
+    fn memory(&mut self, event: MemoryEvent) -> Event {
+        self.events += 1;
+        if event.stack == StackId::NONE
+            || self.stacks.contains(&event.stack.0)
+            || self.stacks.len() >= MAX_STACKS
+        {
+            return Event::Memory(event);
+        }
+        self.stacks.insert(event.stack.0);
+        self.waiting = Some(event);
+        let thread = intern(&mut self.strings, "");
+        let kind = StackKind::Unknown {
+            thread,
+            reason: NoStack::Lost,
+        };
+        Event::Stack(
+            event.stack,
+            Arc::new(Stack {
+                kind,
+                frames: Vec::new(),
+                truncated: false,
+            }),
+        )
+    }
+
+    fn stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {
+        let thread = || record.thread.as_deref().ok_or("a stack without `thread`");
+        let kind = match &*record.kind {
+            "python" => StackKind::Python,
+            "waiting" => StackKind::Waiting {
+                thread: intern(&mut self.strings, thread()?),
+            },
+            "unknown" => StackKind::Unknown {
+                thread: intern(&mut self.strings, thread()?),
+                reason: record
+                    .no_stack()
+                    .ok_or("a stack without a `reason` that is known")?,
+            },
+            _ => return Err("a stack of unknown kind".to_owned()),
+        };
+        if self.stacks.len() >= MAX_STACKS && !self.stacks.contains(&record.id) {
+            return Err(format!("more than {MAX_STACKS} stacks"));
+        }
+        self.stacks.insert(record.id);
+        let strings = &mut self.strings;
+        let mut frame = |frame: &FrameRecord<'_>| Frame {
+            file: intern(strings, &frame.file),
+            line: frame.line,
+            function: intern(strings, &frame.function),
+        };
+        let frames = record.frames.iter().map(&mut frame).collect();
+        let stack = Stack {
+            kind,
+            frames,
+            truncated: record.truncated,
+        };
+        Ok(Event::Stack(StackId(record.id), Arc::new(stack)))
+    }
+}
+
+impl<R: BufRead> Iterator for Reader<R> {
+    type Item = Result<Event, RecordingError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let next = self.next_event();
+        if next.is_err() {
+            self.state = State::Closed(Close::Failed);
+        }
+        next.transpose()
+    }
+}
+
+/// A line without its newline and comma.
+fn content(line: &[u8]) -> &[u8] {
+    let line = line.trim_ascii();
+    line.strip_suffix(b",").unwrap_or(line)
+}
+
+fn intern(strings: &mut HashSet<Arc<str>>, text: &str) -> Arc<str> {
+    Arc::clone(strings.get_or_insert_with(text, |text| text.into()))
+}
+
+#[cfg(test)]
+mod tests;

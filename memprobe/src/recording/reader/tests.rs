@@ -1,0 +1,369 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::{Action, Address, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
+use crate::model::snapshot::Target;
+use crate::recording::EndReason;
+use crate::recording::samples::{header, recording, story};
+
+/// Events, error, and whether the end was missing.
+fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
+    let mut reader = match Reader::new(file) {
+        Ok(reader) => reader,
+        Err(error) => return (Vec::new(), Some(error), false),
+    };
+    let mut events = Vec::new();
+    for event in reader.by_ref() {
+        match event {
+            Ok(event) => events.push(event),
+            Err(error) => return (events, Some(error), reader.truncated()),
+        }
+    }
+    (events, None, reader.truncated())
+}
+
+fn error(file: &[u8]) -> String {
+    read(file).1.expect("reading fails").to_string()
+}
+
+/// The file with `from` in place of `to`, which must be there.
+fn edited(from: &str, to: &str) -> Vec<u8> {
+    let file = String::from_utf8(recording(&story())).unwrap();
+    assert!(file.contains(from), "{file}");
+    file.replacen(from, to, 1).into_bytes()
+}
+
+#[test]
+fn a_recording_gives_back_exactly_what_was_written() {
+    let file = recording(&story());
+    let mut reader = Reader::new(&*file).unwrap();
+    let events: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
+    assert_eq!(events, story());
+    assert_eq!(reader.header(), &header());
+    let end = reader.end().unwrap();
+    assert_eq!((end.reason, end.events), (EndReason::Interrupted, 10));
+    assert_eq!(
+        end.losses,
+        Losses {
+            events: 3,
+            stacks: 1,
+            malformed: 0
+        }
+    );
+    assert!(!reader.truncated());
+}
+
+#[test]
+fn a_recording_cut_anywhere_gives_all_its_whole_records_and_says_that_it_was_cut() {
+    let file = recording(&story());
+    let header_ends = file
+        .iter()
+        .enumerate()
+        .filter(|(_, byte)| **byte == b'\n')
+        .nth(1)
+        .unwrap()
+        .0;
+    let end_begins = file
+        .windows(14)
+        .position(|part| part == b"\"memprobe_end\"")
+        .unwrap();
+    for cut in header_ends..file.len() {
+        let (events, error, truncated) = read(&file[..cut]);
+        assert!(error.is_none(), "cut at {cut}: {error:?}");
+        assert_eq!(events[..], story()[..events.len()]);
+        assert!(truncated || cut > end_begins, "cut at {cut}");
+        let whole = file[..cut].iter().filter(|byte| **byte == b'\n').count();
+        let memory = file[..cut].split(|byte| *byte == b'\n').take(whole);
+        let memory = memory
+            .filter(|line| line.windows(7).any(|part| part == b"\"addr\":"))
+            .count();
+        let read = events
+            .iter()
+            .filter(|event| matches!(event, Event::Memory(_)))
+            .count();
+        assert!(
+            read == memory || read == memory + 1,
+            "cut at {cut}: {read} of {memory}"
+        );
+    }
+}
+
+#[test]
+fn a_recording_that_never_began_says_so() {
+    for file in [
+        &b""[..],
+        b"[\n",
+        b"[\n{\"ph\":\"M\",\"name\":\"memprobe\",\"pid\":12",
+    ] {
+        assert!(error(file).contains("ends before its first record"));
+    }
+}
+
+#[test]
+fn another_kind_of_file_is_refused() {
+    let long = vec![b'['; MAX_LINE + 10];
+    for file in [
+        &b"hello"[..],
+        b"\0\0\0",
+        b"\x80\x04\x95",
+        b"{\"traceEvents\":[]}",
+        b"[\n{\"ph\":\"X\",\"name\":\"other\",\"args\":{}},\n]\n",
+        b"[]",
+        &long,
+    ] {
+        assert!(
+            error(file).starts_with("not a recording of memprobe"),
+            "{:?}",
+            error(file)
+        );
+    }
+}
+
+#[test]
+fn a_recording_of_a_later_memprobe_asks_for_an_update() {
+    let file = edited("\"format\":1", "\"format\":2");
+    assert!(error(&file).contains("(format 2, this one reads up to 1): update memprobe"));
+}
+
+#[test]
+fn damage_in_the_middle_is_named_by_line_and_byte_with_what_to_do() {
+    let file = edited("\"addr\":\"0x7f0000200000\"", "\"addr\":\"7f0000200000\"");
+    assert_eq!(
+        error(&file),
+        "line 10 (at byte 1657) is damaged: `addr` is no address: \"7f0000200000\"; \
+         2 events before it can be read: cut the file there with \
+         `head -n 9 FILE > whole.json` and report that"
+    );
+    let (line, offset) = (file.split(|byte| *byte == b'\n').nth(9).unwrap(), 1657);
+    assert_eq!(&file[offset..offset + line.len()], line);
+    let head = &file[..offset];
+    let (events, error, truncated) = read(head);
+    assert!(
+        error.is_none() && truncated && events.len() == 4,
+        "the advice works"
+    );
+}
+
+#[test]
+fn a_missing_line_is_noticed() {
+    let file = recording(&story());
+    let lines: Vec<&[u8]> = file.split_inclusive(|byte| *byte == b'\n').collect();
+    let free = lines
+        .iter()
+        .position(|line| line.starts_with(b"{\"ph\":\"e\""))
+        .unwrap();
+    let file = [&lines[..free], &lines[free + 1..]].concat().concat();
+    assert!(
+        error(&file).contains("10 events were written, but 9 are there"),
+        "{}",
+        error(&file)
+    );
+}
+
+#[test]
+fn two_recordings_in_one_file_are_refused() {
+    let file = recording(&story());
+    assert!(error(&[&file[..], &file].concat()).contains("something follows the end"));
+    let cut = &file[..file.len() - b"]\n".len()];
+    let begun = edited(
+        "{\"ph\":\"M\",\"name\":\"memprobe_end\"",
+        "{\"ph\":\"M\",\"name\":\"other\"",
+    );
+    let begun = &begun[..begun.len() - b"]\n".len()];
+    let later = String::from_utf8(cut[2..].to_vec())
+        .unwrap()
+        .replace("5000000000", "6000000000");
+    let text = error(&[begun, later.as_bytes()].concat());
+    assert!(text.contains("a second recording begins here"), "{text}");
+}
+
+#[test]
+fn a_stack_that_is_nowhere_defined_is_an_unknown_one() {
+    let file = edited("\"args\":{\"id\":1,", "\"args\":{\"id\":9,");
+    let (events, error, _) = read(&file);
+    assert!(error.is_none());
+    let stack = events.iter().find_map(|event| match event {
+        Event::Stack(StackId(1), stack) => Some(stack),
+        _ => None,
+    });
+    assert!(matches!(
+        stack.unwrap().kind,
+        StackKind::Unknown {
+            reason: NoStack::Lost,
+            ..
+        }
+    ));
+    assert_eq!(events.len(), story().len() + 1);
+}
+
+#[test]
+fn a_line_without_end_does_not_fill_the_memory() {
+    let mut file = recording(&story());
+    file.truncate(file.len() - 3);
+    file.extend(std::iter::repeat_n(b'x', MAX_LINE * 2));
+    assert!(error(&file).contains("longer than"));
+}
+
+#[test]
+fn more_that_is_learned_of_the_target_is_there_at_the_end() {
+    let mut early = header();
+    early.target.torch = None;
+    let site = crate::model::snapshot::Grouping::User;
+    let mut writer =
+        crate::export::trace_event::TraceWriter::new(Vec::new(), "x", &early, site).unwrap();
+    writer.describe(&header()).unwrap();
+    let file = writer.finish(EndReason::Duration).unwrap();
+    let mut reader = Reader::new(&*file).unwrap();
+    assert_eq!(reader.header(), &early);
+    assert!(reader.next().is_none());
+    assert_eq!(reader.header(), &header());
+}
+
+fn any_text() -> impl Strategy<Value = Arc<str>> {
+    any::<String>().prop_map(|text| text.as_str().into())
+}
+
+fn any_stack() -> impl Strategy<Value = Stack> {
+    let reasons = prop::sample::select(vec![
+        NoStack::NoPythonThread,
+        NoStack::NoPythonFrames,
+        NoStack::SeveralWaiting,
+        NoStack::Unreadable,
+        NoStack::Lost,
+        NoStack::UnknownPython,
+    ]);
+    let kind = prop_oneof![
+        Just(StackKind::Python),
+        any_text().prop_map(|thread| StackKind::Waiting { thread }),
+        (any_text(), reasons).prop_map(|(thread, reason)| StackKind::Unknown { thread, reason }),
+    ];
+    let frame = (any_text(), any::<u32>(), any_text()).prop_map(|(file, line, function)| Frame {
+        file,
+        line,
+        function,
+    });
+    (kind, prop::collection::vec(frame, 0..40), any::<bool>()).prop_map(
+        |(kind, frames, truncated)| Stack {
+            kind,
+            frames,
+            truncated,
+        },
+    )
+}
+
+fn any_memory() -> impl Strategy<Value = MemoryEvent> {
+    let actions = prop::sample::select(vec![
+        Action::Alloc,
+        Action::Free,
+        Action::SegmentAlloc,
+        Action::SegmentFree,
+        Action::OutOfMemory,
+    ]);
+    let totals = prop::option::of((any::<u64>(), any::<u64>()));
+    // Few addresses, so that blocks meet their frees and each other.
+    let place = (0_u64..6, any::<u64>(), prop::option::of(any::<u8>()));
+    (
+        any::<u64>(),
+        any::<(u32, u32)>(),
+        actions,
+        place,
+        totals,
+        0_u32..4,
+    )
+        .prop_map(
+            |(time, (tgid, tid), action, (addr, size, device), totals, stack)| MemoryEvent {
+                time: TimeNs(time),
+                tgid: Tgid(tgid),
+                tid: Tid(tid),
+                action,
+                addr: Address(addr << 60),
+                size: Bytes(size),
+                device: device.map(DeviceIndex),
+                totals: totals.map(|(allocated, reserved)| Totals {
+                    allocated: Bytes(allocated),
+                    reserved: Bytes(reserved),
+                }),
+                // The end of a slice has no room for a stack, and frees have none.
+                stack: match action {
+                    Action::Free | Action::SegmentFree => StackId::NONE,
+                    _ => StackId(stack),
+                },
+            },
+        )
+}
+
+fn any_stream() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        8 => any_memory().prop_map(Event::Memory),
+        1 => (any::<u32>(), any_text()).prop_map(|(tid, name)| Event::Thread(Tid(tid), name)),
+        1 => any::<(u64, u64, u64)>().prop_map(|(events, stacks, malformed)| {
+            Event::Loss(Losses { events, stacks, malformed })
+        }),
+    ];
+    let stacks = prop::collection::vec(any_stack(), 3);
+    (stacks, prop::collection::vec(event, 0..60)).prop_map(|(stacks, events)| {
+        let define = |(id, stack)| Event::Stack(StackId(id), Arc::new(stack));
+        (1..).zip(stacks).map(define).chain(events).collect()
+    })
+}
+
+fn any_header() -> impl Strategy<Value = Header> {
+    (
+        any::<u64>(),
+        any::<String>(),
+        any::<Option<String>>(),
+        any::<Option<u64>>(),
+    )
+        .prop_map(|(start, command, torch, wall_start_ms)| Header {
+            start: TimeNs(start),
+            wall_start_ms,
+            target: Target {
+                command,
+                torch,
+                ..header().target
+            },
+            ..header()
+        })
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_written_comes_back(header in any_header(), events in any_stream()) {
+        let site = crate::model::snapshot::Grouping::User;
+        let mut writer =
+            crate::export::trace_event::TraceWriter::new(Vec::new(), "x", &header, site).unwrap();
+        for event in &events {
+            writer.event(event).unwrap();
+        }
+        let file = writer.finish(EndReason::TargetExited).unwrap();
+        let strict: Vec<serde_json::Value> = serde_json::from_slice(&file).unwrap();
+        prop_assert!(strict.iter().all(|record| record["ph"].is_string()));
+        let reader = Reader::new(&*file).unwrap();
+        prop_assert_eq!(reader.header(), &header);
+        let back: Vec<Event> = reader.map(Result::unwrap).collect();
+        prop_assert_eq!(back, events);
+    }
+
+    #[test]
+    fn a_recording_with_flipped_bytes_never_panics(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let mut file = recording(&story());
+        for (place, byte) in flips {
+            let place = place.index(file.len());
+            file[place] = byte;
+        }
+        let (events, error, _) = read(&file);
+        prop_assert!(events.len() <= 3 * story().len());
+        if let Some(error) = error {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in any::<Vec<u8>>()) {
+        let mut file = b"[\n".to_vec();
+        file.extend(bytes);
+        prop_assert!(read(&file).1.is_some());
+    }
+}

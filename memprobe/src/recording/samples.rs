@@ -1,0 +1,186 @@
+//! Events for the tests of recordings and reports.
+
+use std::sync::Arc;
+
+use super::{EndReason, Header};
+use crate::event::{
+    Action, Address, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack, Stack,
+    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+};
+use crate::export::trace_event::TraceWriter;
+use crate::model::snapshot::Grouping;
+use crate::model::snapshot::{ProbeStatus, Target};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn header() -> Header {
+    Header {
+        version: "0.1.0".into(),
+        start: TimeNs(5_000_000_000),
+        wall_start_ms: Some(1_790_000_000_000),
+        target: Target {
+            tgid: Some(Tgid(1234)),
+            command: "python train.py --lr \"0.1\"".into(),
+            python: Some("3.12.1".into()),
+            torch: Some("2.15.0+cu132".into()),
+        },
+        probes: vec![ProbeStatus {
+            function: "c10::reportMemoryUsageToProfiler".into(),
+            library: "/venv/lib/libc10.so".into(),
+            offset: 7,
+            emulated: true,
+        }],
+    }
+}
+
+pub(crate) fn frame(file: &str, line: u32, function: &str) -> Frame {
+    Frame {
+        file: file.into(),
+        line,
+        function: function.into(),
+    }
+}
+
+pub(crate) fn stack(id: u32, kind: StackKind, frames: Vec<Frame>) -> Event {
+    Event::Stack(
+        StackId(id),
+        Arc::new(Stack {
+            kind,
+            frames,
+            truncated: false,
+        }),
+    )
+}
+
+/// One event on `cuda:0` by the main thread, `micros` after the start.
+pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> MemoryEvent {
+    MemoryEvent {
+        time: TimeNs(5_000_000_000 + micros * 1000),
+        tgid: Tgid(1234),
+        tid: Tid(1234),
+        action,
+        addr: Address(addr),
+        size: Bytes(size),
+        device: Some(DeviceIndex(0)),
+        totals: None,
+        stack: StackId::NONE,
+    }
+}
+
+/// The totals of the allocator after an event, in bytes.
+pub(crate) fn totals(allocated: u64, reserved: u64) -> Option<Totals> {
+    Some(Totals {
+        allocated: Bytes(allocated),
+        reserved: Bytes(reserved),
+    })
+}
+
+/// A little of everything: Python and backward stacks, two devices, blocks from before attach, a
+/// loss, an out-of-memory error.
+pub(crate) fn story() -> Vec<Event> {
+    let kind = |thread: &str| StackKind::Waiting {
+        thread: thread.into(),
+    };
+    let unknown = StackKind::Unknown {
+        thread: "cuda-EvtHandlr".into(),
+        reason: NoStack::NoPythonThread,
+    };
+    let train = frame("/home/me/train.py", 31, "<module>");
+    let model = frame("/home/me/model.py", 88, "forward");
+    let linear = frame(
+        "/v/lib/python3.12/site-packages/torch/nn/linear.py",
+        134,
+        "forward",
+    );
+    let on = |device, event: MemoryEvent| MemoryEvent {
+        device: Some(DeviceIndex(device)),
+        ..event
+    };
+    let with = |id, allocated, reserved, event: MemoryEvent| {
+        Event::Memory(MemoryEvent {
+            stack: StackId(id),
+            totals: totals(allocated, reserved),
+            ..event
+        })
+    };
+    let segment = memory(Action::SegmentAlloc, 8, 0x7f00_0000_0000, 20 * MIB);
+    vec![
+        Event::Thread(Tid(1234), "python".into()),
+        stack(
+            1,
+            StackKind::Python,
+            vec![linear, model.clone(), train.clone()],
+        ),
+        Event::Memory(MemoryEvent {
+            stack: StackId(1),
+            ..segment
+        }),
+        with(
+            1,
+            12 * MIB,
+            22 * MIB,
+            memory(Action::Alloc, 10, 0x7f00_0000_0000, 2 * MIB),
+        ),
+        with(
+            1,
+            14 * MIB,
+            22 * MIB,
+            memory(Action::Alloc, 12, 0x7f00_0020_0000, 2 * MIB),
+        ),
+        with(
+            0,
+            11 * MIB,
+            22 * MIB,
+            memory(Action::Free, 20, 0x7eff_0000_0000, 3 * MIB),
+        ),
+        Event::Thread(Tid(1300), "pt_autograd_0".into()),
+        stack(2, kind("pt_autograd_0"), vec![model, train.clone()]),
+        with(
+            2,
+            15 * MIB,
+            22 * MIB,
+            MemoryEvent {
+                tid: Tid(1300),
+                ..memory(Action::Alloc, 31, 0x7f00_0040_0000, 4 * MIB)
+            },
+        ),
+        with(
+            0,
+            13 * MIB,
+            22 * MIB,
+            memory(Action::Free, 40, 0x7f00_0000_0000, 2 * MIB),
+        ),
+        Event::Loss(Losses {
+            events: 3,
+            stacks: 1,
+            malformed: 0,
+        }),
+        stack(3, unknown, vec![]),
+        with(
+            3,
+            MIB,
+            2 * MIB,
+            on(1, memory(Action::Alloc, 45, 0x7e00_0000_0000, MIB)),
+        ),
+        with(
+            1,
+            13 * MIB,
+            22 * MIB,
+            memory(Action::OutOfMemory, 50, 0, 1 << 40),
+        ),
+        Event::Memory(MemoryEvent {
+            device: None,
+            ..memory(Action::SegmentFree, 60, 0x7d00_0000_0000, 0)
+        }),
+        Event::Memory(memory(Action::SegmentFree, 61, 0x7f00_0000_0000, 20 * MIB)),
+    ]
+}
+
+/// The file that holds these events.
+pub(crate) fn recording(events: &[Event]) -> Vec<u8> {
+    let mut writer = TraceWriter::new(Vec::new(), "memory", &header(), Grouping::User).unwrap();
+    for event in events {
+        writer.event(event).unwrap();
+    }
+    writer.finish(EndReason::Interrupted).unwrap()
+}

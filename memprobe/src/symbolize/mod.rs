@@ -1,0 +1,176 @@
+//! Records to events: hashes become stacks with files, lines and functions, threads get names,
+//! segments get devices.
+
+mod segments;
+mod stacks;
+mod waiting;
+
+pub mod python;
+
+use std::fs;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, stack_state};
+
+use crate::decode::{MemoryKind, Record};
+use crate::event::{
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, StackId, Tgid, Tid, TimeNs, Totals,
+};
+use crate::target::memory::ReadMemory;
+
+use segments::SegmentDevices;
+use stacks::Stacks;
+use waiting::Waiters;
+
+/// Threads whose names are remembered; beyond that they are read again.
+const THREAD_NAMES: usize = 65_536;
+
+/// Turns the records of one process into events, in order.
+pub struct Symbolizer<M> {
+    tgid: Tgid,
+    stacks: Stacks<M>,
+    waiters: Waiters,
+    names: HashMap<Tid, Arc<str>>,
+    ready: SegmentDevices,
+}
+
+impl<M: ReadMemory> Symbolizer<M> {
+    /// A symbolizer for one process, whose code objects are read through `memory`.
+    pub fn new(tgid: Tgid, memory: M, code: python::CodeCache) -> Self {
+        Self {
+            tgid,
+            stacks: Stacks::new(memory, code),
+            waiters: Waiters::default(),
+            names: HashMap::new(),
+            ready: SegmentDevices::default(),
+        }
+    }
+
+    /// Takes the next record. Records of other processes are ignored.
+    pub fn push(&mut self, record: Record) {
+        match record {
+            Record::Stack(head, frames) if head.tgid == self.tgid.0 => {
+                if let Some((id, stack)) = self.stacks.define(&head, &frames) {
+                    self.ready.push(Event::Stack(id, stack));
+                }
+            }
+            Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => self.push_memory(kind, &memory),
+            Record::Stack(..) | Record::Memory(..) => {}
+        }
+    }
+
+    /// Passes on an event that is not the kernel's, in its place in the stream.
+    pub fn push_event(&mut self, event: Event) {
+        self.ready.push(event);
+    }
+
+    /// The next event, in order.
+    pub fn pop(&mut self) -> Option<Event> {
+        self.ready.pop()
+    }
+
+    /// Lets go of events that wait for another which did not come.
+    pub fn give_up(&mut self) {
+        self.ready.give_up();
+    }
+
+    /// Whether an event waits for another.
+    pub fn is_waiting(&self) -> bool {
+        self.ready.is_waiting()
+    }
+
+    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord) {
+        let tid = Tid(record.tid);
+        let action = match kind {
+            MemoryKind::Backward => {
+                let stack = self.stack_of(tid, record);
+                self.waiters.enter(tid, stack);
+                return;
+            }
+            MemoryKind::Block if record.size < 0 => Action::Free,
+            MemoryKind::Block => Action::Alloc,
+            MemoryKind::OutOfMemory => Action::OutOfMemory,
+            MemoryKind::SegmentAlloc => Action::SegmentAlloc,
+            MemoryKind::SegmentFree => Action::SegmentFree,
+        };
+        let stack = self.stack_of(tid, record);
+        if record.stack_state == stack_state::PYTHON {
+            self.waiters.seen(tid, stack);
+        }
+        let segment = matches!(action, Action::SegmentAlloc | Action::SegmentFree);
+        self.ready.push(Event::Memory(MemoryEvent {
+            time: TimeNs(record.time_ns),
+            tgid: self.tgid,
+            tid,
+            action,
+            addr: Address(record.addr),
+            size: Bytes(record.size.unsigned_abs()),
+            device: (record.device != DEVICE_UNKNOWN).then_some(DeviceIndex(record.device)),
+            totals: (!segment).then_some(Totals {
+                allocated: Bytes(record.allocated),
+                reserved: Bytes(record.reserved),
+            }),
+            stack,
+        }));
+    }
+
+    /// The stack that a record names, defined in the stream before it is used.
+    fn stack_of(&mut self, tid: Tid, record: &MemoryRecord) -> StackId {
+        let reason = match record.stack_state {
+            stack_state::NONE => {
+                self.name(tid);
+                return StackId::NONE;
+            }
+            stack_state::PYTHON => match self.stacks.by_hash(record.stack) {
+                Some(id) => {
+                    self.name(tid);
+                    return id;
+                }
+                None => NoStack::Lost,
+            },
+            stack_state::NO_THREAD_STATE => NoStack::NoPythonThread,
+            stack_state::NO_FRAMES => NoStack::NoPythonFrames,
+            stack_state::UNREADABLE => NoStack::Unreadable,
+            stack_state::LOST => NoStack::Lost,
+            _ => NoStack::UnknownPython,
+        };
+        let thread = self.name(tid);
+        let (id, defined) = if is_engine_thread(&thread) && reason != NoStack::Lost {
+            match self.waiters.the_one() {
+                Ok(waiting) => self.stacks.waiting(&thread, waiting),
+                Err(reason) => self.stacks.unknown(&thread, reason),
+            }
+        } else {
+            self.stacks.unknown(&thread, reason)
+        };
+        if let Some(stack) = defined {
+            self.ready.push(Event::Stack(id, stack));
+        }
+        id
+    }
+
+    /// The thread's name, told in the stream before its first event.
+    fn name(&mut self, tid: Tid) -> Arc<str> {
+        if let Some(name) = self.names.get(&tid) {
+            return name.clone();
+        }
+        let path = format!("/proc/{}/task/{}/comm", self.tgid.0, tid.0);
+        let name: Arc<str> = match fs::read(path) {
+            Ok(comm) => String::from_utf8_lossy(&comm).trim_end().into(),
+            Err(_) => format!("thread {}", tid.0).into(),
+        };
+        if self.names.len() >= THREAD_NAMES {
+            self.names.clear();
+        }
+        self.names.insert(tid, name.clone());
+        self.ready.push(Event::Thread(tid, name.clone()));
+        name
+    }
+}
+
+/// Autograd's engine names its device threads so (torch/csrc/autograd/engine.cpp@v2.15.0,
+/// `Engine::thread_init`).
+fn is_engine_thread(name: &str) -> bool {
+    name.starts_with("pt_autograd_")
+}

@@ -1,0 +1,7 @@
+//! Facts about a process, from `/proc` and its own memory. Everything read here is the target's
+//! word: bounded and checked.
+
+pub mod elf;
+pub mod facts;
+pub mod maps;
+pub mod memory;

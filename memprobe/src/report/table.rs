@@ -13,6 +13,9 @@ use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
 /// Columns that the name of a line gets at least, whatever the width.
 const NARROWEST: usize = 20;
 
+/// Columns below which a caller that has to be cut is left out.
+const SHORTEST_CALLER: usize = 16;
+
 const HEADINGS: [&str; 6] = ["LIVE", "PEAK", "COUNT", "ALLOCS", "SHARE", "LINE"];
 
 /// One row: five numbers, the line, and who called it.
@@ -199,7 +202,7 @@ fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
         rows.push(bytes_row(
             human(device.before_attach),
             share(device.before_attach.0, allocated),
-            "(before attach)",
+            "(allocated before attach)",
         ));
     }
     if device.unaccounted != 0 {
@@ -225,7 +228,7 @@ fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
         Site::Line(frame) => names.line(frame),
         Site::Backward(frame) => format!("backward of {}", names.line(frame)),
         Site::NoLine { thread, reason } if thread.is_empty() => format!("({reason})"),
-        Site::NoLine { thread, reason } => format!("({reason}: {})", clean(thread)),
+        Site::NoLine { thread, reason } => format!("({}: {reason})", clean(thread)),
     };
     Row {
         numbers: [
@@ -288,12 +291,15 @@ fn render_rows(text: &mut String, rows: &[Row], width: usize, style: Style) {
     }
 }
 
-/// As many callers as fit whole, nearest first.
+/// As many callers as fit whole, nearest first; of the nearest a part, if it is worth reading.
 fn callers_that_fit(callers: &[String], room: usize) -> String {
     let mut text = String::new();
     for caller in callers {
         let next = format!("  <- {caller}");
         if columns(&text) + columns(&next) > room {
+            if text.is_empty() && room >= SHORTEST_CALLER {
+                text = clip(&next, room);
+            }
             break;
         }
         text.push_str(&next);

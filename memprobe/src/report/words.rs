@@ -86,13 +86,7 @@ pub(super) fn share(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
     }
-    let (part, whole) = (u128::from(part), u128::from(whole));
-    let percent = (part * 100 + whole / 2) / whole;
-    if percent == 0 && part > 0 {
-        "<1 %".to_owned()
-    } else {
-        format!("{percent} %")
-    }
+    format!("{:.1}%", part as f64 * 100.0 / whole as f64)
 }
 
 /// Short names of files, told apart by their folder where their last part is the same.
@@ -117,7 +111,14 @@ impl FileNames {
             .by_last_part
             .get(last_parts(&frame.file, 1))
             .map_or(1, BTreeSet::len);
-        let file = clean(last_parts(&frame.file, if same > 1 { 2 } else { 1 }));
+        let last = last_parts(&frame.file, 1);
+        // `__init__.py` says nothing without its folder.
+        let folder = same > 1 || matches!(last, "__init__.py" | "__main__.py");
+        let file = clean(if folder {
+            last_parts(&frame.file, 2)
+        } else {
+            last
+        });
         let function = clean(&frame.function);
         match frame.line {
             0 => format!("{file}:? {function}"),
@@ -167,10 +168,13 @@ mod tests {
         assert_eq!(duration(123_000_000_000), "2 min 03 s");
         assert_eq!(duration(3_720_000_000_000), "1 h 02 min");
         assert_eq!(share(0, 0), "-");
-        assert_eq!(share(0, 10), "0 %");
-        assert_eq!(share(1, 1000), "<1 %");
-        assert_eq!((&*share(305, 1000), &*share(304, 1000)), ("31 %", "30 %"));
-        assert_eq!(share(u64::MAX, u64::MAX), "100 %");
+        assert_eq!(share(0, 10), "0.0%");
+        assert_eq!(share(1, 1000), "0.1%");
+        assert_eq!(
+            (&*share(305, 1000), &*share(3046, 10_000)),
+            ("30.5%", "30.5%")
+        );
+        assert_eq!(share(u64::MAX, u64::MAX), "100.0%");
     }
 
     #[test]
@@ -184,6 +188,10 @@ mod tests {
             "nn/model.py:8 f"
         );
         assert_eq!(names.line(&frame("/a/train.py", 0, "f")), "train.py:? f");
+        assert_eq!(
+            names.line(&frame("/a/nn/__init__.py", 3, "f")),
+            "nn/__init__.py:3 f"
+        );
         assert_eq!(names.line(&frame("unseen/", 1, "f")), "unseen/:1 f");
     }
 }

@@ -5,11 +5,11 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::*;
-use crate::event::{Address, Bytes};
+use crate::event::{Address, Bytes, StackKind};
 use crate::export::output::OutputPlan;
 use crate::model::snapshot::Grouping;
-use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, header, memory, recording, stack, story};
+use crate::recording::{MAX_LINE, Reader};
 
 fn records(file: &[u8]) -> Vec<Value> {
     serde_json::from_slice(file).expect("strict JSON")

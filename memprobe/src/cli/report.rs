@@ -37,7 +37,13 @@ pub struct Report {
     #[arg(short, long, value_enum, default_value_t = Order::Peak)]
     sort: Order,
     /// Show this many lines of each device
-    #[arg(short, long, value_name = "N", default_value_t = 30, conflicts_with = "all")]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 30,
+        conflicts_with = "all"
+    )]
     top: usize,
     /// Show all lines
     #[arg(short, long)]
@@ -117,13 +123,21 @@ impl Report {
                 Order::Count => Sort::Count,
                 Order::Allocs => Sort::Allocs,
             },
-            top: if self.all { Top::All } else { Top::Rows(self.top) },
+            top: if self.all {
+                Top::All
+            } else {
+                Top::Rows(self.top)
+            },
             grouping: match self.grouping {
                 Naming::User => Grouping::User,
                 Naming::Innermost => Grouping::Innermost,
             },
             width: if terminal { width } else { PIPED_WIDTH },
-            colour: if terminal && wanted { Colour::Ansi } else { Colour::Plain },
+            colour: if terminal && wanted {
+                Colour::Ansi
+            } else {
+                Colour::Plain
+            },
         }
     }
 }

@@ -141,7 +141,7 @@ mod tests {
         let mut bytes = vec![record::STACK, 1, 1, 0];
         bytes.extend(9u32.to_ne_bytes());
         bytes.extend(77u64.to_ne_bytes());
-        bytes.extend((0x03_00_7fff_1234_5678u64).to_ne_bytes());
+        bytes.extend((0x0300_7fff_1234_5678_u64).to_ne_bytes());
         bytes.extend(42u64.to_ne_bytes());
         let Ok(Record::Stack(head, frames)) = decode(&bytes) else {
             panic!("not decoded")

@@ -31,8 +31,8 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, a ring and a map
-/// that the kernel writes, a mapped library, the memory of another process.
+/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, descriptors that
+/// the runtime waits on, a mapped library, the memory of another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/loader.rs",
     "probe/ring.rs",

@@ -236,7 +236,8 @@ pub const ROOMS: &[Room] = &[
             "crate::symbolize",
             "crate::target",
         ],
-        except: &[],
+        // The width of the table is that of the terminal.
+        except: &["crossterm::terminal::size"],
     },
     Room {
         name: "pipeline/",

@@ -9,7 +9,8 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
-    FRAME_HEADER, FrameRecord, MAX_FRAMES, ProcessConfig, PythonConfig, StackHead, counter, record, stack_state,
+    FRAME_HEADER, FrameRecord, MAX_FRAMES, ProcessConfig, PythonConfig, StackHead, counter, record,
+    stack_state,
 };
 
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};

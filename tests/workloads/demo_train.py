@@ -46,7 +46,7 @@ def train_step(model, optimizer, corpus):
 
 def evaluate(model, corpus, history):
     tokens, targets = corpus.next_batch()
-    logits, loss = model(tokens[:2], targets[:2])
+    logits, loss = model(tokens[:1], targets[:1])
     history.losses.append(loss)  # keeps the whole graph of the forward pass: it should be loss.item()
     history.predictions.append(logits.argmax(dim=-1))
 
@@ -56,7 +56,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to train")
     parser.add_argument("--steps", type=int, default=None, help="stop after so many steps, if sooner")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds to rest after each step")
-    parser.add_argument("--evaluate-every", type=int, default=10)
+    parser.add_argument("--evaluate-every", type=int, default=20)
     options = parser.parse_args()
 
     vocabulary, length = 16384, 512

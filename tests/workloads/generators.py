@@ -44,14 +44,12 @@ async def consume(name, count, width, kept):
         kept.append((name, batch.sum(dim=1)))
 
 
-async def run_together(count, width):
+async def run_together(count, width, kept):
     """Two consumers whose coroutines take turns on one thread."""
-    kept = []
     await asyncio.gather(
         consume("left", count, width, kept),
         consume("right", count, width, kept),
     )
-    return kept
 
 
 def main():
@@ -64,7 +62,8 @@ def main():
     checkpoint("generators")
     from_comprehension = list(torch.ones(n + 1, 1024, device="cuda") for n in range(options.steps))
     checkpoint("generator expression")
-    from_coroutines = asyncio.run(run_together(options.steps, options.width))
+    from_coroutines = []
+    asyncio.run(run_together(options.steps, options.width, from_coroutines))
     checkpoint("coroutines")
 
     kept = len(from_generators) + len(from_comprehension) + len(from_coroutines)

@@ -13,11 +13,14 @@ What is written, as JSON:
     arguments       the workload's command line
     exit_status     0, or what the workload gave to sys.exit
     devices         [{device, events: [{action, addr, size, stream, time_us, frames}]}]
+                    size is what the tensor asked for; the allocator rounds it up (see `live`)
                     frames are innermost first: {file, line, function}; empty where PyTorch saw
                     no Python on the thread (autograd's threads)
-    checkpoints     [{label, device, allocated, reserved, monotonic_ns}], see checkpoints.py
-    final           [{device, allocated, reserved, live, stats}]; live is [{addr, size}]: blocks
-                    not yet freed; stats is torch.cuda.memory_stats()
+    checkpoints     [{label, device, allocated, requested, reserved, monotonic_ns}], see
+                    checkpoints.py; monotonic_ns is CLOCK_MONOTONIC
+    final           [{device, allocated, requested, reserved, live, stats}]; live is
+                    [{addr, size, requested}]: blocks not yet freed, with the size that the
+                    allocator made of the request; stats is torch.cuda.memory_stats()
 """
 
 import argparse
@@ -63,6 +66,7 @@ def totals(device):
     return {
         "device": device,
         "allocated": stats.get("allocated_bytes.all.current", 0),
+        "requested": stats.get("requested_bytes.all.current", 0),
         "reserved": stats.get("reserved_bytes.all.current", 0),
     }
 
@@ -116,7 +120,7 @@ def events_of(trace):
 
 def live_blocks(snapshot, device):
     return [
-        {"addr": block["address"], "size": block["size"]}
+        {"addr": block["address"], "size": block["size"], "requested": block["requested_size"]}
         for segment in snapshot["segments"]
         if segment["device"] == device
         for block in segment["blocks"]

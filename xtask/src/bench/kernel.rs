@@ -1,6 +1,6 @@
 //! How long the allocator's program runs in the kernel, by depth of the Python stack.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::profiler::{Programs, RunTime, TimedProbes};
 use super::statistics::Measured;
@@ -26,23 +26,23 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     for _ in 0..ROUNDS {
         for (which, depth) in DEPTHS.into_iter().enumerate() {
             let start = probes.run_time()?;
-            target.hold(depth, BLOCKS)?;
+            let allocated = target.hold(depth, BLOCKS)?;
             let held = probes.run_time()?;
-            target.release()?;
+            let freed = target.release()?;
             let released = probes.run_time()?;
-            allocations[which].push(nanoseconds(start, held)?);
-            frees[which].push(nanoseconds(held, released)?);
+            allocations[which].push(nanoseconds(start, held, allocated)?);
+            frees[which].push(nanoseconds(held, released, freed)?);
         }
     }
     probes.detach()?;
     table(allocations, frees)
 }
 
-/// Nanoseconds of one run between two moments.
-fn nanoseconds(before: RunTime, after: RunTime) -> Result<f64> {
+/// Nanoseconds of one run between two moments, in which the allocator told of `events`.
+fn nanoseconds(before: RunTime, after: RunTime, events: u64) -> Result<f64> {
     let runs = after.runs - before.runs;
-    if runs < u64::from(BLOCKS) {
-        anyhow::bail!("the allocator's program ran {runs} times for {BLOCKS} blocks");
+    if runs != events || runs == 0 {
+        bail!("the allocator's program ran {runs} times for {events} events");
     }
     Ok((after.nanoseconds - before.nanoseconds) as f64 / runs as f64)
 }
@@ -80,20 +80,24 @@ mod tests {
             runs: 5,
             nanoseconds: 1000,
         };
-        let runs = u64::from(BLOCKS);
         let after = RunTime {
-            runs: 5 + runs,
-            nanoseconds: 1000 + 300 * runs,
+            runs: 15,
+            nanoseconds: 4000,
         };
-        assert_eq!(nanoseconds(before, after).unwrap(), 300.0);
+        assert_eq!(nanoseconds(before, after, 10).unwrap(), 300.0);
     }
 
     #[test]
-    fn a_program_that_did_not_run_is_an_error() {
-        let time = RunTime {
+    fn a_program_that_did_not_run_for_every_event_is_an_error() {
+        let before = RunTime {
             runs: 5,
             nanoseconds: 1000,
         };
-        assert!(nanoseconds(time, time).is_err());
+        let after = RunTime {
+            runs: 14,
+            nanoseconds: 4000,
+        };
+        assert!(nanoseconds(before, after, 10).is_err());
+        assert!(nanoseconds(before, before, 0).is_err());
     }
 }

@@ -51,8 +51,8 @@ pub enum Profiler {
     HistoryPython,
     /// `_record_memory_history(stacks="all")`.
     HistoryAll,
-    /// `torch.profiler.profile(profile_memory=True)`.
-    TorchProfiler,
+    /// `torch.profiler.profile(profile_memory=True)`, which is Kineto.
+    KinetoMemory,
 }
 
 impl Profiler {
@@ -66,7 +66,7 @@ impl Profiler {
         Self::Attach,
         Self::HistoryPython,
         Self::HistoryAll,
-        Self::TorchProfiler,
+        Self::KinetoMemory,
     ];
 
     /// How the table calls it.
@@ -80,7 +80,7 @@ impl Profiler {
             Self::Attach => "memprobe attach",
             Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
             Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
-            Self::TorchProfiler => "torch.profiler, profile_memory=True",
+            Self::KinetoMemory => "torch.profiler, profile_memory=True",
         }
     }
 
@@ -89,7 +89,7 @@ impl Profiler {
         match self {
             Self::HistoryPython => "history-python",
             Self::HistoryAll => "history-all",
-            Self::TorchProfiler => "torch-profiler",
+            Self::KinetoMemory => "torch-profiler",
             _ => "none",
         }
     }
@@ -108,7 +108,7 @@ impl Profiler {
             command
         };
         let attached = match self {
-            Self::None | Self::HistoryPython | Self::HistoryAll | Self::TorchProfiler => {
+            Self::None | Self::HistoryPython | Self::HistoryAll | Self::KinetoMemory => {
                 return Ok(None);
             }
             Self::FilteredProbes => Attached::speaking(alone("filtered"))?,

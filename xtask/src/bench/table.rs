@@ -59,16 +59,15 @@ impl Table {
             lines.push(ruler(&widths));
         }
         lines.extend(self.rows.iter().map(|row| self.line(row, &widths, style)));
-        let title = match style {
-            Style::Terminal => format!("{}:", self.title),
-            Style::Markdown => format!("**{}**\n", self.title),
+        let mut above = match style {
+            Style::Terminal => vec![format!("{}:", self.title)],
+            Style::Markdown => vec![format!("**{}**", self.title), String::new()],
         };
-        let gap = (style == Style::Markdown && !self.notes.is_empty()).then(String::new);
-        for line in std::iter::once(title)
-            .chain(lines)
-            .chain(gap)
-            .chain(self.notes.clone())
-        {
+        if style == Style::Markdown && !self.notes.is_empty() {
+            lines.push(String::new());
+        }
+        above.append(&mut lines);
+        for line in above.iter().chain(&self.notes) {
             // Writing to a String cannot fail.
             let _ = writeln!(text, "{}", line.trim_end());
         }
@@ -126,8 +125,16 @@ mod tests {
 
     #[test]
     fn markdown_has_a_ruler_that_aligns_numbers_to_the_right() {
-        let text = "**Speed**\n\n| what    |    µs |\n| :------ | ----: |\n| nothing |   5.0 |\n\
-                    | all     | 125.0 |\n\nMedians.\n";
+        let text = "\
+**Speed**
+
+| what    |    µs |
+| :------ | ----: |
+| nothing |   5.0 |
+| all     | 125.0 |
+
+Medians.
+";
         assert_eq!(table().render(Style::Markdown), text);
     }
 }

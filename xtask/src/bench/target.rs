@@ -60,11 +60,11 @@ pub struct Paced {
     pub seconds: f64,
 }
 
-/// Blocks that were allocated or freed on purpose.
+/// What was done on purpose.
 #[derive(Debug, Clone, Copy, Deserialize)]
-pub struct Events {
+struct Done {
     /// The allocator's events.
-    pub events: u64,
+    events: u64,
 }
 
 impl Target {
@@ -114,14 +114,16 @@ impl Target {
         answer(&mut self.output)
     }
 
-    /// Allocates `count` blocks under `depth` Python frames and keeps them.
-    pub fn hold(&mut self, depth: u32, count: u32) -> Result<Events> {
-        self.ask(&format!("hold {depth} {count}"))
+    /// Allocates `count` blocks under `depth` Python frames and keeps them; gives the allocator's events.
+    pub fn hold(&mut self, depth: u32, count: u32) -> Result<u64> {
+        let done: Done = self.ask(&format!("hold {depth} {count}"))?;
+        Ok(done.events)
     }
 
-    /// Frees the blocks that [`Self::hold`] keeps.
-    pub fn release(&mut self) -> Result<Events> {
-        self.ask("release")
+    /// Frees the blocks that [`Self::hold`] keeps; gives the allocator's events.
+    pub fn release(&mut self) -> Result<u64> {
+        let done: Done = self.ask("release")?;
+        Ok(done.events)
     }
 
     /// Fails if a probe is still in the process: what is measured next would not be what it is
@@ -224,7 +226,7 @@ mod tests {
     #[test]
     fn lines_that_are_no_answers_are_passed_over() {
         let mut output = "USDT: profiler_start\n{\"events\": 3}\n".as_bytes();
-        assert_eq!(answer::<Events>(&mut output).unwrap().events, 3);
-        assert!(answer::<Events>(&mut output).is_err(), "it ended");
+        assert_eq!(answer::<Done>(&mut output).unwrap().events, 3);
+        assert!(answer::<Done>(&mut output).is_err(), "it ended");
     }
 }

@@ -51,7 +51,8 @@ fn main() -> Result<()> {
         }
         "timed" => {
             // The kernel counts until this descriptor is closed.
-            let _counting = enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
+            let _counting =
+                enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
             let _discarding = Discarding::start(loader.take_records()?);
             attach(&mut loader, tgid)?;
             wait_for_end(|| {
@@ -113,7 +114,10 @@ impl Discarding {
                 thread::sleep(POLL);
             }
         });
-        Self { over, thread: Some(thread) }
+        Self {
+            over,
+            thread: Some(thread),
+        }
     }
 }
 

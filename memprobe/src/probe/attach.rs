@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use memprobe_common::ProcessConfig;
+use memprobe_common::{ProcessConfig, ThreadLocal};
 
-use super::catalog::{CODE_FREED, Need, PROBES, Probe};
+use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Need, PROBES, Probe, TORCH_CPU};
 use super::loader::Loader;
 use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
@@ -13,6 +13,7 @@ use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::elf::ElfImage;
 use crate::target::maps::{Mapping, Maps};
+use crate::target::memory::{ProcessMemory, ReadMemory as _};
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -47,8 +48,8 @@ impl Located {
 
     fn find_in(probe: &'static Probe, tgid: Tgid, mapping: &Mapping) -> Result<Self, AttachError> {
         Self::find_at(probe, tgid, mapping, |image| {
-            let symbol = image.symbol(probe.symbol);
-            symbol.map(|symbol| symbol.address)
+            let mut symbols = probe.symbols.iter();
+            symbols.find_map(|name| Some(image.symbol(name)?.address))
         })
     }
 
@@ -219,9 +220,35 @@ impl Attaching {
             })
             .collect();
         for (probe, located) in located {
+            if probe.library == TORCH_CPU {
+                self.find_graph_task(loader, maps);
+            }
             self.attach(loader, probe, located)?;
         }
         Ok(())
+    }
+
+    /// Tells the programs where autograd's threads keep the `GraphTask` that they work for. Where
+    /// that is not known, only a backward pass that runs alone has a line.
+    fn find_graph_task(&mut self, loader: &mut Loader, maps: &Maps) {
+        let memory = ProcessMemory::new(self.tgid);
+        let place = maps.library(TORCH_CPU).and_then(|mapping| {
+            let (image, _) = ElfImage::of_mapping(self.tgid, mapping).ok()?;
+            let mut names = CURRENT_GRAPH_TASK.iter();
+            let symbol = names.find_map(|name| image.thread_local(name))?;
+            let number = image.load_bias(maps, mapping)? + image.thread_local_number()?;
+            let module = memory.read_u64(number).ok().filter(|module| *module > 0)?;
+            Some(ThreadLocal {
+                module,
+                offset: symbol,
+            })
+        });
+        let known = place.is_some_and(|place| loader.watch_graph_tasks(self.tgid, place).is_ok());
+        if !known {
+            let why = "autograd's current_graph_task was not found: when several threads run backward() \
+                       at once, their memory has no line";
+            self.missing.push(why.to_owned());
+        }
     }
 
     fn attach(

@@ -5,8 +5,12 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use memmap2::Mmap;
+use object::elf::R_X86_64_DTPMOD64;
 use object::read::elf::{ElfFile64, FileHeader as _, ProgramHeader as _};
-use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _};
+use object::{
+    Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
+    RelocationTarget,
+};
 
 use super::maps::{Mapping, Maps};
 use crate::event::Tgid;
@@ -93,6 +97,29 @@ impl ElfImage {
         Some(Symbol {
             address: symbol.address(),
             size: symbol.size(),
+        })
+    }
+
+    /// Where in the library's thread-local block a variable lies.
+    pub fn thread_local(&self, name: &str) -> Option<u64> {
+        let file = self.parse()?;
+        let symbol = file
+            .symbols()
+            .find(|symbol| symbol.kind() == object::SymbolKind::Tls && symbol.name() == Ok(name))?;
+        Some(symbol.address())
+    }
+
+    /// Address of the word into which the dynamic linker has written the library's number among
+    /// those with thread-local storage: what an `R_X86_64_DTPMOD64` without a symbol relocates.
+    pub fn thread_local_number(&self) -> Option<u64> {
+        let file = self.parse()?;
+        let number = RelocationFlags::Elf {
+            r_type: R_X86_64_DTPMOD64,
+        };
+        let mut relocations = file.dynamic_relocations()?;
+        relocations.find_map(|(address, relocation)| {
+            let own = relocation.target() == RelocationTarget::Absolute;
+            (own && relocation.flags() == number).then_some(address)
         })
     }
 

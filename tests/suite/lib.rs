@@ -1,1 +1,4 @@
 //! Shared pieces of the integration suite.
+
+pub mod pytorch;
+pub mod reference;

@@ -1,0 +1,37 @@
+/* What the files of libcuda.so.1 share among themselves. */
+#pragma once
+
+#include <pthread.h>
+
+#include "simulation.h"
+
+struct settings {
+    int devices;
+    size_t capacity;
+    size_t context_bytes;
+    int compute_capability;
+    bool real_copies;
+    uint64_t event_delay_ns;
+    unsigned long fail_malloc;
+    unsigned long fail_every;
+};
+
+/* The environment's settings, read once. */
+const struct settings *settings(void);
+
+/* Guards the ranges, the mappings and the bytes used. */
+extern pthread_mutex_t memory_lock;
+
+/* Takes bytes of a device, if it has so many left. With memory_lock held. */
+bool take_bytes(int device, size_t size);
+void give_bytes_back(int device, size_t size);
+
+/* Address space of `size` bytes, aligned; NULL where the system has none. */
+void *reserve_address_space(size_t size, size_t alignment, int protection);
+
+/* Enters a range in the index or removes it. With memory_lock held. */
+void insert_range(struct memory_range range, size_t charge);
+void remove_range(const void *base);
+bool lookup_range(const void *pointer, struct memory_range *out);
+
+enum { PAGE_2M = 2 << 20 };

@@ -1,0 +1,108 @@
+//! The PyTorch that the suite runs on, and the workloads.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// Names the interpreter whose PyTorch is used. `cargo xtask test` sets it.
+pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
+
+/// A Python with a PyTorch that sees at least one GPU, real or simulated.
+#[derive(Debug, Clone)]
+pub struct PyTorch {
+    python: PathBuf,
+}
+
+impl PyTorch {
+    /// The one that the environment names. Without one, says in a line why the test is skipped.
+    pub fn of_this_run() -> Option<Self> {
+        match std::env::var_os(TEST_PYTHON) {
+            Some(python) => Some(Self {
+                python: python.into(),
+            }),
+            None => {
+                println!("skipped: {TEST_PYTHON} names no PyTorch; run `cargo xtask test`");
+                None
+            }
+        }
+    }
+
+    /// As [`Self::of_this_run`], where its GPUs are simulated.
+    pub fn simulated() -> Option<Self> {
+        let found = Self::of_this_run()?;
+        if found.simulated_libraries().is_none() {
+            println!(
+                "skipped: the PyTorch of {TEST_PYTHON} runs on a real GPU, not on a simulated one"
+            );
+            return None;
+        }
+        Some(found)
+    }
+
+    /// The interpreter.
+    pub fn python(&self) -> &Path {
+        &self.python
+    }
+
+    /// A command that starts the interpreter among the workloads, without settings for the
+    /// simulation that this process may have.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.python);
+        command
+            .current_dir(workloads())
+            .env("PYTHONDONTWRITEBYTECODE", "1");
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("CUDASIM_") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    /// A command that runs a workload (`mlp_adam.py`) under PyTorch's own recorder, which writes
+    /// to `out`. More options of the driver would have to come before; arguments of the workload
+    /// can be added.
+    pub fn reference(&self, workload: &str, out: &Path) -> Command {
+        let mut command = self.command();
+        command
+            .arg("reference.py")
+            .arg("--out")
+            .arg(out)
+            .arg(workload);
+        command
+    }
+
+    /// The folder of the simulated CUDA libraries.
+    fn simulated_libraries(&self) -> Option<PathBuf> {
+        let lib = self.python.parent()?.parent()?.join("lib");
+        let pythons = std::fs::read_dir(lib).ok()?;
+        pythons
+            .filter_map(|entry| {
+                std::fs::read_dir(entry.ok()?.path().join("site-packages/nvidia")).ok()
+            })
+            .flatten()
+            .filter_map(|entry| Some(entry.ok()?.path().join("lib")))
+            .find(|folder| folder.join("memprobe-simulated-cuda").exists())
+    }
+}
+
+/// The folder of the workloads.
+pub fn workloads() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads")
+}
+
+/// Runs a command that is to succeed.
+///
+/// # Panics
+///
+/// With what it printed, where it does not start or fails.
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().expect("the command starts");
+    assert!(
+        output.status.success(),
+        "{command:?} failed ({})\n--- stdout\n{}--- stderr\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output
+}

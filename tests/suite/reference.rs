@@ -1,0 +1,189 @@
+//! What PyTorch's own recorder saw of a workload (written by `workloads/reference.py`).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+/// A whole run.
+#[derive(Debug, Deserialize)]
+pub struct Reference {
+    /// Version of PyTorch.
+    pub torch: String,
+    /// Version of Python.
+    pub python: String,
+    /// Process id in the run's own namespace.
+    pub pid: u32,
+    /// 0, or what the workload exited with.
+    pub exit_status: i32,
+    /// One per device, in order.
+    pub devices: Vec<DeviceEvents>,
+    /// The moments that the workload marked, for every device.
+    pub checkpoints: Vec<Checkpoint>,
+    /// How it ended, one per device, in order.
+    pub r#final: Vec<FinalState>,
+}
+
+/// What happened on a device, oldest first.
+#[derive(Debug, Deserialize)]
+pub struct DeviceEvents {
+    /// Its ordinal.
+    pub device: u8,
+    /// The events.
+    pub events: Vec<TraceEvent>,
+}
+
+/// An entry of PyTorch's history.
+#[derive(Debug, Deserialize)]
+pub struct TraceEvent {
+    /// `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `oom`, ...
+    pub action: String,
+    /// Address of the block or segment.
+    pub addr: u64,
+    /// Bytes asked for (not rounded) or of the segment.
+    pub size: u64,
+    /// Microseconds of wall-clock time.
+    pub time_us: u64,
+    /// Innermost first.
+    pub frames: Vec<TraceFrame>,
+}
+
+/// A line of Python.
+#[derive(Debug, Deserialize, Clone, PartialEq, Eq, Hash)]
+pub struct TraceFrame {
+    /// `co_filename`.
+    pub file: String,
+    /// The line.
+    pub line: u32,
+    /// `co_name`.
+    pub function: String,
+}
+
+/// The allocator's totals at a moment, in bytes.
+#[derive(Debug, Deserialize)]
+pub struct Checkpoint {
+    /// The workload's name for the moment.
+    pub label: String,
+    /// Device ordinal.
+    pub device: u8,
+    /// `memory_allocated()`.
+    pub allocated: u64,
+    /// `memory_reserved()`.
+    pub reserved: u64,
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub monotonic_ns: u64,
+}
+
+/// A device after the workload.
+#[derive(Debug, Deserialize)]
+pub struct FinalState {
+    /// Device ordinal.
+    pub device: u8,
+    /// `memory_allocated()`.
+    pub allocated: u64,
+    /// Bytes that tensors asked for of the allocated ones.
+    pub requested: u64,
+    /// `memory_reserved()`.
+    pub reserved: u64,
+    /// Blocks that are not freed.
+    pub live: Vec<LiveBlock>,
+    /// `memory_stats()`; some are -1 for "no limit".
+    pub stats: BTreeMap<String, i64>,
+}
+
+/// A block that is not freed.
+#[derive(Debug, Deserialize)]
+pub struct LiveBlock {
+    /// Its address.
+    pub addr: u64,
+    /// Its bytes.
+    pub size: u64,
+    /// The bytes that were asked for.
+    pub requested: u64,
+}
+
+impl Reference {
+    /// Reads a file of the driver.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text =
+            std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is no reference", path.display()))
+    }
+
+    /// Replays every device's events and compares the outcome with the allocator's own totals.
+    pub fn check_ledger(&self) -> Result<()> {
+        for (events, end) in self.devices.iter().zip(&self.r#final) {
+            check_device(&events.events, end).with_context(|| format!("device {}", end.device))?;
+        }
+        Ok(())
+    }
+
+    /// How many events of this kind there are, on all devices.
+    pub fn count(&self, action: &str) -> usize {
+        let events = self.devices.iter().flat_map(|device| &device.events);
+        events.filter(|event| event.action == action).count()
+    }
+
+    /// The frames of the longest stack.
+    pub fn deepest_stack(&self) -> usize {
+        let events = self.devices.iter().flat_map(|device| &device.events);
+        events.map(|event| event.frames.len()).max().unwrap_or(0)
+    }
+}
+
+fn check_device(events: &[TraceEvent], end: &FinalState) -> Result<()> {
+    let mut blocks = BTreeMap::new();
+    let mut segments = BTreeMap::new();
+    for event in events {
+        let (ledger, taken) = match event.action.as_str() {
+            "alloc" => (&mut blocks, true),
+            "free_requested" => (&mut blocks, false),
+            "segment_alloc" => (&mut segments, true),
+            "segment_free" => (&mut segments, false),
+            _ => continue,
+        };
+        if taken {
+            let before = ledger.insert(event.addr, event.size);
+            ensure!(before.is_none(), "{:#x} was handed out twice", event.addr);
+        } else {
+            let size = ledger.remove(&event.addr);
+            ensure!(
+                size == Some(event.size),
+                "{:#x} was freed as {}, not as {size:?}",
+                event.addr,
+                event.size
+            );
+        }
+    }
+    let live: BTreeMap<u64, u64> = end
+        .live
+        .iter()
+        .map(|block| (block.addr, block.requested))
+        .collect();
+    ensure!(
+        blocks == live,
+        "blocks left: {} by the events, {} by the allocator",
+        blocks.len(),
+        live.len()
+    );
+    let requested: u64 = blocks.values().sum();
+    ensure!(
+        requested == end.requested,
+        "requested: {requested} by the events, {}",
+        end.requested
+    );
+    let allocated: u64 = end.live.iter().map(|block| block.size).sum();
+    ensure!(
+        allocated == end.allocated,
+        "allocated: {allocated} by the blocks, {}",
+        end.allocated
+    );
+    let reserved: u64 = segments.values().sum();
+    ensure!(
+        reserved == end.reserved,
+        "reserved: {reserved} by the events, {}",
+        end.reserved
+    );
+    Ok(())
+}

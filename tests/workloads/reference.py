@@ -1,0 +1,179 @@
+"""Runs a training script under PyTorch's own memory recorder and writes what it saw.
+
+    python reference.py --out ref.json [--wait-file F] workload.py [arguments of the workload]
+
+PyTorch records every allocation and free together with the Python stack. A test runs memprobe
+on the same process and compares. With `--wait-file` the driver prints `ready PID` once CUDA is
+initialised and nothing is allocated yet, and goes on when the file exists.
+
+What is written, as JSON:
+
+    torch, python   versions
+    pid             process id
+    arguments       the workload's command line
+    exit_status     0, or what the workload gave to sys.exit
+    devices         [{device, events: [{action, addr, size, stream, time_us, frames}]}]
+                    size is what the tensor asked for; the allocator rounds it up (see `live`)
+                    frames are innermost first: {file, line, function}; empty where PyTorch saw
+                    no Python on the thread (autograd's threads)
+    checkpoints     [{label, device, allocated, requested, reserved, monotonic_ns}], see
+                    checkpoints.py; monotonic_ns is CLOCK_MONOTONIC
+    final           [{device, allocated, requested, reserved, live, stats}]; live is
+                    [{addr, size, requested}]: blocks not yet freed, with the size that the
+                    allocator made of the request; stats is torch.cuda.memory_stats()
+"""
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import time
+
+import torch
+
+import checkpoints
+
+# More than any workload makes; PyTorch forgets the oldest events beyond it.
+MAX_EVENTS = 2_000_000
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description="Run a workload under PyTorch's memory recorder.")
+    parser.add_argument("--out", required=True, help="where to write the JSON")
+    parser.add_argument("--wait-file", help="go on only when this file exists")
+    parser.add_argument("workload", help="the script to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser.parse_args()
+
+
+def start_recording():
+    """Initialises CUDA on every device, without allocating, and turns PyTorch's recorder on."""
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context="all", stacks="python", max_entries=MAX_EVENTS
+    )
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.005)
+
+
+def totals(device):
+    """The caching allocator's own totals, in bytes."""
+    stats = torch.cuda.memory_stats(device)
+    return {
+        "device": device,
+        "allocated": stats.get("allocated_bytes.all.current", 0),
+        "requested": stats.get("requested_bytes.all.current", 0),
+        "reserved": stats.get("reserved_bytes.all.current", 0),
+    }
+
+
+class Checkpoints:
+    """Keeps the totals of every device at the moments the workload marks."""
+
+    def __init__(self):
+        self.kept = []
+
+    def record(self, label):
+        now = time.monotonic_ns()
+        for device in range(torch.cuda.device_count()):
+            self.kept.append({"label": label, **totals(device), "monotonic_ns": now})
+
+
+def run(workload, arguments):
+    """Runs the script as __main__; returns its exit status and its namespace.
+
+    The namespace keeps the script's globals, and so its tensors, alive until the snapshot.
+    """
+    sys.argv = [workload, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(workload))
+    try:
+        return 0, runpy.run_path(workload, run_name="__main__")
+    except SystemExit as exit:
+        if exit.code is None:
+            return 0, {}
+        if isinstance(exit.code, int):
+            return exit.code, {}
+        print(exit.code, file=sys.stderr)
+        return 1, {}
+
+
+def events_of(trace):
+    return [
+        {
+            "action": entry["action"],
+            "addr": entry.get("addr", 0),
+            "size": entry["size"],
+            "stream": entry["stream"],
+            "time_us": entry["time_us"],
+            "frames": [
+                {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
+                for frame in entry.get("frames", [])
+            ],
+        }
+        for entry in trace
+    ]
+
+
+def live_blocks(snapshot, device):
+    return [
+        {"addr": block["address"], "size": block["size"], "requested": block["requested_size"]}
+        for segment in snapshot["segments"]
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    ]
+
+
+def final_state(snapshot):
+    return [
+        {
+            **totals(device),
+            "live": live_blocks(snapshot, device),
+            "stats": dict(torch.cuda.memory_stats(device)),
+        }
+        for device in range(torch.cuda.device_count())
+    ]
+
+
+def main():
+    options = parse_arguments()
+    start_recording()
+    print(f"ready {os.getpid()}", flush=True)
+    if options.wait_file:
+        wait_for(options.wait_file)
+
+    kept = Checkpoints()
+    checkpoints.recorder = kept.record
+    status, namespace = run(options.workload, options.arguments)
+
+    torch.cuda.synchronize()
+    snapshot = torch.cuda.memory._snapshot()
+    reference = {
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "pid": os.getpid(),
+        "arguments": [options.workload, *options.arguments],
+        "exit_status": status,
+        "devices": [
+            {"device": device, "events": events_of(trace)}
+            for device, trace in enumerate(snapshot["device_traces"])
+        ],
+        "checkpoints": kept.kept,
+        "final": final_state(snapshot),
+    }
+    torch.cuda.memory._record_memory_history(enabled=None)
+    # Written whole or not at all: a reader that sees the file sees all of it.
+    partial = options.out + ".partial"
+    with open(partial, "w") as file:
+        json.dump(reference, file, separators=(",", ":"))
+    os.replace(partial, options.out)
+    del namespace
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+//! Child processes: shown before they run, and their failure told in words.
+
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// `command` as a person would type it.
+pub fn shown(command: &Command) -> String {
+    let mut line = String::new();
+    for word in std::iter::once(command.get_program()).chain(command.get_args()) {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(&quoted(word));
+    }
+    line
+}
+
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Prints the command, runs it with our own input and output, and fails unless it succeeds.
+pub fn run(command: &mut Command) -> Result<()> {
+    eprintln!("  $ {}", shown(command));
+    run_unseen(command)
+}
+
+/// As [`run`], for a command that is not worth a line.
+pub fn run_unseen(command: &mut Command) -> Result<()> {
+    let status = command
+        .status()
+        .with_context(|| format!("cannot start `{}`", shown(command)))?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", shown(command));
+    }
+    Ok(())
+}
+
+/// What a command that answers in a line or two prints on its standard output.
+pub fn answer(command: &mut Command) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start `{}`", shown(command)))?;
+    if !output.status.success() {
+        bail!(
+            "`{}` failed ({}): {}",
+            shown(command),
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Whether this process has the rights of root.
+pub fn is_root() -> bool {
+    std::fs::read_to_string("/proc/self/status")
+        .is_ok_and(|status| effective_uid(&status) == Some(0))
+}
+
+/// The effective user of a `/proc/PID/status` text (`Uid:` real, effective, saved, filesystem;
+/// proc_pid_status(5)).
+fn effective_uid(status: &str) -> Option<u32> {
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    ids.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The first file called `name` in the folders of `PATH`.
+pub fn on_path(name: &str) -> Option<std::path::PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shown_command_can_be_pasted_into_a_shell() {
+        let mut command = Command::new("cargo");
+        command.args(["test", "a b", "it's", ""]);
+        assert_eq!(shown(&command), r"cargo test 'a b' 'it'\''s' ''");
+    }
+
+    #[test]
+    fn a_failing_command_is_named_in_its_error() {
+        let error = run(&mut Command::new("false")).unwrap_err().to_string();
+        assert!(error.contains("`false` failed"), "{error}");
+        let error = answer(&mut Command::new("no-such-program-here")).unwrap_err();
+        assert!(error.to_string().contains("cannot start"), "{error}");
+    }
+
+    #[test]
+    fn the_effective_user_is_the_second_of_the_line() {
+        assert_eq!(effective_uid("Name:\tx\nUid:\t1000\t0\t0\t0\n"), Some(0));
+        assert_eq!(effective_uid("Name:\tx\n"), None);
+    }
+}

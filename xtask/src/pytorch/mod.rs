@@ -1,0 +1,279 @@
+//! A PyTorch to try memprobe on: a virtual environment in the cache folder, with simulated CUDA
+//! libraries where the machine has no GPU.
+
+mod imports;
+mod interpreter;
+mod simulated_cuda;
+mod stubs;
+mod venv;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+
+pub use interpreter::Interpreter;
+
+use crate::{process, repository};
+use interpreter::PythonInfo;
+use venv::Venv;
+
+/// The PyTorch that is set up unless another is asked for.
+pub const DEFAULT_TORCH: &str = "2.15.0";
+
+/// What to set up.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The Python it runs on.
+    pub interpreter: Interpreter,
+    /// The version of PyTorch, such as `2.15.0`.
+    pub torch: String,
+}
+
+/// A PyTorch that runs.
+#[derive(Debug, Clone)]
+pub struct Environment {
+    /// The interpreter to start; its `torch` is the one asked for.
+    pub python: PathBuf,
+    /// The interpreter's version, such as `3.11.7`.
+    pub python_version: String,
+    /// The version of PyTorch.
+    pub torch: String,
+    /// Whether its GPUs are simulated.
+    pub simulated: bool,
+    /// The folder of the CUDA libraries that PyTorch loads, where they are simulated.
+    pub cuda_libraries: Option<PathBuf>,
+}
+
+/// Which CUDA an environment runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cuda {
+    Real,
+    Simulated,
+}
+
+/// Makes the environment, or finds it made. Says what it downloads before it does, and how far it is.
+///
+/// An interrupted call leaves nothing that a later one would take for whole.
+///
+/// # Errors
+///
+/// Where no such Python is found, a download or a compilation fails, or the PyTorch that came out
+/// sees no GPU.
+pub fn set_up(request: &Request) -> Result<Environment> {
+    check_torch_version(&request.torch)?;
+    let cuda = present_cuda();
+    let cache = repository::cache_folder()?.join("pytorch");
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+
+    let folder = cache.join(folder_name(request, cuda)?);
+    let mut lock = lock_for(&folder)?;
+    let _held = hold(&mut lock, &folder)?;
+
+    let venv = match Venv::open(&folder, &request.torch)? {
+        Some(venv) => venv,
+        None => create(&folder, request, cuda)?,
+    };
+    let cuda_libraries = match cuda {
+        Cuda::Real => None,
+        Cuda::Simulated => Some(simulated_cuda::install(&venv)?),
+    };
+    if !venv.is_verified(cuda_libraries.as_deref())? {
+        verify(&venv, cuda)?;
+        venv.mark_verified(cuda_libraries.as_deref())?;
+    }
+    Ok(Environment {
+        python: venv.python(),
+        python_version: venv.python_version().to_owned(),
+        torch: request.torch.clone(),
+        simulated: cuda == Cuda::Simulated,
+        cuda_libraries,
+    })
+}
+
+fn create(folder: &Path, request: &Request, cuda: Cuda) -> Result<Venv> {
+    let base = request.interpreter.find()?;
+    announce(&base, request, cuda, folder);
+    Venv::create(folder, &base, &request.torch, cuda)
+}
+
+fn announce(base: &PythonInfo, request: &Request, cuda: Cuda, folder: &Path) {
+    let size = match cuda {
+        Cuda::Simulated => format!(
+            "{} for PyTorch's wheel and about 30 MB for the packages it needs",
+            venv::wheel_size(&request.torch)
+        ),
+        Cuda::Real => format!(
+            "{} for PyTorch's wheel and about 2.5 GB for NVIDIA's libraries",
+            venv::wheel_size(&request.torch)
+        ),
+    };
+    eprintln!(
+        "Setting up PyTorch {} on Python {} ({})",
+        request.torch,
+        base.version,
+        base.executable.display()
+    );
+    eprintln!("  into {}", folder.display());
+    eprintln!("  downloads {size}, unless pip has them in its cache");
+    if cuda == Cuda::Simulated {
+        eprintln!("  no NVIDIA GPU on this machine: CUDA will be simulated");
+    }
+}
+
+/// Asks the environment's PyTorch for its GPUs.
+fn verify(venv: &Venv, cuda: Cuda) -> Result<()> {
+    let question =
+        "import torch; print(torch.cuda.is_available(), torch.ones(1, device='cuda').shape)";
+    let answer = process::answer(
+        std::process::Command::new(venv.python())
+            .args(["-c", question])
+            .env_remove("CUDA_VISIBLE_DEVICES"),
+    )
+    .with_context(|| {
+        format!(
+            "the PyTorch just set up does not run; delete {} and run `cargo xtask set-up` again",
+            venv.folder().display()
+        )
+    })?;
+    if !answer.starts_with("True") {
+        match cuda {
+            Cuda::Real => bail!(
+                "PyTorch sees no GPU although /dev/nvidia0 is here: \
+                 check the driver with `nvidia-smi`"
+            ),
+            Cuda::Simulated => bail!(
+                "PyTorch does not see the simulated GPU: delete {} and run `cargo xtask set-up` again",
+                venv.folder().display()
+            ),
+        }
+    }
+    Ok(())
+}
+
+/// Whether the machine has an NVIDIA GPU and the driver's library.
+fn present_cuda() -> Cuda {
+    const FOLDERS: [&str; 7] = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/lib/wsl/lib",
+        "/usr/local/nvidia/lib64",
+        "/usr/local/cuda/compat",
+    ];
+    let driver = FOLDERS
+        .iter()
+        .any(|folder| Path::new(folder).join("libcuda.so.1").exists());
+    if driver && Path::new("/dev/nvidia0").exists() {
+        Cuda::Real
+    } else {
+        Cuda::Simulated
+    }
+}
+
+/// The version becomes part of a path and of pip's command line.
+fn check_torch_version(version: &str) -> Result<()> {
+    let plain = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    if version.split('.').count() != 3 || !version.split('.').all(plain) {
+        bail!(
+            "{version:?} is no version of PyTorch: give all three numbers, such as {DEFAULT_TORCH}"
+        );
+    }
+    Ok(())
+}
+
+/// One folder per Python (by version, or by interpreter where one is named), PyTorch and CUDA.
+fn folder_name(request: &Request, cuda: Cuda) -> Result<String> {
+    let python = match &request.interpreter {
+        Interpreter::Version(version) => version.to_string(),
+        Interpreter::Path(path) => {
+            let version = interpreter::probe(path)?.minor_version();
+            format!(
+                "{version}-{}",
+                &fingerprint([path.as_os_str().as_encoded_bytes()])[..8]
+            )
+        }
+    };
+    let suffix = match cuda {
+        Cuda::Real => "",
+        Cuda::Simulated => "-simulated",
+    };
+    Ok(format!("python{python}-torch{}{suffix}", request.torch))
+}
+
+/// SHA-256 of the parts, each with its length, in hexadecimal.
+fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn lock_for(folder: &Path) -> Result<fd_lock::RwLock<fs::File>> {
+    let mut path = folder.as_os_str().to_owned();
+    path.push(".lock");
+    let path = PathBuf::from(path);
+    let file = fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(fd_lock::RwLock::new(file))
+}
+
+/// Waits for another set-up of the same environment.
+fn hold<'a>(
+    lock: &'a mut fd_lock::RwLock<fs::File>,
+    folder: &Path,
+) -> Result<fd_lock::RwLockWriteGuard<'a, fs::File>> {
+    if lock.try_write().is_err() {
+        eprintln!("Waiting for another set-up of {}", folder.display());
+    }
+    lock.write()
+        .with_context(|| format!("cannot lock {}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_of_torch_has_three_numbers() {
+        assert!(check_torch_version("2.15.0").is_ok());
+        for wrong in ["2.15", "", "2.15.0+cu132", "../../etc", "2..0"] {
+            assert!(check_torch_version(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn fingerprints_tell_parts_apart() {
+        let one = fingerprint([b"ab".as_slice(), b"c"]);
+        let other = fingerprint([b"a".as_slice(), b"bc"]);
+        assert_ne!(one, other);
+        assert_eq!(one.len(), 64);
+    }
+
+    #[test]
+    fn environments_of_different_pythons_and_cudas_lie_apart() {
+        let request = Request {
+            interpreter: "3.12".parse().unwrap(),
+            torch: DEFAULT_TORCH.to_owned(),
+        };
+        assert_eq!(
+            folder_name(&request, Cuda::Simulated).unwrap(),
+            "python3.12-torch2.15.0-simulated"
+        );
+        assert_eq!(
+            folder_name(&request, Cuda::Real).unwrap(),
+            "python3.12-torch2.15.0"
+        );
+    }
+}

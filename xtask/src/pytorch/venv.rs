@@ -1,0 +1,264 @@
+//! Virtual environments with a PyTorch in them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::Cuda;
+use super::interpreter::{self, PythonInfo};
+use crate::process;
+
+/// What PyTorch needs of pure Python (and numpy) to train; pip adds what these need themselves.
+const DEPENDENCIES: [&str; 7] = [
+    "numpy",
+    "typing_extensions",
+    "sympy",
+    "networkx",
+    "filelock",
+    "jinja2",
+    "fsspec",
+];
+
+/// The file whose presence says that an environment is whole.
+const RECORD: &str = "memprobe-environment.json";
+
+/// The file that names the libraries with which this PyTorch was seen to run.
+const VERIFIED: &str = "memprobe-verified";
+
+/// A virtual environment that is whole.
+#[derive(Debug)]
+pub struct Venv {
+    folder: PathBuf,
+    record: Record,
+}
+
+/// How an environment was made.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    python_version: String,
+    base: PathBuf,
+    torch: String,
+}
+
+/// How much PyTorch's wheel weighs, for people.
+pub fn wheel_size(torch: &str) -> &'static str {
+    match torch {
+        "2.15.0" => "539 MB",
+        "2.6.0" => "767 MB",
+        _ => "500 to 900 MB",
+    }
+}
+
+impl Venv {
+    /// The environment in this folder, if it is whole and its Python still runs. The rest of an
+    /// interrupted set-up is removed.
+    pub fn open(folder: &Path, torch: &str) -> Result<Option<Self>> {
+        let record = match fs::read(folder.join(RECORD)) {
+            Ok(bytes) => serde_json::from_slice::<Record>(&bytes).ok(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", folder.display()));
+            }
+        };
+        if let Some(record) = record.filter(|record| record.torch == torch) {
+            let venv = Self {
+                folder: folder.to_owned(),
+                record,
+            };
+            if interpreter::probe(&venv.python())
+                .is_ok_and(|info| info.version == venv.record.python_version)
+            {
+                return Ok(Some(venv));
+            }
+        }
+        remove(folder)?;
+        Ok(None)
+    }
+
+    /// Downloads and installs everything into a new environment.
+    pub fn create(folder: &Path, base: &PythonInfo, torch: &str, cuda: Cuda) -> Result<Self> {
+        let pip = create_empty(folder, base)?;
+        let requirement = format!("torch=={torch}");
+        match cuda {
+            Cuda::Simulated => {
+                // No NVIDIA wheel: the simulated libraries take the place that PyTorch's RPATH names.
+                // PyTorch comes last, or pip would complain of their absence.
+                pip.install(&DEPENDENCIES)?;
+                pip.install(&["--no-deps", &requirement])?;
+            }
+            Cuda::Real => pip.install(&[&requirement, "numpy"])?,
+        }
+        let record = Record {
+            python_version: base.version.clone(),
+            base: base.executable.clone(),
+            torch: torch.to_owned(),
+        };
+        write_whole(&folder.join(RECORD), &serde_json::to_vec_pretty(&record)?)?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            record,
+        })
+    }
+
+    /// The folder of the environment.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The interpreter.
+    pub fn python(&self) -> PathBuf {
+        python_in(&self.folder)
+    }
+
+    /// The interpreter's version, such as `3.11.7`.
+    pub fn python_version(&self) -> &str {
+        &self.record.python_version
+    }
+
+    /// The version of the PyTorch in it.
+    pub fn torch(&self) -> &str {
+        &self.record.torch
+    }
+
+    /// The folder of PyTorch's shared libraries.
+    pub fn torch_libraries(&self) -> Result<PathBuf> {
+        let lib = self.folder.join("lib");
+        let entries =
+            fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))?;
+        entries
+            .filter_map(|entry| Some(entry.ok()?.path().join("site-packages/torch/lib")))
+            .find(|folder| folder.is_dir())
+            .with_context(|| format!("no torch/lib below {}", lib.display()))
+    }
+
+    /// Whether this PyTorch was seen to run with the CUDA libraries as they are.
+    pub fn is_verified(&self, libraries: Option<&Path>) -> Result<bool> {
+        let seen = fs::read_to_string(self.folder.join(VERIFIED)).unwrap_or_default();
+        Ok(seen == verification(libraries)?)
+    }
+
+    /// Remembers that it was.
+    pub fn mark_verified(&self, libraries: Option<&Path>) -> Result<()> {
+        write_whole(
+            &self.folder.join(VERIFIED),
+            verification(libraries)?.as_bytes(),
+        )
+    }
+}
+
+/// What a verification is good for: one build of the simulated libraries, or the real ones.
+fn verification(libraries: Option<&Path>) -> Result<String> {
+    match libraries {
+        Some(folder) => Ok(super::simulated_cuda::installed_build(folder)
+            .context("the simulated CUDA vanished while it was set up: run it again")?),
+        None => Ok("real".to_owned()),
+    }
+}
+
+/// Writes a file so that it is there whole or not at all.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let partial = path.with_extension("partial");
+    fs::write(&partial, bytes)
+        .and_then(|()| fs::rename(&partial, path))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn python_in(folder: &Path) -> PathBuf {
+    folder.join("bin/python")
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        eprintln!("Removing the unfinished or outdated {}", folder.display());
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    Ok(())
+}
+
+/// How to install packages into an environment.
+struct Pip {
+    /// The interpreter that has pip.
+    runner: PathBuf,
+    /// The environment to install into.
+    target: PathBuf,
+}
+
+impl Pip {
+    fn install(&self, requirements: &[&str]) -> Result<()> {
+        let mut command = Command::new(&self.runner);
+        command.args(["-m", "pip"]);
+        if self.runner != self.target {
+            command.arg("--python").arg(&self.target);
+        }
+        command
+            .args(["install", "--disable-pip-version-check"])
+            .args(requirements)
+            .env("PIP_ROOT_USER_ACTION", "ignore");
+        process::run(&mut command).context(
+            "pip could not install what PyTorch needs: \
+             check the network (and PIP_INDEX_URL), then run `cargo xtask set-up` again",
+        )
+    }
+}
+
+/// An environment without packages, and the pip to fill it. Debian splits venv and ensurepip off
+/// Python, so both may be missing.
+fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
+    let target = python_in(folder);
+    let venv = |extra: &[&str]| {
+        process::answer(
+            Command::new(&base.executable)
+                .args(["-m", "venv", "--clear"])
+                .args(extra)
+                .arg(folder),
+        )
+    };
+    if venv(&[]).is_ok() {
+        return Ok(Pip {
+            runner: target.clone(),
+            target,
+        });
+    }
+    let package = format!("python{}-venv", base.minor_version());
+    if let Err(error) = venv(&["--without-pip"]) {
+        let installed = base.executable.starts_with("/usr/bin")
+            && interpreter::install_with_apt(&[&package])
+            && venv(&[]).is_ok();
+        if installed {
+            return Ok(Pip {
+                runner: target.clone(),
+                target,
+            });
+        }
+        return Err(error.context(format!(
+            "{} cannot make virtual environments: install its venv module \
+             (`sudo apt-get install {package}` on Debian) or name another Python with --python",
+            base.executable.display()
+        )));
+    }
+    match another_pip() {
+        Some(runner) => Ok(Pip { runner, target }),
+        None => bail!(
+            "{} has no pip and no other Python here has one: install it \
+             (`sudo apt-get install {package}` on Debian) or name another Python with --python",
+            base.executable.display()
+        ),
+    }
+}
+
+/// A Python whose pip can install into another environment (`--python`, since pip 22.3).
+fn another_pip() -> Option<PathBuf> {
+    let python = process::on_path("python3")?;
+    let answer = process::answer(Command::new(&python).args(["-m", "pip", "--version"])).ok()?;
+    let version = answer.split_whitespace().nth(1)?;
+    let mut numbers = version
+        .split('.')
+        .map(|number| number.parse::<u32>().unwrap_or(0));
+    let recent = (numbers.next()?, numbers.next()?) >= (22, 3);
+    recent.then_some(python)
+}

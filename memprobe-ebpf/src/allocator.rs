@@ -30,7 +30,11 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
     let size = ctx.arg::<u64>(1).unwrap_or(0) as i64;
     // SAFETY: the context of a uprobe holds the registers.
     let stack_pointer = unsafe { (*ctx.regs).rsp };
-    let stack = if size > 0 { walk(&process.python, caller, stack_pointer) } else { Walked::NONE };
+    let stack = if size > 0 {
+        walk(&process.python, caller, stack_pointer)
+    } else {
+        Walked::NONE
+    };
     send(MemoryRecord {
         kind: record::BLOCK,
         device: (device >> 8) as u8,

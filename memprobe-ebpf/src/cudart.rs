@@ -14,7 +14,10 @@ use crate::thread::Caller;
 /// `cudaError_t cudaMalloc(void **devPtr, size_t size)`.
 #[uprobe]
 pub fn cuda_malloc(ctx: ProbeContext) -> u32 {
-    enter(ctx.arg::<u64>(0).unwrap_or(0), ctx.arg::<u64>(1).unwrap_or(0))
+    enter(
+        ctx.arg::<u64>(0).unwrap_or(0),
+        ctx.arg::<u64>(1).unwrap_or(0),
+    )
 }
 
 /// `cudaError_t cudaFree(void *devPtr)`.
@@ -70,7 +73,13 @@ pub fn cuda_free_return(ctx: RetProbeContext) -> u32 {
     if pointer == 0 {
         return 0;
     }
-    tell(record::SEGMENT_FREE, Caller::current(), pointer, 0, Walked::NONE)
+    tell(
+        record::SEGMENT_FREE,
+        Caller::current(),
+        pointer,
+        0,
+        Walked::NONE,
+    )
 }
 
 /// What [`enter`] kept, if the call succeeded (`cudaSuccess` is 0).

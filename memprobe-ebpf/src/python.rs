@@ -129,7 +129,11 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
 #[inline(always)]
 unsafe fn field(base: *const u8, offset: u16) -> u64 {
     // SAFETY: the mask keeps it within 256 + 8 bytes; BPF reads unaligned words.
-    unsafe { base.add((offset & 0xff) as usize).cast::<u64>().read_unaligned() }
+    unsafe {
+        base.add((offset & 0xff) as usize)
+            .cast::<u64>()
+            .read_unaligned()
+    }
 }
 
 /// The current thread's `PyThreadState`, from the thread-specific key.
@@ -203,7 +207,11 @@ fn collect(
                 unsafe {
                     if !read(windows, WINDOW as u32, base) {
                         thread.data_window = NO_WINDOW;
-                        read(windows.add(WINDOW - FRAME_HEADER), FRAME_HEADER as u32, frame);
+                        read(
+                            windows.add(WINDOW - FRAME_HEADER),
+                            FRAME_HEADER as u32,
+                            frame,
+                        );
                     }
                 }
             }
@@ -235,7 +243,11 @@ fn collect(
 #[inline(always)]
 unsafe fn header(base: *const u8, offset: u16) -> u64 {
     // SAFETY: the mask keeps it within 128 + 8 bytes; BPF reads unaligned words.
-    unsafe { base.add((offset & 0x7f) as usize).cast::<u64>().read_unaligned() }
+    unsafe {
+        base.add((offset & 0x7f) as usize)
+            .cast::<u64>()
+            .read_unaligned()
+    }
 }
 
 /// One step of a 64-bit multiplicative hash.
@@ -248,7 +260,10 @@ fn mix(hash: u64, word: u64) -> u64 {
 /// Sends the stack unless it was sent before, and says how the event names it.
 #[inline(always)]
 fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more: bool) -> Walked {
-    let walked = Walked { state: stack_state::PYTHON, hash };
+    let walked = Walked {
+        state: stack_state::PYTHON,
+        hash,
+    };
     // SAFETY: the value is only tested for presence.
     if unsafe { SENT_STACKS.get(&hash) }.is_some() {
         return walked;
@@ -265,9 +280,13 @@ fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more
         return Walked::without(stack_state::UNREADABLE);
     }
     // SAFETY: the first `bytes` of the map value's stack record.
-    let record = unsafe { core::slice::from_raw_parts((&raw const thread.stack).cast::<u8>(), bytes) };
+    let record =
+        unsafe { core::slice::from_raw_parts((&raw const thread.stack).cast::<u8>(), bytes) };
     // The reader is woken: it reads the code objects of these frames before they can go.
-    if RECORDS.output::<[u8]>(record, u64::from(aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP)).is_err() {
+    if RECORDS
+        .output::<[u8]>(record, u64::from(aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP))
+        .is_err()
+    {
         count(counter::STACKS_LOST);
         return Walked::without(stack_state::LOST);
     }

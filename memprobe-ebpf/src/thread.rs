@@ -56,7 +56,10 @@ impl Caller {
     #[inline(always)]
     pub fn current() -> Self {
         let id = bpf_get_current_pid_tgid();
-        Self { tgid: (id >> 32) as u32, tid: id as u32 }
+        Self {
+            tgid: (id >> 32) as u32,
+            tid: id as u32,
+        }
     }
 
     /// This thread's room, made on first use.

@@ -87,9 +87,15 @@ impl Action {
 
     /// The action that [`Self::as_str`] wrote.
     pub fn parse(word: &str) -> Option<Self> {
-        [Self::Alloc, Self::Free, Self::SegmentAlloc, Self::SegmentFree, Self::OutOfMemory]
-            .into_iter()
-            .find(|action| action.as_str() == word)
+        [
+            Self::Alloc,
+            Self::Free,
+            Self::SegmentAlloc,
+            Self::SegmentFree,
+            Self::OutOfMemory,
+        ]
+        .into_iter()
+        .find(|action| action.as_str() == word)
     }
 }
 

@@ -14,6 +14,7 @@ pub mod model;
 pub mod pipeline;
 pub mod probe;
 pub mod recording;
+pub mod report;
 pub mod symbolize;
 pub mod target;
 pub mod tui;

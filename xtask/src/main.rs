@@ -1,31 +1,121 @@
 //! Tasks of this repository: set-up, eBPF build, demo, tests, benchmarks.
 
+mod bench;
+mod demo;
+mod ebpf;
 mod process;
 mod pytorch;
 mod repository;
+mod test;
 
-use clap::Parser;
+use std::process::ExitCode;
 
-/// Tasks of this repository.
-#[derive(Parser)]
-enum Task {
-    /// Makes a PyTorch that memprobe can be tried on, with simulated GPUs where there are none.
-    SetUp {
-        /// The Python: a version such as 3.11, or the path of an interpreter.
-        #[arg(long, default_value = "3.11")]
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+use repository::Repository;
+
+/// Tasks of this repository
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show the main job: attach to a training script that runs already, record, report
+    Demo {
+        /// Open the live screen instead of recording
+        #[arg(long)]
+        tui: bool,
+        /// The Python: a version such as 3.11, or the path of an interpreter
+        #[arg(long, value_name = "PYTHON", default_value = "3.11")]
         python: pytorch::Interpreter,
-        /// The version of PyTorch.
-        #[arg(long, default_value = pytorch::DEFAULT_TORCH)]
+    },
+    /// Run every check and test, as CI does; as root
+    Test {
+        /// Leave out the integration tests, which need PyTorch and root
+        #[arg(long)]
+        no_pytorch: bool,
+    },
+    /// Measure the speed of memprobe's own code
+    Bench {
+        /// Only the benchmarks whose names hold this
+        filter: Option<String>,
+    },
+    /// Compile the eBPF programs into memprobe-ebpf/object, with a record of how
+    ///
+    /// Needs rustup's nightly with rust-src, or Debian's rustc-web, and bpf-linker.
+    Ebpf {
+        /// Only rebuild and compare with what is committed
+        #[arg(long)]
+        check: bool,
+        /// Install the compiler and the linker where they are missing
+        #[arg(long)]
+        install: bool,
+    },
+    /// Make a PyTorch to try memprobe on, with simulated GPUs where there are none
+    SetUp {
+        /// The Python: a version such as 3.11, or the path of an interpreter
+        #[arg(long, value_name = "PYTHON", default_value = "3.11")]
+        python: pytorch::Interpreter,
+        /// The version of PyTorch
+        #[arg(long, value_name = "VERSION", default_value = pytorch::DEFAULT_TORCH)]
         torch: String,
     },
 }
 
-fn main() -> anyhow::Result<()> {
-    let Task::SetUp { python, torch } = Task::parse();
-    let environment = pytorch::set_up(&pytorch::Request {
-        interpreter: python,
-        torch,
-    })?;
+fn main() -> ExitCode {
+    ebpf::stand_in_for_rustc();
+    match run(Arguments::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<()> {
+    let repository = Repository::here();
+    match verb {
+        Verb::Demo { tui, python } => {
+            let show = if tui {
+                demo::Show::Live
+            } else {
+                demo::Show::Report
+            };
+            demo::run(&repository, python, show)
+        }
+        Verb::Test { no_pytorch } => {
+            let extent = if no_pytorch {
+                test::Extent::WithoutPyTorch
+            } else {
+                test::Extent::Whole
+            };
+            test::run(&repository, extent)
+        }
+        Verb::Bench { filter } => bench::run(&repository, filter.as_deref()),
+        Verb::Ebpf { check, install } => {
+            let missing = if install {
+                ebpf::Missing::Install
+            } else {
+                ebpf::Missing::Explain
+            };
+            if check {
+                ebpf::check(&repository, missing).map(drop)
+            } else {
+                ebpf::build(&repository, missing)
+            }
+        }
+        Verb::SetUp { python, torch } => set_up(python, torch),
+    }
+}
+
+fn set_up(interpreter: pytorch::Interpreter, torch: String) -> Result<()> {
+    let environment = pytorch::set_up(&pytorch::Request { interpreter, torch })?;
     println!("{}", environment.python.display());
     eprintln!(
         "Python {}, PyTorch {}, {}",

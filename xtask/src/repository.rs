@@ -9,11 +9,14 @@ pub struct Repository {
 }
 
 impl Repository {
-    /// The checkout that this program was built from.
+    /// The checkout whose `cargo xtask` runs, or else the one that this program was built from.
+    ///
+    /// The two differ where checkouts share a target folder.
     pub fn here() -> Self {
-        let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let package = std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         Self {
-            root: package.parent().unwrap_or(package).to_path_buf(),
+            root: package.parent().unwrap_or(&package).to_path_buf(),
         }
     }
 
@@ -45,9 +48,12 @@ impl Repository {
         self.root.join("memprobe-ebpf/object/memprobe.bpf.json")
     }
 
-    /// The folder of build outputs.
+    /// The folder of build outputs: `$CARGO_TARGET_DIR`, or `target`.
     pub fn target(&self) -> PathBuf {
-        self.root.join("target")
+        match std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty()) {
+            Some(folder) => self.root.join(folder),
+            None => self.root.join("target"),
+        }
     }
 }
 

@@ -30,6 +30,10 @@ pub struct Attach {
 
 impl Attach {
     pub(super) fn run(self) -> Result<ExitCode> {
-        Live { tgid: Tgid(self.pid), ring_bytes: self.buffer_size }.run()
+        Live {
+            tgid: Tgid(self.pid),
+            ring_bytes: self.buffer_size,
+        }
+        .run()
     }
 }

@@ -3,6 +3,7 @@
 mod attach;
 mod doctor;
 mod record;
+mod report;
 
 use std::process::ExitCode;
 
@@ -24,12 +25,14 @@ Examples:
   sudo memprobe attach --pid 1234                             watch a running process
   sudo memprobe record -o trace.json --pid 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
+  memprobe report trace.json                                  the table of lines; needs no root
   sudo memprobe doctor --pid 1234                             can it work here, and if not, what to do";
 
 #[derive(Subcommand)]
 enum Verb {
     Attach(attach::Attach),
     Record(record::Record),
+    Report(report::Report),
     Doctor(doctor::Doctor),
 }
 
@@ -40,6 +43,7 @@ pub fn run() -> ExitCode {
     let outcome = match arguments.verb {
         Verb::Attach(attach) => attach.run(),
         Verb::Record(record) => record.run(),
+        Verb::Report(report) => report.run(),
         Verb::Doctor(doctor) => doctor.run(),
     };
     outcome.unwrap_or_else(|error| {

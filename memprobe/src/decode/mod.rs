@@ -69,7 +69,9 @@ fn decode_memory(bytes: &[u8]) -> Result<MemoryRecord, Malformed> {
 
 /// Decodes a stack record: its head and as many frames as it says.
 fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
-    let (head, frames) = bytes.split_at_checked(size_of::<StackHead>()).ok_or(Malformed)?;
+    let (head, frames) = bytes
+        .split_at_checked(size_of::<StackHead>())
+        .ok_or(Malformed)?;
     let head = StackHead {
         kind: head[0],
         truncated: head[1],
@@ -83,7 +85,10 @@ fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     }
     let frames = frames
         .chunks_exact(size_of::<FrameRecord>())
-        .map(|frame| FrameRecord { code_and_owner: word64(frame, 0), instr: word64(frame, 8) })
+        .map(|frame| FrameRecord {
+            code_and_owner: word64(frame, 0),
+            instr: word64(frame, 8),
+        })
         .collect();
     Ok(Record::Stack(head, frames))
 }
@@ -117,9 +122,18 @@ mod tests {
             panic!("not decoded");
         };
         assert_eq!(kind, MemoryKind::Block);
-        assert_eq!((memory.device, memory.stack_state, memory.tid, memory.tgid), (1, 2, 7, 9));
-        assert_eq!((memory.time_ns, memory.addr, memory.size), (11, 0x7000, -512));
-        assert_eq!((memory.allocated, memory.reserved, memory.stack), (1024, 2048, 77));
+        assert_eq!(
+            (memory.device, memory.stack_state, memory.tid, memory.tgid),
+            (1, 2, 7, 9)
+        );
+        assert_eq!(
+            (memory.time_ns, memory.addr, memory.size),
+            (11, 0x7000, -512)
+        );
+        assert_eq!(
+            (memory.allocated, memory.reserved, memory.stack),
+            (1024, 2048, 77)
+        );
     }
 
     #[test]
@@ -129,9 +143,14 @@ mod tests {
         bytes.extend(77u64.to_ne_bytes());
         bytes.extend((0x03_00_7fff_1234_5678u64).to_ne_bytes());
         bytes.extend(42u64.to_ne_bytes());
-        let Ok(Record::Stack(head, frames)) = decode(&bytes) else { panic!("not decoded") };
+        let Ok(Record::Stack(head, frames)) = decode(&bytes) else {
+            panic!("not decoded")
+        };
         assert_eq!((head.truncated, head.tgid, head.hash), (1, 9, 77));
-        assert_eq!((frames[0].code(), frames[0].owner(), frames[0].instr), (0x7fff_1234_5678, 3, 42));
+        assert_eq!(
+            (frames[0].code(), frames[0].owner(), frames[0].instr),
+            (0x7fff_1234_5678, 3, 42)
+        );
     }
 
     #[test]

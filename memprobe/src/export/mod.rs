@@ -1,6 +1,8 @@
 //! Recordings and other files that outlive memprobe, for people and for other tools.
 
+mod fields;
 pub mod json;
 pub mod output;
-pub mod stack_text;
+mod slices;
+mod stack_text;
 pub mod trace_event;

@@ -1,12 +1,12 @@
 //! A recording as Chrome trace events: what ui.perfetto.dev and chrome://tracing open and what
 //! [`crate::recording`] reads back.
 //!
-//! The JSON *array* form is used because both viewers accept it when its end is missing
-//! (Perfetto: `json_trace_tokenizer.cc`; Chrome: "Trace Event Format", JSON Array Format), so
-//! that what was written before a crash or a full disk still opens. A block is an async slice
-//! from its allocation to its free, paired by category, id and name: Perfetto's
-//! `json_trace_parser_impl.cc` gives every name its own track, so the end repeats the name and
-//! all blocks of one line of Python lie together.
+//! The JSON *array* form is used because both viewers accept it when its end is missing ("Trace
+//! Event Format", JSON Array Format; Perfetto later than v47, google/perfetto#926), so that what was
+//! written before a crash or a full disk still opens. A block is an async slice from its
+//! allocation to its free. Perfetto pairs begin and end by process, category, id and name
+//! (`json_trace_parser_impl.cc`, `track_compressor.cc`), so the end repeats the name, and all
+//! blocks of one line of Python lie together.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -14,22 +14,21 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::json;
-use super::stack_text::{Definition, StackTexts};
-use crate::event::{
-    Action, Event, Losses, MemoryEvent, Stack, StackId, StackKind, Tid, TimeNs, Totals,
+use super::fields::{
+    clip, push_args, push_id, push_name, push_process, push_record, push_stack, push_ts,
 };
+use super::json;
+use super::slices::{BLOCK, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::stack_text::{Definition, StackTexts};
+use crate::event::{Action, Event, Losses, MemoryEvent, Stack, StackId, Tid, TimeNs, Totals};
 use crate::model::snapshot::Grouping;
-use crate::recording::{End, EndReason, EndRecord, Header, HeaderRecord, MAX_LINE};
+use crate::recording::{End, EndReason, EndRecord, Header, HeaderRecord};
 
 /// Bytes that are gathered before they are written out.
 const BUFFER: usize = 64 << 10;
 
 /// Live blocks that are drawn as slices (16 bytes each); what comes on top is drawn as an instant.
 const MAX_OPEN: usize = 1 << 22;
-
-/// Characters of a command line or thread name that are written.
-const MAX_TEXT: usize = 32 << 10;
 
 /// Writes a recording as a stream: memory is bounded, and at every moment the file holds whole
 /// records up to the last [`TraceWriter::flush`].
@@ -332,7 +331,7 @@ impl<W: Write> TraceWriter<W> {
         push_id(&mut self.lines, event.addr.0);
     }
 
-    /// A line up to its `ts`. `phase` goes on into the fields that are the same for all of a kind.
+    /// A line up to its name. `phase` goes on into the fields that are the same for all of a kind.
     fn open_line(
         &mut self,
         event: &MemoryEvent,
@@ -342,11 +341,14 @@ impl<W: Write> TraceWriter<W> {
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"");
         line.extend_from_slice(phase);
-        line.extend_from_slice(b"\",\"name\":\"");
+        line.push(b'"');
+        // Before the name: some versions of Perfetto look for the time with a parser that knows
+        // not all that a JSON string may hold.
+        push_ts(line, self.start, event.time);
+        push_process(line, event.tgid.0, event.tid.0);
+        line.extend_from_slice(b",\"name\":\"");
         name(line, &mut self.stacks);
         line.push(b'"');
-        push_process(line, event.tgid.0, event.tid.0);
-        push_ts(line, self.start, event.time);
     }
 
     /// The `args` of an event and the end of its line.
@@ -393,188 +395,6 @@ impl<W: Write> TraceWriter<W> {
             line.extend_from_slice(b"}},\n");
         }
     }
-}
-
-/// What differs between the slices of blocks and those of segments.
-struct SliceKind {
-    of: Slices,
-    begin: &'static [u8],
-    end: &'static [u8],
-    unpaired_begin: &'static [u8],
-    unpaired_end: &'static [u8],
-    unpaired_name: &'static str,
-}
-
-#[derive(Clone, Copy)]
-enum Slices {
-    Blocks,
-    Segments,
-}
-
-const BLOCK: SliceKind = SliceKind {
-    of: Slices::Blocks,
-    begin: b"b\",\"cat\":\"alloc",
-    end: b"e\",\"cat\":\"alloc",
-    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"alloc",
-    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"free",
-    unpaired_name: "free of a block allocated unseen",
-};
-
-const SEGMENT: SliceKind = SliceKind {
-    of: Slices::Segments,
-    begin: b"b\",\"cat\":\"segment",
-    end: b"e\",\"cat\":\"segment",
-    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"segment",
-    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"segment_free",
-    unpaired_name: "free of a segment allocated unseen",
-};
-
-impl SliceKind {
-    fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, stack: Definition) {
-        match self.of {
-            Slices::Segments => line.extend_from_slice(b"segment (cudaMalloc)"),
-            Slices::Blocks => match stacks.text(stack) {
-                Some(text) => line.extend_from_slice(&text.name),
-                None => line.extend_from_slice(b"(unknown stack)"),
-            },
-        }
-    }
-}
-
-/// Blocks or segments that are live, with the stack that names their slice. Addresses of all
-/// devices of a process lie in one space (CUDA's unified virtual addressing).
-struct OpenSlices {
-    live: HashMap<u64, Definition>,
-    most: usize,
-}
-
-enum Opened {
-    Slice,
-    TooMany,
-}
-
-impl OpenSlices {
-    fn new(most: usize) -> Self {
-        Self {
-            live: HashMap::new(),
-            most,
-        }
-    }
-
-    fn open(&mut self, addr: u64, stack: Definition) -> Opened {
-        if self.live.len() >= self.most {
-            return Opened::TooMany;
-        }
-        self.live.insert(addr, stack);
-        Opened::Slice
-    }
-
-    fn close(&mut self, addr: u64) -> Option<Definition> {
-        self.live.remove(&addr)
-    }
-}
-
-fn push_process(line: &mut Vec<u8>, pid: u32, tid: u32) {
-    line.extend_from_slice(b",\"pid\":");
-    json::push_number(line, pid);
-    line.extend_from_slice(b",\"tid\":");
-    json::push_number(line, tid);
-}
-
-fn push_ts(line: &mut Vec<u8>, start: TimeNs, time: TimeNs) {
-    line.extend_from_slice(b",\"ts\":");
-    json::push_micros(line, start.0, time.0);
-}
-
-fn push_id(line: &mut Vec<u8>, addr: u64) {
-    line.extend_from_slice(b",\"id2\":{\"local\":\"");
-    json::push_hex(line, addr);
-    line.extend_from_slice(b"\"}");
-}
-
-/// The numbers of an event, as an object that is left open for more.
-fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
-    line.extend_from_slice(b"{\"addr\":\"");
-    json::push_hex(line, event.addr.0);
-    line.extend_from_slice(b"\",\"size\":");
-    json::push_number(line, event.size.0);
-    line.extend_from_slice(b",\"device\":");
-    match event.device {
-        Some(device) => json::push_number(line, device.0),
-        None => line.extend_from_slice(b"null"),
-    }
-    if let Some(totals) = event.totals {
-        line.extend_from_slice(b",\"allocated\":");
-        json::push_number(line, totals.allocated.0);
-        line.extend_from_slice(b",\"reserved\":");
-        json::push_number(line, totals.reserved.0);
-    }
-}
-
-fn push_name(line: &mut Vec<u8>, name: &str) {
-    line.extend_from_slice(b"{\"name\":");
-    json::push_string(line, name);
-    line.push(b'}');
-}
-
-/// Records of our own are plain data, which serde_json never refuses.
-fn push_record(line: &mut Vec<u8>, record: &impl serde::Serialize) {
-    let begin = line.len();
-    if serde_json::to_writer(&mut *line, record).is_err() {
-        line.truncate(begin);
-        line.extend_from_slice(b"null");
-    }
-}
-
-/// A stack's own record. Outer frames for which a line has no room are left out, and that is said.
-fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
-    let begin = line.len();
-    line.extend_from_slice(b"{\"id\":");
-    json::push_number(line, id.0);
-    let (kind, thread, reason) = match &stack.kind {
-        StackKind::Python => ("python", None, None),
-        StackKind::Waiting { thread } => ("waiting", Some(thread), None),
-        StackKind::Unknown { thread, reason } => ("unknown", Some(thread), Some(reason)),
-    };
-    line.extend_from_slice(b",\"kind\":");
-    json::push_string(line, kind);
-    if let Some(thread) = thread {
-        line.extend_from_slice(b",\"thread\":");
-        json::push_string(line, clip(thread));
-    }
-    if let Some(reason) = reason {
-        line.extend_from_slice(b",\"reason\":");
-        json::push_string(line, reason.as_str());
-    }
-    line.extend_from_slice(b",\"frames\":[");
-    let mut truncated = stack.truncated;
-    for (depth, frame) in stack.frames.iter().enumerate() {
-        let end = line.len();
-        if depth > 0 {
-            line.push(b',');
-        }
-        line.extend_from_slice(b"{\"file\":");
-        json::push_string(line, &frame.file);
-        line.extend_from_slice(b",\"line\":");
-        json::push_number(line, frame.line);
-        line.extend_from_slice(b",\"function\":");
-        json::push_string(line, &frame.function);
-        line.push(b'}');
-        if line.len() - begin > MAX_LINE - 1024 {
-            line.truncate(end);
-            truncated = true;
-            break;
-        }
-    }
-    line.extend_from_slice(b"],\"truncated\":");
-    line.extend_from_slice(if truncated { b"true" } else { b"false" });
-    line.push(b'}');
-}
-
-fn clip(text: &str) -> &str {
-    text.char_indices()
-        .nth(MAX_TEXT)
-        .map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]

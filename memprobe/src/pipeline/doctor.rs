@@ -21,39 +21,62 @@ const UNFIT: u8 = 2;
 /// None so far: what is wrong is told on standard output.
 pub fn run(tgid: Option<Tgid>) -> Result<ExitCode> {
     let mut findings = Findings::default();
-    findings.add("kernel", kernel::preflight().map(|()| "has what memprobe needs".to_owned()));
-    let offset = kernel::fsbase_offset().map(|offset| format!("a thread's pointer lies {offset} bytes into its task"));
+    findings.add(
+        "kernel",
+        kernel::preflight().map(|()| "has what memprobe needs".to_owned()),
+    );
+    let offset = kernel::fsbase_offset()
+        .map(|offset| format!("a thread's pointer lies {offset} bytes into its task"));
     findings.add("kernel types", offset);
     if let Some(tgid) = tgid {
         look_at(tgid, &mut findings);
     }
-    Ok(if findings.fit { ExitCode::SUCCESS } else { ExitCode::from(UNFIT) })
+    Ok(if findings.fit {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(UNFIT)
+    })
 }
 
 /// Looks at one process.
 fn look_at(tgid: Tgid, findings: &mut Findings) {
     let python = PythonProcess::detect(tgid);
-    findings.add("Python", python.map(|python| format!("{}, layout checked on every thread", python.version)));
+    findings.add(
+        "Python",
+        python.map(|python| format!("{}, layout checked on every thread", python.version)),
+    );
     let Ok(maps) = Maps::of(tgid) else { return };
     match facts::torch_version(tgid) {
         Some(version) => findings.add::<String>("PyTorch", Ok(version)),
-        None => findings.note("PyTorch", "not imported yet: `attach` and `record` will wait for it"),
+        None => findings.note(
+            "PyTorch",
+            "not imported yet: `attach` and `record` will wait for it",
+        ),
     }
     for probe in PROBES {
         match Located::find(probe, &maps) {
             Some(Ok(located)) => findings.add::<String>(probe.function, Ok(place_of(&located))),
             Some(Err(error)) => match probe.need {
                 Need::Required => findings.add(probe.function, Err(error)),
-                Need::Optional(without) => findings.note(probe.function, &format!("{error}; {without}")),
+                Need::Optional(without) => {
+                    findings.note(probe.function, &format!("{error}; {without}"))
+                }
             },
-            None => findings.note(probe.function, &format!("{} is not mapped yet", probe.library)),
+            None => findings.note(
+                probe.function,
+                &format!("{} is not mapped yet", probe.library),
+            ),
         }
     }
 }
 
 /// Such as `+7 in /…/libc10.so, emulated by the kernel`.
 fn place_of(located: &Located) -> String {
-    let how = if located.place.emulated { "emulated by the kernel" } else { "single-stepped (slow)" };
+    let how = if located.place.emulated {
+        "emulated by the kernel"
+    } else {
+        "single-stepped (slow)"
+    };
     format!("+{} in {}, {how}", located.place.offset, located.library)
 }
 

@@ -143,7 +143,8 @@ impl Screen {
     fn refresh(&mut self) {
         let now = super::now();
         self.model.tick(now);
-        self.snapshots.send_replace(Arc::new(self.model.snapshot(now, self.grouping)));
+        self.snapshots
+            .send_replace(Arc::new(self.model.snapshot(now, self.grouping)));
     }
 
     /// Gives the terminal back, whatever happened.
@@ -151,7 +152,9 @@ impl Screen {
         self.quit.send_replace(true);
         match self.thread.take().map(std::thread::JoinHandle::join) {
             Some(Ok(outcome)) => outcome.context("showing the screen"),
-            Some(Err(_)) => anyhow::bail!("the screen failed; please report what was printed above"),
+            Some(Err(_)) => {
+                anyhow::bail!("the screen failed; please report what was printed above")
+            }
             None => Ok(()),
         }
     }
@@ -159,7 +162,10 @@ impl Screen {
 
 /// A signal that asks memprobe to end.
 async fn asked_to_end() {
-    let (Ok(mut terminate), Ok(mut hangup)) = (signal(SignalKind::terminate()), signal(SignalKind::hangup())) else {
+    let (Ok(mut terminate), Ok(mut hangup)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::hangup()),
+    ) else {
         return std::future::pending().await;
     };
     tokio::select! {

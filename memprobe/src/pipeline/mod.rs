@@ -19,5 +19,7 @@ fn now() -> TimeNs {
 
 /// One thread is enough: the programs in the kernel do not wait for user space.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+    Ok(tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?)
 }

@@ -30,7 +30,12 @@ pub(super) struct Told {
 
 impl Progress {
     pub(super) fn new(quiet: bool) -> Self {
-        Self { quiet, terminal: std::io::stderr().is_terminal(), started: Instant::now(), shown: None }
+        Self {
+            quiet,
+            terminal: std::io::stderr().is_terminal(),
+            started: Instant::now(),
+            shown: None,
+        }
     }
 
     /// Says something once, on a line of its own.
@@ -49,7 +54,11 @@ impl Progress {
 
     /// Rewrites the line if it is time to.
     pub(super) fn show(&mut self, told: Told) {
-        let every = if self.terminal { ON_TERMINAL } else { ELSEWHERE };
+        let every = if self.terminal {
+            ON_TERMINAL
+        } else {
+            ELSEWHERE
+        };
         if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
             return;
         }
@@ -112,8 +121,16 @@ mod tests {
     #[test]
     fn the_line_tells_time_events_size_and_losses() {
         let progress = Progress::new(true);
-        let losses = Losses { events: 2, stacks: 1, malformed: 0 };
-        let line = progress.line(Told { events: 12_345, bytes: 1 << 20, losses });
+        let losses = Losses {
+            events: 2,
+            stacks: 1,
+            malformed: 0,
+        };
+        let line = progress.line(Told {
+            events: 12_345,
+            bytes: 1 << 20,
+            losses,
+        });
         assert_eq!(line, "00:00:00  12,345 events  1.00 MiB written  lost 3");
     }
 }

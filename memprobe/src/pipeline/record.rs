@@ -77,9 +77,15 @@ impl Recording {
                 return Ok(ExitCode::from(130));
             }
         };
-        progress.say(&format!("recording PID {} to {}; press Ctrl-C to end", tgid.0, self.output.display()));
+        progress.say(&format!(
+            "recording PID {} to {}; press Ctrl-C to end",
+            tgid.0,
+            self.output.display()
+        ));
         progress.start();
-        let reason = self.write(session, output, &mut progress, &mut interrupts).await?;
+        let reason = self
+            .write(session, output, &mut progress, &mut interrupts)
+            .await?;
         match &mut command {
             Some(command) if reason == EndReason::TargetExited => command.exit_code(),
             Some(command) => {
@@ -107,7 +113,9 @@ impl Recording {
         let reason = loop {
             let flow = wait(&mut session, deadline, interrupts).await;
             match flow {
-                ControlFlow::Continue(()) => session.drain(|event| Ok(writer.event(event)?)).map(drop)?,
+                ControlFlow::Continue(()) => {
+                    session.drain(|event| Ok(writer.event(event)?)).map(drop)?
+                }
                 ControlFlow::Break(reason) => {
                     session.drain_all(|event| Ok(writer.event(event)?))?;
                     break reason;
@@ -125,14 +133,20 @@ impl Recording {
         progress.say(&format!("{} ({})", progress.line(told), reason.as_str()));
         if let Some(file) = written {
             let file = file.display();
-            progress.say(&format!("see it with `memprobe report {file}`, or open it in ui.perfetto.dev"));
+            progress.say(&format!(
+                "see it with `memprobe report {file}`, or open it in ui.perfetto.dev"
+            ));
         }
         Ok(reason)
     }
 }
 
 /// Waits for records, or for a reason to end.
-async fn wait(session: &mut Session, deadline: Option<Instant>, interrupts: &mut Interrupts) -> Flow {
+async fn wait(
+    session: &mut Session,
+    deadline: Option<Instant>,
+    interrupts: &mut Interrupts,
+) -> Flow {
     let over = async {
         match deadline {
             Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -148,7 +162,11 @@ async fn wait(session: &mut Session, deadline: Option<Instant>, interrupts: &mut
 }
 
 fn told<W: std::io::Write>(session: &Session, writer: &TraceWriter<W>) -> Told {
-    Told { events: writer.events(), bytes: writer.bytes(), losses: session.losses() }
+    Told {
+        events: writer.events(),
+        bytes: writer.bytes(),
+        losses: session.losses(),
+    }
 }
 
 /// What is known when the recording starts.
@@ -170,9 +188,15 @@ struct Interrupts {
 
 impl Interrupts {
     fn new() -> Result<Self> {
-        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let kinds = [
+            SignalKind::interrupt(),
+            SignalKind::terminate(),
+            SignalKind::hangup(),
+        ];
         let [interrupt, terminate, hangup] = kinds.map(signal);
-        Ok(Self { signals: [interrupt?, terminate?, hangup?] })
+        Ok(Self {
+            signals: [interrupt?, terminate?, hangup?],
+        })
     }
 
     async fn next(&mut self) {
@@ -193,7 +217,9 @@ struct Started {
 
 impl Started {
     fn spawn(words: &[OsString]) -> Result<Self> {
-        let (program, arguments) = words.split_first().context("no command was given after --")?;
+        let (program, arguments) = words
+            .split_first()
+            .context("no command was given after --")?;
         let name = program.to_string_lossy().into_owned();
         let mut command = Command::new(program);
         command.args(arguments);
@@ -211,8 +237,14 @@ impl Started {
 
     /// The command's own exit status, as the shell would tell it.
     fn exit_code(&mut self) -> Result<ExitCode> {
-        let status = self.child.wait().with_context(|| format!("waiting for {}", self.name))?;
-        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+        let status = self
+            .child
+            .wait()
+            .with_context(|| format!("waiting for {}", self.name))?;
+        let code = status
+            .code()
+            .or_else(|| status.signal().map(|signal| 128 + signal))
+            .unwrap_or(1);
         Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
     }
 

@@ -82,7 +82,10 @@ impl Session {
                         told = what;
                     }
                 }
-                Err(error) if origin == Origin::Started && started.elapsed() < STARTING && error.may_pass() => {}
+                Err(error)
+                    if origin == Origin::Started
+                        && started.elapsed() < STARTING
+                        && error.may_pass() => {}
                 Err(error) => return Err(error.into()),
             }
             tokio::select! {

@@ -24,7 +24,11 @@ impl Sources {
     /// The files that a process sees.
     pub(super) fn of(tgid: Tgid) -> Self {
         let process = PathBuf::from(format!("/proc/{}", tgid.0));
-        Self { root: process.join("root"), directory: process.join("cwd"), files: HashMap::new() }
+        Self {
+            root: process.join("root"),
+            directory: process.join("cwd"),
+            files: HashMap::new(),
+        }
     }
 
     fn lines(&mut self, file: &str) -> Option<&[String]> {
@@ -47,7 +51,12 @@ impl Sources {
             return None;
         }
         let bytes = fs::read(path).ok()?;
-        Some(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
+        Some(
+            String::from_utf8_lossy(&bytes)
+                .lines()
+                .map(str::to_owned)
+                .collect(),
+        )
     }
 }
 
@@ -82,7 +91,13 @@ mod tests {
         assert_eq!(sources.line(file, 0), None);
         assert_eq!(sources.line(file, 9), None);
         let around = sources.around(file, 1, 1).expect("read");
-        assert_eq!(around, [(1, "import torch".to_owned()), (2, "x = torch.zeros(3)".to_owned())]);
+        assert_eq!(
+            around,
+            [
+                (1, "import torch".to_owned()),
+                (2, "x = torch.zeros(3)".to_owned())
+            ]
+        );
         assert_eq!(sources.line("<string>", 1), None);
     }
 }

@@ -47,19 +47,35 @@ impl Located {
 
     fn find_in(probe: &'static Probe, tgid: Tgid, mapping: &Mapping) -> Result<Self, AttachError> {
         let library = mapping.path.display().to_string();
-        let unreadable = |why: String| AttachError::Library { library: library.clone(), why };
-        let (image, file) = ElfImage::of_mapping(tgid, mapping).map_err(|error| unreadable(error.to_string()))?;
-        let symbol = image.symbol(probe.symbol).ok_or_else(|| AttachError::NoFunction {
-            function: probe.function,
+        let unreadable = |why: String| AttachError::Library {
             library: library.clone(),
-        })?;
+            why,
+        };
+        let (image, file) =
+            ElfImage::of_mapping(tgid, mapping).map_err(|error| unreadable(error.to_string()))?;
+        let symbol = image
+            .symbol(probe.symbol)
+            .ok_or_else(|| AttachError::NoFunction {
+                function: probe.function,
+                library: library.clone(),
+            })?;
         let code = image.bytes_at(symbol.address, SEARCHED).unwrap_or_default();
         let function_offset = image
             .file_offset_of(symbol.address)
             .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
         // The kernel takes the return address at the entry: both programs go there.
-        let place = if probe.returns.is_some() { Place::entry(code) } else { Place::find(code, probe.reads) };
-        Ok(Self { probe, file, library, function_offset, place })
+        let place = if probe.returns.is_some() {
+            Place::entry(code)
+        } else {
+            Place::find(code, probe.reads)
+        };
+        Ok(Self {
+            probe,
+            file,
+            library,
+            function_offset,
+            place,
+        })
     }
 
     /// What is told of it.
@@ -78,10 +94,14 @@ impl Located {
             why: format!("{error:#}"),
         };
         if let Some(program) = self.probe.returns {
-            loader.attach(program, &self.file, self.function_offset, tgid).map_err(refused)?;
+            loader
+                .attach(program, &self.file, self.function_offset, tgid)
+                .map_err(refused)?;
         }
         let entry = self.function_offset + self.place.offset;
-        loader.attach(self.probe.entry, &self.file, entry, tgid).map_err(refused)
+        loader
+            .attach(self.probe.entry, &self.file, entry, tgid)
+            .map_err(refused)
     }
 }
 
@@ -106,7 +126,13 @@ pub enum Step {
 impl Attaching {
     /// Nothing is attached yet.
     pub fn new(tgid: Tgid) -> Self {
-        Self { tgid, python: None, done: vec![false; PROBES.len()], attached: Vec::new(), missing: Vec::new() }
+        Self {
+            tgid,
+            python: None,
+            done: vec![false; PROBES.len()],
+            attached: Vec::new(),
+            missing: Vec::new(),
+        }
     }
 
     /// Does what can be done now.
@@ -118,21 +144,29 @@ impl Attaching {
             Some(python) => python,
             None => match PythonProcess::detect(self.tgid) {
                 Ok(python) => {
-                    let config = ProcessConfig { python: python.kernel_config() };
-                    loader.watch(self.tgid, config).map_err(|error| AttachError::Refused {
-                        function: "the filter",
-                        why: format!("{error:#}"),
-                    })?;
+                    let config = ProcessConfig {
+                        python: python.kernel_config(),
+                    };
+                    loader
+                        .watch(self.tgid, config)
+                        .map_err(|error| AttachError::Refused {
+                            function: "the filter",
+                            why: format!("{error:#}"),
+                        })?;
                     self.python.insert(python)
                 }
                 Err(DetectError::NotInitializedYet) => {
-                    return Ok(Step::Waiting(format!("waiting for Python to start in PID {}", self.tgid.0)));
+                    return Ok(Step::Waiting(format!(
+                        "waiting for Python to start in PID {}",
+                        self.tgid.0
+                    )));
                 }
                 Err(error) => return Err(AttachError::Python(self.tgid, error)),
             },
         };
         let python = python.clone();
-        let maps = Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
+        let maps =
+            Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.attach_mapped(loader, &maps)?;
         if self.done.iter().all(|done| *done) {
             return Ok(Step::Done(python));
@@ -140,14 +174,20 @@ impl Attaching {
         if maps.library(PYTHON_BINDINGS).is_some() && maps.library(CUDA_ALLOCATOR).is_none() {
             return Err(AttachError::NoCuda(self.tgid));
         }
-        Ok(Step::Waiting(format!("waiting for PID {} to import PyTorch", self.tgid.0)))
+        Ok(Step::Waiting(format!(
+            "waiting for PID {} to import PyTorch",
+            self.tgid.0
+        )))
     }
 
     /// Attaches every probe whose library is mapped.
     fn attach_mapped(&mut self, loader: &mut Loader, maps: &Maps) -> Result<(), AttachError> {
         // All are located before the first is attached: from then on events come, and nobody reads
         // them yet.
-        let pending = PROBES.iter().zip(&mut self.done).filter(|(_, done)| !**done);
+        let pending = PROBES
+            .iter()
+            .zip(&mut self.done)
+            .filter(|(_, done)| !**done);
         let located: Vec<_> = pending
             .filter_map(|(probe, done)| Some((probe, done, Located::find(probe, maps)?)))
             .collect();
@@ -160,7 +200,9 @@ impl Attaching {
             match (attached, probe.need) {
                 (Ok(status), _) => self.attached.push(status),
                 (Err(error), Need::Required) => return Err(error),
-                (Err(error), Need::Optional(without)) => self.missing.push(format!("{error}: {without}")),
+                (Err(error), Need::Optional(without)) => {
+                    self.missing.push(format!("{error}: {without}"))
+                }
             }
         }
         Ok(())

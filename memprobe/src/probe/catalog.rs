@@ -75,7 +75,13 @@ pub const PROBES: &[Probe] = &[
         symbol: "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
         entry: "report_memory_usage",
         returns: None,
-        reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8],
+        reads: &[
+            Register::RDI,
+            Register::RSI,
+            Register::RDX,
+            Register::RCX,
+            Register::R8,
+        ],
         need: Need::Required,
     },
 ];

@@ -26,9 +26,14 @@ pub fn preflight() -> Result<()> {
              Run it with sudo: sudo memprobe …"
         );
     }
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's version")?;
-    let version = parse_release(&release)
-        .with_context(|| format!("the kernel calls itself {:?}, which is no version", release.trim()))?;
+    let release =
+        fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's version")?;
+    let version = parse_release(&release).with_context(|| {
+        format!(
+            "the kernel calls itself {:?}, which is no version",
+            release.trim()
+        )
+    })?;
     if version < OLDEST {
         bail!(
             "this kernel is {}; memprobe needs Linux {}.{} or newer.\nUpdate the kernel and try again.",
@@ -48,7 +53,8 @@ pub fn preflight() -> Result<()> {
 
 /// Whether this process has an effective capability.
 fn has_capability(capability: u32) -> Result<bool> {
-    let status = fs::read_to_string("/proc/self/status").context("reading memprobe's own capabilities")?;
+    let status =
+        fs::read_to_string("/proc/self/status").context("reading memprobe's own capabilities")?;
     let effective = status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))
@@ -59,7 +65,10 @@ fn has_capability(capability: u32) -> Result<bool> {
 
 /// `major.minor` of a kernel release such as `6.1.0-18-amd64`.
 fn parse_release(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.trim().split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    let mut numbers = release
+        .trim()
+        .split(|c: char| !c.is_ascii_digit())
+        .map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
@@ -71,10 +80,14 @@ pub fn fsbase_offset() -> Result<u64> {
     let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
     let types = TypeInformation::new(&InMemory(bytes))
         .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))?;
-    let task = types.id_of("task_struct").context("the kernel's types have no task_struct")?;
+    let task = types
+        .id_of("task_struct")
+        .context("the kernel's types have no task_struct")?;
     match types.offset_of(task, "thread.fsbase") {
         Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
-        _ => bail!("this kernel's task_struct has no thread.fsbase: memprobe knows x86-64 only so far"),
+        _ => bail!(
+            "this kernel's task_struct has no thread.fsbase: memprobe knows x86-64 only so far"
+        ),
     }
 }
 
@@ -84,13 +97,18 @@ struct InMemory(Vec<u8>);
 impl Readable for InMemory {
     fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), btfparse::Error> {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let bytes = start.checked_add(buffer.len()).and_then(|end| self.0.get(start..end));
+        let bytes = start
+            .checked_add(buffer.len())
+            .and_then(|end| self.0.get(start..end));
         match bytes {
             Some(bytes) => {
                 buffer.copy_from_slice(bytes);
                 Ok(())
             }
-            None => Err(btfparse::Error::new(btfparse::ErrorKind::IOError, "read past the end")),
+            None => Err(btfparse::Error::new(
+                btfparse::ErrorKind::IOError,
+                "read past the end",
+            )),
         }
     }
 }

@@ -41,10 +41,12 @@ impl Loader {
     pub fn new(fsbase_offset: u64, ring_bytes: u32) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let replaced = match std::env::var_os(OBJECT_VARIABLE) {
-            Some(path) => Some(
-                std::fs::read(&path)
-                    .with_context(|| format!("reading {} (named by {OBJECT_VARIABLE})", Path::new(&path).display()))?,
-            ),
+            Some(path) => Some(std::fs::read(&path).with_context(|| {
+                format!(
+                    "reading {} (named by {OBJECT_VARIABLE})",
+                    Path::new(&path).display()
+                )
+            })?),
             None => None,
         };
         let mut ebpf = EbpfLoader::new()
@@ -54,7 +56,9 @@ impl Loader {
             .context("loading memprobe's maps into the kernel")?;
         for (name, program) in ebpf.programs_mut() {
             let uprobe: &mut UProbe = program.try_into()?;
-            uprobe.load().with_context(|| format!("the kernel's verifier refused the program {name}"))?;
+            uprobe
+                .load()
+                .with_context(|| format!("the kernel's verifier refused the program {name}"))?;
         }
         Ok(Self { ebpf })
     }
@@ -64,7 +68,10 @@ impl Loader {
     /// # Errors
     /// When it was taken before.
     pub fn take_records(&mut self) -> Result<RingBuf<MapData>> {
-        let map = self.ebpf.take_map("RECORDS").context("the ring buffer is taken")?;
+        let map = self
+            .ebpf
+            .take_map("RECORDS")
+            .context("the ring buffer is taken")?;
         Ok(RingBuf::try_from(map)?)
     }
 
@@ -73,7 +80,10 @@ impl Loader {
     /// # Errors
     /// When they were taken before.
     pub fn take_counters(&mut self) -> Result<Counters> {
-        let map = self.ebpf.take_map("COUNTERS").context("the counters are taken")?;
+        let map = self
+            .ebpf
+            .take_map("COUNTERS")
+            .context("the counters are taken")?;
         Ok(Counters(Array::try_from(map)?))
     }
 
@@ -82,7 +92,10 @@ impl Loader {
     /// # Errors
     /// When the kernel refuses.
     pub fn watch(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
-        let map = self.ebpf.map_mut("PROCESSES").context("the object has no map PROCESSES")?;
+        let map = self
+            .ebpf
+            .map_mut("PROCESSES")
+            .context("the object has no map PROCESSES")?;
         let mut processes: HashMap<_, u32, ConfigValue> = HashMap::try_from(map)?;
         processes.insert(tgid.0, ConfigValue(config), 0)?;
         Ok(())
@@ -93,7 +106,9 @@ impl Loader {
     /// # Errors
     /// When the kernel refuses.
     pub fn attach(&mut self, program: &str, library: &Path, offset: u64, tgid: Tgid) -> Result<()> {
-        let scope = NonZeroU32::new(tgid.0).map(UProbeScope::OneProcess).context("PID 0 is the kernel's own")?;
+        let scope = NonZeroU32::new(tgid.0)
+            .map(UProbeScope::OneProcess)
+            .context("PID 0 is the kernel's own")?;
         let uprobe: &mut UProbe = self
             .ebpf
             .program_mut(program)
@@ -101,7 +116,12 @@ impl Loader {
             .try_into()?;
         uprobe
             .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
-            .with_context(|| format!("attaching {program} to {} at {offset:#x}", library.display()))?;
+            .with_context(|| {
+                format!(
+                    "attaching {program} to {} at {offset:#x}",
+                    library.display()
+                )
+            })?;
         Ok(())
     }
 }

@@ -4,7 +4,10 @@
 //! single-step out of line. So the probe goes to the first instruction that is emulated and before
 //! which no register that the probe reads has been written.
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess, Register};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
+    Register,
+};
 
 /// How far into a function the search goes, in bytes.
 pub const SEARCHED: usize = 64;
@@ -32,12 +35,22 @@ impl Place {
                 break;
             }
             if is_emulated(&instruction) {
-                return Self { offset, emulated: true };
+                return Self {
+                    offset,
+                    emulated: true,
+                };
             }
-            let writes_needed = facts.info(&instruction).used_registers().iter().any(|used| {
-                let written = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead | OpAccess::None);
-                written && needed.contains(&used.register().full_register())
-            });
+            let writes_needed = facts
+                .info(&instruction)
+                .used_registers()
+                .iter()
+                .any(|used| {
+                    let written = !matches!(
+                        used.access(),
+                        OpAccess::Read | OpAccess::CondRead | OpAccess::None
+                    );
+                    written && needed.contains(&used.register().full_register())
+                });
             if writes_needed || instruction.flow_control() != FlowControl::Next {
                 break;
             }
@@ -50,7 +63,10 @@ impl Place {
     pub fn entry(code: &[u8]) -> Self {
         let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
         let emulated = decoder.can_decode() && is_emulated(&decoder.decode());
-        Self { offset: 0, emulated }
+        Self {
+            offset: 0,
+            emulated,
+        }
     }
 }
 
@@ -60,9 +76,11 @@ impl Place {
 fn is_emulated(instruction: &Instruction) -> bool {
     match instruction.code() {
         Code::Push_r64 | Code::Nopd | Code::Nopw | Code::Nopq => true,
-        _ => instruction.is_jcc_short_or_near()
-            || instruction.is_jmp_short_or_near()
-            || instruction.is_call_near(),
+        _ => {
+            instruction.is_jcc_short_or_near()
+                || instruction.is_jmp_short_or_near()
+                || instruction.is_call_near()
+        }
     }
 }
 
@@ -70,53 +88,110 @@ fn is_emulated(instruction: &Instruction) -> bool {
 mod tests {
     use super::*;
 
-    const ARGUMENTS: [Register; 5] = [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8];
+    const ARGUMENTS: [Register; 5] = [
+        Register::RDI,
+        Register::RSI,
+        Register::RDX,
+        Register::RCX,
+        Register::R8,
+    ];
 
     #[test]
     fn a_push_at_the_entry_is_taken() {
         // push r14; mov r14, rdi
         let place = Place::find(&[0x41, 0x56, 0x49, 0x89, 0xfe], &ARGUMENTS);
-        assert_eq!(place, Place { offset: 0, emulated: true });
+        assert_eq!(
+            place,
+            Place {
+                offset: 0,
+                emulated: true
+            }
+        );
     }
 
     #[test]
     fn a_load_into_another_register_is_passed_over() {
         // mov rax, [rip+0x1234]; push r14 (c10::reportMemoryUsageToProfiler of torch 2.15)
-        let place = Place::find(&[0x48, 0x8b, 0x05, 0x34, 0x12, 0, 0, 0x41, 0x56], &ARGUMENTS);
-        assert_eq!(place, Place { offset: 7, emulated: true });
+        let place = Place::find(
+            &[0x48, 0x8b, 0x05, 0x34, 0x12, 0, 0, 0x41, 0x56],
+            &ARGUMENTS,
+        );
+        assert_eq!(
+            place,
+            Place {
+                offset: 7,
+                emulated: true
+            }
+        );
     }
 
     #[test]
     fn a_landing_pad_is_passed_over() {
         // endbr64; push rbp
         let place = Place::find(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55], &ARGUMENTS);
-        assert_eq!(place, Place { offset: 4, emulated: true });
+        assert_eq!(
+            place,
+            Place {
+                offset: 4,
+                emulated: true
+            }
+        );
     }
 
     #[test]
     fn a_write_to_a_needed_register_ends_the_search_at_the_entry() {
         // mov edi, 1 (writes all of rdi); push rbp
         let place = Place::find(&[0xbf, 1, 0, 0, 0, 0x55], &ARGUMENTS);
-        assert_eq!(place, Place { offset: 0, emulated: false });
+        assert_eq!(
+            place,
+            Place {
+                offset: 0,
+                emulated: false
+            }
+        );
     }
 
     #[test]
     fn the_search_does_not_follow_an_early_return() {
         // ret; push rbp
         let place = Place::find(&[0xc3, 0x55], &ARGUMENTS);
-        assert_eq!(place, Place { offset: 0, emulated: false });
+        assert_eq!(
+            place,
+            Place {
+                offset: 0,
+                emulated: false
+            }
+        );
     }
 
     #[test]
     fn bytes_that_are_no_code_give_the_entry() {
-        assert_eq!(Place::find(&[0x06, 0x55], &ARGUMENTS), Place { offset: 0, emulated: false });
-        assert_eq!(Place::find(&[], &ARGUMENTS), Place { offset: 0, emulated: false });
+        assert_eq!(
+            Place::find(&[0x06, 0x55], &ARGUMENTS),
+            Place {
+                offset: 0,
+                emulated: false
+            }
+        );
+        assert_eq!(
+            Place::find(&[], &ARGUMENTS),
+            Place {
+                offset: 0,
+                emulated: false
+            }
+        );
     }
 
     #[test]
     fn the_search_ends_within_its_bound() {
         // mov rax, rax without end
         let code = [0x48, 0x89, 0xc0].repeat(100);
-        assert_eq!(Place::find(&code, &ARGUMENTS), Place { offset: 0, emulated: false });
+        assert_eq!(
+            Place::find(&code, &ARGUMENTS),
+            Place {
+                offset: 0,
+                emulated: false
+            }
+        );
     }
 }

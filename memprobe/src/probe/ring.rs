@@ -16,7 +16,9 @@ impl Records {
     pub fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
         // SAFETY: the ring buffer owns its descriptor, always gives the same, and closes it only
         // when dropped.
-        unsafe { AsyncFd::register(ring) }.map(Self).map_err(Into::into)
+        unsafe { AsyncFd::register(ring) }
+            .map(Self)
+            .map_err(Into::into)
     }
 
     /// Waits until a program wakes the reader. Most records are sent in silence: poll as well.
@@ -28,6 +30,10 @@ impl Records {
 
     /// The next record's bytes, passed to `take`; says whether there was one.
     pub fn next(&mut self, take: impl FnOnce(&[u8])) -> bool {
-        self.0.get_mut().next().map(|record| take(&record)).is_some()
+        self.0
+            .get_mut()
+            .next()
+            .map(|record| take(&record))
+            .is_some()
     }
 }

@@ -30,7 +30,9 @@ impl Watched {
                  give the process's own).",
                 tgid.0
             ),
-            Some(Err(error)) => return Err(error).with_context(|| format!("watching process {}", tgid.0)),
+            Some(Err(error)) => {
+                return Err(error).with_context(|| format!("watching process {}", tgid.0));
+            }
         };
         // SAFETY: an owned descriptor, always the same, closed only when dropped.
         let exit = unsafe { AsyncFd::register(fd) }.context("watching the process's end")?;

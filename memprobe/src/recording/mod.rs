@@ -41,4 +41,7 @@ pub const MAX_LINE: usize = 4 << 20;
 pub const MAX_FRAMES: usize = 4096;
 
 /// Stacks that one recording may define.
-pub const MAX_STACKS: usize = 1 << 22;
+pub const MAX_STACKS: usize = 1 << 20;
+
+/// Frames of all stacks of one recording together.
+pub const MAX_ALL_FRAMES: usize = 1 << 25;

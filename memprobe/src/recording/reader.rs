@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 
 use super::line::{self, FrameRecord, Record, StackRecord};
-use super::{End, FORMAT, Header, MAX_LINE, MAX_STACKS, RecordingError};
+use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{Event, Frame, MemoryEvent, NoStack, Stack, StackId, StackKind, TimeNs};
 
 /// Bytes that are asked of the file at once.
@@ -33,6 +33,7 @@ pub struct Reader<R> {
     events: u64,
     strings: HashSet<Arc<str>>,
     stacks: HashSet<u32>,
+    frames: usize,
     /// The event that waits for the definition of its stack to be taken.
     waiting: Option<MemoryEvent>,
 }
@@ -81,6 +82,7 @@ impl<R: BufRead> Reader<R> {
             events: 0,
             strings: HashSet::new(),
             stacks: HashSet::new(),
+            frames: 0,
             waiting: None,
         };
         reader.read_header()?;
@@ -284,6 +286,10 @@ impl<R: BufRead> Reader<R> {
         };
         if self.stacks.len() >= MAX_STACKS && !self.stacks.contains(&record.id) {
             return Err(format!("more than {MAX_STACKS} stacks"));
+        }
+        self.frames += record.frames.len();
+        if self.frames > MAX_ALL_FRAMES {
+            return Err(format!("more than {MAX_ALL_FRAMES} frames"));
         }
         self.stacks.insert(record.id);
         let strings = &mut self.strings;

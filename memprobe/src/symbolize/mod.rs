@@ -15,7 +15,8 @@ use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, stack_state};
 
 use crate::decode::{MemoryKind, Record};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, StackId, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, StackId, Tgid, Tid, TimeNs,
+    Totals,
 };
 use crate::target::memory::ReadMemory;
 
@@ -55,7 +56,9 @@ impl<M: ReadMemory> Symbolizer<M> {
                     self.ready.push(Event::Stack(id, stack));
                 }
             }
-            Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => self.push_memory(kind, &memory),
+            Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => {
+                self.push_memory(kind, &memory)
+            }
             Record::Stack(..) | Record::Memory(..) => {}
         }
     }

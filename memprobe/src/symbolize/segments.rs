@@ -77,7 +77,11 @@ impl SegmentDevices {
             if waiting.tid != event.tid {
                 return true;
             }
-            let inside = event.addr.0.checked_sub(waiting.addr.0).is_some_and(|at| at < waiting.size.0);
+            let inside = event
+                .addr
+                .0
+                .checked_sub(waiting.addr.0)
+                .is_some_and(|at| at < waiting.size.0);
             if event.action != Action::Alloc || !inside {
                 return false;
             }
@@ -94,7 +98,11 @@ impl SegmentDevices {
 
     /// The next event that need not wait any more.
     pub fn pop(&mut self) -> Option<Event> {
-        if self.waiting.first().is_some_and(|waiting| waiting.position <= self.front) {
+        if self
+            .waiting
+            .first()
+            .is_some_and(|waiting| waiting.position <= self.front)
+        {
             return None;
         }
         let event = self.held.pop_front()?;
@@ -135,7 +143,9 @@ mod tests {
     fn drain(devices: &mut SegmentDevices) -> Vec<(Action, Option<u8>, u64)> {
         std::iter::from_fn(|| devices.pop())
             .filter_map(|event| match event {
-                Event::Memory(memory) => Some((memory.action, memory.device.map(|d| d.0), memory.size.0)),
+                Event::Memory(memory) => {
+                    Some((memory.action, memory.device.map(|d| d.0), memory.size.0))
+                }
                 _ => None,
             })
             .collect()
@@ -146,7 +156,11 @@ mod tests {
         let mut devices = SegmentDevices::default();
         devices.push(event(Action::SegmentAlloc, 1, 0x1000, 0x1000, None));
         devices.push(event(Action::Alloc, 2, 0x9000, 8, Some(0)));
-        assert_eq!(drain(&mut devices), [], "the order is kept, so everything waits");
+        assert_eq!(
+            drain(&mut devices),
+            [],
+            "the order is kept, so everything waits"
+        );
         devices.push(event(Action::Alloc, 1, 0x1200, 8, Some(3)));
         let seen = drain(&mut devices);
         assert_eq!(seen[0], (Action::SegmentAlloc, Some(3), 0x1000));
@@ -174,7 +188,11 @@ mod tests {
         devices.push(event(Action::SegmentFree, 1, 0x7000, 0, None));
         let seen = drain(&mut devices);
         assert_eq!(seen[2], (Action::SegmentFree, Some(1), 0x1000));
-        assert_eq!(seen[3], (Action::SegmentFree, None, 0), "a segment from before attach");
+        assert_eq!(
+            seen[3],
+            (Action::SegmentFree, None, 0),
+            "a segment from before attach"
+        );
     }
 
     #[test]

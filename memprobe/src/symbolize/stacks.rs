@@ -43,13 +43,20 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// Defines the stack behind a hash; `None` if it was known already. The kernel sends a stack
     /// again when it has forgotten that it was sent.
-    pub fn define(&mut self, head: &StackHead, frames: &[FrameRecord]) -> Option<(StackId, Arc<Stack>)> {
+    pub fn define(
+        &mut self,
+        head: &StackHead,
+        frames: &[FrameRecord],
+    ) -> Option<(StackId, Arc<Stack>)> {
         if self.by_hash.contains_key(&head.hash) || self.by_hash.len() >= MOST {
             return None;
         }
         let mut resolved = Vec::with_capacity(frames.len());
         for frame in frames {
-            match self.code.resolve(&self.memory, frame.code(), frame.instr, frame.owner()) {
+            match self
+                .code
+                .resolve(&self.memory, frame.code(), frame.instr, frame.owner())
+            {
                 Resolved::Frame(frame) => resolved.push(frame),
                 Resolved::Skip => {}
                 Resolved::Unreadable => resolved.push(unreadable()),
@@ -80,7 +87,9 @@ impl<M: ReadMemory> Stacks<M> {
             return self.unknown(thread, NoStack::NoPythonFrames);
         };
         let (id, stack) = self.add(Stack {
-            kind: StackKind::Waiting { thread: thread.clone() },
+            kind: StackKind::Waiting {
+                thread: thread.clone(),
+            },
             frames: python.frames.clone(),
             truncated: python.truncated,
         });
@@ -90,11 +99,18 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// The stack of a thread of which no stack is known.
     pub fn unknown(&mut self, thread: &Arc<str>, reason: NoStack) -> Interned {
-        let kind = StackKind::Unknown { thread: thread.clone(), reason };
+        let kind = StackKind::Unknown {
+            thread: thread.clone(),
+            reason,
+        };
         if let Some(id) = self.frameless.get(&kind) {
             return (*id, None);
         }
-        let (id, stack) = self.add(Stack { kind: kind.clone(), frames: Vec::new(), truncated: false });
+        let (id, stack) = self.add(Stack {
+            kind: kind.clone(),
+            frames: Vec::new(),
+            truncated: false,
+        });
         self.frameless.insert(kind, id);
         (id, Some(stack))
     }
@@ -108,5 +124,9 @@ impl<M: ReadMemory> Stacks<M> {
 
 /// A frame whose code object could not be read.
 fn unreadable() -> crate::event::Frame {
-    crate::event::Frame { file: "<unreadable>".into(), line: 0, function: "?".into() }
+    crate::event::Frame {
+        file: "<unreadable>".into(),
+        line: 0,
+        function: "?".into(),
+    }
 }

@@ -86,16 +86,24 @@ impl ElfImage {
         let found = |symbol: &object::read::elf::ElfSymbol64<'_, '_>| {
             !symbol.is_undefined() && symbol.address() != 0 && symbol.name() == Ok(name)
         };
-        let symbol = file.dynamic_symbols().find(found).or_else(|| file.symbols().find(found))?;
-        Some(Symbol { address: symbol.address(), size: symbol.size() })
+        let symbol = file
+            .dynamic_symbols()
+            .find(found)
+            .or_else(|| file.symbols().find(found))?;
+        Some(Symbol {
+            address: symbol.address(),
+            size: symbol.size(),
+        })
     }
 
     /// Where in the file an address lies.
     pub fn file_offset_of(&self, address: u64) -> Option<u64> {
-        self.segments()?.into_iter().find_map(|(start, in_file, offset)| {
-            let at = address.checked_sub(start).filter(|at| *at < in_file)?;
-            offset.checked_add(at)
-        })
+        self.segments()?
+            .into_iter()
+            .find_map(|(start, in_file, offset)| {
+                let at = address.checked_sub(start).filter(|at| *at < in_file)?;
+                offset.checked_add(at)
+            })
     }
 
     /// Up to `length` bytes at an address, as they are in the file.
@@ -108,7 +116,9 @@ impl ElfImage {
     /// The address of a section.
     pub fn section(&self, name: &str) -> Option<u64> {
         let file = self.parse()?;
-        file.sections().find(|section| section.name() == Ok(name)).map(|section| section.address())
+        file.sections()
+            .find(|section| section.name() == Ok(name))
+            .map(|section| section.address())
     }
 
     /// What must be added to the file's addresses to get the process's: 0 for an executable that
@@ -123,7 +133,8 @@ impl ElfImage {
         maps.same_file(mapping).find_map(|mapped| {
             segments.iter().find_map(|(start, _, offset)| {
                 const PAGE: u64 = 4096;
-                (offset / PAGE * PAGE == mapped.offset).then(|| mapped.start.wrapping_sub(start / PAGE * PAGE))
+                (offset / PAGE * PAGE == mapped.offset)
+                    .then(|| mapped.start.wrapping_sub(start / PAGE * PAGE))
             })
         })
     }
@@ -132,10 +143,19 @@ impl ElfImage {
     fn segments(&self) -> Option<Vec<(u64, u64, u64)>> {
         let file = self.parse()?;
         let endian = Endianness::Little;
-        let loaded = file.elf_program_headers().iter().filter(|header| header.p_type(endian) == object::elf::PT_LOAD);
+        let loaded = file
+            .elf_program_headers()
+            .iter()
+            .filter(|header| header.p_type(endian) == object::elf::PT_LOAD);
         Some(
             loaded
-                .map(|header| (header.p_vaddr(endian), header.p_filesz(endian), header.p_offset(endian)))
+                .map(|header| {
+                    (
+                        header.p_vaddr(endian),
+                        header.p_filesz(endian),
+                        header.p_offset(endian),
+                    )
+                })
                 .collect(),
         )
     }
@@ -181,7 +201,13 @@ mod tests {
     fn a_file_that_is_no_program_is_refused() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), b"#!/bin/sh\n").expect("written");
-        assert!(matches!(ElfImage::open(file.path()), Err(ElfError::Format(_))));
-        assert!(matches!(ElfImage::open("/nonexistent".as_ref()), Err(ElfError::Io(_))));
+        assert!(matches!(
+            ElfImage::open(file.path()),
+            Err(ElfError::Format(_))
+        ));
+        assert!(matches!(
+            ElfImage::open("/nonexistent".as_ref()),
+            Err(ElfError::Io(_))
+        ));
     }
 }

@@ -12,7 +12,10 @@ const MOST: u64 = 64 << 10;
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
     let words = read(&format!("/proc/{}/cmdline", tgid.0));
-    let words: Vec<_> = words.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let words: Vec<_> = words
+        .split(|byte| *byte == 0)
+        .map(String::from_utf8_lossy)
+        .collect();
     words.join(" ").trim_end().to_owned()
 }
 
@@ -29,9 +32,18 @@ pub fn torch_version(tgid: Tgid) -> Option<String> {
 
 /// The value of `__version__ = '…'`.
 fn parse_version(text: &str) -> Option<String> {
-    let line = text.lines().find_map(|line| line.strip_prefix("__version__"))?;
-    let value = line.trim_start().strip_prefix('=')?.trim().trim_matches(['\'', '"']);
-    let plausible = value.len() < 64 && value.chars().all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("__version__"))?;
+    let value = line
+        .trim_start()
+        .strip_prefix('=')?
+        .trim()
+        .trim_matches(['\'', '"']);
+    let plausible = value.len() < 64
+        && value
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c));
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 

@@ -41,8 +41,13 @@ impl Maps {
     /// When the process has ended or may not be looked at.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         let mut text = Vec::new();
-        fs::File::open(format!("/proc/{}/maps", tgid.0))?.take(MOST).read_to_end(&mut text)?;
-        let mappings = String::from_utf8_lossy(&text).lines().filter_map(Mapping::parse).collect();
+        fs::File::open(format!("/proc/{}/maps", tgid.0))?
+            .take(MOST)
+            .read_to_end(&mut text)?;
+        let mappings = String::from_utf8_lossy(&text)
+            .lines()
+            .filter_map(Mapping::parse)
+            .collect();
         Ok(Self { tgid, mappings })
     }
 
@@ -60,16 +65,23 @@ impl Maps {
     /// or by something that is no letter (`libcudart` is `libcudart.so.13`, not `libcudartish`).
     pub fn library(&self, prefix: &str) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| {
-            let name = mapping.path.file_name().map(|name| name.to_string_lossy().into_owned());
-            name.as_deref().and_then(|name| name.strip_prefix(prefix)).is_some_and(|rest| {
-                !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-            })
+            let name = mapping
+                .path
+                .file_name()
+                .map(|name| name.to_string_lossy().into_owned());
+            name.as_deref()
+                .and_then(|name| name.strip_prefix(prefix))
+                .is_some_and(|rest| {
+                    !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+                })
         })
     }
 
     /// Every mapping of the same file as `mapping`.
     pub fn same_file<'a>(&'a self, mapping: &'a Mapping) -> impl Iterator<Item = &'a Mapping> {
-        self.mappings.iter().filter(move |other| other.file_id == mapping.file_id && other.path == mapping.path)
+        self.mappings
+            .iter()
+            .filter(move |other| other.file_id == mapping.file_id && other.path == mapping.path)
     }
 }
 
@@ -85,7 +97,10 @@ impl Mapping {
             word
         };
         let (start, end) = field().split_once('-')?;
-        let (start, end) = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        let (start, end) = (
+            u64::from_str_radix(start, 16).ok()?,
+            u64::from_str_radix(end, 16).ok()?,
+        );
         let executable = field().contains('x');
         let offset = u64::from_str_radix(field(), 16).ok()?;
         let file_id = format!("{} {}", field(), field());
@@ -104,7 +119,10 @@ impl Mapping {
     /// Where memprobe can open the very file that is mapped: through `map_files`, which also
     /// works for deleted files, containers and chroots, or through the process's root.
     pub fn openable(&self, tgid: Tgid) -> PathBuf {
-        let exact = PathBuf::from(format!("/proc/{}/map_files/{:x}-{:x}", tgid.0, self.start, self.end));
+        let exact = PathBuf::from(format!(
+            "/proc/{}/map_files/{:x}-{:x}",
+            tgid.0, self.start, self.end
+        ));
         if fs::File::open(&exact).is_ok() {
             return exact;
         }
@@ -118,14 +136,20 @@ mod tests {
     use super::*;
 
     fn maps(text: &str) -> Maps {
-        Maps { tgid: Tgid(1), mappings: text.lines().filter_map(Mapping::parse).collect() }
+        Maps {
+            tgid: Tgid(1),
+            mappings: text.lines().filter_map(Mapping::parse).collect(),
+        }
     }
 
     #[test]
     fn a_mapping_of_a_file_is_read_with_spaces_in_its_name() {
         let line = "7f00-8f00 r-xp 00001000 08:01 1234                       /opt/my env/libc10.so (deleted)";
         let mapping = Mapping::parse(line).expect("a file");
-        assert_eq!((mapping.start, mapping.end, mapping.offset), (0x7f00, 0x8f00, 0x1000));
+        assert_eq!(
+            (mapping.start, mapping.end, mapping.offset),
+            (0x7f00, 0x8f00, 0x1000)
+        );
         assert!(mapping.executable);
         assert_eq!(mapping.path, Path::new("/opt/my env/libc10.so"));
         assert_eq!(mapping.file_id, "08:01 1234");
@@ -134,7 +158,10 @@ mod tests {
     #[test]
     fn memory_without_a_file_and_nonsense_are_passed_over() {
         assert_eq!(Mapping::parse("7f00-8f00 rw-p 00000000 00:00 0"), None);
-        assert_eq!(Mapping::parse("7f00-8f00 rw-p 00000000 00:00 0    [heap]"), None);
+        assert_eq!(
+            Mapping::parse("7f00-8f00 rw-p 00000000 00:00 0    [heap]"),
+            None
+        );
         assert_eq!(Mapping::parse("nonsense"), None);
         assert_eq!(Mapping::parse(""), None);
     }
@@ -148,8 +175,14 @@ mod tests {
              7000-8000 r-xp 0 08:01 4 /lib/libc10.so\n\
              8000-9000 rw-p 1000 08:01 4 /lib/libc10.so\n",
         );
-        assert_eq!(maps.library("libcudart").map(|mapping| mapping.start), Some(0x3000));
-        assert_eq!(maps.library("libc10.so").map(|mapping| mapping.start), Some(0x7000));
+        assert_eq!(
+            maps.library("libcudart").map(|mapping| mapping.start),
+            Some(0x3000)
+        );
+        assert_eq!(
+            maps.library("libc10.so").map(|mapping| mapping.start),
+            Some(0x7000)
+        );
         assert_eq!(maps.library("libtorch_cpu.so"), None);
         let library = maps.library("libc10.so").expect("found");
         assert_eq!(maps.same_file(library).count(), 2);

@@ -73,7 +73,9 @@ pub struct ProcessMemory {
 impl ProcessMemory {
     /// The memory of a process.
     pub fn new(tgid: Tgid) -> Self {
-        Self { pid: libc::pid_t::try_from(tgid.0).unwrap_or(-1) }
+        Self {
+            pid: libc::pid_t::try_from(tgid.0).unwrap_or(-1),
+        }
     }
 }
 
@@ -81,11 +83,23 @@ impl ReadMemory for ProcessMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         let unreadable = Unreadable { address };
         let start = usize::try_from(address).map_err(|_| unreadable)?;
-        let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-        let remote = libc::iovec { iov_base: start as *mut libc::c_void, iov_len: into.len() };
+        let local = libc::iovec {
+            iov_base: into.as_mut_ptr().cast(),
+            iov_len: into.len(),
+        };
+        let remote = libc::iovec {
+            iov_base: start as *mut libc::c_void,
+            iov_len: into.len(),
+        };
         // SAFETY: `local` is exactly `into`; `remote` is another process's, which the kernel checks.
-        let read = unsafe { libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0) };
-        if usize::try_from(read) == Ok(into.len()) { Ok(()) } else { Err(unreadable) }
+        let read = unsafe {
+            libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
+        };
+        if usize::try_from(read) == Ok(into.len()) {
+            Ok(())
+        } else {
+            Err(unreadable)
+        }
     }
 }
 
@@ -112,7 +126,11 @@ pub mod fake {
 
     impl ReadMemory for FakeMemory {
         fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-            let (start, piece) = self.pieces.range(..=address).next_back().ok_or(Unreadable { address })?;
+            let (start, piece) = self
+                .pieces
+                .range(..=address)
+                .next_back()
+                .ok_or(Unreadable { address })?;
             let at = usize::try_from(address - start).map_err(|_| Unreadable { address })?;
             let end = at.checked_add(into.len()).ok_or(Unreadable { address })?;
             into.copy_from_slice(piece.get(at..end).ok_or(Unreadable { address })?);
@@ -136,7 +154,12 @@ mod tests {
     fn an_address_that_is_not_mapped_is_an_error() {
         let memory = ProcessMemory::new(Tgid(std::process::id()));
         assert_eq!(memory.read_u64(8), Err(Unreadable { address: 8 }));
-        assert_eq!(memory.read_u64(u64::MAX - 3), Err(Unreadable { address: u64::MAX - 3 }));
+        assert_eq!(
+            memory.read_u64(u64::MAX - 3),
+            Err(Unreadable {
+                address: u64::MAX - 3
+            })
+        );
     }
 
     #[test]

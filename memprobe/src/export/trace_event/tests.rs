@@ -1,13 +1,15 @@
 use std::collections::HashMap as Slices;
 use std::io::ErrorKind;
+use std::path::Path;
 
 use serde_json::Value;
 
 use super::*;
-use crate::event::{Address, Bytes};
+use crate::event::{Address, Bytes, StackKind};
+use crate::export::output::OutputPlan;
 use crate::model::snapshot::Grouping;
-use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, header, memory, recording, stack, story};
+use crate::recording::{MAX_LINE, Reader};
 
 fn records(file: &[u8]) -> Vec<Value> {
     serde_json::from_slice(file).expect("strict JSON")
@@ -261,6 +263,47 @@ fn a_full_disk_is_said_once_and_what_fits_can_be_read() {
     let back: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
     assert!(!back.is_empty() && reader.truncated());
     assert_eq!(back[..], story()[..back.len()]);
+}
+
+#[test]
+fn a_full_device_is_an_error_of_the_operating_system() {
+    let full = OutputPlan::check(Path::new("/dev/full"))
+        .unwrap()
+        .create()
+        .unwrap();
+    let place = full.name();
+    let error = TraceWriter::new(full, place, &header(), Grouping::User)
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), ErrorKind::StorageFull);
+    assert!(
+        error
+            .to_string()
+            .starts_with("cannot write /dev/full: No space left"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_recording_that_fails_leaves_the_file_that_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    std::fs::write(&path, recording(&story())).unwrap();
+    let out = OutputPlan::check(&path).unwrap().create().unwrap();
+    let mut writer = TraceWriter::new(out, "x", &header(), Grouping::User).unwrap();
+    for event in story() {
+        writer.event(&event).unwrap();
+    }
+    writer.flush().unwrap();
+    let partial = writer.get_ref().lies_at().unwrap().to_owned();
+    drop(writer);
+    assert_eq!(std::fs::read(&path).unwrap(), recording(&story()));
+    let mut reader = Reader::open(&partial).unwrap();
+    assert_eq!(
+        reader.by_ref().filter_map(Result::ok).count(),
+        story().len()
+    );
+    assert!(reader.truncated());
 }
 
 #[test]

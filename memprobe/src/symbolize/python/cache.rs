@@ -47,11 +47,19 @@ impl CodeCache {
 
     /// The line at which a frame stands. An address that was reused for another code object is
     /// noticed.
-    pub fn resolve(&mut self, memory: &impl ReadMemory, code: u64, instruction: u64, owner: u8) -> Resolved {
+    pub fn resolve(
+        &mut self,
+        memory: &impl ReadMemory,
+        code: u64,
+        instruction: u64,
+        owner: u8,
+    ) -> Resolved {
         if owner >= OWNER_C_STACK {
             return Resolved::Skip;
         }
-        let Some(code) = self.code(memory, code) else { return Resolved::Unreadable };
+        let Some(code) = self.code(memory, code) else {
+            return Resolved::Unreadable;
+        };
         const OWNER_GENERATOR: u8 = 1;
         if owner != OWNER_GENERATOR && code.is_incomplete_at(instruction) {
             return Resolved::Skip;

@@ -94,7 +94,10 @@ impl Code {
     ) -> Result<Fingerprint, Unreadable> {
         let head: Fingerprint = memory.read_array(address)?;
         let mut kept = [0; HEAD];
-        let stable = [8..16, usize::from(layout.co_filename)..usize::from(layout.co_filename) + 32];
+        let stable = [
+            8..16,
+            usize::from(layout.co_filename)..usize::from(layout.co_filename) + 32,
+        ];
         for range in stable {
             kept[range.clone()].copy_from_slice(&head[range]);
         }
@@ -116,13 +119,19 @@ impl Code {
     /// Whether a frame at this instruction is still being set up: CPython itself passes over such
     /// frames (`_PyFrame_IsIncomplete`, Include/internal/pycore_frame.h@v3.11.7).
     pub(super) fn is_incomplete_at(&self, instruction: u64) -> bool {
-        let first = self.start.wrapping_add_signed(i64::from(self.first_traceable) * 2);
+        let first = self
+            .start
+            .wrapping_add_signed(i64::from(self.first_traceable) * 2);
         instruction < first
     }
 }
 
 /// Reads a string, whatever its width; lone surrogates become replacement characters.
-fn read_string(memory: &impl ReadMemory, layout: &PythonLayout, address: u64) -> Result<String, NoCode> {
+fn read_string(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    address: u64,
+) -> Result<String, NoCode> {
     let length = memory.read_u64(address.wrapping_add(LENGTH))?;
     if length > LONGEST_NAME {
         return Err(NoCode::TooLong);
@@ -142,13 +151,21 @@ fn read_string(memory: &impl ReadMemory, layout: &PythonLayout, address: u64) ->
         }
         2 => {
             let bytes = memory.read_bytes(data, length * 2)?;
-            let units = bytes.chunks_exact(2).map(|unit| u16::from_le_bytes([unit[0], unit[1]]));
-            Ok(units.map(|unit| char::from_u32(unit.into()).unwrap_or(char::REPLACEMENT_CHARACTER)).collect())
+            let units = bytes
+                .chunks_exact(2)
+                .map(|unit| u16::from_le_bytes([unit[0], unit[1]]));
+            Ok(units
+                .map(|unit| char::from_u32(unit.into()).unwrap_or(char::REPLACEMENT_CHARACTER))
+                .collect())
         }
         4 => {
             let bytes = memory.read_bytes(data, length * 4)?;
-            let units = bytes.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]));
-            Ok(units.map(|unit| char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER)).collect())
+            let units = bytes
+                .chunks_exact(4)
+                .map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]));
+            Ok(units
+                .map(|unit| char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER))
+                .collect())
         }
         _ => Err(NoCode::OtherType),
     }
@@ -166,10 +183,14 @@ fn read_bytes_object(memory: &impl ReadMemory, address: u64) -> Result<Vec<u8>, 
 
 fn word(head: &[u8; HEAD], at: u64) -> u64 {
     let at = usize::try_from(at).unwrap_or(usize::MAX - 8);
-    head.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes")))
+    head.get(at..at + 8).map_or(0, |bytes| {
+        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    })
 }
 
 fn int(head: &[u8; HEAD], at: u16) -> i32 {
     let at = usize::from(at);
-    head.get(at..at + 4).map_or(0, |bytes| i32::from_le_bytes(bytes.try_into().expect("four bytes")))
+    head.get(at..at + 4).map_or(0, |bytes| {
+        i32::from_le_bytes(bytes.try_into().expect("four bytes"))
+    })
 }

@@ -29,7 +29,11 @@ impl Version {
     /// From `PY_VERSION_HEX` (Include/patchlevel.h).
     pub fn from_hex(hex: u32) -> Self {
         let [_, micro, minor, major] = hex.to_le_bytes();
-        Self { major, minor, micro }
+        Self {
+            major,
+            minor,
+            micro,
+        }
     }
 }
 
@@ -111,20 +115,34 @@ impl PythonProcess {
             _ => DetectError::Gone,
         })?;
         let (mapping, image, runtime) = find_runtime(tgid, &maps)?;
-        let bias = image.load_bias(&maps, mapping).ok_or(DetectError::NotInitializedYet)?;
+        let bias = image
+            .load_bias(&maps, mapping)
+            .ok_or(DetectError::NotInitializedYet)?;
         let memory = ProcessMemory::new(tgid);
         let version = image
             .symbol("Py_Version")
             .ok_or(DetectError::UnknownVersion(None))
-            .and_then(|symbol| memory.read_u32(bias + symbol.address).map_err(|_| DetectError::NotInitializedYet))
+            .and_then(|symbol| {
+                memory
+                    .read_u32(bias + symbol.address)
+                    .map_err(|_| DetectError::NotInitializedYet)
+            })
             .map(Version::from_hex)?;
         let layout = PythonLayout::of(version).ok_or(DetectError::UnknownVersion(Some(version)))?;
         let code_type = image
             .symbol("PyCode_Type")
             .map(|symbol| bias + symbol.address)
-            .ok_or_else(|| DetectError::Mismatch(version, "PyCode_Type is not exported".to_owned()))?;
+            .ok_or_else(|| {
+                DetectError::Mismatch(version, "PyCode_Type is not exported".to_owned())
+            })?;
         let runtime = bias + runtime;
-        let mut python = Self { version, layout, runtime, code_type, tss_key: 0 };
+        let mut python = Self {
+            version,
+            layout,
+            runtime,
+            code_type,
+            tss_key: 0,
+        };
         python.tss_key = memory
             .read_u32(runtime + u64::from(layout.runtime_tss_key))
             .map_err(|_| DetectError::NotInitializedYet)?;
@@ -171,7 +189,12 @@ impl PythonProcess {
 fn find_runtime(tgid: Tgid, maps: &Maps) -> Result<(&Mapping, ElfImage, u64), DetectError> {
     let mut seen: Vec<&str> = Vec::new();
     let candidates = maps.files().iter().filter(|mapping| {
-        let name = mapping.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = mapping
+            .path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         let new = !seen.contains(&mapping.file_id.as_str());
         seen.push(&mapping.file_id);
         new && (name.starts_with("libpython3.") || name.starts_with("python"))
@@ -179,12 +202,18 @@ fn find_runtime(tgid: Tgid, maps: &Maps) -> Result<(&Mapping, ElfImage, u64), De
     let mut named_python = false;
     for mapping in candidates {
         named_python = true;
-        let Ok((image, _)) = ElfImage::of_mapping(tgid, mapping) else { continue };
+        let Ok((image, _)) = ElfImage::of_mapping(tgid, mapping) else {
+            continue;
+        };
         if let Some(symbol) = image.symbol("_PyRuntime") {
             return Ok((mapping, image, symbol.address));
         }
     }
-    Err(if named_python { DetectError::NotInitializedYet } else { DetectError::NotPython })
+    Err(if named_python {
+        DetectError::NotInitializedYet
+    } else {
+        DetectError::NotPython
+    })
 }
 
 #[cfg(test)]
@@ -194,18 +223,38 @@ mod tests {
     #[test]
     fn a_version_is_read_from_its_hex_form() {
         assert_eq!(Version::from_hex(0x030c_01f0).to_string(), "3.12.1");
-        assert_eq!(Version::from_hex(0x030b_07f0), Version { major: 3, minor: 11, micro: 7 });
+        assert_eq!(
+            Version::from_hex(0x030b_07f0),
+            Version {
+                major: 3,
+                minor: 11,
+                micro: 7
+            }
+        );
     }
 
     #[test]
     fn a_process_without_python_says_so() {
-        assert_eq!(PythonProcess::detect(Tgid(std::process::id())), Err(DetectError::NotPython));
-        assert_eq!(PythonProcess::detect(Tgid(u32::MAX)), Err(DetectError::Gone));
+        assert_eq!(
+            PythonProcess::detect(Tgid(std::process::id())),
+            Err(DetectError::NotPython)
+        );
+        assert_eq!(
+            PythonProcess::detect(Tgid(u32::MAX)),
+            Err(DetectError::Gone)
+        );
     }
 
     #[test]
     fn an_unknown_version_is_named_with_what_is_known() {
-        let error = DetectError::UnknownVersion(Some(Version { major: 3, minor: 99, micro: 0 }));
-        assert!(error.to_string().contains("3.99.0") && error.to_string().contains("3.11"), "{error}");
+        let error = DetectError::UnknownVersion(Some(Version {
+            major: 3,
+            minor: 99,
+            micro: 0,
+        }));
+        assert!(
+            error.to_string().contains("3.99.0") && error.to_string().contains("3.11"),
+            "{error}"
+        );
     }
 }

@@ -100,6 +100,8 @@ pub static LAYOUTS: &[PythonLayout] = &[
 impl PythonLayout {
     /// The layout of a version; `None` where memprobe does not know it.
     pub fn of(version: Version) -> Option<&'static Self> {
-        LAYOUTS.iter().find(|layout| version.major == 3 && layout.minor == version.minor)
+        LAYOUTS
+            .iter()
+            .find(|layout| version.major == 3 && layout.minor == version.minor)
     }
 }

@@ -57,7 +57,11 @@ fn unsigned(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
 fn signed(bytes: &mut impl Iterator<Item = u8>) -> Option<i64> {
     let value = unsigned(bytes)?;
     let magnitude = i64::try_from(value >> 1).ok()?;
-    Some(if value & 1 == 1 { -magnitude } else { magnitude })
+    Some(if value & 1 == 1 {
+        -magnitude
+    } else {
+        magnitude
+    })
 }
 
 #[cfg(test)]
@@ -66,11 +70,19 @@ mod tests {
 
     /// `def f(x):\n    y = x +\\\n        1\n    return y` compiled by CPython 3.11, by hand.
     const TABLE: &[u8] = &[
-        0x80, 0x00, // RESUME: short form, line +0
-        0xd9, 0x08, 0x09, // one-line form, line +1, 2 units
-        0xf2, 0x02, 0x00, 0x05, 0x0a, // long form, line +1, 3 units
+        0x80,
+        0x00, // RESUME: short form, line +0
+        0xd9,
+        0x08,
+        0x09, // one-line form, line +1, 2 units
+        0xf2,
+        0x02,
+        0x00,
+        0x05,
+        0x0a, // long form, line +1, 3 units
         0xf8, // no location, 1 unit
-        0x68 | 0x80, 0x03, // no column, line -1, 1 unit
+        0x68 | 0x80,
+        0x03, // no column, line -1, 1 unit
     ];
 
     #[test]

@@ -42,8 +42,16 @@ pub(super) struct TssPlace {
 pub(super) fn tss_place(key: u32) -> TssPlace {
     let within = key % PER_BLOCK * ENTRY + 8;
     match key / PER_BLOCK {
-        0 => TssPlace { first: FIRST_BLOCK + within, second: 0, in_second: 0 },
-        block => TssPlace { first: 0, second: BLOCKS + block * 8, in_second: within },
+        0 => TssPlace {
+            first: FIRST_BLOCK + within,
+            second: 0,
+            in_second: 0,
+        },
+        block => TssPlace {
+            first: 0,
+            second: BLOCKS + block * 8,
+            in_second: within,
+        },
     }
 }
 
@@ -80,7 +88,8 @@ pub(super) fn check(python: &PythonProcess, memory: &impl ReadMemory) -> Result<
     if interpreter == 0 {
         return Ok(0);
     }
-    let mut thread = memory.read_u64(interpreter.wrapping_add(layout.interpreter_threads.into()))?;
+    let mut thread =
+        memory.read_u64(interpreter.wrapping_add(layout.interpreter_threads.into()))?;
     let mut count = 0;
     while thread != 0 {
         if count == MOST_THREADS {
@@ -94,13 +103,19 @@ pub(super) fn check(python: &PythonProcess, memory: &impl ReadMemory) -> Result<
 }
 
 /// Checks that a thread's own key leads to its state, and that its frames run code.
-fn check_thread(python: &PythonProcess, memory: &impl ReadMemory, thread: u64) -> Result<(), Broken> {
+fn check_thread(
+    python: &PythonProcess,
+    memory: &impl ReadMemory,
+    thread: u64,
+) -> Result<(), Broken> {
     let layout = python.layout;
     let pointer = memory.read_u64(thread.wrapping_add(layout.ts_thread_id.into()))?;
     let place = tss_place(python.tss_key);
     let slot = match place.second {
         0 => pointer.wrapping_add(place.first.into()),
-        second => memory.read_u64(pointer.wrapping_add(second.into()))?.wrapping_add(place.in_second.into()),
+        second => memory
+            .read_u64(pointer.wrapping_add(second.into()))?
+            .wrapping_add(place.in_second.into()),
     };
     if memory.read_u64(slot)? != thread {
         return Err(Broken::Key { thread });
@@ -129,12 +144,33 @@ mod tests {
 
     #[test]
     fn keys_of_the_first_block_lie_in_the_thread_itself() {
-        assert_eq!(tss_place(0), TssPlace { first: 0x318, second: 0, in_second: 0 });
-        assert_eq!(tss_place(31), TssPlace { first: 0x310 + 31 * 16 + 8, second: 0, in_second: 0 });
+        assert_eq!(
+            tss_place(0),
+            TssPlace {
+                first: 0x318,
+                second: 0,
+                in_second: 0
+            }
+        );
+        assert_eq!(
+            tss_place(31),
+            TssPlace {
+                first: 0x310 + 31 * 16 + 8,
+                second: 0,
+                in_second: 0
+            }
+        );
     }
 
     #[test]
     fn later_keys_lie_behind_a_pointer() {
-        assert_eq!(tss_place(33), TssPlace { first: 0, second: 0x518, in_second: 24 });
+        assert_eq!(
+            tss_place(33),
+            TssPlace {
+                first: 0,
+                second: 0x518,
+                in_second: 24
+            }
+        );
     }
 }

@@ -1,0 +1,143 @@
+//! `memprobe report`.
+
+use std::io::{BufWriter, IsTerminal as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Args, ValueEnum};
+
+use crate::model::snapshot::Grouping;
+use crate::recording::Reader;
+use crate::report::{self, By, Colour, Format, ReportOptions, Sort, Top};
+
+/// Columns of a report that does not go to a terminal.
+const PIPED_WIDTH: usize = 100;
+
+/// Print what a recording holds: the lines that held memory, or every event
+///
+/// Needs no root, no GPU and none of the recorded process's files.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  memprobe report trace.json
+  memprobe report trace.json --sort live --all
+  memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
+pub struct Report {
+    /// The recording that `memprobe record` wrote
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// What a row stands for
+    #[arg(long, value_enum, default_value_t = RowOf::Line)]
+    by: RowOf,
+    /// How rows are written
+    #[arg(short, long, value_enum, default_value_t = Writing::Text)]
+    format: Writing,
+    /// The order of lines, largest first
+    #[arg(short, long, value_enum, default_value_t = Order::Peak)]
+    sort: Order,
+    /// Show this many lines of each device
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 30,
+        conflicts_with = "all"
+    )]
+    top: usize,
+    /// Show all lines
+    #[arg(short, long)]
+    all: bool,
+    /// Which frame of a stack names its line
+    #[arg(short, long, value_enum, default_value_t = Naming::User)]
+    grouping: Naming,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum RowOf {
+    /// A line of Python
+    Line,
+    /// An event, in order
+    Event,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Writing {
+    /// For people
+    Text,
+    /// One JSON document
+    Json,
+    /// One JSON object a row
+    Jsonl,
+    /// Comma-separated values
+    Csv,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Order {
+    /// The most bytes that were live at once
+    Peak,
+    /// The bytes that were live at the end
+    Live,
+    /// The blocks that were live at the end
+    Count,
+    /// The number of allocations
+    Allocs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Naming {
+    /// The innermost frame of your own code, outside Python's library and installed packages
+    User,
+    /// The innermost frame
+    Innermost,
+}
+
+impl Report {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        let file = self.file.display().to_string();
+        let reader = Reader::open(&self.file).with_context(|| file.clone())?;
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        report::write(reader, &self.options(), &mut out).context(file)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn options(&self) -> ReportOptions {
+        let terminal = std::io::stdout().is_terminal();
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let width = crossterm::terminal::size().map_or(PIPED_WIDTH, |(columns, _)| columns.into());
+        ReportOptions {
+            by: match self.by {
+                RowOf::Line => By::Line,
+                RowOf::Event => By::Event,
+            },
+            format: match self.format {
+                Writing::Text => Format::Text,
+                Writing::Json => Format::Json,
+                Writing::Jsonl => Format::Jsonl,
+                Writing::Csv => Format::Csv,
+            },
+            sort: match self.sort {
+                Order::Peak => Sort::Peak,
+                Order::Live => Sort::Live,
+                Order::Count => Sort::Count,
+                Order::Allocs => Sort::Allocs,
+            },
+            top: if self.all {
+                Top::All
+            } else {
+                Top::Rows(self.top)
+            },
+            grouping: match self.grouping {
+                Naming::User => Grouping::User,
+                Naming::Innermost => Grouping::Innermost,
+            },
+            width: if terminal { width } else { PIPED_WIDTH },
+            colour: if terminal && wanted {
+                Colour::Ansi
+            } else {
+                Colour::Plain
+            },
+        }
+    }
+}

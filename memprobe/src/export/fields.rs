@@ -1,0 +1,111 @@
+//! The fields of a record, appended to a line.
+
+use super::json;
+use crate::event::{MemoryEvent, Stack, StackId, StackKind, TimeNs};
+use crate::recording::MAX_LINE;
+
+/// Characters of a command line or thread name that are written.
+const MAX_TEXT: usize = 32 << 10;
+
+pub(super) fn push_process(line: &mut Vec<u8>, pid: u32, tid: u32) {
+    line.extend_from_slice(b",\"pid\":");
+    json::push_number(line, pid);
+    line.extend_from_slice(b",\"tid\":");
+    json::push_number(line, tid);
+}
+
+pub(super) fn push_ts(line: &mut Vec<u8>, start: TimeNs, time: TimeNs) {
+    line.extend_from_slice(b",\"ts\":");
+    json::push_micros(line, start.0, time.0);
+}
+
+pub(super) fn push_id(line: &mut Vec<u8>, addr: u64) {
+    line.extend_from_slice(b",\"id2\":{\"local\":\"");
+    json::push_hex(line, addr);
+    line.extend_from_slice(b"\"}");
+}
+
+/// The numbers of an event, as an object that is left open for more.
+pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
+    line.extend_from_slice(b"{\"addr\":\"");
+    json::push_hex(line, event.addr.0);
+    line.extend_from_slice(b"\",\"size\":");
+    json::push_number(line, event.size.0);
+    line.extend_from_slice(b",\"device\":");
+    match event.device {
+        Some(device) => json::push_number(line, device.0),
+        None => line.extend_from_slice(b"null"),
+    }
+    if let Some(totals) = event.totals {
+        line.extend_from_slice(b",\"allocated\":");
+        json::push_number(line, totals.allocated.0);
+        line.extend_from_slice(b",\"reserved\":");
+        json::push_number(line, totals.reserved.0);
+    }
+}
+
+pub(super) fn push_name(line: &mut Vec<u8>, name: &str) {
+    line.extend_from_slice(b"{\"name\":");
+    json::push_string(line, name);
+    line.push(b'}');
+}
+
+/// Records of our own are plain data, which serde_json never refuses.
+pub(super) fn push_record(line: &mut Vec<u8>, record: &impl serde::Serialize) {
+    let begin = line.len();
+    if serde_json::to_writer(&mut *line, record).is_err() {
+        line.truncate(begin);
+        line.extend_from_slice(b"null");
+    }
+}
+
+/// A stack's own record. Outer frames for which a line has no room are left out, and that is said.
+pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
+    let begin = line.len();
+    line.extend_from_slice(b"{\"id\":");
+    json::push_number(line, id.0);
+    let (kind, thread, reason) = match &stack.kind {
+        StackKind::Python => ("python", None, None),
+        StackKind::Waiting { thread } => ("waiting", Some(thread), None),
+        StackKind::Unknown { thread, reason } => ("unknown", Some(thread), Some(reason)),
+    };
+    line.extend_from_slice(b",\"kind\":");
+    json::push_string(line, kind);
+    if let Some(thread) = thread {
+        line.extend_from_slice(b",\"thread\":");
+        json::push_string(line, clip(thread));
+    }
+    if let Some(reason) = reason {
+        line.extend_from_slice(b",\"reason\":");
+        json::push_string(line, reason.as_str());
+    }
+    line.extend_from_slice(b",\"frames\":[");
+    let mut truncated = stack.truncated;
+    for (depth, frame) in stack.frames.iter().enumerate() {
+        let end = line.len();
+        if depth > 0 {
+            line.push(b',');
+        }
+        line.extend_from_slice(b"{\"file\":");
+        json::push_string(line, &frame.file);
+        line.extend_from_slice(b",\"line\":");
+        json::push_number(line, frame.line);
+        line.extend_from_slice(b",\"function\":");
+        json::push_string(line, &frame.function);
+        line.push(b'}');
+        if line.len() - begin > MAX_LINE - 1024 {
+            line.truncate(end);
+            truncated = true;
+            break;
+        }
+    }
+    line.extend_from_slice(b"],\"truncated\":");
+    line.extend_from_slice(if truncated { b"true" } else { b"false" });
+    line.push(b'}');
+}
+
+pub(super) fn clip(text: &str) -> &str {
+    text.char_indices()
+        .nth(MAX_TEXT)
+        .map_or(text, |(end, _)| &text[..end])
+}

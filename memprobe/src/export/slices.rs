@@ -1,0 +1,84 @@
+//! Blocks and segments as async slices: how their records begin, and which are open.
+
+use hashbrown::HashMap;
+
+use super::stack_text::{Definition, StackTexts};
+
+/// What differs between the slices of blocks and those of segments.
+pub(super) struct SliceKind {
+    pub of: Slices,
+    pub begin: &'static [u8],
+    pub end: &'static [u8],
+    pub unpaired_begin: &'static [u8],
+    pub unpaired_end: &'static [u8],
+    pub unpaired_name: &'static str,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Slices {
+    Blocks,
+    Segments,
+}
+
+pub(super) const BLOCK: SliceKind = SliceKind {
+    of: Slices::Blocks,
+    begin: b"b\",\"cat\":\"alloc",
+    end: b"e\",\"cat\":\"alloc",
+    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"alloc",
+    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"free",
+    unpaired_name: "free of a block allocated unseen",
+};
+
+pub(super) const SEGMENT: SliceKind = SliceKind {
+    of: Slices::Segments,
+    begin: b"b\",\"cat\":\"segment",
+    end: b"e\",\"cat\":\"segment",
+    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"segment",
+    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"segment_free",
+    unpaired_name: "free of a segment allocated unseen",
+};
+
+impl SliceKind {
+    pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, stack: Definition) {
+        match self.of {
+            Slices::Segments => line.extend_from_slice(b"segment (cudaMalloc)"),
+            Slices::Blocks => match stacks.text(stack) {
+                Some(text) => line.extend_from_slice(&text.name),
+                None => line.extend_from_slice(b"(unknown stack)"),
+            },
+        }
+    }
+}
+
+/// Blocks or segments that are live, with the stack that names their slice. Addresses of all
+/// devices of a process lie in one space (CUDA's unified virtual addressing).
+pub(super) struct OpenSlices {
+    pub live: HashMap<u64, Definition>,
+    pub most: usize,
+}
+
+pub(super) enum Opened {
+    Slice,
+    TooMany,
+}
+
+impl OpenSlices {
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            live: HashMap::new(),
+            most,
+        }
+    }
+
+    pub(super) fn open(&mut self, addr: u64, stack: Definition) -> Opened {
+        if self.live.len() >= self.most {
+            return Opened::TooMany;
+        }
+        self.live.insert(addr, stack);
+        Opened::Slice
+    }
+
+    pub(super) fn close(&mut self, addr: u64) -> Option<Definition> {
+        self.live.remove(&addr)
+    }
+}

@@ -1,0 +1,312 @@
+//! Every event of a recording, in its order, one row each.
+
+use std::io::{self, BufRead, Write};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::structured::{FrameRow, csv_error};
+use super::words::{FileNames, clean};
+use super::{Format, Outcome, ReportError, ReportOptions};
+use crate::bytes::human;
+use crate::event::{Action, Bytes, Event, Losses, MemoryEvent, Stack, StackId, StackKind, TimeNs};
+use crate::recording::Reader;
+
+/// Stacks whose text is kept; all are dropped when there are more.
+const MAX_TEXTS: usize = 1 << 14;
+
+/// One event as JSON. Unknown values are null. The keys after `stack` are there for threads
+/// without Python alone.
+#[derive(Serialize)]
+struct Row<'a> {
+    time_ns: u64,
+    tid: u32,
+    action: &'static str,
+    addr: Option<u64>,
+    size: Option<u64>,
+    device: Option<u8>,
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+    stack: &'a RawValue,
+    /// The name of the thread.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thread: Option<&'a str>,
+    /// The stack of the thread that waits for this one in `backward()`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<&'a RawValue>,
+    /// Why there is no stack.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_stack: Option<&'static str>,
+    /// The outer frames of the stack (or of `waiting`) are missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stack_truncated: Option<bool>,
+}
+
+/// Writes every event as it is read.
+pub(super) fn write<R: BufRead>(
+    mut reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let mut losses = Losses::default();
+    let mut stacks = Stacks::new()?;
+    let mut rows = Rows::begin(options.format, out, reader.header().start)?;
+    for event in reader.by_ref() {
+        match event {
+            Ok(Event::Memory(event)) => rows.push(&event, &mut stacks)?,
+            Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
+            Ok(Event::Loss(now)) => losses = now,
+            Ok(Event::Thread(..)) => {}
+            Err(error) => {
+                rows.flush()?;
+                return Err(error.into());
+            }
+        }
+    }
+    rows.end()?;
+    Ok(Outcome {
+        events: reader.events(),
+        losses,
+        truncated: reader.truncated(),
+    })
+}
+
+/// Stacks by their number, and their JSON.
+struct Stacks {
+    stacks: HashMap<StackId, Arc<Stack>>,
+    json: HashMap<StackId, Box<RawValue>>,
+    empty: Box<RawValue>,
+}
+
+impl Stacks {
+    fn new() -> io::Result<Self> {
+        let empty = serde_json::value::to_raw_value::<[FrameRow; 0]>(&[])?;
+        Ok(Self {
+            stacks: HashMap::new(),
+            json: HashMap::new(),
+            empty,
+        })
+    }
+
+    fn define(&mut self, id: StackId, stack: Arc<Stack>) {
+        self.json.remove(&id);
+        self.stacks.insert(id, stack);
+    }
+
+    fn get(&self, id: StackId) -> Option<&Stack> {
+        self.stacks.get(&id).map(|stack| &**stack)
+    }
+
+    /// Makes the JSON of a stack's frames, if it is not there yet.
+    fn prepare(&mut self, id: StackId) -> io::Result<()> {
+        let Some(stack) = self.stacks.get(&id) else {
+            return Ok(());
+        };
+        if self.json.contains_key(&id) {
+            return Ok(());
+        }
+        if self.json.len() >= MAX_TEXTS {
+            self.json.clear();
+        }
+        let frames: Vec<FrameRow> = stack.frames.iter().map(FrameRow::from).collect();
+        self.json
+            .insert(id, serde_json::value::to_raw_value(&frames)?);
+        Ok(())
+    }
+
+    /// The stack, and its frames as JSON once they are prepared.
+    fn with_json(&self, id: StackId) -> Option<(&Stack, &RawValue)> {
+        Some((self.stacks.get(&id)?, self.json.get(&id)?))
+    }
+}
+
+/// Where rows go.
+enum Rows<'a, W: Write> {
+    Text {
+        out: &'a mut W,
+        start: TimeNs,
+    },
+    Json {
+        out: &'a mut W,
+        between: &'static str,
+    },
+    Jsonl {
+        out: &'a mut W,
+    },
+    Csv {
+        table: Box<csv::Writer<&'a mut W>>,
+    },
+}
+
+impl<'a, W: Write> Rows<'a, W> {
+    fn begin(format: Format, out: &'a mut W, start: TimeNs) -> io::Result<Self> {
+        Ok(match format {
+            Format::Text => Self::Text { out, start },
+            Format::Jsonl => Self::Jsonl { out },
+            Format::Json => Self::Json {
+                out,
+                between: "[\n",
+            },
+            Format::Csv => {
+                let mut table = Box::new(csv::Writer::from_writer(out));
+                table
+                    .write_record([
+                        "time_ns",
+                        "tid",
+                        "action",
+                        "addr",
+                        "size",
+                        "device",
+                        "allocated",
+                        "reserved",
+                        "stack",
+                    ])
+                    .map_err(csv_error)?;
+                Self::Csv { table }
+            }
+        })
+    }
+
+    fn push(&mut self, event: &MemoryEvent, stacks: &mut Stacks) -> io::Result<()> {
+        match self {
+            Self::Text { out, start } => {
+                writeln!(out, "{}", text(event, *start, stacks.get(event.stack)))
+            }
+            Self::Jsonl { out } => {
+                json(out, event, stacks)?;
+                out.write_all(b"\n")
+            }
+            Self::Json { out, between } => {
+                out.write_all(between.as_bytes())?;
+                *between = ",\n";
+                json(out, event, stacks)
+            }
+            Self::Csv { table } => {
+                let number =
+                    |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
+                table
+                    .write_record([
+                        event.time.0.to_string(),
+                        event.tid.0.to_string(),
+                        event.action.as_str().to_owned(),
+                        addr(event).map_or_else(String::new, |addr| format!("{addr:#x}")),
+                        number(size(event)),
+                        number(event.device.map(|device| device.0.into())),
+                        number(event.totals.map(|totals| totals.allocated.0)),
+                        number(event.totals.map(|totals| totals.reserved.0)),
+                        stacks.get(event.stack).map(in_words).unwrap_or_default(),
+                    ])
+                    .map_err(csv_error)
+            }
+        }
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        if let Self::Json { out, between } = self {
+            out.write_all(if *between == ",\n" { b"\n]\n" } else { b"[]\n" })?;
+        }
+        self.flush()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Text { out, .. } | Self::Json { out, .. } | Self::Jsonl { out } => out.flush(),
+            Self::Csv { table } => table.flush(),
+        }
+    }
+}
+
+fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::Result<()> {
+    stacks.prepare(event.stack)?;
+    let known = stacks.with_json(event.stack);
+    let (mut stack, mut thread, mut waiting, mut no_stack) = (&*stacks.empty, None, None, None);
+    match known.map(|(stack, frames)| (&stack.kind, frames)) {
+        None => {}
+        Some((StackKind::Python, frames)) => stack = frames,
+        Some((StackKind::Waiting { thread: name }, frames)) => {
+            (thread, waiting) = (Some(&**name), Some(frames));
+        }
+        Some((
+            StackKind::Unknown {
+                thread: name,
+                reason,
+            },
+            _,
+        )) => {
+            (thread, no_stack) = (Some(&**name), Some(reason.as_str()));
+        }
+    }
+    let row = Row {
+        time_ns: event.time.0,
+        tid: event.tid.0,
+        action: event.action.as_str(),
+        addr: addr(event),
+        size: size(event),
+        device: event.device.map(|device| device.0),
+        allocated: event.totals.map(|totals| totals.allocated.0),
+        reserved: event.totals.map(|totals| totals.reserved.0),
+        stack,
+        thread,
+        waiting,
+        no_stack,
+        stack_truncated: known.and_then(|(stack, _)| stack.truncated.then_some(true)),
+    };
+    Ok(serde_json::to_writer(out, &row)?)
+}
+
+/// An out-of-memory error has no address.
+fn addr(event: &MemoryEvent) -> Option<u64> {
+    (event.action != Action::OutOfMemory).then_some(event.addr.0)
+}
+
+/// The size of a freed segment is unknown where it was not seen being allocated.
+fn size(event: &MemoryEvent) -> Option<u64> {
+    let unknown = event.action == Action::SegmentFree && event.size == Bytes(0);
+    (!unknown).then_some(event.size.0)
+}
+
+/// One event for people.
+fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
+    let since = i128::from(event.time.0) - i128::from(start.0);
+    let device = event.device.map_or_else(
+        || "cuda:?".to_owned(),
+        |device| format!("cuda:{}", device.0),
+    );
+    let size = size(event).map_or_else(|| "?".to_owned(), |size| human(Bytes(size)));
+    let addr = addr(event).map_or_else(|| "-".to_owned(), |addr| format!("{addr:#x}"));
+    let mut line = format!(
+        "{:>12.6} s  {:>7}  {:<13}  {size:>11}  {device:<6}  {addr:<14}",
+        since as f64 / 1e9,
+        event.tid.0,
+        event.action.as_str(),
+    );
+    if let Some(totals) = event.totals {
+        line.push_str(&format!(
+            "  allocated {}  reserved {}",
+            human(totals.allocated),
+            human(totals.reserved)
+        ));
+    }
+    if let Some(stack) = stack {
+        line.push_str("  ");
+        line.push_str(&in_words(stack));
+    }
+    line.trim_end().to_owned()
+}
+
+/// A whole stack on one line, innermost first.
+fn in_words(stack: &Stack) -> String {
+    let names = FileNames::default();
+    let mut frames: Vec<String> = stack.frames.iter().map(|frame| names.line(frame)).collect();
+    if stack.truncated {
+        frames.push("…".to_owned());
+    }
+    let frames = frames.join(" <- ");
+    match &stack.kind {
+        StackKind::Python => frames,
+        StackKind::Waiting { thread } => format!("{}, waited for at {frames}", clean(thread)),
+        StackKind::Unknown { thread, reason } => format!("{}: {}", clean(thread), reason.as_str()),
+    }
+}

@@ -1,0 +1,92 @@
+//! Which lines of a device are shown, in which order, and what the others come to.
+
+use std::cmp::Reverse;
+
+use super::{ReportOptions, Sort, Top};
+use crate::event::Frame;
+use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+
+/// The lines of one device: shown ones in order, and the sum of those that are not.
+pub(super) struct Lines<'a> {
+    pub shown: Vec<&'a LineRow>,
+    pub hidden: Sum,
+    pub all: Sum,
+}
+
+/// What several lines come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    pub lines: usize,
+    pub live: u64,
+    pub live_blocks: u64,
+    pub allocs: u64,
+}
+
+impl Sum {
+    fn of<'a>(rows: impl IntoIterator<Item = &'a LineRow>) -> Self {
+        rows.into_iter().fold(Self::default(), |sum, row| Self {
+            lines: sum.lines + 1,
+            live: sum.live.saturating_add(row.live.0),
+            live_blocks: sum.live_blocks.saturating_add(row.live_blocks),
+            allocs: sum.allocs.saturating_add(row.allocs),
+        })
+    }
+}
+
+impl<'a> Lines<'a> {
+    pub(super) fn of(device: &'a DeviceSnapshot, options: &ReportOptions) -> Self {
+        let mut shown: Vec<&LineRow> = device.lines.iter().collect();
+        shown.sort_by(|one, other| {
+            let key = |row: &LineRow| {
+                let by = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
+                let first = match options.sort {
+                    Sort::Peak => by[0],
+                    Sort::Live => by[1],
+                    Sort::Count => by[2],
+                    Sort::Allocs => by[3],
+                };
+                Reverse((first, by))
+            };
+            key(one)
+                .cmp(&key(other))
+                .then_with(|| words(&one.site).cmp(&words(&other.site)))
+        });
+        let rest = match options.top {
+            Top::All => Vec::new(),
+            Top::Rows(rows) => shown.split_off(rows.min(shown.len())),
+        };
+        Self {
+            shown,
+            hidden: Sum::of(rest),
+            all: Sum::of(&device.lines),
+        }
+    }
+}
+
+/// Makes the order of equal rows the same in every run.
+fn words(site: &Site) -> (u8, &str, u32, &str) {
+    match site {
+        Site::Line(frame) => (0, &frame.file, frame.line, &frame.function),
+        Site::Backward(frame) => (1, &frame.file, frame.line, &frame.function),
+        Site::NoLine { thread, reason } => (2, thread, 0, reason),
+    }
+}
+
+/// The line of Python that a row stands for or waits in.
+pub(super) fn frame(site: &Site) -> Option<&Frame> {
+    match site {
+        Site::Line(frame) | Site::Backward(frame) => Some(frame),
+        Site::NoLine { .. } => None,
+    }
+}
+
+/// Who called the line of a row, nearest caller first, on the stack that holds most.
+pub(super) fn callers(row: &LineRow) -> &[Frame] {
+    let stack = row
+        .stacks
+        .first()
+        .map(|row| &*row.stack.frames)
+        .unwrap_or_default();
+    let at = frame(&row.site).and_then(|line| stack.iter().position(|frame| frame == line));
+    at.map_or(&[], |at| &stack[at + 1..])
+}

@@ -1,0 +1,190 @@
+//! Reports on a recording: the table of lines, or every event.
+
+mod events;
+mod lines;
+mod replay;
+mod structured;
+mod table;
+mod words;
+
+use std::fmt;
+use std::io::{self, BufRead, Write};
+
+use crate::event::Losses;
+use crate::model::snapshot::Grouping;
+use crate::recording::{Reader, RecordingError};
+
+/// What a report shows, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReportOptions {
+    /// What a row stands for.
+    pub by: By,
+    /// How rows are written.
+    pub format: Format,
+    /// The order of lines; events keep their own.
+    pub sort: Sort,
+    /// How many lines are shown; events are all shown.
+    pub top: Top,
+    /// Which frame of a stack names its line.
+    pub grouping: Grouping,
+    /// Columns of text.
+    pub width: usize,
+    /// Whether text is coloured.
+    pub colour: Colour,
+}
+
+impl Default for ReportOptions {
+    fn default() -> Self {
+        Self {
+            by: By::Line,
+            format: Format::Text,
+            sort: Sort::Peak,
+            top: Top::Rows(30),
+            grouping: Grouping::User,
+            width: 100,
+            colour: Colour::Plain,
+        }
+    }
+}
+
+/// What a row stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// A line of Python.
+    Line,
+    /// An event, in the order of the recording.
+    Event,
+}
+
+/// How rows are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// One JSON document.
+    Json,
+    /// One JSON object a row.
+    Jsonl,
+    /// Comma-separated values with a line of headings.
+    Csv,
+}
+
+/// The order of lines, largest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// By the most bytes that were live at once.
+    Peak,
+    /// By the bytes that were live at the end.
+    Live,
+    /// By the blocks that were live at the end.
+    Count,
+    /// By the number of allocations.
+    Allocs,
+}
+
+/// How many lines are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Top {
+    /// All of them.
+    All,
+    /// The first ones, on each device.
+    Rows(usize),
+}
+
+/// Whether text is coloured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Colour {
+    /// For pipes, files and `NO_COLOR`.
+    Plain,
+    /// With the sixteen colours that every terminal has.
+    Ansi,
+}
+
+/// What the recording turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Memory events that were read.
+    pub events: u64,
+    /// What was lost while recording.
+    pub losses: Losses,
+    /// Whether the end of the recording is missing.
+    pub truncated: bool,
+}
+
+/// Why there is no report, or not all of it.
+#[derive(Debug)]
+pub enum ReportError {
+    /// The recording cannot be read.
+    Recording(RecordingError),
+    /// The report cannot be written.
+    Output(io::Error),
+}
+
+impl fmt::Display for ReportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Recording(error) => error.fmt(f),
+            Self::Output(error) => write!(f, "cannot write the report: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ReportError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Recording(error) => Some(error),
+            Self::Output(error) => Some(error),
+        }
+    }
+}
+
+impl From<RecordingError> for ReportError {
+    fn from(error: RecordingError) -> Self {
+        Self::Recording(error)
+    }
+}
+
+impl From<io::Error> for ReportError {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+/// Writes a report on a recording. Lines are written only when all of the recording could be
+/// read; events are written as they are read, up to the damage if there is some.
+///
+/// Give a buffered `out`. A reader of the output that has seen enough (`| head`) is no error:
+/// the outcome is then `None`.
+pub fn write<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Option<Outcome>, ReportError> {
+    let written = match options.by {
+        By::Line => lines(reader, options, out),
+        By::Event => events::write(reader, options, out),
+    };
+    let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
+    match flushed {
+        Err(ReportError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
+        flushed => flushed.map(Some),
+    }
+}
+
+fn lines<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let replay = replay::run(reader, options.grouping)?;
+    match options.format {
+        Format::Text => out.write_all(table::render(&replay, options).as_bytes())?,
+        Format::Json => structured::json(&replay, options, out)?,
+        Format::Jsonl => structured::jsonl(&replay, options, out)?,
+        Format::Csv => structured::csv(&replay, options, out)?,
+    }
+    Ok(replay.outcome())
+}
+
+#[cfg(test)]
+mod tests;

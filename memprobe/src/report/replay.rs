@@ -1,0 +1,57 @@
+//! A recording played into the model, as if it happened now.
+
+use std::io::BufRead;
+
+use super::Outcome;
+use crate::model::snapshot::{Grouping, Snapshot, TargetState};
+use crate::model::{Model, Refused};
+use crate::recording::{End, Header, Reader, RecordingError};
+
+/// What is known at the end of a recording.
+pub(super) struct Replay {
+    pub header: Header,
+    pub snapshot: Snapshot,
+    pub end: Option<End>,
+    pub refused: Refused,
+    pub truncated: bool,
+}
+
+impl Replay {
+    pub(super) fn outcome(&self) -> Outcome {
+        Outcome {
+            events: self.snapshot.health.events,
+            losses: self.snapshot.health.losses,
+            truncated: self.truncated,
+        }
+    }
+
+    /// Nanoseconds from the start to the last event.
+    pub(super) fn duration(&self) -> u64 {
+        self.snapshot.now.0.saturating_sub(self.snapshot.started.0)
+    }
+}
+
+/// Plays a whole recording.
+pub(super) fn run<R: BufRead>(
+    mut reader: Reader<R>,
+    grouping: Grouping,
+) -> Result<Replay, RecordingError> {
+    let header = reader.header();
+    let mut model = Model::new(header.target.clone(), header.start);
+    for event in reader.by_ref() {
+        model.apply(&event?);
+    }
+    // The version of torch is often learned later than the start.
+    let header = reader.header().clone();
+    model.set_target(header.target.clone());
+    model.set_probes(header.probes.clone());
+    model.set_state(TargetState::Recording);
+    let now = model.last_event().unwrap_or(header.start);
+    Ok(Replay {
+        snapshot: model.snapshot(now, grouping),
+        end: reader.end().cloned(),
+        refused: model.refused(),
+        truncated: reader.truncated(),
+        header,
+    })
+}

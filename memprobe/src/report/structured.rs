@@ -1,0 +1,270 @@
+//! The table of lines for other programs. Numbers are bytes and nanoseconds; unknown is null (or
+//! empty).
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::ReportOptions;
+use super::lines::{Lines, callers, frame};
+use super::replay::Replay;
+use crate::event::Frame;
+use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    memprobe: &'a str,
+    command: &'a str,
+    pid: Option<u32>,
+    python: Option<&'a str>,
+    torch: Option<&'a str>,
+    start_ns: u64,
+    wall_start_ms: Option<u64>,
+    duration_ns: u64,
+    end: Option<&'static str>,
+    truncated: bool,
+    events: u64,
+    lost_events: u64,
+    lost_stacks: u64,
+    malformed: u64,
+    disagreements: u64,
+    devices: Vec<Device<'a>>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    device: u8,
+    allocated: u64,
+    reserved: u64,
+    peak_allocated: u64,
+    peak_reserved: u64,
+    before_attach: u64,
+    unaccounted: i64,
+    live_blocks: u64,
+    ooms: u64,
+    lines: Vec<Line<'a>>,
+}
+
+/// What one row of the table says. `kind` is `line`, `backward`, `no_line`, and in flat tables
+/// also `before_attach` and `unaccounted`, so that `live` adds up to what the allocator says.
+#[derive(Serialize)]
+struct Line<'a> {
+    device: u8,
+    kind: &'static str,
+    file: Option<&'a str>,
+    line: Option<u32>,
+    function: Option<&'a str>,
+    thread: Option<&'a str>,
+    reason: Option<&'a str>,
+    live: i64,
+    peak: Option<u64>,
+    live_blocks: Option<u64>,
+    allocs: Option<u64>,
+    alloc_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    callers: Option<Vec<FrameRow<'a>>>,
+}
+
+/// One line of Python on a stack.
+#[derive(Serialize)]
+pub(super) struct FrameRow<'a> {
+    file: &'a str,
+    line: Option<u32>,
+    function: &'a str,
+}
+
+impl<'a> From<&'a Frame> for FrameRow<'a> {
+    fn from(frame: &'a Frame) -> Self {
+        Self {
+            file: &frame.file,
+            line: known_line(frame),
+            function: &frame.function,
+        }
+    }
+}
+
+/// One document.
+pub(super) fn json(
+    replay: &Replay,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let snapshot = &replay.snapshot;
+    let report = Report {
+        memprobe: &replay.header.version,
+        command: &snapshot.target.command,
+        pid: snapshot.target.tgid.map(|tgid| tgid.0),
+        python: snapshot.target.python.as_deref(),
+        torch: snapshot.target.torch.as_deref(),
+        start_ns: snapshot.started.0,
+        wall_start_ms: replay.header.wall_start_ms,
+        duration_ns: replay.duration(),
+        end: replay.end.as_ref().map(|end| end.reason.as_str()),
+        truncated: replay.truncated,
+        events: snapshot.health.events,
+        lost_events: snapshot.health.losses.events,
+        lost_stacks: snapshot.health.losses.stacks,
+        malformed: snapshot.health.losses.malformed,
+        disagreements: snapshot.health.disagreements,
+        devices: snapshot
+            .devices
+            .iter()
+            .map(|device| whole(device, options))
+            .collect(),
+    };
+    serde_json::to_writer_pretty(&mut *out, &report)?;
+    out.write_all(b"\n")
+}
+
+/// One object a line, all devices in one table.
+pub(super) fn jsonl(
+    replay: &Replay,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    for device in &replay.snapshot.devices {
+        for line in flat(device, options, Callers::Listed) {
+            serde_json::to_writer(&mut *out, &line)?;
+            out.write_all(b"\n")?;
+        }
+    }
+    Ok(())
+}
+
+/// Comma-separated values, all devices in one table.
+pub(super) fn csv(
+    replay: &Replay,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut table = csv::WriterBuilder::new()
+        .has_headers(false)
+        .from_writer(out);
+    table
+        .write_record([
+            "device",
+            "kind",
+            "file",
+            "line",
+            "function",
+            "thread",
+            "reason",
+            "live",
+            "peak",
+            "live_blocks",
+            "allocs",
+            "alloc_bytes",
+        ])
+        .map_err(csv_error)?;
+    for device in &replay.snapshot.devices {
+        for line in flat(device, options, Callers::LeftOut) {
+            table.serialize(line).map_err(csv_error)?;
+        }
+    }
+    table.flush()
+}
+
+/// What the operating system said: a closed pipe must stay known as one.
+pub(super) fn csv_error(error: csv::Error) -> io::Error {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => error,
+        other => io::Error::other(format!("{other:?}")),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Callers {
+    Listed,
+    LeftOut,
+}
+
+fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> {
+    let lines = Lines::of(device, options);
+    Device {
+        device: device.index.0,
+        allocated: device.totals.allocated.0,
+        reserved: device.totals.reserved.0,
+        peak_allocated: device.peak.allocated.0,
+        peak_reserved: device.peak.reserved.0,
+        before_attach: device.before_attach.0,
+        unaccounted: device.unaccounted,
+        live_blocks: device.live_blocks,
+        ooms: device.ooms,
+        lines: lines
+            .shown
+            .iter()
+            .map(|row| line(device, row, Callers::Listed))
+            .collect(),
+    }
+}
+
+fn flat<'a>(
+    device: &'a DeviceSnapshot,
+    options: &ReportOptions,
+    callers: Callers,
+) -> impl Iterator<Item = Line<'a>> {
+    let lines = Lines::of(device, options);
+    let before = i64::try_from(device.before_attach.0).unwrap_or(i64::MAX);
+    let rest = [
+        ("before_attach", before),
+        ("unaccounted", device.unaccounted),
+    ];
+    let rest = rest.into_iter().filter(|(_, live)| *live != 0);
+    let rest = rest.map(|(kind, live)| Line {
+        live,
+        ..empty(device, kind)
+    });
+    lines
+        .shown
+        .into_iter()
+        .map(move |row| line(device, row, callers))
+        .chain(rest)
+}
+
+fn line<'a>(device: &DeviceSnapshot, row: &'a LineRow, listed: Callers) -> Line<'a> {
+    let (kind, thread, reason) = match &row.site {
+        Site::Line(_) => ("line", None, None),
+        Site::Backward(_) => ("backward", None, None),
+        Site::NoLine { thread, reason } => ("no_line", Some(&**thread), Some(*reason)),
+    };
+    let frame = frame(&row.site);
+    Line {
+        file: frame.map(|frame| &*frame.file),
+        line: frame.and_then(known_line),
+        function: frame.map(|frame| &*frame.function),
+        thread,
+        reason,
+        live: i64::try_from(row.live.0).unwrap_or(i64::MAX),
+        peak: Some(row.peak.0),
+        live_blocks: Some(row.live_blocks),
+        allocs: Some(row.allocs),
+        alloc_bytes: Some(row.alloc_bytes.0),
+        callers: match listed {
+            Callers::Listed => Some(callers(row).iter().map(FrameRow::from).collect()),
+            Callers::LeftOut => None,
+        },
+        ..empty(device, kind)
+    }
+}
+
+fn empty<'a>(device: &DeviceSnapshot, kind: &'static str) -> Line<'a> {
+    Line {
+        device: device.index.0,
+        kind,
+        file: None,
+        line: None,
+        function: None,
+        thread: None,
+        reason: None,
+        live: 0,
+        peak: None,
+        live_blocks: None,
+        allocs: None,
+        alloc_bytes: None,
+        callers: None,
+    }
+}
+
+fn known_line(frame: &Frame) -> Option<u32> {
+    (frame.line != 0).then_some(frame.line)
+}

@@ -1,0 +1,355 @@
+//! The table of lines as text.
+
+use std::fmt::Write;
+
+use super::lines::{Lines, Sum, callers, frame};
+use super::replay::Replay;
+use super::words::{FileNames, clean, clip, columns, counted, duration, grouped, share};
+use super::{Colour, ReportOptions};
+use crate::bytes::{human, signed};
+use crate::event::Bytes;
+use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+
+/// Columns that the name of a line gets at least, whatever the width.
+const NARROWEST: usize = 20;
+
+/// Columns below which a caller that has to be cut is left out.
+const SHORTEST_CALLER: usize = 16;
+
+const HEADINGS: [&str; 6] = ["LIVE", "PEAK", "COUNT", "ALLOCS", "SHARE", "LINE"];
+
+/// One row: five numbers, the line, and who called it.
+struct Row {
+    numbers: [String; 5],
+    line: String,
+    callers: Vec<String>,
+}
+
+/// The whole report.
+pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
+    let style = Style(options.colour);
+    let mut text = String::new();
+    for line in heading(replay) {
+        push_line(&mut text, &clip(&line, options.width));
+    }
+    for warning in warnings(replay) {
+        for line in wrap(&format!("warning: {warning}"), options.width) {
+            push_line(&mut text, &style.warning(&line));
+        }
+    }
+    if replay.snapshot.devices.is_empty() {
+        push_line(&mut text, "");
+        push_line(
+            &mut text,
+            "No GPU memory was allocated or freed while this was recorded.",
+        );
+    }
+    for device in &replay.snapshot.devices {
+        push_line(&mut text, "");
+        for line in totals(device, options.width) {
+            push_line(&mut text, &style.strong(&line));
+        }
+        let rows = rows(device, options);
+        render_rows(&mut text, &rows, options.width, style);
+    }
+    text
+}
+
+fn heading(replay: &Replay) -> Vec<String> {
+    let target = &replay.snapshot.target;
+    let unknown = || "unknown command".to_owned();
+    let command = if target.command.is_empty() {
+        unknown()
+    } else {
+        clean(&target.command)
+    };
+    let mut facts = Vec::new();
+    facts.extend(target.tgid.map(|tgid| format!("PID {}", tgid.0)));
+    facts.extend(
+        target
+            .python
+            .as_ref()
+            .map(|version| format!("Python {}", clean(version))),
+    );
+    facts.extend(
+        target
+            .torch
+            .as_ref()
+            .map(|version| format!("torch {}", clean(version))),
+    );
+    facts.push(format!("memprobe {}", clean(&replay.header.version)));
+    let ended = replay
+        .end
+        .as_ref()
+        .map_or("end missing", |end| end.reason.as_str());
+    let losses = &replay.snapshot.health.losses;
+    let events = counted(replay.snapshot.health.events, "event");
+    let lost = match losses.events {
+        0 if losses.any() => "some details lost".to_owned(),
+        0 => "none lost".to_owned(),
+        lost => format!("{} lost", counted(lost, "event")),
+    };
+    vec![
+        command,
+        facts.join("  "),
+        format!(
+            "{events} in {}, {lost}  ({ended})",
+            duration(replay.duration())
+        ),
+    ]
+}
+
+fn warnings(replay: &Replay) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if replay.truncated {
+        warnings.push(
+            "the end of the recording is missing: memprobe was killed, the disk was full, or it \
+             is still recording. Everything up to the last whole record is shown."
+                .to_owned(),
+        );
+    }
+    let losses = &replay.snapshot.health.losses;
+    if losses.any() {
+        warnings.push(format!(
+            "{}, {} and {} were lost: the totals are the allocator's own and right, lines may \
+             miss what was lost (see unaccounted).",
+            counted(losses.events, "event"),
+            counted(losses.stacks, "stack"),
+            counted(losses.malformed, "malformed record"),
+        ));
+    }
+    let refused = &replay.refused;
+    if refused.blocks > 0 || refused.stacks > 0 {
+        warnings.push(format!(
+            "the recording is larger than memprobe keeps in memory: {} and {} are counted in the \
+             totals but in no line.",
+            counted(refused.blocks, "block"),
+            counted(refused.stacks, "stack"),
+        ));
+    }
+    let disagreements = replay.snapshot.health.disagreements;
+    if disagreements > 0 {
+        warnings.push(format!(
+            "the ledger and the allocator disagreed {} without a loss that explains it; please \
+             report this as a bug of memprobe.",
+            counted(disagreements, "time")
+        ));
+    }
+    warnings
+}
+
+/// The totals of a device, as many side by side as fit.
+fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
+    let (now, peak) = (&device.totals, &device.peak);
+    let mut facts = vec![
+        format!(
+            "allocated {}, peak {}",
+            human(now.allocated),
+            human(peak.allocated)
+        ),
+        format!(
+            "reserved {}, peak {}",
+            human(now.reserved),
+            human(peak.reserved)
+        ),
+        format!("before attach {}", human(device.before_attach)),
+    ];
+    if device.unaccounted != 0 {
+        facts.push(format!("unaccounted {}", signed(device.unaccounted)));
+    }
+    if device.ooms > 0 {
+        facts.push(counted(device.ooms, "out-of-memory error"));
+    }
+    let mut lines = vec![format!("{:<6}", format!("cuda:{}", device.index.0))];
+    for fact in facts {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        if last == 0 && line.len() <= 8 || columns(line) + 2 + columns(&fact) <= width {
+            line.push_str("  ");
+            line.push_str(&fact);
+        } else {
+            lines.push(format!("{:8}{fact}", ""));
+        }
+    }
+    lines
+}
+
+fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
+    let lines = Lines::of(device, options);
+    let mut names = FileNames::default();
+    for row in &lines.shown {
+        for frame in frame(&row.site).into_iter().chain(callers(row)) {
+            names.add(&frame.file);
+        }
+    }
+    let allocated = device.totals.allocated.0;
+    let mut rows: Vec<Row> = lines
+        .shown
+        .iter()
+        .map(|row| line_row(row, allocated, &names))
+        .collect();
+    if lines.hidden.lines > 0 {
+        let others = format!("({})", counted(lines.hidden.lines as u64, "other line"));
+        rows.push(sum_row(
+            &lines.hidden,
+            lines.hidden.live,
+            None,
+            allocated,
+            others,
+        ));
+    }
+    if device.before_attach.0 > 0 {
+        rows.push(bytes_row(
+            human(device.before_attach),
+            share(device.before_attach.0, allocated),
+            "(allocated before attach)",
+        ));
+    }
+    if device.unaccounted != 0 {
+        rows.push(bytes_row(
+            signed(device.unaccounted),
+            "-".to_owned(),
+            "(unaccounted)",
+        ));
+    }
+    let total = "(total of the allocator)".to_owned();
+    rows.push(sum_row(
+        &lines.all,
+        allocated,
+        Some(device.peak.allocated),
+        allocated,
+        total,
+    ));
+    rows
+}
+
+fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
+    let line = match &row.site {
+        Site::Line(frame) => names.line(frame),
+        Site::Backward(frame) => format!("backward of {}", names.line(frame)),
+        Site::NoLine { thread, reason } if thread.is_empty() => format!("({reason})"),
+        Site::NoLine { thread, reason } => format!("({}: {reason})", clean(thread)),
+    };
+    Row {
+        numbers: [
+            human(row.live),
+            human(row.peak),
+            grouped(row.live_blocks),
+            grouped(row.allocs),
+            share(row.live.0, allocated),
+        ],
+        line,
+        callers: callers(row).iter().map(|frame| names.line(frame)).collect(),
+    }
+}
+
+fn sum_row(sum: &Sum, live: u64, peak: Option<Bytes>, allocated: u64, line: String) -> Row {
+    Row {
+        numbers: [
+            human(Bytes(live)),
+            peak.map_or_else(|| "-".to_owned(), human),
+            grouped(sum.live_blocks),
+            grouped(sum.allocs),
+            share(live, allocated),
+        ],
+        line,
+        callers: Vec::new(),
+    }
+}
+
+fn bytes_row(live: String, share: String, line: &str) -> Row {
+    let none = || "-".to_owned();
+    Row {
+        numbers: [live, none(), none(), none(), share],
+        line: line.to_owned(),
+        callers: Vec::new(),
+    }
+}
+
+fn render_rows(text: &mut String, rows: &[Row], width: usize, style: Style) {
+    let widths: [usize; 5] = std::array::from_fn(|column| {
+        let cells = rows.iter().map(|row| columns(&row.numbers[column]));
+        cells.chain([HEADINGS[column].len()]).max().unwrap_or(0)
+    });
+    let used: usize = widths.iter().map(|width| width + 2).sum();
+    let room = width.saturating_sub(used).max(NARROWEST);
+    let numbers = |cells: [&str; 5]| {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(widths) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{cell:>width$}  ");
+        }
+        line
+    };
+    let headings = numbers(std::array::from_fn(|column| HEADINGS[column]));
+    push_line(text, &style.strong(&format!("{headings}{}", HEADINGS[5])));
+    for row in rows {
+        let cells = numbers(std::array::from_fn(|column| row.numbers[column].as_str()));
+        let line = clip(&row.line, room);
+        let callers = callers_that_fit(&row.callers, room - columns(&line));
+        push_line(text, &format!("{cells}{line}{}", style.weak(&callers)));
+    }
+}
+
+/// As many callers as fit whole, nearest first; of the nearest a part, if it is worth reading.
+fn callers_that_fit(callers: &[String], room: usize) -> String {
+    let mut text = String::new();
+    for caller in callers {
+        let next = format!("  <- {caller}");
+        if columns(&text) + columns(&next) > room {
+            if text.is_empty() && room >= SHORTEST_CALLER {
+                text = clip(&next, room);
+            }
+            break;
+        }
+        text.push_str(&next);
+    }
+    text
+}
+
+/// Breaks a text between words.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        let line = &mut lines[last];
+        if line.is_empty() {
+            line.push_str(word);
+        } else if columns(line) + 1 + columns(word) <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(format!("  {word}"));
+        }
+    }
+    lines
+}
+
+fn push_line(text: &mut String, line: &str) {
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+#[derive(Clone, Copy)]
+struct Style(Colour);
+
+impl Style {
+    fn strong(self, text: &str) -> String {
+        self.paint("1", text)
+    }
+
+    fn weak(self, text: &str) -> String {
+        self.paint("2", text)
+    }
+
+    fn warning(self, text: &str) -> String {
+        self.paint("33", text)
+    }
+
+    fn paint(self, code: &str, text: &str) -> String {
+        match self.0 {
+            Colour::Ansi if !text.is_empty() => format!("\x1b[{code}m{text}\x1b[0m"),
+            _ => text.to_owned(),
+        }
+    }
+}

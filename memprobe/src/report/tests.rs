@@ -1,0 +1,424 @@
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::event::{
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
+};
+use crate::recording::samples::{MIB, frame, memory, recording, stack, story, totals};
+
+fn report(file: &[u8], options: ReportOptions) -> String {
+    let mut out = Vec::new();
+    write(Reader::new(file).unwrap(), &options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn table(events: &[Event]) -> String {
+    report(&recording(events), ReportOptions::default())
+}
+
+fn jsonl(events: &[Event]) -> Vec<Value> {
+    let options = ReportOptions {
+        by: By::Event,
+        format: Format::Jsonl,
+        ..ReportOptions::default()
+    };
+    let text = report(&recording(events), options);
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// An allocation or free with the totals that it leads to, in MiB.
+fn step(action: Action, micros: u64, addr: u64, mib: u64, id: u32, allocated: u64) -> Event {
+    Event::Memory(MemoryEvent {
+        stack: StackId(id),
+        totals: totals(allocated * MIB, 64 * MIB),
+        ..memory(action, micros, addr, mib * MIB)
+    })
+}
+
+/// Three lines of two files of the same name, called from one script.
+fn three_lines() -> Vec<Event> {
+    let train = || frame("/home/me/train.py", 12, "main");
+    let python = |id, inner| stack(id, StackKind::Python, vec![inner, train()]);
+    vec![
+        python(1, frame("/home/me/nn/model.py", 5, "forward")),
+        python(2, frame("/home/me/rl/model.py", 7, "act")),
+        python(3, frame("/home/me/data.py", 9, "load")),
+        step(Action::Alloc, 1, 0x100_0000, 1, 1, 1),
+        step(Action::Alloc, 2, 0x200_0000, 8, 2, 9),
+        step(Action::Alloc, 3, 0x300_0000, 2, 3, 11),
+        step(Action::Free, 4, 0x200_0000, 8, 0, 3),
+        step(Action::Alloc, 5, 0x400_0000, 2, 3, 5),
+    ]
+}
+
+/// The first columns of the rows, heading left out.
+fn line_column(table: &str) -> Vec<String> {
+    let heading = table
+        .lines()
+        .position(|line| line.contains("LINE"))
+        .unwrap();
+    let at = table.lines().nth(heading).unwrap().find("LINE").unwrap();
+    table
+        .lines()
+        .skip(heading + 1)
+        .map(|line| line[at..].to_owned())
+        .collect()
+}
+
+#[test]
+fn the_table_of_a_recording_with_a_little_of_everything() {
+    insta::assert_snapshot!(table(&story()));
+}
+
+#[test]
+fn the_table_of_an_empty_recording() {
+    insta::assert_snapshot!(table(&[]));
+}
+
+#[test]
+fn the_table_of_a_truncated_recording() {
+    let file = recording(&three_lines());
+    let end = file
+        .windows(14)
+        .position(|part| part == b"\"memprobe_end\"")
+        .unwrap();
+    insta::assert_snapshot!(report(&file[..end], ReportOptions::default()));
+}
+
+#[test]
+fn the_table_of_a_recording_with_losses_shows_what_no_line_accounts_for() {
+    let mut events = three_lines();
+    events.push(Event::Loss(Losses {
+        events: 2,
+        stacks: 0,
+        malformed: 1,
+    }));
+    events.push(step(Action::Alloc, 9, 0x500_0000, 1, 1, 10));
+    insta::assert_snapshot!(table(&events));
+}
+
+#[test]
+fn the_table_in_a_narrow_terminal_with_colour() {
+    let options = ReportOptions {
+        width: 60,
+        colour: Colour::Ansi,
+        top: Top::Rows(2),
+        ..Default::default()
+    };
+    let text = report(&recording(&three_lines()), options).replace('\x1b', "␛");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn lines_are_sorted_by_what_was_asked_for() {
+    let file = recording(&three_lines());
+    let first = |sort| {
+        let options = ReportOptions {
+            sort,
+            ..ReportOptions::default()
+        };
+        line_column(&report(&file, options))[0].clone()
+    };
+    assert!(first(Sort::Peak).starts_with("rl/model.py:7 act"));
+    for sort in [Sort::Live, Sort::Count, Sort::Allocs] {
+        assert!(first(sort).starts_with("data.py:9 load"));
+    }
+}
+
+#[test]
+fn live_bytes_of_all_rows_add_up_to_the_total_of_the_allocator() {
+    let mut events = story();
+    events.push(Event::Memory(MemoryEvent {
+        totals: totals(15 * MIB, 22 * MIB),
+        stack: StackId(1),
+        ..memory(Action::Alloc, 70, 0x7f00_0080_0000, MIB)
+    }));
+    let file = recording(&events);
+    for (top, format) in [(Top::All, Format::Csv), (Top::All, Format::Jsonl)] {
+        let text = report(
+            &file,
+            ReportOptions {
+                top,
+                format,
+                ..ReportOptions::default()
+            },
+        );
+        let live: Vec<i64> = match format {
+            Format::Csv => csv::Reader::from_reader(text.as_bytes())
+                .records()
+                .map(Result::unwrap)
+                .filter(|row| &row[0] == "0")
+                .map(|row| row[7].parse().unwrap())
+                .collect(),
+            _ => text
+                .lines()
+                .map(|line| serde_json::from_str::<Value>(line).unwrap())
+                .filter(|row| row["device"] == 0)
+                .map(|row| row["live"].as_i64().unwrap())
+                .collect(),
+        };
+        assert!(live.len() >= 4, "lines, before attach, unaccounted");
+        assert_eq!(live.iter().sum::<i64>(), 15 * MIB as i64);
+    }
+}
+
+#[test]
+fn the_json_report_holds_all_numbers() {
+    let options = ReportOptions {
+        format: Format::Json,
+        ..ReportOptions::default()
+    };
+    let text = report(&recording(&story()), options);
+    serde_json::from_str::<Value>(&text).unwrap();
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn every_event_is_one_json_object_with_exactly_the_promised_keys() {
+    let rows = jsonl(&story());
+    assert_eq!(rows.len(), 10);
+    let base = [
+        "action",
+        "addr",
+        "allocated",
+        "device",
+        "reserved",
+        "size",
+        "stack",
+        "tid",
+        "time_ns",
+    ];
+    for row in &rows {
+        let mut keys: Vec<&str> = row
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        keys.retain(|key| !["thread", "waiting", "no_stack"].contains(key));
+        keys.sort_unstable();
+        assert_eq!(keys, base);
+    }
+    assert_eq!(
+        rows[1],
+        json!({
+            "time_ns": 5_000_010_000_u64, "tid": 1234, "action": "alloc",
+            "addr": 0x7f00_0000_0000_u64, "size": 2 * MIB, "device": 0,
+            "allocated": 12 * MIB, "reserved": 22 * MIB,
+            "stack": [
+                {"file": "/v/lib/python3.12/site-packages/torch/nn/linear.py", "line": 134, "function": "forward"},
+                {"file": "/home/me/model.py", "line": 88, "function": "forward"},
+                {"file": "/home/me/train.py", "line": 31, "function": "<module>"},
+            ],
+        })
+    );
+}
+
+#[test]
+fn what_is_unknown_of_an_event_is_null() {
+    let rows = jsonl(&story());
+    let segment_free = rows
+        .iter()
+        .find(|row| row["action"] == "segment_free")
+        .unwrap();
+    for key in ["size", "device", "allocated", "reserved"] {
+        assert_eq!(segment_free[key], Value::Null, "{key}");
+    }
+    let oom = rows.iter().find(|row| row["action"] == "oom").unwrap();
+    assert_eq!(
+        (&oom["addr"], &oom["size"]),
+        (&Value::Null, &json!(1_u64 << 40))
+    );
+}
+
+#[test]
+fn events_of_threads_without_python_say_which_thread_it_was_and_what_waits_for_it() {
+    let rows = jsonl(&story());
+    let backward = rows
+        .iter()
+        .find(|row| row["thread"] == "pt_autograd_0")
+        .unwrap();
+    assert_eq!(backward["stack"], json!([]));
+    assert_eq!(backward["waiting"][0]["line"], 88);
+    assert_eq!(backward.get("no_stack"), None);
+    let unknown = rows
+        .iter()
+        .find(|row| row["thread"] == "cuda-EvtHandlr")
+        .unwrap();
+    assert_eq!(unknown["no_stack"], "thread without Python");
+    assert_eq!(
+        (&unknown["stack"], unknown.get("waiting")),
+        (&json!([]), None)
+    );
+}
+
+#[test]
+fn a_stack_whose_outer_frames_are_missing_says_so() {
+    let whole = Stack {
+        kind: StackKind::Python,
+        frames: vec![frame("a.py", 0, "f")],
+        truncated: true,
+    };
+    let rows = jsonl(&[
+        Event::Stack(StackId(1), Arc::new(whole)),
+        step(Action::Alloc, 1, 1, 1, 1, 1),
+    ]);
+    assert_eq!(rows[0]["stack_truncated"], true);
+    assert_eq!(
+        rows[0]["stack"][0]["line"],
+        Value::Null,
+        "line 0 stands for none"
+    );
+}
+
+#[test]
+fn every_event_as_text() {
+    let options = ReportOptions {
+        by: By::Event,
+        ..ReportOptions::default()
+    };
+    insta::assert_snapshot!(report(&recording(&story()), options));
+}
+
+#[test]
+fn every_event_as_csv_and_as_one_json_document() {
+    let options = |format| ReportOptions {
+        by: By::Event,
+        format,
+        ..ReportOptions::default()
+    };
+    let csv = report(&recording(&story()), options(Format::Csv));
+    let rows: Vec<csv::StringRecord> = csv::Reader::from_reader(csv.as_bytes())
+        .records()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(rows.len(), 10);
+    assert_eq!(&rows[1][3], "0x7f0000000000");
+    let document: Vec<Value> =
+        serde_json::from_str(&report(&recording(&story()), options(Format::Json))).unwrap();
+    assert_eq!(document, jsonl(&story()));
+    assert_eq!(report(&recording(&[]), options(Format::Json)), "[]\n");
+}
+
+#[test]
+fn hostile_texts_reach_no_terminal() {
+    let evil = "\x1b]0;owned\x07\n\u{202e}";
+    let events = [
+        stack(
+            1,
+            StackKind::Waiting {
+                thread: evil.into(),
+            },
+            vec![frame(evil, 1, evil)],
+        ),
+        step(Action::Alloc, 1, 0x1000, 1, 1, 1),
+    ];
+    let file = recording(&events);
+    for by in [By::Line, By::Event] {
+        let text = report(
+            &file,
+            ReportOptions {
+                by,
+                ..ReportOptions::default()
+            },
+        );
+        assert!(
+            text.chars()
+                .all(|c| c == '\n' || !c.is_control() && c != '\u{202e}'),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn damage_is_an_error_after_the_events_that_could_be_read_and_instead_of_a_table() {
+    let file = String::from_utf8(recording(&story())).unwrap();
+    let file = file.replace("\"addr\":\"0x7f0000400000\"", "\"addr\":\"?\"");
+    let run = |by| {
+        let options = ReportOptions {
+            by,
+            format: Format::Jsonl,
+            ..ReportOptions::default()
+        };
+        let mut out = Vec::new();
+        let error = write(Reader::new(file.as_bytes()).unwrap(), &options, &mut out).unwrap_err();
+        assert!(error.to_string().contains("is damaged"), "{error}");
+        out.iter().filter(|byte| **byte == b'\n').count()
+    };
+    assert_eq!(run(By::Event), 4);
+    assert_eq!(run(By::Line), 0);
+}
+
+/// A pipe whose reader has gone.
+struct Gone;
+
+impl Write for Gone {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let file = recording(&story());
+    for by in [By::Line, By::Event] {
+        for format in [Format::Text, Format::Json, Format::Jsonl, Format::Csv] {
+            let options = ReportOptions {
+                by,
+                format,
+                ..ReportOptions::default()
+            };
+            let outcome = write(Reader::new(&*file).unwrap(), &options, &mut Gone).unwrap();
+            assert_eq!(outcome, None, "{by:?} {format:?}");
+        }
+    }
+}
+
+#[test]
+fn the_outcome_says_what_was_lost_and_whether_the_end_is_missing() {
+    let file = recording(&story());
+    for by in [By::Line, By::Event] {
+        let options = ReportOptions {
+            by,
+            ..ReportOptions::default()
+        };
+        let run = |file: &[u8]| write(Reader::new(file).unwrap(), &options, &mut io::sink());
+        let outcome = run(&file).unwrap().unwrap();
+        assert_eq!((outcome.events, outcome.truncated), (10, false));
+        assert_eq!(
+            outcome.losses,
+            Losses {
+                events: 3,
+                stacks: 1,
+                malformed: 0
+            }
+        );
+        assert!(run(&file[..file.len() - 40]).unwrap().unwrap().truncated);
+    }
+}
+
+#[test]
+fn devices_stand_in_tables_of_their_own() {
+    let text = table(&story());
+    let headings: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("cuda:"))
+        .collect();
+    assert_eq!(headings.len(), 2);
+    let other = Event::Memory(MemoryEvent {
+        device: Some(DeviceIndex(3)),
+        addr: Address(0x1000),
+        size: Bytes(512),
+        totals: totals(512, 2 * MIB),
+        ..memory(Action::Alloc, 1, 0, 0)
+    });
+    assert!(table(&[other]).contains("cuda:3  allocated 512 B, peak 512 B"));
+}

@@ -1,0 +1,267 @@
+//! Holds the sources to ARCHITECTURE.md: which room may touch what, where `unsafe` may stand, how
+//! long a file may be, and that the map names the rooms that exist.
+
+mod rooms;
+mod source;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rooms::{MOST_LINES, ROOMS, Room, UNFINISHED, UNSAFE_FILES};
+use source::{Finding, Source, TEST_FILES};
+
+fn repository() -> PathBuf {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package
+        .parent()
+        .expect("memprobe lies in a workspace")
+        .to_path_buf()
+}
+
+/// The Rust files below `folder`, by their path from the repository's root.
+fn rust_files(folder: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![PathBuf::from(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(repository().join(&folder)).expect("a folder of sources") {
+            let entry = entry.expect("an entry");
+            let path = folder.join(entry.file_name());
+            if repository().join(&path).is_dir() {
+                // memprobe-ebpf/target is cargo's; memprobe/src/target is a room.
+                if path.components().count() > 2 || !path.ends_with("target") {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+fn every_file() -> Vec<PathBuf> {
+    [
+        "memprobe",
+        "memprobe-common",
+        "memprobe-ebpf",
+        "tests",
+        "xtask",
+    ]
+    .into_iter()
+    .flat_map(rust_files)
+    .collect()
+}
+
+fn text(file: &Path) -> String {
+    fs::read_to_string(repository().join(file)).expect("a readable source")
+}
+
+fn parsed(file: &Path) -> Source {
+    // Elsewhere there are no rooms: a file is its own module.
+    let name = file.file_name().expect("a file").as_ref();
+    let within = file.strip_prefix("memprobe/src").unwrap_or(name);
+    Source::parse(within, &text(file)).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
+}
+
+/// The names of the rooms on disk, as the map writes them: `model/`, `event.rs`.
+fn rooms_on_disk() -> BTreeSet<String> {
+    let entries = fs::read_dir(repository().join("memprobe/src")).expect("the sources");
+    entries
+        .map(|entry| {
+            let entry = entry.expect("an entry");
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.path().is_dir() {
+                format!("{name}/")
+            } else {
+                name
+            }
+        })
+        .filter(|name| name != "lib.rs" && name != "main.rs")
+        .collect()
+}
+
+/// The first cells of the table under the heading "Rooms".
+fn rooms_of_the_map(map: &str) -> BTreeSet<String> {
+    map.lines()
+        .skip_while(|line| *line != "## Rooms")
+        .skip(1)
+        .take_while(|line| !line.starts_with("## "))
+        .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+        .map(|(room, _)| room.to_owned())
+        .collect()
+}
+
+fn shown(file: &Path, findings: &[Finding]) -> Vec<String> {
+    findings
+        .iter()
+        .map(|finding| format!("{}:{}: {}", file.display(), finding.line, finding.name))
+        .collect()
+}
+
+#[test]
+fn a_room_touches_only_what_is_its_own() {
+    let mut trespasses = Vec::new();
+    for file in rust_files("memprobe/src") {
+        let within = file
+            .strip_prefix("memprobe/src")
+            .expect("below memprobe/src");
+        if let Some(room) = ROOMS.iter().find(|room| room.holds(within)) {
+            trespasses.extend(shown(&file, &room.trespasses(&parsed(&file))));
+        }
+    }
+    assert!(
+        trespasses.is_empty(),
+        "names that their room must not touch:\n{}",
+        trespasses.join("\n")
+    );
+}
+
+#[test]
+fn every_room_has_its_rules() {
+    let ruled: BTreeSet<_> = ROOMS.iter().map(|room| room.name.to_owned()).collect();
+    assert_eq!(ruled, rooms_on_disk());
+}
+
+#[test]
+fn the_map_names_the_rooms_that_exist_and_no_other() {
+    let map = text(Path::new("ARCHITECTURE.md"));
+    assert_eq!(rooms_of_the_map(&map), rooms_on_disk());
+}
+
+#[test]
+fn the_shared_crates_of_the_kernel_side_need_no_std() {
+    for file in rust_files("memprobe-common/src") {
+        let used: Vec<_> = parsed(&file).names_matching(&["std", "alloc"]);
+        assert!(used.is_empty(), "{}", shown(&file, &used).join("\n"));
+    }
+    for root in ["memprobe-common/src/lib.rs", "memprobe-ebpf/src/main.rs"] {
+        assert!(
+            text(Path::new(root)).contains("#![no_std]"),
+            "{root} is not no_std"
+        );
+    }
+}
+
+#[test]
+fn unsafe_stands_only_where_it_may() {
+    let mut elsewhere = Vec::new();
+    for file in rust_files("memprobe/src")
+        .into_iter()
+        .chain(rust_files("xtask"))
+    {
+        let allowed = UNSAFE_FILES.iter().any(|allowed| file.ends_with(allowed));
+        if !allowed {
+            elsewhere.extend(shown(&file, &parsed(&file).unsafe_code()));
+        }
+    }
+    assert!(
+        elsewhere.is_empty(),
+        "unsafe outside of its files:\n{}",
+        elsewhere.join("\n")
+    );
+}
+
+#[test]
+fn no_file_allowed_unsafe_code_lacks_it() {
+    for allowed in UNSAFE_FILES {
+        let file = Path::new("memprobe/src").join(allowed);
+        assert!(
+            repository().join(&file).is_file() && !parsed(&file).unsafe_code().is_empty(),
+            "{allowed} has no unsafe code: take it off the list"
+        );
+    }
+}
+
+#[test]
+fn nothing_is_left_to_be_written() {
+    let mut left = Vec::new();
+    for file in every_file() {
+        left.extend(shown(&file, &parsed(&file).macros_named(UNFINISHED)));
+    }
+    assert!(left.is_empty(), "unfinished code:\n{}", left.join("\n"));
+}
+
+#[test]
+fn no_file_is_too_long_to_read() {
+    let long: Vec<_> = every_file()
+        .into_iter()
+        .map(|file| (text(&file).lines().count(), file))
+        .filter(|(lines, _)| *lines > MOST_LINES)
+        .collect();
+    assert!(long.is_empty(), "more than {MOST_LINES} lines: {long:?}");
+}
+
+#[test]
+fn what_is_taken_for_a_test_is_compiled_for_tests_alone() {
+    for file in rust_files("memprobe/src") {
+        let stem = file
+            .file_stem()
+            .and_then(|stem| stem.to_str())
+            .expect("a name");
+        if !TEST_FILES.contains(&stem) {
+            continue;
+        }
+        let folder = file.parent().expect("a folder");
+        let parents = [folder.join("mod.rs"), folder.with_extension("rs")];
+        let parent = parents
+            .iter()
+            .find(|parent| repository().join(parent).is_file());
+        let parent = text(parent.unwrap_or_else(|| panic!("{} has no parent", file.display())));
+        let declared = parent
+            .lines()
+            .zip(parent.lines().skip(1))
+            .any(|(attribute, module)| {
+                attribute == "#[cfg(test)]" && module.ends_with(&format!("mod {stem};"))
+            });
+        assert!(
+            declared,
+            "{} is not declared under #[cfg(test)]",
+            file.display()
+        );
+    }
+}
+
+#[test]
+fn the_rooms_are_read_from_the_table_of_the_map_alone() {
+    let map = "# memprobe\n| `none/` | x |\n## Rooms\n| room |\n|---|\n| `model/` | `std` |\n\
+               | `event.rs` | |\n## Invariants\n| `later/` | |\n";
+    let rooms: Vec<_> = rooms_of_the_map(map).into_iter().collect();
+    assert_eq!(rooms, ["event.rs", "model/"]);
+}
+
+#[test]
+fn a_room_holds_its_folder_or_its_file() {
+    let folder = Room {
+        name: "model/",
+        never: &[],
+        except: &[],
+    };
+    assert!(folder.holds(Path::new("model/blocks.rs")));
+    assert!(!folder.holds(Path::new("models/blocks.rs")));
+    let file = Room {
+        name: "event.rs",
+        never: &[],
+        except: &[],
+    };
+    assert!(file.holds(Path::new("event.rs")));
+    assert!(!file.holds(Path::new("tui/event.rs")));
+}
+
+#[test]
+fn a_trespass_is_found_and_an_exception_is_none() {
+    let room = Room {
+        name: "tui/",
+        never: &["std::fs", "crate::model"],
+        except: &["crate::model::snapshot"],
+    };
+    let code = "use std::fs::File;\nuse crate::model::{snapshot::Snapshot, blocks};\n";
+    let source = Source::parse(Path::new("tui/view.rs"), code).unwrap();
+    let names: Vec<_> = room
+        .trespasses(&source)
+        .into_iter()
+        .map(|found| found.name)
+        .collect();
+    assert_eq!(names, ["std::fs::File", "crate::model::blocks"]);
+}

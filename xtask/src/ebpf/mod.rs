@@ -1,0 +1,207 @@
+//! `cargo xtask ebpf`: builds the programs that run in the kernel, and checks that the committed
+//! object is what its sources give.
+//!
+//! The object is committed so that a person with a stable compiler alone can build memprobe.
+//! A record beside it ([`record::Record`]) says from which sources and with which toolchain it was
+//! built; `--check` holds both to it.
+
+mod compile;
+mod install;
+mod object_file;
+mod record;
+mod toolchain;
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+pub use compile::stand_in_for_rustc;
+use compile::{Lock, compile};
+use record::{Record, sha256, source_sha256};
+use toolchain::Toolchain;
+
+use crate::repository::{Repository, cache_folder};
+
+/// What to do about a toolchain that is missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// Say what to install.
+    Explain,
+    /// Install it.
+    Install,
+}
+
+/// What [`check`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Checked {
+    /// The committed object is, byte for byte, what its sources give.
+    Same,
+    /// Another toolchain than the recorded one built this object from the same sources; tests
+    /// are to run on it (`MEMPROBE_BPF_OBJECT`).
+    OtherToolchain(PathBuf),
+}
+
+/// Builds the programs and writes the object and its record.
+pub fn build(repository: &Repository, missing: Missing) -> Result<()> {
+    // A damaged record only costs the preference for its toolchain here: it is written anew.
+    let recorded = Record::read(repository).unwrap_or_default();
+    let toolchain = toolchain_for(recorded.as_ref(), missing)?;
+    let object = compile(repository, &toolchain, Lock::Update)?;
+    let path = repository.ebpf_object();
+    let folder = path.parent().context("the object has no folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    fs::write(&path, &object).with_context(|| format!("cannot write {}", path.display()))?;
+    let record = Record {
+        // After the build, which may have brought the lock file up to date.
+        source_sha256: source_sha256(repository)?,
+        object_sha256: sha256(&object),
+        toolchain: toolchain.versions,
+    };
+    record.write(repository)?;
+    let news = match recorded.map(|recorded| recorded.object_sha256 == record.object_sha256) {
+        Some(true) => ", the same as before",
+        Some(false) | None => "",
+    };
+    println!("{} ({} bytes{news})", path.display(), object.len());
+    println!("built with {}", record.toolchain);
+    Ok(())
+}
+
+/// Rebuilds the programs and compares with what is committed.
+pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
+    let record = committed(repository)?;
+    let toolchain = toolchain_for(Some(&record), missing)?;
+    let object = compile(repository, &toolchain, Lock::Keep)?;
+    let fresh = repository.target().join("ebpf/memprobe.bpf.o");
+    fs::write(&fresh, &object).with_context(|| format!("cannot write {}", fresh.display()))?;
+    if toolchain.versions == record.toolchain {
+        if sha256(&object) != record.object_sha256 {
+            bail!(
+                "the committed object is not what its sources give: the same toolchain ({}) built \
+                 another one, {}. Run `cargo xtask ebpf` and commit both files of \
+                 memprobe-ebpf/object",
+                record.toolchain,
+                fresh.display()
+            );
+        }
+        println!(
+            "eBPF object: rebuilt, the same {} bytes as committed",
+            object.len()
+        );
+        return Ok(Checked::Same);
+    }
+    println!("eBPF object: sources unchanged, but this machine has another toolchain");
+    println!("  committed: {}", record.toolchain);
+    println!("  here:      {}", toolchain.versions);
+    println!(
+        "  to try the fresh one: MEMPROBE_BPF_OBJECT={}",
+        fresh.display()
+    );
+    Ok(Checked::OtherToolchain(fresh))
+}
+
+/// The record, held to the committed object and to the sources.
+fn committed(repository: &Repository) -> Result<Record> {
+    let record = Record::read(repository)?.with_context(|| {
+        format!(
+            "{} is missing; run `cargo xtask ebpf`",
+            repository.ebpf_record().display()
+        )
+    })?;
+    let path = repository.ebpf_object();
+    let object = fs::read(&path)
+        .with_context(|| format!("cannot read {}; run `cargo xtask ebpf`", path.display()))?;
+    if sha256(&object) != record.object_sha256 {
+        bail!(
+            "{} is not the object of its record; run `cargo xtask ebpf`",
+            path.display()
+        );
+    }
+    if source_sha256(repository)? != record.source_sha256 {
+        bail!("the eBPF sources changed without a rebuild: run `cargo xtask ebpf`");
+    }
+    Ok(record)
+}
+
+fn toolchain_for(record: Option<&Record>, missing: Missing) -> Result<Toolchain> {
+    let tools = cache_folder()?;
+    match (
+        toolchain::find(record.map(|record| &record.toolchain), &tools),
+        missing,
+    ) {
+        (Ok(toolchain), _) => Ok(toolchain),
+        (Err(error), Missing::Install) => {
+            eprintln!("{error}");
+            install::install(&tools)
+        }
+        (Err(error), Missing::Explain) => bail!("{error}\n{}", install::by_hand()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use record::ToolchainVersions;
+
+    fn checkout() -> (tempfile::TempDir, Repository) {
+        let root = tempfile::tempdir().unwrap();
+        let repository = Repository::at(root.path());
+        for (name, text) in [
+            ("memprobe-common/Cargo.toml", "[package]"),
+            ("memprobe-common/src/lib.rs", "common"),
+            ("memprobe-ebpf/Cargo.toml", "[package]"),
+            ("memprobe-ebpf/Cargo.lock", "version = 4"),
+            ("memprobe-ebpf/src/main.rs", "main"),
+            ("memprobe-ebpf/object/memprobe.bpf.o", "object"),
+        ] {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let record = Record {
+            source_sha256: source_sha256(&repository).unwrap(),
+            object_sha256: sha256(b"object"),
+            toolchain: ToolchainVersions {
+                rustc: "rustc".into(),
+                llvm: "22".into(),
+                bpf_linker: "bpf-linker".into(),
+            },
+        };
+        record.write(&repository).unwrap();
+        (root, repository)
+    }
+
+    fn refusal(repository: &Repository) -> String {
+        format!("{:#}", committed(repository).unwrap_err())
+    }
+
+    #[test]
+    fn an_untouched_checkout_is_accepted() {
+        let (_root, repository) = checkout();
+        committed(&repository).unwrap();
+    }
+
+    #[test]
+    fn sources_that_changed_without_a_rebuild_are_refused() {
+        let (root, repository) = checkout();
+        fs::write(root.path().join("memprobe-ebpf/src/main.rs"), "changed").unwrap();
+        assert!(refusal(&repository).contains("changed without a rebuild: run `cargo xtask ebpf`"));
+    }
+
+    #[test]
+    fn an_object_that_is_not_the_recorded_one_is_refused() {
+        let (_root, repository) = checkout();
+        fs::write(repository.ebpf_object(), "another").unwrap();
+        assert!(refusal(&repository).contains("not the object of its record"));
+        fs::remove_file(repository.ebpf_object()).unwrap();
+        assert!(refusal(&repository).contains("cannot read"));
+    }
+
+    #[test]
+    fn a_missing_record_says_which_command_makes_it() {
+        let (_root, repository) = checkout();
+        fs::remove_file(repository.ebpf_record()).unwrap();
+        assert!(refusal(&repository).contains("run `cargo xtask ebpf`"));
+    }
+}

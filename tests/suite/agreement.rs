@@ -1,6 +1,7 @@
 //! Memprobe's events beside those of PyTorch's own recorder.
 
 use crate::events::Event;
+use crate::pytorch::workloads;
 use crate::reference::{DeviceEvents, Reference, TraceEvent, TraceFrame};
 
 /// The most frames that memprobe keeps of a stack.
@@ -48,7 +49,7 @@ impl Agreement {
                 }
                 (theirs, ours) => {
                     self.differ(format!(
-                        "event {at}: PyTorch has {theirs:#?}, memprobe {ours:#?}"
+                        "event {at} is on one side alone: PyTorch has {theirs:#?}, memprobe {ours:#?}"
                     ));
                     return;
                 }
@@ -61,13 +62,20 @@ impl Agreement {
         self.events += 1;
         if !is_same(theirs, ours) {
             self.differ(format!(
-                "event {at}: PyTorch has {theirs:#?}, memprobe {ours:#?}"
+                "event {at} is another: PyTorch has {theirs:#?}, memprobe {ours:#?}"
             ));
             return false;
         }
         if let Err(difference) = self.compare_details(theirs, ours) {
             self.differ(format!(
-                "event {at}: {difference}: PyTorch has {theirs:#?}, memprobe {ours:#?}"
+                "event {at}: {difference}\n  PyTorch has  {}\n  memprobe has {}",
+                in_words(
+                    &theirs.action,
+                    Some(theirs.addr),
+                    Some(theirs.size),
+                    &theirs.frames
+                ),
+                in_words(&ours.action, ours.addr, ours.size, &ours.stack)
             ));
         }
         true
@@ -104,7 +112,7 @@ impl Agreement {
             return Err("the backward thread is not named");
         }
         let waiting = ours.waiting.as_deref().unwrap_or_default();
-        if waiting.iter().any(|frame| frame.function == "backward") {
+        if calls_backward(waiting) {
             return Ok(());
         }
         Err("the line that waits in backward() is not named")
@@ -132,6 +140,35 @@ pub fn is_same(theirs: &TraceEvent, ours: &Event) -> bool {
         "oom" => ours.action == "oom" && ours.addr.is_none(),
         action => ours.action == action && ours.addr == Some(theirs.addr),
     }
+}
+
+/// Whether the innermost line of a workload calls `backward()`, by its text.
+fn calls_backward(stack: &[TraceFrame]) -> bool {
+    let own = stack.iter().find_map(|frame| {
+        let text = std::fs::read_to_string(workloads().join(&frame.file)).ok()?;
+        // Packages have absolute paths, workloads the name that they were started with.
+        let relative = !frame.file.starts_with('/');
+        let line = usize::try_from(frame.line).ok()?.checked_sub(1)?;
+        relative.then(|| text.lines().nth(line).map(str::to_owned))?
+    });
+    own.is_some_and(|text| text.contains(".backward()"))
+}
+
+/// An event on one line, its stack in full.
+fn in_words(action: &str, addr: Option<u64>, size: Option<u64>, frames: &[TraceFrame]) -> String {
+    let mut words = format!(
+        "{action} of {} at {:#x}, {} frames",
+        size.unwrap_or(0),
+        addr.unwrap_or(0),
+        frames.len()
+    );
+    for frame in frames {
+        words.push_str(&format!(
+            " < {}:{} {}",
+            frame.file, frame.line, frame.function
+        ));
+    }
+    words
 }
 
 fn compare_stack(theirs: &[TraceFrame], ours: &Event) -> Result<(), &'static str> {

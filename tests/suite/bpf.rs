@@ -37,8 +37,14 @@ pub fn held_by_the_kernel() -> BTreeSet<Held> {
 fn next_id(command: i64, ids: &mut NextId) -> bool {
     // SAFETY: the kernel reads and writes no more than the given size of `ids`, which lives as
     // long as the call.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, command, ids as *mut NextId, size_of::<NextId>()) };
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            ids as *mut NextId,
+            size_of::<NextId>(),
+        )
+    };
     result == 0
 }
 

@@ -48,8 +48,6 @@ pub struct Event {
 pub fn parse_events(jsonl: &str) -> Vec<Event> {
     jsonl
         .lines()
-        .map(|line| {
-            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}"))
-        })
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}")))
         .collect()
 }

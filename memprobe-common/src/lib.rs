@@ -25,6 +25,8 @@ pub mod record {
     pub const BACKWARD: u8 = 5;
     /// [`super::StackRecord`]: the frames behind a stack hash, sent before its first use.
     pub const STACK: u8 = 6;
+    /// [`super::CodeRecord`]: a code object of a sent stack is about to be freed.
+    pub const CODE_FREED: u8 = 7;
 }
 
 /// What a [`MemoryRecord`]'s `stack` means.
@@ -135,6 +137,40 @@ pub struct StackRecord {
     pub frames: [FrameRecord; MAX_FRAMES],
 }
 
+/// One stretch of the target's memory, as it stood.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch<const N: usize> {
+    /// Where it lies.
+    pub address: u64,
+    /// What lies there; zero where it could not be read.
+    pub bytes: [u8; N],
+}
+
+/// Bytes of a code object that hold every field that is read, on CPython 3.11 to 3.15.
+pub const CODE_HEAD: usize = 208;
+
+/// A code object that a sent stack names, and what it points to, just before it is freed: user
+/// space may not have read it yet, and its address can come to hold another one.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeRecord {
+    /// [`record::CODE_FREED`].
+    pub kind: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+    /// Process.
+    pub tgid: u32,
+    /// The code object.
+    pub code: Stretch<CODE_HEAD>,
+    /// `co_filename`.
+    pub file: Stretch<320>,
+    /// `co_name`.
+    pub name: Stretch<160>,
+    /// `co_linetable`.
+    pub lines: Stretch<2048>,
+}
+
 /// Where a CPython keeps what the stack walk needs. Byte offsets; data, not code, so that one
 /// program serves every version.
 #[repr(C)]
@@ -165,6 +201,11 @@ pub struct PythonConfig {
     pub f_owner: u16,
     /// `0x030c` for 3.12; 0 where there is no Python that memprobe knows.
     pub version: u32,
+    /// `PyCodeObject.co_filename`; `co_name` is the next word, `co_linetable` the one after
+    /// `co_qualname`.
+    pub co_filename: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// What the programs know of one process they watch.
@@ -173,6 +214,9 @@ pub struct PythonConfig {
 pub struct ProcessConfig {
     /// How to walk its Python stacks.
     pub python: PythonConfig,
+    /// How many code objects of sent stacks were freed: part of every stack's hash, so that a
+    /// stack is sent anew when an address in it may have come to mean another code object.
+    pub generation: u64,
 }
 
 /// Indices of the counters that the programs keep.
@@ -190,6 +234,8 @@ const _: () = {
     assert!(size_of::<StackHead>() == 16);
     assert!(size_of::<FrameRecord>() == 16);
     assert!(size_of::<StackRecord>() == 16 + 16 * MAX_FRAMES);
-    assert!(size_of::<PythonConfig>() == 32);
-    assert!(size_of::<ProcessConfig>() == 32);
+    assert!(size_of::<Stretch<CODE_HEAD>>() == 8 + CODE_HEAD);
+    assert!(size_of::<CodeRecord>() == 8 + 4 * 8 + CODE_HEAD + 320 + 160 + 2048);
+    assert!(size_of::<PythonConfig>() == 40);
+    assert!(size_of::<ProcessConfig>() == 48);
 };

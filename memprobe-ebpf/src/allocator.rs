@@ -31,7 +31,7 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
     // SAFETY: the context of a uprobe holds the registers.
     let stack_pointer = unsafe { (*ctx.regs).rsp };
     let stack = if size > 0 {
-        walk(&process.python, caller, stack_pointer)
+        walk(process, caller, stack_pointer)
     } else {
         Walked::NONE
     };
@@ -67,7 +67,7 @@ pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
         return 0;
     };
     // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk(&process.python, caller, unsafe { (*ctx.regs).rsp });
+    let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
     send(MemoryRecord {
         kind: record::OUT_OF_MEMORY,
         device: (device >> 8) as u8,

@@ -21,7 +21,7 @@ pub fn engine_execute(ctx: ProbeContext) -> u32 {
         return 0;
     };
     // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk(&process.python, caller, unsafe { (*ctx.regs).rsp });
+    let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
     send(MemoryRecord {
         kind: record::BACKWARD,
         device: DEVICE_UNKNOWN,

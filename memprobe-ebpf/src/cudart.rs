@@ -60,7 +60,7 @@ pub fn cuda_malloc_return(ctx: RetProbeContext) -> u32 {
         return 0;
     };
     // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk(&process.python, caller, unsafe { (*ctx.regs).rsp });
+    let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
     tell(record::SEGMENT_ALLOC, caller, addr, size, stack)
 }
 

@@ -9,6 +9,7 @@
 
 mod allocator;
 mod autograd;
+mod code;
 mod cudart;
 mod maps;
 mod python;

@@ -28,6 +28,17 @@ pub static NEW_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
 #[map]
 pub static SENT_STACKS: LruHashMap<u64, u8> = LruHashMap::with_max_entries(65536, 0);
 
+/// Code objects that a sent stack names, by [`sent_code`]. Losing one costs the frames of a code
+/// object that is freed before user space has read it.
+#[map]
+pub static SENT_CODES: LruHashMap<u64, u8> = LruHashMap::with_max_entries(65536, 0);
+
+/// The key of a code object in [`SENT_CODES`]: addresses of different processes may be equal.
+#[inline(always)]
+pub fn sent_code(tgid: u32, code: u64) -> u64 {
+    code ^ u64::from(tgid).rotate_right(24)
+}
+
 /// What was lost, by `memprobe_common::counter`.
 #[map]
 pub static COUNTERS: Array<u64> = Array::with_max_entries(counter::COUNT, 0);

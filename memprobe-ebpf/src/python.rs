@@ -9,10 +9,10 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
-    FRAME_HEADER, FrameRecord, MAX_FRAMES, PythonConfig, StackHead, counter, record, stack_state,
+    FRAME_HEADER, FrameRecord, MAX_FRAMES, ProcessConfig, PythonConfig, StackHead, counter, record, stack_state,
 };
 
-use crate::maps::{RECORDS, SENT_STACKS, fsbase_offset};
+use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};
 use crate::ring::count;
 use crate::thread::{Caller, Thread, WINDOW};
 
@@ -59,7 +59,8 @@ unsafe fn read(into: *mut u8, len: u32, from: u64) -> bool {
 /// Walks the current thread's Python stack and sends its frames if they were never sent.
 /// `stack_pointer` is the thread's, at the probe.
 #[inline(always)]
-pub fn walk(config: &PythonConfig, caller: Caller, stack_pointer: u64) -> Walked {
+pub fn walk(process: &ProcessConfig, caller: Caller, stack_pointer: u64) -> Walked {
+    let config = &process.python;
     if config.version == 0 {
         return Walked::without(stack_state::UNKNOWN_PYTHON);
     }
@@ -72,7 +73,10 @@ pub fn walk(config: &PythonConfig, caller: Caller, stack_pointer: u64) -> Walked
         Ok(top) => top,
         Err(state) => return Walked::without(state),
     };
-    let (count, hash, rest) = collect(config, caller, thread, top, stack_pointer);
+    // SAFETY: a field of a map value; `code_freed` counts it up at any time.
+    let generation = unsafe { (&raw const process.generation).read_volatile() };
+    let seed = mix(u64::from(caller.tgid), generation);
+    let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer);
     if count == 0 {
         return Walked::without(stack_state::NO_FRAMES);
     }
@@ -168,15 +172,15 @@ fn find_state(config: &PythonConfig) -> Result<u64, u8> {
 #[inline(always)]
 fn collect(
     config: &PythonConfig,
-    caller: Caller,
     thread: &mut Thread,
     top: u64,
+    seed: u64,
     stack_pointer: u64,
 ) -> (usize, u64, u64) {
     let windows = thread.windows.as_mut_ptr();
     let frames = thread.stack.frames.as_mut_ptr();
     let mut frame = top;
-    let mut hash = mix(u64::from(caller.tgid), u64::from(config.version));
+    let mut hash = seed;
     let mut count = 0usize;
     while count < MAX_FRAMES {
         if frame == 0 {
@@ -275,6 +279,13 @@ fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more
         tgid: caller.tgid,
         hash,
     };
+    for at in 0..MAX_FRAMES {
+        if at >= frames {
+            break;
+        }
+        let code = thread.stack.frames[at & (MAX_FRAMES - 1)].code();
+        let _ = SENT_CODES.insert(&sent_code(caller.tgid, code), &1, 0);
+    }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();
     if bytes > size_of_val(&thread.stack) {
         return Walked::without(stack_state::UNREADABLE);

@@ -105,7 +105,8 @@ impl Report {
     fn options(&self) -> ReportOptions {
         let terminal = std::io::stdout().is_terminal();
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let width = crossterm::terminal::size().map_or(PIPED_WIDTH, |(columns, _)| columns.into());
+        let size = rustix::termios::tcgetwinsize(std::io::stdout());
+        let columns = size.map_or(0, |size| usize::from(size.ws_col));
         ReportOptions {
             by: match self.by {
                 RowOf::Line => By::Line,
@@ -132,7 +133,7 @@ impl Report {
                 Naming::User => Grouping::User,
                 Naming::Innermost => Grouping::Innermost,
             },
-            width: if terminal { width } else { PIPED_WIDTH },
+            width: if columns > 0 { columns } else { PIPED_WIDTH },
             colour: if terminal && wanted {
                 Colour::Ansi
             } else {

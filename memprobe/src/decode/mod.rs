@@ -1,6 +1,8 @@
 //! Bytes from the ring buffer to records, every length and kind checked.
 
-use memprobe_common::{FrameRecord, MAX_FRAMES, MemoryRecord, StackHead, record};
+use std::mem::offset_of;
+
+use memprobe_common::{CodeRecord, FrameRecord, MAX_FRAMES, MemoryRecord, StackHead, record};
 
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,6 +11,19 @@ pub enum Record {
     Memory(MemoryKind, MemoryRecord),
     /// The frames behind a stack hash.
     Stack(StackHead, Vec<FrameRecord>),
+    /// A code object of a sent stack was freed.
+    CodeFreed(Box<FreedCode>),
+}
+
+/// A code object that was freed, and what it pointed to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreedCode {
+    /// The process.
+    pub tgid: u32,
+    /// Where the code object was.
+    pub code: u64,
+    /// Stretches of the process's memory as they stood: address and bytes.
+    pub memory: [(u64, Vec<u8>); 4],
 }
 
 /// What a memory record tells.
@@ -42,6 +57,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::SEGMENT_FREE => MemoryKind::SegmentFree,
         record::BACKWARD => MemoryKind::Backward,
         record::STACK => return decode_stack(bytes),
+        record::CODE_FREED => return decode_freed(bytes),
         _ => return Err(Malformed),
     };
     Ok(Record::Memory(kind, decode_memory(bytes)?))
@@ -93,6 +109,30 @@ fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     Ok(Record::Stack(head, frames))
 }
 
+/// Decodes a freed code object: each stretch is its address and as many bytes as it has room for.
+fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
+    const STRETCHES: [usize; 4] = [
+        offset_of!(CodeRecord, code),
+        offset_of!(CodeRecord, file),
+        offset_of!(CodeRecord, name),
+        offset_of!(CodeRecord, lines),
+    ];
+    if bytes.len() != size_of::<CodeRecord>() {
+        return Err(Malformed);
+    }
+    let ends = STRETCHES.iter().copied().skip(1).chain([bytes.len()]);
+    let mut stretches = STRETCHES.iter().zip(ends).map(|(start, end)| {
+        let stretch = &bytes[*start..end];
+        (word64(stretch, 0), stretch[8..].to_vec())
+    });
+    let memory = std::array::from_fn(|_| stretches.next().unwrap_or_default());
+    Ok(Record::CodeFreed(Box::new(FreedCode {
+        tgid: word32(bytes, offset_of!(CodeRecord, tgid)),
+        code: memory[0].0,
+        memory,
+    })))
+}
+
 fn word32(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
@@ -141,7 +181,7 @@ mod tests {
         let mut bytes = vec![record::STACK, 1, 1, 0];
         bytes.extend(9u32.to_ne_bytes());
         bytes.extend(77u64.to_ne_bytes());
-        bytes.extend((0x03_00_7fff_1234_5678u64).to_ne_bytes());
+        bytes.extend((0x0300_7fff_1234_5678_u64).to_ne_bytes());
         bytes.extend(42u64.to_ne_bytes());
         let Ok(Record::Stack(head, frames)) = decode(&bytes) else {
             panic!("not decoded")
@@ -151,6 +191,26 @@ mod tests {
             (frames[0].code(), frames[0].owner(), frames[0].instr),
             (0x7fff_1234_5678, 3, 42)
         );
+    }
+
+    #[test]
+    fn a_freed_code_object_brings_the_memory_that_it_pointed_to() {
+        let mut bytes = vec![0; size_of::<CodeRecord>()];
+        bytes[0] = record::CODE_FREED;
+        bytes[4..8].copy_from_slice(&9u32.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&0x7f00u64.to_ne_bytes());
+        bytes[16] = 0xaa;
+        let lines = offset_of!(CodeRecord, lines);
+        bytes[lines..lines + 8].copy_from_slice(&0x8f00u64.to_ne_bytes());
+        bytes[lines + 8] = 0xbb;
+        let Ok(Record::CodeFreed(freed)) = decode(&bytes) else {
+            panic!("not decoded")
+        };
+        assert_eq!((freed.tgid, freed.code), (9, 0x7f00));
+        assert_eq!((freed.memory[0].0, freed.memory[0].1[0]), (0x7f00, 0xaa));
+        assert_eq!((freed.memory[3].0, freed.memory[3].1[0]), (0x8f00, 0xbb));
+        assert_eq!(freed.memory[3].1.len(), 2048);
+        assert_eq!(decode(&bytes[..lines]), Err(Malformed));
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::event::Tgid;
-use crate::probe::attach::Located;
-use crate::probe::catalog::{Need, PROBES};
+use crate::probe::attach::{AttachError, Located};
+use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe};
 use crate::probe::kernel;
 use crate::symbolize::python::PythonProcess;
 use crate::target::facts;
@@ -40,11 +40,14 @@ pub fn run(tgid: Option<Tgid>) -> Result<ExitCode> {
 
 /// Looks at one process.
 fn look_at(tgid: Tgid, findings: &mut Findings) {
-    let python = PythonProcess::detect(tgid);
-    findings.add(
-        "Python",
-        python.map(|python| format!("{}, layout checked on every thread", python.version)),
-    );
+    match PythonProcess::detect(tgid) {
+        Ok(python) => {
+            let found = format!("{}, layout checked on every thread", python.version);
+            findings.add::<String>("Python", Ok(found));
+            findings.add_place(&CODE_FREED, Located::find_code_freed(tgid, &python));
+        }
+        Err(error) => findings.add("Python", Err(error)),
+    }
     let Ok(maps) = Maps::of(tgid) else { return };
     match facts::torch_version(tgid) {
         Some(version) => findings.add::<String>("PyTorch", Ok(version)),
@@ -55,13 +58,7 @@ fn look_at(tgid: Tgid, findings: &mut Findings) {
     }
     for probe in PROBES {
         match Located::find(probe, &maps) {
-            Some(Ok(located)) => findings.add::<String>(probe.function, Ok(place_of(&located))),
-            Some(Err(error)) => match probe.need {
-                Need::Required => findings.add(probe.function, Err(error)),
-                Need::Optional(without) => {
-                    findings.note(probe.function, &format!("{error}; {without}"))
-                }
-            },
+            Some(located) => findings.add_place(probe, located),
             None => findings.note(
                 probe.function,
                 &format!("{} is not mapped yet", probe.library),
@@ -98,6 +95,16 @@ impl Findings {
             Err(error) => {
                 self.fit = false;
                 println!("FAIL  {what}: {error:#}");
+            }
+        }
+    }
+
+    fn add_place(&mut self, probe: &Probe, located: Result<Located, AttachError>) {
+        match (located, probe.need) {
+            (Ok(located), _) => self.add::<String>(probe.function, Ok(place_of(&located))),
+            (Err(error), Need::Required) => self.add(probe.function, Err(error)),
+            (Err(error), Need::Optional(without)) => {
+                self.note(probe.function, &format!("{error}; {without}"));
             }
         }
     }

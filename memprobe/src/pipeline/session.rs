@@ -153,11 +153,9 @@ impl Session {
                 break;
             }
             taken += 1;
-            while let Some(event) = self.symbolizer.pop() {
-                sink(&event)?;
-            }
         }
-        if taken == 0 && self.symbolizer.is_waiting() {
+        self.symbolizer.settle();
+        if taken == 0 {
             self.symbolizer.give_up();
         }
         self.tell_losses();
@@ -172,8 +170,14 @@ impl Session {
     /// # Errors
     /// As [`Self::drain`].
     pub(super) fn drain_all(&mut self, mut sink: impl FnMut(&Event) -> Result<()>) -> Result<()> {
-        while self.drain(&mut sink)? > 0 {}
-        self.drain(&mut sink).map(drop)
+        loop {
+            let taken = self.drain(&mut sink)?;
+            if taken == 0 && !self.symbolizer.is_unsettled() {
+                return Ok(());
+            }
+            // A record that a program is still writing hides those behind it.
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Puts the running totals of losses into the stream when they have grown.

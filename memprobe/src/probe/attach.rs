@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use memprobe_common::ProcessConfig;
 
-use super::catalog::{Need, PROBES, Probe};
+use super::catalog::{CODE_FREED, Need, PROBES, Probe};
 use super::loader::Loader;
 use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
@@ -46,6 +46,28 @@ impl Located {
     }
 
     fn find_in(probe: &'static Probe, tgid: Tgid, mapping: &Mapping) -> Result<Self, AttachError> {
+        Self::find_at(probe, tgid, mapping, |image| {
+            let symbol = image.symbol(probe.symbol);
+            symbol.map(|symbol| symbol.address)
+        })
+    }
+
+    /// Finds the function by which a Python frees code objects.
+    ///
+    /// # Errors
+    /// Where Python's file cannot be read.
+    pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
+        Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
+            Some(python.code_dealloc)
+        })
+    }
+
+    fn find_at(
+        probe: &'static Probe,
+        tgid: Tgid,
+        mapping: &Mapping,
+        address: impl FnOnce(&ElfImage) -> Option<u64>,
+    ) -> Result<Self, AttachError> {
         let library = mapping.path.display().to_string();
         let unreadable = |why: String| AttachError::Library {
             library: library.clone(),
@@ -53,15 +75,13 @@ impl Located {
         };
         let (image, file) =
             ElfImage::of_mapping(tgid, mapping).map_err(|error| unreadable(error.to_string()))?;
-        let symbol = image
-            .symbol(probe.symbol)
-            .ok_or_else(|| AttachError::NoFunction {
-                function: probe.function,
-                library: library.clone(),
-            })?;
-        let code = image.bytes_at(symbol.address, SEARCHED).unwrap_or_default();
+        let address = address(&image).ok_or_else(|| AttachError::NoFunction {
+            function: probe.function,
+            library: library.clone(),
+        })?;
+        let code = image.bytes_at(address, SEARCHED).unwrap_or_default();
         let function_offset = image
-            .file_offset_of(symbol.address)
+            .file_offset_of(address)
             .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
         // The kernel takes the return address at the entry: both programs go there.
         let place = if probe.returns.is_some() {
@@ -141,30 +161,19 @@ impl Attaching {
     /// When the process cannot be probed, with what to do.
     pub fn step(&mut self, loader: &mut Loader) -> Result<Step, AttachError> {
         let python = match &self.python {
-            Some(python) => python,
+            Some(python) => python.clone(),
             None => match PythonProcess::detect(self.tgid) {
                 Ok(python) => {
-                    let config = ProcessConfig {
-                        python: python.kernel_config(),
-                    };
-                    loader
-                        .watch(self.tgid, config)
-                        .map_err(|error| AttachError::Refused {
-                            function: "the filter",
-                            why: format!("{error:#}"),
-                        })?;
-                    self.python.insert(python)
+                    self.prepare(loader, &python)?;
+                    self.python.insert(python).clone()
                 }
                 Err(DetectError::NotInitializedYet) => {
-                    return Ok(Step::Waiting(format!(
-                        "waiting for Python to start in PID {}",
-                        self.tgid.0
-                    )));
+                    let what = format!("waiting for Python to start in PID {}", self.tgid.0);
+                    return Ok(Step::Waiting(what));
                 }
                 Err(error) => return Err(AttachError::Python(self.tgid, error)),
             },
         };
-        let python = python.clone();
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.attach_mapped(loader, &maps)?;
@@ -174,10 +183,24 @@ impl Attaching {
         if maps.library(PYTHON_BINDINGS).is_some() && maps.library(CUDA_ALLOCATOR).is_none() {
             return Err(AttachError::NoCuda(self.tgid));
         }
-        Ok(Step::Waiting(format!(
-            "waiting for PID {} to import PyTorch",
-            self.tgid.0
-        )))
+        let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
+        Ok(Step::Waiting(what))
+    }
+
+    /// Lets the process's events through and attaches to its Python.
+    fn prepare(&mut self, loader: &mut Loader, python: &PythonProcess) -> Result<(), AttachError> {
+        let config = ProcessConfig {
+            python: python.kernel_config(),
+            generation: 0,
+        };
+        loader
+            .watch(self.tgid, config)
+            .map_err(|error| AttachError::Refused {
+                function: "the filter",
+                why: format!("{error:#}"),
+            })?;
+        let located = Located::find_code_freed(self.tgid, python);
+        self.attach(loader, &CODE_FREED, located)
     }
 
     /// Attaches every probe whose library is mapped.
@@ -189,20 +212,33 @@ impl Attaching {
             .zip(&mut self.done)
             .filter(|(_, done)| !**done);
         let located: Vec<_> = pending
-            .filter_map(|(probe, done)| Some((probe, done, Located::find(probe, maps)?)))
+            .filter_map(|(probe, done)| {
+                let located = Located::find(probe, maps)?;
+                *done = true;
+                Some((probe, located))
+            })
             .collect();
-        for (probe, done, located) in located {
-            let attached = located.and_then(|located| {
-                located.attach(loader, self.tgid)?;
-                Ok(located.status())
-            });
-            *done = true;
-            match (attached, probe.need) {
-                (Ok(status), _) => self.attached.push(status),
-                (Err(error), Need::Required) => return Err(error),
-                (Err(error), Need::Optional(without)) => {
-                    self.missing.push(format!("{error}: {without}"))
-                }
+        for (probe, located) in located {
+            self.attach(loader, probe, located)?;
+        }
+        Ok(())
+    }
+
+    fn attach(
+        &mut self,
+        loader: &mut Loader,
+        probe: &Probe,
+        located: Result<Located, AttachError>,
+    ) -> Result<(), AttachError> {
+        let attached = located.and_then(|located| {
+            located.attach(loader, self.tgid)?;
+            Ok(located.status())
+        });
+        match (attached, probe.need) {
+            (Ok(status), _) => self.attached.push(status),
+            (Err(error), Need::Required) => return Err(error),
+            (Err(error), Need::Optional(without)) => {
+                self.missing.push(format!("{error}: {without}"))
             }
         }
         Ok(())

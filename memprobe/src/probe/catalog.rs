@@ -85,3 +85,15 @@ pub const PROBES: &[Probe] = &[
         need: Need::Required,
     },
 ];
+
+/// The probe on CPython's own way of freeing code objects. Its function is no symbol of a release
+/// build; it is found through `PyCode_Type`.
+pub const CODE_FREED: Probe = Probe {
+    function: "code_dealloc",
+    library: "libpython",
+    symbol: "",
+    entry: "code_freed",
+    returns: None,
+    reads: &[Register::RDI],
+    need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
+};

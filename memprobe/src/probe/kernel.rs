@@ -131,6 +131,6 @@ mod tests {
             return;
         }
         let offset = fsbase_offset().expect("the kernel's types have thread.fsbase");
-        assert!(offset % 8 == 0 && offset < 32 * 1024, "{offset}");
+        assert!(offset.is_multiple_of(8) && offset < 32 * 1024, "{offset}");
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod catalog;
+mod descriptor;
 pub mod kernel;
 pub mod loader;
 pub mod prologue;

@@ -14,11 +14,7 @@ impl Records {
     /// # Errors
     /// When the runtime cannot watch it.
     pub fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
-        // SAFETY: the ring buffer owns its descriptor, always gives the same, and closes it only
-        // when dropped.
-        unsafe { AsyncFd::register(ring) }
-            .map(Self)
-            .map_err(Into::into)
+        super::descriptor::watch_ring(ring).map(Self)
     }
 
     /// Waits until a program wakes the reader. Most records are sent in silence: poll as well.

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 
+use super::descriptor::watch_process;
 use crate::event::Tgid;
 
 /// A process that memprobe looks at; its number cannot come to mean another one unnoticed.
@@ -34,8 +35,7 @@ impl Watched {
                 return Err(error).with_context(|| format!("watching process {}", tgid.0));
             }
         };
-        // SAFETY: an owned descriptor, always the same, closed only when dropped.
-        let exit = unsafe { AsyncFd::register(fd) }.context("watching the process's end")?;
+        let exit = watch_process(fd).context("watching the process's end")?;
         Ok(Self { tgid, exit })
     }
 

@@ -74,7 +74,8 @@ impl fmt::Display for Counted {
 impl std::error::Error for RecordingError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Io(error) => Some(error),
+            // Its words are this error's own.
+            Self::Io(error) => error.source(),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ mod waiting;
 
 pub mod python;
 
+use std::collections::VecDeque;
 use std::fs;
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use crate::event::{
 use crate::target::memory::ReadMemory;
 
 use segments::SegmentDevices;
-use stacks::Stacks;
+use stacks::{Pending, Stacks};
 use waiting::Waiters;
 
 /// Threads whose names are remembered; beyond that they are read again.
@@ -34,6 +35,18 @@ pub struct Symbolizer<M> {
     waiters: Waiters,
     names: HashMap<Tid, Arc<str>>,
     ready: SegmentDevices,
+    /// Records in order, not yet events.
+    queue: VecDeque<Queued>,
+    /// How many of them were taken before the last [`Symbolizer::settle`].
+    certain: usize,
+    /// 0, or the last stack's place in the queue, counted from 1.
+    unsettled: usize,
+}
+
+/// A record that waits for those behind it.
+enum Queued {
+    Memory(MemoryKind, MemoryRecord),
+    Stack(Pending),
 }
 
 impl<M: ReadMemory> Symbolizer<M> {
@@ -45,22 +58,63 @@ impl<M: ReadMemory> Symbolizer<M> {
             waiters: Waiters::default(),
             names: HashMap::new(),
             ready: SegmentDevices::default(),
+            queue: VecDeque::new(),
+            certain: 0,
+            unsettled: 0,
         }
     }
 
-    /// Takes the next record. Records of other processes are ignored.
+    /// Takes the next record and reads what it names of the process's memory. Records of other
+    /// processes are ignored.
     pub fn push(&mut self, record: Record) {
         match record {
+            Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => {
+                self.queue.push_back(Queued::Memory(kind, memory));
+            }
             Record::Stack(head, frames) if head.tgid == self.tgid.0 => {
-                if let Some((id, stack)) = self.stacks.define(&head, &frames) {
-                    self.ready.push(Event::Stack(id, stack));
+                if let Some(pending) = self.stacks.read(head, frames) {
+                    self.unsettled = self.queue.len() + 1;
+                    self.queue.push_back(Queued::Stack(pending));
                 }
             }
-            Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => {
-                self.push_memory(kind, &memory)
+            Record::CodeFreed(freed) if freed.tgid == self.tgid.0 => {
+                let pending = self.queue.iter_mut().filter_map(|queued| match queued {
+                    Queued::Stack(pending) => Some(pending),
+                    Queued::Memory(..) => None,
+                });
+                self.stacks.freed(&freed, pending);
             }
-            Record::Stack(..) | Record::Memory(..) => {}
+            Record::Memory(..) | Record::Stack(..) | Record::CodeFreed(_) => {}
         }
+    }
+
+    /// Says that all records were taken that were there. A stack becomes an event only when all
+    /// records that came before its code objects were read are taken too: they may say that one
+    /// was freed.
+    pub fn settle(&mut self) {
+        let certain = std::mem::replace(&mut self.certain, self.queue.len());
+        let ready = if self.unsettled == 0 {
+            self.queue.len()
+        } else {
+            certain
+        };
+        for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
+            match queued {
+                Queued::Memory(kind, memory) => self.push_memory(kind, &memory),
+                Queued::Stack(pending) => {
+                    if let Some((id, stack)) = self.stacks.define(pending) {
+                        self.ready.push(Event::Stack(id, stack));
+                    }
+                }
+            }
+        }
+        self.certain -= ready;
+        self.unsettled = self.unsettled.saturating_sub(ready);
+    }
+
+    /// Whether records wait to be settled.
+    pub fn is_unsettled(&self) -> bool {
+        !self.queue.is_empty()
     }
 
     /// Passes on an event that is not the kernel's, in its place in the stream.

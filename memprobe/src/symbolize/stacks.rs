@@ -5,19 +5,25 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use memprobe_common::{FrameRecord, StackHead};
 
+use crate::decode::FreedCode;
 use crate::event::{NoStack, Stack, StackId, StackKind};
 use crate::symbolize::python::{CodeCache, Resolved};
-use crate::target::memory::ReadMemory;
+use crate::target::memory::{ReadMemory, Stretches};
 
 /// The most stacks that are told apart; those beyond count as lost.
 const MOST: usize = 1 << 20;
+
+/// Hashes that are remembered before the older half of them is forgotten.
+const HASHES: usize = 1 << 19;
 
 /// Every stack that was defined, and how the kernel names it.
 pub struct Stacks<M> {
     memory: M,
     code: CodeCache,
-    by_hash: HashMap<u64, StackId>,
-    frameless: HashMap<StackKind, StackId>,
+    /// The kernel's names, those since the last forgetting and those before.
+    by_hash: [HashMap<u64, StackId>; 2],
+    /// Every stack, by what it is: different hashes can stand for the same.
+    ids: HashMap<Arc<Stack>, StackId>,
     waiting: HashMap<(Arc<str>, StackId), StackId>,
     /// Python stacks by id, as those of waiting threads are made from them.
     defined: HashMap<StackId, Arc<Stack>>,
@@ -27,54 +33,94 @@ pub struct Stacks<M> {
 /// A stack's name, and the stack itself where it is new.
 type Interned = (StackId, Option<Arc<Stack>>);
 
+/// A stack whose frames were read, but whose code objects may have been freed before that.
+#[derive(Debug)]
+pub struct Pending {
+    head: StackHead,
+    frames: Vec<FrameRecord>,
+    resolved: Vec<Resolved>,
+}
+
 impl<M: ReadMemory> Stacks<M> {
     /// No stacks yet; frames are resolved through `code`, which reads `memory`.
     pub fn new(memory: M, code: CodeCache) -> Self {
         Self {
             memory,
             code,
-            by_hash: HashMap::new(),
-            frameless: HashMap::new(),
+            by_hash: Default::default(),
+            ids: HashMap::new(),
             waiting: HashMap::new(),
             defined: HashMap::new(),
             next: StackId::NONE.0 + 1,
         }
     }
 
-    /// Defines the stack behind a hash; `None` if it was known already. The kernel sends a stack
-    /// again when it has forgotten that it was sent.
-    pub fn define(
-        &mut self,
-        head: &StackHead,
-        frames: &[FrameRecord],
-    ) -> Option<(StackId, Arc<Stack>)> {
-        if self.by_hash.contains_key(&head.hash) || self.by_hash.len() >= MOST {
+    /// Reads the code objects of a stack, as soon as it is known; `None` if the hash was known
+    /// already. The kernel sends a stack again when it has forgotten that it was sent.
+    pub fn read(&mut self, head: StackHead, frames: Vec<FrameRecord>) -> Option<Pending> {
+        if self.by_hash(head.hash).is_some() {
             return None;
         }
-        let mut resolved = Vec::with_capacity(frames.len());
-        for frame in frames {
-            match self
-                .code
-                .resolve(&self.memory, frame.code(), frame.instr, frame.owner())
-            {
-                Resolved::Frame(frame) => resolved.push(frame),
-                Resolved::Skip => {}
-                Resolved::Unreadable => resolved.push(unreadable()),
+        let resolved = frames
+            .iter()
+            .map(|frame| {
+                let (code, owner) = (frame.code(), frame.owner());
+                self.code.resolve(&self.memory, code, frame.instr, owner)
+            })
+            .collect();
+        Some(Pending {
+            head,
+            frames,
+            resolved,
+        })
+    }
+
+    /// Mends the pending stacks that name a code object which was freed: it may have gone before
+    /// it was read, or another may have been read in its place.
+    pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
+        let memory: Stretches = freed.memory.iter().cloned().collect();
+        for pending in pending {
+            for (frame, resolved) in pending.frames.iter().zip(&mut pending.resolved) {
+                if frame.code() == freed.code {
+                    let (instr, owner) = (frame.instr, frame.owner());
+                    *resolved = self.code.resolve_freed(&memory, freed.code, instr, owner);
+                }
             }
         }
-        let (id, stack) = self.add(Stack {
+        self.code.forget(freed.code);
+    }
+
+    /// Defines a stack that was read; gives it where it is new.
+    pub fn define(&mut self, pending: Pending) -> Option<(StackId, Arc<Stack>)> {
+        let frames = pending
+            .resolved
+            .into_iter()
+            .filter_map(|resolved| match resolved {
+                Resolved::Frame(frame) => Some(frame),
+                Resolved::Skip => None,
+                Resolved::Unreadable => Some(unreadable()),
+            });
+        let (id, new) = self.intern(Stack {
             kind: StackKind::Python,
-            frames: resolved,
-            truncated: head.truncated != 0,
-        });
-        self.by_hash.insert(head.hash, id);
+            frames: frames.collect(),
+            truncated: pending.head.truncated != 0,
+        })?;
+        if self.by_hash[0].len() >= HASHES {
+            self.by_hash.swap(0, 1);
+            self.by_hash[0].clear();
+        }
+        self.by_hash[0].insert(pending.head.hash, id);
+        let stack = new?;
         self.defined.insert(id, stack.clone());
         Some((id, stack))
     }
 
     /// The stack that the kernel names by a hash.
     pub fn by_hash(&self, hash: u64) -> Option<StackId> {
-        self.by_hash.get(&hash).copied()
+        self.by_hash
+            .iter()
+            .find_map(|hashes| hashes.get(&hash))
+            .copied()
     }
 
     /// The stack of a thread without Python for which the thread at `waiting` waits.
@@ -86,15 +132,18 @@ impl<M: ReadMemory> Stacks<M> {
         let Some(python) = self.defined.get(&waiting).cloned() else {
             return self.unknown(thread, NoStack::NoPythonFrames);
         };
-        let (id, stack) = self.add(Stack {
+        let stack = Stack {
             kind: StackKind::Waiting {
                 thread: thread.clone(),
             },
             frames: python.frames.clone(),
             truncated: python.truncated,
-        });
+        };
+        let Some((id, new)) = self.intern(stack) else {
+            return (StackId::NONE, None);
+        };
         self.waiting.insert(key, id);
-        (id, Some(stack))
+        (id, new)
     }
 
     /// The stack of a thread of which no stack is known.
@@ -103,22 +152,27 @@ impl<M: ReadMemory> Stacks<M> {
             thread: thread.clone(),
             reason,
         };
-        if let Some(id) = self.frameless.get(&kind) {
-            return (*id, None);
-        }
-        let (id, stack) = self.add(Stack {
-            kind: kind.clone(),
+        let stack = Stack {
+            kind,
             frames: Vec::new(),
             truncated: false,
-        });
-        self.frameless.insert(kind, id);
-        (id, Some(stack))
+        };
+        self.intern(stack).unwrap_or((StackId::NONE, None))
     }
 
-    fn add(&mut self, stack: Stack) -> (StackId, Arc<Stack>) {
+    /// The name of a stack, new or known; `None` where there are too many.
+    fn intern(&mut self, stack: Stack) -> Option<Interned> {
+        if let Some(id) = self.ids.get(&stack) {
+            return Some((*id, None));
+        }
+        if self.ids.len() >= MOST {
+            return None;
+        }
         let id = StackId(self.next);
-        self.next = self.next.saturating_add(1);
-        (id, Arc::new(stack))
+        self.next += 1;
+        let stack = Arc::new(stack);
+        self.ids.insert(stack.clone(), id);
+        Some((id, Some(stack)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Reading the memory of another process.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::event::Tgid;
@@ -103,39 +104,24 @@ impl ReadMemory for ProcessMemory {
     }
 }
 
-#[cfg(test)]
-pub mod fake {
-    //! Memory made up for tests.
+/// Memory of which only some stretches are known.
+#[derive(Clone, Debug, Default)]
+pub struct Stretches(BTreeMap<u64, Vec<u8>>);
 
-    use std::collections::BTreeMap;
-
-    use super::{ReadMemory, Unreadable};
-
-    /// Pieces of memory by address.
-    #[derive(Clone, Debug, Default)]
-    pub struct FakeMemory {
-        pieces: BTreeMap<u64, Vec<u8>>,
+impl FromIterator<(u64, Vec<u8>)> for Stretches {
+    fn from_iter<I: IntoIterator<Item = (u64, Vec<u8>)>>(stretches: I) -> Self {
+        Self(stretches.into_iter().collect())
     }
+}
 
-    impl FakeMemory {
-        /// Puts bytes at an address.
-        pub fn put(&mut self, address: u64, bytes: impl Into<Vec<u8>>) {
-            self.pieces.insert(address, bytes.into());
-        }
-    }
-
-    impl ReadMemory for FakeMemory {
-        fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-            let (start, piece) = self
-                .pieces
-                .range(..=address)
-                .next_back()
-                .ok_or(Unreadable { address })?;
-            let at = usize::try_from(address - start).map_err(|_| Unreadable { address })?;
-            let end = at.checked_add(into.len()).ok_or(Unreadable { address })?;
-            into.copy_from_slice(piece.get(at..end).ok_or(Unreadable { address })?);
-            Ok(())
-        }
+impl ReadMemory for Stretches {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        let unreadable = Unreadable { address };
+        let (start, bytes) = self.0.range(..=address).next_back().ok_or(unreadable)?;
+        let at = usize::try_from(address - start).map_err(|_| unreadable)?;
+        let end = at.checked_add(into.len()).ok_or(unreadable)?;
+        into.copy_from_slice(bytes.get(at..end).ok_or(unreadable)?);
+        Ok(())
     }
 }
 
@@ -160,6 +146,15 @@ mod tests {
                 address: u64::MAX - 3
             })
         );
+    }
+
+    #[test]
+    fn only_what_lies_within_a_stretch_can_be_read() {
+        let memory: Stretches = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
+        assert_eq!(memory.read_bytes(0x1001, 3), Ok(vec![2, 3, 4]));
+        assert!(memory.read_bytes(0x1001, 4).is_err());
+        assert!(memory.read_bytes(0xfff, 1).is_err());
+        assert!(memory.read_bytes(u64::MAX, 1).is_err());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use super::detect::PythonProcess;
 use super::layout::PythonLayout;
 use super::threads::OWNER_C_STACK;
 use crate::event::Frame;
-use crate::target::memory::ReadMemory;
+use crate::target::memory::{ReadMemory, Stretches};
 
 /// The most code objects that are kept; when there are more, all are forgotten.
 const MOST: usize = 100_000;
@@ -60,15 +60,30 @@ impl CodeCache {
         let Some(code) = self.code(memory, code) else {
             return Resolved::Unreadable;
         };
-        const OWNER_GENERATOR: u8 = 1;
-        if owner != OWNER_GENERATOR && code.is_incomplete_at(instruction) {
+        frame_of(&code, instruction, owner)
+    }
+
+    /// The line at which a frame stood whose code object was freed since, from what was kept of
+    /// it.
+    pub fn resolve_freed(
+        &self,
+        freed: &Stretches,
+        code: u64,
+        instruction: u64,
+        owner: u8,
+    ) -> Resolved {
+        if owner >= OWNER_C_STACK {
             return Resolved::Skip;
         }
-        Resolved::Frame(Frame {
-            file: code.file.clone(),
-            line: code.line(instruction).unwrap_or(0),
-            function: code.name.clone(),
-        })
+        match Code::read(freed, self.layout, self.code_type, code) {
+            Ok(code) => frame_of(&code, instruction, owner),
+            Err(_) => Resolved::Unreadable,
+        }
+    }
+
+    /// Forgets a code object that was freed.
+    pub fn forget(&mut self, code: u64) {
+        self.codes.remove(&code);
     }
 
     /// The code object at an address, read now or before.
@@ -92,4 +107,17 @@ impl CodeCache {
         self.codes.insert(address, (fingerprint, code.clone()));
         Some(code)
     }
+}
+
+/// The line of a frame that runs `code`.
+fn frame_of(code: &Code, instruction: u64, owner: u8) -> Resolved {
+    const OWNER_GENERATOR: u8 = 1;
+    if owner != OWNER_GENERATOR && code.is_incomplete_at(instruction) {
+        return Resolved::Skip;
+    }
+    Resolved::Frame(Frame {
+        file: code.file.clone(),
+        line: code.line(instruction).unwrap_or(0),
+        function: code.name.clone(),
+    })
 }

@@ -101,8 +101,13 @@ impl Code {
         for range in stable {
             kept[range.clone()].copy_from_slice(&head[range]);
         }
-        let line = usize::from(layout.co_firstlineno);
-        kept[line..line + 4].copy_from_slice(&head[line..line + 4]);
+        for word in [Some(layout.co_firstlineno), layout.co_version]
+            .into_iter()
+            .flatten()
+        {
+            let word = usize::from(word);
+            kept[word..word + 4].copy_from_slice(&head[word..word + 4]);
+        }
         Ok(kept)
     }
 
@@ -178,7 +183,12 @@ fn read_bytes_object(memory: &impl ReadMemory, address: u64) -> Result<Vec<u8>, 
         return Err(NoCode::TooLong);
     }
     let length = usize::try_from(length).map_err(|_| NoCode::TooLong)?;
-    Ok(memory.read_bytes(address.wrapping_add(BYTES_DATA), length)?)
+    let data = address.wrapping_add(BYTES_DATA);
+    // Of a code object that was freed, only the beginning of a long table was kept: lines further
+    // on are unknown.
+    const KEPT: usize = 2048 - BYTES_DATA as usize;
+    let whole = memory.read_bytes(data, length);
+    Ok(whole.or_else(|_| memory.read_bytes(data, length.min(KEPT)))?)
 }
 
 fn word(head: &[u8; HEAD], at: u64) -> u64 {

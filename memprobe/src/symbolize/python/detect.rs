@@ -56,7 +56,14 @@ pub struct PythonProcess {
     pub code_type: u64,
     /// The thread-specific key that holds a thread's `PyThreadState`.
     pub tss_key: u32,
+    /// The executable or library that Python is.
+    pub library: Mapping,
+    /// Address of `PyCode_Type.tp_dealloc` as the library's file numbers it.
+    pub code_dealloc: u64,
 }
+
+/// `PyTypeObject.tp_dealloc` (Include/cpython/object.h@v3.11.7).
+const TP_DEALLOC: u64 = 48;
 
 /// Why a process's Python stacks cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,7 +149,13 @@ impl PythonProcess {
             runtime,
             code_type,
             tss_key: 0,
+            library: mapping.clone(),
+            code_dealloc: 0,
         };
+        python.code_dealloc = memory
+            .read_u64(code_type + TP_DEALLOC)
+            .map_err(|_| DetectError::NotInitializedYet)?
+            .wrapping_sub(bias);
         python.tss_key = memory
             .read_u32(runtime + u64::from(layout.runtime_tss_key))
             .map_err(|_| DetectError::NotInitializedYet)?;
@@ -181,6 +194,8 @@ impl PythonProcess {
             f_instr: layout.f_instr,
             f_owner: layout.f_owner,
             version: u32::from(self.version.major) << 8 | u32::from(self.version.minor),
+            co_filename: layout.co_filename.into(),
+            pad: 0,
         }
     }
 }

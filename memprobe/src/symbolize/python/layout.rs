@@ -45,6 +45,8 @@ pub struct PythonLayout {
     pub co_firsttraceable: u16,
     /// `PyCodeObject.co_code_adaptive`.
     pub co_code: u16,
+    /// `PyCodeObject.co_version`, where there is one: it is never used twice.
+    pub co_version: Option<u16>,
     /// Bytes of a string's header where it is compact and ASCII.
     pub ascii_header: u16,
     /// Bytes of a string's header where it is compact and not ASCII.
@@ -71,6 +73,7 @@ pub static LAYOUTS: &[PythonLayout] = &[
         co_filename: 112,
         co_firsttraceable: 168,
         co_code: 184,
+        co_version: None,
         ascii_header: 48,
         compact_header: 72,
     },
@@ -92,6 +95,7 @@ pub static LAYOUTS: &[PythonLayout] = &[
         co_filename: 112,
         co_firsttraceable: 176,
         co_code: 192,
+        co_version: Some(92),
         ascii_header: 40,
         compact_header: 56,
     },

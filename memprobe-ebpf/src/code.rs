@@ -1,0 +1,72 @@
+//! CPython's code objects on their way out.
+//!
+//! A stack names code objects by address, and user space reads them a moment later. One that is
+//! freed in between takes its names along, and its address may at once belong to another. So what
+//! a sent stack names is copied when it is freed, and later stacks get other hashes.
+
+use core::arch::asm;
+
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::generated::bpf_probe_read_user;
+use aya_ebpf::macros::uprobe;
+use aya_ebpf::programs::ProbeContext;
+use memprobe_common::{CodeRecord, Stretch, counter, record};
+
+use crate::maps::{PROCESSES, RECORDS, SENT_CODES, sent_code};
+use crate::ring::count;
+use crate::thread::Caller;
+
+/// `PyCode_Type.tp_dealloc`, which is `code_dealloc(PyCodeObject *co)`
+/// (Objects/codeobject.c@v3.11.7).
+#[uprobe]
+pub fn code_freed(ctx: ProbeContext) -> u32 {
+    let caller = Caller::current();
+    let Some(process) = PROCESSES.get_ptr_mut(&caller.tgid) else {
+        return 0;
+    };
+    let code = ctx.arg::<u64>(0).unwrap_or(0);
+    let key = sent_code(caller.tgid, code);
+    // SAFETY: the value is only tested for presence.
+    if unsafe { SENT_CODES.get(&key) }.is_none() {
+        return 0;
+    }
+    let _ = SENT_CODES.remove(&key);
+    // SAFETY: 8 aligned bytes of a map value; other CPUs count it up too, hence atomically.
+    unsafe {
+        let generation = &raw mut (*process).generation;
+        asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) generation, in(reg) 1u64);
+    }
+    let Some(mut entry) = RECORDS.reserve::<CodeRecord>(0) else {
+        count(counter::STACKS_LOST);
+        return 0;
+    };
+    let record = entry.as_mut_ptr();
+    // SAFETY: the entry is as large as the record; `copy` writes every byte of a stretch.
+    unsafe {
+        (*record).kind = record::CODE_FREED;
+        (*record).pad = [0; 3];
+        (*record).tgid = caller.tgid;
+        copy(&raw mut (*record).code, code);
+        let names = (process.read().python.co_filename & 0x7f) as usize;
+        let bytes = (&raw const (*record).code.bytes).cast::<u8>().add(names);
+        copy(&raw mut (*record).file, bytes.cast::<u64>().read_unaligned());
+        copy(&raw mut (*record).name, bytes.add(8).cast::<u64>().read_unaligned());
+        copy(&raw mut (*record).lines, bytes.add(24).cast::<u64>().read_unaligned());
+    }
+    entry.submit(u64::from(BPF_RB_NO_WAKEUP));
+    0
+}
+
+/// Copies a stretch of the target's memory.
+///
+/// # Safety
+/// `into` is valid for writes.
+#[inline(always)]
+unsafe fn copy<const N: usize>(into: *mut Stretch<N>, address: u64) {
+    // SAFETY: the caller's promise; the helper zeroes what it cannot read.
+    unsafe {
+        (*into).address = address;
+        let bytes = (&raw mut (*into).bytes).cast();
+        bpf_probe_read_user(bytes, N as u32, address as *const _);
+    }
+}

@@ -1,0 +1,40 @@
+//! Descriptors that wake the runtime.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use aya::maps::{MapData, RingBuf};
+use tokio::io::unix::AsyncFd;
+
+/// What owns a descriptor: always gives the same one, and closes it only when dropped.
+///
+/// # Safety
+/// The runtime watches the descriptor by number: an implementation must hold the sentence above.
+unsafe trait OwnsDescriptor: AsRawFd {}
+
+// SAFETY: that is what it is for.
+unsafe impl OwnsDescriptor for OwnedFd {}
+
+// SAFETY: holds its map, and with it the descriptor, in a field that never changes.
+unsafe impl OwnsDescriptor for RingBuf<MapData> {}
+
+/// Watches a pidfd. Must be called within a tokio runtime.
+///
+/// # Errors
+/// When the runtime cannot watch it.
+pub(super) fn watch_process(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    watch(pidfd)
+}
+
+/// Watches a ring buffer. Must be called within a tokio runtime.
+///
+/// # Errors
+/// When the runtime cannot watch it.
+pub(super) fn watch_ring(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
+    watch(ring)
+}
+
+fn watch<T: OwnsDescriptor>(descriptor: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the trait's promise is the one that is asked for here.
+    unsafe { AsyncFd::register(descriptor) }.map_err(Into::into)
+}

@@ -181,7 +181,7 @@ fn a_report_on_something_that_is_no_recording_is_an_error() {
             &[0xff, 0xfe, 0, 1, 2, 3, b'\n', 0x80],
             "memprobe record",
         ),
-        ("short.json", b"[\n{\"ph\":\"M\",\"na", "record again"),
+        ("short.json", b"[\n{\"ph\":\"M\",\"na", "memprobe record"),
     ];
     for (name, content, words) in cases {
         let file = folder.path().join(name);

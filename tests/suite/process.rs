@@ -161,7 +161,8 @@ impl Finished {
         self
     }
 
-    /// The error of a program that ended with status 2 and one clear line: no panic, no trace.
+    /// The error of a program that ended with status 2 and one clear error (what is wrong, and
+    /// what to do next): no panic, no trace, nothing said twice.
     ///
     /// # Panics
     ///
@@ -173,15 +174,21 @@ impl Finished {
             !error.contains("panicked") && !error.contains("backtrace"),
             "a panic: {error}"
         );
-        let lines: Vec<&str> = error
-            .lines()
-            .filter(|line| !line.trim().is_empty())
-            .collect();
-        assert_eq!(lines.len(), 1, "one line of error is enough: {error}");
+        let lines: Vec<&str> = error.lines().collect();
+        let speaks = |line: &&&str| line.starts_with("memprobe: ");
         assert!(
-            lines[0].starts_with("memprobe: "),
+            lines.first().is_some_and(|line| speaks(&line)),
             "who speaks is not said: {error}"
         );
-        lines[0].to_owned()
+        assert_eq!(
+            lines.iter().filter(speaks).count(),
+            1,
+            "two errors: {error}"
+        );
+        assert!(lines.len() <= 3, "too long: {error}");
+        for part in error.split(": ").filter(|part| part.len() > 12) {
+            assert_eq!(error.matches(part).count(), 1, "said twice: {error}");
+        }
+        error.trim_end().to_owned()
     }
 }

@@ -14,3 +14,4 @@ pub mod process;
 pub mod pytorch;
 pub mod reference;
 pub mod rehearsal;
+pub mod terminal;

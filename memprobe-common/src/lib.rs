@@ -143,7 +143,9 @@ pub struct StackRecord {
 pub struct Stretch<const N: usize> {
     /// Where it lies.
     pub address: u64,
-    /// What lies there; zero where it could not be read.
+    /// How many bytes of it could be read.
+    pub length: u64,
+    /// What lies there; zero behind `length`.
     pub bytes: [u8; N],
 }
 
@@ -234,8 +236,8 @@ const _: () = {
     assert!(size_of::<StackHead>() == 16);
     assert!(size_of::<FrameRecord>() == 16);
     assert!(size_of::<StackRecord>() == 16 + 16 * MAX_FRAMES);
-    assert!(size_of::<Stretch<CODE_HEAD>>() == 8 + CODE_HEAD);
-    assert!(size_of::<CodeRecord>() == 8 + 4 * 8 + CODE_HEAD + 320 + 160 + 2048);
+    assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
+    assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 40);
     assert!(size_of::<ProcessConfig>() == 48);
 };

@@ -49,24 +49,45 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
         copy(&raw mut (*record).code, code);
         let names = (process.read().python.co_filename & 0x7f) as usize;
         let bytes = (&raw const (*record).code.bytes).cast::<u8>().add(names);
-        copy(&raw mut (*record).file, bytes.cast::<u64>().read_unaligned());
-        copy(&raw mut (*record).name, bytes.add(8).cast::<u64>().read_unaligned());
-        copy(&raw mut (*record).lines, bytes.add(24).cast::<u64>().read_unaligned());
+        copy(
+            &raw mut (*record).file,
+            bytes.cast::<u64>().read_unaligned(),
+        );
+        copy(
+            &raw mut (*record).name,
+            bytes.add(8).cast::<u64>().read_unaligned(),
+        );
+        copy(
+            &raw mut (*record).lines,
+            bytes.add(24).cast::<u64>().read_unaligned(),
+        );
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     0
 }
 
-/// Copies a stretch of the target's memory.
+/// Copies a stretch of the target's memory, up to the end of its page if what lies behind that
+/// cannot be read.
 ///
 /// # Safety
 /// `into` is valid for writes.
 #[inline(always)]
 unsafe fn copy<const N: usize>(into: *mut Stretch<N>, address: u64) {
-    // SAFETY: the caller's promise; the helper zeroes what it cannot read.
+    // SAFETY: the caller's promise; the helper zeroes what it cannot read, and `rest` is at most N.
     unsafe {
         (*into).address = address;
+        (*into).length = N as u64;
         let bytes = (&raw mut (*into).bytes).cast();
-        bpf_probe_read_user(bytes, N as u32, address as *const _);
+        if bpf_probe_read_user(bytes, N as u32, address as *const _) == 0 {
+            return;
+        }
+        let rest = PAGE - (address & (PAGE - 1));
+        (*into).length = 0;
+        if rest < N as u64 && bpf_probe_read_user(bytes, rest as u32, address as *const _) == 0 {
+            (*into).length = rest;
+        }
     }
 }
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;

@@ -9,7 +9,8 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
-    FRAME_HEADER, FrameRecord, MAX_FRAMES, ProcessConfig, PythonConfig, StackHead, counter, record, stack_state,
+    FRAME_HEADER, FrameRecord, MAX_FRAMES, ProcessConfig, PythonConfig, StackHead, counter, record,
+    stack_state,
 };
 
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};
@@ -26,6 +27,9 @@ const BEFORE_CFRAME: u64 = 256;
 /// How far above the stack pointer an address still counts as on the C stack. Wrong guesses cost
 /// a read, never a frame.
 const C_STACK_REACH: u64 = 1 << 20;
+
+/// Bytes of the smallest page on x86-64.
+const PAGE: u64 = 4096;
 
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
@@ -205,12 +209,20 @@ fn collect(
                 }
             } else {
                 at = LAST;
-                let base = frame.wrapping_sub(LAST);
+                // Not below the frame's own page: nothing need be mapped there, and a read that
+                // faults costs more than all others together.
+                let page = frame & !(PAGE - 1);
+                let mut base = frame.wrapping_sub(LAST);
+                if base < page {
+                    base = page;
+                    at = frame - page;
+                }
                 thread.data_window = base;
                 // SAFETY: the first window is WINDOW bytes.
                 unsafe {
                     if !read(windows, WINDOW as u32, base) {
                         thread.data_window = NO_WINDOW;
+                        at = LAST;
                         read(
                             windows.add(WINDOW - FRAME_HEADER),
                             FRAME_HEADER as u32,

@@ -1,6 +1,7 @@
 //! The simulated CUDA behaves like CUDA where PyTorch and memprobe look, and every workload runs
 //! on it.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memprobe_tests::pytorch::{PyTorch, succeed};
@@ -405,14 +406,14 @@ fn training_goes_on_after_memory_ran_out() {
 
 #[test]
 fn a_model_is_split_over_two_devices() {
-    if PyTorch::simulated().is_none() {
+    if !PyTorch::of_this_run().is_some_and(|pytorch| pytorch.has_devices(2)) {
         return;
     }
     let reference = reference_with("two_devices.py", &["--steps", "2"], |command| {
         command.env("CUDASIM_DEVICES", "2");
     });
     let Some(reference) = reference else { return };
-    for device in &reference.devices {
+    for device in &reference.devices[..2] {
         let allocations = device.events.iter().filter(|event| event.action == "alloc");
         assert!(
             allocations.count() > 0,
@@ -455,9 +456,6 @@ fn the_demo_leaks() {
 
 #[test]
 fn expandable_segments_grow_in_place() {
-    if PyTorch::simulated().is_none() {
-        return;
-    }
     let Some(pytorch) = PyTorch::of_this_run() else {
         return;
     };
@@ -472,4 +470,46 @@ fn expandable_segments_grow_in_place() {
     let reference = Reference::read(&out).unwrap();
     assert!(reference.count("segment_map") > 0);
     assert_eq!(reference.count("segment_alloc"), 0);
+}
+
+#[test]
+fn the_sources_need_no_nvidia_header_and_compile_without_a_warning() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    if Command::new(&compiler).arg("--version").output().is_err() {
+        println!("skipped: there is no C compiler; install gcc or name one in CC");
+        return;
+    }
+    let sources: Vec<PathBuf> = std::fs::read_dir(&root)
+        .unwrap()
+        .filter_map(|entry| std::fs::read_dir(entry.unwrap().path()).ok())
+        .flatten()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "c"))
+        .collect();
+    assert!(sources.len() > 20, "{sources:?}");
+    for source in sources {
+        succeed(
+            Command::new(&compiler)
+                .args([
+                    "-std=gnu2x",
+                    "-O2",
+                    "-Wall",
+                    "-Wextra",
+                    "-Werror",
+                    "-fsyntax-only",
+                ])
+                .arg("-DCUDA_MAJOR=13")
+                .arg("-I")
+                .arg(root.join("include"))
+                .arg(&source),
+        );
+        let text = std::fs::read_to_string(&source).unwrap();
+        for header in [
+            "<cuda", "<cublas", "<cudnn", "<nvml", "<nccl", "<nvrtc", "<cupti",
+        ] {
+            let included = text.contains(&format!("#include {header}"));
+            assert!(!included, "{} includes {header}...", source.display());
+        }
+    }
 }

@@ -51,6 +51,23 @@ impl PyTorch {
         &self.python
     }
 
+    /// Whether there are, or can be simulated, so many GPUs. Where not, says so in a line.
+    pub fn has_devices(&self, wanted: u32) -> bool {
+        if self.simulated_libraries().is_some() {
+            return true;
+        }
+        let question = "import torch; print(torch.cuda.device_count())";
+        let answer = succeed(self.command().args(["-c", question]));
+        let present = String::from_utf8_lossy(&answer.stdout)
+            .trim()
+            .parse()
+            .unwrap_or(0);
+        if present < wanted {
+            println!("skipped: {wanted} GPUs are wanted and {present} are here");
+        }
+        present >= wanted
+    }
+
     /// A command that starts the interpreter among the workloads, without settings for the
     /// simulation that this process may have.
     pub fn command(&self) -> Command {

@@ -187,3 +187,67 @@ fn check_device(events: &[TraceEvent], end: &FinalState) -> Result<()> {
     );
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(action: &str, addr: u64, size: u64) -> TraceEvent {
+        TraceEvent {
+            action: action.to_owned(),
+            addr,
+            size,
+            time_us: 0,
+            frames: Vec::new(),
+        }
+    }
+
+    fn one_live_block() -> FinalState {
+        FinalState {
+            device: 0,
+            allocated: 512,
+            requested: 100,
+            reserved: 2048,
+            live: vec![LiveBlock {
+                addr: 16,
+                size: 512,
+                requested: 100,
+            }],
+            stats: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn events_that_add_up_pass() {
+        let events = [
+            event("segment_alloc", 16, 2048),
+            event("alloc", 16, 700),
+            event("free_requested", 16, 700),
+            event("free_completed", 16, 700),
+            event("alloc", 16, 100),
+        ];
+        check_device(&events, &one_live_block()).unwrap();
+    }
+
+    #[test]
+    fn a_missing_or_wrong_event_is_found() {
+        let segment = || event("segment_alloc", 16, 2048);
+        let wrong = [
+            vec![segment()],
+            vec![segment(), event("alloc", 16, 101)],
+            vec![segment(), event("alloc", 16, 100), event("alloc", 16, 100)],
+            vec![
+                segment(),
+                event("alloc", 16, 100),
+                event("free_requested", 16, 50),
+            ],
+            vec![event("alloc", 16, 100)],
+        ];
+        for events in wrong {
+            assert!(
+                check_device(&events, &one_live_block()).is_err(),
+                "{events:?}"
+            );
+        }
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::mem::offset_of;
 
-use memprobe_common::{CodeRecord, FrameRecord, MAX_FRAMES, MemoryRecord, StackHead, record};
+use memprobe_common::{
+    CodeRecord, FrameRecord, MAX_FRAMES, MemoryRecord, StackHead, Stretch, record,
+};
 
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +111,7 @@ fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     Ok(Record::Stack(head, frames))
 }
 
-/// Decodes a freed code object: each stretch is its address and as many bytes as it has room for.
+/// Decodes a freed code object: each stretch is its address and as many bytes as could be read.
 fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
     const STRETCHES: [usize; 4] = [
         offset_of!(CodeRecord, code),
@@ -117,13 +119,15 @@ fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
         offset_of!(CodeRecord, name),
         offset_of!(CodeRecord, lines),
     ];
+    const STRETCH_HEAD: usize = size_of::<Stretch<0>>();
     if bytes.len() != size_of::<CodeRecord>() {
         return Err(Malformed);
     }
     let ends = STRETCHES.iter().copied().skip(1).chain([bytes.len()]);
     let mut stretches = STRETCHES.iter().zip(ends).map(|(start, end)| {
-        let stretch = &bytes[*start..end];
-        (word64(stretch, 0), stretch[8..].to_vec())
+        let (head, bytes) = bytes[*start..end].split_at(STRETCH_HEAD);
+        let length = usize::try_from(word64(head, 8)).map_or(0, |length| length.min(bytes.len()));
+        (word64(head, 0), bytes[..length].to_vec())
     });
     let memory = std::array::from_fn(|_| stretches.next().unwrap_or_default());
     Ok(Record::CodeFreed(Box::new(FreedCode {
@@ -199,17 +203,22 @@ mod tests {
         bytes[0] = record::CODE_FREED;
         bytes[4..8].copy_from_slice(&9u32.to_ne_bytes());
         bytes[8..16].copy_from_slice(&0x7f00u64.to_ne_bytes());
-        bytes[16] = 0xaa;
+        bytes[16..24].copy_from_slice(&208u64.to_ne_bytes());
+        bytes[24] = 0xaa;
         let lines = offset_of!(CodeRecord, lines);
         bytes[lines..lines + 8].copy_from_slice(&0x8f00u64.to_ne_bytes());
-        bytes[lines + 8] = 0xbb;
+        bytes[lines + 8..lines + 16].copy_from_slice(&u64::MAX.to_ne_bytes());
+        bytes[lines + 16] = 0xbb;
+        let name = offset_of!(CodeRecord, name);
+        bytes[name + 8..name + 16].copy_from_slice(&3u64.to_ne_bytes());
         let Ok(Record::CodeFreed(freed)) = decode(&bytes) else {
             panic!("not decoded")
         };
         assert_eq!((freed.tgid, freed.code), (9, 0x7f00));
         assert_eq!((freed.memory[0].0, freed.memory[0].1[0]), (0x7f00, 0xaa));
         assert_eq!((freed.memory[3].0, freed.memory[3].1[0]), (0x8f00, 0xbb));
-        assert_eq!(freed.memory[3].1.len(), 2048);
+        let lengths = freed.memory.each_ref().map(|(_, bytes)| bytes.len());
+        assert_eq!(lengths, [208, 0, 3, 2048], "no more than there is room for");
         assert_eq!(decode(&bytes[..lines]), Err(Malformed));
     }
 

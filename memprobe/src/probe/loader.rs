@@ -3,6 +3,7 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, MapData, RingBuf};
@@ -124,6 +125,30 @@ impl Loader {
             })?;
         Ok(())
     }
+
+    /// How often a program ran and for how long. The kernel counts only while somebody asks it to
+    /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn run_time(&self, program: &str) -> Result<RunTime> {
+        let uprobe: &UProbe = self
+            .ebpf
+            .program(program)
+            .with_context(|| format!("the object has no program {program}"))?
+            .try_into()?;
+        let info = uprobe.info().with_context(|| format!("asking the kernel about {program}"))?;
+        Ok(RunTime { runs: info.run_count(), total: info.run_time() })
+    }
+}
+
+/// What the kernel counted of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunTime {
+    /// Runs.
+    pub runs: u64,
+    /// Time of all runs together: the program alone, without the trap that leads to it.
+    pub total: Duration,
 }
 
 /// What the programs could not send.

@@ -38,7 +38,24 @@ type Interned = (StackId, Option<Arc<Stack>>);
 pub struct Pending {
     head: StackHead,
     frames: Vec<FrameRecord>,
-    resolved: Vec<Resolved>,
+    resolved: Vec<Reading>,
+}
+
+/// What was read of a frame.
+#[derive(Debug)]
+enum Reading {
+    /// From the process's memory: right unless the code object was freed before that.
+    Tentative(Resolved),
+    /// From what the kernel kept of a code object that was freed: right whatever comes after.
+    Kept(Resolved),
+}
+
+impl Reading {
+    fn into_resolved(self) -> Resolved {
+        match self {
+            Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
+        }
+    }
 }
 
 impl<M: ReadMemory> Stacks<M> {
@@ -65,7 +82,8 @@ impl<M: ReadMemory> Stacks<M> {
             .iter()
             .map(|frame| {
                 let (code, owner) = (frame.code(), frame.owner());
-                self.code.resolve(&self.memory, code, frame.instr, owner)
+                let memory = &self.memory;
+                Reading::Tentative(self.code.resolve(memory, code, frame.instr, owner))
             })
             .collect();
         Some(Pending {
@@ -80,10 +98,11 @@ impl<M: ReadMemory> Stacks<M> {
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
         let memory: Stretches = freed.memory.iter().cloned().collect();
         for pending in pending {
-            for (frame, resolved) in pending.frames.iter().zip(&mut pending.resolved) {
-                if frame.code() == freed.code {
+            for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
+                if frame.code() == freed.code && matches!(reading, Reading::Tentative(_)) {
                     let (instr, owner) = (frame.instr, frame.owner());
-                    *resolved = self.code.resolve_freed(&memory, freed.code, instr, owner);
+                    let kept = self.code.resolve_freed(&memory, freed.code, instr, owner);
+                    *reading = Reading::Kept(kept);
                 }
             }
         }
@@ -92,14 +111,15 @@ impl<M: ReadMemory> Stacks<M> {
 
     /// Defines a stack that was read; gives it where it is new.
     pub fn define(&mut self, pending: Pending) -> Option<(StackId, Arc<Stack>)> {
-        let frames = pending
-            .resolved
-            .into_iter()
-            .filter_map(|resolved| match resolved {
-                Resolved::Frame(frame) => Some(frame),
-                Resolved::Skip => None,
-                Resolved::Unreadable => Some(unreadable()),
-            });
+        let frames =
+            pending
+                .resolved
+                .into_iter()
+                .filter_map(|reading| match reading.into_resolved() {
+                    Resolved::Frame(frame) => Some(frame),
+                    Resolved::Skip => None,
+                    Resolved::Unreadable => Some(unreadable()),
+                });
         let (id, new) = self.intern(Stack {
             kind: StackKind::Python,
             frames: frames.collect(),

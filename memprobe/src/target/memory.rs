@@ -63,6 +63,14 @@ pub trait ReadMemory {
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
+
+    /// Up to `length` bytes, where no more than a beginning of them may be known.
+    ///
+    /// # Errors
+    /// When not even the first can be read.
+    fn read_prefix(&self, address: u64, length: usize) -> Result<Vec<u8>, Unreadable> {
+        self.read_bytes(address, length)
+    }
 }
 
 /// The memory of a process, read with `process_vm_readv(2)`: the process does not notice.
@@ -114,14 +122,26 @@ impl FromIterator<(u64, Vec<u8>)> for Stretches {
     }
 }
 
-impl ReadMemory for Stretches {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+impl Stretches {
+    /// What is known from an address on.
+    fn from(&self, address: u64) -> Result<&[u8], Unreadable> {
         let unreadable = Unreadable { address };
         let (start, bytes) = self.0.range(..=address).next_back().ok_or(unreadable)?;
         let at = usize::try_from(address - start).map_err(|_| unreadable)?;
-        let end = at.checked_add(into.len()).ok_or(unreadable)?;
-        into.copy_from_slice(bytes.get(at..end).ok_or(unreadable)?);
+        bytes.get(at..).ok_or(unreadable)
+    }
+}
+
+impl ReadMemory for Stretches {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        let known = self.from(address)?.get(..into.len());
+        into.copy_from_slice(known.ok_or(Unreadable { address })?);
         Ok(())
+    }
+
+    fn read_prefix(&self, address: u64, length: usize) -> Result<Vec<u8>, Unreadable> {
+        let known = self.from(address)?;
+        Ok(known[..length.min(known.len())].to_vec())
     }
 }
 

@@ -1,4 +1,4 @@
-/* How the simulated libraries publish functions. */
+/* How the libraries of the simulation publish their functions. */
 #pragma once
 
 #define EXPORT __attribute__((visibility("default")))

@@ -151,8 +151,13 @@ fn pyenv_versions(version: PythonVersion) -> Vec<PathBuf> {
 /// Runs the interpreter and asks for its version and its real path (behind pyenv's shims).
 pub fn probe(path: &Path) -> Result<PythonInfo> {
     let question = "import sys; print('%d.%d.%d' % sys.version_info[:3]); print(sys.executable)";
-    let answer = process::answer(Command::new(path).args(["-I", "-c", question]))
-        .with_context(|| format!("{} is no Python that runs", path.display()))?;
+    let answer =
+        process::answer(Command::new(path).args(["-I", "-c", question])).with_context(|| {
+            format!(
+                "{} is no Python that runs: give --python a version such as 3.11 or another path",
+                path.display()
+            )
+        })?;
     let (version, executable) = answer
         .split_once('\n')
         .with_context(|| format!("{} does not answer like Python", path.display()))?;

@@ -65,13 +65,14 @@ pub fn install(venv: &Venv) -> Result<PathBuf> {
     let folder = library_folder(&imports)?;
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let folder = folder.canonicalize()?;
+    let work = venv.folder().join("simulated-cuda-build");
+    let built = build_all(&sources, &imports, &work)?;
+
+    // From here until the new stamp the folder holds a mixture, and says so by having none.
     let stamp = folder.join(STAMP);
     if stamp.exists() {
         fs::remove_file(&stamp)?;
     }
-
-    let work = venv.folder().join("simulated-cuda-build");
-    let built = build_all(&sources, &imports, &work)?;
     for (name, path) in &built {
         // A rename: a process that runs on the old file keeps it.
         fs::rename(path, folder.join(name))

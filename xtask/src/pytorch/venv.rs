@@ -200,7 +200,7 @@ impl Pip {
             .args(requirements)
             .env("PIP_ROOT_USER_ACTION", "ignore");
         process::run(&mut command).context(
-            "pip could not install what PyTorch needs: \
+            "pip could not install what PyTorch needs: where its own words above do not say why, \
              check the network (and PIP_INDEX_URL), then run `cargo xtask set-up` again",
         )
     }

@@ -184,11 +184,7 @@ fn read_bytes_object(memory: &impl ReadMemory, address: u64) -> Result<Vec<u8>, 
     }
     let length = usize::try_from(length).map_err(|_| NoCode::TooLong)?;
     let data = address.wrapping_add(BYTES_DATA);
-    // Of a code object that was freed, only the beginning of a long table was kept: lines further
-    // on are unknown.
-    const KEPT: usize = 2048 - BYTES_DATA as usize;
-    let whole = memory.read_bytes(data, length);
-    Ok(whole.or_else(|_| memory.read_bytes(data, length.min(KEPT)))?)
+    Ok(memory.read_prefix(data, length)?)
 }
 
 fn word(head: &[u8; HEAD], at: u64) -> u64 {

@@ -181,7 +181,7 @@ impl Attaching {
         if self.done.iter().all(|done| *done) {
             return Ok(Step::Done(python));
         }
-        if maps.library(PYTHON_BINDINGS).is_some() && maps.library(CUDA_ALLOCATOR).is_none() {
+        if was_built_without_cuda(&maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
         let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
@@ -275,6 +275,18 @@ impl Attaching {
     pub fn into_probes(self) -> (Vec<ProbeStatus>, Vec<String>) {
         (self.attached, self.missing)
     }
+}
+
+/// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its
+/// libraries are mapped one by one; those that will be lie beside one another as files.
+fn was_built_without_cuda(maps: &Maps) -> bool {
+    let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
+        return false;
+    };
+    let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
+    let beside = beside.strip_prefix("/").unwrap_or(&beside);
+    let root = PathBuf::from(format!("/proc/{}/root", maps.tgid().0));
+    maps.library(CUDA_ALLOCATOR).is_none() && !root.join(beside).exists()
 }
 
 /// Why a process cannot be probed.

@@ -57,16 +57,20 @@ impl Waiters {
         }
     }
 
-    /// The stack that waits for a thread without Python, where only one can be meant.
+    /// The stack that waits for a thread without Python, where only one can be meant: one thread
+    /// waits, or all that wait do so from the same lines.
     ///
     /// # Errors
     /// Why none is named.
     pub fn the_one(&self) -> Result<StackId, NoStack> {
         let mut stacks = self.inside.values();
-        match (stacks.next(), stacks.next()) {
-            (Some(stack), None) => Ok(*stack),
-            (None, _) => Err(NoStack::NoPythonFrames),
-            (Some(_), Some(_)) => Err(NoStack::SeveralWaiting),
+        let Some(first) = stacks.next() else {
+            return Err(NoStack::NoPythonFrames);
+        };
+        if stacks.all(|stack| stack == first) {
+            Ok(*first)
+        } else {
+            Err(NoStack::SeveralWaiting)
         }
     }
 }
@@ -100,6 +104,14 @@ mod tests {
         waiters.enter(Tid(1), StackId(5));
         waiters.enter(Tid(2), StackId(6));
         assert_eq!(waiters.the_one(), Err(NoStack::SeveralWaiting));
+    }
+
+    #[test]
+    fn several_threads_that_wait_at_the_same_lines_are_named() {
+        let mut waiters = Waiters::default();
+        waiters.enter(Tid(1), StackId(5));
+        waiters.enter(Tid(2), StackId(5));
+        assert_eq!(waiters.the_one(), Ok(StackId(5)));
     }
 
     #[test]

@@ -137,8 +137,13 @@ impl Loader {
             .program(program)
             .with_context(|| format!("the object has no program {program}"))?
             .try_into()?;
-        let info = uprobe.info().with_context(|| format!("asking the kernel about {program}"))?;
-        Ok(RunTime { runs: info.run_count(), total: info.run_time() })
+        let info = uprobe
+            .info()
+            .with_context(|| format!("asking the kernel about {program}"))?;
+        Ok(RunTime {
+            runs: info.run_count(),
+            total: info.run_time(),
+        })
     }
 }
 

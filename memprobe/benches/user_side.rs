@@ -16,6 +16,7 @@ use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::recording::Header;
 use memprobe::symbolize::Symbolizer;
 use memprobe::symbolize::python::{CodeCache, PythonLayout, PythonProcess, Version};
+use memprobe::target::maps::Mapping;
 use memprobe::target::memory::{ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
@@ -55,6 +56,15 @@ fn python() -> PythonProcess {
         runtime: 0x1000,
         code_type: 0x2000,
         tss_key: 0,
+        code_dealloc: 0x3000,
+        library: Mapping {
+            start: 0x1000,
+            end: 0x9000,
+            executable: true,
+            offset: 0,
+            file_id: "00:00 0".to_owned(),
+            path: "libpython3.11.so.1.0".into(),
+        },
     }
 }
 

@@ -8,9 +8,9 @@ use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
+use super::interrupts::Interrupts;
 use super::progress::{Progress, Told};
 use super::session::{Flow, Origin, Session};
 use crate::event::Tgid;
@@ -178,34 +178,6 @@ fn header(session: &Session) -> Header {
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
         target: session.target().clone(),
         probes: session.probes().to_vec(),
-    }
-}
-
-/// Ctrl-C, a polite kill, and a closed terminal.
-struct Interrupts {
-    signals: [Signal; 3],
-}
-
-impl Interrupts {
-    fn new() -> Result<Self> {
-        let kinds = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ];
-        let [interrupt, terminate, hangup] = kinds.map(signal);
-        Ok(Self {
-            signals: [interrupt?, terminate?, hangup?],
-        })
-    }
-
-    async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.signals;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
-use super::session::{Origin, Session};
+use super::session::{self, Origin, Session};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::model::Model;
@@ -57,8 +57,9 @@ impl Live {
 
     /// Feeds the screen until it closes.
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
+        let loader = session::load(self.ring_bytes)?;
         let (tell, mut told) = mpsc::unbounded_channel::<String>();
-        let attach = Session::attach(watched, self.ring_bytes, Origin::Running, move |what| {
+        let attach = Session::attach(loader, watched, Origin::Running, move |what| {
             // The screen may be closed already; then nobody needs to be told.
             let _ = tell.send(what.to_owned());
         });

@@ -243,12 +243,6 @@ fn collect(
                 }
             }
         }
-        // SAFETY: a field of a map value. Volatile, so that it does go through the map: the verifier
-        // then follows what comes after once for all the ways that lead here.
-        let at = unsafe {
-            (&raw mut thread.at).write_volatile(at);
-            (&raw const thread.at).read_volatile()
-        };
         // SAFETY: `at` is within the two windows, a field within a frame's header, and behind the
         // windows lie 2 * FRAME_HEADER bytes; `count` is below FRAME_ROOM. The masks say so.
         unsafe {
@@ -261,12 +255,13 @@ fn collect(
             let slot = frames.add(count & (FRAME_ROOM - 1));
             (*slot).code_and_owner = word;
             (*slot).instr = instr;
-            hash = mix(mix(hash, word), instr);
+            hash = mix(hash, word.rotate_left(32) ^ instr.wrapping_mul(FACTOR));
             frame = header(base, config.f_previous);
         }
         count += 1;
     }
-    // SAFETY: a field of a map value; volatile for the reason given above.
+    // SAFETY: a field of a map value. Volatile, so that the number does go through the map: the
+    // verifier then follows what comes after once, and not for each number.
     let walked = unsafe {
         (&raw mut thread.walked).write_volatile(count as u64);
         (&raw const thread.walked).read_volatile()
@@ -284,10 +279,13 @@ unsafe fn header(base: *const u8, offset: u16) -> u64 {
     unsafe { base.add((offset & 0x78) as usize).cast::<u64>().read() }
 }
 
+/// An odd number with its bits spread evenly: 2^64 over the golden ratio.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// One step of a 64-bit multiplicative hash.
 #[inline(always)]
 fn mix(hash: u64, word: u64) -> u64 {
-    let product = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let product = (hash ^ word).wrapping_mul(FACTOR);
     product ^ (product >> 29)
 }
 

@@ -11,8 +11,8 @@ use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::ElfImage;
-use crate::target::maps::{Mapping, Maps};
+use crate::target::elf::{ElfError, ElfImage};
+use crate::target::maps::{MappedFile, Maps};
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -40,16 +40,16 @@ impl Located {
     ///
     /// # Errors
     /// Where the library cannot be read or has no such function.
-    pub fn find(probe: &'static Probe, maps: &Maps) -> Option<Result<Self, AttachError>> {
-        let mapping = maps.library(probe.library)?;
-        Some(Self::find_in(probe, maps.tgid(), mapping))
-    }
-
-    fn find_in(probe: &'static Probe, tgid: Tgid, mapping: &Mapping) -> Result<Self, AttachError> {
-        Self::find_at(probe, tgid, mapping, |image| {
-            let symbol = image.symbol(probe.symbol);
-            symbol.map(|symbol| symbol.address)
-        })
+    pub fn find(
+        probe: &'static Probe,
+        tgid: Tgid,
+        maps: &Maps,
+    ) -> Option<Result<Self, AttachError>> {
+        let library = maps.library(probe.library)?;
+        Some(Self::find_at(probe, tgid, &library, |image| {
+            let symbol = image.symbol(probe.symbol)?;
+            Ok(symbol.map(|symbol| symbol.vaddr))
+        }))
     }
 
     /// Finds the function by which a Python frees code objects.
@@ -58,36 +58,40 @@ impl Located {
     /// Where Python's file cannot be read.
     pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
         Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
-            Some(python.code_dealloc)
+            Ok(Some(python.code_dealloc))
         })
     }
 
     fn find_at(
         probe: &'static Probe,
         tgid: Tgid,
-        mapping: &Mapping,
-        address: impl FnOnce(&ElfImage) -> Option<u64>,
+        mapped: &MappedFile,
+        address: impl FnOnce(&ElfImage) -> Result<Option<u64>, ElfError>,
     ) -> Result<Self, AttachError> {
-        let library = mapping.path.display().to_string();
+        let library = mapped.path.display().to_string();
         let unreadable = |why: String| AttachError::Library {
             library: library.clone(),
             why,
         };
-        let (image, file) =
-            ElfImage::of_mapping(tgid, mapping).map_err(|error| unreadable(error.to_string()))?;
-        let address = address(&image).ok_or_else(|| AttachError::NoFunction {
-            function: probe.function,
-            library: library.clone(),
-        })?;
+        let (open, file) = mapped
+            .open(tgid)
+            .map_err(|error| unreadable(error.to_string()))?;
+        let image = ElfImage::from_file(open).map_err(|error| unreadable(error.to_string()))?;
+        let address = address(&image)
+            .map_err(|error| unreadable(error.to_string()))?
+            .ok_or_else(|| AttachError::NoFunction {
+                function: probe.function,
+                library: library.clone(),
+            })?;
         let code = image.bytes_at(address, SEARCHED).unwrap_or_default();
         let function_offset = image
             .file_offset_of(address)
             .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
         // The kernel takes the return address at the entry: both programs go there.
         let place = if probe.returns.is_some() {
-            Place::entry(code)
+            Place::entry(&code)
         } else {
-            Place::find(code, probe.reads)
+            Place::find(&code, probe.reads)
         };
         Ok(Self {
             probe,
@@ -205,6 +209,7 @@ impl Attaching {
 
     /// Attaches every probe whose library is mapped.
     fn attach_mapped(&mut self, loader: &mut Loader, maps: &Maps) -> Result<(), AttachError> {
+        let tgid = self.tgid;
         // All are located before the first is attached: from then on events come, and nobody reads
         // them yet.
         let pending = PROBES
@@ -213,7 +218,7 @@ impl Attaching {
             .filter(|(_, done)| !**done);
         let located: Vec<_> = pending
             .filter_map(|(probe, done)| {
-                let located = Located::find(probe, maps)?;
+                let located = Located::find(probe, tgid, maps)?;
                 *done = true;
                 Some((probe, located))
             })

@@ -21,7 +21,8 @@ pub mod record {
     pub const SEGMENT_ALLOC: u8 = 3;
     /// [`super::MemoryRecord`]: `cudaFree` returned success.
     pub const SEGMENT_FREE: u8 = 4;
-    /// [`super::MemoryRecord`]: this thread entered autograd's engine and will wait there.
+    /// [`super::MemoryRecord`]: this thread entered autograd's engine and will wait there for the
+    /// `GraphTask` at `addr`.
     pub const BACKWARD: u8 = 5;
     /// [`super::StackRecord`]: the frames behind a stack hash, sent before its first use.
     pub const STACK: u8 = 6;
@@ -37,7 +38,8 @@ pub mod stack_state {
     pub const PYTHON: u8 = 1;
     /// The thread has no Python thread state.
     pub const NO_THREAD_STATE: u8 = 2;
-    /// The thread has a thread state that runs no Python.
+    /// The thread has a thread state that runs no Python; `stack` is the `GraphTask` that it works
+    /// for, or 0.
     pub const NO_FRAMES: u8 = 3;
     /// Memory of the interpreter could not be read.
     pub const UNREADABLE: u8 = 4;
@@ -81,7 +83,7 @@ pub struct MemoryRecord {
     pub allocated: u64,
     /// The allocator's `total_reserved` after this event.
     pub reserved: u64,
-    /// Hash of the Python stack, or 0.
+    /// Hash of the Python stack, or what [`stack_state`] says.
     pub stack: u64,
 }
 
@@ -225,6 +227,16 @@ pub struct ProcessConfig {
     /// How many code objects of sent stacks were freed: part of every stack's hash, so that a
     /// stack is sent anew when an address in it may have come to mean another code object.
     pub generation: u64,
+}
+
+/// Where every thread of a process keeps a variable of one library.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadLocal {
+    /// The library's number among those with thread-local storage.
+    pub module: u64,
+    /// Of the variable, in the library's block.
+    pub offset: u64,
 }
 
 /// Indices of the counters that the programs keep.

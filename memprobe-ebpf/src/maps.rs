@@ -2,7 +2,7 @@
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, RingBuf};
-use memprobe_common::{ProcessConfig, counter};
+use memprobe_common::{ProcessConfig, ThreadLocal, counter};
 
 use crate::thread::Thread;
 
@@ -13,6 +13,10 @@ pub static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
 /// The processes that are watched, by tgid. An event of any other process is ignored.
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessConfig> = HashMap::with_max_entries(1024, 0);
+
+/// Where a process's autograd threads keep the `GraphTask` that they work for, by tgid.
+#[map]
+pub static GRAPH_TASKS: HashMap<u32, ThreadLocal> = HashMap::with_max_entries(1024, 0);
 
 /// What is known of a thread, by tid, and its room to work in. Uprobe programs can be preempted,
 /// so a room per CPU would be shared; one per thread cannot be.

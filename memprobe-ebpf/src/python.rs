@@ -13,6 +13,7 @@ use memprobe_common::{
     stack_state,
 };
 
+use crate::autograd;
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};
 use crate::ring::count;
 use crate::thread::{Caller, Thread, WINDOW};
@@ -28,6 +29,9 @@ const BEFORE_CFRAME: u64 = 256;
 /// a read, never a frame.
 const C_STACK_REACH: u64 = 1 << 20;
 
+/// Bytes of the smallest page on x86-64.
+const PAGE: u64 = 4096;
+
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
 
@@ -36,7 +40,7 @@ const NO_WINDOW: u64 = 1 << 63;
 pub struct Walked {
     /// One of `stack_state`.
     pub state: u8,
-    /// The hash, for `stack_state::PYTHON`.
+    /// The hash, for `stack_state::PYTHON`; the `GraphTask`, for `stack_state::NO_FRAMES`.
     pub hash: u64,
 }
 
@@ -79,7 +83,10 @@ pub fn walk(process: &ProcessConfig, caller: Caller, stack_pointer: u64) -> Walk
     let seed = mix(u64::from(caller.tgid), generation);
     let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer);
     if count == 0 {
-        return Walked::without(stack_state::NO_FRAMES);
+        return Walked {
+            state: stack_state::NO_FRAMES,
+            hash: autograd::current_graph_task(caller, thread),
+        };
     }
     send_once(caller, thread, count, hash, rest != 0)
 }
@@ -103,6 +110,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
             return Err(stack_state::UNREADABLE);
         }
         thread.state = state;
+        thread.graph_task = 0;
         // SAFETY: within the THREAD_STATE bytes just read.
         thread.thread_id = unsafe { field(window, config.ts_thread_id) };
         thread.native_thread_id = unsafe { field(window, config.ts_native_thread_id) };
@@ -141,13 +149,22 @@ unsafe fn field(base: *const u8, offset: u16) -> u64 {
     }
 }
 
+/// The current thread's thread pointer.
+#[inline(always)]
+pub fn thread_pointer() -> Option<u64> {
+    // SAFETY: the helper checks the address.
+    unsafe {
+        let task = bpf_get_current_task() + fsbase_offset();
+        bpf_probe_read_kernel(task as *const u64).ok()
+    }
+}
+
 /// The current thread's `PyThreadState`, from the thread-specific key.
 #[inline(always)]
 fn find_state(config: &PythonConfig) -> Result<u64, u8> {
     // SAFETY: helpers check the addresses they read.
     unsafe {
-        let task = bpf_get_current_task() + fsbase_offset();
-        let Ok(thread_pointer) = bpf_probe_read_kernel(task as *const u64) else {
+        let Some(thread_pointer) = thread_pointer() else {
             return Err(stack_state::UNREADABLE);
         };
         let slot = if config.tss_second == 0 {
@@ -206,12 +223,20 @@ fn collect(
                 }
             } else {
                 at = LAST;
-                let base = frame.wrapping_sub(LAST);
+                // Not below the frame's own page: nothing need be mapped there, and a read that
+                // faults costs more than all others together.
+                let page = frame & !(PAGE - 1);
+                let mut base = frame.wrapping_sub(LAST);
+                if base < page {
+                    base = page;
+                    at = frame - page;
+                }
                 thread.data_window = base;
                 // SAFETY: the first window is WINDOW bytes.
                 unsafe {
                     if !read(windows, WINDOW as u32, base) {
                         thread.data_window = NO_WINDOW;
+                        at = LAST;
                         read(
                             windows.add(WINDOW - FRAME_HEADER),
                             FRAME_HEADER as u32,

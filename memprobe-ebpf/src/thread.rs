@@ -18,6 +18,8 @@ pub struct Thread {
     pub thread_id: u64,
     /// The `native_thread_id` that it had.
     pub native_thread_id: u64,
+    /// Where it keeps the `GraphTask` that it works for, or 0.
+    pub graph_task: u64,
     /// The `cudaMalloc` or `cudaFree` that this thread is in.
     pub call: PendingCall,
     /// The address that the first window was read from, or `NO_WINDOW`.

@@ -1,4 +1,17 @@
 //! Shared pieces of the integration suite.
+//!
+//! Every test takes a [`ground::Ground`]: root, a memprobe, one or two PyTorches, and its turn.
+//! Tests that load the machine together would prove less, so one runs at a time, across all
+//! test programs.
 
+pub mod agreement;
+pub mod bpf;
+pub mod events;
+pub mod ground;
+pub mod ledger;
+pub mod memprobe;
+pub mod process;
 pub mod pytorch;
 pub mod reference;
+pub mod rehearsal;
+pub mod terminal;

@@ -6,6 +6,9 @@ use std::process::{Command, Output};
 /// Names the interpreter whose PyTorch is used. `cargo xtask test` sets it.
 pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
 
+/// As [`TEST_PYTHON`], for Python 3.12.
+pub const TEST_PYTHON_312: &str = "MEMPROBE_TEST_PYTHON_312";
+
 /// A Python with a PyTorch that sees at least one GPU, real or simulated.
 #[derive(Debug, Clone)]
 pub struct PyTorch {
@@ -15,12 +18,17 @@ pub struct PyTorch {
 impl PyTorch {
     /// The one that the environment names. Without one, says in a line why the test is skipped.
     pub fn of_this_run() -> Option<Self> {
-        match std::env::var_os(TEST_PYTHON) {
+        Self::named_by(TEST_PYTHON)
+    }
+
+    /// The one that this variable names. Without one, says so in a line.
+    pub fn named_by(variable: &str) -> Option<Self> {
+        match std::env::var_os(variable) {
             Some(python) => Some(Self {
                 python: python.into(),
             }),
             None => {
-                println!("skipped: {TEST_PYTHON} names no PyTorch; run `cargo xtask test`");
+                println!("skipped: {variable} names no PyTorch; run `cargo xtask test`");
                 None
             }
         }

@@ -32,6 +32,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to train")
     parser.add_argument("--steps", type=int, default=None, help="stop after so many steps, if sooner")
+    parser.add_argument("--until", help="stop when this file exists, if sooner")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds to rest after each step")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--width", type=int, default=1024)
@@ -47,8 +48,11 @@ def main():
     end = time.monotonic() + options.seconds
     step = 0
     while time.monotonic() < end and (options.steps is None or step < options.steps):
+        if options.until is not None and os.path.exists(options.until):
+            break
         train_step(model, optimizer, options.batch, options.width)
         step += 1
+        checkpoint(f"step {step}")
         time.sleep(options.pause)
     checkpoint("end")
     print(f"{step} steps, allocated {torch.cuda.memory_allocated()} bytes", flush=True)

@@ -40,11 +40,9 @@ enum Verb {
         #[arg(long)]
         no_pytorch: bool,
     },
-    /// Measure the speed of memprobe's own code
-    Bench {
-        /// Only the benchmarks whose names hold this
-        filter: Option<String>,
-    },
+    /// Measure what memprobe costs the program that it watches, beside PyTorch's own recorders, and
+    /// what it takes for itself; as root
+    Bench(bench::Options),
     /// Compile the eBPF programs into memprobe-ebpf/object, with a record of how
     ///
     /// Needs rustup's nightly with rust-src, or Debian's rustc-web, and bpf-linker.
@@ -97,7 +95,7 @@ fn run(verb: Verb) -> Result<()> {
             };
             test::run(&repository, extent)
         }
-        Verb::Bench { filter } => bench::run(&repository, filter.as_deref()),
+        Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {
                 ebpf::Missing::Install

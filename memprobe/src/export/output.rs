@@ -64,14 +64,8 @@ impl fmt::Display for OutputError {
     }
 }
 
-impl std::error::Error for OutputError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.problem {
-            Problem::Io(error) => Some(error),
-            _ => None,
-        }
-    }
-}
+// The text holds what the operating system said: as a source it would be printed twice.
+impl std::error::Error for OutputError {}
 
 impl OutputPlan {
     /// Looks at what `path` is; `-` means standard output. Creates and opens nothing.

@@ -68,11 +68,8 @@ impl fmt::Display for WriteError {
     }
 }
 
-impl std::error::Error for WriteError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&*self.source)
-    }
-}
+// The text holds what the operating system said: as a source it would be printed twice.
+impl std::error::Error for WriteError {}
 
 impl WriteError {
     /// What the operating system said.

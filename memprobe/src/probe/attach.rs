@@ -3,16 +3,17 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use memprobe_common::ProcessConfig;
+use memprobe_common::{ProcessConfig, ThreadLocal};
 
-use super::catalog::{CODE_FREED, Need, PROBES, Probe};
+use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Need, PROBES, Probe, TORCH_CPU};
 use super::loader::Loader;
 use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::{ElfError, ElfImage};
+use crate::target::elf::{ElfError, ElfImage, LoadedImage};
 use crate::target::maps::{MappedFile, Maps};
+use crate::target::memory::{ProcessMemory, ReadMemory as _};
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -47,7 +48,7 @@ impl Located {
     ) -> Option<Result<Self, AttachError>> {
         let library = maps.library(probe.library)?;
         Some(Self::find_at(probe, tgid, &library, |image| {
-            let symbol = image.symbol(probe.symbol)?;
+            let symbol = image.first_symbol(probe.symbols)?;
             Ok(symbol.map(|symbol| symbol.vaddr))
         }))
     }
@@ -184,7 +185,7 @@ impl Attaching {
         if self.done.iter().all(|done| *done) {
             return Ok(Step::Done(python));
         }
-        if maps.library(PYTHON_BINDINGS).is_some() && maps.library(CUDA_ALLOCATOR).is_none() {
+        if was_built_without_cuda(self.tgid, &maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
         let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
@@ -224,9 +225,24 @@ impl Attaching {
             })
             .collect();
         for (probe, located) in located {
+            if probe.library == TORCH_CPU {
+                self.find_graph_task(loader, maps);
+            }
             self.attach(loader, probe, located)?;
         }
         Ok(())
+    }
+
+    /// Tells the programs where autograd's threads keep the `GraphTask` that they work for. Where
+    /// that is not known, only a backward pass that runs alone has a line.
+    fn find_graph_task(&mut self, loader: &mut Loader, maps: &Maps) {
+        let place = graph_task_place(self.tgid, maps);
+        let known = place.is_some_and(|place| loader.watch_graph_tasks(self.tgid, place).is_ok());
+        if !known {
+            let why = "autograd's current_graph_task was not found: when several threads run backward() \
+                       at once, their memory has no line";
+            self.missing.push(why.to_owned());
+        }
     }
 
     fn attach(
@@ -253,6 +269,31 @@ impl Attaching {
     pub fn into_probes(self) -> (Vec<ProbeStatus>, Vec<String>) {
         (self.attached, self.missing)
     }
+}
+
+/// Where the threads of a process keep the `GraphTask` that they work for.
+fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
+    let library = maps.library(TORCH_CPU)?;
+    let loaded = LoadedImage::open(&library, tgid).ok()?;
+    let offset = loaded.image.thread_local(CURRENT_GRAPH_TASK).ok()??;
+    let number = loaded.image.thread_local_number().ok()??;
+    let module = ProcessMemory::new(tgid)
+        .read_u64(number.wrapping_add(loaded.bias))
+        .ok()
+        .filter(|module| *module > 0)?;
+    Some(ThreadLocal { module, offset })
+}
+
+/// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its
+/// libraries are mapped one by one; those that will be lie beside one another as files.
+fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
+    let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
+        return false;
+    };
+    let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
+    let beside = beside.strip_prefix("/").unwrap_or(&beside);
+    let root = PathBuf::from(format!("/proc/{}/root", tgid.0));
+    maps.library(CUDA_ALLOCATOR).is_none() && !root.join(beside).exists()
 }
 
 /// Why a process cannot be probed.

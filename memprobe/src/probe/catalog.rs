@@ -9,8 +9,8 @@ pub struct Probe {
     pub function: &'static str,
     /// The file name of its library begins with this.
     pub library: &'static str,
-    /// Its name in the library's symbol table.
-    pub symbol: &'static str,
+    /// Its names in the library's symbol table, of which a version has one.
+    pub symbols: &'static [&'static str],
     /// The program that runs at its entry.
     pub entry: &'static str,
     /// The program that runs when it returns.
@@ -30,13 +30,23 @@ pub enum Need {
     Optional(&'static str),
 }
 
+/// The library of autograd's engine.
+pub const TORCH_CPU: &str = "libtorch_cpu.so";
+
+/// The engine's thread-local `current_graph_task`, by the names that it has had
+/// (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.6.0).
+pub const CURRENT_GRAPH_TASK: &[&str] = &[
+    "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
+    "_ZN5torch8autogradL18current_graph_taskE",
+];
+
 /// Every probe, in the order of attaching: the one with the most events last. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to 2.15 and of
 /// libcudart 11.0 to 13.2.
 pub const PROBES: &[Probe] = &[
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
-        symbol: "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE",
+        symbols: &["_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE"],
         entry: "report_out_of_memory",
         returns: None,
         reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
@@ -45,7 +55,7 @@ pub const PROBES: &[Probe] = &[
     Probe {
         function: "cudaMalloc",
         library: "libcudart",
-        symbol: "cudaMalloc",
+        symbols: &["cudaMalloc"],
         entry: "cuda_malloc",
         returns: Some("cuda_malloc_return"),
         reads: &[Register::RDI, Register::RSI],
@@ -54,25 +64,29 @@ pub const PROBES: &[Probe] = &[
     Probe {
         function: "cudaFree",
         library: "libcudart",
-        symbol: "cudaFree",
+        symbols: &["cudaFree"],
         entry: "cuda_free",
         returns: Some("cuda_free_return"),
         reads: &[Register::RDI],
         need: Need::Optional("freed segments are not seen"),
     },
     Probe {
-        function: "torch::autograd::Engine::execute",
-        library: "libtorch_cpu.so",
-        symbol: "_ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_",
+        function: "torch::autograd::Engine::execute_with_graph_task",
+        library: TORCH_CPU,
+        symbols: &[
+            // From 2.13 on.
+            "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEEN3c1013intrusive_ptrINS0_4NodeENS7_6detail34intrusive_target_default_null_typeIS9_EEEEONS0_11InputBufferE",
+            "_ZN5torch8autograd6Engine23execute_with_graph_taskERKSt10shared_ptrINS0_9GraphTaskEES2_INS0_4NodeEEONS0_11InputBufferE",
+        ],
         entry: "engine_execute",
         returns: None,
-        reads: &[],
+        reads: &[Register::RDX],
         need: Need::Optional("memory of backward passes has no line"),
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
         library: "libc10.so",
-        symbol: "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE",
+        symbols: &["_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"],
         entry: "report_memory_usage",
         returns: None,
         reads: &[
@@ -91,7 +105,7 @@ pub const PROBES: &[Probe] = &[
 pub const CODE_FREED: Probe = Probe {
     function: "code_dealloc",
     library: "libpython",
-    symbol: "",
+    symbols: &[],
     entry: "code_freed",
     returns: None,
     reads: &[Register::RDI],

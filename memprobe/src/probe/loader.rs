@@ -3,13 +3,14 @@
 
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use aya::programs::UProbe;
 use aya::programs::uprobe::{UProbeAttachLocation, UProbeScope};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
-use memprobe_common::{ProcessConfig, counter};
+use memprobe_common::{ProcessConfig, ThreadLocal, counter};
 
 use crate::event::Tgid;
 
@@ -26,6 +27,14 @@ struct ConfigValue(ProcessConfig);
 
 // SAFETY: repr(C) integers without padding (its size is asserted beside its definition).
 unsafe impl Pod for ConfigValue {}
+
+/// A [`ThreadLocal`] as a map value.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+struct ThreadLocalValue(ThreadLocal);
+
+// SAFETY: repr(C), two integers of the same size.
+unsafe impl Pod for ThreadLocalValue {}
 
 /// The programs in the kernel, and their attachments.
 pub struct Loader {
@@ -101,6 +110,20 @@ impl Loader {
         Ok(())
     }
 
+    /// Says where a process's threads keep the `GraphTask` that they work for.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn watch_graph_tasks(&mut self, tgid: Tgid, place: ThreadLocal) -> Result<()> {
+        let map = self
+            .ebpf
+            .map_mut("GRAPH_TASKS")
+            .context("the object has no map GRAPH_TASKS")?;
+        let mut places: HashMap<_, u32, ThreadLocalValue> = HashMap::try_from(map)?;
+        places.insert(tgid.0, ThreadLocalValue(place), 0)?;
+        Ok(())
+    }
+
     /// Attaches a program at a file offset of a library, for one process.
     ///
     /// # Errors
@@ -124,6 +147,35 @@ impl Loader {
             })?;
         Ok(())
     }
+
+    /// How often a program ran and for how long. The kernel counts only while somebody asks it to
+    /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn run_time(&self, program: &str) -> Result<RunTime> {
+        let uprobe: &UProbe = self
+            .ebpf
+            .program(program)
+            .with_context(|| format!("the object has no program {program}"))?
+            .try_into()?;
+        let info = uprobe
+            .info()
+            .with_context(|| format!("asking the kernel about {program}"))?;
+        Ok(RunTime {
+            runs: info.run_count(),
+            total: info.run_time(),
+        })
+    }
+}
+
+/// What the kernel counted of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunTime {
+    /// Runs.
+    pub runs: u64,
+    /// Time of all runs together: the program alone, without the trap that leads to it.
+    pub total: Duration,
 }
 
 /// What the programs could not send.

@@ -35,7 +35,10 @@ pub enum RecordingError {
 impl fmt::Display for RecordingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io(error) => write!(f, "{error}"),
+            Self::Io(error) => write!(
+                f,
+                "cannot be read: {error}; give the file that `memprobe record -o FILE` wrote"
+            ),
             Self::Empty => f.write_str(
                 "the file ends before its first record: the recording was stopped before it began; record again",
             ),

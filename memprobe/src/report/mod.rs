@@ -124,19 +124,16 @@ impl fmt::Display for ReportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Recording(error) => error.fmt(f),
-            Self::Output(error) => write!(f, "cannot write the report: {error}"),
+            Self::Output(error) => write!(
+                f,
+                "cannot write the report: {error}; send it to another file or disk"
+            ),
         }
     }
 }
 
-impl std::error::Error for ReportError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Recording(error) => Some(error),
-            Self::Output(error) => Some(error),
-        }
-    }
-}
+// The text holds that of the cause: as a source it would be printed twice.
+impl std::error::Error for ReportError {}
 
 impl From<RecordingError> for ReportError {
     fn from(error: RecordingError) -> Self {

@@ -23,7 +23,7 @@ use crate::target::memory::ReadMemory;
 
 use segments::SegmentDevices;
 use stacks::{Pending, Stacks};
-use waiting::Waiters;
+use waiting::{GraphTasks, Waiters};
 
 /// Threads whose names are remembered; beyond that they are read again.
 const THREAD_NAMES: usize = 65_536;
@@ -33,6 +33,7 @@ pub struct Symbolizer<M> {
     tgid: Tgid,
     stacks: Stacks<M>,
     waiters: Waiters,
+    graph_tasks: GraphTasks,
     names: HashMap<Tid, Arc<str>>,
     ready: SegmentDevices,
     /// Records in order, not yet events.
@@ -56,6 +57,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             tgid,
             stacks: Stacks::new(memory, code),
             waiters: Waiters::default(),
+            graph_tasks: GraphTasks::default(),
             names: HashMap::new(),
             ready: SegmentDevices::default(),
             queue: VecDeque::new(),
@@ -143,6 +145,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             MemoryKind::Backward => {
                 let stack = self.stack_of(tid, record);
                 self.waiters.enter(tid, stack);
+                self.graph_tasks.begin(record.addr, stack);
                 return;
             }
             MemoryKind::Block if record.size < 0 => Action::Free,
@@ -193,13 +196,17 @@ impl<M: ReadMemory> Symbolizer<M> {
             _ => NoStack::UnknownPython,
         };
         let thread = self.name(tid);
-        let (id, defined) = if is_engine_thread(&thread) && reason != NoStack::Lost {
-            match self.waiters.the_one() {
-                Ok(waiting) => self.stacks.waiting(&thread, waiting),
-                Err(reason) => self.stacks.unknown(&thread, reason),
+        let waiting = match (reason, record.stack) {
+            (NoStack::Lost, _) => Err(reason),
+            (_, 0) if is_engine_thread(&thread) => self.waiters.the_one(),
+            (NoStack::NoPythonFrames, graph_task) if graph_task != 0 => {
+                self.graph_tasks.waiting_for(graph_task).ok_or(reason)
             }
-        } else {
-            self.stacks.unknown(&thread, reason)
+            _ => Err(reason),
+        };
+        let (id, defined) = match waiting {
+            Ok(waiting) => self.stacks.waiting(&thread, waiting),
+            Err(reason) => self.stacks.unknown(&thread, reason),
         };
         if let Some(stack) = defined {
             self.ready.push(Event::Stack(id, stack));

@@ -4,9 +4,35 @@ use hashbrown::HashMap;
 
 use crate::event::{NoStack, StackId, Tid};
 
+/// The backward passes that were seen beginning: which stack waits for which `GraphTask`.
+///
+/// A `GraphTask`'s address can be used again; each use begins with a new entry into the engine.
+#[derive(Default)]
+pub struct GraphTasks {
+    stacks: HashMap<u64, StackId>,
+}
+
+/// The most backward passes that are remembered.
+const MOST_TASKS: usize = 65_536;
+
+impl GraphTasks {
+    /// `stack` waits for `graph_task`.
+    pub fn begin(&mut self, graph_task: u64, stack: StackId) {
+        if self.stacks.len() >= MOST_TASKS {
+            self.stacks.clear();
+        }
+        self.stacks.insert(graph_task, stack);
+    }
+
+    /// The stack that waits for `graph_task`; `None` for one that began before attach.
+    pub fn waiting_for(&self, graph_task: u64) -> Option<StackId> {
+        self.stacks.get(&graph_task).copied()
+    }
+}
+
 /// The threads that have entered autograd's engine and were not seen leaving it.
 ///
-/// Leaving is not probed (a return probe would cost more than the fact is worth): a thread has
+/// For a PyTorch that does not tell which `GraphTask` a thread works for. Leaving is not probed (a return probe would cost more than the fact is worth): a thread has
 /// left when it does anything from another stack.
 #[derive(Default)]
 pub struct Waiters {
@@ -31,16 +57,20 @@ impl Waiters {
         }
     }
 
-    /// The stack that waits for a thread without Python, where only one can be meant.
+    /// The stack that waits for a thread without Python, where only one can be meant: one thread
+    /// waits, or all that wait do so from the same lines.
     ///
     /// # Errors
     /// Why none is named.
     pub fn the_one(&self) -> Result<StackId, NoStack> {
         let mut stacks = self.inside.values();
-        match (stacks.next(), stacks.next()) {
-            (Some(stack), None) => Ok(*stack),
-            (None, _) => Err(NoStack::NoPythonFrames),
-            (Some(_), Some(_)) => Err(NoStack::SeveralWaiting),
+        let Some(first) = stacks.next() else {
+            return Err(NoStack::NoPythonFrames);
+        };
+        if stacks.all(|stack| stack == first) {
+            Ok(*first)
+        } else {
+            Err(NoStack::SeveralWaiting)
         }
     }
 }
@@ -48,6 +78,17 @@ impl Waiters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backward_pass_has_the_stack_that_began_it_last() {
+        let mut tasks = GraphTasks::default();
+        assert_eq!(tasks.waiting_for(0x10), None);
+        tasks.begin(0x10, StackId(5));
+        tasks.begin(0x20, StackId(6));
+        tasks.begin(0x10, StackId(7));
+        assert_eq!(tasks.waiting_for(0x10), Some(StackId(7)));
+        assert_eq!(tasks.waiting_for(0x20), Some(StackId(6)));
+    }
 
     #[test]
     fn one_waiting_thread_is_named() {
@@ -63,6 +104,14 @@ mod tests {
         waiters.enter(Tid(1), StackId(5));
         waiters.enter(Tid(2), StackId(6));
         assert_eq!(waiters.the_one(), Err(NoStack::SeveralWaiting));
+    }
+
+    #[test]
+    fn several_threads_that_wait_at_the_same_lines_are_named() {
+        let mut waiters = Waiters::default();
+        waiters.enter(Tid(1), StackId(5));
+        waiters.enter(Tid(2), StackId(5));
+        assert_eq!(waiters.the_one(), Ok(StackId(5)));
     }
 
     #[test]

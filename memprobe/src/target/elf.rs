@@ -31,6 +31,7 @@ const MAX_NAME_BYTES: usize = 256;
 type Header = FileHeader64<LittleEndian>;
 type RawSymbol = elf::Sym64<LittleEndian>;
 type RawDynamic = elf::Dyn64<LittleEndian>;
+type RawRelocation = elf::Rela64<LittleEndian>;
 
 /// A 64-bit little-endian ELF program or shared library.
 #[derive(Debug)]
@@ -190,7 +191,7 @@ impl ElfImage {
     /// # Errors
     /// As [`Self::symbols`].
     pub fn symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
-        Ok(self.symbols(&[name])?.pop().flatten())
+        self.first_symbol(&[name])
     }
 
     /// The symbols of exactly these names (as mangled) that the image defines, in the order of
@@ -200,11 +201,78 @@ impl ElfImage {
     /// # Errors
     /// [`ElfError`] where a symbol table cannot be read; a file without one defines none.
     pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
+        self.find(names, is_addressed, |found| {
+            found.iter().all(Option::is_some)
+        })
+    }
+
+    /// The first of these names (as mangled) that the image defines, as [`Self::symbols`] finds it;
+    /// `.symtab` is read only where no dynamic symbol has any of them.
+    ///
+    /// # Errors
+    /// As [`Self::symbols`].
+    pub fn first_symbol(&self, names: &[&str]) -> Result<Option<Symbol>, ElfError> {
+        let found = self.find(names, is_addressed, |found| {
+            found.iter().any(Option::is_some)
+        })?;
+        Ok(found.into_iter().flatten().next())
+    }
+
+    /// Where in the image's block of thread-local storage a variable lies that has one of these
+    /// names.
+    ///
+    /// # Errors
+    /// As [`Self::symbols`].
+    pub fn thread_local(&self, names: &[&str]) -> Result<Option<u64>, ElfError> {
+        let is_variable = |symbol: &RawSymbol| symbol.st_type() == elf::STT_TLS;
+        let found = self.find(names, is_variable, |found| {
+            found.iter().any(Option::is_some)
+        })?;
+        Ok(found
+            .into_iter()
+            .flatten()
+            .next()
+            .map(|symbol| symbol.vaddr))
+    }
+
+    /// Address of the word into which the dynamic linker writes the image's number among those
+    /// with thread-local storage: what an `R_X86_64_DTPMOD64` without a symbol relocates (ELF
+    /// Handling For Thread-Local Storage, 4.1.6).
+    ///
+    /// # Errors
+    /// [`ElfError`] where the relocations cannot be read.
+    pub fn thread_local_number(&self) -> Result<Option<u64>, ElfError> {
+        let is_dynamic = |section: &&Section| {
+            let symbols = usize::try_from(section.link).map(|link| self.sections.get(link));
+            section.kind == elf::SHT_RELA
+                && symbols.is_ok_and(|symbols| symbols.is_some_and(|of| of.kind == elf::SHT_DYNSYM))
+        };
+        for section in self.sections.iter().filter(is_dynamic) {
+            let bytes = self.section_bytes(section)?;
+            let own = entries::<RawRelocation>(&bytes)?.iter().find(|relocation| {
+                relocation.r_type(LittleEndian, false) == elf::R_X86_64_DTPMOD64
+                    && relocation.r_sym(LittleEndian, false) == 0
+            });
+            if let Some(relocation) = own {
+                return Ok(Some(relocation.r_offset.get(LittleEndian)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The symbols of these names for which `wanted` holds, from one table after the other until
+    /// they are enough.
+    fn find(
+        &self,
+        names: &[&str],
+        wanted: impl Fn(&RawSymbol) -> bool,
+        are_enough: impl Fn(&[Option<Symbol>]) -> bool,
+    ) -> Result<Vec<Option<Symbol>>, ElfError> {
         let mut found = vec![None; names.len()];
         for table in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             for section in self.sections.iter().filter(|section| section.kind == table) {
-                if found.iter().any(Option::is_none) {
-                    self.search(section, names, &mut found)?;
+                if !are_enough(&found) {
+                    self.search(section, names, &wanted, &mut found)?;
                 }
             }
         }
@@ -215,15 +283,13 @@ impl ElfImage {
         &self,
         table: &Section,
         names: &[&str],
+        wanted: impl Fn(&RawSymbol) -> bool,
         found: &mut [Option<Symbol>],
     ) -> Result<(), ElfError> {
         let strings = self.strings_of(table)?;
         let symbols = self.section_bytes(table)?;
-        let count = symbols.len() / size_of::<RawSymbol>();
-        let (symbols, _) = pod::slice_from_bytes::<RawSymbol>(&symbols, count)
-            .map_err(|()| ElfError::Malformed("a broken symbol table"))?;
-        for symbol in symbols {
-            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF {
+        for symbol in entries::<RawSymbol>(&symbols)? {
+            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !wanted(symbol) {
                 continue;
             }
             let Some(tail) = strings.get(symbol.st_name(LittleEndian) as usize..) else {
@@ -256,11 +322,8 @@ impl ElfImage {
             return Ok(false);
         };
         let strings = self.strings_of(table)?;
-        let entries = self.section_bytes(table)?;
-        let count = entries.len() / size_of::<RawDynamic>();
-        let (entries, _) = pod::slice_from_bytes::<RawDynamic>(&entries, count)
-            .map_err(|()| ElfError::Malformed("a broken dynamic table"))?;
-        Ok(entries
+        let bytes = self.section_bytes(table)?;
+        Ok(entries::<RawDynamic>(&bytes)?
             .iter()
             .filter(|entry| entry.d_tag(LittleEndian) == elf::DT_NEEDED)
             .filter_map(|entry| {
@@ -354,6 +417,18 @@ impl ElfImage {
     }
 }
 
+/// Whether a symbol is the name of an address, not of a place in each thread's own storage.
+fn is_addressed(symbol: &RawSymbol) -> bool {
+    symbol.st_type() != elf::STT_TLS
+}
+
+/// The whole entries of a table; what is left at its end is none.
+fn entries<T: pod::Pod>(table: &[u8]) -> Result<&[T], ElfError> {
+    pod::slice_from_bytes(table, table.len() / size_of::<T>())
+        .map(|(entries, _)| entries)
+        .map_err(|()| ElfError::Malformed("a broken table"))
+}
+
 /// A file of the target with its image and its place in memory.
 #[derive(Debug)]
 pub struct LoadedImage {
@@ -445,177 +520,4 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-    use crate::target::maps::{Maps, Permissions};
-    use crate::target::memory::{ProcessMemory, ReadMemory};
-
-    fn me() -> Tgid {
-        Tgid(std::process::id())
-    }
-
-    fn libc() -> MappedFile {
-        Maps::of(me()).unwrap().libraries("libc.so").pop().unwrap()
-    }
-
-    #[test]
-    fn an_exported_function_lies_where_the_loader_put_it() {
-        let loaded = LoadedImage::open(&libc(), me()).unwrap();
-        let found = loaded
-            .image
-            .symbols(&["malloc", "no_such_function", "free"])
-            .unwrap();
-        assert_eq!(found[1], None);
-        let malloc = found[0].unwrap();
-        let address: unsafe extern "C" fn(usize) -> *mut libc::c_void = libc::malloc;
-        assert_eq!(loaded.address_of(malloc), address as usize as u64);
-        assert_ne!(found[2], found[0]);
-    }
-
-    #[test]
-    fn the_bytes_of_a_function_are_those_in_memory() {
-        let loaded = LoadedImage::open(&libc(), me()).unwrap();
-        let malloc = loaded.image.symbol("malloc").unwrap().unwrap();
-        let in_file = loaded.image.bytes_at(malloc.vaddr, 64).unwrap();
-        let memory = ProcessMemory::new(me());
-        let in_memory = memory
-            .read_bytes(loaded.address_of(malloc), 64, 64)
-            .unwrap();
-        assert_eq!(in_file, in_memory);
-        let offset = loaded.image.file_offset_of(malloc.vaddr).unwrap();
-        assert_eq!(loaded.image.range(offset, 64).unwrap(), in_memory);
-    }
-
-    #[test]
-    fn a_name_matches_whole_or_not_at_all() {
-        let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();
-        assert!(image.symbol("main").unwrap().is_some());
-        assert!(image.symbol("mai").unwrap().is_none());
-        assert!(image.symbol("").unwrap().is_none());
-    }
-
-    #[test]
-    fn a_section_has_its_address_and_a_place_outside_has_no_bytes() {
-        let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();
-        let text = image.section(".text").unwrap();
-        assert_eq!(image.file_offset_of(text.vaddr), Some(text.offset));
-        let bss = image.section(".bss").unwrap();
-        assert_eq!(image.file_offset_of(bss.vaddr), None);
-        assert!(image.bytes_at(u64::MAX, 16).is_err());
-        assert!(image.section(".no.such").is_none());
-    }
-
-    #[test]
-    fn what_an_image_needs_is_what_the_loader_loads_with_it() {
-        let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();
-        assert!(image.needs("libc.so").unwrap());
-        assert!(!image.needs("lib").unwrap());
-        assert!(!image.needs("libpython3").unwrap());
-    }
-
-    /// The image of a file that holds `bytes`.
-    fn image_of(bytes: &[u8]) -> Result<ElfImage, ElfError> {
-        let mut file = tempfile::tempfile().unwrap();
-        file.write_all(bytes).unwrap();
-        ElfImage::from_file(file)
-    }
-
-    #[test]
-    fn a_truncated_or_damaged_image_is_an_error_or_lacks_symbols_but_never_a_panic() {
-        let whole = {
-            let (mut file, _) = libc().open(me()).unwrap();
-            let mut bytes = Vec::new();
-            io::Read::read_to_end(&mut file, &mut bytes).unwrap();
-            bytes
-        };
-        for len in [0, 1, 16, 63, 64, 65, 500, 4096, 100_000, whole.len() - 1] {
-            if let Ok(image) = image_of(&whole[..len]) {
-                let _ = image.symbols(&["malloc"]);
-            }
-        }
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut random = move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
-        let section_headers = u64::from_le_bytes(whole[40..48].try_into().unwrap()) as usize;
-        for _ in 0..60 {
-            let mut damaged = whole.clone();
-            for _ in 0..8 {
-                damaged[random() as usize % 1024] = random() as u8;
-                let headers = whole.len() - section_headers;
-                damaged[section_headers + random() as usize % headers] = random() as u8;
-            }
-            damaged[..20].copy_from_slice(&whole[..20]);
-            if let Ok(image) = image_of(&damaged) {
-                let _ = image.symbols(&["malloc", "free"]);
-                let _ = image.needs("libc.so");
-                let _ = image.file_offset_of(random());
-                let _ = image.bytes_at(random() % 0x20_0000, 64);
-                let _ = image.load_bias(&libc().mappings);
-            }
-        }
-    }
-
-    fn synthetic(kind: ImageKind) -> ElfImage {
-        let segment = |offset, vaddr, executable| Segment {
-            offset,
-            file_size: 0x2000,
-            vaddr,
-            memory_size: 0x2000,
-            executable,
-        };
-        ElfImage {
-            file: tempfile::tempfile().unwrap(),
-            kind,
-            segments: vec![
-                segment(0, 0, false),
-                segment(0x2000, 0x2000, true),
-                segment(0x4dc8, 0x5dc8, false),
-            ],
-            sections: Vec::new(),
-        }
-    }
-
-    fn mapping(start: u64, offset: u64, execute: bool) -> Mapping {
-        Mapping {
-            start,
-            end: start + 0x1000,
-            perms: Permissions {
-                read: true,
-                write: false,
-                execute,
-                shared: false,
-            },
-            offset,
-            dev: Default::default(),
-            inode: 1,
-            path: "/lib/x.so".into(),
-            deleted: false,
-        }
-    }
-
-    #[test]
-    fn the_load_bias_is_what_most_mappings_agree_on() {
-        let image = synthetic(ImageKind::Relocatable);
-        let loaded = [
-            mapping(0x10_0000, 0, false),
-            mapping(0x7000_0000, 0, false),
-            mapping(0x7000_2000, 0x2000, true),
-            mapping(0x7000_5000, 0x4000, false),
-            mapping(0x7000_6000, 0x5000, false),
-        ];
-        assert_eq!(image.load_bias(&loaded), Some(0x7000_0000));
-        assert_eq!(image.load_bias(&loaded[4..]), None);
-        assert_eq!(image.load_bias(&[]), None);
-    }
-
-    #[test]
-    fn a_program_at_fixed_addresses_has_no_bias() {
-        assert_eq!(synthetic(ImageKind::Fixed).load_bias(&[]), Some(0));
-    }
-}
+mod tests;

@@ -1,0 +1,213 @@
+//! What an event costs in user space: from the bytes of the ring buffer to the ledger, to the
+//! file, and to nothing.
+//!
+//! `cargo bench -p memprobe --bench user_side`. Goal: 1,000,000 events a second on one core.
+
+use std::hint::black_box;
+use std::io;
+
+use criterion::{BatchSize, Criterion, Throughput};
+
+use memprobe::decode::decode;
+use memprobe::event::{Event, Tgid, TimeNs};
+use memprobe::export::trace_event::TraceWriter;
+use memprobe::model::Model;
+use memprobe::model::snapshot::{Grouping, Target};
+use memprobe::recording::Header;
+use memprobe::symbolize::Symbolizer;
+use memprobe::symbolize::python::CodeCache;
+use memprobe::symbolize::python::cache::Limits;
+use memprobe::symbolize::python::layout::PythonLayout;
+use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
+use memprobe_common::{MAX_FRAMES, record, stack_state};
+
+/// Different stacks, each of [`FRAMES`] frames.
+const STACKS: u64 = 300;
+
+const FRAMES: u64 = 24;
+
+/// Events that are measured in one go: a thousand steps of 64 allocations and their frees.
+const EVENTS: u64 = 128_000;
+
+/// A process without memory: every code object is unreadable, which does not matter, as a stack is
+/// resolved once however many events name it.
+struct NoMemory;
+
+impl ReadMemory for NoMemory {
+    fn read(&self, address: u64, _: &mut [u8]) -> Result<(), Unreadable> {
+        Err(Unreadable {
+            address,
+            cause: Cause::NotMapped,
+        })
+    }
+}
+
+/// This process: its threads have names to be read.
+fn tgid() -> Tgid {
+    Tgid(std::process::id())
+}
+
+/// Nothing is known of a Python 3.11's code objects.
+fn code() -> CodeCache {
+    let layout = PythonLayout::of(11).expect("3.11 is known");
+    CodeCache::with_limits(layout, 0x2000, Limits::default())
+}
+
+/// Records as the ring buffer holds them.
+struct Records {
+    bytes: Vec<Vec<u8>>,
+    time: u64,
+    allocated: u64,
+}
+
+impl Records {
+    /// The definitions of all stacks.
+    fn stacks() -> Self {
+        assert!(FRAMES <= MAX_FRAMES as u64);
+        let bytes = (1..=STACKS).map(|hash| {
+            let mut bytes = vec![record::STACK, 0];
+            bytes.extend((FRAMES as u16).to_ne_bytes());
+            bytes.extend(tgid().0.to_ne_bytes());
+            bytes.extend(hash.to_ne_bytes());
+            for frame in 0..FRAMES {
+                bytes.extend((0x7000_0000 + 4096 * (hash * FRAMES + frame)).to_ne_bytes());
+                bytes.extend(frame.to_ne_bytes());
+            }
+            bytes
+        });
+        Self {
+            bytes: bytes.collect(),
+            time: 0,
+            allocated: 0,
+        }
+    }
+
+    /// Steps of a training loop: 64 allocations from different stacks, then their frees.
+    fn steps() -> Self {
+        let mut records = Self {
+            bytes: Vec::new(),
+            time: 0,
+            allocated: 0,
+        };
+        let mut step = 0;
+        while (records.bytes.len() as u64) < EVENTS {
+            for block in 0..64 {
+                records.block(
+                    block,
+                    512 * (1 + block as i64 % 8),
+                    1 + (step * 7 + block) % STACKS,
+                );
+            }
+            for block in 0..64 {
+                records.block(block, -512 * (1 + block as i64 % 8), 0);
+            }
+            step += 1;
+        }
+        records
+    }
+
+    fn block(&mut self, block: u64, size: i64, stack: u64) {
+        self.time += 3_000;
+        self.allocated = self.allocated.wrapping_add_signed(size);
+        let state = if stack == 0 {
+            stack_state::NONE
+        } else {
+            stack_state::PYTHON
+        };
+        let mut bytes = vec![record::BLOCK, 0, state, 0];
+        bytes.extend(tgid().0.to_ne_bytes());
+        bytes.extend(tgid().0.to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        let address = 0x7f00_0000_0000 + (block << 12);
+        let words = [
+            self.time,
+            address,
+            size.cast_unsigned(),
+            self.allocated,
+            1 << 30,
+            stack,
+        ];
+        bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+        self.bytes.push(bytes);
+    }
+}
+
+/// What memprobe does with a record before it is anybody's.
+fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
+    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, code());
+    feed(&mut symbolizer, &Records::stacks(), &mut sink);
+    symbolizer
+}
+
+fn feed(symbolizer: &mut Symbolizer<NoMemory>, records: &Records, mut sink: impl FnMut(&Event)) {
+    for bytes in &records.bytes {
+        symbolizer.push(decode(bytes).expect("records are well-formed"));
+        while let Some(event) = symbolizer.pop() {
+            sink(&event);
+        }
+    }
+}
+
+fn header() -> Header {
+    Header {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        start: TimeNs(0),
+        wall_start_ms: None,
+        target: Target::default(),
+        probes: Vec::new(),
+    }
+}
+
+fn bench(criterion: &mut Criterion) {
+    let steps = Records::steps();
+    let mut group = criterion.benchmark_group("user side");
+    group.throughput(Throughput::Elements(steps.bytes.len() as u64));
+    group.bench_function("decode and symbolize", |bencher| {
+        let mut symbolizer = symbolizer(|_| {});
+        bencher.iter(|| {
+            feed(&mut symbolizer, &steps, |event| {
+                black_box(event);
+            })
+        });
+    });
+    group.bench_function("decode, symbolize and keep the ledger", |bencher| {
+        bencher.iter_batched_ref(
+            || {
+                let mut model = Model::new(Target::default(), TimeNs(0));
+                let symbolizer = symbolizer(|event| {
+                    model.apply(event);
+                });
+                (symbolizer, model)
+            },
+            |(symbolizer, model)| {
+                feed(symbolizer, &steps, |event| {
+                    black_box(model.apply(event));
+                })
+            },
+            BatchSize::PerIteration,
+        );
+    });
+    group.bench_function("decode, symbolize and write the trace", |bencher| {
+        bencher.iter_batched_ref(
+            || {
+                let mut writer = TraceWriter::new(io::sink(), "nowhere", &header(), Grouping::User)
+                    .expect("nothing can fail");
+                let symbolizer = symbolizer(|event| writer.event(event).expect("nothing can fail"));
+                (symbolizer, writer)
+            },
+            |(symbolizer, writer)| {
+                feed(symbolizer, &steps, |event| {
+                    writer.event(event).expect("nothing can fail")
+                });
+            },
+            BatchSize::PerIteration,
+        );
+    });
+    group.finish();
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    bench(&mut criterion);
+    criterion.final_summary();
+}

@@ -1,0 +1,132 @@
+//! memprobe's probes in a process, without the rest of memprobe: what the kernel's side costs.
+//!
+//! `probes_alone PID filtered` attaches them with a filter that lets nothing through, which is the
+//! floor of what any uprobe at these places costs. `probes_alone PID discarded` runs them in full
+//! and throws away what they send. Both print `ready` and stay until standard input ends.
+//! `probes_alone PID timed` does as `discarded` does and has the kernel time the programs: for
+//! every line on standard input it prints `RUNS NANOSECONDS` of the allocator's program so far.
+
+use std::io::BufRead as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use aya::maps::{MapData, RingBuf};
+use aya::sys::{Stats, enable_stats};
+use memprobe::event::Tgid;
+use memprobe::probe::attach::{Attaching, Located, Step};
+use memprobe::probe::catalog::PROBES;
+use memprobe::probe::kernel;
+use memprobe::probe::loader::Loader;
+use memprobe::target::maps::Maps;
+
+/// memprobe's own default.
+const RING_BYTES: u32 = 8 << 20;
+
+/// How often memprobe looks at the ring buffer.
+const POLL: Duration = Duration::from_millis(5);
+
+/// The allocator's program.
+const ALLOCATOR: &str = "report_memory_usage";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [pid, mode] = arguments.as_slice() else {
+        bail!("usage: probes_alone PID filtered|discarded|timed");
+    };
+    let tgid = Tgid(pid.parse().with_context(|| format!("{pid:?} is no PID"))?);
+    kernel::preflight()?;
+    let mut loader = Loader::new(kernel::fsbase_offset()?, RING_BYTES)?;
+    match mode.as_str() {
+        "filtered" => {
+            attach_unwatched(&mut loader, tgid)?;
+            wait_for_end(|| Ok(()))
+        }
+        "discarded" => {
+            let _discarding = Discarding::start(loader.take_records()?);
+            attach(&mut loader, tgid)?;
+            wait_for_end(|| Ok(()))
+        }
+        "timed" => {
+            // The kernel counts until this descriptor is closed.
+            let _counting =
+                enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
+            let _discarding = Discarding::start(loader.take_records()?);
+            attach(&mut loader, tgid)?;
+            wait_for_end(|| {
+                let time = loader.run_time(ALLOCATOR)?;
+                println!("{} {}", time.runs, time.total.as_nanos());
+                Ok(())
+            })
+        }
+        other => bail!("unknown mode {other:?}: filtered, discarded or timed"),
+    }
+}
+
+/// Attaches every probe where memprobe would, and lets no process through.
+fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<()> {
+    let maps = Maps::of(tgid)?;
+    for probe in PROBES {
+        let located = Located::find(probe, tgid, &maps)
+            .with_context(|| format!("{} is not mapped", probe.library))??;
+        if let Some(program) = probe.returns {
+            loader.attach(program, &located.file, located.function_offset, tgid)?;
+        }
+        let entry = located.function_offset + located.place.offset;
+        loader.attach(probe.entry, &located.file, entry, tgid)?;
+    }
+    Ok(())
+}
+
+/// Attaches as memprobe does.
+fn attach(loader: &mut Loader, tgid: Tgid) -> Result<()> {
+    match Attaching::new(tgid).step(loader)? {
+        Step::Done(_) => Ok(()),
+        Step::Waiting(what) => bail!("{what}: start it first"),
+    }
+}
+
+/// Says that the probes are in place, answers every line, and returns when there are no more.
+fn wait_for_end(mut answer: impl FnMut() -> Result<()>) -> Result<()> {
+    println!("ready");
+    for line in std::io::stdin().lock().lines() {
+        line?;
+        answer()?;
+    }
+    Ok(())
+}
+
+/// A thread that empties the ring buffer.
+struct Discarding {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Discarding {
+    fn start(mut records: RingBuf<MapData>) -> Self {
+        let over = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&over);
+        let thread = thread::spawn(move || {
+            while !asked.load(Ordering::Relaxed) {
+                while records.next().is_some() {}
+                thread::sleep(POLL);
+            }
+        });
+        Self {
+            over,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Discarding {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic: it only reads and sleeps.
+            let _ = thread.join();
+        }
+    }
+}

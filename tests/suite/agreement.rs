@@ -1,0 +1,185 @@
+//! Memprobe's events beside those of PyTorch's own recorder.
+
+use crate::events::Event;
+use crate::pytorch::workloads;
+use crate::reference::{DeviceEvents, Reference, TraceEvent, TraceFrame};
+
+/// The most frames that memprobe keeps of a stack.
+pub const MOST_FRAMES: usize = 128;
+
+/// How far both agree.
+#[derive(Debug, Default)]
+pub struct Agreement {
+    /// Events of PyTorch's history that memprobe could have seen.
+    pub events: usize,
+    /// Stacks of Python threads that were compared frame by frame.
+    pub stacks: usize,
+    /// Events of threads without Python (autograd's).
+    pub backward: usize,
+    /// What differs, in words.
+    pub differences: Vec<String>,
+}
+
+impl Agreement {
+    /// Compares a whole run, device by device.
+    pub fn of(reference: &Reference, events: &[Event]) -> Self {
+        let mut agreement = Self::default();
+        for device in &reference.devices {
+            let recorded: Vec<&Event> = events
+                .iter()
+                .filter(|event| event.device == Some(device.device))
+                .collect();
+            agreement.compare(&history(device), &recorded);
+        }
+        for stray in events.iter().filter(|event| event.device.is_none()) {
+            agreement.differ(format!("no device: {stray:?}"));
+        }
+        agreement
+    }
+
+    /// Compares two rows of events, one by one.
+    pub fn compare(&mut self, history: &[&TraceEvent], recorded: &[&Event]) {
+        for at in 0..history.len().max(recorded.len()) {
+            match (history.get(at), recorded.get(at)) {
+                (Some(theirs), Some(ours)) => {
+                    if !self.compare_event(at, theirs, ours) {
+                        // What follows would differ too.
+                        return;
+                    }
+                }
+                (theirs, ours) => {
+                    self.differ(format!(
+                        "event {at} is on one side alone: PyTorch has {theirs:#?}, memprobe {ours:#?}"
+                    ));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Says whether it was the same event, be it with other details.
+    fn compare_event(&mut self, at: usize, theirs: &TraceEvent, ours: &Event) -> bool {
+        self.events += 1;
+        if !is_same(theirs, ours) {
+            self.differ(format!(
+                "event {at} is another: PyTorch has {theirs:#?}, memprobe {ours:#?}"
+            ));
+            return false;
+        }
+        if let Err(difference) = self.compare_details(theirs, ours) {
+            self.differ(format!(
+                "event {at}: {difference}\n  PyTorch has  {}\n  memprobe has {}",
+                in_words(
+                    &theirs.action,
+                    Some(theirs.addr),
+                    Some(theirs.size),
+                    &theirs.frames
+                ),
+                in_words(&ours.action, ours.addr, ours.size, &ours.stack)
+            ));
+        }
+        true
+    }
+
+    fn compare_details(&mut self, theirs: &TraceEvent, ours: &Event) -> Result<(), &'static str> {
+        let size = ours.size.ok_or("no size")?;
+        let segment = theirs.action.starts_with("segment");
+        if size < theirs.size || segment && size != theirs.size {
+            return Err("size");
+        }
+        if ours.action.contains("free") {
+            return if ours.stack.is_empty() {
+                Ok(())
+            } else {
+                Err("a free has no stack")
+            };
+        }
+        if theirs.frames.is_empty() {
+            return self.compare_backward(ours);
+        }
+        self.stacks += 1;
+        compare_stack(&theirs.frames, ours)
+    }
+
+    /// PyTorch's recorder sees no Python on autograd's threads; memprobe says who waits for them.
+    fn compare_backward(&mut self, ours: &Event) -> Result<(), &'static str> {
+        self.backward += 1;
+        let named = ours
+            .thread
+            .as_deref()
+            .is_some_and(|name| name.starts_with("pt_autograd_"));
+        if !named || !ours.stack.is_empty() {
+            return Err("the backward thread is not named");
+        }
+        let waiting = ours.waiting.as_deref().unwrap_or_default();
+        if calls_backward(waiting) {
+            return Ok(());
+        }
+        Err("the line that waits in backward() is not named")
+    }
+
+    fn differ(&mut self, difference: String) {
+        self.differences.push(difference);
+    }
+}
+
+/// The events of a device's history that are events of the allocator: it takes a block back
+/// when that is requested, and says so once.
+pub fn history(device: &DeviceEvents) -> Vec<&TraceEvent> {
+    let events = device.events.iter();
+    events
+        .filter(|event| event.action != "free_completed")
+        .collect()
+}
+
+/// Whether two events are one, seen from inside and outside.
+pub fn is_same(theirs: &TraceEvent, ours: &Event) -> bool {
+    match theirs.action.as_str() {
+        "free_requested" => ours.action == "free" && ours.addr == Some(theirs.addr),
+        // The history keeps the device's free bytes where others have an address.
+        "oom" => ours.action == "oom" && ours.addr.is_none(),
+        action => ours.action == action && ours.addr == Some(theirs.addr),
+    }
+}
+
+/// Whether the innermost line of a workload calls `backward()`, by its text.
+fn calls_backward(stack: &[TraceFrame]) -> bool {
+    let own = stack.iter().find_map(|frame| {
+        let text = std::fs::read_to_string(workloads().join(&frame.file)).ok()?;
+        // Packages have absolute paths, workloads the name that they were started with.
+        let relative = !frame.file.starts_with('/');
+        let line = usize::try_from(frame.line).ok()?.checked_sub(1)?;
+        relative.then(|| text.lines().nth(line).map(str::to_owned))?
+    });
+    own.is_some_and(|text| text.contains(".backward()"))
+}
+
+/// An event on one line, its stack in full.
+fn in_words(action: &str, addr: Option<u64>, size: Option<u64>, frames: &[TraceFrame]) -> String {
+    let mut words = format!(
+        "{action} of {} at {:#x}, {} frames",
+        size.unwrap_or(0),
+        addr.unwrap_or(0),
+        frames.len()
+    );
+    for frame in frames {
+        words.push_str(&format!(
+            " < {}:{} {}",
+            frame.file, frame.line, frame.function
+        ));
+    }
+    words
+}
+
+fn compare_stack(theirs: &[TraceFrame], ours: &Event) -> Result<(), &'static str> {
+    let deep = theirs.len() > MOST_FRAMES;
+    if ours.stack_truncated.unwrap_or(false) != deep {
+        return Err("whether the stack is whole");
+    }
+    let kept = &theirs[..theirs.len().min(MOST_FRAMES)];
+    if ours.stack == kept {
+        Ok(())
+    } else {
+        Err("stack")
+    }
+}

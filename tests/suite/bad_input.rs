@@ -1,0 +1,297 @@
+//! What is given may be wrong: one clear error with what to do next, and nothing lost.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::{Background, Finished, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// The user `nobody`.
+const NOBODY: u32 = 65534;
+
+/// The beginning of a Python that waits for a file and then uses PyTorch.
+const LATE: &str = "
+import os, sys, time
+print('up', flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+import torch
+kept = torch.zeros(1 << 20, device='cuda')
+time.sleep(0.2)
+";
+
+#[test]
+fn a_process_that_does_not_exist_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let mut over = Command::new("true").spawn().expect("true starts");
+    over.wait().expect("it ends");
+    let pid = over.id().to_string();
+    for verb in [&["record", "-o", "/dev/null"][..], &["attach"]] {
+        let error = ground
+            .run(&[verb, &["--pid", &pid]].concat())
+            .one_clear_error();
+        assert_says(&error, &[&pid, "no process"]);
+    }
+}
+
+#[test]
+fn a_process_that_is_not_python_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let sleep = Background::start(Command::new("sleep").arg("600"));
+    let pid = sleep.pid().to_string();
+    let error = ground
+        .run(&["record", "-o", "/dev/null", "--pid", &pid])
+        .one_clear_error();
+    assert_says(&error, &[&pid, "Python"]);
+}
+
+#[test]
+fn a_python_without_pytorch_is_waited_for_until_it_imports_it() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let folder = tempfile::tempdir().expect("a folder");
+        let go = folder.path().join("go");
+        let mut target = Background::start(pytorch.command().arg("-c").arg(LATE).arg(&go));
+        target.wait_for("up");
+        let file = folder.path().join("trace.json");
+        let mut recording = ground.record_unready(target.pid(), &file, &[]);
+        let said = recording.memprobe.wait_for("wait");
+        assert!(
+            said.contains("PyTorch"),
+            "what is waited for is not said: {said}"
+        );
+        fs::write(&go, "").expect("written");
+        recording.finish();
+        let events = ground.events(&file);
+        let first = events
+            .iter()
+            .find(|event| event.action == "alloc")
+            .expect("an allocation");
+        assert_eq!(
+            (first.stack[0].file.as_str(), first.stack[0].line),
+            ("<string>", 7)
+        );
+        assert_eq!(first.size, Some(4 << 20));
+    }
+}
+
+#[test]
+fn another_users_process_needs_root() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("opened");
+    let copy = folder.path().join("memprobe");
+    fs::copy(&ground.memprobe, &copy).expect("copied");
+    let sleep = Background::start(Command::new("sleep").arg("600"));
+    let mut command = Command::new(copy);
+    command.args([
+        "record",
+        "-o",
+        "/dev/null",
+        "--pid",
+        &sleep.pid().to_string(),
+    ]);
+    let error = Background::start(command.uid(NOBODY).gid(NOBODY))
+        .finish()
+        .one_clear_error();
+    assert_says(&error, &["root", "sudo"]);
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (target, pid) = training(ground.pytorch());
+    let read_only = Mounted::tmpfs(folder.path(), "ro");
+    let cases = [
+        (folder.path().join("missing/trace.json"), "mkdir"),
+        (folder.path().to_owned(), "directory"),
+        (read_only.path.path().join("trace.json"), "-o"),
+        ("/dev/full".into(), "No space left"),
+    ];
+    for (output, words) in cases {
+        let output = output.to_str().expect("UTF-8");
+        let finished = ground.run(&["record", "-q", "-o", output, "--pid", &pid]);
+        let error = finished.one_clear_error();
+        assert_says(&error, &[output, words]);
+    }
+    drop(target);
+}
+
+#[test]
+fn what_was_written_before_the_disk_was_full_can_be_read() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (target, pid) = training(ground.pytorch());
+    let small = Mounted::tmpfs(folder.path(), "size=128k");
+    let file = small.path.path().join("trace.json");
+    let name = file.to_str().expect("UTF-8");
+    let error = ground
+        .run(&["record", "-q", "-o", name, "--pid", &pid])
+        .one_clear_error();
+    assert_says(&error, &[name, "No space left"]);
+    let report = ground.report(&file);
+    assert_eq!(report["truncated"], true);
+    assert!(
+        report["events"].as_u64() > Some(0),
+        "nothing was kept: {report}"
+    );
+    assert!(!ground.events(&file).is_empty());
+    drop(target);
+}
+
+#[test]
+fn a_file_that_was_there_keeps_its_content_when_there_is_nothing_to_record() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    fs::write(&file, "precious").expect("written");
+    let sleep = Background::start(Command::new("sleep").arg("600"));
+    let name = file.to_str().expect("UTF-8");
+    ground
+        .run(&["record", "-o", name, "--pid", &sleep.pid().to_string()])
+        .one_clear_error();
+    assert_eq!(fs::read_to_string(&file).expect("it is there"), "precious");
+    assert_eq!(
+        fs::read_dir(folder.path()).expect("a folder").count(),
+        1,
+        "something was left"
+    );
+}
+
+#[test]
+fn a_report_on_something_that_is_no_recording_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let cases: [(&str, &[u8], &str); 4] = [
+        ("empty.json", b"", "record again"),
+        (
+            "foreign.json",
+            b"{\"traceEvents\": []}\n",
+            "memprobe record",
+        ),
+        (
+            "binary.json",
+            &[0xff, 0xfe, 0, 1, 2, 3, b'\n', 0x80],
+            "memprobe record",
+        ),
+        ("short.json", b"[\n{\"ph\":\"M\",\"na", "memprobe record"),
+    ];
+    for (name, content, words) in cases {
+        let file = folder.path().join(name);
+        fs::write(&file, content).expect("written");
+        let error = report(&ground, &file).one_clear_error();
+        assert_says(&error, &[name, words]);
+    }
+    let missing = folder.path().join("missing.json");
+    assert_says(
+        &report(&ground, &missing).one_clear_error(),
+        &["missing.json", "No such file"],
+    );
+    assert_says(
+        &report(&ground, folder.path()).one_clear_error(),
+        &["directory"],
+    );
+}
+
+#[test]
+fn a_damaged_recording_is_read_up_to_the_damage() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let whole = recorded(&ground, &folder);
+    let lines = fs::read_to_string(&whole).expect("a recording");
+    let lines: Vec<&str> = lines.lines().collect();
+    let damaged = folder.path().join("damaged.json");
+    let mut broken = lines.clone();
+    let middle = lines.len() / 2;
+    broken[middle] = "{\"ph\":\"b\",\"oops";
+    fs::write(&damaged, broken.join("\n")).expect("written");
+    let name = damaged.to_str().expect("UTF-8");
+    let error = report(&ground, &damaged).one_clear_error();
+    assert_says(&error, &[name, &format!("line {}", middle + 1), "head -n"]);
+    let cut = folder.path().join("cut.json");
+    fs::write(&cut, lines[..middle].join("\n")).expect("written");
+    assert_eq!(ground.report(&cut)["truncated"], true);
+    let (all, some) = (ground.events(&whole), ground.events(&cut));
+    assert!(!some.is_empty() && some.len() < all.len());
+    assert_eq!(some, all[..some.len()]);
+}
+
+#[test]
+fn the_reader_of_a_report_may_leave_early() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let whole = recorded(&ground, &folder);
+    let pipe = "set -o pipefail; \"$0\" report \"$1\" --by event --format jsonl | head -n 1";
+    let mut bash = Command::new("bash");
+    bash.args(["-c", pipe]).arg(&ground.memprobe).arg(&whole);
+    let printed = Background::start(&mut bash).finish();
+    assert_eq!(printed.stdout.lines().count(), 1);
+    assert_eq!(printed.stderr, "", "a pipe that closes is no error");
+    assert!(printed.status.success(), "{}", printed.status);
+}
+
+fn assert_says(error: &str, words: &[&str]) {
+    for word in words {
+        assert!(error.contains(word), "{word:?} is missing in: {error}");
+    }
+}
+
+fn report(ground: &Ground, file: &Path) -> Finished {
+    ground.run(&["report", file.to_str().expect("UTF-8")])
+}
+
+/// A training loop that is under way.
+fn training(pytorch: &PyTorch) -> (Background, String) {
+    let mut command = pytorch.command();
+    command.args(["steady.py", "--seconds", "600", "--layers", "4"]);
+    let mut target = Background::start(&mut command);
+    target.wait_for("PID ");
+    let pid = target.pid().to_string();
+    (target, pid)
+}
+
+/// A recording of a training loop.
+fn recorded(ground: &Ground, folder: &TempDir) -> std::path::PathBuf {
+    let (target, _) = training(ground.pytorch());
+    let file = folder.path().join("trace.json");
+    let recording = ground.record(target.pid(), &file, &[]);
+    wait_until("a megabyte of events", || {
+        fs::metadata(&file)
+            .is_ok_and(|there| there.len() > 1 << 20)
+            .then_some(())
+    });
+    recording.memprobe.signal(Signal::INT);
+    recording.finish();
+    file
+}
+
+/// A file system that is there until it is dropped.
+struct Mounted {
+    path: TempDir,
+}
+
+impl Mounted {
+    fn tmpfs(beside: &Path, options: &str) -> Self {
+        let path = tempfile::tempdir_in(beside).expect("a folder");
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", options, "memprobe-tests"])
+            .arg(path.path());
+        Background::start(&mut mount).finish().succeeded();
+        Self { path }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Where it cannot be unmounted, the folder cannot be removed either, and stays.
+        let _ = Command::new("umount").arg(self.path.path()).status();
+    }
+}

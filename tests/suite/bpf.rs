@@ -1,0 +1,98 @@
+//! What the kernel holds of a memprobe: its BPF programs, maps and links, and its breakpoints.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::FileExt as _;
+
+/// `BPF_PROG_GET_NEXT_ID`, `BPF_MAP_GET_NEXT_ID`, `BPF_LINK_GET_NEXT_ID` of `enum bpf_cmd`
+/// (linux/bpf.h) and the words that `/proc/PID/fdinfo` has for each.
+const KINDS: [(i64, &str); 3] = [(11, "prog_id"), (12, "map_id"), (31, "link_id")];
+
+/// The start of `union bpf_attr` for these commands: the id before and the id that was found.
+#[repr(C)]
+#[derive(Default)]
+struct NextId {
+    start_id: u32,
+    next_id: u32,
+    open_flags: u32,
+}
+
+/// Something that the kernel holds: its kind and its id.
+pub type Held = (&'static str, u32);
+
+/// All that the kernel holds, of any program.
+pub fn held_by_the_kernel() -> BTreeSet<Held> {
+    let mut held = BTreeSet::new();
+    for (command, kind) in KINDS {
+        let mut ids = NextId::default();
+        while next_id(command, &mut ids) {
+            held.insert((kind, ids.next_id));
+            ids.start_id = ids.next_id;
+        }
+    }
+    held
+}
+
+/// Whether there is an id after `ids.start_id`.
+fn next_id(command: i64, ids: &mut NextId) -> bool {
+    // SAFETY: the kernel reads and writes no more than the given size of `ids`, which lives as
+    // long as the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            ids as *mut NextId,
+            size_of::<NextId>(),
+        )
+    };
+    result == 0
+}
+
+/// What a process holds through its open files.
+pub fn held_by(pid: u32) -> BTreeSet<Held> {
+    let mut held = BTreeSet::new();
+    let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("the process is there");
+    for file in files {
+        // It may be closed by now.
+        let Ok(text) = fs::read_to_string(file.expect("an entry").path()) else {
+            continue;
+        };
+        for line in text.lines() {
+            let Some((word, number)) = line.split_once(':') else {
+                continue;
+            };
+            let kind = KINDS.iter().find(|(_, kind)| *kind == word);
+            if let (Some((_, kind)), Ok(id)) = (kind, number.trim().parse()) {
+                held.insert((*kind, id));
+            }
+        }
+    }
+    held
+}
+
+/// Bytes of a library's code in a process that are not those of the file: the kernel's
+/// breakpoints. Code has no relocations.
+pub fn patched_bytes(pid: u32, library: &str) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process is there");
+    let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("its memory can be read");
+    let mut patched = 0;
+    for line in maps.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [range, permissions, offset, _, _, path] = fields[..] else {
+            continue;
+        };
+        if !permissions.contains('x') || !path.ends_with(library) {
+            continue;
+        }
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
+        let (start, end) = range.split_once('-').expect("a range");
+        let length = usize::try_from(hex(end) - hex(start)).expect("it is mapped");
+        let (mut there, mut stored) = (vec![0; length], vec![0; length]);
+        memory.read_exact_at(&mut there, hex(start)).expect("read");
+        let file = fs::File::open(path).expect("the library can be read");
+        // The last page may go beyond the file's end.
+        let read = file.read_at(&mut stored, hex(offset)).expect("read");
+        patched += (0..read).filter(|&at| there[at] != stored[at]).count();
+    }
+    patched
+}

@@ -1,0 +1,53 @@
+//! What memprobe saw, as `memprobe report --by event --format jsonl` prints it.
+
+use serde::Deserialize;
+
+use crate::reference::TraceFrame;
+
+/// An event. Keys beyond these are an error: the suite is to know them all.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    /// Nanoseconds of `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// The thread.
+    pub tid: u32,
+    /// `alloc`, `free`, `segment_alloc`, `segment_free` or `oom`.
+    pub action: String,
+    /// The block or segment; none for `oom`.
+    pub addr: Option<u64>,
+    /// Bytes; none where unknown.
+    pub size: Option<u64>,
+    /// Device ordinal; none where unknown.
+    pub device: Option<u8>,
+    /// The allocator's total on the device after it; none for segments.
+    pub allocated: Option<u64>,
+    /// As `allocated`.
+    pub reserved: Option<u64>,
+    /// Innermost first.
+    pub stack: Vec<TraceFrame>,
+    /// The thread's name, where it runs no Python.
+    #[serde(default)]
+    pub thread: Option<String>,
+    /// The stack of the Python thread that waits for it.
+    #[serde(default)]
+    pub waiting: Option<Vec<TraceFrame>>,
+    /// Why there is no stack.
+    #[serde(default)]
+    pub no_stack: Option<String>,
+    /// Outer frames are missing.
+    #[serde(default)]
+    pub stack_truncated: Option<bool>,
+}
+
+/// Reads one event a line.
+///
+/// # Panics
+///
+/// Where a line is none.
+pub fn parse_events(jsonl: &str) -> Vec<Event> {
+    jsonl
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}")))
+        .collect()
+}

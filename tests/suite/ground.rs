@@ -1,0 +1,76 @@
+//! What a test stands on.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use crate::pytorch::{PyTorch, TEST_PYTHON, TEST_PYTHON_312};
+
+/// Root, a memprobe to run, a PyTorch, and the turn: no other test runs while this lives.
+pub struct Ground {
+    /// The PyTorches: one for each Python that the environment names.
+    pub pytorches: Vec<PyTorch>,
+    /// The memprobe to try.
+    pub memprobe: PathBuf,
+    _turn: File,
+}
+
+impl Ground {
+    /// Waits for the turn. Without root or PyTorch, says in a line why the test is skipped.
+    pub fn take() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: attaching probes needs root; run `sudo -E cargo xtask test`");
+            return None;
+        }
+        let pytorches: Vec<PyTorch> = [TEST_PYTHON, TEST_PYTHON_312]
+            .into_iter()
+            .filter_map(PyTorch::named_by)
+            .collect();
+        if pytorches.is_empty() {
+            return None;
+        }
+        Some(Self {
+            pytorches,
+            memprobe: built_memprobe(),
+            _turn: turn(),
+        })
+    }
+
+    /// The first PyTorch, for tests that do not depend on its Python.
+    pub fn pytorch(&self) -> &PyTorch {
+        &self.pytorches[0]
+    }
+}
+
+/// The program that the environment names, or the one that was built with this test.
+fn built_memprobe() -> PathBuf {
+    if let Some(named) = std::env::var_os("MEMPROBE_BIN") {
+        return named.into();
+    }
+    let test = std::env::current_exe().expect("a test has a path");
+    let profile = test
+        .ancestors()
+        .nth(2)
+        .expect("tests lie in target/PROFILE/deps");
+    let beside = profile.join("memprobe");
+    let release = profile.with_file_name("release").join("memprobe");
+    match [beside, release].into_iter().find(|path| path.exists()) {
+        Some(path) => path,
+        None => {
+            panic!("there is no memprobe to test: run `cargo build` first, or set MEMPROBE_BIN")
+        }
+    }
+}
+
+/// A lock that lasts until the file is closed.
+fn turn() -> File {
+    let path = std::env::temp_dir().join("memprobe-tests.lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .expect("the lock file can be opened");
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+        .expect("the turn can be waited for");
+    file
+}

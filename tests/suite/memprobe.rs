@@ -1,0 +1,101 @@
+//! The program under test.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::events::{Event, parse_events};
+use crate::ground::Ground;
+use crate::process::{Background, Finished};
+
+/// What `record` says once its probes are in place.
+pub const RECORDING: &str = "recording PID";
+
+/// A recording that is being made.
+pub struct Recording {
+    /// The running memprobe.
+    pub memprobe: Background,
+    file: PathBuf,
+}
+
+impl Ground {
+    /// A command that starts memprobe.
+    pub fn memprobe(&self) -> Command {
+        let mut command = Command::new(&self.memprobe);
+        command.env("RUST_BACKTRACE", "0");
+        command
+    }
+
+    /// Runs memprobe to its end.
+    pub fn run(&self, arguments: &[&str]) -> Finished {
+        Background::start(self.memprobe().args(arguments)).finish()
+    }
+
+    /// Starts to record a running process; returns once the probes are in place.
+    pub fn record(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
+        let mut recording = self.record_unready(pid, file, options);
+        recording.memprobe.wait_for(RECORDING);
+        recording
+    }
+
+    /// Starts to record a process that may not be ready.
+    pub fn record_unready(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
+        let mut command = self.memprobe();
+        command.arg("record").arg("-o").arg(file);
+        command.arg("--pid").arg(pid.to_string()).args(options);
+        Recording {
+            memprobe: Background::start(&mut command),
+            file: file.to_owned(),
+        }
+    }
+
+    /// Every event of a recording, in order.
+    pub fn events(&self, file: &Path) -> Vec<Event> {
+        let file = file.to_str().expect("UTF-8");
+        let report = self.run(&["report", file, "--by", "event", "--format", "jsonl"]);
+        parse_events(&report.succeeded().stdout)
+    }
+
+    /// The report on a recording, as JSON.
+    pub fn report(&self, file: &Path) -> Value {
+        let file = file.to_str().expect("UTF-8");
+        let report = self.run(&["report", file, "--format", "json"]).succeeded();
+        serde_json::from_str(&report.stdout).expect("the report is JSON")
+    }
+}
+
+impl Recording {
+    /// Ends it as Ctrl-C does.
+    pub fn interrupt(self) -> Finished {
+        self.memprobe.signal(Signal::INT);
+        self.finish()
+    }
+
+    /// Waits for its end.
+    pub fn finish(self) -> Finished {
+        self.memprobe.finish().succeeded()
+    }
+
+    /// Where it is written.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+}
+
+/// How many records memprobe lost, by the last line of `record`.
+///
+/// # Panics
+///
+/// Where it does not say.
+pub fn lost(stderr: &str) -> u64 {
+    let line = stderr.lines().rfind(|line| line.contains(" lost "));
+    let line = line.unwrap_or_else(|| panic!("no word on losses: {stderr}"));
+    let (_, number) = line.split_once(" lost ").expect("found before");
+    let number = number.split_whitespace().next().unwrap_or_default();
+    number
+        .replace(',', "")
+        .parse()
+        .unwrap_or_else(|_| panic!("no number: {line}"))
+}

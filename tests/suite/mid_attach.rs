@@ -1,0 +1,258 @@
+//! Attaching to a run that is under way, at any moment.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use memprobe_tests::agreement::{Agreement, history, is_same};
+use memprobe_tests::events::Event;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::ledger::Ledger;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::reference::{Reference, TraceEvent};
+use memprobe_tests::rehearsal::Rehearsal;
+use serde_json::Value;
+
+/// How often memprobe attaches, over all Pythons.
+const ATTACHED: usize = 20;
+
+/// The allocator rounds requests up to this many bytes (`kMinBlockSize` of
+/// c10/core/AllocatorConfig.h). Remainders too small to be split off stay with the block; those of
+/// the weights and the optimizer's state of this loop are large enough.
+const ROUNDING: u64 = 512;
+
+/// What one of the recordings says.
+struct Excerpt {
+    events: Vec<Event>,
+    report: Value,
+}
+
+#[test]
+fn attached_twenty_times_at_random_moments_memprobe_tells_the_same_story_as_pytorch() {
+    let Some(ground) = Ground::take() else { return };
+    let mut moments = Moments(0x6d65_6d70_726f_6265);
+    for pytorch in &ground.pytorches {
+        let times = ATTACHED.div_ceil(ground.pytorches.len());
+        let (reference, excerpts) = attach_repeatedly(&ground, pytorch, times, &mut moments);
+        let clocks = Clocks::now();
+        let sizes = block_sizes(&reference, &excerpts, &clocks);
+        let (mut events, mut checkpoints) = (0, 0);
+        for (at, excerpt) in excerpts.iter().enumerate() {
+            checkpoints += compare(&reference, excerpt, &clocks, &sizes)
+                .unwrap_or_else(|difference| panic!("attached for the {at}. time: {difference}"));
+            events += excerpt.events.len();
+        }
+        println!(
+            "steady.py  python {}  attached {times} times  {events} events  {checkpoints} checkpoints",
+            reference.python
+        );
+        assert!(checkpoints >= times, "too few checkpoints fell into them");
+    }
+}
+
+/// Runs one training loop, and in it memprobe again and again.
+fn attach_repeatedly(
+    ground: &Ground,
+    pytorch: &PyTorch,
+    times: usize,
+    moments: &mut Moments,
+) -> (Reference, Vec<Excerpt>) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let until = folder.path().join("until");
+    let workload = [
+        "steady.py",
+        "--until",
+        until.to_str().expect("UTF-8"),
+        "--seconds",
+        "600",
+        "--layers",
+        "2",
+        "--pause",
+        "0.05",
+    ];
+    let mut rehearsal = Rehearsal::prepare(pytorch, &workload, &[]);
+    rehearsal.go();
+    rehearsal.target.wait_for("PID ");
+    let mut excerpts = Vec::new();
+    for at in 0..times {
+        std::thread::sleep(moments.next(Duration::from_millis(100)));
+        let file = folder.path().join(format!("{at}.json"));
+        let recording = ground.record(rehearsal.target.pid(), &file, &[]);
+        std::thread::sleep(Duration::from_millis(300) + moments.next(Duration::from_millis(200)));
+        let printed = recording.interrupt();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        excerpts.push(Excerpt {
+            events: ground.events(&file),
+            report: ground.report(&file),
+        });
+    }
+    std::fs::write(until, "").expect("written");
+    (rehearsal.finish(), excerpts)
+}
+
+/// Compares an excerpt with the history that it is part of; gives how many checkpoints fell
+/// into it.
+fn compare(
+    reference: &Reference,
+    excerpt: &Excerpt,
+    clocks: &Clocks,
+    sizes: &HashMap<(u64, u64), u64>,
+) -> Result<usize, String> {
+    let events = &excerpt.events;
+    let history = history(&reference.devices[0]);
+    let start = place(&history, events, clocks).ok_or("events are missing or in excess")?;
+    // The thread that was in backward() before memprobe came is not known to wait; what it does
+    // next says where it is.
+    let known = events.iter().position(|event| !event.stack.is_empty());
+    let known = known.ok_or("nothing was allocated")?;
+    let mut agreement = Agreement::default();
+    let theirs = &history[start + known..start + events.len()];
+    agreement.compare(theirs, &events[known..].iter().collect::<Vec<_>>());
+    if let Some(difference) = agreement.differences.first() {
+        return Err(difference.clone());
+    }
+    let ledger = Ledger::of(events)?;
+    check_before(&history[..start], events, &ledger, excerpt, sizes)?;
+    let (first, last) = (events[0].time_ns, events[events.len() - 1].time_ns);
+    let within = reference.checkpoints.iter().filter(|checkpoint| {
+        checkpoint.device == 0 && (first..=last).contains(&checkpoint.monotonic_ns)
+    });
+    let mut checked = 0;
+    for checkpoint in within {
+        ledger.check(checkpoint)?;
+        checked += 1;
+    }
+    Ok(checked)
+}
+
+/// What was there before memprobe came, by PyTorch's history, and what of it is left.
+fn check_before(
+    before: &[&TraceEvent],
+    events: &[Event],
+    ledger: &Ledger,
+    excerpt: &Excerpt,
+    sizes: &HashMap<(u64, u64), u64>,
+) -> Result<(), String> {
+    let mut live = HashMap::new();
+    for event in before {
+        match event.action.as_str() {
+            "alloc" => drop(live.insert(event.addr, event.size)),
+            "free_requested" => drop(live.remove(&event.addr)),
+            _ => {}
+        }
+    }
+    let size = |(addr, requested): (&u64, &u64)| {
+        let seen = sizes.get(&(*addr, *requested));
+        seen.copied()
+            .unwrap_or_else(|| requested.next_multiple_of(ROUNDING))
+    };
+    let at_attach: u64 = live.iter().map(size).sum();
+    let said = ledger.before[&0].allocated;
+    if said != at_attach {
+        return Err(format!(
+            "before attach: {at_attach} by PyTorch's history, {said} by memprobe"
+        ));
+    }
+    let mut freed = HashSet::new();
+    let mut allocated = HashSet::new();
+    for event in events {
+        match (event.action.as_str(), event.addr) {
+            ("alloc", Some(addr)) => drop(allocated.insert(addr)),
+            ("free", Some(addr)) if !allocated.remove(&addr) => drop(freed.insert(addr)),
+            _ => {}
+        }
+    }
+    let left: u64 = live
+        .iter()
+        .filter(|(addr, _)| !freed.contains(*addr))
+        .map(size)
+        .sum();
+    let row = excerpt.report["devices"][0]["before_attach"].as_u64();
+    if row != Some(left) {
+        return Err(format!(
+            "the row \"before attach\": {left} by PyTorch's history, {row:?} by memprobe"
+        ));
+    }
+    let unaccounted = &excerpt.report["devices"][0]["unaccounted"];
+    if unaccounted != 0 {
+        return Err(format!("{unaccounted} bytes are unaccounted for"));
+    }
+    Ok(())
+}
+
+/// Where in a history these events happened: where all agree, and the time is nearest.
+fn place(history: &[&TraceEvent], events: &[Event], clocks: &Clocks) -> Option<usize> {
+    let first_us = clocks.wall_us(events.first()?.time_ns);
+    let last = history.len().checked_sub(events.len())?;
+    (0..=last)
+        .filter(|&start| {
+            let theirs = &history[start..start + events.len()];
+            theirs
+                .iter()
+                .zip(events)
+                .all(|(theirs, ours)| is_same(theirs, ours))
+        })
+        .min_by_key(|&start| i128::from(history[start].time_us).abs_diff(first_us))
+}
+
+/// The bytes of blocks by address and the bytes that were asked for. Those that
+/// PyTorch lists at the end come from it, the others from what memprobe saw (and whose sum
+/// PyTorch confirms at every checkpoint).
+fn block_sizes(
+    reference: &Reference,
+    excerpts: &[Excerpt],
+    clocks: &Clocks,
+) -> HashMap<(u64, u64), u64> {
+    let mut sizes = HashMap::new();
+    let history = history(&reference.devices[0]);
+    for excerpt in excerpts {
+        let Some(start) = place(&history, &excerpt.events, clocks) else {
+            continue;
+        };
+        for (theirs, ours) in history[start..].iter().zip(&excerpt.events) {
+            if let Some(size) = ours.size {
+                sizes.insert((theirs.addr, theirs.size), size);
+            }
+        }
+    }
+    for block in &reference.r#final[0].live {
+        sizes.insert((block.addr, block.requested), block.size);
+    }
+    sizes
+}
+
+/// The two clocks at one moment.
+struct Clocks {
+    wall_us: i128,
+    monotonic_us: i128,
+}
+
+impl Clocks {
+    fn now() -> Self {
+        let monotonic = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let wall = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("after 1970");
+        Self {
+            wall_us: i128::try_from(wall.as_micros()).expect("this millennium"),
+            monotonic_us: i128::from(monotonic.tv_sec) * 1_000_000
+                + i128::from(monotonic.tv_nsec) / 1_000,
+        }
+    }
+
+    fn wall_us(&self, monotonic_ns: u64) -> i128 {
+        i128::from(monotonic_ns / 1_000) - self.monotonic_us + self.wall_us
+    }
+}
+
+/// Random, but the same in every run (xorshift64).
+struct Moments(u64);
+
+impl Moments {
+    fn next(&mut self, most: Duration) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        most.mul_f64((self.0 >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}

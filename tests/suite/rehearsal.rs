@@ -1,0 +1,174 @@
+//! A run that is recorded from inside and from outside.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::agreement::Agreement;
+use crate::events::Event;
+use crate::ground::Ground;
+use crate::ledger::Ledger;
+use crate::memprobe::lost;
+use crate::process::Background;
+use crate::pytorch::PyTorch;
+use crate::reference::Reference;
+
+/// A workload under PyTorch's recorder that waits for its start.
+pub struct Rehearsal {
+    /// The process.
+    pub target: Background,
+    folder: TempDir,
+}
+
+impl Rehearsal {
+    /// Starts `workload` (with its arguments) and returns when CUDA is initialised and nothing
+    /// is allocated.
+    pub fn prepare(pytorch: &PyTorch, workload: &[&str], settings: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = reference(pytorch, &folder, workload, settings);
+        let mut target = Background::start(&mut command);
+        target.wait_for("ready ");
+        Self { target, folder }
+    }
+
+    /// Lets it go on.
+    pub fn go(&self) {
+        std::fs::write(self.folder.path().join("go"), "").expect("written");
+    }
+
+    /// Waits for its end; what PyTorch saw.
+    pub fn finish(self) -> Reference {
+        let path = self.folder.path().join("reference.json");
+        self.target.finish().succeeded();
+        Reference::read(&path).expect("the reference")
+    }
+
+    /// A file beside it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// The driver's command.
+fn reference(
+    pytorch: &PyTorch,
+    folder: &TempDir,
+    workload: &[&str],
+    settings: &[(&str, &str)],
+) -> Command {
+    let mut command = pytorch.command();
+    command.envs(settings.iter().copied()).arg("reference.py");
+    command
+        .arg("--out")
+        .arg(folder.path().join("reference.json"));
+    command.arg("--wait-file").arg(folder.path().join("go"));
+    command.args(workload);
+    command
+}
+
+/// A run, seen from both sides from its first allocation to its end.
+pub struct BothSides {
+    /// What PyTorch saw.
+    pub reference: Reference,
+    /// What memprobe saw.
+    pub events: Vec<Event>,
+}
+
+impl BothSides {
+    /// Attaches to a workload before its first allocation and records it to its end.
+    pub fn record(
+        ground: &Ground,
+        pytorch: &PyTorch,
+        workload: &[&str],
+        settings: &[(&str, &str)],
+    ) -> Self {
+        let rehearsal = Rehearsal::prepare(pytorch, workload, settings);
+        let file = rehearsal.path("trace.json");
+        let recording = ground.record(rehearsal.target.pid(), &file, &[]);
+        rehearsal.go();
+        let printed = recording.finish();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        let events = ground.events(&file);
+        Self {
+            reference: rehearsal.finish(),
+            events,
+        }
+    }
+
+    /// Has memprobe start the workload.
+    pub fn record_from_the_start(ground: &Ground, pytorch: &PyTorch, workload: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("go"), "").expect("written");
+        let driver = reference(pytorch, &folder, workload, &[]);
+        let file = folder.path().join("trace.json");
+        let mut command = ground.memprobe();
+        command.arg("record").arg("-o").arg(&file).arg("--");
+        command.arg(driver.get_program()).args(driver.get_args());
+        for (name, value) in driver.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        if let Some(directory) = driver.get_current_dir() {
+            command.current_dir(directory);
+        }
+        let printed = Background::start(&mut command).finish().succeeded();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        Self {
+            events: ground.events(&file),
+            reference: Reference::read(&folder.path().join("reference.json"))
+                .expect("the reference"),
+        }
+    }
+
+    /// Compares both sides and says in a row of a table how far they agree.
+    ///
+    /// # Panics
+    ///
+    /// With the first differences in full.
+    pub fn agree(&self, workload: &str) -> Agreement {
+        let mut agreement = Agreement::of(&self.reference, &self.events);
+        match Ledger::of(&self.events) {
+            Ok(ledger) => {
+                let checkpoints = self.reference.checkpoints.iter();
+                agreement
+                    .differences
+                    .extend(checkpoints.filter_map(|checkpoint| ledger.check(checkpoint).err()));
+                for end in &self.reference.r#final {
+                    let last = ledger.last(end.device);
+                    let ours = last.map_or((0, 0), |last| (last.allocated, last.reserved));
+                    if ours != (end.allocated, end.reserved) {
+                        agreement.differences.push(format!("at the end: {last:?}"));
+                    }
+                }
+            }
+            Err(difference) => agreement.differences.push(difference),
+        }
+        println!(
+            "{workload:<20}  python {:<7}  {:>6} events  {:>6} stacks  {:>6} backward  {:>3} checkpoints  \
+             {:>3} differing",
+            self.reference.python,
+            agreement.events,
+            agreement.stacks,
+            agreement.backward,
+            self.reference.checkpoints.len(),
+            agreement.differences.len()
+        );
+        let first: Vec<&str> = agreement
+            .differences
+            .iter()
+            .take(3)
+            .map(String::as_str)
+            .collect();
+        assert!(
+            first.is_empty(),
+            "{} differences of {workload} on Python {}, first\n{}",
+            agreement.differences.len(),
+            self.reference.python,
+            first.join("\n")
+        );
+        agreement
+    }
+}

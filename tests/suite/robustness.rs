@@ -1,0 +1,321 @@
+//! Memprobe killed, memprobe twice, memprobe short of room, memprobe told to end.
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use memprobe_tests::bpf;
+use memprobe_tests::events::Event;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::rehearsal::Rehearsal;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// The library whose code is probed for every block.
+const ALLOCATOR: &str = "/libc10.so";
+
+#[test]
+fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behind() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let target = training(ground.pytorch());
+    assert_eq!(
+        bpf::patched_bytes(target.pid(), ALLOCATOR),
+        0,
+        "another program probes it"
+    );
+
+    let recording = ground.record(target.pid(), &file, &[]);
+    let held = bpf::held_by(recording.memprobe.pid());
+    assert!(held.iter().any(|(kind, _)| *kind == "prog_id"), "{held:?}");
+    assert!(held.iter().any(|(kind, _)| *kind == "map_id"), "{held:?}");
+    assert!(
+        held.is_subset(&bpf::held_by_the_kernel()),
+        "{held:?} are not listed"
+    );
+    assert!(
+        bpf::patched_bytes(target.pid(), ALLOCATOR) > 0,
+        "no breakpoint was found"
+    );
+    wait_until("events in the file", || {
+        fs::metadata(&file)
+            .is_ok_and(|there| there.len() > 1 << 20)
+            .then_some(())
+    });
+    recording.memprobe.signal(Signal::KILL);
+    recording.memprobe.finish();
+
+    wait_until("the kernel lets go of all", || {
+        held.is_disjoint(&bpf::held_by_the_kernel()).then_some(())
+    });
+    wait_until("the code is as it was", || {
+        (bpf::patched_bytes(target.pid(), ALLOCATOR) == 0).then_some(())
+    });
+    let report = ground.report(&file);
+    assert_eq!(report["truncated"], true);
+    assert_eq!(
+        report["events"].as_u64(),
+        u64::try_from(ground.events(&file).len()).ok()
+    );
+    assert!(report["events"].as_u64() > Some(100), "too little was kept");
+    assert_goes_on(&ground, target);
+}
+
+/// The target still trains, and can be recorded again.
+fn assert_goes_on(ground: &Ground, mut target: Background) {
+    assert!(!target.has_ended());
+    let folder = tempfile::tempdir().expect("a folder");
+    let again = folder.path().join("again.json");
+    ground
+        .record(target.pid(), &again, &["--duration", "500ms"])
+        .finish();
+    assert!(
+        !ground.events(&again).is_empty(),
+        "the target allocates no more"
+    );
+    assert!(!target.has_ended());
+}
+
+#[test]
+fn two_memprobes_on_one_target_agree() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (first, second) = (folder.path().join("1.json"), folder.path().join("2.json"));
+        let until = folder.path().join("until");
+        let words = [
+            "steady.py",
+            "--layers",
+            "3",
+            "--pause",
+            "0.02",
+            "--seconds",
+            "600",
+            "--until",
+        ];
+        let mut target = Background::start(pytorch.command().args(words).arg(&until));
+        target.wait_for("PID ");
+        let earlier = ground.record(target.pid(), &first, &[]);
+        let later = ground.record(target.pid(), &second, &[]);
+        std::thread::sleep(Duration::from_secs(1));
+        fs::write(&until, "").expect("written");
+        for recording in [earlier, later] {
+            assert_eq!(lost(&recording.finish().stderr), 0);
+        }
+        let (earlier, later) = (ground.events(&first), ground.events(&second));
+        assert!(later.len() > 100, "too little was seen by both");
+        assert!(later.len() < earlier.len(), "the second came too early");
+        // What is not known of a backward() that began before a memprobe came, it cannot say.
+        let known = later
+            .iter()
+            .position(|event| !event.stack.is_empty())
+            .expect("a stack");
+        let overlap = &earlier[earlier.len() - later.len()..];
+        for (at, (theirs, ours)) in overlap.iter().zip(&later).enumerate().skip(known) {
+            assert_eq!(
+                timeless(theirs),
+                timeless(ours),
+                "event {at} of {}",
+                later.len()
+            );
+        }
+        println!("two memprobes agree on {} events", later.len() - known);
+    }
+}
+
+/// An event without the moment at which each memprobe's probe ran.
+fn timeless(event: &Event) -> Event {
+    Event {
+        time_ns: 0,
+        ..event.clone()
+    }
+}
+
+#[test]
+fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
+    let Some(ground) = Ground::take() else { return };
+    let workload = ["mlp_adam.py", "--steps", "200", "--hidden", "256"];
+    let rehearsal = Rehearsal::prepare(ground.pytorch(), &workload, &[]);
+    let file = rehearsal.path("trace.json");
+    let recording = ground.record(rehearsal.target.pid(), &file, &["--buffer-size", "4096"]);
+    rehearsal.go();
+    let printed = recording.finish();
+    let (report, events) = (ground.report(&file), ground.events(&file));
+    let text = ground
+        .run(&["report", file.to_str().expect("UTF-8")])
+        .succeeded();
+    let reference = rehearsal.finish();
+
+    let number = |key: &str| {
+        report[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{key}: {report}"))
+    };
+    assert!(
+        number("lost_events") > 0,
+        "4 KiB were enough; the load is too small"
+    );
+    let all = number("lost_events") + number("lost_stacks") + number("malformed");
+    assert_eq!(lost(&printed.stderr), all, "{}", printed.stderr);
+    assert!(
+        text.stdout.contains("lost"),
+        "the report hides losses: {}",
+        text.stdout
+    );
+
+    let happened: usize = [
+        "alloc",
+        "free_requested",
+        "segment_alloc",
+        "segment_free",
+        "oom",
+    ]
+    .into_iter()
+    .map(|action| reference.count(action))
+    .sum();
+    assert_eq!(
+        events.len() as u64 + number("lost_events"),
+        happened as u64,
+        "seen and lost together are all that happened"
+    );
+    let device = &report["devices"][0];
+    assert_eq!(device["allocated"], reference.r#final[0].allocated);
+    assert_eq!(device["reserved"], reference.r#final[0].reserved);
+    println!("{} of {happened} events were lost", number("lost_events"));
+}
+
+#[test]
+fn control_c_and_a_polite_kill_end_a_recording_cleanly() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut target = training(ground.pytorch());
+    for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+        let file = folder.path().join("trace.json");
+        let recording = ground.record(target.pid(), &file, &[]);
+        std::thread::sleep(Duration::from_millis(300));
+        recording.memprobe.signal(signal);
+        let printed = recording.finish();
+        assert_eq!(lost(&printed.stderr), 0);
+        assert!(
+            printed.stderr.contains("memprobe report"),
+            "the next step: {}",
+            printed.stderr
+        );
+        assert_well_formed(&fs::read(&file).expect("the file"));
+        assert_eq!(ground.report(&file)["truncated"], false);
+        assert!(!target.has_ended(), "the target ended with memprobe");
+    }
+}
+
+#[test]
+fn a_recording_ends_after_its_duration() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let mut target = training(ground.pytorch());
+    ground
+        .record(target.pid(), &file, &["--duration", "300ms"])
+        .finish();
+    assert_well_formed(&fs::read(&file).expect("the file"));
+    let report = ground.report(&file);
+    assert_eq!(report["end"], "duration over");
+    assert!(
+        report["duration_ns"].as_u64() >= Some(200_000_000),
+        "{report}"
+    );
+    assert!(!target.has_ended());
+}
+
+#[test]
+fn a_recording_goes_to_standard_output_for_a_pipe() {
+    let Some(ground) = Ground::take() else { return };
+    let target = training(ground.pytorch());
+    let pid = target.pid().to_string();
+    let printed = ground
+        .run(&[
+            "record",
+            "-q",
+            "-o",
+            "-",
+            "--duration",
+            "300ms",
+            "--pid",
+            &pid,
+        ])
+        .succeeded();
+    assert_well_formed(printed.stdout.as_bytes());
+    assert_eq!(printed.stderr, "");
+}
+
+#[test]
+fn a_command_that_memprobe_started_gives_its_exit_status() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let script = "import torch, sys; kept = torch.zeros(1000, device='cuda'); sys.exit(7)";
+    let mut command = ground.memprobe();
+    command.arg("record").arg("-o").arg(&file).arg("--");
+    command.arg(ground.pytorch().python()).args(["-c", script]);
+    let printed = Background::start(&mut command).finish();
+    assert_eq!(printed.status.code(), Some(7), "{}", printed.stderr);
+    assert_well_formed(&fs::read(&file).expect("the file"));
+    let report = ground.report(&file);
+    assert_eq!(report["end"], "target exited");
+    assert_eq!(
+        ground
+            .events(&file)
+            .iter()
+            .filter(|event| event.action == "alloc")
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn a_command_that_cannot_be_started_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let missing = ["record", "-o", "/dev/null", "--", "no-such-program"];
+    let error = ground.run(&missing).one_clear_error();
+    assert!(error.contains("no-such-program"), "{error}");
+}
+
+#[test]
+fn a_command_that_never_uses_pytorch_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let python = ground.pytorch().python().to_str().expect("UTF-8");
+    let finished = ground.run(&[
+        "record",
+        "-q",
+        "-o",
+        "/dev/null",
+        "--",
+        python,
+        "-c",
+        "pass",
+    ]);
+    let error = finished.one_clear_error();
+    assert!(error.contains("PyTorch"), "{error}");
+}
+
+/// The whole file is one JSON document: what Perfetto and Chrome read.
+fn assert_well_formed(trace: &[u8]) {
+    let document: Value = serde_json::from_slice(trace).expect("well-formed JSON");
+    let events = document.as_array().expect("a list of trace events");
+    assert!(
+        events.iter().all(|event| event["ph"].is_string()),
+        "an event without a phase"
+    );
+}
+
+/// A training loop that is under way.
+fn training(pytorch: &PyTorch) -> Background {
+    let mut command: Command = pytorch.command();
+    command.args(["steady.py", "--seconds", "600", "--layers", "4"]);
+    let mut target = Background::start(&mut command);
+    target.wait_for("PID ");
+    target
+}

@@ -1,0 +1,132 @@
+//! The live screen on a terminal: what it shows, and that it gives the terminal back.
+
+use std::fs;
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::{PyTorch, workloads};
+use memprobe_tests::terminal::Terminal;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// A training loop, and memprobe's screen of it.
+struct Stage {
+    screen: Terminal,
+    target: Background,
+    folder: TempDir,
+}
+
+impl Stage {
+    fn set(ground: &Ground, pytorch: &PyTorch) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = pytorch.command();
+        command.args(["steady.py", "--seconds", "600", "--layers", "4", "--until"]);
+        let mut target = Background::start(command.arg(folder.path().join("until")));
+        target.wait_for("PID ");
+        let mut memprobe = ground.memprobe();
+        memprobe.args(["attach", "--pid", &target.pid().to_string()]);
+        let screen = Terminal::start(&mut memprobe);
+        Self {
+            screen,
+            target,
+            folder,
+        }
+    }
+
+    fn end_training(&self) {
+        fs::write(self.folder.path().join("until"), "").expect("written");
+    }
+}
+
+#[test]
+fn the_screen_shows_the_line_that_allocates_and_q_gives_the_terminal_back() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let mut stage = Stage::set(&ground, pytorch);
+        let line = format!("steady.py:{}", line_of("x = torch.randn("));
+        let shown = stage.screen.wait_for(&line);
+        assert!(stage.screen.is_taken());
+        assert!(
+            shown.contains("allocated") && shown.contains("reserved"),
+            "{shown}"
+        );
+        assert!(shown.contains(&stage.target.pid().to_string()), "{shown}");
+        stage.screen.press("q");
+        assert_eq!(stage.screen.finish_restored().code(), Some(0));
+        assert!(
+            !stage.target.has_ended(),
+            "the target ended with the screen"
+        );
+    }
+}
+
+#[test]
+fn control_c_gives_the_terminal_back() {
+    let Some(ground) = Ground::take() else { return };
+    let mut stage = Stage::set(&ground, ground.pytorch());
+    stage.screen.wait_for("steady.py:");
+    stage.screen.press("\x03");
+    stage.screen.finish_restored();
+    assert!(!stage.target.has_ended());
+}
+
+#[test]
+fn signals_give_the_terminal_back() {
+    let Some(ground) = Ground::take() else { return };
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+        let mut stage = Stage::set(&ground, ground.pytorch());
+        stage.screen.wait_for("steady.py:");
+        stage.screen.signal(signal);
+        stage.screen.finish_restored();
+        assert!(!stage.target.has_ended());
+    }
+}
+
+#[test]
+fn when_the_target_ends_the_screen_stays_and_says_so() {
+    let Some(ground) = Ground::take() else { return };
+    let mut stage = Stage::set(&ground, ground.pytorch());
+    stage.screen.wait_for("steady.py:");
+    stage.end_training();
+    let shown = stage.screen.wait_for("ended");
+    assert!(
+        shown.contains("steady.py:"),
+        "the lines can still be read: {shown}"
+    );
+    stage.screen.press("q");
+    assert_eq!(stage.screen.finish_restored().code(), Some(0));
+}
+
+#[test]
+fn an_error_on_a_terminal_leaves_it_as_it_was() {
+    let Some(ground) = Ground::take() else { return };
+    let sleep = Background::start(std::process::Command::new("sleep").arg("600"));
+    let mut memprobe = ground.memprobe();
+    memprobe.args(["attach", "--pid", &sleep.pid().to_string()]);
+    let screen = Terminal::start(&mut memprobe);
+    screen.wait_for("not a Python process");
+    assert_eq!(screen.finish_restored().code(), Some(2));
+}
+
+#[test]
+fn without_a_terminal_the_screen_is_an_error_with_what_to_do() {
+    let Some(ground) = Ground::take() else { return };
+    let mut stage = Stage::set(&ground, ground.pytorch());
+    stage.screen.press("q");
+    stage.screen.finish_restored();
+    let pid = stage.target.pid().to_string();
+    let error = ground.run(&["attach", "--pid", &pid]).one_clear_error();
+    assert!(
+        error.contains("terminal") && error.contains("record"),
+        "{error}"
+    );
+}
+
+/// The number of the line of `steady.py` that begins with this text.
+fn line_of(text: &str) -> usize {
+    let source = fs::read_to_string(workloads().join("steady.py")).expect("the workload");
+    let at = source
+        .lines()
+        .position(|line| line.trim_start().starts_with(text));
+    at.expect("the line is there") + 1
+}

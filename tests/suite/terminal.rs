@@ -1,0 +1,166 @@
+//! A terminal for a program that draws on one, and what is on it.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex};
+
+use rustix::process::{Pid, Signal};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
+
+use crate::process::wait_until;
+
+/// Columns and rows.
+const SIZE: (u16, u16) = (120, 40);
+
+/// A program on a pseudo-terminal of its own.
+pub struct Terminal {
+    child: Child,
+    keyboard: File,
+    /// Held open, so that the terminal outlives the program and can be looked at.
+    line: File,
+    before: Termios,
+    parser: Arc<Mutex<vt100::Parser>>,
+}
+
+impl Terminal {
+    /// Starts a command on a new terminal.
+    ///
+    /// # Panics
+    ///
+    /// Where there is no terminal, or the command does not start.
+    pub fn start(command: &mut Command) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+        grantpt(&master).expect("it is granted");
+        unlockpt(&master).expect("it is unlocked");
+        let name = ptsname(&master, Vec::new()).expect("it has a name");
+        let name = name.to_str().expect("UTF-8");
+        let (columns, rows) = SIZE;
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&master, size).expect("it has a size");
+        let open = || {
+            File::options()
+                .read(true)
+                .write(true)
+                .open(name)
+                .expect("its line")
+        };
+        let line = open();
+        let before = tcgetattr(&line).expect("it has modes");
+        let child = command
+            .env("TERM", "xterm-256color")
+            .stdin(open())
+            .stdout(open())
+            .stderr(open())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
+        let parser = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        watch(
+            master.try_clone().expect("another handle"),
+            Arc::clone(&parser),
+        );
+        Self {
+            child,
+            keyboard: File::from(master),
+            line,
+            before,
+            parser,
+        }
+    }
+
+    /// The text on it.
+    pub fn text(&self) -> String {
+        self.screen(vt100::Screen::contents)
+    }
+
+    /// Waits for a text.
+    ///
+    /// # Panics
+    ///
+    /// Where it never comes.
+    pub fn wait_for(&self, text: &str) -> String {
+        wait_until(&format!("{text:?} on the screen"), || {
+            let shown = self.text();
+            shown.contains(text).then_some(shown)
+        })
+    }
+
+    /// Presses keys.
+    pub fn press(&mut self, keys: &str) {
+        self.keyboard
+            .write_all(keys.as_bytes())
+            .expect("the terminal is there");
+    }
+
+    /// Sends the program a signal.
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    /// Whether the program has the terminal to itself: the other screen, keys unread by the line.
+    pub fn is_taken(&self) -> bool {
+        let modes = tcgetattr(&self.line).expect("it has modes").local_modes;
+        self.screen(vt100::Screen::alternate_screen) && !modes.contains(LocalModes::ICANON)
+    }
+
+    /// Waits for the program's end and checks that the terminal is as it was before.
+    ///
+    /// # Panics
+    ///
+    /// Where it is not.
+    pub fn finish_restored(mut self) -> ExitStatus {
+        let status = wait_until("the end of the program on the terminal", || {
+            self.child.try_wait().expect("a child can be asked")
+        });
+        wait_until("the terminal's own screen", || {
+            self.screen(|screen| {
+                let restored = !screen.alternate_screen()
+                    && !screen.hide_cursor()
+                    && !screen.bracketed_paste()
+                    && screen.mouse_protocol_mode() == vt100::MouseProtocolMode::None;
+                restored.then_some(())
+            })
+        });
+        let after = tcgetattr(&self.line).expect("it has modes");
+        assert_eq!(after.local_modes, self.before.local_modes, "echo and lines");
+        assert_eq!(after.input_modes, self.before.input_modes);
+        assert_eq!(after.output_modes, self.before.output_modes);
+        status
+    }
+
+    fn screen<T>(&self, look: impl Fn(&vt100::Screen) -> T) -> T {
+        look(self.parser.lock().expect("nobody panics with it").screen())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may be over, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Feeds the parser for as long as the terminal is there.
+fn watch(master: OwnedFd, parser: Arc<Mutex<vt100::Parser>>) {
+    let mut output = File::from(master);
+    std::thread::spawn(move || {
+        let mut bytes = [0; 8192];
+        while let Ok(read) = output.read(&mut bytes) {
+            if read == 0 {
+                break;
+            }
+            parser
+                .lock()
+                .expect("nobody panics with it")
+                .process(&bytes[..read]);
+        }
+    });
+}

@@ -1,0 +1,146 @@
+//! What memprobe takes for itself at a steady rate of events.
+
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::profiler::{Profiler, Programs};
+use super::table::Table;
+use super::target::Target;
+
+/// Allocator events a second.
+const RATE: u32 = 20_000;
+
+/// How long memprobe is looked at.
+const MEASURED: Duration = Duration::from_secs(8);
+
+/// How long the loop runs before and after that.
+const AROUND: Duration = Duration::from_secs(1);
+
+/// Ticks a second of the times in `/proc/PID/stat`: `USER_HZ`, 100 on every x86-64 Linux.
+const TICKS: f64 = 100.0;
+
+/// Measures memprobe's verbs.
+pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
+    eprintln!("== memprobe's own CPU time and memory at {RATE} events/s");
+    let mut table = Table::new(
+        format!("memprobe's own CPU time and memory at {RATE} events/s"),
+        &[
+            "",
+            "events/s",
+            "CPU of one core",
+            "µs/event",
+            "resident",
+            "at most",
+            "of it memprobe's",
+        ],
+    );
+    for profiler in [Profiler::RecordNowhere, Profiler::Record, Profiler::Attach] {
+        target.check_clean()?;
+        let attached = profiler
+            .attach(programs, target.describe().pid)?
+            .context("it attaches from outside")?;
+        target.pace(RATE, (MEASURED + 2 * AROUND).as_secs())?;
+        sleep(AROUND);
+        let (start, before) = (Instant::now(), cpu_seconds(attached.pid())?);
+        sleep(MEASURED);
+        let cpu = cpu_seconds(attached.pid())? - before;
+        let elapsed = start.elapsed().as_secs_f64();
+        let memory = Memory::of(attached.pid())?;
+        let paced = target.paced()?;
+        attached.detach()?;
+        let rate = paced.events as f64 / paced.seconds;
+        let row = [
+            profiler.name().to_owned(),
+            format!("{rate:.0}"),
+            format!("{:.1} %", 100.0 * cpu / elapsed),
+            format!("{:.2}", 1e6 * cpu / elapsed / rate),
+            mebibytes(memory.resident),
+            mebibytes(memory.most),
+            mebibytes(memory.anonymous),
+        ];
+        eprintln!("  {}: {} of a core", row[0], row[2]);
+        table.row(row);
+    }
+    table.note(format!(
+        "User and system time over {} s, the start not counted; what is memprobe's is anonymous memory, the \
+         rest is its program file and the ring buffer.",
+        MEASURED.as_secs()
+    ));
+    Ok(table)
+}
+
+fn cpu_seconds(pid: u32) -> Result<f64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("memprobe has ended")?;
+    cpu_ticks(&stat)
+        .map(|ticks| ticks as f64 / TICKS)
+        .context("/proc/PID/stat has no times")
+}
+
+/// User and system time of all threads, of a `/proc/PID/stat` text (proc_pid_stat(5): `utime` is
+/// field 14, `stime` 15, and the name in field 2 may hold blanks).
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(user + system)
+}
+
+/// Memory of a process, in KiB.
+#[derive(Debug, PartialEq, Eq)]
+struct Memory {
+    resident: u64,
+    most: u64,
+    anonymous: u64,
+}
+
+impl Memory {
+    fn of(pid: u32) -> Result<Self> {
+        let status =
+            fs::read_to_string(format!("/proc/{pid}/status")).context("memprobe has ended")?;
+        Self::parse(&status).context("/proc/PID/status tells no memory")
+    }
+
+    /// Of a `/proc/PID/status` text (proc_pid_status(5)).
+    fn parse(status: &str) -> Option<Self> {
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            line.trim().strip_suffix(" kB")?.parse().ok()
+        };
+        Some(Self {
+            resident: field("VmRSS:")?,
+            most: field("VmHWM:")?,
+            anonymous: field("RssAnon:")?,
+        })
+    }
+}
+
+fn mebibytes(kib: u64) -> String {
+    format!("{:.1} MiB", kib as f64 / 1024.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_user_and_system_time() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 100 0 0 0 30 12 0 0 20 0 1 0 5";
+        assert_eq!(cpu_ticks(stat), Some(42));
+        assert_eq!(cpu_ticks("7 (short) S 1"), None);
+    }
+
+    #[test]
+    fn memory_is_told_in_kib() {
+        let status = "VmHWM:\t   2048 kB\nVmRSS:\t  1024 kB\nRssAnon:\t   512 kB\n";
+        let memory = Memory {
+            resident: 1024,
+            most: 2048,
+            anonymous: 512,
+        };
+        assert_eq!(Memory::parse(status), Some(memory));
+        assert_eq!(mebibytes(1536), "1.5 MiB");
+    }
+}

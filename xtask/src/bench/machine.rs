@@ -1,0 +1,84 @@
+//! What the figures were taken on: without it they say nothing.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::target::Description;
+use crate::process;
+
+/// Lines that name machine, kernel, versions and date.
+pub fn describe(target: Option<&Description>) -> Result<Vec<String>> {
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let mut lines = vec![
+        format!("Machine: {}", machine(&cpu, &memory)),
+        format!(
+            "Kernel: {}",
+            process::answer(Command::new("uname").arg("-sr"))?
+        ),
+    ];
+    let rustc = process::answer(Command::new("rustc").arg("--version"))?;
+    let memprobe = env!("CARGO_PKG_VERSION");
+    lines.push(match target {
+        Some(target) => format!(
+            "Versions: memprobe {memprobe}, {rustc}, Python {}, PyTorch {}, {}",
+            target.python, target.torch, target.gpu
+        ),
+        None => format!("Versions: memprobe {memprobe}, {rustc}"),
+    });
+    let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+    lines.push(format!("Date: {date}"));
+    Ok(lines)
+}
+
+/// Such as `AMD EPYC, 2 CPUs, 15.6 GiB, virtual` of `/proc/cpuinfo` and `/proc/meminfo` texts.
+fn machine(cpu: &str, memory: &str) -> String {
+    let field = |name: &str| {
+        let line = cpu.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim())
+    };
+    let count = cpu
+        .lines()
+        .filter(|line| line.starts_with("processor"))
+        .count();
+    let mut words = vec![field("model name").unwrap_or("unknown CPU").to_owned()];
+    words.push(format!("{count} CPUs"));
+    let kib = memory.lines().find_map(|line| {
+        line.strip_prefix("MemTotal:")?
+            .trim()
+            .strip_suffix(" kB")?
+            .parse::<f64>()
+            .ok()
+    });
+    if let Some(kib) = kib {
+        words.push(format!("{:.1} GiB", kib / f64::from(1 << 20)));
+    }
+    let flags = field("flags").unwrap_or_default();
+    if flags.split_whitespace().any(|flag| flag == "hypervisor") {
+        words.push("a virtual machine".to_owned());
+    }
+    words.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_virtual_machine_is_called_one() {
+        let cpu =
+            "processor\t: 0\nmodel name\t: Some CPU\nflags\t: fpu hypervisor\n\nprocessor\t: 1\n";
+        let memory = "MemTotal:        8388608 kB\n";
+        assert_eq!(
+            machine(cpu, memory),
+            "Some CPU, 2 CPUs, 8.0 GiB, a virtual machine"
+        );
+    }
+
+    #[test]
+    fn what_is_not_told_is_left_out() {
+        assert_eq!(machine("processor: 0\n", ""), "unknown CPU, 1 CPUs");
+    }
+}

@@ -1,0 +1,143 @@
+//! `cargo xtask bench`: what memprobe costs the program that it watches, and itself.
+//!
+//! Everything that is compared is measured in one process and in turns (A B C, A B C, …), so that
+//! a machine that slows down slows all of it down; what counts is the ratio within a turn.
+
+mod code;
+mod footprint;
+mod kernel;
+mod machine;
+mod overhead;
+mod profiler;
+mod statistics;
+mod table;
+mod target;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::process;
+use crate::pytorch::{self, Interpreter};
+use crate::repository::Repository;
+use profiler::Programs;
+use table::{Style, Table};
+use target::Target;
+
+/// What to measure, and how to print it.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Measure only this; may be given several times
+    #[arg(long, value_enum, value_name = "WHAT")]
+    only: Vec<Part>,
+    /// Print tables in Markdown; progress goes to standard error
+    #[arg(long)]
+    markdown: bool,
+    /// Turns of the training loop: each has one block of every profiler
+    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Iterations of the training loop in a block
+    #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u32).range(1..))]
+    iterations: u32,
+    /// The Python: a version such as 3.11, or the path of an interpreter
+    #[arg(long, value_name = "PYTHON", default_value = "3.11")]
+    python: Interpreter,
+    /// Of memprobe's own code, only the benchmarks whose names hold this
+    #[arg(long, value_name = "NAME")]
+    filter: Option<String>,
+}
+
+/// A part of the benchmarks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// A training loop under each profiler
+    Loop,
+    /// memprobe's own CPU time and memory
+    Footprint,
+    /// The run time of the program in the kernel, by depth of the Python stack
+    Kernel,
+    /// memprobe's own code, event by event (needs neither root nor PyTorch)
+    Code,
+}
+
+/// Measures, and prints what came out on standard output.
+pub fn run(repository: &Repository, options: &Options) -> Result<()> {
+    let wanted = |part| options.only.is_empty() || options.only.contains(&part);
+    let in_process = [Part::Loop, Part::Footprint, Part::Kernel];
+    let attaches = in_process.into_iter().any(wanted);
+    if attaches && !process::is_root() {
+        bail!(
+            "these benchmarks attach probes, which needs root. Run\n\
+             \x20 sudo -E env \"PATH=$PATH\" cargo xtask bench\n\
+             or, for the one that needs neither root nor PyTorch,\n\
+             \x20 cargo xtask bench --only code"
+        );
+    }
+    let mut tables = Vec::new();
+    let mut gpu = None;
+    if attaches {
+        let programs = build(repository)?;
+        eprintln!("== PyTorch");
+        let request = pytorch::Request {
+            interpreter: options.python.clone(),
+            torch: pytorch::DEFAULT_TORCH.to_owned(),
+        };
+        let environment = pytorch::set_up(&request)?;
+        let script = repository.root().join("tests/workloads/bench_loop.py");
+        let mut target = Target::start(&environment.python, &script)?;
+        if wanted(Part::Loop) {
+            tables.push(overhead::measure(&mut target, &programs, options)?);
+        }
+        if wanted(Part::Footprint) {
+            tables.push(footprint::measure(&mut target, &programs)?);
+        }
+        if wanted(Part::Kernel) {
+            tables.push(kernel::measure(&mut target, &programs)?);
+        }
+        gpu = Some(target.describe().clone());
+        target.end()?;
+    }
+    if wanted(Part::Code) {
+        tables.push(code::measure(repository, options.filter.as_deref())?);
+    }
+    let style = if options.markdown {
+        Style::Markdown
+    } else {
+        Style::Terminal
+    };
+    print(&machine::describe(gpu.as_ref())?, &tables, style);
+    Ok(())
+}
+
+fn print(machine: &[String], tables: &[Table], style: Style) {
+    for line in machine {
+        println!("{line}{}", if style == Style::Markdown { "  " } else { "" });
+    }
+    for table in tables {
+        println!("\n{}", table.render(style));
+    }
+}
+
+/// Builds memprobe and the probes without it.
+fn build(repository: &Repository) -> Result<Programs> {
+    eprintln!("== memprobe");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    for what in [&["--bin", "memprobe"], &["--example", "probes_alone"]] {
+        process::run(
+            Command::new(&cargo)
+                .current_dir(repository.root())
+                .args(["build", "--release", "--package", "memprobe"])
+                .args(what),
+        )?;
+    }
+    let release: PathBuf = repository.target().join("release");
+    let recordings = repository.target().join("bench");
+    std::fs::create_dir_all(&recordings)?;
+    Ok(Programs {
+        memprobe: release.join("memprobe"),
+        probes_alone: release.join("examples/probes_alone"),
+        recordings,
+    })
+}

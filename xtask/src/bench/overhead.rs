@@ -1,0 +1,168 @@
+//! What each profiler adds to an iteration of the training loop.
+
+use anyhow::{Context, Result};
+
+use super::Options;
+use super::profiler::{Profiler, Programs};
+use super::statistics::Measured;
+use super::table::Table;
+use super::target::{Block, Target};
+
+/// Iterations before those that are timed, under the same profiler.
+const WARM: u32 = 50;
+
+/// Measures every profiler in turns.
+pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> Result<Table> {
+    eprintln!(
+        "== a training loop under each profiler: {} turns of {} iterations each",
+        options.rounds, options.iterations
+    );
+    let mut blocks = vec![Vec::new(); Profiler::ALL.len()];
+    let mut order: Vec<usize> = (0..Profiler::ALL.len()).collect();
+    for round in 0..options.rounds {
+        for &which in &order {
+            let block = one_block(Profiler::ALL[which], target, programs, options)?;
+            blocks[which].push(block);
+        }
+        // Nobody always comes after the same one.
+        order.rotate_left(1);
+        let plain = blocks[0][round as usize].mean_us;
+        eprintln!(
+            "  turn {} of {}: {plain:.0} µs without a profiler",
+            round + 1,
+            options.rounds
+        );
+    }
+    table(&blocks)
+}
+
+fn one_block(
+    profiler: Profiler,
+    target: &mut Target,
+    programs: &Programs,
+    options: &Options,
+) -> Result<Block> {
+    target.check_clean()?;
+    let attached = profiler.attach(programs, target.describe().pid)?;
+    let block = target.block(profiler.inside(), WARM, options.iterations)?;
+    if let Some(attached) = attached {
+        attached.detach()?;
+    }
+    Ok(block)
+}
+
+/// The blocks of every profiler, those without one first.
+fn table(blocks: &[Vec<Block>]) -> Result<Table> {
+    let plain = blocks.first().context("nothing was measured")?;
+    let events = plain
+        .iter()
+        .map(|block| block.events as f64 / block.iterations as f64);
+    let events = Measured::of(events.collect())
+        .context("nothing was measured")?
+        .median();
+    let mut table = Table::new(
+        format!(
+            "A training loop (8-layer perceptron with Adam, {events:.0} allocator events an iteration)"
+        ),
+        &[
+            "",
+            "µs/iteration",
+            "slower",
+            "middle half",
+            "by means",
+            "µs/event",
+        ],
+    );
+    for (profiler, blocks) in Profiler::ALL.into_iter().zip(blocks) {
+        let compared = Compared::of(plain, blocks).context("nothing was measured")?;
+        let mut cells = [
+            profiler.name().to_owned(),
+            format!("{:.0}", compared.microseconds),
+            percent(compared.slower.median()),
+            {
+                let (low, high) = compared.slower.quartiles();
+                format!("{} … {}", percent(low), percent(high))
+            },
+            percent(compared.slower_by_means.median()),
+            format!("{:+.2}", compared.microseconds_per_event.median()),
+        ];
+        if profiler == Profiler::None {
+            cells[2..].fill("-".to_owned());
+        }
+        table.row(cells);
+    }
+    table.note(
+        "Medians over turns of the median iteration of a block; \"slower\" and \"µs/event\" are against the \
+         block without a profiler of the same turn. \"By means\" takes a block's mean iteration instead, \
+         which holds also what happens seldom.",
+    );
+    Ok(table)
+}
+
+/// The blocks of one profiler against those without.
+struct Compared {
+    microseconds: f64,
+    slower: Measured,
+    slower_by_means: Measured,
+    microseconds_per_event: Measured,
+}
+
+impl Compared {
+    fn of(plain: &[Block], blocks: &[Block]) -> Option<Self> {
+        let turns = || plain.iter().zip(blocks);
+        let added = |plain: &Block, block: &Block| {
+            let events = block.events as f64 / block.iterations as f64;
+            (block.median_us - plain.median_us) / events
+        };
+        Some(Self {
+            microseconds: Measured::of(blocks.iter().map(|block| block.median_us).collect())?
+                .median(),
+            slower: Measured::of(
+                turns()
+                    .map(|(p, b)| b.median_us / p.median_us - 1.0)
+                    .collect(),
+            )?,
+            slower_by_means: Measured::of(
+                turns().map(|(p, b)| b.mean_us / p.mean_us - 1.0).collect(),
+            )?,
+            microseconds_per_event: Measured::of(turns().map(|(p, b)| added(p, b)).collect())?,
+        })
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:+.0} %", 100.0 * share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(median_us: f64) -> Block {
+        Block {
+            iterations: 10,
+            events: 1000,
+            mean_us: 2.0 * median_us,
+            median_us,
+        }
+    }
+
+    #[test]
+    fn a_profiler_is_compared_within_its_turn() {
+        // The machine was twice as slow in the second turn.
+        let plain = [block(100.0), block(200.0)];
+        let slow = [block(150.0), block(300.0)];
+        let compared = Compared::of(&plain, &slow).unwrap();
+        assert_eq!(compared.slower.quartiles(), (0.5, 0.5));
+        assert_eq!(compared.slower_by_means.median(), 0.5);
+        assert_eq!(compared.microseconds_per_event.median(), 0.75);
+    }
+
+    #[test]
+    fn slowdowns_are_signed_percentages() {
+        assert_eq!(
+            (percent(0.386), percent(-0.01)),
+            ("+39 %".to_owned(), "-1 %".to_owned())
+        );
+    }
+}

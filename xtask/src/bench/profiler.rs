@@ -1,0 +1,420 @@
+//! What watches the training loop's memory, from inside or from outside.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use crate::process;
+
+/// How long attaching or detaching may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What `probes_alone` and `memprobe record` say when the probes are in place.
+const READY: [&str; 2] = ["ready", "recording PID"];
+
+/// The programs that attach.
+#[derive(Debug)]
+pub struct Programs {
+    /// memprobe itself.
+    pub memprobe: PathBuf,
+    /// Its probes without the rest.
+    pub probes_alone: PathBuf,
+    /// Where recordings go.
+    pub recordings: PathBuf,
+}
+
+/// What watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profiler {
+    /// Nothing.
+    None,
+    /// Uprobes at memprobe's places whose programs return at once: the floor.
+    FilteredProbes,
+    /// memprobe's probes; what they send is thrown away.
+    ProbesAlone,
+    /// `memprobe record` into a file.
+    Record,
+    /// `memprobe record` into `/dev/null`.
+    RecordNowhere,
+    /// `memprobe attach`, on a terminal of 160 by 50.
+    Attach,
+    /// `_record_memory_history(stacks="python")`.
+    HistoryPython,
+    /// `_record_memory_history(stacks="all")`.
+    HistoryAll,
+    /// `torch.profiler.profile(profile_memory=True)`, which is Kineto.
+    KinetoMemory,
+}
+
+impl Profiler {
+    /// All of them, in the order of the table.
+    pub const ALL: [Self; 9] = [
+        Self::None,
+        Self::FilteredProbes,
+        Self::ProbesAlone,
+        Self::RecordNowhere,
+        Self::Record,
+        Self::Attach,
+        Self::HistoryPython,
+        Self::HistoryAll,
+        Self::KinetoMemory,
+    ];
+
+    /// How the table calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "no profiler",
+            Self::FilteredProbes => "empty uprobe at the same place",
+            Self::ProbesAlone => "memprobe's probes, nothing read",
+            Self::Record => "memprobe record -o FILE",
+            Self::RecordNowhere => "memprobe record -o /dev/null",
+            Self::Attach => "memprobe attach",
+            Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
+            Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
+            Self::KinetoMemory => "torch.profiler, profile_memory=True",
+        }
+    }
+
+    /// What the training loop is told to use.
+    pub fn inside(self) -> &'static str {
+        match self {
+            Self::HistoryPython => "history-python",
+            Self::HistoryAll => "history-all",
+            Self::KinetoMemory => "torch-profiler",
+            _ => "none",
+        }
+    }
+
+    /// Attaches to a process from outside, where this does; returns when the probes are in place.
+    pub fn attach(self, programs: &Programs, pid: u32) -> Result<Option<Attached>> {
+        let pid = pid.to_string();
+        let record = |output: &Path| {
+            let mut command = Command::new(&programs.memprobe);
+            command.args(["record", "--pid", &pid, "-o"]).arg(output);
+            command
+        };
+        let alone = |mode: &str| {
+            let mut command = Command::new(&programs.probes_alone);
+            command.args([&pid, mode]);
+            command
+        };
+        let attached = match self {
+            Self::None | Self::HistoryPython | Self::HistoryAll | Self::KinetoMemory => {
+                return Ok(None);
+            }
+            Self::FilteredProbes => Attached::speaking(alone("filtered"))?,
+            Self::ProbesAlone => Attached::speaking(alone("discarded"))?,
+            Self::RecordNowhere => Attached::speaking(record(Path::new("/dev/null")))?,
+            Self::Record => Attached::speaking(record(&programs.recordings.join("trace.json")))?,
+            Self::Attach => {
+                let mut command = Command::new(&programs.memprobe);
+                command.args(["attach", "--pid", &pid]);
+                Attached::on_a_terminal(command)?
+            }
+        };
+        Ok(Some(attached))
+    }
+}
+
+/// The allocator's program, timed by the kernel.
+#[derive(Debug)]
+pub struct TimedProbes(Attached);
+
+/// What the kernel counted so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunTime {
+    /// Runs.
+    pub runs: u64,
+    /// Nanoseconds of all runs.
+    pub nanoseconds: u64,
+}
+
+impl TimedProbes {
+    /// Attaches to a process.
+    pub fn attach(programs: &Programs, pid: u32) -> Result<Self> {
+        let mut command = Command::new(&programs.probes_alone);
+        command.args([&pid.to_string(), "timed"]);
+        Attached::speaking(command).map(Self)
+    }
+
+    /// What the kernel counted so far.
+    pub fn run_time(&mut self) -> Result<RunTime> {
+        let Some((input, output)) = self.0.input.as_mut().zip(self.0.output.as_mut()) else {
+            bail!("the probes have no pipes");
+        };
+        writeln!(input)?;
+        let mut line = String::new();
+        output.read_line(&mut line)?;
+        parse_run_time(&line).with_context(|| format!("probes_alone answered {line:?}"))
+    }
+
+    /// Detaches.
+    pub fn detach(self) -> Result<()> {
+        self.0.detach()
+    }
+}
+
+fn parse_run_time(line: &str) -> Option<RunTime> {
+    let (runs, nanoseconds) = line.trim().split_once(' ')?;
+    Some(RunTime {
+        runs: runs.parse().ok()?,
+        nanoseconds: nanoseconds.parse().ok()?,
+    })
+}
+
+/// A program that watches from outside.
+#[derive(Debug)]
+pub struct Attached {
+    child: Child,
+    shown: String,
+    input: Option<ChildStdin>,
+    /// Where it says that it is ready.
+    output: Option<BufReader<Box<dyn ReadAndDebug>>>,
+    /// Reads what comes after that, so that it never waits for us.
+    draining: Option<JoinHandle<()>>,
+}
+
+/// What an output is read from.
+trait ReadAndDebug: Read + std::fmt::Debug + Send {}
+
+impl<T: Read + std::fmt::Debug + Send> ReadAndDebug for T {}
+
+impl Attached {
+    /// Starts a program that says when its probes are in place.
+    fn speaking(mut command: Command) -> Result<Self> {
+        let is_record = command
+            .get_args()
+            .next()
+            .is_some_and(|verb| verb == "record");
+        if is_record {
+            command.stdin(Stdio::null()).stderr(Stdio::piped());
+        } else {
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        }
+        let shown = process::shown(&command);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start `{shown}`"))?;
+        let pipe: Option<Box<dyn ReadAndDebug>> = match (child.stdout.take(), child.stderr.take()) {
+            (Some(output), _) => Some(Box::new(output)),
+            (None, Some(errors)) => Some(Box::new(errors)),
+            (None, None) => None,
+        };
+        let mut attached = Self {
+            input: child.stdin.take(),
+            child,
+            shown,
+            output: pipe.map(BufReader::new),
+            draining: None,
+        };
+        attached.wait_until_ready()?;
+        if is_record && let Some(mut output) = attached.output.take() {
+            attached.draining = Some(std::thread::spawn(move || {
+                // An error ends the reading as its end does.
+                let _ = std::io::copy(&mut output, &mut std::io::sink());
+            }));
+        }
+        Ok(attached)
+    }
+
+    /// Reads what the program says until it is ready.
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let Some(output) = &mut self.output else {
+            bail!("`{}` has no pipe", self.shown);
+        };
+        let mut said = String::new();
+        loop {
+            let begin = said.len();
+            if output.read_line(&mut said)? == 0 {
+                bail!("`{}` ended:\n{said}", self.shown);
+            }
+            if READY.iter().any(|ready| said[begin..].contains(ready)) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Starts a program with a screen, and waits until it has attached.
+    fn on_a_terminal(mut command: Command) -> Result<Self> {
+        let (ours, theirs) = open_terminal()?;
+        command
+            .env("TERM", "xterm-256color")
+            .stdin(theirs.try_clone()?)
+            .stdout(theirs.try_clone()?)
+            .stderr(theirs);
+        let shown = process::shown(&command);
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start `{shown}`"))?;
+        drop(command);
+        let draining = std::thread::spawn(move || {
+            // Reading fails when the program has ended and nobody holds the other side.
+            let _ = std::io::copy(&mut File::from(ours), &mut std::io::sink());
+        });
+        let mut attached = Self {
+            child,
+            shown,
+            input: None,
+            output: None,
+            draining: Some(draining),
+        };
+        attached.wait_for_links()?;
+        Ok(attached)
+    }
+
+    /// Waits until the program holds probes, and as many as before.
+    fn wait_for_links(&mut self) -> Result<()> {
+        let start = Instant::now();
+        let mut before = 0;
+        loop {
+            std::thread::sleep(Duration::from_millis(300));
+            if let Some(status) = self.child.try_wait()? {
+                bail!("`{}` ended ({status})", self.shown);
+            }
+            let links = probe_links(self.child.id());
+            if links > 0 && links == before {
+                return Ok(());
+            }
+            before = links;
+            if start.elapsed() > LIMIT {
+                bail!("`{}` attached nothing in {} s", self.shown, LIMIT.as_secs());
+            }
+        }
+    }
+
+    /// The process that watches.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends it; returns when its probes are gone.
+    pub fn detach(mut self) -> Result<()> {
+        match self.input.take() {
+            Some(input) => drop(input),
+            None => {
+                let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+                kill_process(pid.context("no such process")?, Signal::TERM)?;
+            }
+        }
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            if start.elapsed() > LIMIT {
+                bail!("`{}` does not end", self.shown);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        if !status.success() {
+            bail!("`{}` failed ({status})", self.shown);
+        }
+        if let Some(draining) = self.draining.take() {
+            // It has nothing that could panic.
+            let _ = draining.join();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How many probes a process holds.
+fn probe_links(pid: u32) -> usize {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+        return 0;
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .filter(|link| {
+            matches!(
+                link.to_str(),
+                Some("anon_inode:bpf_link" | "anon_inode:[perf_event]")
+            )
+        })
+        .count()
+}
+
+/// Both sides of a terminal of 160 by 50.
+fn open_terminal() -> Result<(OwnedFd, OwnedFd)> {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).context("cannot open a terminal")?;
+    grantpt(&ours)?;
+    unlockpt(&ours)?;
+    let size = Winsize {
+        ws_row: 50,
+        ws_col: 160,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&ours, size)?;
+    let path = ptsname(&ours, Vec::new())?;
+    let theirs = File::options()
+        .read(true)
+        .write(true)
+        .open(path.to_str().context("the terminal's path is not UTF-8")?)?;
+    Ok((ours, theirs.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_program_that_ends_before_it_is_ready_is_an_error_with_its_words() {
+        let error = Attached::speaking(shell("echo no such process")).unwrap_err();
+        assert!(error.to_string().contains("no such process"), "{error}");
+    }
+
+    #[test]
+    fn a_program_is_detached_by_the_end_of_its_input() {
+        let attached = Attached::speaking(shell("echo ready; cat")).unwrap();
+        attached.detach().unwrap();
+    }
+
+    #[test]
+    fn a_program_that_fails_while_it_watches_is_told() {
+        let attached = Attached::speaking(shell("echo ready; cat; exit 3")).unwrap();
+        assert!(attached.detach().unwrap_err().to_string().contains('3'));
+    }
+
+    #[test]
+    fn a_terminal_has_two_sides() {
+        let (ours, theirs) = open_terminal().unwrap();
+        File::from(theirs).write_all(b"hello").unwrap();
+        let mut word = [0; 5];
+        File::from(ours).read_exact(&mut word).unwrap();
+        assert_eq!(&word, b"hello");
+    }
+
+    #[test]
+    fn run_times_are_two_numbers() {
+        let time = RunTime {
+            runs: 3,
+            nanoseconds: 900,
+        };
+        assert_eq!(parse_run_time("3 900\n"), Some(time));
+        assert_eq!(parse_run_time("3\n"), None);
+    }
+}

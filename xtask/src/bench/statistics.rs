@@ -1,0 +1,57 @@
+//! Medians and quartiles: a machine that does other things too has outliers on one side only.
+
+/// A number that was measured several times.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured(Vec<f64>);
+
+impl Measured {
+    /// At least one measurement.
+    pub fn of(mut values: Vec<f64>) -> Option<Self> {
+        values.sort_by(f64::total_cmp);
+        (!values.is_empty()).then_some(Self(values))
+    }
+
+    /// The value that `share` (0 to 1) of the measurements lie below, between neighbours linearly.
+    pub fn quantile(&self, share: f64) -> f64 {
+        let place = share.clamp(0.0, 1.0) * (self.0.len() - 1) as f64;
+        let below = place.floor() as usize;
+        let above = place.ceil() as usize;
+        self.0[below] + (self.0[above] - self.0[below]) * (place - below as f64)
+    }
+
+    /// Half of the measurements lie below it.
+    pub fn median(&self) -> f64 {
+        self.quantile(0.5)
+    }
+
+    /// The middle half of the measurements.
+    pub fn quartiles(&self) -> (f64, f64) {
+        (self.quantile(0.25), self.quantile(0.75))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(values: &[f64]) -> Measured {
+        Measured::of(values.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn the_median_does_not_care_for_one_outlier() {
+        assert_eq!(measured(&[3.0, 1.0, 1000.0, 2.0, 4.0]).median(), 3.0);
+    }
+
+    #[test]
+    fn between_two_measurements_lies_their_middle() {
+        assert_eq!(measured(&[1.0, 2.0]).median(), 1.5);
+        assert_eq!(measured(&[1.0, 2.0, 3.0, 4.0]).quartiles(), (1.75, 3.25));
+    }
+
+    #[test]
+    fn one_measurement_is_its_own_median_and_none_has_none() {
+        assert_eq!(measured(&[7.0]).quartiles(), (7.0, 7.0));
+        assert_eq!(Measured::of(Vec::new()), None);
+    }
+}

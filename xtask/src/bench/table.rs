@@ -1,0 +1,140 @@
+//! Tables for the terminal and for a README.
+
+use std::fmt::Write as _;
+
+/// How a table is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// In aligned columns.
+    Terminal,
+    /// In Markdown.
+    Markdown,
+}
+
+/// A table: the first column holds words, the others numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    title: String,
+    columns: Vec<String>,
+    rows: Vec<Vec<String>>,
+    notes: Vec<String>,
+}
+
+impl Table {
+    /// A table without rows.
+    pub fn new(title: impl Into<String>, columns: &[&str]) -> Self {
+        Self {
+            title: title.into(),
+            columns: columns.iter().map(|&column| column.to_owned()).collect(),
+            rows: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds a row, a cell for every column.
+    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+        assert_eq!(N, self.columns.len(), "a cell for every column");
+        self.rows.push(cells.into());
+    }
+
+    /// Adds a line below the table.
+    pub fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// The table as text.
+    pub fn render(&self, style: Style) -> String {
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|column| {
+                let cells = self.rows.iter().chain([&self.columns]);
+                cells
+                    .map(|cells| cells[column].chars().count())
+                    .max()
+                    .unwrap_or(0)
+            })
+            .collect();
+        let mut text = String::new();
+        let mut lines = vec![self.line(&self.columns, &widths, style)];
+        if style == Style::Markdown {
+            lines.push(ruler(&widths));
+        }
+        lines.extend(self.rows.iter().map(|row| self.line(row, &widths, style)));
+        let mut above = match style {
+            Style::Terminal => vec![format!("{}:", self.title)],
+            Style::Markdown => vec![format!("**{}**", self.title), String::new()],
+        };
+        if style == Style::Markdown && !self.notes.is_empty() {
+            lines.push(String::new());
+        }
+        above.append(&mut lines);
+        for line in above.iter().chain(&self.notes) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{}", line.trim_end());
+        }
+        text
+    }
+
+    fn line(&self, cells: &[String], widths: &[usize], style: Style) -> String {
+        let padded = cells
+            .iter()
+            .zip(widths)
+            .enumerate()
+            .map(|(column, (cell, width))| {
+                if column == 0 {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("{cell:>width$}")
+                }
+            });
+        match style {
+            Style::Terminal => format!("  {}", padded.collect::<Vec<_>>().join("  ")),
+            Style::Markdown => format!("| {} |", padded.collect::<Vec<_>>().join(" | ")),
+        }
+    }
+}
+
+/// The line of Markdown below the head: numbers to the right.
+fn ruler(widths: &[usize]) -> String {
+    let cells = widths.iter().enumerate().map(|(column, width)| {
+        if column == 0 {
+            format!(":{}", "-".repeat(width.saturating_sub(1)))
+        } else {
+            format!("{}:", "-".repeat(width.saturating_sub(1)))
+        }
+    });
+    format!("| {} |", cells.collect::<Vec<_>>().join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new("Speed", &["what", "µs"]);
+        table.row(["nothing".to_owned(), "5.0".to_owned()]);
+        table.row(["all".to_owned(), "125.0".to_owned()]);
+        table.note("Medians.");
+        table
+    }
+
+    #[test]
+    fn columns_of_numbers_are_aligned_to_the_right() {
+        let text = "Speed:\n  what        µs\n  nothing    5.0\n  all      125.0\nMedians.\n";
+        assert_eq!(table().render(Style::Terminal), text);
+    }
+
+    #[test]
+    fn markdown_has_a_ruler_that_aligns_numbers_to_the_right() {
+        let text = "\
+**Speed**
+
+| what    |    µs |
+| :------ | ----: |
+| nothing |   5.0 |
+| all     | 125.0 |
+
+Medians.
+";
+        assert_eq!(table().render(Style::Markdown), text);
+    }
+}

@@ -1,0 +1,232 @@
+//! The training loop: one process that does what it is told, and is measured.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::process;
+
+/// The library whose code the allocator's probe changes.
+const PROBED: &str = "libc10.so";
+
+/// The training loop's process.
+#[derive(Debug)]
+pub struct Target {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    description: Description,
+    code: Code,
+}
+
+/// What the process says of itself.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Description {
+    /// Its number.
+    pub pid: u32,
+    /// The version of Python.
+    pub python: String,
+    /// The version of PyTorch.
+    pub torch: String,
+    /// The name of the GPU.
+    pub gpu: String,
+}
+
+/// A block of iterations.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct Block {
+    /// Iterations.
+    pub iterations: u64,
+    /// The allocator's events in all of them.
+    pub events: u64,
+    /// Microseconds of an iteration, on average.
+    pub mean_us: f64,
+    /// Microseconds of an iteration, the median.
+    pub median_us: f64,
+}
+
+/// A stretch of training at a given rate of events.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub struct Paced {
+    /// The allocator's events.
+    pub events: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What was done on purpose.
+#[derive(Debug, Clone, Copy, Deserialize)]
+struct Done {
+    /// The allocator's events.
+    events: u64,
+}
+
+impl Target {
+    /// Starts the loop and waits until it has warmed up.
+    pub fn start(python: &Path, script: &Path) -> Result<Self> {
+        let mut command = Command::new(python);
+        command
+            .arg(script)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        eprintln!("  $ {}", process::shown(&command));
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start `{}`", process::shown(&command)))?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("the training loop has no pipes");
+        };
+        let mut output = BufReader::new(output);
+        let description: Description = answer(&mut output)?;
+        let code = Code::of(description.pid)?;
+        Ok(Self {
+            child,
+            input,
+            output,
+            description,
+            code,
+        })
+    }
+
+    /// What the process says of itself.
+    pub fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    /// Trains under one of PyTorch's own recorders, `none` for none.
+    pub fn block(&mut self, recorder: &str, warm: u32, iterations: u32) -> Result<Block> {
+        self.ask(&format!("block {recorder} {warm} {iterations}"))
+    }
+
+    /// Begins to train at `rate` events a second; [`Self::paced`] waits for the end.
+    pub fn pace(&mut self, rate: u32, seconds: u64) -> Result<()> {
+        self.tell(&format!("pace {rate} {seconds}"))
+    }
+
+    /// Waits until the training that [`Self::pace`] began is over.
+    pub fn paced(&mut self) -> Result<Paced> {
+        answer(&mut self.output)
+    }
+
+    /// Allocates `count` blocks under `depth` Python frames and keeps them; gives the allocator's events.
+    pub fn hold(&mut self, depth: u32, count: u32) -> Result<u64> {
+        let done: Done = self.ask(&format!("hold {depth} {count}"))?;
+        Ok(done.events)
+    }
+
+    /// Frees the blocks that [`Self::hold`] keeps; gives the allocator's events.
+    pub fn release(&mut self) -> Result<u64> {
+        let done: Done = self.ask("release")?;
+        Ok(done.events)
+    }
+
+    /// Fails if a probe is still in the process: what is measured next would not be what it is
+    /// called.
+    pub fn check_clean(&self) -> Result<()> {
+        if Code::of(self.description.pid)? != self.code {
+            bail!(
+                "{PROBED} of PID {} is still probed: is another memprobe attached to it?",
+                self.description.pid
+            );
+        }
+        Ok(())
+    }
+
+    /// Ends the process.
+    pub fn end(mut self) -> Result<()> {
+        self.tell("quit")?;
+        let status = self.child.wait()?;
+        if !status.success() {
+            bail!("the training loop failed ({status})");
+        }
+        Ok(())
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, request: &str) -> Result<T> {
+        self.tell(request)?;
+        answer(&mut self.output)
+    }
+
+    fn tell(&mut self, request: &str) -> Result<()> {
+        writeln!(self.input, "{request}").context("the training loop has ended")
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Both fail only for a process that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The next line that is an answer: PyTorch's profiler writes lines of its own.
+fn answer<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<T> {
+    loop {
+        let mut line = String::new();
+        if output.read_line(&mut line)? == 0 {
+            bail!("the training loop ended; what it said is above");
+        }
+        if line.starts_with('{') {
+            return serde_json::from_str(&line)
+                .with_context(|| format!("the training loop answered {line:?}"));
+        }
+    }
+}
+
+/// The code of the probed library as it stands in a process.
+#[derive(Debug, PartialEq, Eq)]
+struct Code(Vec<u8>);
+
+impl Code {
+    fn of(pid: u32) -> Result<Self> {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let maps = std::fs::read_to_string(process.join("maps"))?;
+        let (start, length) =
+            code_of(&maps, PROBED).with_context(|| format!("PID {pid} has no {PROBED}"))?;
+        let mut bytes = vec![0; length];
+        File::open(process.join("mem"))?.read_exact_at(&mut bytes, start)?;
+        Ok(Self(bytes))
+    }
+}
+
+/// Address and length of the executable mapping of a library, of a `/proc/PID/maps` text.
+fn code_of(maps: &str, library: &str) -> Option<(u64, usize)> {
+    let line = maps.lines().find(|line| {
+        let mut words = line.split_whitespace();
+        let path = words.next_back().unwrap_or_default();
+        words.nth(1).is_some_and(|rights| rights.contains('x'))
+            && Path::new(path).ends_with(library)
+    })?;
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    let start = u64::from_str_radix(start, 16).ok()?;
+    let end = u64::from_str_radix(end, 16).ok()?;
+    Some((start, usize::try_from(end.checked_sub(start)?).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_of_a_library_is_its_executable_mapping() {
+        let maps = "1000-2000 r--p 00000000 08:01 5 /lib/libc10.so\n\
+                    2000-5000 r-xp 00001000 08:01 5 /lib/libc10.so\n\
+                    6000-7000 r-xp 00000000 08:01 6 /lib/libc10_cuda.so\n";
+        assert_eq!(code_of(maps, "libc10.so"), Some((0x2000, 0x3000)));
+        assert_eq!(code_of(maps, "libtorch.so"), None);
+    }
+
+    #[test]
+    fn lines_that_are_no_answers_are_passed_over() {
+        let mut output = "USDT: profiler_start\n{\"events\": 3}\n".as_bytes();
+        assert_eq!(answer::<Done>(&mut output).unwrap().events, 3);
+        assert!(answer::<Done>(&mut output).is_err(), "it ended");
+    }
+}

@@ -5,8 +5,12 @@
 //! before it becomes an enum.
 #![no_std]
 
-/// The most Python frames one stack record can carry.
+/// The most Python frames of a stack that are told.
 pub const MAX_FRAMES: usize = 128;
+
+/// The most frames that are walked: those of the interpreter that are no Python (3.12 has one for
+/// each call from C) are walked too, and left out in user space.
+pub const MAX_WALKED: usize = 192;
 
 /// Bytes of an interpreter frame that hold every field the walk needs, on CPython 3.11 to 3.15.
 pub const FRAME_HEADER: usize = 88;
@@ -93,7 +97,7 @@ pub struct MemoryRecord {
 pub struct StackHead {
     /// [`record::STACK`].
     pub kind: u8,
-    /// 1 where there were more than [`MAX_FRAMES`] frames.
+    /// 1 where there were more than [`MAX_WALKED`] frames.
     pub truncated: u8,
     /// Frames that follow.
     pub count: u16,
@@ -129,14 +133,18 @@ impl FrameRecord {
     }
 }
 
+/// Room for [`MAX_WALKED`] frames.
+pub const FRAME_ROOM: usize = MAX_WALKED.next_power_of_two();
+
 /// A whole stack record as the kernel side builds it; only the frames in use are sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StackRecord {
     /// What follows.
     pub head: StackHead,
-    /// Innermost first.
-    pub frames: [FrameRecord; MAX_FRAMES],
+    /// Innermost first. As long as a power of two, so that an index can be masked: the verifier
+    /// follows that.
+    pub frames: [FrameRecord; FRAME_ROOM],
 }
 
 /// One stretch of the target's memory, as it stood.
@@ -253,7 +261,7 @@ const _: () = {
     assert!(size_of::<MemoryRecord>() == 64);
     assert!(size_of::<StackHead>() == 16);
     assert!(size_of::<FrameRecord>() == 16);
-    assert!(size_of::<StackRecord>() == 16 + 16 * MAX_FRAMES);
+    assert!(size_of::<StackRecord>() == 16 + 16 * FRAME_ROOM);
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 40);

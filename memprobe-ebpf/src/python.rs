@@ -9,8 +9,8 @@
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
-    FRAME_HEADER, FrameRecord, MAX_FRAMES, ProcessConfig, PythonConfig, StackHead, counter, record,
-    stack_state,
+    FRAME_HEADER, FRAME_ROOM, FrameRecord, MAX_WALKED, ProcessConfig, PythonConfig, StackHead,
+    counter, record, stack_state,
 };
 
 use crate::autograd;
@@ -200,7 +200,7 @@ fn collect(
     let mut frame = top;
     let mut hash = seed;
     let mut count = 0usize;
-    while count < MAX_FRAMES {
+    while count < MAX_WALKED {
         if frame == 0 {
             break;
         }
@@ -247,7 +247,7 @@ fn collect(
             }
         }
         // SAFETY: `at` is within the two windows, a field within a frame's header, and behind the
-        // windows lie 2 * FRAME_HEADER bytes; `count` is below MAX_FRAMES. The masks say so.
+        // windows lie 2 * FRAME_HEADER bytes; `count` is below FRAME_ROOM. The masks say so.
         unsafe {
             let base = windows.add((at & 0xfff) as usize);
             let code = header(base, config.f_code);
@@ -255,7 +255,7 @@ fn collect(
             let owner = *base.add((config.f_owner & 0x7f) as usize);
             let word = (code & ((1 << FrameRecord::OWNER_SHIFT) - 1))
                 | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
-            let slot = frames.add(count & (MAX_FRAMES - 1));
+            let slot = frames.add(count & (FRAME_ROOM - 1));
             (*slot).code_and_owner = word;
             (*slot).instr = instr;
             hash = mix(mix(hash, word), instr);
@@ -305,11 +305,11 @@ fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more
         tgid: caller.tgid,
         hash,
     };
-    for at in 0..MAX_FRAMES {
+    for at in 0..MAX_WALKED {
         if at >= frames {
             break;
         }
-        let code = thread.stack.frames[at & (MAX_FRAMES - 1)].code();
+        let code = thread.stack.frames[at & (FRAME_ROOM - 1)].code();
         let _ = SENT_CODES.insert(&sent_code(caller.tgid, code), &1, 0);
     }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    CodeRecord, FrameRecord, MAX_FRAMES, MemoryRecord, StackHead, Stretch, record,
+    CodeRecord, FrameRecord, MAX_WALKED, MemoryRecord, StackHead, Stretch, record,
 };
 
 /// One record from the kernel.
@@ -98,7 +98,7 @@ fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
         hash: word64(head, 8),
     };
     let count = usize::from(head.count);
-    if count > MAX_FRAMES || frames.len() != count * size_of::<FrameRecord>() {
+    if count > MAX_WALKED || frames.len() != count * size_of::<FrameRecord>() {
         return Err(Malformed);
     }
     let frames = frames

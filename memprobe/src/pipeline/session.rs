@@ -9,6 +9,7 @@ use crate::decode::decode;
 use crate::event::{Event, Losses};
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::{Attaching, Step};
+use crate::probe::heap;
 use crate::probe::kernel;
 use crate::probe::loader::{Counters, Loader};
 use crate::probe::ring::Records;
@@ -67,6 +68,7 @@ impl Session {
         mut waiting: impl FnMut(&str),
     ) -> Result<Self> {
         let mut loader = Loader::new(kernel::fsbase_offset()?, ring_bytes)?;
+        heap::give_back_freed();
         let records = Records::new(loader.take_records()?).context("watching the ring buffer")?;
         let counters = loader.take_counters()?;
         let tgid = watched.tgid;

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod catalog;
 mod descriptor;
+pub mod heap;
 pub mod kernel;
 pub mod loader;
 pub mod prologue;

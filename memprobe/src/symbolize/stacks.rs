@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{FrameRecord, StackHead};
+use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
 
 use crate::decode::FreedCode;
 use crate::event::{NoStack, Stack, StackId, StackKind};
@@ -120,10 +120,13 @@ impl<M: ReadMemory> Stacks<M> {
                     Resolved::Skip => None,
                     Resolved::Unreadable => Some(unreadable()),
                 });
+        let mut frames: Vec<_> = frames.collect();
+        let truncated = pending.head.truncated != 0 || frames.len() > MAX_FRAMES;
+        frames.truncate(MAX_FRAMES);
         let (id, new) = self.intern(Stack {
             kind: StackKind::Python,
-            frames: frames.collect(),
-            truncated: pending.head.truncated != 0,
+            frames,
+            truncated,
         })?;
         if self.by_hash[0].len() >= HASHES {
             self.by_hash.swap(0, 1);

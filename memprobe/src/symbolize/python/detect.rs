@@ -37,7 +37,7 @@ pub struct PythonVersion {
     pub minor: u8,
     /// 1 of 3.12.1.
     pub micro: u8,
-    /// As `Py_Version` has it (`PY_VERSION_HEX`).
+    /// As `Py_Version` has it (`PY_VERSION_HEX`); 0 where only major and minor are known.
     pub hex: u32,
 }
 
@@ -56,7 +56,11 @@ impl PythonVersion {
 
 impl fmt::Display for PythonVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+        write!(f, "{}.{}", self.major, self.minor)?;
+        if self.hex == 0 {
+            return Ok(());
+        }
+        write!(f, ".{}", self.micro)
     }
 }
 
@@ -388,10 +392,17 @@ fn look_into(
         Some(section.vaddr.wrapping_add(loaded.bias))
     };
     let Some(runtime) = runtime.or_else(section) else {
+        // Before 3.7 there was none.
+        if let (Some(_), Some(version)) = (code_type, version_by_name(&file, maps)) {
+            return Err(DetectError::UnsupportedVersion(version));
+        }
         // A program whose Python is a library that the loader has yet to map.
-        return match loaded.image.needs(LIBRARY).map_err(unusable)? {
-            true => Err(DetectError::NotInitializedYet),
-            false => Ok(None),
+        let is_loading =
+            maps.library(LIBRARY).is_none() && loaded.image.needs(LIBRARY).map_err(unusable)?;
+        return if is_loading {
+            Err(DetectError::NotInitializedYet)
+        } else {
+            Ok(None)
         };
     };
     let version = match version_symbol {
@@ -515,6 +526,8 @@ mod tests {
         let version = PythonVersion::from_hex(0x030c_01f0);
         assert_eq!(version.to_string(), "3.12.1");
         assert_eq!((version.major, version.minor, version.micro), (3, 12, 1));
+        let without_micro = PythonVersion { hex: 0, ..version };
+        assert_eq!(without_micro.to_string(), "3.12");
     }
 
     #[test]

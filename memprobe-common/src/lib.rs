@@ -251,7 +251,8 @@ pub struct ThreadLocal {
 pub mod counter {
     /// Memory records for which the ring buffer had no room.
     pub const EVENTS_LOST: u32 = 0;
-    /// Stack records for which the ring buffer had no room.
+    /// Stack records, and those of who waits in `backward()`, for which the ring buffer had no
+    /// room.
     pub const STACKS_LOST: u32 = 1;
     /// How many counters there are.
     pub const COUNT: u32 = 2;

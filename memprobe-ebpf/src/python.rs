@@ -141,12 +141,9 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
 /// `base` is followed by at least 264 bytes of the map value.
 #[inline(always)]
 unsafe fn field(base: *const u8, offset: u16) -> u64 {
-    // SAFETY: the mask keeps it within 256 + 8 bytes; BPF reads unaligned words.
-    unsafe {
-        base.add((offset & 0xff) as usize)
-            .cast::<u64>()
-            .read_unaligned()
-    }
+    // SAFETY: the mask keeps it within 256 bytes and aligned, as these fields are. (For a word that
+    // may be unaligned the compiler reads and joins eight bytes.)
+    unsafe { base.add((offset & 0xf8) as usize).cast::<u64>().read() }
 }
 
 /// The current thread's thread pointer.
@@ -246,10 +243,16 @@ fn collect(
                 }
             }
         }
+        // SAFETY: a field of a map value. Volatile, so that it does go through the map: the verifier
+        // then follows what comes after once for all the ways that lead here.
+        let at = unsafe {
+            (&raw mut thread.at).write_volatile(at);
+            (&raw const thread.at).read_volatile()
+        };
         // SAFETY: `at` is within the two windows, a field within a frame's header, and behind the
         // windows lie 2 * FRAME_HEADER bytes; `count` is below FRAME_ROOM. The masks say so.
         unsafe {
-            let base = windows.add((at & 0xfff) as usize);
+            let base = windows.add((at & 0xff8) as usize);
             let code = header(base, config.f_code);
             let instr = header(base, config.f_instr);
             let owner = *base.add((config.f_owner & 0x7f) as usize);
@@ -263,7 +266,12 @@ fn collect(
         }
         count += 1;
     }
-    (count, hash, frame)
+    // SAFETY: a field of a map value; volatile for the reason given above.
+    let walked = unsafe {
+        (&raw mut thread.walked).write_volatile(count as u64);
+        (&raw const thread.walked).read_volatile()
+    };
+    (walked as usize, hash, frame)
 }
 
 /// Reads a word of a frame's header.
@@ -272,12 +280,8 @@ fn collect(
 /// `base` is followed by at least 136 bytes of the map value.
 #[inline(always)]
 unsafe fn header(base: *const u8, offset: u16) -> u64 {
-    // SAFETY: the mask keeps it within 128 + 8 bytes; BPF reads unaligned words.
-    unsafe {
-        base.add((offset & 0x7f) as usize)
-            .cast::<u64>()
-            .read_unaligned()
-    }
+    // SAFETY: the mask keeps it within 128 bytes and aligned, as these fields are.
+    unsafe { base.add((offset & 0x78) as usize).cast::<u64>().read() }
 }
 
 /// One step of a 64-bit multiplicative hash.

@@ -3,7 +3,7 @@
 use core::arch::asm;
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use memprobe_common::{MemoryRecord, counter};
+use memprobe_common::{MemoryRecord, counter, record as kind};
 
 use crate::maps::{COUNTERS, RECORDS};
 
@@ -15,6 +15,8 @@ pub fn send(record: MemoryRecord) {
             entry.write(record);
             entry.submit(BPF_RB_NO_WAKEUP as u64);
         }
+        // It says where a stack comes from, and nothing of memory.
+        None if record.kind == kind::BACKWARD => count(counter::STACKS_LOST),
         None => count(counter::EVENTS_LOST),
     }
 }

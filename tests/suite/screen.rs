@@ -88,7 +88,7 @@ fn when_the_target_ends_the_screen_stays_and_says_so() {
     let mut stage = Stage::set(&ground, ground.pytorch());
     stage.screen.wait_for("steady.py:");
     stage.end_training();
-    let shown = stage.screen.wait_for("ended");
+    let shown = stage.screen.wait_for("TARGET GONE");
     assert!(
         shown.contains("steady.py:"),
         "the lines can still be read: {shown}"

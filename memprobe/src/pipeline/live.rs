@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::session::{Origin, Session};
+use super::interrupts::Interrupts;
+use super::session::{self, Origin, Session};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::model::Model;
@@ -47,7 +47,9 @@ impl Live {
             command: facts::command_line(self.tgid),
             ..Target::default()
         };
-        let mut screen = Screen::open(Model::new(target, super::now()), self.tgid);
+        let interrupts = Interrupts::new()?;
+        let model = Model::new(target, super::now());
+        let mut screen = Screen::open(model, self.tgid, interrupts);
         let outcome = self.show(watched, &mut screen).await;
         screen.close()?;
         outcome.map(|()| ExitCode::SUCCESS)
@@ -55,8 +57,9 @@ impl Live {
 
     /// Feeds the screen until it closes.
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
+        let loader = session::load(self.ring_bytes)?;
         let (tell, mut told) = mpsc::unbounded_channel::<String>();
-        let attach = Session::attach(watched, self.ring_bytes, Origin::Running, move |what| {
+        let attach = Session::attach(loader, watched, Origin::Running, move |what| {
             // The screen may be closed already; then nobody needs to be told.
             let _ = tell.send(what.to_owned());
         });
@@ -98,10 +101,11 @@ struct Screen {
     quit: watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
     ticks: tokio::time::Interval,
+    interrupts: Interrupts,
 }
 
 impl Screen {
-    fn open(model: Model, tgid: Tgid) -> Self {
+    fn open(model: Model, tgid: Tgid, interrupts: Interrupts) -> Self {
         let first = Arc::new(model.snapshot(super::now(), Grouping::default()));
         let (snapshots, shown) = watch::channel(first);
         let (command, commands) = mpsc::unbounded_channel();
@@ -118,6 +122,7 @@ impl Screen {
             quit,
             thread: Some(thread),
             ticks,
+            interrupts,
         }
     }
 
@@ -136,7 +141,7 @@ impl Screen {
                 self.refresh();
                 false
             }
-            () = asked_to_end() => true,
+            () = self.interrupts.next() => true,
         }
     }
 
@@ -157,19 +162,5 @@ impl Screen {
             }
             None => Ok(()),
         }
-    }
-}
-
-/// A signal that asks memprobe to end.
-async fn asked_to_end() {
-    let (Ok(mut terminate), Ok(mut hangup)) = (
-        signal(SignalKind::terminate()),
-        signal(SignalKind::hangup()),
-    ) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
     }
 }

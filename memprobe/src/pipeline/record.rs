@@ -8,11 +8,11 @@ use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
+use super::interrupts::Interrupts;
 use super::progress::{Progress, Told};
-use super::session::{Flow, Origin, Session};
+use super::session::{self, Flow, Origin, Session};
 use crate::event::Tgid;
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
@@ -59,6 +59,7 @@ impl Recording {
     async fn run_inside(self) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let output = OutputPlan::check(&self.output)?;
+        let loader = session::load(self.ring_bytes)?;
         let (mut command, watched, origin) = match &self.subject {
             Subject::Running(tgid) => (None, Watched::open(*tgid)?, Origin::Running),
             Subject::Command(words) => {
@@ -69,9 +70,13 @@ impl Recording {
         };
         let mut progress = Progress::new(self.quiet);
         let tgid = watched.tgid;
-        let attach = Session::attach(watched, self.ring_bytes, origin, |what| progress.say(what));
+        let attach = Session::attach(loader, watched, origin, |what| progress.say(what));
         let session = tokio::select! {
-            session = attach => session?,
+            session = attach => session.inspect_err(|_| {
+                if let Some(command) = &mut command {
+                    command.leave_running(&mut Progress::new(self.quiet));
+                }
+            })?,
             () = interrupts.next() => {
                 progress.say("interrupted before there was anything to record; nothing was written");
                 return Ok(ExitCode::from(130));
@@ -178,34 +183,6 @@ fn header(session: &Session) -> Header {
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
         target: session.target().clone(),
         probes: session.probes().to_vec(),
-    }
-}
-
-/// Ctrl-C, a polite kill, and a closed terminal.
-struct Interrupts {
-    signals: [Signal; 3],
-}
-
-impl Interrupts {
-    fn new() -> Result<Self> {
-        let kinds = [
-            SignalKind::interrupt(),
-            SignalKind::terminate(),
-            SignalKind::hangup(),
-        ];
-        let [interrupt, terminate, hangup] = kinds.map(signal);
-        Ok(Self {
-            signals: [interrupt?, terminate?, hangup?],
-        })
-    }
-
-    async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.signals;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
     }
 }
 

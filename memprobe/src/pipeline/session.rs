@@ -25,6 +25,10 @@ const POLL: Duration = Duration::from_millis(5);
 /// How often a process is looked at that is not ready to be probed.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
+/// How often a process is looked at that memprobe has started: its first allocation must be seen.
+/// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
+const LOOK_SOON: Duration = Duration::from_millis(2);
+
 /// How long a process that has only just been started may be something other than Python (a
 /// shell script, a launcher).
 const STARTING: Duration = Duration::from_secs(20);
@@ -55,6 +59,17 @@ pub(super) struct Session {
     _loader: Loader,
 }
 
+/// Loads the programs into the kernel. Takes a good part of a second: do it before a command is
+/// started, so that the probes are in place before its first allocation.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(super) fn load(ring_bytes: u32) -> Result<Loader> {
+    let loader = Loader::new(kernel::fsbase_offset()?, ring_bytes)?;
+    heap::give_back_freed();
+    Ok(loader)
+}
+
 impl Session {
     /// Attaches to a process, waiting for it to import PyTorch if need be. `waiting` is told what
     /// is waited for, each time that changes.
@@ -62,13 +77,11 @@ impl Session {
     /// # Errors
     /// When the process cannot be probed, with what to do.
     pub(super) async fn attach(
+        mut loader: Loader,
         watched: Watched,
-        ring_bytes: u32,
         origin: Origin,
         mut waiting: impl FnMut(&str),
     ) -> Result<Self> {
-        let mut loader = Loader::new(kernel::fsbase_offset()?, ring_bytes)?;
-        heap::give_back_freed();
         let records = Records::new(loader.take_records()?).context("watching the ring buffer")?;
         let counters = loader.take_counters()?;
         let tgid = watched.tgid;
@@ -90,9 +103,13 @@ impl Session {
                         && error.may_pass() => {}
                 Err(error) => return Err(error.into()),
             }
+            let again = match origin {
+                Origin::Running => LOOK_AGAIN,
+                Origin::Started => LOOK_SOON,
+            };
             tokio::select! {
                 () = watched.ended() => bail!("process {} ended before it used PyTorch's CUDA allocator", tgid.0),
-                () = tokio::time::sleep(LOOK_AGAIN) => {}
+                () = tokio::time::sleep(again) => {}
             }
         };
         let (probes, missing) = attaching.into_probes();
@@ -156,11 +173,12 @@ impl Session {
             }
             taken += 1;
         }
+        // Before the records are settled: what they leave out must not be taken for known.
+        self.tell_losses();
         self.symbolizer.settle();
         if taken == 0 {
             self.symbolizer.give_up();
         }
-        self.tell_losses();
         while let Some(event) = self.symbolizer.pop() {
             sink(&event)?;
         }
@@ -190,6 +208,9 @@ impl Session {
             malformed: self.malformed,
         };
         if losses != self.losses {
+            if losses.stacks != self.losses.stacks {
+                self.symbolizer.forget_waiting();
+            }
             self.losses = losses;
             self.symbolizer.push_event(Event::Loss(losses));
         }

@@ -119,6 +119,13 @@ impl<M: ReadMemory> Symbolizer<M> {
         !self.queue.is_empty()
     }
 
+    /// Forgets who waits in `backward()`: a record that said so was lost, and what is known may be
+    /// out of date.
+    pub fn forget_waiting(&mut self) {
+        self.waiters = Waiters::default();
+        self.graph_tasks = GraphTasks::default();
+    }
+
     /// Passes on an event that is not the kernel's, in its place in the stream.
     pub fn push_event(&mut self, event: Event) {
         self.ready.push(event);

@@ -31,9 +31,14 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, descriptors that
-/// the runtime watches, the memory of another process.
-pub const UNSAFE_FILES: &[&str] = &["probe/descriptor.rs", "probe/loader.rs", "target/memory.rs"];
+/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, giving back freed
+/// heap, descriptors that the runtime watches, the memory of another process.
+pub const UNSAFE_FILES: &[&str] = &[
+    "probe/descriptor.rs",
+    "probe/heap.rs",
+    "probe/loader.rs",
+    "target/memory.rs",
+];
 
 /// Macros that stand for code that is not there.
 pub const UNFINISHED: &[&str] = &["todo", "unimplemented"];

@@ -201,7 +201,8 @@ pub struct PythonConfig {
     pub ts_native_thread_id: u16,
     /// `PyThreadState.cframe` or `PyThreadState.current_frame`.
     pub ts_frame: u16,
-    /// `_PyCFrame.current_frame`; 0xffff where the thread state holds the frame itself.
+    /// `_PyCFrame.current_frame`; [`Self::NO_CFRAME`] where the thread state holds the frame
+    /// itself.
     pub cframe_current: u16,
     /// `_PyInterpreterFrame.f_code` or `.f_executable`.
     pub f_code: u16,
@@ -218,6 +219,11 @@ pub struct PythonConfig {
     pub co_filename: u32,
     /// Zero.
     pub pad: u32,
+}
+
+impl PythonConfig {
+    /// [`Self::cframe_current`] of an interpreter without cframes.
+    pub const NO_CFRAME: u16 = 0xffff;
 }
 
 /// What the programs know of one process they watch.

@@ -15,9 +15,10 @@ use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::recording::Header;
 use memprobe::symbolize::Symbolizer;
-use memprobe::symbolize::python::{CodeCache, PythonLayout, PythonProcess, Version};
-use memprobe::target::maps::Mapping;
-use memprobe::target::memory::{ReadMemory, Unreadable};
+use memprobe::symbolize::python::CodeCache;
+use memprobe::symbolize::python::cache::Limits;
+use memprobe::symbolize::python::layout::PythonLayout;
+use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
 /// Different stacks, each of [`FRAMES`] frames.
@@ -34,7 +35,10 @@ struct NoMemory;
 
 impl ReadMemory for NoMemory {
     fn read(&self, address: u64, _: &mut [u8]) -> Result<(), Unreadable> {
-        Err(Unreadable { address })
+        Err(Unreadable {
+            address,
+            cause: Cause::NotMapped,
+        })
     }
 }
 
@@ -43,29 +47,10 @@ fn tgid() -> Tgid {
     Tgid(std::process::id())
 }
 
-fn python() -> PythonProcess {
-    let version = Version {
-        major: 3,
-        minor: 11,
-        micro: 0,
-    };
-    let layout = PythonLayout::of(version).expect("3.11 is known");
-    PythonProcess {
-        version,
-        layout,
-        runtime: 0x1000,
-        code_type: 0x2000,
-        tss_key: 0,
-        code_dealloc: 0x3000,
-        library: Mapping {
-            start: 0x1000,
-            end: 0x9000,
-            executable: true,
-            offset: 0,
-            file_id: "00:00 0".to_owned(),
-            path: "libpython3.11.so.1.0".into(),
-        },
-    }
+/// Nothing is known of a Python 3.11's code objects.
+fn code() -> CodeCache {
+    let layout = PythonLayout::of(11).expect("3.11 is known");
+    CodeCache::with_limits(layout, 0x2000, Limits::default())
 }
 
 /// Records as the ring buffer holds them.
@@ -149,7 +134,7 @@ impl Records {
 
 /// What memprobe does with a record before it is anybody's.
 fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
-    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, CodeCache::new(&python()));
+    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, code());
     feed(&mut symbolizer, &Records::stacks(), &mut sink);
     symbolizer
 }

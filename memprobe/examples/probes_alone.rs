@@ -69,7 +69,7 @@ fn main() -> Result<()> {
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<()> {
     let maps = Maps::of(tgid)?;
     for probe in PROBES {
-        let located = Located::find(probe, &maps)
+        let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         if let Some(program) = probe.returns {
             loader.attach(program, &located.file, located.function_offset, tgid)?;

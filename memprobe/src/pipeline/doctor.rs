@@ -57,7 +57,7 @@ fn look_at(tgid: Tgid, findings: &mut Findings) {
         ),
     }
     for probe in PROBES {
-        match Located::find(probe, &maps) {
+        match Located::find(probe, tgid, &maps) {
             Some(located) => findings.add_place(probe, located),
             None => findings.note(
                 probe.function,

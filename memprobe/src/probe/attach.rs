@@ -11,8 +11,8 @@ use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::ElfImage;
-use crate::target::maps::{Mapping, Maps};
+use crate::target::elf::{ElfError, ElfImage, LoadedImage};
+use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
@@ -41,16 +41,16 @@ impl Located {
     ///
     /// # Errors
     /// Where the library cannot be read or has no such function.
-    pub fn find(probe: &'static Probe, maps: &Maps) -> Option<Result<Self, AttachError>> {
-        let mapping = maps.library(probe.library)?;
-        Some(Self::find_in(probe, maps.tgid(), mapping))
-    }
-
-    fn find_in(probe: &'static Probe, tgid: Tgid, mapping: &Mapping) -> Result<Self, AttachError> {
-        Self::find_at(probe, tgid, mapping, |image| {
-            let mut symbols = probe.symbols.iter();
-            symbols.find_map(|name| Some(image.symbol(name)?.address))
-        })
+    pub fn find(
+        probe: &'static Probe,
+        tgid: Tgid,
+        maps: &Maps,
+    ) -> Option<Result<Self, AttachError>> {
+        let library = maps.library(probe.library)?;
+        Some(Self::find_at(probe, tgid, &library, |image| {
+            let symbol = image.first_symbol(probe.symbols)?;
+            Ok(symbol.map(|symbol| symbol.vaddr))
+        }))
     }
 
     /// Finds the function by which a Python frees code objects.
@@ -59,36 +59,40 @@ impl Located {
     /// Where Python's file cannot be read.
     pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
         Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
-            Some(python.code_dealloc)
+            Ok(Some(python.code_dealloc))
         })
     }
 
     fn find_at(
         probe: &'static Probe,
         tgid: Tgid,
-        mapping: &Mapping,
-        address: impl FnOnce(&ElfImage) -> Option<u64>,
+        mapped: &MappedFile,
+        address: impl FnOnce(&ElfImage) -> Result<Option<u64>, ElfError>,
     ) -> Result<Self, AttachError> {
-        let library = mapping.path.display().to_string();
+        let library = mapped.path.display().to_string();
         let unreadable = |why: String| AttachError::Library {
             library: library.clone(),
             why,
         };
-        let (image, file) =
-            ElfImage::of_mapping(tgid, mapping).map_err(|error| unreadable(error.to_string()))?;
-        let address = address(&image).ok_or_else(|| AttachError::NoFunction {
-            function: probe.function,
-            library: library.clone(),
-        })?;
+        let (open, file) = mapped
+            .open(tgid)
+            .map_err(|error| unreadable(error.to_string()))?;
+        let image = ElfImage::from_file(open).map_err(|error| unreadable(error.to_string()))?;
+        let address = address(&image)
+            .map_err(|error| unreadable(error.to_string()))?
+            .ok_or_else(|| AttachError::NoFunction {
+                function: probe.function,
+                library: library.clone(),
+            })?;
         let code = image.bytes_at(address, SEARCHED).unwrap_or_default();
         let function_offset = image
             .file_offset_of(address)
             .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
         // The kernel takes the return address at the entry: both programs go there.
         let place = if probe.returns.is_some() {
-            Place::entry(code)
+            Place::entry(&code)
         } else {
-            Place::find(code, probe.reads)
+            Place::find(&code, probe.reads)
         };
         Ok(Self {
             probe,
@@ -181,7 +185,7 @@ impl Attaching {
         if self.done.iter().all(|done| *done) {
             return Ok(Step::Done(python));
         }
-        if was_built_without_cuda(&maps) {
+        if was_built_without_cuda(self.tgid, &maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
         let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
@@ -206,6 +210,7 @@ impl Attaching {
 
     /// Attaches every probe whose library is mapped.
     fn attach_mapped(&mut self, loader: &mut Loader, maps: &Maps) -> Result<(), AttachError> {
+        let tgid = self.tgid;
         // All are located before the first is attached: from then on events come, and nobody reads
         // them yet.
         let pending = PROBES
@@ -214,7 +219,7 @@ impl Attaching {
             .filter(|(_, done)| !**done);
         let located: Vec<_> = pending
             .filter_map(|(probe, done)| {
-                let located = Located::find(probe, maps)?;
+                let located = Located::find(probe, tgid, maps)?;
                 *done = true;
                 Some((probe, located))
             })
@@ -231,18 +236,7 @@ impl Attaching {
     /// Tells the programs where autograd's threads keep the `GraphTask` that they work for. Where
     /// that is not known, only a backward pass that runs alone has a line.
     fn find_graph_task(&mut self, loader: &mut Loader, maps: &Maps) {
-        let memory = ProcessMemory::new(self.tgid);
-        let place = maps.library(TORCH_CPU).and_then(|mapping| {
-            let (image, _) = ElfImage::of_mapping(self.tgid, mapping).ok()?;
-            let mut names = CURRENT_GRAPH_TASK.iter();
-            let symbol = names.find_map(|name| image.thread_local(name))?;
-            let number = image.load_bias(maps, mapping)? + image.thread_local_number()?;
-            let module = memory.read_u64(number).ok().filter(|module| *module > 0)?;
-            Some(ThreadLocal {
-                module,
-                offset: symbol,
-            })
-        });
+        let place = graph_task_place(self.tgid, maps);
         let known = place.is_some_and(|place| loader.watch_graph_tasks(self.tgid, place).is_ok());
         if !known {
             let why = "autograd's current_graph_task was not found: when several threads run backward() \
@@ -277,15 +271,28 @@ impl Attaching {
     }
 }
 
+/// Where the threads of a process keep the `GraphTask` that they work for.
+fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
+    let library = maps.library(TORCH_CPU)?;
+    let loaded = LoadedImage::open(&library, tgid).ok()?;
+    let offset = loaded.image.thread_local(CURRENT_GRAPH_TASK).ok()??;
+    let number = loaded.image.thread_local_number().ok()??;
+    let module = ProcessMemory::new(tgid)
+        .read_u64(number.wrapping_add(loaded.bias))
+        .ok()
+        .filter(|module| *module > 0)?;
+    Some(ThreadLocal { module, offset })
+}
+
 /// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its
 /// libraries are mapped one by one; those that will be lie beside one another as files.
-fn was_built_without_cuda(maps: &Maps) -> bool {
+fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
         return false;
     };
     let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
     let beside = beside.strip_prefix("/").unwrap_or(&beside);
-    let root = PathBuf::from(format!("/proc/{}/root", maps.tgid().0));
+    let root = PathBuf::from(format!("/proc/{}/root", tgid.0));
     maps.library(CUDA_ALLOCATOR).is_none() && !root.join(beside).exists()
 }
 

@@ -1,240 +1,523 @@
-//! The libraries and executables that a process has mapped.
+//! ELF files of the target: symbols, segments and where they were loaded.
+//!
+//! Libraries of PyTorch have hundreds of megabytes. A file is read in the few ranges that are
+//! needed and never mapped into memprobe: a mapping of a file that someone truncates ends the
+//! reader by SIGBUS, a read of it ends in an error.
 
 use std::fmt;
 use std::fs::File;
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use memmap2::Mmap;
-use object::elf::R_X86_64_DTPMOD64;
-use object::read::elf::{ElfFile64, FileHeader as _, ProgramHeader as _};
-use object::{
-    Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, RelocationFlags,
-    RelocationTarget,
-};
+use object::elf::{self, FileHeader64, SectionType};
+use object::read::ReadCache;
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym};
+use object::{LittleEndian, pod};
 
-use super::maps::{Mapping, Maps};
+use super::maps::{MappedFile, Mapping, is_named, open_regular};
 use crate::event::Tgid;
 
-/// A symbol's place.
+/// The most that is read of one section. The string table of libtorch_cuda has some 100 MiB.
+const MAX_SECTION_BYTES: u64 = 1 << 30;
+
+/// Granularity of mappings (x86-64; memprobe supports no other machine yet).
+const PAGE: u64 = 4096;
+
+/// The most that is read of all section names, and of one.
+const MAX_NAMES_BYTES: u64 = 1 << 20;
+const MAX_NAME_BYTES: usize = 256;
+
+type Header = FileHeader64<LittleEndian>;
+type RawSymbol = elf::Sym64<LittleEndian>;
+type RawDynamic = elf::Dyn64<LittleEndian>;
+type RawRelocation = elf::Rela64<LittleEndian>;
+
+/// A 64-bit little-endian ELF program or shared library.
+#[derive(Debug)]
+pub struct ElfImage {
+    file: File,
+    kind: ImageKind,
+    segments: Vec<Segment>,
+    sections: Vec<Section>,
+}
+
+/// How an image chooses its addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    /// Loaded at the very addresses in the file (`ET_EXEC`).
+    Fixed,
+    /// Loaded anywhere: shared libraries and position-independent programs (`ET_DYN`).
+    Relocatable,
+}
+
+/// A part of the file that is loaded (`PT_LOAD`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where the part begins in the file.
+    pub offset: u64,
+    /// Bytes in the file.
+    pub file_size: u64,
+    /// The address in the file's own terms.
+    pub vaddr: u64,
+    /// Bytes in memory.
+    pub memory_size: u64,
+    /// The segment holds code.
+    pub executable: bool,
+}
+
+/// A section.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Its name, lossy where it is no UTF-8.
+    pub name: String,
+    /// The address in the file's own terms; 0 where it is not loaded.
+    pub vaddr: u64,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+    name_offset: u32,
+    kind: SectionType,
+    link: u32,
+}
+
+/// A symbol that the image defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Its address in the file's own numbering.
-    pub address: u64,
-    /// Its bytes; 0 where the file does not say.
+    /// The address in the file's own terms: add the load bias for the address in memory.
+    pub vaddr: u64,
+    /// Bytes; 0 where the file does not say.
     pub size: u64,
 }
 
-/// An ELF file, mapped into memprobe (libraries of PyTorch have hundreds of MB, of which little
-/// is looked at).
-pub struct ElfImage {
-    bytes: Mmap,
-}
-
-/// Why a file is no use.
+/// Why an image could not be read.
 #[derive(Debug)]
 pub enum ElfError {
-    /// It cannot be opened.
-    Io(std::io::Error),
-    /// It is no 64-bit ELF file.
-    Format(object::Error),
+    /// The file could not be opened or read, or ends too early.
+    Io(io::Error),
+    /// Not a 64-bit little-endian ELF program or library, or a broken one.
+    Malformed(&'static str),
 }
 
 impl fmt::Display for ElfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => error.fmt(f),
-            Self::Format(error) => write!(f, "not a 64-bit ELF file: {error}"),
+            Self::Malformed(what) => write!(f, "not a usable ELF file: {what}"),
         }
     }
 }
 
-impl std::error::Error for ElfError {}
+impl std::error::Error for ElfError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Io(error) => Some(error),
+            Self::Malformed(_) => None,
+        }
+    }
+}
 
-impl From<std::io::Error> for ElfError {
-    fn from(error: std::io::Error) -> Self {
+impl From<io::Error> for ElfError {
+    fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
 impl ElfImage {
-    /// Opens a file.
+    /// Opens an image by path.
     ///
     /// # Errors
-    /// When it cannot be opened or is no 64-bit ELF file.
-    pub fn open(path: &std::path::Path) -> Result<Self, ElfError> {
-        let file = File::open(path)?;
-        // SAFETY: the file may change under us. Its bytes are only ever looked at through
-        // `object`, which checks every offset each time; a file cut short would end memprobe with
-        // SIGBUS, never the target.
-        let bytes = unsafe { Mmap::map(&file)? };
-        ElfFile64::<Endianness>::parse(&*bytes).map_err(ElfError::Format)?;
-        Ok(Self { bytes })
+    /// [`ElfError`].
+    pub fn open(path: &Path) -> Result<Self, ElfError> {
+        Self::from_file(open_regular(path)?)
     }
 
-    /// Opens the file of a mapping; gives also the path by which it was opened.
+    /// Reads the headers of an open file.
     ///
     /// # Errors
-    /// As [`Self::open`].
-    pub fn of_mapping(tgid: Tgid, mapping: &Mapping) -> Result<(Self, PathBuf), ElfError> {
-        let path = mapping.openable(tgid);
-        Ok((Self::open(&path)?, path))
-    }
-
-    fn parse(&self) -> Option<ElfFile64<'_, Endianness>> {
-        ElfFile64::parse(&*self.bytes).ok()
-    }
-
-    /// A defined symbol by its exact name: from the dynamic table, else from the full one.
-    pub fn symbol(&self, name: &str) -> Option<Symbol> {
-        let file = self.parse()?;
-        let found = |symbol: &object::read::elf::ElfSymbol64<'_, '_>| {
-            !symbol.is_undefined() && symbol.address() != 0 && symbol.name() == Ok(name)
+    /// [`ElfError`].
+    pub fn from_file(file: File) -> Result<Self, ElfError> {
+        let cache = ReadCache::new(file);
+        let (kind, segments, sections, names) = read_headers(&cache)?;
+        let mut image = Self {
+            file: cache.into_inner(),
+            kind,
+            segments,
+            sections,
         };
-        let symbol = file
-            .dynamic_symbols()
-            .find(found)
-            .or_else(|| file.symbols().find(found))?;
-        Some(Symbol {
-            address: symbol.address(),
-            size: symbol.size(),
+        image.name_sections(names)?;
+        Ok(image)
+    }
+
+    /// Names the sections, as far as the file does.
+    fn name_sections(&mut self, names: usize) -> Result<(), ElfError> {
+        let Some(names) = self
+            .sections
+            .get(names)
+            .filter(|names| names.size <= MAX_NAMES_BYTES)
+        else {
+            return Ok(());
+        };
+        let names = self.section_bytes(names)?;
+        for section in &mut self.sections {
+            let tail = names
+                .get(section.name_offset as usize..)
+                .unwrap_or_default();
+            let tail = &tail[..tail.len().min(MAX_NAME_BYTES)];
+            let end = tail.iter().position(|&byte| byte == 0).unwrap_or(0);
+            section.name = String::from_utf8_lossy(&tail[..end]).into_owned();
+        }
+        Ok(())
+    }
+
+    /// How the image chooses its addresses.
+    pub fn kind(&self) -> ImageKind {
+        self.kind
+    }
+
+    /// The parts that are loaded.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// The section of that name.
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|section| section.name == name)
+    }
+
+    /// The symbol of exactly that name (as mangled), as [`Self::symbols`] finds it.
+    ///
+    /// # Errors
+    /// As [`Self::symbols`].
+    pub fn symbol(&self, name: &str) -> Result<Option<Symbol>, ElfError> {
+        self.first_symbol(&[name])
+    }
+
+    /// The symbols of exactly these names (as mangled) that the image defines, in the order of
+    /// `names`; `None` for each that it does not. The dynamic symbols go before `.symtab`, which is
+    /// read only for what they lack. One pass over each table, whatever the number of names.
+    ///
+    /// # Errors
+    /// [`ElfError`] where a symbol table cannot be read; a file without one defines none.
+    pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
+        self.find(names, is_addressed, |found| {
+            found.iter().all(Option::is_some)
         })
     }
 
-    /// Where in the library's thread-local block a variable lies.
-    pub fn thread_local(&self, name: &str) -> Option<u64> {
-        let file = self.parse()?;
-        let symbol = file
-            .symbols()
-            .find(|symbol| symbol.kind() == object::SymbolKind::Tls && symbol.name() == Ok(name))?;
-        Some(symbol.address())
+    /// The first of these names (as mangled) that the image defines, as [`Self::symbols`] finds it;
+    /// `.symtab` is read only where no dynamic symbol has any of them.
+    ///
+    /// # Errors
+    /// As [`Self::symbols`].
+    pub fn first_symbol(&self, names: &[&str]) -> Result<Option<Symbol>, ElfError> {
+        let found = self.find(names, is_addressed, |found| {
+            found.iter().any(Option::is_some)
+        })?;
+        Ok(found.into_iter().flatten().next())
     }
 
-    /// Address of the word into which the dynamic linker has written the library's number among
-    /// those with thread-local storage: what an `R_X86_64_DTPMOD64` without a symbol relocates.
-    pub fn thread_local_number(&self) -> Option<u64> {
-        let file = self.parse()?;
-        let number = RelocationFlags::Elf {
-            r_type: R_X86_64_DTPMOD64,
-        };
-        let mut relocations = file.dynamic_relocations()?;
-        relocations.find_map(|(address, relocation)| {
-            let own = relocation.target() == RelocationTarget::Absolute;
-            (own && relocation.flags() == number).then_some(address)
-        })
-    }
-
-    /// Where in the file an address lies.
-    pub fn file_offset_of(&self, address: u64) -> Option<u64> {
-        self.segments()?
+    /// Where in the image's block of thread-local storage a variable lies that has one of these
+    /// names.
+    ///
+    /// # Errors
+    /// As [`Self::symbols`].
+    pub fn thread_local(&self, names: &[&str]) -> Result<Option<u64>, ElfError> {
+        let is_variable = |symbol: &RawSymbol| symbol.st_type() == elf::STT_TLS;
+        let found = self.find(names, is_variable, |found| {
+            found.iter().any(Option::is_some)
+        })?;
+        Ok(found
             .into_iter()
-            .find_map(|(start, in_file, offset)| {
-                let at = address.checked_sub(start).filter(|at| *at < in_file)?;
-                offset.checked_add(at)
+            .flatten()
+            .next()
+            .map(|symbol| symbol.vaddr))
+    }
+
+    /// Address of the word into which the dynamic linker writes the image's number among those
+    /// with thread-local storage: what an `R_X86_64_DTPMOD64` without a symbol relocates (ELF
+    /// Handling For Thread-Local Storage, 4.1.6).
+    ///
+    /// # Errors
+    /// [`ElfError`] where the relocations cannot be read.
+    pub fn thread_local_number(&self) -> Result<Option<u64>, ElfError> {
+        let is_dynamic = |section: &&Section| {
+            let symbols = usize::try_from(section.link).map(|link| self.sections.get(link));
+            section.kind == elf::SHT_RELA
+                && symbols.is_ok_and(|symbols| symbols.is_some_and(|of| of.kind == elf::SHT_DYNSYM))
+        };
+        for section in self.sections.iter().filter(is_dynamic) {
+            let bytes = self.section_bytes(section)?;
+            let own = entries::<RawRelocation>(&bytes)?.iter().find(|relocation| {
+                relocation.r_type(LittleEndian, false) == elf::R_X86_64_DTPMOD64
+                    && relocation.r_sym(LittleEndian, false) == 0
+            });
+            if let Some(relocation) = own {
+                return Ok(Some(relocation.r_offset.get(LittleEndian)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The symbols of these names for which `wanted` holds, from one table after the other until
+    /// they are enough.
+    fn find(
+        &self,
+        names: &[&str],
+        wanted: impl Fn(&RawSymbol) -> bool,
+        are_enough: impl Fn(&[Option<Symbol>]) -> bool,
+    ) -> Result<Vec<Option<Symbol>>, ElfError> {
+        let mut found = vec![None; names.len()];
+        for table in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
+            for section in self.sections.iter().filter(|section| section.kind == table) {
+                if !are_enough(&found) {
+                    self.search(section, names, &wanted, &mut found)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn search(
+        &self,
+        table: &Section,
+        names: &[&str],
+        wanted: impl Fn(&RawSymbol) -> bool,
+        found: &mut [Option<Symbol>],
+    ) -> Result<(), ElfError> {
+        let strings = self.strings_of(table)?;
+        let symbols = self.section_bytes(table)?;
+        for symbol in entries::<RawSymbol>(&symbols)? {
+            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !wanted(symbol) {
+                continue;
+            }
+            let Some(tail) = strings.get(symbol.st_name(LittleEndian) as usize..) else {
+                continue;
+            };
+            for (name, found) in names.iter().zip(&mut *found) {
+                let ends = tail.get(name.len()) == Some(&0);
+                if found.is_none() && ends && tail.starts_with(name.as_bytes()) {
+                    *found = Some(Symbol {
+                        vaddr: symbol.st_value(LittleEndian),
+                        size: symbol.st_size(LittleEndian),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the loader loads a library of this name (as [`super::maps::Maps::libraries`] takes
+    /// it) together with this image: whether the image names it as needed (`DT_NEEDED`).
+    ///
+    /// # Errors
+    /// [`ElfError`] where that list cannot be read; a file without one needs nothing.
+    pub fn needs(&self, library: &str) -> Result<bool, ElfError> {
+        let Some(table) = self
+            .sections
+            .iter()
+            .find(|section| section.kind == elf::SHT_DYNAMIC)
+        else {
+            return Ok(false);
+        };
+        let strings = self.strings_of(table)?;
+        let bytes = self.section_bytes(table)?;
+        Ok(entries::<RawDynamic>(&bytes)?
+            .iter()
+            .filter(|entry| entry.d_tag(LittleEndian) == elf::DT_NEEDED)
+            .filter_map(|entry| {
+                let start = usize::try_from(entry.d_val(LittleEndian)).ok()?;
+                strings.get(start..)?.split(|&byte| byte == 0).next()
             })
+            .any(|needed| is_named(needed, library)))
     }
 
-    /// Up to `length` bytes at an address, as they are in the file.
-    pub fn bytes_at(&self, address: u64, length: usize) -> Option<&[u8]> {
-        let start = usize::try_from(self.file_offset_of(address)?).ok()?;
-        let end = start.saturating_add(length).min(self.bytes.len());
-        self.bytes.get(start..end)
+    /// The strings that the entries of a table refer to.
+    fn strings_of(&self, table: &Section) -> Result<Vec<u8>, ElfError> {
+        let strings = usize::try_from(table.link)
+            .ok()
+            .and_then(|link| self.sections.get(link))
+            .filter(|section| section.kind == elf::SHT_STRTAB)
+            .ok_or(ElfError::Malformed("a table without its strings"))?;
+        self.section_bytes(strings)
     }
 
-    /// The address of a section.
-    pub fn section(&self, name: &str) -> Option<u64> {
-        let file = self.parse()?;
-        file.sections()
-            .find(|section| section.name() == Ok(name))
-            .map(|section| section.address())
+    /// The offset in the file of what is loaded at `vaddr`: what a uprobe is attached by. `None`
+    /// where nothing of the file is loaded (`.bss`).
+    pub fn file_offset_of(&self, vaddr: u64) -> Option<u64> {
+        self.segments.iter().find_map(|segment| {
+            let within = vaddr.checked_sub(segment.vaddr)?;
+            (within < segment.file_size).then(|| segment.offset.checked_add(within))?
+        })
     }
 
-    /// What must be added to the file's addresses to get the process's: 0 for an executable that
-    /// was linked to fixed addresses.
-    pub fn load_bias(&self, maps: &Maps, mapping: &Mapping) -> Option<u64> {
-        let file = self.parse()?;
-        let endian = Endianness::Little;
-        if file.elf_header().e_type(endian) == object::elf::ET_EXEC {
+    /// Up to `len` bytes of the file from `vaddr` on: fewer where the segment ends.
+    ///
+    /// # Errors
+    /// [`ElfError::Malformed`] where nothing of the file is loaded at `vaddr`; otherwise
+    /// [`ElfError::Io`].
+    pub fn bytes_at(&self, vaddr: u64, len: usize) -> Result<Vec<u8>, ElfError> {
+        let outside = ElfError::Malformed("an address outside of its segments");
+        let Some((segment, within)) = self.segments.iter().find_map(|segment| {
+            let within = vaddr.checked_sub(segment.vaddr)?;
+            (within < segment.file_size).then_some((segment, within))
+        }) else {
+            return Err(outside);
+        };
+        let size = (segment.file_size - within).min(len as u64);
+        self.range(segment.offset.checked_add(within).ok_or(outside)?, size)
+    }
+
+    /// What to add to an address of the file for the address in memory, given the mappings of this
+    /// file (wrapping: use [`u64::wrapping_add`]). `None` where they do not show it.
+    ///
+    /// The loader maps the beginning of a segment at the page its file offset lies in. Every
+    /// mapping that begins like this votes, since pieces of the file may be mapped elsewhere too.
+    pub fn load_bias(&self, mappings: &[Mapping]) -> Option<u64> {
+        if self.kind == ImageKind::Fixed {
             return Some(0);
         }
-        let segments = self.segments()?;
-        maps.same_file(mapping).find_map(|mapped| {
-            segments.iter().find_map(|(start, _, offset)| {
-                const PAGE: u64 = 4096;
-                (offset / PAGE * PAGE == mapped.offset)
-                    .then(|| mapped.start.wrapping_sub(start / PAGE * PAGE))
-            })
-        })
+        let mut votes: Vec<(u64, usize)> = Vec::new();
+        for mapping in mappings {
+            let begins = self.segments.iter().filter(|segment| {
+                segment.offset - segment.offset % PAGE == mapping.offset
+                    && segment.executable == mapping.perms.execute
+            });
+            for segment in begins {
+                let page = segment.vaddr - segment.vaddr % PAGE;
+                let bias = mapping.start.wrapping_sub(page);
+                match votes.iter_mut().find(|(candidate, _)| *candidate == bias) {
+                    Some((_, count)) => *count += 1,
+                    None => votes.push((bias, 1)),
+                }
+            }
+        }
+        let most = votes.iter().map(|&(_, count)| count).max()?;
+        votes
+            .into_iter()
+            .find(|&(_, count)| count == most)
+            .map(|(bias, _)| bias)
     }
 
-    /// Of each loaded segment: address, bytes in the file, offset in the file.
-    fn segments(&self) -> Option<Vec<(u64, u64, u64)>> {
-        let file = self.parse()?;
-        let endian = Endianness::Little;
-        let loaded = file
-            .elf_program_headers()
-            .iter()
-            .filter(|header| header.p_type(endian) == object::elf::PT_LOAD);
-        Some(
-            loaded
-                .map(|header| {
-                    (
-                        header.p_vaddr(endian),
-                        header.p_filesz(endian),
-                        header.p_offset(endian),
-                    )
-                })
-                .collect(),
-        )
+    fn section_bytes(&self, section: &Section) -> Result<Vec<u8>, ElfError> {
+        self.range(section.offset, section.size)
     }
+
+    fn range(&self, offset: u64, size: u64) -> Result<Vec<u8>, ElfError> {
+        let end = offset
+            .checked_add(size)
+            .ok_or(ElfError::Malformed("a range without end"))?;
+        if size > MAX_SECTION_BYTES || end > self.file.metadata()?.len() {
+            return Err(ElfError::Malformed("a part that lies outside of the file"));
+        }
+        let mut bytes = vec![0; size as usize];
+        self.file.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
+    }
+}
+
+/// Whether a symbol is the name of an address, not of a place in each thread's own storage.
+fn is_addressed(symbol: &RawSymbol) -> bool {
+    symbol.st_type() != elf::STT_TLS
+}
+
+/// The whole entries of a table; what is left at its end is none.
+fn entries<T: pod::Pod>(table: &[u8]) -> Result<&[T], ElfError> {
+    pod::slice_from_bytes(table, table.len() / size_of::<T>())
+        .map(|(entries, _)| entries)
+        .map_err(|()| ElfError::Malformed("a broken table"))
+}
+
+/// A file of the target with its image and its place in memory.
+#[derive(Debug)]
+pub struct LoadedImage {
+    /// The image.
+    pub image: ElfImage,
+    /// What to add to its addresses for those in the target's memory (wrapping).
+    pub bias: u64,
+}
+
+impl LoadedImage {
+    /// Opens a file that the target has mapped.
+    ///
+    /// # Errors
+    /// [`ElfError`], also where its mappings do not show where it was loaded.
+    pub fn open(file: &MappedFile, tgid: Tgid) -> Result<Self, ElfError> {
+        let image = ElfImage::from_file(file.open(tgid)?.0)?;
+        let bias = image
+            .load_bias(&file.mappings)
+            .ok_or(ElfError::Malformed("its mappings fit none of its segments"))?;
+        Ok(Self { image, bias })
+    }
+
+    /// Where a symbol lies in the target's memory.
+    pub fn address_of(&self, symbol: Symbol) -> u64 {
+        symbol.vaddr.wrapping_add(self.bias)
+    }
+}
+
+/// The last is the index of the section that holds the names of the sections.
+type Headers = (ImageKind, Vec<Segment>, Vec<Section>, usize);
+
+fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
+    let malformed = |_| ElfError::Malformed("broken headers");
+    let endian = LittleEndian;
+    let header = Header::parse(cache).map_err(|_| ElfError::Malformed("no 64-bit ELF header"))?;
+    header
+        .endian()
+        .map_err(|_| ElfError::Malformed("not little-endian"))?;
+    let kind = match header.e_type(endian) {
+        elf::ET_EXEC => ImageKind::Fixed,
+        elf::ET_DYN => ImageKind::Relocatable,
+        _ => {
+            return Err(ElfError::Malformed(
+                "neither a program nor a shared library",
+            ));
+        }
+    };
+    if header.e_phnum(endian) == elf::PN_XNUM {
+        return Err(ElfError::Malformed("more segments than an image has"));
+    }
+    let segments = header
+        .program_headers(endian, cache)
+        .map_err(malformed)?
+        .iter()
+        .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
+        .map(|segment| Segment {
+            offset: segment.p_offset(endian),
+            file_size: segment.p_filesz(endian),
+            vaddr: segment.p_vaddr(endian),
+            memory_size: segment.p_memsz(endian),
+            executable: segment.p_flags(endian).contains(elf::PF_X),
+        })
+        .collect();
+    // Without section headers (a file passed through `sstrip`) there is nothing to search. More
+    // than 65,279 sections are kept elsewhere; no linked image has them.
+    if header.e_shnum(endian) == 0 {
+        return Ok((kind, segments, Vec::new(), 0));
+    }
+    let sections = header
+        .section_headers(endian, cache)
+        .map_err(malformed)?
+        .iter()
+        .map(|section| Section {
+            name: String::new(),
+            name_offset: section.sh_name(endian),
+            vaddr: section.sh_addr(endian),
+            offset: section.sh_offset(endian),
+            size: section.sh_size(endian),
+            kind: section.sh_type(endian),
+            link: section.sh_link(endian),
+        })
+        .collect();
+    Ok((
+        kind,
+        segments,
+        sections,
+        usize::from(header.e_shstrndx(endian).0),
+    ))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Our own libc, as it is mapped into this process.
-    fn libc_image() -> (Maps, Mapping, ElfImage) {
-        let tgid = Tgid(std::process::id());
-        let maps = Maps::of(tgid).expect("our own mappings");
-        let mapping = maps.library("libc.so").expect("libc is mapped").clone();
-        let (image, _) = ElfImage::of_mapping(tgid, &mapping).expect("libc is an ELF file");
-        (maps, mapping, image)
-    }
-
-    #[test]
-    fn a_symbol_is_found_where_the_process_has_it() {
-        let (maps, mapping, image) = libc_image();
-        let symbol = image.symbol("getpid").expect("libc exports getpid");
-        let bias = image.load_bias(&maps, &mapping).expect("libc is loaded");
-        assert_eq!(bias + symbol.address, libc::getpid as *const () as u64);
-    }
-
-    #[test]
-    fn code_of_a_function_is_read_from_the_file() {
-        let (_, _, image) = libc_image();
-        let symbol = image.symbol("getpid").expect("libc exports getpid");
-        assert_eq!(image.bytes_at(symbol.address, 8).map(<[u8]>::len), Some(8));
-    }
-
-    #[test]
-    fn what_is_not_there_is_none() {
-        let (_, _, image) = libc_image();
-        assert_eq!(image.symbol("no_such_function"), None);
-        assert_eq!(image.file_offset_of(u64::MAX), None);
-        assert_eq!(image.section(".nothing"), None);
-    }
-
-    #[test]
-    fn a_file_that_is_no_program_is_refused() {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(file.path(), b"#!/bin/sh\n").expect("written");
-        assert!(matches!(
-            ElfImage::open(file.path()),
-            Err(ElfError::Format(_))
-        ));
-        assert!(matches!(
-            ElfImage::open("/nonexistent".as_ref()),
-            Err(ElfError::Io(_))
-        ));
-    }
-}
+mod tests;

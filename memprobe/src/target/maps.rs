@@ -1,190 +1,439 @@
-//! What a process has mapped (`/proc/PID/maps`, proc(5)).
+//! `/proc/PID/maps`: where the files of a process lie in its memory, and how to open them.
 
-use std::fs;
-use std::io::{self, Read as _};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::event::Tgid;
 
-/// The most that is read of a process's list of mappings: 65,530 mappings (the kernel's default
-/// limit) of 250 bytes.
-const MOST: u64 = 16 << 20;
+/// The most that is read of a maps file. The kernel allows 65,530 mappings by default
+/// (`vm.max_map_count`); at some 100 bytes a line this holds ten times as many.
+const MAX_MAPS_BYTES: u64 = 64 << 20;
 
-/// One mapping.
+/// What the kernel appends to the path of a file that has no name any more (`d_path`).
+const DELETED: &[u8] = b" (deleted)";
+
+/// One line of `/proc/PID/maps` (`proc_pid_maps(5)`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// The address after the last.
     pub end: u64,
-    /// Whether it can be executed.
-    pub executable: bool,
-    /// Where in the file it begins.
+    /// What the process may do with it.
+    pub perms: Permissions,
+    /// Offset in the file of the first byte.
     pub offset: u64,
-    /// Device and inode of the file, as in `08:01 1234`.
-    pub file_id: String,
-    /// The file, without the mark of a deleted one.
+    /// Device of the file.
+    pub dev: Device,
+    /// Inode of the file; 0 for memory without one.
+    pub inode: u64,
+    /// Path as the kernel shows it to memprobe (not always as the target sees it), or a name in
+    /// brackets such as `[stack]`; empty for anonymous memory.
     pub path: PathBuf,
+    /// The file was unlinked or replaced after it was mapped.
+    pub deleted: bool,
 }
 
-/// Every file mapping of a process.
-#[derive(Clone, Debug)]
+/// The permissions of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Permissions {
+    /// Readable.
+    pub read: bool,
+    /// Writable.
+    pub write: bool,
+    /// Executable.
+    pub execute: bool,
+    /// Shared with other processes rather than private (copy on write).
+    pub shared: bool,
+}
+
+/// A device number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Device {
+    /// Major.
+    pub major: u32,
+    /// Minor.
+    pub minor: u32,
+}
+
+impl Mapping {
+    /// Bytes of the mapping.
+    pub fn size(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether `address` lies in it.
+    pub fn contains(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// Whether a file lies behind it.
+    pub fn is_file(&self) -> bool {
+        self.inode != 0 && self.path.as_os_str().as_bytes().first() == Some(&b'/')
+    }
+
+    /// The kernel's own link to the mapped file: right even where the path is of another mount
+    /// namespace, a chroot, or unlinked. Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (`proc(5)`).
+    pub fn map_files_link(&self, tgid: Tgid) -> PathBuf {
+        PathBuf::from(format!(
+            "/proc/{}/map_files/{:x}-{:x}",
+            tgid.0, self.start, self.end
+        ))
+    }
+}
+
+/// A file that a process has mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedFile {
+    /// Path as the kernel shows it, without its mark for deleted files.
+    pub path: PathBuf,
+    /// Device of the file.
+    pub dev: Device,
+    /// Inode of the file.
+    pub inode: u64,
+    /// The file was unlinked or replaced after it was mapped.
+    pub deleted: bool,
+    /// Its mappings, by rising address; at least one.
+    pub mappings: Vec<Mapping>,
+}
+
+impl MappedFile {
+    /// The last part of the path.
+    pub fn basename(&self) -> &OsStr {
+        self.path.file_name().unwrap_or_default()
+    }
+
+    /// Whether code of it can run: tells a loaded library from a file that is only read.
+    pub fn is_executable(&self) -> bool {
+        self.mappings.iter().any(|mapping| mapping.perms.execute)
+    }
+
+    /// Paths under which memprobe can open the file, best first. A deleted file is offered only
+    /// through `map_files`, since its path may by now name another file.
+    pub fn paths(&self, tgid: Tgid) -> Vec<PathBuf> {
+        let mut paths: Vec<_> = self
+            .mappings
+            .iter()
+            .map(|mapping| mapping.map_files_link(tgid))
+            .collect();
+        if !self.deleted {
+            let relative = self.path.strip_prefix("/").unwrap_or(&self.path);
+            paths.push(Path::new(&format!("/proc/{}/root", tgid.0)).join(relative));
+        }
+        paths
+    }
+
+    /// Opens the file by the first of [`Self::paths`] that works, and says which one that was.
+    ///
+    /// # Errors
+    /// The error of the last path that was tried.
+    pub fn open(&self, tgid: Tgid) -> io::Result<(File, PathBuf)> {
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        for path in self.paths(tgid) {
+            match open_regular(&path) {
+                Ok(file) => return Ok((file, path)),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Opens a regular file for reading; never waits at a FIFO that the target put there.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ))
+    }
+}
+
+/// The mappings of a process at one moment, by rising address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maps {
-    tgid: Tgid,
     mappings: Vec<Mapping>,
 }
 
 impl Maps {
-    /// Reads the mappings of a process.
+    /// Reads the maps of a process.
     ///
     /// # Errors
-    /// When the process has ended or may not be looked at.
+    /// `NotFound` where there is no such process, `PermissionDenied` where memprobe may not look
+    /// (`ptrace(2)`, PTRACE_MODE_READ_FSCREDS), and the error `ESRCH` where it just ended.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
-        let mut text = Vec::new();
-        fs::File::open(format!("/proc/{}/maps", tgid.0))?
-            .take(MOST)
-            .read_to_end(&mut text)?;
-        let mappings = String::from_utf8_lossy(&text)
-            .lines()
-            .filter_map(Mapping::parse)
+        let mut bytes = Vec::new();
+        File::open(format!("/proc/{}/maps", tgid.0))?
+            .take(MAX_MAPS_BYTES)
+            .read_to_end(&mut bytes)?;
+        Ok(Self::parse(&bytes))
+    }
+
+    /// Parses the text of a maps file. Lines that do not have its form are left out.
+    pub fn parse(text: &[u8]) -> Self {
+        let mut mappings: Vec<_> = text
+            .split(|&byte| byte == b'\n')
+            .filter_map(parse_line)
             .collect();
-        Ok(Self { tgid, mappings })
+        mappings.sort_by_key(|mapping| mapping.start);
+        Self { mappings }
     }
 
-    /// The process.
-    pub fn tgid(&self) -> Tgid {
-        self.tgid
-    }
-
-    /// Every file mapping, by address.
-    pub fn files(&self) -> &[Mapping] {
+    /// Every mapping, by rising address.
+    pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// The first mapping of the library whose file name begins with `prefix`, followed by nothing
-    /// or by something that is no letter (`libcudart` is `libcudart.so.13`, not `libcudartish`).
-    pub fn library(&self, prefix: &str) -> Option<&Mapping> {
-        self.mappings.iter().find(|mapping| {
-            let name = mapping
-                .path
-                .file_name()
-                .map(|name| name.to_string_lossy().into_owned());
-            name.as_deref()
-                .and_then(|name| name.strip_prefix(prefix))
-                .is_some_and(|rest| {
-                    !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-                })
-        })
+    /// The mapping that `address` lies in.
+    pub fn find(&self, address: u64) -> Option<&Mapping> {
+        let after = self
+            .mappings
+            .partition_point(|mapping| mapping.start <= address);
+        self.mappings[..after]
+            .last()
+            .filter(|mapping| mapping.contains(address))
     }
 
-    /// Every mapping of the same file as `mapping`.
-    pub fn same_file<'a>(&'a self, mapping: &'a Mapping) -> impl Iterator<Item = &'a Mapping> {
-        self.mappings
-            .iter()
-            .filter(move |other| other.file_id == mapping.file_id && other.path == mapping.path)
+    /// The mapped files, each once, in the order of their first mapping.
+    pub fn files(&self) -> Vec<MappedFile> {
+        let mut files: Vec<MappedFile> = Vec::new();
+        let mut index = hashbrown::HashMap::new();
+        for mapping in self.mappings.iter().filter(|mapping| mapping.is_file()) {
+            let place = *index
+                .entry((mapping.dev, mapping.inode, &mapping.path))
+                .or_insert_with(|| {
+                    files.push(MappedFile {
+                        path: mapping.path.clone(),
+                        dev: mapping.dev,
+                        inode: mapping.inode,
+                        deleted: mapping.deleted,
+                        mappings: Vec::new(),
+                    });
+                    files.len() - 1
+                });
+            files[place].mappings.push(mapping.clone());
+        }
+        files
+    }
+
+    /// The loaded libraries (files mapped for execution) whose basename is `name`, or begins with
+    /// it and goes on with neither letter nor digit: `libcudart` is `libcudart.so.13`, not
+    /// `libcudartish.so`. More than one where a process has loaded several.
+    pub fn libraries(&self, name: &str) -> Vec<MappedFile> {
+        let mut files = self.files();
+        files.retain(|file| file.is_executable() && is_named(file.basename().as_bytes(), name));
+        files
+    }
+
+    /// The first of [`Self::libraries`].
+    pub fn library(&self, name: &str) -> Option<MappedFile> {
+        self.libraries(name).into_iter().next()
     }
 }
 
-impl Mapping {
-    /// Parses one line; `None` for memory that is no file.
-    fn parse(line: &str) -> Option<Self> {
-        let mut rest = line;
-        let mut field = || {
-            let trimmed = rest.trim_start_matches(' ');
-            let end = trimmed.find(' ').unwrap_or(trimmed.len());
-            let (word, behind) = trimmed.split_at(end);
-            rest = behind;
-            word
-        };
-        let (start, end) = field().split_once('-')?;
-        let (start, end) = (
-            u64::from_str_radix(start, 16).ok()?,
-            u64::from_str_radix(end, 16).ok()?,
-        );
-        let executable = field().contains('x');
-        let offset = u64::from_str_radix(field(), 16).ok()?;
-        let file_id = format!("{} {}", field(), field());
-        let path = rest.trim_start_matches(' ');
-        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-        (path.starts_with('/') && start < end).then(|| Self {
-            start,
-            end,
-            executable,
-            offset,
-            file_id,
-            path: Path::new(path).to_path_buf(),
+/// Whether a file name is `name`, or goes on with something that ends a word.
+pub(super) fn is_named(basename: &[u8], name: &str) -> bool {
+    basename
+        .strip_prefix(name.as_bytes())
+        .is_some_and(|rest| match rest.first() {
+            Some(next) => !next.is_ascii_alphanumeric() && *next != b'_',
+            None => true,
         })
-    }
+}
 
-    /// Where memprobe can open the very file that is mapped: through `map_files`, which also
-    /// works for deleted files, containers and chroots, or through the process's root.
-    pub fn openable(&self, tgid: Tgid) -> PathBuf {
-        let exact = PathBuf::from(format!(
-            "/proc/{}/map_files/{:x}-{:x}",
-            tgid.0, self.start, self.end
-        ));
-        if fs::File::open(&exact).is_ok() {
-            return exact;
+fn parse_line(line: &[u8]) -> Option<Mapping> {
+    let mut rest = line;
+    let range = field(&mut rest)?;
+    let (start, end) = range.split_once('-')?;
+    let (start, end) = (hex(start)?, hex(end)?);
+    let perms = permissions(field(&mut rest)?)?;
+    let offset = hex(field(&mut rest)?)?;
+    let (major, minor) = field(&mut rest)?.split_once(':')?;
+    let dev = Device {
+        major: hex(major)?.try_into().ok()?,
+        minor: hex(minor)?.try_into().ok()?,
+    };
+    let inode = field(&mut rest)?.parse().ok()?;
+    let (path, deleted) = match rest.trim_ascii_start() {
+        path if path.starts_with(b"/") && path.ends_with(DELETED) => {
+            (&path[..path.len() - DELETED.len()], true)
         }
-        let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
-        PathBuf::from(format!("/proc/{}/root", tgid.0)).join(inside)
+        path => (path, false),
+    };
+    (start < end).then(|| Mapping {
+        start,
+        end,
+        perms,
+        offset,
+        dev,
+        inode,
+        path: PathBuf::from(OsStr::from_bytes(&unescape(path))),
+        deleted,
+    })
+}
+
+/// Takes the text up to the next space.
+fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let end = rest
+        .iter()
+        .position(|&byte| byte == b' ')
+        .unwrap_or(rest.len());
+    let (field, tail) = rest.split_at(end);
+    *rest = tail.get(1..).unwrap_or_default();
+    (!field.is_empty())
+        .then(|| std::str::from_utf8(field).ok())
+        .flatten()
+}
+
+fn hex(digits: &str) -> Option<u64> {
+    u64::from_str_radix(digits, 16).ok()
+}
+
+fn permissions(letters: &str) -> Option<Permissions> {
+    let &[read, write, execute, sharing] = letters.as_bytes() else {
+        return None;
+    };
+    Some(Permissions {
+        read: read == b'r',
+        write: write == b'w',
+        execute: execute == b'x',
+        shared: sharing == b's',
+    })
+}
+
+/// The kernel writes a newline within a path as `\012` (`show_map_vma` in `fs/proc/task_mmu.c`)
+/// and nothing else, so this is the only escape to undo.
+fn unescape(path: &[u8]) -> Vec<u8> {
+    const NEWLINE: &[u8] = b"\\012";
+    let mut plain = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((&first, tail)) = rest.split_first() {
+        if rest.starts_with(NEWLINE) {
+            plain.push(b'\n');
+            rest = &rest[NEWLINE.len()..];
+        } else {
+            plain.push(first);
+            rest = tail;
+        }
     }
+    plain
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn maps(text: &str) -> Maps {
-        Maps {
-            tgid: Tgid(1),
-            mappings: text.lines().filter_map(Mapping::parse).collect(),
-        }
+    const MAPS: &[u8] = b"\
+00400000-0041f000 r--p 00000000 08:01 1234                               /usr/bin/python3.11
+0041f000-006d2000 r-xp 0001f000 08:01 1234                               /usr/bin/python3.11
+7f0000000000-7f0000001000 r--p 00000000 fe:10 77   /srv/a b/libc10.so (deleted)
+7f0000001000-7f0000002000 r-xp 00001000 fe:10 77   /srv/a b/libc10.so (deleted)
+7f0000002000-7f0000003000 r-xp 00001000 fe:10 78   /srv/a b/libc10_cuda.so
+7f0000004000-7f0000005000 r--s 00000000 fe:10 79   /srv/weights\\012.safetensors
+7f0000006000-7f0000007000 rw-p 00000000 00:00 0
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0                          [stack]
+";
+
+    #[test]
+    fn a_line_gives_every_field() {
+        let maps = Maps::parse(MAPS);
+        assert_eq!(maps.mappings().len(), 8);
+        assert_eq!(
+            maps.mappings()[3],
+            Mapping {
+                start: 0x7f00_0000_1000,
+                end: 0x7f00_0000_2000,
+                perms: Permissions {
+                    read: true,
+                    write: false,
+                    execute: true,
+                    shared: false
+                },
+                offset: 0x1000,
+                dev: Device {
+                    major: 0xfe,
+                    minor: 0x10
+                },
+                inode: 77,
+                path: PathBuf::from("/srv/a b/libc10.so"),
+                deleted: true,
+            }
+        );
+        assert_eq!(
+            maps.mappings()[5].path,
+            Path::new("/srv/weights\n.safetensors")
+        );
+        assert!(maps.mappings()[5].perms.shared);
+        assert!(!maps.mappings()[7].is_file());
     }
 
     #[test]
-    fn a_mapping_of_a_file_is_read_with_spaces_in_its_name() {
-        let line = "7f00-8f00 r-xp 00001000 08:01 1234                       /opt/my env/libc10.so (deleted)";
-        let mapping = Mapping::parse(line).expect("a file");
+    fn an_address_finds_its_mapping_and_a_hole_finds_none() {
+        let maps = Maps::parse(MAPS);
         assert_eq!(
-            (mapping.start, mapping.end, mapping.offset),
-            (0x7f00, 0x8f00, 0x1000)
+            maps.find(0x41f000).map(|mapping| mapping.offset),
+            Some(0x1f000)
         );
-        assert!(mapping.executable);
-        assert_eq!(mapping.path, Path::new("/opt/my env/libc10.so"));
-        assert_eq!(mapping.file_id, "08:01 1234");
+        assert_eq!(maps.find(0x7f00_0000_3000), None);
+        assert_eq!(maps.find(0), None);
+        assert_eq!(maps.find(u64::MAX), None);
     }
 
     #[test]
-    fn memory_without_a_file_and_nonsense_are_passed_over() {
-        assert_eq!(Mapping::parse("7f00-8f00 rw-p 00000000 00:00 0"), None);
-        assert_eq!(
-            Mapping::parse("7f00-8f00 rw-p 00000000 00:00 0    [heap]"),
-            None
-        );
-        assert_eq!(Mapping::parse("nonsense"), None);
-        assert_eq!(Mapping::parse(""), None);
+    fn a_library_is_found_by_the_start_of_its_name_when_it_is_loaded_for_execution() {
+        let maps = Maps::parse(MAPS);
+        let found = maps.libraries("libc10.so");
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].mappings.len(), 2);
+        assert_eq!(maps.library("libc10"), found.into_iter().next());
+        assert_eq!(maps.libraries("libc10_cuda").len(), 1);
+        assert_eq!(maps.library("libc1"), None);
+        assert_eq!(maps.library("weights"), None);
     }
 
     #[test]
-    fn a_library_is_found_by_the_beginning_of_its_name() {
-        let maps = maps(
-            "1000-2000 r-xp 0 08:01 1 /lib/libcudartish.so\n\
-             3000-4000 r-xp 0 08:01 2 /lib/libcudart.so.13\n\
-             5000-6000 r-xp 0 08:01 3 /lib/libc10_cuda.so\n\
-             7000-8000 r-xp 0 08:01 4 /lib/libc10.so\n\
-             8000-9000 rw-p 1000 08:01 4 /lib/libc10.so\n",
-        );
+    fn a_deleted_file_is_opened_only_through_map_files() {
+        let maps = Maps::parse(MAPS);
+        let deleted = maps.libraries("libc10.so")[0].paths(Tgid(7));
         assert_eq!(
-            maps.library("libcudart").map(|mapping| mapping.start),
-            Some(0x3000)
+            deleted,
+            [
+                Path::new("/proc/7/map_files/7f0000000000-7f0000001000"),
+                Path::new("/proc/7/map_files/7f0000001000-7f0000002000"),
+            ]
         );
-        assert_eq!(
-            maps.library("libc10.so").map(|mapping| mapping.start),
-            Some(0x7000)
-        );
-        assert_eq!(maps.library("libtorch_cpu.so"), None);
-        let library = maps.library("libc10.so").expect("found");
-        assert_eq!(maps.same_file(library).count(), 2);
+        let present = maps.libraries("libc10_cuda.so")[0].paths(Tgid(7));
+        assert_eq!(present[1], Path::new("/proc/7/root/srv/a b/libc10_cuda.so"));
+    }
+
+    #[test]
+    fn lines_of_another_form_are_left_out() {
+        let text = b"\n \nzz-10 r--p 0 0:0 0\n20-10 r--p 00 00:00 0\n10-20 r-p 00 00:00 0\n\
+            10-20 r--p 00 00 0\n10-20\n\xff\xff-\xff r--p 00 00:00 0 /x\n10-20 r--p 00 00:00 0";
+        assert_eq!(Maps::parse(text).mappings().len(), 1);
+    }
+
+    #[test]
+    fn this_very_process_can_be_read_and_its_program_opened() {
+        let tgid = Tgid(std::process::id());
+        let maps = Maps::of(tgid).unwrap();
+        let program = std::env::current_exe().unwrap();
+        let file = maps
+            .files()
+            .into_iter()
+            .find(|file| file.path == program)
+            .unwrap();
+        assert!(file.is_executable());
+        file.open(tgid).unwrap();
     }
 }

@@ -1,119 +1,177 @@
-//! Reading the memory of another process.
+//! Memory of another process, read and never written.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::event::Tgid;
 
-/// Memory that cannot be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unreadable {
-    /// Where.
-    pub address: u64,
-}
-
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "memory at {:#x} cannot be read", self.address)
-    }
-}
-
-impl std::error::Error for Unreadable {}
-
-/// Somebody's memory.
+/// Memory that can be read by address.
 pub trait ReadMemory {
-    /// Fills `into` with what lies at `address`.
+    /// Fills `into` from `address` on, all of it or nothing that may be used.
     ///
     /// # Errors
-    /// When not all of it can be read.
+    /// [`Unreadable`] where any byte of it cannot be read.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable>;
 
-    /// The bytes at `address`.
+    /// Reads `N` bytes.
     ///
     /// # Errors
-    /// When not all of them can be read.
+    /// As [`Self::read`].
     fn read_array<const N: usize>(&self, address: u64) -> Result<[u8; N], Unreadable> {
         let mut bytes = [0; N];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// The 8-byte word at `address`.
+    /// Reads a little-endian word of 32 bits.
     ///
     /// # Errors
-    /// When it cannot be read.
-    fn read_u64(&self, address: u64) -> Result<u64, Unreadable> {
-        self.read_array(address).map(u64::from_le_bytes)
-    }
-
-    /// The 4-byte word at `address`.
-    ///
-    /// # Errors
-    /// When it cannot be read.
+    /// As [`Self::read`].
     fn read_u32(&self, address: u64) -> Result<u32, Unreadable> {
         self.read_array(address).map(u32::from_le_bytes)
     }
 
-    /// `length` bytes, which the caller has bounded.
+    /// Reads a little-endian word of 64 bits.
     ///
     /// # Errors
-    /// When not all of them can be read.
-    fn read_bytes(&self, address: u64, length: usize) -> Result<Vec<u8>, Unreadable> {
-        let mut bytes = vec![0; length];
+    /// As [`Self::read`].
+    fn read_u64(&self, address: u64) -> Result<u64, Unreadable> {
+        self.read_array(address).map(u64::from_le_bytes)
+    }
+
+    /// Reads `len` bytes, where the target said how many there are: never more than `limit`.
+    ///
+    /// # Errors
+    /// As [`Self::read`], and [`Cause::TooLong`] where `len` is above `limit`.
+    fn read_bytes(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
+        let mut bytes = vec![0; bounded(address, len, limit)?];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Up to `length` bytes, where no more than a beginning of them may be known.
+    /// As [`Self::read_bytes`], but content with a beginning of them where no more is known
+    /// ([`Stretches`]).
     ///
     /// # Errors
-    /// When not even the first can be read.
-    fn read_prefix(&self, address: u64, length: usize) -> Result<Vec<u8>, Unreadable> {
-        self.read_bytes(address, length)
+    /// As [`Self::read_bytes`]; where there are any, also when not even the first can be read.
+    fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
+        self.read_bytes(address, len, limit)
     }
 }
 
-/// The memory of a process, read with `process_vm_readv(2)`: the process does not notice.
-#[derive(Clone, Copy, Debug)]
+/// A length that the target named, if it is no more than `limit`.
+fn bounded(address: u64, len: u64, limit: usize) -> Result<usize, Unreadable> {
+    usize::try_from(len)
+        .ok()
+        .filter(|&len| len <= limit)
+        .ok_or(Unreadable {
+            address,
+            cause: Cause::TooLong,
+        })
+}
+
+/// Memory that could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The first byte that was asked for.
+    pub address: u64,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// Why memory could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Nothing is mapped there, or nothing readable.
+    NotMapped,
+    /// The process has ended.
+    NoProcess,
+    /// memprobe may not read this process (`ptrace(2)`, PTRACE_MODE_ATTACH_REALCREDS).
+    Denied,
+    /// The target claims more bytes than such a thing can have.
+    TooLong,
+    /// What lies there is not the kind of thing that should.
+    NotAsExpected,
+    /// Another error of the kernel, by its `errno`.
+    Os(i32),
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory at {:#x} cannot be read: ", self.address)?;
+        match self.cause {
+            Cause::NotMapped => f.write_str("nothing is mapped there"),
+            Cause::NoProcess => f.write_str("the process has ended"),
+            Cause::Denied => f.write_str("permission denied"),
+            Cause::TooLong => f.write_str("its length makes no sense"),
+            Cause::NotAsExpected => f.write_str("something else lies there by now"),
+            Cause::Os(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+impl std::error::Error for Unreadable {}
+
+/// The memory of a live process, by `process_vm_readv(2)`. The process is not stopped: what is read
+/// is as consistent as the target happens to leave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    pid: libc::pid_t,
+    tgid: Tgid,
 }
 
 impl ProcessMemory {
-    /// The memory of a process.
-    pub fn new(tgid: Tgid) -> Self {
-        Self {
-            pid: libc::pid_t::try_from(tgid.0).unwrap_or(-1),
-        }
+    /// The memory of this process.
+    pub const fn new(tgid: Tgid) -> Self {
+        Self { tgid }
+    }
+
+    /// Whose memory it is.
+    pub const fn tgid(&self) -> Tgid {
+        self.tgid
     }
 }
 
 impl ReadMemory for ProcessMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        let unreadable = Unreadable { address };
-        let start = usize::try_from(address).map_err(|_| unreadable)?;
+        if into.is_empty() {
+            return Ok(());
+        }
+        let unreadable = |cause| Unreadable { address, cause };
         let local = libc::iovec {
             iov_base: into.as_mut_ptr().cast(),
             iov_len: into.len(),
         };
         let remote = libc::iovec {
-            iov_base: start as *mut libc::c_void,
+            iov_base: std::ptr::without_provenance_mut(
+                usize::try_from(address).map_err(|_| unreadable(Cause::NotMapped))?,
+            ),
             iov_len: into.len(),
         };
-        // SAFETY: `local` is exactly `into`; `remote` is another process's, which the kernel checks.
-        let read = unsafe {
-            libc::process_vm_readv(self.pid, &raw const local, 1, &raw const remote, 1, 0)
-        };
-        if usize::try_from(read) == Ok(into.len()) {
-            Ok(())
-        } else {
-            Err(unreadable)
+        let pid = self
+            .tgid
+            .0
+            .try_into()
+            .map_err(|_| unreadable(Cause::NoProcess))?;
+        // SAFETY: `local` describes exactly the exclusively borrowed `into`; the kernel checks the
+        // remote range against the other process and never lets it touch ours.
+        let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+        match usize::try_from(read) {
+            Ok(read) if read == into.len() => Ok(()),
+            Ok(_) => Err(unreadable(Cause::NotMapped)),
+            Err(_) => Err(unreadable(
+                match std::io::Error::last_os_error().raw_os_error() {
+                    Some(libc::EFAULT) => Cause::NotMapped,
+                    Some(libc::ESRCH) => Cause::NoProcess,
+                    Some(libc::EPERM) => Cause::Denied,
+                    errno => Cause::Os(errno.unwrap_or_default()),
+                },
+            )),
         }
     }
 }
 
-/// Memory of which only some stretches are known.
-#[derive(Clone, Debug, Default)]
+/// Memory of which only some stretches are known, which do not touch one another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stretches(BTreeMap<u64, Vec<u8>>);
 
 impl FromIterator<(u64, Vec<u8>)> for Stretches {
@@ -123,62 +181,160 @@ impl FromIterator<(u64, Vec<u8>)> for Stretches {
 }
 
 impl Stretches {
-    /// What is known from an address on.
-    fn from(&self, address: u64) -> Result<&[u8], Unreadable> {
-        let unreadable = Unreadable { address };
-        let (start, bytes) = self.0.range(..=address).next_back().ok_or(unreadable)?;
-        let at = usize::try_from(address - start).map_err(|_| unreadable)?;
-        bytes.get(at..).ok_or(unreadable)
+    /// What is known from an address on: at least one byte.
+    fn known_from(&self, address: u64) -> Result<&[u8], Unreadable> {
+        self.0
+            .range(..=address)
+            .next_back()
+            .and_then(|(start, bytes)| bytes.get(usize::try_from(address - start).ok()?..))
+            .filter(|known| !known.is_empty())
+            .ok_or(Unreadable {
+                address,
+                cause: Cause::NotMapped,
+            })
     }
 }
 
 impl ReadMemory for Stretches {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
-        let known = self.from(address)?.get(..into.len());
-        into.copy_from_slice(known.ok_or(Unreadable { address })?);
+        if into.is_empty() {
+            return Ok(());
+        }
+        let known = self.known_from(address)?.get(..into.len());
+        into.copy_from_slice(known.ok_or(Unreadable {
+            address,
+            cause: Cause::NotMapped,
+        })?);
         Ok(())
     }
 
-    fn read_prefix(&self, address: u64, length: usize) -> Result<Vec<u8>, Unreadable> {
-        let known = self.from(address)?;
-        Ok(known[..length.min(known.len())].to_vec())
+    fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
+        let len = bounded(address, len, limit)?;
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let known = self.known_from(address)?;
+        Ok(known[..len.min(known.len())].to_vec())
+    }
+}
+
+/// Memory for tests: a few regions at chosen addresses.
+#[cfg(test)]
+pub(crate) mod fake {
+    use super::{Cause, ReadMemory, Stretches, Unreadable};
+
+    /// The memory of a process that lives, until it ends.
+    #[derive(Clone, Debug, Default)]
+    pub(crate) struct FakeMemory {
+        regions: Stretches,
+        ended: bool,
+    }
+
+    impl FakeMemory {
+        /// Maps `bytes` at `address`.
+        pub(crate) fn map(&mut self, address: u64, bytes: Vec<u8>) {
+            self.regions.0.insert(address, bytes);
+        }
+
+        /// Overwrites bytes of one region.
+        pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+            let (start, region) = self.regions.0.range_mut(..=address).next_back().unwrap();
+            let offset = usize::try_from(address - start).unwrap();
+            region[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+
+        /// Ends the process.
+        pub(crate) fn end(&mut self) {
+            self.ended = true;
+        }
+
+        /// What the kernel keeps of some stretches, each from its address on.
+        pub(crate) fn kept(&self, stretches: &[(u64, usize)]) -> Stretches {
+            let kept = stretches.iter().map(|&(address, most)| {
+                let known = self.regions.known_from(address).unwrap();
+                (address, known[..most.min(known.len())].to_vec())
+            });
+            kept.collect()
+        }
+    }
+
+    impl ReadMemory for FakeMemory {
+        fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+            if self.ended {
+                return Err(Unreadable {
+                    address,
+                    cause: Cause::NoProcess,
+                });
+            }
+            self.regions.read(address, into)
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::fake::FakeMemory;
     use super::*;
 
     #[test]
-    fn this_process_can_read_its_own_memory() {
-        let word = 0x1122_3344_5566_7788u64;
+    fn memory_of_this_process_is_read_as_it_is() {
+        let bytes: Vec<u8> = (0..=255).collect();
         let memory = ProcessMemory::new(Tgid(std::process::id()));
-        assert_eq!(memory.read_u64((&raw const word) as u64), Ok(word));
+        let address = bytes.as_ptr().addr() as u64;
+        assert_eq!(memory.read_bytes(address, 256, 4096).unwrap(), bytes);
+        assert_eq!(memory.read_u64(address).unwrap(), 0x0706_0504_0302_0100);
+        assert_eq!(memory.read_u32(address + 4).unwrap(), 0x0706_0504);
     }
 
     #[test]
-    fn an_address_that_is_not_mapped_is_an_error() {
+    fn what_cannot_be_read_says_why() {
         let memory = ProcessMemory::new(Tgid(std::process::id()));
-        assert_eq!(memory.read_u64(8), Err(Unreadable { address: 8 }));
+        assert_eq!(memory.read_u64(8).unwrap_err().cause, Cause::NotMapped);
         assert_eq!(
-            memory.read_u64(u64::MAX - 3),
-            Err(Unreadable {
-                address: u64::MAX - 3
-            })
+            memory.read_u64(u64::MAX).unwrap_err().cause,
+            Cause::NotMapped
         );
+        let nobody = ProcessMemory::new(Tgid(u32::MAX));
+        assert_eq!(nobody.read_u64(8).unwrap_err().cause, Cause::NoProcess);
     }
 
     #[test]
     fn only_what_lies_within_a_stretch_can_be_read() {
         let memory: Stretches = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
-        assert_eq!(memory.read_bytes(0x1001, 3), Ok(vec![2, 3, 4]));
-        assert!(memory.read_bytes(0x1001, 4).is_err());
-        assert!(memory.read_bytes(0xfff, 1).is_err());
-        assert!(memory.read_bytes(u64::MAX, 1).is_err());
+        assert_eq!(memory.read_bytes(0x1001, 3, 8), Ok(vec![2, 3, 4]));
+        assert!(memory.read_bytes(0x1001, 4, 8).is_err());
+        assert!(memory.read_bytes(0xfff, 1, 8).is_err());
+        assert!(memory.read_bytes(u64::MAX, 1, 8).is_err());
     }
 
     #[test]
-    fn a_process_that_does_not_exist_has_no_memory() {
-        assert!(ProcessMemory::new(Tgid(u32::MAX)).read_u64(0x1000).is_err());
+    fn the_beginning_of_a_stretch_is_taken_for_want_of_more() {
+        let memory: Stretches = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
+        assert_eq!(memory.read_prefix(0x1002, 6, 8), Ok(vec![3, 4]));
+        assert_eq!(memory.read_prefix(0x1000, 2, 8), Ok(vec![1, 2]));
+        assert_eq!(memory.read_prefix(0x2000, 0, 8), Ok(vec![]));
+        assert!(memory.read_prefix(0x1004, 1, 8).is_err());
+        assert_eq!(
+            memory.read_prefix(0x1000, 9, 8).unwrap_err().cause,
+            Cause::TooLong
+        );
+    }
+
+    #[test]
+    fn a_length_that_makes_no_sense_is_not_allocated() {
+        let mut memory = FakeMemory::default();
+        memory.map(0x1000, vec![7; 64]);
+        assert_eq!(memory.read_bytes(0x1000, 64, 64).unwrap().len(), 64);
+        assert_eq!(
+            memory.read_bytes(0x1000, u64::MAX, 64).unwrap_err(),
+            Unreadable {
+                address: 0x1000,
+                cause: Cause::TooLong
+            }
+        );
+        assert_eq!(
+            memory.read_bytes(0x1001, 64, 64).unwrap_err().cause,
+            Cause::NotMapped
+        );
     }
 }

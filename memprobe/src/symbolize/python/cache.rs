@@ -1,123 +1,540 @@
-//! Code objects that were read, so that a frame costs a look-up.
+//! What was already read of code objects, kept between stacks.
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
-use super::code::{Code, Fingerprint};
+use super::code::{self, Code, Place};
 use super::detect::PythonProcess;
-use super::layout::PythonLayout;
-use super::threads::OWNER_C_STACK;
+use super::layout::{FrameLayout, PythonLayout};
 use crate::event::Frame;
-use crate::target::memory::{ReadMemory, Stretches};
+use crate::target::memory::{Cause, ReadMemory, Stretches, Unreadable};
 
-/// The most code objects that are kept; when there are more, all are forgotten.
-const MOST: usize = 100_000;
+/// How much a cache may keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Code objects.
+    pub codes: usize,
+    /// Bytes of all line tables.
+    pub line_table_bytes: usize,
+}
 
-/// What a frame of the interpreter is.
+impl Default for Limits {
+    /// Enough for every function of a large training program (some 60,000 code objects).
+    fn default() -> Self {
+        Self {
+            codes: 65_536,
+            line_table_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What a cache has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Code objects read from the target.
+    pub read: u64,
+    /// Code objects dropped to stay within the limits.
+    pub evicted: u64,
+    /// Addresses found to hold another code object than before.
+    pub replaced: u64,
+    /// Frames whose code object could not be read.
+    pub unreadable: u64,
+}
+
+/// What became of one frame of the kernel's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     /// A line of Python.
     Frame(Frame),
-    /// No line of Python: a boundary to C, or a frame that is still being set up.
+    /// Nothing that a Python traceback would show: the interpreter's own trampoline, or a frame
+    /// that is still being set up.
     Skip,
-    /// Its code object cannot be read.
+    /// The code object cannot be read, or is another one by now.
     Unreadable,
 }
 
-/// Code objects that were read.
+/// The code objects of one process, by address.
+#[derive(Debug)]
 pub struct CodeCache {
     layout: &'static PythonLayout,
     code_type: u64,
-    codes: HashMap<u64, (Fingerprint, Arc<Code>)>,
-    /// File names, as many functions share one.
-    files: HashMap<Arc<str>, ()>,
+    limits: Limits,
+    codes: HashMap<u64, Cached>,
+    names: HashSet<Arc<str>>,
+    line_table_bytes: usize,
+    /// Counts up with every use.
+    clock: u64,
+    counters: CacheCounters,
+}
+
+#[derive(Debug)]
+struct Cached {
+    code: Code,
+    /// The clock when it was used last.
+    used: u64,
 }
 
 impl CodeCache {
-    /// Nothing is read yet.
+    /// An empty cache for a process.
     pub fn new(python: &PythonProcess) -> Self {
+        Self::with_limits(python.layout, python.code_type, Limits::default())
+    }
+
+    /// An empty cache for a process with this layout, whose `PyCode_Type` lies at `code_type`.
+    pub fn with_limits(layout: &'static PythonLayout, code_type: u64, limits: Limits) -> Self {
         Self {
-            layout: python.layout,
-            code_type: python.code_type,
+            layout,
+            code_type,
+            limits,
             codes: HashMap::new(),
-            files: HashMap::new(),
+            names: HashSet::new(),
+            line_table_bytes: 0,
+            clock: 0,
+            counters: CacheCounters::default(),
         }
     }
 
-    /// The line at which a frame stands. An address that was reused for another code object is
-    /// noticed.
+    /// What the cache has done so far.
+    pub fn counters(&self) -> CacheCounters {
+        self.counters
+    }
+
+    /// How many code objects it holds.
+    pub fn len(&self) -> usize {
+        self.codes.len()
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.codes.is_empty()
+    }
+
+    /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each time the target
+    /// is asked whether it still holds the code object that is known, since a Python program may
+    /// free it and put another one at its address at any time.
+    ///
+    /// After the process has ended, what was known of it then still counts: it is for the caller
+    /// to [`Self::forget`] code objects that it learns were freed before.
     pub fn resolve(
         &mut self,
         memory: &impl ReadMemory,
         code: u64,
-        instruction: u64,
+        instr: u64,
         owner: u8,
     ) -> Resolved {
-        if owner >= OWNER_C_STACK {
+        let rules = &self.layout.frame;
+        if is_shim(rules, owner) {
             return Resolved::Skip;
         }
-        let Some(code) = self.code(memory, code) else {
-            return Resolved::Unreadable;
+        let resolved = match self.load(memory, code) {
+            Ok(code) => frame_of(code, rules, instr, owner),
+            Err(_) => Resolved::Unreadable,
         };
-        frame_of(&code, instruction, owner)
+        if resolved == Resolved::Unreadable {
+            self.counters.unreadable += 1;
+        }
+        resolved
     }
 
-    /// The line at which a frame stood whose code object was freed since, from what was kept of
-    /// it.
-    pub fn resolve_freed(
-        &self,
-        freed: &Stretches,
-        code: u64,
-        instruction: u64,
-        owner: u8,
-    ) -> Resolved {
-        if owner >= OWNER_C_STACK {
+    /// As [`Self::resolve`], for a code object that was freed since, from what was kept of it.
+    pub fn resolve_freed(&self, kept: &Stretches, code: u64, instr: u64, owner: u8) -> Resolved {
+        let rules = &self.layout.frame;
+        if is_shim(rules, owner) {
             return Resolved::Skip;
         }
-        match Code::read(freed, self.layout, self.code_type, code) {
-            Ok(code) => frame_of(&code, instruction, owner),
+        match code::read_freed_code(kept, self.layout, self.code_type, code) {
+            Ok(code) => frame_of(&code, rules, instr, owner),
             Err(_) => Resolved::Unreadable,
         }
     }
 
-    /// Forgets a code object that was freed.
+    /// Forgets the code object at this address.
     pub fn forget(&mut self, code: u64) {
-        self.codes.remove(&code);
+        if let Some(cached) = self.codes.remove(&code) {
+            self.line_table_bytes -= cached.code.line_table.len();
+        }
     }
 
-    /// The code object at an address, read now or before.
-    fn code(&mut self, memory: &impl ReadMemory, address: u64) -> Option<Arc<Code>> {
-        let fingerprint = Code::fingerprint(memory, self.layout, address).ok()?;
-        if let Some((known, code)) = self.codes.get(&address)
-            && *known == fingerprint
+    /// The code object that lies at `address` now, read now or before.
+    fn load(&mut self, memory: &impl ReadMemory, address: u64) -> Result<&Code, Unreadable> {
+        if !self.is_current(memory, address)? {
+            let read = code::read_code(memory, self.layout, self.code_type, address)?;
+            self.counters.read += 1;
+            self.keep(address, read);
+        }
+        self.clock += 1;
+        let clock = self.clock;
+        match self.codes.get_mut(&address) {
+            Some(cached) => {
+                cached.used = clock;
+                Ok(&cached.code)
+            }
+            None => Err(Unreadable {
+                address,
+                cause: Cause::NotAsExpected,
+            }),
+        }
+    }
+
+    /// Whether the code object at `address` is known and still there; forgets it where it is not.
+    fn is_current(&mut self, memory: &impl ReadMemory, address: u64) -> Result<bool, Unreadable> {
+        let Some(cached) = self.codes.get(&address) else {
+            return Ok(false);
+        };
+        match code::fingerprint(memory, self.layout, self.code_type, address) {
+            Ok(now) if now == cached.code.fingerprint => Ok(true),
+            Ok(_) => {
+                self.counters.replaced += 1;
+                self.forget(address);
+                Ok(false)
+            }
+            Err(error) if error.cause == Cause::NoProcess => Ok(true),
+            Err(error) => {
+                self.forget(address);
+                Err(error)
+            }
+        }
+    }
+
+    fn keep(&mut self, address: u64, mut code: Code) {
+        for name in [&mut code.file, &mut code.name] {
+            self.intern(name);
+        }
+        self.make_room(code.line_table.len());
+        self.line_table_bytes += code.line_table.len();
+        let used = self.clock;
+        self.codes.insert(address, Cached { code, used });
+    }
+
+    /// Drops the code objects that were not used for longest, a part of them at once, where one
+    /// more with so many bytes of line table would be too much.
+    fn make_room(&mut self, bytes: usize) {
+        while !self.codes.is_empty()
+            && (self.codes.len() >= self.limits.codes
+                || self.line_table_bytes + bytes > self.limits.line_table_bytes)
         {
-            return Some(code.clone());
+            let mut ages: Vec<_> = self
+                .codes
+                .iter()
+                .map(|(&address, cached)| (cached.used, address))
+                .collect();
+            let part = ages.len().div_ceil(8);
+            ages.select_nth_unstable(part - 1);
+            for &(_, address) in &ages[..part] {
+                self.forget(address);
+                self.counters.evicted += 1;
+            }
         }
-        let mut code = Code::read(memory, self.layout, self.code_type, address).ok()?;
-        if self.codes.len() >= MOST {
-            self.codes.clear();
-            self.files.clear();
+    }
+
+    /// Lets equal names share their memory.
+    fn intern(&mut self, name: &mut Arc<str>) {
+        // Each code object holds two names, so this many can be in use.
+        let most = self.limits.codes * 2;
+        if self.names.len() >= most {
+            self.names.retain(|name| Arc::strong_count(name) > 1);
         }
-        match self.files.get_key_value(&code.file) {
-            Some((file, ())) => code.file = file.clone(),
-            None => drop(self.files.insert(code.file.clone(), ())),
+        if let Some(known) = self.names.get(name) {
+            *name = known.clone();
+        } else if self.names.len() < most {
+            self.names.insert(name.clone());
         }
-        let code = Arc::new(code);
-        self.codes.insert(address, (fingerprint, code.clone()));
-        Some(code)
     }
 }
 
-/// The line of a frame that runs `code`.
-fn frame_of(code: &Code, instruction: u64, owner: u8) -> Resolved {
-    const OWNER_GENERATOR: u8 = 1;
-    if owner != OWNER_GENERATOR && code.is_incomplete_at(instruction) {
+/// Whether a frame with this owner runs no Python.
+fn is_shim(rules: &FrameLayout, owner: u8) -> bool {
+    rules.first_shim_owner.is_some_and(|first| owner >= first)
+}
+
+/// The line at which a frame that runs `code` stands.
+fn frame_of(code: &Code, rules: &FrameLayout, instr: u64, owner: u8) -> Resolved {
+    let place = code.place_of(instr);
+    if place == Place::Elsewhere {
+        return Resolved::Unreadable;
+    }
+    // `_PyFrame_IsIncomplete` in `Include/internal/pycore_frame.h`@v3.11.7, v3.12.1.
+    if owner != rules.owned_by_generator && instr < code.first_traceable {
         return Resolved::Skip;
     }
     Resolved::Frame(Frame {
         file: code.file.clone(),
-        line: code.line(instruction).unwrap_or(0),
+        line: code.line_of(place),
         function: code.name.clone(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{CODE_TYPE, FakeCode};
+    use super::super::layout::LAYOUTS;
+    use super::*;
+    use crate::target::memory::fake::FakeMemory;
+
+    const TRAIN: FakeCode = FakeCode {
+        address: 0x100_0000,
+        file: "train.py",
+        name: "step",
+        first_line: 40,
+        version: 7,
+        units_of_lines: &[1, 3, 8],
+    };
+
+    fn cache_for(layout: &'static PythonLayout) -> CodeCache {
+        CodeCache::with_limits(layout, CODE_TYPE, Limits::default())
+    }
+
+    fn line(resolved: &Resolved) -> Option<u32> {
+        match resolved {
+            Resolved::Frame(frame) => Some(frame.line),
+            Resolved::Skip | Resolved::Unreadable => None,
+        }
+    }
+
+    #[test]
+    fn an_instruction_becomes_its_line_in_every_version() {
+        for layout in &LAYOUTS {
+            let mut memory = FakeMemory::default();
+            TRAIN.map(&mut memory, layout);
+            let mut cache = cache_for(layout);
+            let mut resolve =
+                |unit| cache.resolve(&memory, TRAIN.address, TRAIN.instr(layout, unit), 0);
+            assert_eq!(line(&resolve(1)), Some(42));
+            assert_eq!(line(&resolve(11)), Some(43));
+            assert_eq!(line(&resolve(1)), Some(42));
+            assert_eq!(resolve(12), Resolved::Unreadable);
+            assert_eq!(cache.counters().read, 1);
+            assert_eq!(cache.counters().unreadable, 1);
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_being_set_up_is_skipped_unless_a_generator_owns_it() {
+        for layout in &LAYOUTS {
+            let mut memory = FakeMemory::default();
+            TRAIN.map(&mut memory, layout);
+            let mut cache = cache_for(layout);
+            let first = TRAIN.instr(layout, 0);
+            let resolve = |cache: &mut CodeCache, instr, owner| {
+                cache.resolve(&memory, TRAIN.address, instr, owner)
+            };
+            assert_eq!(resolve(&mut cache, first, 0), Resolved::Skip);
+            assert_eq!(resolve(&mut cache, first - 2, 0), Resolved::Skip);
+            assert_eq!(line(&resolve(&mut cache, first, 1)), Some(41));
+            assert_eq!(line(&resolve(&mut cache, first - 2, 1)), Some(40));
+            assert_eq!(resolve(&mut cache, first - 4, 1), Resolved::Unreadable);
+            assert_eq!(resolve(&mut cache, first + 3, 1), Resolved::Unreadable);
+        }
+    }
+
+    #[test]
+    fn the_trampoline_of_the_interpreter_is_skipped_unread() {
+        let layout = PythonLayout::of(12).unwrap();
+        let mut cache = cache_for(layout);
+        assert_eq!(
+            cache.resolve(&FakeMemory::default(), 8, 8, 3),
+            Resolved::Skip
+        );
+        assert_eq!(cache.counters(), CacheCounters::default());
+    }
+
+    #[test]
+    fn another_code_object_at_the_same_address_is_noticed_at_once() {
+        for layout in &LAYOUTS {
+            let mut memory = FakeMemory::default();
+            TRAIN.map(&mut memory, layout);
+            let mut cache = cache_for(layout);
+            let instr = TRAIN.instr(layout, 1);
+            assert_eq!(
+                line(&cache.resolve(&memory, TRAIN.address, instr, 0)),
+                Some(42)
+            );
+            FakeCode {
+                first_line: 90,
+                version: 8,
+                ..TRAIN
+            }
+            .map(&mut memory, layout);
+            assert_eq!(
+                line(&cache.resolve(&memory, TRAIN.address, instr, 0)),
+                Some(92)
+            );
+            assert_eq!(cache.counters().replaced, 1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_code_object_any_more_is_not_resolved_from_memory_of_it() {
+        let layout = PythonLayout::of(11).unwrap();
+        let mut memory = FakeMemory::default();
+        TRAIN.map(&mut memory, layout);
+        let mut cache = cache_for(layout);
+        let instr = TRAIN.instr(layout, 1);
+        assert_eq!(
+            line(&cache.resolve(&memory, TRAIN.address, instr, 0)),
+            Some(42)
+        );
+        memory.write(TRAIN.address, &0x7fff_1234_5678_u64.to_le_bytes());
+        let freed = cache.resolve(&memory, TRAIN.address, instr, 0);
+        assert_eq!(freed, Resolved::Unreadable);
+        assert!(cache.is_empty());
+    }
+
+    #[test]
+    fn what_was_known_of_a_process_outlives_it_unless_it_was_freed_before() {
+        for layout in &LAYOUTS {
+            let mut memory = FakeMemory::default();
+            TRAIN.map(&mut memory, layout);
+            let mut cache = cache_for(layout);
+            let instr = TRAIN.instr(layout, 1);
+            let before = cache.resolve(&memory, TRAIN.address, instr, 0);
+            memory.end();
+            assert_eq!(cache.resolve(&memory, TRAIN.address, instr, 0), before);
+            cache.forget(TRAIN.address);
+            assert_eq!(
+                cache.resolve(&memory, TRAIN.address, instr, 0),
+                Resolved::Unreadable
+            );
+            assert_eq!(cache.line_table_bytes, 0);
+        }
+    }
+
+    /// What the kernel keeps of a code object that is freed: some bytes from each of these on, and
+    /// no reference to the object is left.
+    fn freed(code: &FakeCode, layout: &'static PythonLayout, table_bytes: usize) -> Stretches {
+        let mut memory = FakeMemory::default();
+        code.map(&mut memory, layout);
+        let references = code.address + u64::from(layout.object.references);
+        memory.write(references, &0_u64.to_le_bytes());
+        memory.kept(&[
+            (code.address, 208),
+            (code.address + 0x1_0000, 320),
+            (code.address + 0x2_0000, 160),
+            (code.address + 0x8_0000, table_bytes),
+        ])
+    }
+
+    #[test]
+    fn a_freed_code_object_is_resolved_from_what_was_kept_of_it() {
+        for layout in &LAYOUTS {
+            let kept = freed(&TRAIN, layout, 2048);
+            let cache = cache_for(layout);
+            let at = |unit, owner| {
+                cache.resolve_freed(&kept, TRAIN.address, TRAIN.instr(layout, unit), owner)
+            };
+            assert_eq!(
+                at(1, 0),
+                Resolved::Frame(Frame {
+                    file: "train.py".into(),
+                    line: 42,
+                    function: "step".into()
+                })
+            );
+            assert_eq!(line(&at(11, 0)), Some(43));
+            assert_eq!(at(0, 0), Resolved::Skip);
+            assert_eq!(at(12, 0), Resolved::Unreadable);
+            assert_eq!(
+                cache.resolve_freed(&Stretches::default(), TRAIN.address, 0, 0),
+                Resolved::Unreadable
+            );
+            // As a living one it would not do: something is wrong with memory like this.
+            let mut cache = cache_for(layout);
+            let instr = TRAIN.instr(layout, 1);
+            assert_eq!(
+                cache.resolve(&kept, TRAIN.address, instr, 0),
+                Resolved::Unreadable
+            );
+        }
+    }
+
+    #[test]
+    fn of_a_line_table_that_was_kept_in_part_the_rest_has_no_line() {
+        for layout in &LAYOUTS {
+            // The entries of three lines have two bytes each; the last is cut in the middle.
+            let kept = freed(&TRAIN, layout, usize::from(layout.bytes.data) + 5);
+            let cache = cache_for(layout);
+            let at = |unit| cache.resolve_freed(&kept, TRAIN.address, TRAIN.instr(layout, unit), 0);
+            assert_eq!(line(&at(3)), Some(42));
+            assert_eq!(line(&at(4)), Some(0));
+        }
+    }
+
+    #[test]
+    fn the_cache_stays_within_its_limits_and_counts_what_it_drops() {
+        let layout = PythonLayout::of(12).unwrap();
+        let mut memory = FakeMemory::default();
+        let limits = Limits {
+            codes: 16,
+            line_table_bytes: 60,
+        };
+        let mut cache = CodeCache::with_limits(layout, CODE_TYPE, limits);
+        for number in 0..100 {
+            let code = FakeCode {
+                address: 0x100_0000 * (number + 1),
+                ..TRAIN
+            };
+            code.map(&mut memory, layout);
+            for unit in 1..12 {
+                let instr = code.instr(layout, unit);
+                assert!(line(&cache.resolve(&memory, code.address, instr, 0)).is_some());
+                assert!(cache.len() <= limits.codes);
+                assert!(cache.line_table_bytes <= limits.line_table_bytes);
+            }
+        }
+        assert_eq!(cache.counters().evicted, 100 - cache.len() as u64);
+        assert!(cache.names.len() <= 2);
+    }
+
+    #[test]
+    fn equal_names_share_their_memory() {
+        let layout = PythonLayout::of(12).unwrap();
+        let mut memory = FakeMemory::default();
+        let mut cache = cache_for(layout);
+        let other = FakeCode {
+            address: 0x200_0000,
+            name: "other",
+            ..TRAIN
+        };
+        let files = [TRAIN, other].map(|code| {
+            code.map(&mut memory, layout);
+            match cache.resolve(&memory, code.address, code.instr(layout, 1), 0) {
+                Resolved::Frame(frame) => frame.file,
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(Arc::ptr_eq(&files[0], &files[1]));
+    }
+
+    #[test]
+    fn damaged_objects_are_no_reason_to_panic() {
+        for layout in &LAYOUTS {
+            let mut state = 88_172_645_463_325_252_u64;
+            let mut random = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state
+            };
+            for _ in 0..2_000 {
+                // Valid code, of which some words are replaced, often by addresses that exist.
+                let mut memory = FakeMemory::default();
+                TRAIN.map(&mut memory, layout);
+                for _ in 0..4 {
+                    let value = match random() % 3 {
+                        0 => random(),
+                        1 => TRAIN.address + 8 * (random() % 0x20),
+                        _ => random() % 0x1000,
+                    };
+                    let part = [0, 0x1_0000, 0x2_0000, 0x8_0000][random() as usize % 4];
+                    let word = TRAIN.address + part + 8 * (random() % 4);
+                    memory.write(word, &value.to_le_bytes());
+                }
+                let mut cache = cache_for(layout);
+                let instr = TRAIN.instr(layout, random() % 14);
+                cache.resolve(&memory, TRAIN.address, instr, 0);
+                cache.resolve(&memory, random(), random(), random() as u8);
+            }
+        }
+    }
 }

@@ -1,202 +1,247 @@
-//! Code objects of another process.
+//! Code objects: what a frame runs, and where its source stands.
 
 use std::sync::Arc;
 
-use super::layout::PythonLayout;
-use super::line_table::line_at;
-use crate::target::memory::{ReadMemory, Unreadable};
+use super::layout::{CodeLayout, PythonLayout};
+use super::line_table;
+use super::text::{self, field};
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The longest file or function name, in characters.
-const LONGEST_NAME: u64 = 4096;
+/// The most that is read of a line table; functions of 100,000 lines stay below.
+const MAX_LINE_TABLE_BYTES: usize = 1 << 20;
 
-/// The longest location table, in bytes.
-const LONGEST_TABLE: u64 = 1 << 20;
+/// Bytes of one code unit (`_Py_CODEUNIT`).
+const UNIT: u64 = 2;
 
-/// `PyObject.ob_type`.
-const OB_TYPE: u64 = 8;
+/// A count of references that no living object has: memory that was freed and now holds a pointer
+/// of the allocator's where the count was. Immortal objects have less (`Include/object.h`@v3.12.1:
+/// `_Py_IMMORTAL_REFCNT` is `UINT_MAX`; frozen ones of 3.11 have 999,999,999).
+const TOO_MANY_REFERENCES: u64 = 1 << 40;
 
-/// `PyASCIIObject.length` and `PyVarObject.ob_size`.
-const LENGTH: u64 = 16;
+/// What tells the code object at an address from another one that takes its place later. The
+/// allocator of Python reuses an address at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint {
+    file: u64,
+    name: u64,
+    qualname: u64,
+    line_table: u64,
+    first_line: u32,
+    units: u64,
+    version: u32,
+}
 
-/// `PyBytesObject.ob_sval`.
-const BYTES_DATA: u64 = 32;
-
-/// `PyASCIIObject.state`.
-const STRING_STATE: u64 = 32;
-
-/// What of a code object tells it from another at the same address.
-pub(super) type Fingerprint = [u8; HEAD];
-
-/// Bytes of a code object that hold every field that is read.
-const HEAD: usize = 200;
-
-/// A code object, copied.
-#[derive(Clone, Debug)]
-pub(super) struct Code {
-    pub(super) file: Arc<str>,
-    pub(super) name: Arc<str>,
-    pub(super) first_line: i32,
+/// A code object as read from the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Code {
+    /// `co_filename`.
+    pub file: Arc<str>,
+    /// `co_name`.
+    pub name: Arc<str>,
+    /// `co_firstlineno`.
+    pub first_line: u32,
+    /// `co_linetable`; empty where it is longer than memprobe reads.
+    pub line_table: Box<[u8]>,
     /// Address of the first instruction.
-    pub(super) start: u64,
-    /// Instructions before this one (in code units) set the frame up; a frame that has not got
-    /// beyond them is not complete.
-    pub(super) first_traceable: i32,
-    table: Vec<u8>,
+    pub code_start: u64,
+    /// Bytes of all instructions.
+    pub code_size: u64,
+    /// Address of the first instruction that is not mere set-up of the frame.
+    pub first_traceable: u64,
+    /// Which code object it is.
+    pub fingerprint: Fingerprint,
 }
 
-/// Why there is no code object.
+/// Where an instruction lies in relation to a code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoCode {
-    Memory(Unreadable),
-    /// Something else lies there.
-    OtherType,
-    /// A name or table is longer than any real one.
-    TooLong,
-}
-
-impl From<Unreadable> for NoCode {
-    fn from(unreadable: Unreadable) -> Self {
-        Self::Memory(unreadable)
-    }
+pub enum Place {
+    /// Before the first: the frame has not started.
+    NotStarted,
+    /// So many bytes from the first.
+    At(u32),
+    /// In another object: the frame ran other code than this.
+    Elsewhere,
 }
 
 impl Code {
-    /// Reads a code object.
-    pub(super) fn read(
-        memory: &impl ReadMemory,
-        layout: &PythonLayout,
-        code_type: u64,
-        address: u64,
-    ) -> Result<Self, NoCode> {
-        let head: [u8; HEAD] = memory.read_array(address)?;
-        if word(&head, OB_TYPE) != code_type {
-            return Err(NoCode::OtherType);
+    /// Where the instruction at this address lies.
+    pub fn place_of(&self, instr: u64) -> Place {
+        // A new frame points to the unit before the first (`_PyFrame_Initialize`).
+        if instr == self.code_start.wrapping_sub(UNIT) {
+            return Place::NotStarted;
         }
-        let names = u64::from(layout.co_filename);
-        let string = |at: u64| read_string(memory, layout, word(&head, names + at));
-        let code = Self {
-            file: string(0)?.into(),
-            name: string(8)?.into(),
-            first_line: int(&head, layout.co_firstlineno),
-            start: address.wrapping_add(layout.co_code.into()),
-            first_traceable: int(&head, layout.co_firsttraceable),
-            table: read_bytes_object(memory, word(&head, names + 24))?,
-        };
-        Ok(code)
+        match instr.checked_sub(self.code_start) {
+            Some(offset) if offset < self.code_size && offset % UNIT == 0 => {
+                u32::try_from(offset).map_or(Place::Elsewhere, Place::At)
+            }
+            _ => Place::Elsewhere,
+        }
     }
 
-    /// What tells whether the code object at an address is still the one that was read: its
-    /// fields, less those that change while it lives (reference count, caches).
-    pub(super) fn fingerprint(
-        memory: &impl ReadMemory,
-        layout: &PythonLayout,
-        address: u64,
-    ) -> Result<Fingerprint, Unreadable> {
-        let head: Fingerprint = memory.read_array(address)?;
-        let mut kept = [0; HEAD];
-        let stable = [
-            8..16,
-            usize::from(layout.co_filename)..usize::from(layout.co_filename) + 32,
-        ];
-        for range in stable {
-            kept[range.clone()].copy_from_slice(&head[range]);
+    /// The line of a place, as `PyCode_Addr2Line` gives it; 0 where it has none.
+    pub fn line_of(&self, place: Place) -> u32 {
+        match place {
+            Place::NotStarted => self.first_line,
+            Place::At(offset) => line_table::locate(&self.line_table, self.first_line, offset)
+                .map_or(0, |location| location.line),
+            Place::Elsewhere => 0,
         }
-        for word in [Some(layout.co_firstlineno), layout.co_version]
-            .into_iter()
-            .flatten()
-        {
-            let word = usize::from(word);
-            kept[word..word + 4].copy_from_slice(&head[word..word + 4]);
-        }
-        Ok(kept)
-    }
-
-    /// The line of the instruction at an address; `None` where it has none.
-    pub(super) fn line(&self, instruction: u64) -> Option<u32> {
-        let offset = instruction.wrapping_sub(self.start);
-        if offset.cast_signed() < 0 {
-            // The frame has not executed anything yet.
-            return u32::try_from(self.first_line).ok();
-        }
-        line_at(&self.table, self.first_line, offset)
-    }
-
-    /// Whether a frame at this instruction is still being set up: CPython itself passes over such
-    /// frames (`_PyFrame_IsIncomplete`, Include/internal/pycore_frame.h@v3.11.7).
-    pub(super) fn is_incomplete_at(&self, instruction: u64) -> bool {
-        let first = self
-            .start
-            .wrapping_add_signed(i64::from(self.first_traceable) * 2);
-        instruction < first
     }
 }
 
-/// Reads a string, whatever its width; lone surrogates become replacement characters.
-fn read_string(
+/// The fixed part of a code object.
+struct Head {
+    references: u64,
+    fingerprint: Fingerprint,
+    first_traceable: u64,
+}
+
+/// The fingerprint of the code object at `address`.
+///
+/// # Errors
+/// [`Unreadable`], also where no living code object lies there ([`Cause::NotAsExpected`]).
+pub fn fingerprint(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    code_type: u64,
+    address: u64,
+) -> Result<Fingerprint, Unreadable> {
+    Ok(living_head(memory, layout, code_type, address)?.fingerprint)
+}
+
+/// Reads the code object at `address`, and makes sure that it was there all the time.
+///
+/// # Errors
+/// [`Unreadable`], also where no living code object lies there ([`Cause::NotAsExpected`]).
+pub fn read_code(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    code_type: u64,
+    address: u64,
+) -> Result<Code, Unreadable> {
+    let head = living_head(memory, layout, code_type, address)?;
+    let code = with_head(memory, layout, address, &head)?;
+    // The strings are as good as the object that holds them: if that is still the same one, nobody
+    // has freed them meanwhile.
+    if fingerprint(memory, layout, code_type, address)? == code.fingerprint {
+        Ok(code)
+    } else {
+        Err(not_as_expected(address))
+    }
+}
+
+/// Reads a code object as it stood at `address` just before it was freed, with no references left
+/// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). Of its line table a beginning is enough:
+/// instructions behind that stand on no known line.
+///
+/// # Errors
+/// As [`read_code`].
+pub fn read_freed_code(
+    kept: &impl ReadMemory,
+    layout: &PythonLayout,
+    code_type: u64,
+    address: u64,
+) -> Result<Code, Unreadable> {
+    let head = head(kept, layout, code_type, address)?;
+    with_head(kept, layout, address, &head)
+}
+
+/// Reads what a code object points to.
+fn with_head(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     address: u64,
-) -> Result<String, NoCode> {
-    let length = memory.read_u64(address.wrapping_add(LENGTH))?;
-    if length > LONGEST_NAME {
-        return Err(NoCode::TooLong);
-    }
-    let length = usize::try_from(length).map_err(|_| NoCode::TooLong)?;
-    let state = memory.read_u32(address.wrapping_add(STRING_STATE))?;
-    let (kind, compact, ascii) = (state >> 2 & 7, state & 0x20 != 0, state & 0x40 != 0);
-    let data = match (compact, ascii) {
-        (true, true) => address.wrapping_add(layout.ascii_header.into()),
-        (true, false) => address.wrapping_add(layout.compact_header.into()),
-        (false, _) => memory.read_u64(address.wrapping_add(layout.compact_header.into()))?,
-    };
-    match kind {
-        1 => {
-            let bytes = memory.read_bytes(data, length)?;
-            Ok(bytes.into_iter().map(char::from).collect())
-        }
-        2 => {
-            let bytes = memory.read_bytes(data, length * 2)?;
-            let units = bytes
-                .chunks_exact(2)
-                .map(|unit| u16::from_le_bytes([unit[0], unit[1]]));
-            Ok(units
-                .map(|unit| char::from_u32(unit.into()).unwrap_or(char::REPLACEMENT_CHARACTER))
-                .collect())
-        }
-        4 => {
-            let bytes = memory.read_bytes(data, length * 4)?;
-            let units = bytes
-                .chunks_exact(4)
-                .map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]));
-            Ok(units
-                .map(|unit| char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER))
-                .collect())
-        }
-        _ => Err(NoCode::OtherType),
-    }
-}
-
-/// Reads the contents of a bytes object.
-fn read_bytes_object(memory: &impl ReadMemory, address: u64) -> Result<Vec<u8>, NoCode> {
-    let length = memory.read_u64(address.wrapping_add(LENGTH))?;
-    if length > LONGEST_TABLE {
-        return Err(NoCode::TooLong);
-    }
-    let length = usize::try_from(length).map_err(|_| NoCode::TooLong)?;
-    let data = address.wrapping_add(BYTES_DATA);
-    Ok(memory.read_prefix(data, length)?)
-}
-
-fn word(head: &[u8; HEAD], at: u64) -> u64 {
-    let at = usize::try_from(at).unwrap_or(usize::MAX - 8);
-    head.get(at..at + 8).map_or(0, |bytes| {
-        u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+    head: &Head,
+) -> Result<Code, Unreadable> {
+    let fingerprint = head.fingerprint;
+    let string = |string| text::read_str(memory, &layout.string, string);
+    Ok(Code {
+        file: string(fingerprint.file)?.into(),
+        name: string(fingerprint.name)?.into(),
+        first_line: fingerprint.first_line,
+        line_table: read_line_table(memory, layout, fingerprint.line_table)?,
+        code_start: address.wrapping_add(layout.code.instructions.into()),
+        code_size: fingerprint.units.saturating_mul(UNIT),
+        first_traceable: head.first_traceable,
+        fingerprint,
     })
 }
 
-fn int(head: &[u8; HEAD], at: u16) -> i32 {
-    let at = usize::from(at);
-    head.get(at..at + 4).map_or(0, |bytes| {
-        i32::from_le_bytes(bytes.try_into().expect("four bytes"))
+const fn not_as_expected(address: u64) -> Unreadable {
+    Unreadable {
+        address,
+        cause: Cause::NotAsExpected,
+    }
+}
+
+/// The head of a code object that somebody holds.
+fn living_head(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    code_type: u64,
+    address: u64,
+) -> Result<Head, Unreadable> {
+    head(memory, layout, code_type, address).and_then(|head| {
+        (1..TOO_MANY_REFERENCES)
+            .contains(&head.references)
+            .then_some(head)
+            .ok_or(not_as_expected(address))
     })
+}
+
+/// The head of a code object, whether somebody holds it or not.
+fn head(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    code_type: u64,
+    address: u64,
+) -> Result<Head, Unreadable> {
+    let CodeLayout {
+        units,
+        first_line,
+        file,
+        name,
+        qualname,
+        line_table,
+        first_traceable,
+        instructions,
+        version,
+    } = &layout.code;
+    let mut head = vec![0; usize::from(*instructions)];
+    memory.read(address, &mut head)?;
+    let word = |offset: u16| u64::from_le_bytes(field(&head, offset));
+    let half = |offset: u16| u32::from_le_bytes(field(&head, offset));
+    if word(layout.object.kind) != code_type {
+        return Err(not_as_expected(address));
+    }
+    Ok(Head {
+        references: word(layout.object.references),
+        fingerprint: Fingerprint {
+            file: word(*file),
+            name: word(*name),
+            qualname: word(*qualname),
+            line_table: word(*line_table),
+            first_line: half(*first_line),
+            units: word(*units),
+            version: version.map_or(0, half),
+        },
+        first_traceable: address
+            .wrapping_add(u64::from(*instructions))
+            .wrapping_add(u64::from(half(*first_traceable)) * UNIT),
+    })
+}
+
+fn read_line_table(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    address: u64,
+) -> Result<Box<[u8]>, Unreadable> {
+    let size = memory.read_u64(address.wrapping_add(layout.bytes.size.into()))?;
+    if size > MAX_LINE_TABLE_BYTES as u64 {
+        return Ok(Box::default());
+    }
+    let data = address.wrapping_add(layout.bytes.data.into());
+    memory
+        .read_prefix(data, size, MAX_LINE_TABLE_BYTES)
+        .map(Vec::into_boxed_slice)
 }

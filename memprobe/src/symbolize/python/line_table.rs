@@ -1,51 +1,155 @@
-//! The location table of code objects, from 3.11 on
-//! (Objects/locations.md@v3.11, InternalDocs/code_objects.md@v3.14).
+//! The location table of CPython 3.11 and later: which line an instruction belongs to.
+//!
+//! Format: `Objects/locations.md`@v3.11.7, v3.12.1; meaning of each case as in `get_line_delta` and
+//! `_PyCode_CheckLineNumber` of `Objects/codeobject.c`@v3.12.1.
 
 /// Bytes of one code unit.
-const UNIT: u64 = 2;
+const UNIT: u32 = 2;
 
-/// The line that the instruction at `offset` (bytes from the start of the code) belongs to; `None`
-/// where the table gives it none.
-pub(super) fn line_at(table: &[u8], first_line: i32, offset: u64) -> Option<u32> {
-    let mut bytes = table.iter().copied();
-    let mut line = i64::from(first_line);
-    let mut end = 0u64;
-    while let Some(head) = bytes.next() {
-        let kind = head >> 3 & 0xf;
-        end += (u64::from(head & 7) + 1) * UNIT;
-        let mut has_line = true;
-        match kind {
-            15 => has_line = false,
-            14 => {
-                line += signed(&mut bytes)?;
-                // End line, column and end column.
-                for _ in 0..3 {
-                    unsigned(&mut bytes)?;
-                }
-            }
-            13 => line += signed(&mut bytes)?,
-            10..=12 => {
-                line += i64::from(kind - 10);
-                bytes.next()?;
-                bytes.next()?;
-            }
-            _ => {
-                bytes.next()?;
-            }
-        }
-        if offset < end {
-            return has_line.then(|| u32::try_from(line).ok()).flatten();
-        }
-    }
-    None
+/// Where the source of some instructions stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// First line, from 1.
+    pub line: u32,
+    /// Last line.
+    pub end_line: u32,
+    /// Columns, where the table has them (not with `-X no_debug_ranges`).
+    pub columns: Option<Columns>,
 }
 
-/// Six bits a byte, lowest first; bit 6 says that more follow.
-fn unsigned(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
-    let mut value = 0u64;
-    for shift in (0..60).step_by(6) {
-        let byte = bytes.next()?;
-        value |= u64::from(byte & 0x3f) << shift;
+/// Columns of a location, in UTF-8 bytes from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Columns {
+    /// First column, on the first line.
+    pub start: u32,
+    /// The column after the last, on the last line.
+    pub end: u32,
+}
+
+/// One entry of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Offset in bytes of the first instruction.
+    pub start: u32,
+    /// Offset in bytes after the last.
+    pub end: u32,
+    /// The location; `None` for instructions that stand on no line.
+    pub location: Option<Location>,
+}
+
+/// The location of the instruction at `offset` bytes from the first instruction. `None` where it
+/// stands on no line, or the table ends before it.
+pub fn locate(table: &[u8], first_line: u32, offset: u32) -> Option<Location> {
+    entries(table, first_line)
+        .find(|entry| offset < entry.end)?
+        .location
+}
+
+/// The entries of a table, in the order of their instructions. A damaged table ends early.
+pub fn entries(table: &[u8], first_line: u32) -> Entries<'_> {
+    Entries {
+        rest: table,
+        line: first_line,
+        offset: 0,
+    }
+}
+
+/// Iterates over the entries of a table.
+#[derive(Clone, Debug)]
+pub struct Entries<'a> {
+    rest: &'a [u8],
+    line: u32,
+    offset: u32,
+}
+
+impl Iterator for Entries<'_> {
+    type Item = Entry;
+
+    fn next(&mut self) -> Option<Entry> {
+        let (&first, tail) = self.rest.split_first()?;
+        // Every entry begins with a byte that has its highest bit set, and only that byte has.
+        let length = tail
+            .iter()
+            .position(|byte| byte & 0x80 != 0)
+            .unwrap_or(tail.len());
+        let (mut operands, rest) = tail.split_at(length);
+        self.rest = rest;
+        let start = self.offset;
+        let units = u32::from(first & 7) + 1;
+        self.offset = start.checked_add(units * UNIT)?;
+        let location = self.location((first >> 3) & 15, &mut operands)?;
+        Some(Entry {
+            start,
+            end: self.offset,
+            location,
+        })
+    }
+}
+
+impl Entries<'_> {
+    /// The location that an entry of this code gives; the outer `None` where the table is damaged.
+    fn location(&mut self, code: u8, operands: &mut &[u8]) -> Option<Option<Location>> {
+        let (end_delta, columns) = match code {
+            0..=9 => {
+                let byte = u32::from(take(operands)?);
+                let start = u32::from(code) << 3 | byte >> 4;
+                (
+                    0,
+                    Some(Columns {
+                        start,
+                        end: start + (byte & 15),
+                    }),
+                )
+            }
+            10..=12 => {
+                self.line = self.line.wrapping_add(u32::from(code) - 10);
+                let start = take(operands)?.into();
+                (
+                    0,
+                    Some(Columns {
+                        start,
+                        end: take(operands)?.into(),
+                    }),
+                )
+            }
+            13 => {
+                self.advance(signed_varint(operands)?);
+                (0, None)
+            }
+            14 => {
+                self.advance(signed_varint(operands)?);
+                let end_delta = varint(operands)?;
+                let start = varint(operands)?.checked_sub(1);
+                let end = varint(operands)?.checked_sub(1);
+                let columns = start.zip(end).map(|(start, end)| Columns { start, end });
+                (end_delta, columns)
+            }
+            _ => return Some(None),
+        };
+        Some(Some(Location {
+            line: self.line,
+            end_line: self.line.wrapping_add(end_delta),
+            columns,
+        }))
+    }
+
+    fn advance(&mut self, lines: i32) {
+        self.line = self.line.wrapping_add_signed(lines);
+    }
+}
+
+fn take(operands: &mut &[u8]) -> Option<u8> {
+    let (&byte, tail) = operands.split_first()?;
+    *operands = tail;
+    Some(byte)
+}
+
+/// Six bits a byte, lowest first; 0x40 says that more follow.
+fn varint(operands: &mut &[u8]) -> Option<u32> {
+    let mut value = 0_u32;
+    for shift in (0..32).step_by(6) {
+        let byte = take(operands)?;
+        value |= u32::from(byte & 0x3f) << shift;
         if byte & 0x40 == 0 {
             return Some(value);
         }
@@ -53,14 +157,14 @@ fn unsigned(bytes: &mut impl Iterator<Item = u8>) -> Option<u64> {
     None
 }
 
-/// As [`unsigned`], the lowest bit being the sign.
-fn signed(bytes: &mut impl Iterator<Item = u8>) -> Option<i64> {
-    let value = unsigned(bytes)?;
-    let magnitude = i64::try_from(value >> 1).ok()?;
-    Some(if value & 1 == 1 {
-        -magnitude
-    } else {
+/// A varint whose lowest bit is the sign.
+fn signed_varint(operands: &mut &[u8]) -> Option<i32> {
+    let value = varint(operands)?;
+    let magnitude = (value >> 1) as i32;
+    Some(if value & 1 == 0 {
         magnitude
+    } else {
+        -magnitude
     })
 }
 
@@ -68,51 +172,87 @@ fn signed(bytes: &mut impl Iterator<Item = u8>) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// `def f(x):\n    y = x +\\\n        1\n    return y` compiled by CPython 3.11, by hand.
-    const TABLE: &[u8] = &[
-        0x80,
-        0x00, // RESUME: short form, line +0
-        0xd9,
-        0x08,
-        0x09, // one-line form, line +1, 2 units
-        0xf2,
-        0x02,
-        0x00,
-        0x05,
-        0x0a, // long form, line +1, 3 units
-        0xf8, // no location, 1 unit
-        0x68 | 0x80,
-        0x03, // no column, line -1, 1 unit
-    ];
+    const fn head(code: u8, units: u8) -> u8 {
+        0x80 | code << 3 | (units - 1)
+    }
 
-    #[test]
-    fn each_form_of_entry_moves_the_line_as_it_says() {
-        assert_eq!(line_at(TABLE, 10, 0), Some(10));
-        assert_eq!(line_at(TABLE, 10, 2), Some(11));
-        assert_eq!(line_at(TABLE, 10, 4), Some(11));
-        assert_eq!(line_at(TABLE, 10, 6), Some(12));
-        assert_eq!(line_at(TABLE, 10, 11), Some(12));
+    fn on(line: u32) -> Option<u32> {
+        Some(line)
     }
 
     #[test]
-    fn an_instruction_without_a_line_has_none_and_does_not_disturb_those_behind_it() {
-        assert_eq!(line_at(TABLE, 10, 12), None);
-        assert_eq!(line_at(TABLE, 10, 14), Some(11));
+    fn every_form_of_entry_moves_the_line_as_cpython_does() {
+        let table = [
+            &[head(13, 1), 0x02][..],                     // line + 1
+            &[head(0, 2), 0x45],                          // same line, columns 4..9
+            &[head(12, 1), 8, 20],                        // line + 2
+            &[head(15, 3)],                               // on no line
+            &[head(10, 1), 1, 2],                         // same line
+            &[head(14, 1), 0x0b, 0x03, 0x05, 0x41, 0x01], // line - 5 .. + 3, columns 4..64
+        ]
+        .concat();
+        let line = |offset| locate(&table, 10, offset).map(|location| location.line);
+        assert_eq!(line(0), on(11));
+        assert_eq!(line(1), on(11));
+        assert_eq!(line(2), on(11));
+        assert_eq!(line(5), on(11));
+        assert_eq!(line(6), on(13));
+        assert_eq!(line(8), None);
+        assert_eq!(line(13), None);
+        assert_eq!(line(14), on(13));
+        assert_eq!(
+            locate(&table, 10, 16),
+            Some(Location {
+                line: 8,
+                end_line: 11,
+                columns: Some(Columns { start: 4, end: 64 })
+            })
+        );
+        assert_eq!(line(18), None);
+        assert_eq!(
+            locate(&table, 10, 4).unwrap().columns,
+            Some(Columns { start: 4, end: 9 })
+        );
     }
 
     #[test]
-    fn past_the_end_there_is_no_line() {
-        assert_eq!(line_at(TABLE, 10, 16), None);
-        assert_eq!(line_at(&[], 10, 0), None);
+    fn a_long_entry_may_lack_columns() {
+        let table = [head(14, 1), 0x00, 0x01, 0x00, 0x00];
+        assert_eq!(
+            locate(&table, 3, 0),
+            Some(Location {
+                line: 3,
+                end_line: 4,
+                columns: None
+            })
+        );
     }
 
     #[test]
-    fn a_table_that_is_cut_short_or_absurd_gives_no_line() {
-        for length in 0..TABLE.len() {
-            let _ = line_at(&TABLE[..length], 10, 100);
+    fn an_empty_or_damaged_table_gives_no_line() {
+        assert_eq!(locate(&[], 1, 0), None);
+        assert_eq!(locate(&[head(0, 1)], 1, 0), None);
+        assert_eq!(locate(&[head(13, 1), 0x40], 1, 0), None);
+        assert_eq!(
+            locate(
+                &[head(13, 1), 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f, 0x7f],
+                1,
+                0
+            ),
+            None
+        );
+    }
+
+    #[test]
+    fn random_tables_end() {
+        let mut state = 1_u32;
+        let mut table = vec![0; 4096];
+        for _ in 0..200 {
+            for byte in &mut table {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                *byte = (state >> 24) as u8;
+            }
+            assert!(entries(&table, state).count() <= table.len());
         }
-        assert_eq!(line_at(&[0xe8; 200], i32::MAX, 1000), None);
-        assert_eq!(line_at(&[0xff; 64], 1, 1 << 40), None);
-        assert_eq!(line_at(&[0xe8, 0x7f], 1, 0), None);
     }
 }

@@ -1,176 +1,143 @@
-//! The threads of a running CPython, and what must hold for each if the layout is right.
+//! The threads of an interpreter and the frames on their stacks, read while they run.
 
-use std::fmt;
+use super::layout::PythonLayout;
+use super::text::field;
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-use super::detect::PythonProcess;
-use crate::target::memory::{ReadMemory, Unreadable};
+/// The most threads that are followed.
+const MAX_THREADS: usize = 16_384;
 
-/// glibc's `struct pthread` on x86-64, stable from 2.27 to 2.43: the first block of thread-specific
-/// values begins here (nptl/descr.h, `specific_1stblock`).
-const FIRST_BLOCK: u32 = 0x310;
+/// The most frames that are followed on one stack. Python's own limit is 1,000 unless a program
+/// raises it (`sys.setrecursionlimit`).
+const MAX_FRAMES: usize = 100_000;
 
-/// The table of pointers to further blocks (`specific`).
-const BLOCKS: u32 = 0x510;
-
-/// Values in a block (`PTHREAD_KEY_2NDLEVEL_SIZE`).
-const PER_BLOCK: u32 = 32;
-
-/// Bytes of an entry (`struct pthread_key_data`); the value is its second word.
-const ENTRY: u32 = 16;
-
-/// Threads that are looked at.
-const MOST_THREADS: usize = 4096;
-
-/// Frames of a thread that are looked at.
-const MOST_FRAMES: usize = 4096;
-
-/// Owner of the frames that are not Python code (`FRAME_OWNED_BY_CSTACK`, 3.12).
-pub(super) const OWNER_C_STACK: u8 = 3;
-
-/// Where a thread-specific value lies, from the thread pointer.
+/// One `PyThreadState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TssPlace {
-    /// The value, where the key lies in the first block.
-    pub(super) first: u32,
-    /// 0, or the pointer to the block.
-    pub(super) second: u32,
-    /// The value, in that block.
-    pub(super) in_second: u32,
+pub struct ThreadState {
+    /// Its address.
+    pub address: u64,
+    /// `pthread_self()` of the thread; 0 where no thread has taken the state yet.
+    pub thread_id: u64,
+    /// `gettid()` of the thread as the target's own PID namespace numbers it; renewed in the child
+    /// of a fork (`PyOS_AfterFork_Child` in `Modules/posixmodule.c`@v3.11.7, v3.12.1).
+    pub native_thread_id: u64,
 }
 
-/// Where the value of a key lies.
-pub(super) fn tss_place(key: u32) -> TssPlace {
-    let within = key % PER_BLOCK * ENTRY + 8;
-    match key / PER_BLOCK {
-        0 => TssPlace {
-            first: FIRST_BLOCK + within,
-            second: 0,
-            in_second: 0,
-        },
-        block => TssPlace {
-            first: 0,
-            second: BLOCKS + block * 8,
-            in_second: within,
-        },
-    }
+/// One `_PyInterpreterFrame`, as the kernel side records it too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawFrame {
+    /// Address of the frame.
+    pub address: u64,
+    /// Address of its code object.
+    pub code: u64,
+    /// Address of its instruction.
+    pub instr: u64,
+    /// Who owns it (`enum _frameowner`).
+    pub owner: u8,
 }
 
-/// What does not hold.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Broken {
-    Memory(Unreadable),
-    Key { thread: u64 },
-    Code { code: u64 },
-    Endless,
+/// The frames of one thread.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FrameChain {
+    /// Innermost first.
+    pub frames: Vec<RawFrame>,
+    /// There are more than memprobe follows.
+    pub truncated: bool,
 }
 
-impl fmt::Display for Broken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory(unreadable) => unreadable.fmt(f),
-            Self::Key { thread } => write!(f, "thread {thread:#x} keeps its state elsewhere"),
-            Self::Code { code } => write!(f, "a frame's code at {code:#x} is no code object"),
-            Self::Endless => f.write_str("a chain of threads or frames has no end"),
-        }
-    }
-}
-
-impl From<Unreadable> for Broken {
-    fn from(unreadable: Unreadable) -> Self {
-        Self::Memory(unreadable)
-    }
-}
-
-/// Checks every thread and gives their number. A running process can disturb it.
-pub(super) fn check(python: &PythonProcess, memory: &impl ReadMemory) -> Result<usize, Broken> {
-    let layout = python.layout;
-    let interpreter = memory.read_u64(python.runtime + u64::from(layout.runtime_interpreters))?;
-    if interpreter == 0 {
-        return Ok(0);
-    }
-    let mut thread =
-        memory.read_u64(interpreter.wrapping_add(layout.interpreter_threads.into()))?;
-    let mut count = 0;
-    while thread != 0 {
-        if count == MOST_THREADS {
-            return Err(Broken::Endless);
-        }
-        check_thread(python, memory, thread)?;
-        count += 1;
-        thread = memory.read_u64(thread.wrapping_add(layout.ts_next.into()))?;
-    }
-    Ok(count)
-}
-
-/// Checks that a thread's own key leads to its state, and that its frames run code.
-fn check_thread(
-    python: &PythonProcess,
+/// The thread states of the interpreter at `interpreter`, newest first.
+///
+/// # Errors
+/// [`Unreadable`], also where the list has no end or a state belongs to another interpreter, as a
+/// list that changes while it is read may look: try again.
+pub fn thread_states(
     memory: &impl ReadMemory,
-    thread: u64,
-) -> Result<(), Broken> {
-    let layout = python.layout;
-    let pointer = memory.read_u64(thread.wrapping_add(layout.ts_thread_id.into()))?;
-    let place = tss_place(python.tss_key);
-    let slot = match place.second {
-        0 => pointer.wrapping_add(place.first.into()),
-        second => memory
-            .read_u64(pointer.wrapping_add(second.into()))?
-            .wrapping_add(place.in_second.into()),
-    };
-    if memory.read_u64(slot)? != thread {
-        return Err(Broken::Key { thread });
-    }
-    let cframe = memory.read_u64(thread.wrapping_add(layout.ts_cframe.into()))?;
-    let mut frame = memory.read_u64(cframe.wrapping_add(layout.cframe_current.into()))?;
-    for _ in 0..MOST_FRAMES {
-        if frame == 0 {
-            return Ok(());
+    layout: &PythonLayout,
+    interpreter: u64,
+) -> Result<Vec<ThreadState>, Unreadable> {
+    let thread = &layout.thread;
+    let size = usize::from(
+        thread
+            .native_thread_id
+            .max(thread.thread_id)
+            .max(thread.next)
+            .max(thread.interpreter),
+    ) + 8;
+    let mut head = vec![0; size];
+    let mut states = Vec::new();
+    let mut address =
+        memory.read_u64(interpreter.wrapping_add(layout.interpreter.threads.into()))?;
+    while address != 0 {
+        let strange = Unreadable {
+            address,
+            cause: Cause::NotAsExpected,
+        };
+        if states.len() == MAX_THREADS {
+            return Err(strange);
         }
-        let code = memory.read_u64(frame.wrapping_add(layout.f_code.into()))?;
-        let [owner] = memory.read_array(frame.wrapping_add(layout.f_owner.into()))?;
-        let is_code = memory.read_u64(code.wrapping_add(8))? == python.code_type;
-        if owner < OWNER_C_STACK && !is_code {
-            return Err(Broken::Code { code });
+        memory.read(address, &mut head)?;
+        if u64::from_le_bytes(field(&head, thread.interpreter)) != interpreter {
+            return Err(strange);
         }
-        frame = memory.read_u64(frame.wrapping_add(layout.f_previous.into()))?;
+        states.push(ThreadState {
+            address,
+            thread_id: u64::from_le_bytes(field(&head, thread.thread_id)),
+            native_thread_id: u64::from_le_bytes(field(&head, thread.native_thread_id)),
+        });
+        address = u64::from_le_bytes(field(&head, thread.next));
     }
-    // Deep recursion; what was seen is enough.
-    Ok(())
+    Ok(states)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_of_the_first_block_lie_in_the_thread_itself() {
-        assert_eq!(
-            tss_place(0),
-            TssPlace {
-                first: 0x318,
-                second: 0,
-                in_second: 0
-            }
-        );
-        assert_eq!(
-            tss_place(31),
-            TssPlace {
-                first: 0x310 + 31 * 16 + 8,
-                second: 0,
-                in_second: 0
-            }
-        );
+/// The frames on the stack of a thread, without regard to what they run.
+///
+/// # Errors
+/// [`Unreadable`], as the stack of a running thread may be at any moment: try again.
+pub fn frames(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    thread_state: u64,
+) -> Result<FrameChain, Unreadable> {
+    let mut chain = FrameChain::default();
+    let Some(mut address) = top_frame(memory, layout, thread_state)? else {
+        return Ok(chain);
+    };
+    let frame = &layout.frame;
+    let size = usize::from(
+        frame
+            .code
+            .max(frame.previous)
+            .max(frame.instr)
+            .max(frame.owner),
+    ) + 8;
+    let mut head = vec![0; size];
+    while address != 0 {
+        if chain.frames.len() == MAX_FRAMES {
+            chain.truncated = true;
+            break;
+        }
+        memory.read(address, &mut head)?;
+        chain.frames.push(RawFrame {
+            address,
+            code: u64::from_le_bytes(field(&head, frame.code)),
+            instr: u64::from_le_bytes(field(&head, frame.instr)),
+            owner: head[usize::from(frame.owner)],
+        });
+        address = u64::from_le_bytes(field(&head, frame.previous));
     }
+    Ok(chain)
+}
 
-    #[test]
-    fn later_keys_lie_behind_a_pointer() {
-        assert_eq!(
-            tss_place(33),
-            TssPlace {
-                first: 0,
-                second: 0x518,
-                in_second: 24
-            }
-        );
-    }
+/// The innermost frame of a thread; `None` where it runs no Python.
+fn top_frame(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    thread_state: u64,
+) -> Result<Option<u64>, Unreadable> {
+    let holder = memory.read_u64(thread_state.wrapping_add(layout.thread.frame.into()))?;
+    let top = match layout.thread.cframe_current {
+        Some(current) if holder != 0 => memory.read_u64(holder.wrapping_add(current.into()))?,
+        Some(_) | None => holder,
+    };
+    Ok((top != 0).then_some(top))
 }

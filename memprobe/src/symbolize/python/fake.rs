@@ -1,0 +1,104 @@
+//! A Python that exists only in a test: objects laid out by the very table that readers use.
+
+use super::layout::PythonLayout;
+use crate::target::memory::fake::FakeMemory;
+
+/// Where `PyCode_Type` lies.
+pub(super) const CODE_TYPE: u64 = 0x10_0000;
+
+/// A code object to be laid out.
+pub(super) struct FakeCode<'a> {
+    pub(super) address: u64,
+    pub(super) file: &'a str,
+    pub(super) name: &'a str,
+    pub(super) first_line: u32,
+    pub(super) version: u32,
+    /// One entry a line: so many code units of two bytes.
+    pub(super) units_of_lines: &'a [u8],
+}
+
+fn put(bytes: &mut [u8], offset: u16, value: &[u8]) {
+    let offset = usize::from(offset);
+    bytes[offset..offset + value.len()].copy_from_slice(value);
+}
+
+/// Lays out a str as CPython would; returns nothing that could be wrong about it.
+pub(super) fn map_str(memory: &mut FakeMemory, layout: &PythonLayout, address: u64, text: &str) {
+    let string = &layout.string;
+    let widest = text.chars().map(u32::from).max().unwrap_or(0);
+    let (kind, width) = match widest {
+        0..=0xff => (1, 1),
+        0x100..=0xffff => (2, 2),
+        _ => (4, 4),
+    };
+    let ascii = widest < 0x80;
+    let start = if ascii {
+        string.ascii_data
+    } else {
+        string.compact_data
+    };
+    let mut bytes = vec![0; usize::from(start)];
+    let flags = string.compact | if ascii { string.ascii } else { 0 };
+    put(
+        &mut bytes,
+        string.length,
+        &(text.chars().count() as u64).to_le_bytes(),
+    );
+    put(
+        &mut bytes,
+        string.state,
+        &(flags | kind << string.kind_shift).to_le_bytes(),
+    );
+    for char in text.chars() {
+        bytes.extend(&u32::from(char).to_le_bytes()[..width]);
+    }
+    memory.map(address, bytes);
+}
+
+impl FakeCode<'_> {
+    /// Lays the code object out, its strings and line table behind it.
+    pub(super) fn map(&self, memory: &mut FakeMemory, layout: &PythonLayout) {
+        let code = &layout.code;
+        let units: u64 = self.units_of_lines.iter().copied().map(u64::from).sum();
+        let strings = [
+            (code.file, self.file),
+            (code.name, self.name),
+            (code.qualname, self.name),
+        ];
+        let mut bytes = vec![0; usize::from(code.instructions)];
+        put(&mut bytes, layout.object.references, &1_u64.to_le_bytes());
+        put(&mut bytes, layout.object.kind, &CODE_TYPE.to_le_bytes());
+        put(&mut bytes, code.units, &units.to_le_bytes());
+        put(&mut bytes, code.first_line, &self.first_line.to_le_bytes());
+        put(&mut bytes, code.first_traceable, &1_u32.to_le_bytes());
+        if let Some(version) = code.version {
+            put(&mut bytes, version, &self.version.to_le_bytes());
+        }
+        for (place, (offset, text)) in (1..).zip(strings) {
+            let address = self.address + place * 0x1_0000;
+            put(&mut bytes, offset, &address.to_le_bytes());
+            map_str(memory, layout, address, text);
+        }
+        let table: Vec<u8> = self
+            .units_of_lines
+            .iter()
+            .flat_map(|units| [0x80 | 13 << 3 | (units - 1), 2])
+            .collect();
+        let address = self.address + 0x8_0000;
+        put(&mut bytes, code.line_table, &address.to_le_bytes());
+        let mut object = vec![0; usize::from(layout.bytes.data)];
+        put(
+            &mut object,
+            layout.bytes.size,
+            &(table.len() as u64).to_le_bytes(),
+        );
+        object.extend(table);
+        memory.map(address, object);
+        memory.map(self.address, bytes);
+    }
+
+    /// The address of an instruction by its number of code units.
+    pub(super) fn instr(&self, layout: &PythonLayout, unit: u64) -> u64 {
+        self.address + u64::from(layout.code.instructions) + 2 * unit
+    }
+}

@@ -1,0 +1,187 @@
+use std::io::Write;
+
+use super::*;
+use crate::target::maps::{Maps, Permissions};
+use crate::target::memory::{ProcessMemory, ReadMemory};
+
+fn me() -> Tgid {
+    Tgid(std::process::id())
+}
+
+fn libc() -> MappedFile {
+    Maps::of(me()).unwrap().libraries("libc.so").pop().unwrap()
+}
+
+#[test]
+fn an_exported_function_lies_where_the_loader_put_it() {
+    let loaded = LoadedImage::open(&libc(), me()).unwrap();
+    let found = loaded
+        .image
+        .symbols(&["malloc", "no_such_function", "free"])
+        .unwrap();
+    assert_eq!(found[1], None);
+    let malloc = found[0].unwrap();
+    let address: unsafe extern "C" fn(usize) -> *mut libc::c_void = libc::malloc;
+    assert_eq!(loaded.address_of(malloc), address as usize as u64);
+    assert_ne!(found[2], found[0]);
+    let first = loaded
+        .image
+        .first_symbol(&["no_such_function", "free", "malloc"]);
+    assert_eq!(first.unwrap(), found[2]);
+}
+
+#[test]
+fn the_bytes_of_a_function_are_those_in_memory() {
+    let loaded = LoadedImage::open(&libc(), me()).unwrap();
+    let malloc = loaded.image.symbol("malloc").unwrap().unwrap();
+    let in_file = loaded.image.bytes_at(malloc.vaddr, 64).unwrap();
+    let memory = ProcessMemory::new(me());
+    let in_memory = memory
+        .read_bytes(loaded.address_of(malloc), 64, 64)
+        .unwrap();
+    assert_eq!(in_file, in_memory);
+    let offset = loaded.image.file_offset_of(malloc.vaddr).unwrap();
+    assert_eq!(loaded.image.range(offset, 64).unwrap(), in_memory);
+}
+
+#[test]
+fn a_name_matches_whole_or_not_at_all() {
+    let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();
+    assert!(image.symbol("main").unwrap().is_some());
+    assert!(image.symbol("mai").unwrap().is_none());
+    assert!(image.symbol("").unwrap().is_none());
+}
+
+#[test]
+fn a_thread_local_variable_has_a_place_in_a_block_and_no_address() {
+    let image = LoadedImage::open(&libc(), me()).unwrap().image;
+    let place = image.thread_local(&["no_such_variable", "errno"]).unwrap();
+    assert!(place.is_some_and(|place| place < 4096), "{place:?}");
+    assert_eq!(image.symbol("errno").unwrap(), None);
+    assert_eq!(image.thread_local(&["malloc"]).unwrap(), None);
+}
+
+#[test]
+fn a_section_has_its_address_and_a_place_outside_has_no_bytes() {
+    let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();
+    let text = image.section(".text").unwrap();
+    assert_eq!(image.file_offset_of(text.vaddr), Some(text.offset));
+    let bss = image.section(".bss").unwrap();
+    assert_eq!(image.file_offset_of(bss.vaddr), None);
+    assert!(image.bytes_at(u64::MAX, 16).is_err());
+    assert!(image.section(".no.such").is_none());
+}
+
+#[test]
+fn what_an_image_needs_is_what_the_loader_loads_with_it() {
+    let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();
+    assert!(image.needs("libc.so").unwrap());
+    assert!(!image.needs("lib").unwrap());
+    assert!(!image.needs("libpython3").unwrap());
+}
+
+/// The image of a file that holds `bytes`.
+fn image_of(bytes: &[u8]) -> Result<ElfImage, ElfError> {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    ElfImage::from_file(file)
+}
+
+#[test]
+fn a_truncated_or_damaged_image_is_an_error_or_lacks_symbols_but_never_a_panic() {
+    let whole = {
+        let (mut file, _) = libc().open(me()).unwrap();
+        let mut bytes = Vec::new();
+        io::Read::read_to_end(&mut file, &mut bytes).unwrap();
+        bytes
+    };
+    for len in [0, 1, 16, 63, 64, 65, 500, 4096, 100_000, whole.len() - 1] {
+        if let Ok(image) = image_of(&whole[..len]) {
+            let _ = image.symbols(&["malloc"]);
+        }
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    let section_headers = u64::from_le_bytes(whole[40..48].try_into().unwrap()) as usize;
+    for _ in 0..60 {
+        let mut damaged = whole.clone();
+        for _ in 0..8 {
+            damaged[random() as usize % 1024] = random() as u8;
+            let headers = whole.len() - section_headers;
+            damaged[section_headers + random() as usize % headers] = random() as u8;
+        }
+        damaged[..20].copy_from_slice(&whole[..20]);
+        if let Ok(image) = image_of(&damaged) {
+            let _ = image.symbols(&["malloc", "free"]);
+            let _ = image.needs("libc.so");
+            let _ = image.thread_local(&["errno"]);
+            let _ = image.thread_local_number();
+            let _ = image.file_offset_of(random());
+            let _ = image.bytes_at(random() % 0x20_0000, 64);
+            let _ = image.load_bias(&libc().mappings);
+        }
+    }
+}
+
+fn synthetic(kind: ImageKind) -> ElfImage {
+    let segment = |offset, vaddr, executable| Segment {
+        offset,
+        file_size: 0x2000,
+        vaddr,
+        memory_size: 0x2000,
+        executable,
+    };
+    ElfImage {
+        file: tempfile::tempfile().unwrap(),
+        kind,
+        segments: vec![
+            segment(0, 0, false),
+            segment(0x2000, 0x2000, true),
+            segment(0x4dc8, 0x5dc8, false),
+        ],
+        sections: Vec::new(),
+    }
+}
+
+fn mapping(start: u64, offset: u64, execute: bool) -> Mapping {
+    Mapping {
+        start,
+        end: start + 0x1000,
+        perms: Permissions {
+            read: true,
+            write: false,
+            execute,
+            shared: false,
+        },
+        offset,
+        dev: Default::default(),
+        inode: 1,
+        path: "/lib/x.so".into(),
+        deleted: false,
+    }
+}
+
+#[test]
+fn the_load_bias_is_what_most_mappings_agree_on() {
+    let image = synthetic(ImageKind::Relocatable);
+    let loaded = [
+        mapping(0x10_0000, 0, false),
+        mapping(0x7000_0000, 0, false),
+        mapping(0x7000_2000, 0x2000, true),
+        mapping(0x7000_5000, 0x4000, false),
+        mapping(0x7000_6000, 0x5000, false),
+    ];
+    assert_eq!(image.load_bias(&loaded), Some(0x7000_0000));
+    assert_eq!(image.load_bias(&loaded[4..]), None);
+    assert_eq!(image.load_bias(&[]), None);
+}
+
+#[test]
+fn a_program_at_fixed_addresses_has_no_bias() {
+    assert_eq!(synthetic(ImageKind::Fixed).load_bias(&[]), Some(0));
+}

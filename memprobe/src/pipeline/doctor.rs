@@ -7,7 +7,7 @@ use anyhow::Result;
 use crate::event::Tgid;
 use crate::probe::attach::{AttachError, Located};
 use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe};
-use crate::probe::kernel;
+use crate::probe::{function, kernel};
 use crate::symbolize::python::PythonProcess;
 use crate::target::facts;
 use crate::target::maps::Maps;
@@ -67,14 +67,18 @@ fn look_at(tgid: Tgid, findings: &mut Findings) {
     }
 }
 
-/// Such as `+7 in /…/libc10.so, emulated by the kernel`.
+/// Such as `+7 in /…/libc10.so (c10::f(void*)), emulated by the kernel`: the function as the
+/// library's own symbols name it.
 fn place_of(located: &Located) -> String {
     let how = if located.place.emulated {
         "emulated by the kernel"
     } else {
         "single-stepped (slow)"
     };
-    format!("+{} in {}, {how}", located.place.offset, located.library)
+    let offset = located.place.offset;
+    let function = function::at(&located.file, located.function_offset + offset);
+    let function = function.unwrap_or_else(|| "no symbol".to_owned());
+    format!("+{offset} in {} ({function}), {how}", located.library)
 }
 
 /// What was found, told line by line.

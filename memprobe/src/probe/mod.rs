@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod catalog;
 mod descriptor;
+pub mod function;
 pub mod heap;
 pub mod kernel;
 pub mod loader;

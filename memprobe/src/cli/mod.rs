@@ -26,7 +26,7 @@ Examples:
   sudo memprobe record -o trace.json --pid 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                                  the table of lines; needs no root
-  sudo memprobe doctor --pid 1234                             can it work here, and if not, what to do";
+  sudo memprobe doctor --pid 1234                             can it work here; if not, what to do";
 
 #[derive(Subcommand)]
 enum Verb {

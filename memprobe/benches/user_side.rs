@@ -139,12 +139,25 @@ fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
     symbolizer
 }
 
+/// Records taken in one go, as when the ring buffer is looked at every few milliseconds.
+const BATCH: usize = 512;
+
 fn feed(symbolizer: &mut Symbolizer<NoMemory>, records: &Records, mut sink: impl FnMut(&Event)) {
-    for bytes in &records.bytes {
-        symbolizer.push(decode(bytes).expect("records are well-formed"));
-        while let Some(event) = symbolizer.pop() {
-            sink(&event);
+    for batch in records.bytes.chunks(BATCH) {
+        for bytes in batch {
+            symbolizer.push(decode(bytes).expect("records are well-formed"));
         }
+        settle(symbolizer, &mut sink);
+    }
+    // What waited for the records behind it.
+    settle(symbolizer, &mut sink);
+    assert!(!symbolizer.is_unsettled(), "every record became an event");
+}
+
+fn settle(symbolizer: &mut Symbolizer<NoMemory>, sink: &mut impl FnMut(&Event)) {
+    symbolizer.settle();
+    while let Some(event) = symbolizer.pop() {
+        sink(&event);
     }
 }
 

@@ -16,7 +16,7 @@ use memprobe_common::{
 use crate::autograd;
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};
 use crate::ring::count;
-use crate::thread::{Caller, Thread, WINDOW};
+use crate::thread::{Caller, SENT, Thread, WINDOW};
 
 /// Bytes of the thread state that hold every field of [`PythonConfig`]'s `ts_*`.
 const THREAD_STATE: usize = 256;
@@ -296,8 +296,13 @@ fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more
         state: stack_state::PYTHON,
         hash,
     };
+    let sent = &mut thread.sent[hash as usize & (SENT - 1)];
+    if *sent == hash {
+        return walked;
+    }
     // SAFETY: the value is only tested for presence.
     if unsafe { SENT_STACKS.get(&hash) }.is_some() {
+        *sent = hash;
         return walked;
     }
     thread.stack.head = StackHead {

@@ -9,6 +9,9 @@ use crate::maps::{NEW_THREAD, THREADS};
 /// its size, so one read of a window serves all the frames that lie in it.
 pub const WINDOW: usize = 2048;
 
+/// How many of a thread's sent stacks are remembered with it.
+pub const SENT: usize = 128;
+
 /// What is known of a thread, and its room to work in.
 #[repr(C)]
 pub struct Thread {
@@ -18,6 +21,9 @@ pub struct Thread {
     pub thread_id: u64,
     /// The `native_thread_id` that it had.
     pub native_thread_id: u64,
+    /// Stacks of this thread that were sent, each at the place that its hash's low bits say: saves a
+    /// look-up in the map of all.
+    pub sent: [u64; SENT],
     /// Where it keeps the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
     /// The `cudaMalloc` or `cudaFree` that this thread is in.

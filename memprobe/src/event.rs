@@ -133,6 +133,16 @@ pub struct Totals {
     pub reserved: Bytes,
 }
 
+impl Totals {
+    /// The higher of each total.
+    pub fn higher(self, other: Self) -> Self {
+        Self {
+            allocated: self.allocated.max(other.allocated),
+            reserved: self.reserved.max(other.reserved),
+        }
+    }
+}
+
 /// One line of Python on a stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {

@@ -73,6 +73,20 @@ fn supported() -> Vec<PathBuf> {
     all
 }
 
+/// A process that has written its first line, and that line.
+fn started(command: &mut Command) -> (Child, String) {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    (child, line)
+}
+
 /// A running fixture; it ends when this is dropped.
 struct Target {
     child: Child,
@@ -81,18 +95,8 @@ struct Target {
 
 impl Target {
     fn start(python: &Path, options: &[&str], arguments: &[&str]) -> Self {
-        let mut child = Command::new(python)
-            .args(options)
-            .arg(FIXTURE)
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
+        let mut command = Command::new(python);
+        let (child, line) = started(command.args(options).arg(FIXTURE).args(arguments));
         let first_line = serde_json::from_str(&line).unwrap();
         Self { child, first_line }
     }
@@ -259,19 +263,8 @@ fn a_forked_process_is_detected_by_itself() {
 fn a_python_of_unknown_layout_is_named() {
     for (version, minor) in UNSUPPORTED {
         for python in interpreters(version) {
-            let mut child = Command::new(&python)
-                .args([
-                    "-c",
-                    "import sys, time; print(flush=True); sys.stdin.read()",
-                ])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let mut line = String::new();
-            BufReader::new(child.stdout.take().unwrap())
-                .read_line(&mut line)
-                .unwrap();
+            let code = "import sys, time; print(flush=True); sys.stdin.read()";
+            let (mut child, _) = started(Command::new(&python).args(["-c", code]));
             let error = PythonProcess::detect(Tgid(child.id())).unwrap_err();
             assert!(
                 matches!(error, DetectError::UnsupportedVersion(found) if found.minor == minor),

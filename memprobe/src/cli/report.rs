@@ -80,7 +80,8 @@ enum Order {
     /// The bytes that were live at the end
     Live,
     /// The blocks that were live at the end
-    Count,
+    #[value(alias = "count")]
+    Blocks,
     /// The number of allocations
     Allocs,
 }
@@ -121,7 +122,7 @@ impl Report {
             sort: match self.sort {
                 Order::Peak => Sort::Peak,
                 Order::Live => Sort::Live,
-                Order::Count => Sort::Count,
+                Order::Blocks => Sort::Blocks,
                 Order::Allocs => Sort::Allocs,
             },
             top: if self.all {

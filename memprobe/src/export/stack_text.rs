@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use crate::event::{Frame, Stack, StackId, StackKind};
-use crate::model::grouping::naming_frame;
+use crate::event::{Frame, Stack, StackId};
+use crate::label::{CUT, FileNames, clean, fit, fit_end, named_site, named_stack, place};
+use crate::model::grouping::site;
 use crate::model::snapshot::Grouping;
 
 use super::json;
@@ -20,8 +21,8 @@ const MAX_STACKS: usize = 1 << 20;
 /// Spelt-out stacks that are kept (about 1 KiB each); all are dropped when there are more.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// Characters of a file or function name that are spelt out.
-const SHOWN_CHARS: usize = 120;
+/// Columns of a file or function name that are spelt out.
+const SHOWN_COLUMNS: usize = 120;
 
 /// What is written beside an event about its stack; both texts are the insides of JSON strings.
 pub(super) struct StackText {
@@ -101,89 +102,32 @@ impl StackTexts {
     }
 }
 
+/// What the table of lines calls the row that the stack belongs to.
 fn name(stack: &Stack, grouping: Grouping) -> Vec<u8> {
-    let mut name = Vec::new();
-    let frame = naming_frame(&stack.frames, grouping).map(|index| &stack.frames[index]);
-    match (&stack.kind, frame) {
-        (StackKind::Unknown { thread, reason }, _) => {
-            push_shown(&mut name, thread);
-            name.extend_from_slice(b" (");
-            name.extend_from_slice(reason.as_str().as_bytes());
-            name.push(b')');
-        }
-        (StackKind::Python, None) => name.extend_from_slice(b"(no Python frame)"),
-        (StackKind::Waiting { thread }, None) => {
-            push_shown(&mut name, thread);
-            name.extend_from_slice(b" (no Python frame)");
-        }
-        (StackKind::Python, Some(frame)) => push_frame(&mut name, frame),
-        (StackKind::Waiting { .. }, Some(frame)) => {
-            name.extend_from_slice(b"backward of ");
-            push_frame(&mut name, frame);
-        }
-    }
-    name
+    escaped(&named_site(&site(stack, grouping), shown_frame))
 }
 
 fn frames(stack: &Stack) -> Vec<u8> {
-    let mut text = Vec::new();
-    match &stack.kind {
-        StackKind::Python => {}
-        StackKind::Waiting { thread } => {
-            push_shown(&mut text, thread);
-            text.extend_from_slice(b", backward() called at ");
-        }
-        StackKind::Unknown { thread, reason } => {
-            push_shown(&mut text, thread);
-            text.extend_from_slice(b": ");
-            text.extend_from_slice(reason.as_str().as_bytes());
-        }
-    }
-    for (depth, frame) in stack.frames.iter().take(SHOWN_FRAMES).enumerate() {
-        if depth > 0 {
-            text.extend_from_slice(b" <- ");
-        }
-        push_frame(&mut text, frame);
-    }
-    let hidden = stack.frames.len().saturating_sub(SHOWN_FRAMES);
-    if hidden > 0 || stack.truncated {
-        text.extend_from_slice(b" <- ");
-        if hidden > 0 {
-            json::push_number(&mut text, hidden);
-            text.extend_from_slice(if stack.truncated {
-                b" and more"
-            } else {
-                b" more"
-            });
-        } else {
-            text.extend_from_slice("…".as_bytes());
-        }
-    }
-    text
+    escaped(&named_stack(stack, SHOWN_FRAMES, shown_frame))
 }
 
-fn push_frame(text: &mut Vec<u8>, frame: &Frame) {
-    push_shown(text, frame.file.rsplit('/').next().unwrap_or(&frame.file));
-    text.push(b':');
-    json::push_number(text, frame.line);
-    text.push(b' ');
-    push_shown(text, &frame.function);
+/// A frame whose names are cut where they are endless.
+fn shown_frame(frame: &Frame) -> String {
+    let function = fit(&clean(&frame.function), SHOWN_COLUMNS, CUT);
+    let file = fit_end(&FileNames::default().short(&frame.file), SHOWN_COLUMNS, CUT);
+    place(&file, frame.line, &function)
 }
 
-fn push_shown(text: &mut Vec<u8>, name: &str) {
-    match name.char_indices().nth(SHOWN_CHARS) {
-        Some((end, _)) => {
-            json::push_escaped(text, &name[..end]);
-            text.extend_from_slice("…".as_bytes());
-        }
-        None => json::push_escaped(text, name),
-    }
+fn escaped(text: &str) -> Vec<u8> {
+    let mut escaped = Vec::with_capacity(text.len());
+    json::push_escaped(&mut escaped, text);
+    escaped
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::NoStack;
+    use crate::event::{NoStack, StackKind};
 
     fn frame(file: &str, line: u32, function: &str) -> Frame {
         Frame {
@@ -257,6 +201,17 @@ mod tests {
     }
 
     #[test]
+    fn a_backward_pass_is_named_after_the_users_line_in_both_groupings() {
+        let waiting = StackKind::Waiting {
+            thread: "pt_autograd_0".into(),
+        };
+        let torch = "/v/lib/python3.12/site-packages/torch/autograd/graph.py";
+        let frames = vec![frame(torch, 824, "f"), frame("train.py", 40, "step")];
+        let text = StackText::of(&stack(waiting, frames), Grouping::Innermost);
+        assert_eq!(text.name, b"backward of train.py:40 step");
+    }
+
+    #[test]
     fn a_missing_stack_says_why() {
         let kind = StackKind::Unknown {
             thread: "a\"b".into(),
@@ -265,7 +220,7 @@ mod tests {
         let stack = stack(kind, vec![]);
         assert_eq!(
             texts(&stack),
-            ("a\\\"b (stack lost)".into(), "a\\\"b: stack lost".into())
+            ("(a\\\"b: stack lost)".into(), "a\\\"b: stack lost".into())
         );
     }
 
@@ -287,7 +242,7 @@ mod tests {
         );
         assert_eq!(
             texts(&stack).0.chars().count(),
-            "r.py:1 ".len() + SHOWN_CHARS + 1
+            "r.py:1 ".len() + SHOWN_COLUMNS
         );
     }
 }

@@ -7,7 +7,7 @@ use super::holders::Holders;
 use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::{DeviceSnapshot, Grouping};
-use super::timeline::{self, Recorder};
+use super::timeline::Recorder;
 use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals};
 
 /// No block ends beyond this address, and no total is above it (1 EiB; the widest addresses of
@@ -172,7 +172,7 @@ impl Device {
             reserved,
         };
         self.totals = event.totals.unwrap_or(predicted);
-        self.peak = timeline::higher(self.peak, self.totals);
+        self.peak = self.peak.higher(self.totals);
         self.timeline.record(event.time, self.totals);
         if self.totals.allocated.0 == expected {
             Difference::None

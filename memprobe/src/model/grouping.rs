@@ -103,7 +103,7 @@ fn is_python_directory(part: &str) -> bool {
 }
 
 /// Index into `frames` (innermost first) of the frame that names the row, `None` without frames.
-pub fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
+fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
     if frames.is_empty() {
         return None;
     }

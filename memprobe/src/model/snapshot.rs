@@ -148,6 +148,16 @@ pub enum Site {
     },
 }
 
+impl Site {
+    /// The line of Python that the row stands for or waits in.
+    pub fn frame(&self) -> Option<&Frame> {
+        match self {
+            Self::Line(frame) | Self::Backward(frame) => Some(frame),
+            Self::NoLine { .. } => None,
+        }
+    }
+}
+
 /// One stack of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackRow {

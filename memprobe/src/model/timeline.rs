@@ -1,7 +1,7 @@
 //! The totals over time, in a bounded number of steps.
 
 use super::snapshot::Timeline;
-use crate::event::{Bytes, TimeNs, Totals};
+use crate::event::{TimeNs, Totals};
 
 /// Points kept at most. When they are full, pairs are merged and the step doubles, so that the
 /// whole time since attach is always covered by half of them or more.
@@ -37,7 +37,7 @@ impl Recorder {
         self.extend_to(time);
         self.last = totals;
         if let Some(point) = self.timeline.points.last_mut() {
-            *point = higher(*point, totals);
+            *point = point.higher(totals);
         }
     }
 
@@ -65,24 +65,17 @@ impl Recorder {
         for index in 0..merged {
             let first = points[index * 2];
             let second = points.get(index * 2 + 1).copied().unwrap_or(first);
-            points[index] = higher(first, second);
+            points[index] = first.higher(second);
         }
         points.truncate(merged);
         self.timeline.step *= 2;
     }
 }
 
-/// The higher of each total.
-pub(super) fn higher(a: Totals, b: Totals) -> Totals {
-    Totals {
-        allocated: Bytes(a.allocated.0.max(b.allocated.0)),
-        reserved: Bytes(a.reserved.0.max(b.reserved.0)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Bytes;
 
     fn totals(allocated: u64) -> Totals {
         Totals {

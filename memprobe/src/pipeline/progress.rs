@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::bytes;
 use crate::event::{Bytes, Losses};
+use crate::label::{clock, count};
 
 /// How often the line is rewritten on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
@@ -80,43 +81,19 @@ impl Progress {
 
     /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
     pub(super) fn line(&self, told: Told) -> String {
-        let seconds = self.started.elapsed().as_secs();
         let lost = told.losses.events + told.losses.stacks + told.losses.malformed;
         format!(
-            "{:02}:{:02}:{:02}  {} events  {} written  lost {lost}",
-            seconds / 3600,
-            seconds / 60 % 60,
-            seconds % 60,
-            grouped(told.events),
+            "{}  {} events  {} written  lost {lost}",
+            clock(self.started.elapsed()),
+            count(told.events),
             bytes::human(Bytes(told.bytes)),
         )
     }
 }
 
-/// A number with a comma between thousands.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn large_numbers_are_grouped_by_thousands() {
-        assert_eq!(grouped(0), "0");
-        assert_eq!(grouped(999), "999");
-        assert_eq!(grouped(1000), "1,000");
-        assert_eq!(grouped(1_234_567), "1,234,567");
-    }
 
     #[test]
     fn the_line_tells_time_events_size_and_losses() {

@@ -8,10 +8,10 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::structured::{FrameRow, csv_error};
-use super::words::{FileNames, clean};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{Action, Bytes, Event, Losses, MemoryEvent, Stack, StackId, StackKind, TimeNs};
+use crate::label::{FileNames, named_stack};
 use crate::recording::Reader;
 
 /// Stacks whose text is kept; all are dropped when there are more.
@@ -299,14 +299,5 @@ fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
 /// A whole stack on one line, innermost first.
 fn in_words(stack: &Stack) -> String {
     let names = FileNames::default();
-    let mut frames: Vec<String> = stack.frames.iter().map(|frame| names.line(frame)).collect();
-    if stack.truncated {
-        frames.push("…".to_owned());
-    }
-    let frames = frames.join(" <- ");
-    match &stack.kind {
-        StackKind::Python => frames,
-        StackKind::Waiting { thread } => format!("{}, waited for at {frames}", clean(thread)),
-        StackKind::Unknown { thread, reason } => format!("{}: {}", clean(thread), reason.as_str()),
-    }
+    named_stack(stack, usize::MAX, |frame| names.frame(frame))
 }

@@ -42,7 +42,7 @@ impl<'a> Lines<'a> {
                 let first = match options.sort {
                     Sort::Peak => by[0],
                     Sort::Live => by[1],
-                    Sort::Count => by[2],
+                    Sort::Blocks => by[2],
                     Sort::Allocs => by[3],
                 };
                 Reverse((first, by))
@@ -72,14 +72,6 @@ fn words(site: &Site) -> (u8, &str, u32, &str) {
     }
 }
 
-/// The line of Python that a row stands for or waits in.
-pub(super) fn frame(site: &Site) -> Option<&Frame> {
-    match site {
-        Site::Line(frame) | Site::Backward(frame) => Some(frame),
-        Site::NoLine { .. } => None,
-    }
-}
-
 /// Who called the line of a row, nearest caller first, on the stack that holds most.
 pub(super) fn callers(row: &LineRow) -> &[Frame] {
     let stack = row
@@ -87,6 +79,9 @@ pub(super) fn callers(row: &LineRow) -> &[Frame] {
         .first()
         .map(|row| &*row.stack.frames)
         .unwrap_or_default();
-    let at = frame(&row.site).and_then(|line| stack.iter().position(|frame| frame == line));
+    let at = row
+        .site
+        .frame()
+        .and_then(|line| stack.iter().position(|frame| frame == line));
     at.map_or(&[], |at| &stack[at + 1..])
 }

@@ -5,7 +5,6 @@ mod lines;
 mod replay;
 mod structured;
 mod table;
-mod words;
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
@@ -77,7 +76,7 @@ pub enum Sort {
     /// By the bytes that were live at the end.
     Live,
     /// By the blocks that were live at the end.
-    Count,
+    Blocks,
     /// By the number of allocations.
     Allocs,
 }

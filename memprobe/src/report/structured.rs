@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::ReportOptions;
-use super::lines::{Lines, callers, frame};
+use super::lines::{Lines, callers};
 use super::replay::Replay;
 use crate::event::Frame;
 use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
@@ -227,7 +227,7 @@ fn line<'a>(device: &DeviceSnapshot, row: &'a LineRow, listed: Callers) -> Line<
         Site::Backward(_) => ("backward", None, None),
         Site::NoLine { thread, reason } => ("no_line", Some(&**thread), Some(*reason)),
     };
-    let frame = frame(&row.site);
+    let frame = row.site.frame();
     Line {
         file: frame.map(|frame| &*frame.file),
         line: frame.and_then(known_line),

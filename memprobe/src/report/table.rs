@@ -1,14 +1,18 @@
 //! The table of lines as text.
 
 use std::fmt::Write;
+use std::time::Duration;
 
-use super::lines::{Lines, Sum, callers, frame};
+use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
-use super::words::{FileNames, clean, clip, columns, counted, duration, grouped, share};
 use super::{Colour, ReportOptions};
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
-use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::label::{
+    BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
+    percent, width as columns,
+};
+use crate::model::snapshot::{DeviceSnapshot, LineRow};
 
 /// Columns that the name of a line gets at least, whatever the width.
 const NARROWEST: usize = 20;
@@ -16,7 +20,7 @@ const NARROWEST: usize = 20;
 /// Columns below which a caller that has to be cut is left out.
 const SHORTEST_CALLER: usize = 16;
 
-const HEADINGS: [&str; 6] = ["LIVE", "PEAK", "COUNT", "ALLOCS", "SHARE", "LINE"];
+const HEADINGS: [&str; 6] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "SHARE", "LINE"];
 
 /// One row: five numbers, the line, and who called it.
 struct Row {
@@ -30,7 +34,7 @@ pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
     let style = Style(options.colour);
     let mut text = String::new();
     for line in heading(replay) {
-        push_line(&mut text, &clip(&line, options.width));
+        push_line(&mut text, &fit(&line, options.width, CUT));
     }
     for warning in warnings(replay) {
         for line in wrap(&format!("warning: {warning}"), options.width) {
@@ -94,7 +98,7 @@ fn heading(replay: &Replay) -> Vec<String> {
         facts.join("  "),
         format!(
             "{events} in {}, {lost}  ({ended})",
-            duration(replay.duration())
+            duration(Duration::from_nanos(replay.duration()))
         ),
     ]
 }
@@ -176,12 +180,11 @@ fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
 
 fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
     let lines = Lines::of(device, options);
-    let mut names = FileNames::default();
-    for row in &lines.shown {
-        for frame in frame(&row.site).into_iter().chain(callers(row)) {
-            names.add(&frame.file);
-        }
-    }
+    let frames = lines
+        .shown
+        .iter()
+        .flat_map(|row| row.site.frame().into_iter().chain(callers(row)));
+    let names = FileNames::of(frames.map(|frame| &frame.file));
     let allocated = device.totals.allocated.0;
     let mut rows: Vec<Row> = lines
         .shown
@@ -201,15 +204,15 @@ fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
     if device.before_attach.0 > 0 {
         rows.push(bytes_row(
             human(device.before_attach),
-            share(device.before_attach.0, allocated),
-            "(allocated before attach)",
+            share(device.before_attach, allocated),
+            BEFORE_ATTACH,
         ));
     }
     if device.unaccounted != 0 {
         rows.push(bytes_row(
             signed(device.unaccounted),
             "-".to_owned(),
-            "(unaccounted)",
+            UNACCOUNTED,
         ));
     }
     let total = "(total of the allocator)".to_owned();
@@ -224,22 +227,19 @@ fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
 }
 
 fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
-    let line = match &row.site {
-        Site::Line(frame) => names.line(frame),
-        Site::Backward(frame) => format!("backward of {}", names.line(frame)),
-        Site::NoLine { thread, reason } if thread.is_empty() => format!("({reason})"),
-        Site::NoLine { thread, reason } => format!("({}: {reason})", clean(thread)),
-    };
     Row {
         numbers: [
             human(row.live),
             human(row.peak),
-            grouped(row.live_blocks),
-            grouped(row.allocs),
-            share(row.live.0, allocated),
+            count(row.live_blocks),
+            count(row.allocs),
+            share(row.live, allocated),
         ],
-        line,
-        callers: callers(row).iter().map(|frame| names.line(frame)).collect(),
+        line: names.site(&row.site),
+        callers: callers(row)
+            .iter()
+            .map(|frame| names.frame(frame))
+            .collect(),
     }
 }
 
@@ -248,13 +248,18 @@ fn sum_row(sum: &Sum, live: u64, peak: Option<Bytes>, allocated: u64, line: Stri
         numbers: [
             human(Bytes(live)),
             peak.map_or_else(|| "-".to_owned(), human),
-            grouped(sum.live_blocks),
-            grouped(sum.allocs),
-            share(live, allocated),
+            count(sum.live_blocks),
+            count(sum.allocs),
+            share(Bytes(live), allocated),
         ],
         line,
         callers: Vec::new(),
     }
+}
+
+/// What part of all allocated bytes some are.
+fn share(part: Bytes, allocated: u64) -> String {
+    percent(part.0.into(), allocated.into())
 }
 
 fn bytes_row(live: String, share: String, line: &str) -> Row {
@@ -285,7 +290,7 @@ fn render_rows(text: &mut String, rows: &[Row], width: usize, style: Style) {
     push_line(text, &style.strong(&format!("{headings}{}", HEADINGS[5])));
     for row in rows {
         let cells = numbers(std::array::from_fn(|column| row.numbers[column].as_str()));
-        let line = clip(&row.line, room);
+        let line = fit(&row.line, room, CUT);
         let callers = callers_that_fit(&row.callers, room - columns(&line));
         push_line(text, &format!("{cells}{line}{}", style.weak(&callers)));
     }
@@ -298,7 +303,7 @@ fn callers_that_fit(callers: &[String], room: usize) -> String {
         let next = format!("  <- {caller}");
         if columns(&text) + columns(&next) > room {
             if text.is_empty() && room >= SHORTEST_CALLER {
-                text = clip(&next, room);
+                text = fit(&next, room, CUT);
             }
             break;
         }

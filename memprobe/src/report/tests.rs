@@ -124,7 +124,7 @@ fn lines_are_sorted_by_what_was_asked_for() {
         line_column(&report(&file, options))[0].clone()
     };
     assert!(first(Sort::Peak).starts_with("rl/model.py:7 act"));
-    for sort in [Sort::Live, Sort::Count, Sort::Allocs] {
+    for sort in [Sort::Live, Sort::Blocks, Sort::Allocs] {
         assert!(first(sort).starts_with("data.py:9 load"));
     }
 }

@@ -96,10 +96,9 @@ pub fn tree(line: &LineRow, direction: Direction) -> Vec<Branch> {
 
 fn path<'a>(site: &Site, row: &'a StackRow, direction: Direction) -> Path<'a> {
     let frames = &row.stack.frames;
-    let own = match site {
-        Site::Line(frame) | Site::Backward(frame) => frames.iter().position(|other| other == frame),
-        Site::NoLine { .. } => None,
-    };
+    let own = site
+        .frame()
+        .and_then(|line| frames.iter().position(|frame| frame == line));
     let (inner, outer) = match own {
         Some(at) => (&frames[..at], &frames[at + 1..]),
         None => (&frames[..0], &frames[..]),

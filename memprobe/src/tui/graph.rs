@@ -1,15 +1,17 @@
 //! The totals over time: allocated as a filled area, reserved as a dotted line above it. The two
 //! differ in shape, so that they can be told apart without colour.
 
+use std::time::Duration;
+
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
-use super::label::span;
 use super::state::State;
 use super::theme::Theme;
 use crate::bytes::human;
 use crate::event::{Bytes, Totals};
+use crate::label::span;
 use crate::model::snapshot::{DeviceSnapshot, Timeline};
 
 /// Columns of the labels at the left.
@@ -50,25 +52,14 @@ pub fn draw_graph(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme)
 
 /// The highest totals of each column. Fewer points than columns are stretched.
 fn columns(points: &[Totals], width: usize) -> Vec<Totals> {
-    let highest = |points: &[Totals]| Totals {
-        allocated: points
-            .iter()
-            .map(|point| point.allocated)
-            .max()
-            .unwrap_or_default(),
-        reserved: points
-            .iter()
-            .map(|point| point.reserved)
-            .max()
-            .unwrap_or_default(),
-    };
     if points.is_empty() {
         return Vec::new();
     }
     let column = |x: usize| {
         let from = x * points.len() / width;
         let to = ((x + 1) * points.len() / width).max(from + 1);
-        highest(&points[from..to])
+        let highest = points[from..to].iter().copied().reduce(Totals::higher);
+        highest.unwrap_or_default()
     };
     (0..width).map(column).collect()
 }
@@ -148,7 +139,10 @@ fn draw_axis(buffer: &mut Buffer, axis: Rect, timeline: &Timeline, theme: &Theme
             theme.reserved(),
         ),
     ]);
-    let (ago, now) = (format!(" {} ago ", span(length)), " now ");
+    let (ago, now) = (
+        format!(" {} ago ", span(Duration::from_nanos(length))),
+        " now ",
+    );
     let texts = ago.len() + legend.width() + now.len() + 6;
     if texts <= usize::from(axis.width) && length > 0 {
         buffer.set_string(axis.x + 1, axis.y, &ago, theme.faint());

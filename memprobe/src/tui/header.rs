@@ -1,15 +1,17 @@
 //! The top of the screen: who is looked at, the devices, the totals.
 
+use std::time::Duration;
+
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
-use super::label::{clean, clock, count, fit, percent, width};
 use super::state::State;
 use super::theme::Theme;
 use crate::bytes::human;
 use crate::event::Bytes;
+use crate::label::{clean, clock, count, fit, percent, width};
 use crate::model::snapshot::{DeviceSnapshot, Snapshot, Target, TargetState};
 
 /// Between two tabs of devices.
@@ -74,7 +76,8 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
         TargetState::Waiting(_) => "waiting",
         TargetState::Running | TargetState::Exited => "attached",
     };
-    facts.push(format!("{since} {}", clock(snapshot.started, snapshot.now)));
+    let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
+    facts.push(format!("{since} {}", clock(time)));
     facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
     facts
 }

@@ -7,13 +7,15 @@ use ratatui::style::Style;
 use super::SourceText;
 use super::callers::{Direction, End};
 use super::columns::Columns;
-use super::label::{clean, fit, percent, rate, short_count, width};
 use super::sort::{Column, Order};
 use super::state::State;
-use super::table::{BEFORE_ATTACH, Figures, Fold, Row, Subject, UNACCOUNTED};
+use super::table::{Figures, Fold, Row, Subject};
 use super::theme::Theme;
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, Frame};
+use crate::label::{
+    BEFORE_ATTACH, UNACCOUNTED, clean, counted, fit, percent, rate, short_count, width,
+};
 use crate::model::snapshot::Grouping;
 
 /// Columns of the mark that says whether a row can be opened.
@@ -337,11 +339,7 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         );
         (text, theme.strong())
     } else if table.all_live == allocated {
-        let rows = if table.all == 1 {
-            "1 row".to_owned()
-        } else {
-            format!("{} rows", table.all)
-        };
+        let rows = counted(table.all as u64, "row");
         (
             format!("sum {} = allocated {dot} {rows}", amount(table.all_live)),
             theme.faint(),

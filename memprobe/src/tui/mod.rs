@@ -8,7 +8,6 @@ mod filter;
 mod graph;
 mod header;
 mod input;
-mod label;
 mod layout;
 mod lines;
 mod overlay;

@@ -5,9 +5,9 @@ use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Clear, Widget};
 
-use super::label::{clean, fit};
 use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
+use crate::label::{clean, fit};
 
 /// Not wider than is comfortable to read.
 const WIDEST: u16 = 78;
@@ -180,7 +180,7 @@ fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
             Span::raw(format!(" +{:#x} ", probe.offset)),
             Span::styled(format!(" {cost} "), style),
         ]));
-        let library = super::label::fit_end(&clean(&probe.library), 70, theme.glyphs.cut);
+        let library = crate::label::fit_end(&clean(&probe.library), 70, theme.glyphs.cut);
         lines.push(Line::from(Span::styled(
             format!("   {library}"),
             theme.faint(),

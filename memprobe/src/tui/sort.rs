@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::label::FileNames;
+use crate::label::{BLOCKS, FileNames};
 use crate::model::snapshot::LineRow;
 
 /// A column that the table can be sorted by, from left to right.
@@ -39,7 +39,7 @@ impl Column {
         match self {
             Self::Live => "LIVE",
             Self::Peak => "PEAK",
-            Self::Blocks => "BLOCKS",
+            Self::Blocks => BLOCKS,
             Self::Rate => "ALLOC/s",
             Self::Share => "SHARE",
             Self::Line => "LINE",

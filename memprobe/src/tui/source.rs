@@ -5,9 +5,9 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 use super::SourceText;
-use super::label::{clean, fit, fit_end, width};
 use super::state::State;
 use super::theme::Theme;
+use crate::label::{clean, fit, fit_end, width};
 
 /// Draws the title and as many lines around the selected one as have room.
 pub fn draw_source(

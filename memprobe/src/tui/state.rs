@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::Command;
 use super::filter::Filter;
 use super::input::{Focus, Wanted};
-use super::label::FileNames;
 use super::layout::{Layout, Needs, layout};
 use super::sort::Sort;
 use super::table::{self, Fold, Row, RowKey, Subject, Table, Wish};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::{DeviceSnapshot, Grouping, Site, Snapshot, TargetState};
+use crate::label::FileNames;
+use crate::model::snapshot::{DeviceSnapshot, Grouping, Snapshot, TargetState};
 
 /// A filter may be this long, in characters.
 const LONGEST_PATTERN: usize = 500;
@@ -164,10 +164,8 @@ impl State {
             (self.cursor, self.offset) = (0, 0);
             return;
         };
-        let names = FileNames::of(device.lines.iter().filter_map(|line| match &line.site {
-            Site::Line(frame) | Site::Backward(frame) => Some(&frame.file),
-            Site::NoLine { .. } => None,
-        }));
+        let frames = device.lines.iter().filter_map(|line| line.site.frame());
+        let names = FileNames::of(frames.map(|frame| &frame.file));
         let wish = Wish {
             sort: self.sort,
             filter: &self.filter,

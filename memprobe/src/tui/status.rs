@@ -7,11 +7,11 @@ use ratatui::text::{Line, Span};
 
 use super::SourceText;
 use super::input::Focus;
-use super::label::{clean, count, fit, fit_end, rate, width};
 use super::state::{Follow, State};
 use super::table::Subject;
 use super::theme::Theme;
 use crate::event::Losses;
+use crate::label::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
 use crate::model::snapshot::{Health, Site, TargetState};
 
 /// The word for what is going on, and how it looks.
@@ -77,15 +77,11 @@ fn lost(losses: &Losses) -> String {
         stacks,
         malformed,
     } = *losses;
-    let part = |number: u64, one: &str, many: &str| match number {
-        0 => None,
-        1 => Some(format!("1 {one}")),
-        _ => Some(format!("{} {many}", count(number))),
-    };
+    let part = |number: u64, noun| (number > 0).then(|| counted(number, noun));
     let parts = [
-        part(events, "event", "events"),
-        part(stacks, "stack", "stacks"),
-        part(malformed, "bad record", "bad records"),
+        part(events, "event"),
+        part(stacks, "stack"),
+        part(malformed, "bad record"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
@@ -102,7 +98,7 @@ fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
         TargetState::Exited => facts.push((4, "last state shown".to_owned())),
         TargetState::Recording => {}
     }
-    facts.push((5, format!("{} events", count(health.events))));
+    facts.push((5, counted(health.events, "event")));
     if !health.losses.any() {
         facts.push((2, "lost 0".to_owned()));
     }
@@ -145,8 +141,7 @@ pub fn draw_detail(
                 Subject::Site(Site::Backward(_)) => "backward of ",
                 _ => "",
             };
-            let (file, function) = (&frame.file, &frame.function);
-            let place = clean(&format!("{kind}{file}:{} {function}", frame.line));
+            let place = format!("{kind}{}", whole_frame(frame));
             let source = sources.line(&frame.file, frame.line);
             let source = source
                 .map(|text| clean(text.trim()).trim().to_owned())
@@ -161,6 +156,9 @@ pub fn draw_detail(
         }
         (Subject::Unaccounted, _) => {
             "the allocator's total less all known blocks: events were lost".to_owned()
+        }
+        (Subject::Site(Site::NoLine { thread, reason }), _) if thread.is_empty() => {
+            format!("no line is known: {reason}")
         }
         (Subject::Site(Site::NoLine { thread, reason }), _) => {
             format!("thread {} allocated: {reason}", clean(thread))

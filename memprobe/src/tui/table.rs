@@ -5,9 +5,9 @@ use std::collections::HashSet;
 
 use super::callers::{self, Branch, Direction, End};
 use super::filter::Filter;
-use super::label::FileNames;
 use super::sort::{Column, Sort};
 use crate::event::{Bytes, Frame};
+use crate::label::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
 
 /// Names a row across snapshots.
@@ -57,11 +57,10 @@ impl Subject {
     /// The line of source that the row stands for.
     pub fn frame(&self) -> Option<&Frame> {
         match self {
-            Self::Site(Site::Line(frame) | Site::Backward(frame)) | Self::Frame(_, frame) => {
-                Some(frame)
-            }
+            Self::Site(site) => site.frame(),
+            Self::Frame(_, frame) => Some(frame),
             Self::Branch(_, chain, ..) => chain.first(),
-            _ => None,
+            Self::BeforeAttach | Self::Unaccounted => None,
         }
     }
 }
@@ -136,23 +135,13 @@ impl Entry<'_> {
 
     /// What the filter looks at: the whole path, so that folders can be filtered too.
     fn name(&self) -> String {
-        let whole = |frame: &Frame| format!("{}:{} {}", frame.file, frame.line, frame.function);
         match self {
-            Self::Line(line) => match &line.site {
-                Site::Line(frame) => whole(frame),
-                Site::Backward(frame) => format!("backward of {}", whole(frame)),
-                Site::NoLine { thread, reason } => format!("({thread}: {reason})"),
-            },
+            Self::Line(line) => named_site(&line.site, whole_frame),
             Self::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
             Self::Unaccounted(_) => UNACCOUNTED.to_owned(),
         }
     }
 }
-
-/// The name of the row of memory from before attach.
-pub const BEFORE_ATTACH: &str = "(allocated before attach)";
-/// The name of the row of the allocator's total less what is known.
-pub const UNACCOUNTED: &str = "(unaccounted)";
 
 /// The table of one device.
 pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {

@@ -4,12 +4,12 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
 use super::SourceText;
-use super::label::{clean, fit};
 use super::layout::{Layout, SMALLEST};
 use super::state::State;
 use super::theme::Theme;
 use super::{graph, header, lines, overlay, source, status};
 use crate::bytes::human;
+use crate::label::{clean, fit};
 use crate::model::snapshot::TargetState;
 
 /// Draws everything into a screen of the size that the state knows. Says where the cursor of the
@@ -122,7 +122,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         .zip(top..area.bottom())
     {
         let text = fit(&text, columns, theme.glyphs.cut);
-        let start = area.x + (area.width - super::label::width(&text).min(columns) as u16) / 2;
+        let start = area.x + (area.width - crate::label::width(&text).min(columns) as u16) / 2;
         buffer.set_stringn(start, y, text, columns, style);
     }
 }

@@ -253,7 +253,7 @@ fn a_room_holds_its_folder_or_its_file() {
 fn a_trespass_is_found_and_an_exception_is_none() {
     let room = Room {
         name: "tui/",
-        never: &["std::fs", "crate::model"],
+        never: &[&["std::fs"], &["crate::model"]],
         except: &["crate::model::snapshot"],
     };
     let code = "use std::fs::File;\nuse crate::model::{snapshot::Snapshot, blocks};\n";

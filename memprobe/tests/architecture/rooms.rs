@@ -8,8 +8,9 @@ use crate::source::{Finding, Source};
 pub struct Room {
     /// Its name under `memprobe/src`; a folder ends in `/`.
     pub name: &'static str,
-    /// Paths whose use is a trespass, with all that lies below them; `*::X` is an `X` anywhere.
-    pub never: &'static [&'static str],
+    /// Groups of paths whose use is a trespass, with all that lies below them; `*::X` is an `X`
+    /// anywhere.
+    pub never: &'static [&'static [&'static str]],
     /// Paths below one of `never` that may be used all the same.
     pub except: &'static [&'static str],
 }
@@ -25,7 +26,7 @@ impl Room {
 
     /// The names in `source` that this room must not touch.
     pub fn trespasses(&self, source: &Source) -> Vec<Finding> {
-        let mut found = source.names_matching(self.never);
+        let mut found = source.names_matching(&self.never.concat());
         found.retain(|finding| !finding.matches_any(self.except));
         found
     }
@@ -46,15 +47,49 @@ pub const UNFINISHED: &[&str] = &["todo", "unimplemented"];
 /// A file longer than this is two files.
 pub const MOST_LINES: usize = 800;
 
+/// The kernel and the runtime.
+const ENGINE: &[&str] = &["aya", "tokio"];
+/// The terminal as a screen.
+const SCREEN: &[&str] = &["ratatui", "crossterm"];
+const ARGUMENTS: &[&str] = &["clap"];
+/// The machine that memprobe runs on.
+const SYSTEM: &[&str] = &[
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::os",
+    "std::process",
+    "std::thread",
+    "std::env",
+    "*::Instant",
+    "*::SystemTime",
+    "libc",
+    "blazesym",
+];
+
+/// Rooms that events come from.
+const SOURCES: &[&str] = &[
+    "crate::probe",
+    "crate::target",
+    "crate::decode",
+    "crate::symbolize",
+];
+const MODEL: &[&str] = &["crate::model"];
+/// Rooms that bring events to files and back.
+const FILES: &[&str] = &["crate::recording", "crate::export"];
+/// Rooms that show things to people, and their words.
+const VIEWS: &[&str] = &["crate::tui", "crate::report"];
+const WORDS: &[&str] = &["crate::label"];
+/// Rooms that join the others.
+const JOINTS: &[&str] = &["crate::pipeline", "crate::cli"];
+
 /// What pure code must not touch: no clock, no file, no process, no terminal, no kernel, no
-/// runtime, and no other room than `bytes`, `event` and itself.
+/// runtime, and no other room than `bytes`, `event`, itself, and what `$more` leaves out.
 macro_rules! pure {
-    ($($room:literal),* $(,)?) => {
+    ($($more:expr),* $(,)?) => {
         &[
-            "std::fs", "std::io", "std::net", "std::os", "std::process", "std::thread", "std::env",
-            "*::Instant", "*::SystemTime", "tokio", "aya", "ratatui", "crossterm", "clap", "libc",
-            "blazesym", "crate::probe", "crate::target", "crate::pipeline", "crate::cli",
-            "crate::tui", "crate::report", "crate::export", "crate::recording", $($room),*
+            SYSTEM, ENGINE, SCREEN, ARGUMENTS, FILES, VIEWS, JOINTS,
+            &["crate::probe", "crate::target"], $($more),*
         ]
     };
 }
@@ -63,139 +98,88 @@ macro_rules! pure {
 pub const ROOMS: &[Room] = &[
     Room {
         name: "bytes.rs",
-        never: pure!["crate::decode", "crate::symbolize", "crate::model"],
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
     Room {
         name: "event.rs",
-        never: pure!["crate::decode", "crate::symbolize", "crate::model"],
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
     Room {
         name: "decode/",
-        never: pure!["crate::symbolize", "crate::model"],
+        never: pure![&["crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
     Room {
         name: "model/",
-        never: pure!["crate::decode", "crate::symbolize"],
+        never: pure![&["crate::decode", "crate::symbolize"], WORDS],
         except: &[],
     },
     Room {
+        name: "label/",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL],
+        except: &["crate::model::snapshot"],
+    },
+    Room {
         name: "probe/",
-        never: &[
-            "ratatui",
-            "crossterm",
-            "clap",
-            "crate::model",
-            "crate::recording",
-            "crate::tui",
-            "crate::report",
-            "crate::export",
-            "crate::pipeline",
-            "crate::cli",
-        ],
+        never: &[SCREEN, ARGUMENTS, MODEL, FILES, VIEWS, WORDS, JOINTS],
         // How a probe is doing is shown as it is.
         except: &["crate::model::snapshot::ProbeStatus"],
     },
     Room {
         name: "target/",
         never: &[
-            "aya",
-            "tokio",
-            "ratatui",
-            "crossterm",
-            "clap",
-            "crate::probe",
-            "crate::decode",
-            "crate::symbolize",
-            "crate::model",
-            "crate::recording",
-            "crate::tui",
-            "crate::report",
-            "crate::export",
-            "crate::pipeline",
-            "crate::cli",
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            &["crate::probe", "crate::decode", "crate::symbolize"],
+            MODEL,
+            FILES,
+            VIEWS,
+            WORDS,
+            JOINTS,
         ],
         except: &[],
     },
     Room {
         name: "symbolize/",
         never: &[
-            "aya",
-            "tokio",
-            "ratatui",
-            "crossterm",
-            "clap",
-            "*::process_vm_readv",
-            "crate::probe",
-            "crate::model",
-            "crate::recording",
-            "crate::tui",
-            "crate::report",
-            "crate::export",
-            "crate::pipeline",
-            "crate::cli",
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            &["*::process_vm_readv", "crate::probe"],
+            MODEL,
+            FILES,
+            VIEWS,
+            WORDS,
+            JOINTS,
         ],
         except: &[],
     },
     Room {
         name: "recording/",
         never: &[
-            "aya",
-            "tokio",
-            "ratatui",
-            "crossterm",
-            "clap",
-            "crate::probe",
-            "crate::decode",
-            "crate::symbolize",
-            "crate::target",
-            "crate::model",
-            "crate::tui",
-            "crate::report",
-            "crate::pipeline",
-            "crate::cli",
+            ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, WORDS, JOINTS,
         ],
         except: &["crate::model::snapshot"],
     },
     Room {
         name: "export/",
-        never: &[
-            "aya",
-            "tokio",
-            "ratatui",
-            "crossterm",
-            "clap",
-            "crate::probe",
-            "crate::decode",
-            "crate::symbolize",
-            "crate::target",
-            "crate::model",
-            "crate::tui",
-            "crate::report",
-            "crate::pipeline",
-            "crate::cli",
-        ],
+        never: &[ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, JOINTS],
         // A trace names an allocation by the same frame as the table of lines.
         except: &["crate::model::snapshot", "crate::model::grouping"],
     },
     Room {
         name: "report/",
         never: &[
-            "aya",
-            "tokio",
-            "ratatui",
-            "crossterm",
-            "clap",
-            "crate::probe",
-            "crate::decode",
-            "crate::symbolize",
-            "crate::target",
-            "crate::model",
-            "crate::tui",
-            "crate::pipeline",
-            "crate::cli",
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            SOURCES,
+            MODEL,
+            &["crate::tui"],
+            JOINTS,
         ],
         // A recording is replayed through the same ledger.
         except: &[
@@ -207,41 +191,25 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "tui/",
         never: &[
-            "aya",
-            "clap",
-            "std::fs",
-            "std::process",
-            "crate::probe",
-            "crate::decode",
-            "crate::symbolize",
-            "crate::target",
-            "crate::model",
-            "crate::recording",
-            "crate::report",
-            "crate::export",
-            "crate::pipeline",
-            "crate::cli",
+            &["aya", "std::fs", "std::process"],
+            ARGUMENTS,
+            SOURCES,
+            MODEL,
+            FILES,
+            &["crate::report"],
+            JOINTS,
         ],
         except: &["crate::model::snapshot"],
     },
     Room {
         name: "cli/",
-        never: &[
-            "aya",
-            "tokio",
-            "ratatui",
-            "crossterm",
-            "crate::probe",
-            "crate::decode",
-            "crate::symbolize",
-            "crate::target",
-        ],
+        never: &[ENGINE, SCREEN, SOURCES],
         // The width of the table is that of the terminal.
         except: &["crossterm::terminal::size"],
     },
     Room {
         name: "pipeline/",
-        never: &["ratatui", "crossterm", "clap", "crate::cli"],
+        never: &[SCREEN, ARGUMENTS, &["crate::cli"]],
         except: &[],
     },
 ];

@@ -285,6 +285,12 @@ mod tests {
         CodeCache::with_limits(layout, CODE_TYPE, Limits::default())
     }
 
+    fn memory_with(code: &FakeCode, layout: &PythonLayout) -> FakeMemory {
+        let mut memory = FakeMemory::default();
+        code.map(&mut memory, layout);
+        memory
+    }
+
     fn line(resolved: &Resolved) -> Option<u32> {
         match resolved {
             Resolved::Frame(frame) => Some(frame.line),
@@ -295,8 +301,7 @@ mod tests {
     #[test]
     fn an_instruction_becomes_its_line_in_every_version() {
         for layout in &LAYOUTS {
-            let mut memory = FakeMemory::default();
-            TRAIN.map(&mut memory, layout);
+            let memory = memory_with(&TRAIN, layout);
             let mut cache = cache_for(layout);
             let mut resolve =
                 |unit| cache.resolve(&memory, TRAIN.address, TRAIN.instr(layout, unit), 0);
@@ -312,8 +317,7 @@ mod tests {
     #[test]
     fn a_frame_that_is_being_set_up_is_skipped_unless_a_generator_owns_it() {
         for layout in &LAYOUTS {
-            let mut memory = FakeMemory::default();
-            TRAIN.map(&mut memory, layout);
+            let memory = memory_with(&TRAIN, layout);
             let mut cache = cache_for(layout);
             let first = TRAIN.instr(layout, 0);
             let resolve = |cache: &mut CodeCache, instr, owner| {
@@ -342,8 +346,7 @@ mod tests {
     #[test]
     fn another_code_object_at_the_same_address_is_noticed_at_once() {
         for layout in &LAYOUTS {
-            let mut memory = FakeMemory::default();
-            TRAIN.map(&mut memory, layout);
+            let mut memory = memory_with(&TRAIN, layout);
             let mut cache = cache_for(layout);
             let instr = TRAIN.instr(layout, 1);
             assert_eq!(
@@ -367,8 +370,7 @@ mod tests {
     #[test]
     fn what_is_no_code_object_any_more_is_not_resolved_from_memory_of_it() {
         let layout = PythonLayout::of(11).unwrap();
-        let mut memory = FakeMemory::default();
-        TRAIN.map(&mut memory, layout);
+        let mut memory = memory_with(&TRAIN, layout);
         let mut cache = cache_for(layout);
         let instr = TRAIN.instr(layout, 1);
         assert_eq!(
@@ -384,8 +386,7 @@ mod tests {
     #[test]
     fn what_was_known_of_a_process_outlives_it_unless_it_was_freed_before() {
         for layout in &LAYOUTS {
-            let mut memory = FakeMemory::default();
-            TRAIN.map(&mut memory, layout);
+            let mut memory = memory_with(&TRAIN, layout);
             let mut cache = cache_for(layout);
             let instr = TRAIN.instr(layout, 1);
             let before = cache.resolve(&memory, TRAIN.address, instr, 0);
@@ -403,8 +404,7 @@ mod tests {
     /// What the kernel keeps of a code object that is freed: some bytes from each of these on, and
     /// no reference to the object is left.
     fn freed(code: &FakeCode, layout: &'static PythonLayout, table_bytes: usize) -> Stretches {
-        let mut memory = FakeMemory::default();
-        code.map(&mut memory, layout);
+        let mut memory = memory_with(code, layout);
         let references = code.address + u64::from(layout.object.references);
         memory.write(references, &0_u64.to_le_bytes());
         memory.kept(&[
@@ -518,8 +518,7 @@ mod tests {
             };
             for _ in 0..2_000 {
                 // Valid code, of which some words are replaced, often by addresses that exist.
-                let mut memory = FakeMemory::default();
-                TRAIN.map(&mut memory, layout);
+                let mut memory = memory_with(&TRAIN, layout);
                 for _ in 0..4 {
                     let value = match random() % 3 {
                         0 => random(),

@@ -1,0 +1,13 @@
+//! The words of every view: names, texts and numbers, cleaned, shortened, and fitted to columns.
+//!
+//! Every text that comes from the target passes [`clean`] before a person sees it.
+
+mod names;
+mod number;
+mod text;
+
+pub use names::{
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, place, whole_frame,
+};
+pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
+pub use text::{CUT, clean, fit, fit_end, width};

@@ -100,10 +100,20 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
     })?;
     if extent == Extent::Whole {
         for (version, variable) in PYTHONS {
+            let interpreter: Interpreter = version.parse()?;
+            if let Err(missing) = interpreter.find() {
+                println!("skipped: the tests on Python {version}: {missing}");
+                continue;
+            }
             steps.take(&format!("PyTorch on Python {version}"), || {
-                variables.push((variable, set_up(version)?.into()));
+                variables.push((variable, set_up(interpreter)?.into()));
                 Ok(())
             })?;
+        }
+        let tested =
+            |(name, _): &(&str, OsString)| PYTHONS.iter().any(|(_, variable)| variable == name);
+        if !variables.iter().any(tested) {
+            bail!("no Python to test on: install Python 3.11 or 3.12 and run this again");
         }
         steps.take("tracefs", mount_tracefs)?;
         steps.take("memprobe itself", || {
@@ -141,8 +151,7 @@ fn cargo(repository: &Repository) -> Command {
     command
 }
 
-fn set_up(version: &str) -> Result<std::path::PathBuf> {
-    let interpreter: Interpreter = version.parse()?;
+fn set_up(interpreter: Interpreter) -> Result<std::path::PathBuf> {
     let request = pytorch::Request {
         interpreter,
         torch: pytorch::DEFAULT_TORCH.to_owned(),

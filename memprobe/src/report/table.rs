@@ -7,11 +7,12 @@ use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
 use super::{Colour, ReportOptions};
 use crate::bytes::{human, signed};
-use crate::event::Bytes;
+use crate::event::{Bytes, Frame};
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
     percent, width as columns,
 };
+use crate::model::grouping::{Origin, origin};
 use crate::model::snapshot::{DeviceSnapshot, LineRow};
 
 /// Columns that the name of a line gets at least, whatever the width.
@@ -183,7 +184,7 @@ fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
     let frames = lines
         .shown
         .iter()
-        .flat_map(|row| row.site.frame().into_iter().chain(callers(row)));
+        .flat_map(|row| row.site.frame().into_iter().chain(told_callers(row)));
     let names = FileNames::of(frames.map(|frame| &frame.file));
     let allocated = device.totals.allocated.0;
     let mut rows: Vec<Row> = lines
@@ -236,10 +237,24 @@ fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
             share(row.live, allocated),
         ],
         line: names.site(&row.site),
-        callers: callers(row)
-            .iter()
+        callers: told_callers(row)
+            .into_iter()
             .map(|frame| names.frame(frame))
             .collect(),
+    }
+}
+
+/// The callers that are worth a place beside a line of the user's own code: those that are the
+/// user's too, and not the machinery between them. All of them where there are no such.
+fn told_callers(row: &LineRow) -> Vec<&Frame> {
+    let is_own = |frame: &&Frame| origin(&frame.file) == Origin::User;
+    let all = callers(row);
+    let own: Vec<_> = all.iter().filter(is_own).collect();
+    let line_is_own = row.site.frame().is_some_and(|line| is_own(&line));
+    if line_is_own && !own.is_empty() {
+        own
+    } else {
+        all.iter().collect()
     }
 }
 

@@ -181,9 +181,10 @@ pub const ROOMS: &[Room] = &[
             &["crate::tui"],
             JOINTS,
         ],
-        // A recording is replayed through the same ledger.
+        // A recording is replayed through the same ledger; which code is the user's own is a rule.
         except: &[
             "crate::model::snapshot",
+            "crate::model::grouping",
             "crate::model::Model",
             "crate::model::Refused",
         ],

@@ -4,11 +4,11 @@
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
-use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, record};
+use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, counter, record};
 
 use crate::maps::PROCESSES;
 use crate::python::{Walked, walk};
-use crate::ring::send;
+use crate::ring::{count, send};
 use crate::thread::Caller;
 
 /// `cudaError_t cudaMalloc(void **devPtr, size_t size)`.
@@ -34,12 +34,14 @@ fn enter(pointer: u64, size: u64) -> u32 {
     if unsafe { PROCESSES.get(&caller.tgid) }.is_none() {
         return 0;
     }
-    if let Some(thread) = caller.thread() {
-        // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
-        let call = unsafe { &mut (*thread).call };
-        call.pointer = pointer;
-        call.size = size;
-    }
+    let Some(thread) = caller.thread() else {
+        count(counter::EVENTS_LOST);
+        return 0;
+    };
+    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
+    let call = unsafe { &mut (*thread).call };
+    call.pointer = pointer;
+    call.size = size;
     0
 }
 
@@ -50,10 +52,15 @@ pub fn cuda_malloc_return(ctx: RetProbeContext) -> u32 {
         return 0;
     };
     // SAFETY: the helper checks the address.
-    let addr = unsafe { bpf_probe_read_user(pointer as *const u64) }.unwrap_or(0);
-    if addr == 0 {
-        return 0;
-    }
+    let addr = match unsafe { bpf_probe_read_user(pointer as *const u64) } {
+        // Nothing was asked for.
+        Ok(0) => return 0,
+        Ok(addr) => addr,
+        Err(_) => {
+            count(counter::EVENTS_LOST);
+            return 0;
+        }
+    };
     let caller = Caller::current();
     // SAFETY: user space changes an entry only before its process is probed.
     let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {

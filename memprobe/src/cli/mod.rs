@@ -5,6 +5,7 @@ mod doctor;
 mod record;
 mod report;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -47,7 +48,8 @@ pub fn run() -> ExitCode {
         Verb::Doctor(doctor) => doctor.run(),
     };
     outcome.unwrap_or_else(|error| {
-        eprintln!("memprobe: {error:#}");
+        // Nobody is left to tell where standard error is gone too.
+        let _ = writeln!(std::io::stderr(), "memprobe: {error:#}");
         ExitCode::from(ERROR)
     })
 }

@@ -1,5 +1,6 @@
 //! `doctor`: whether memprobe can work here, and where each probe would sit.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -95,10 +96,10 @@ impl Default for Findings {
 impl Findings {
     fn add<E: std::fmt::Display>(&mut self, what: &str, found: Result<String, E>) {
         match found {
-            Ok(found) => println!("ok    {what}: {found}"),
+            Ok(found) => tell(&format!("ok    {what}: {found}")),
             Err(error) => {
                 self.fit = false;
-                println!("FAIL  {what}: {error:#}");
+                tell(&format!("FAIL  {what}: {error:#}"));
             }
         }
     }
@@ -114,6 +115,11 @@ impl Findings {
     }
 
     fn note(&self, what: &str, found: &str) {
-        println!("note  {what}: {found}");
+        tell(&format!("note  {what}: {found}"));
     }
+}
+
+/// Writes a line to standard output; a reader that has seen enough (`| head`) is no error.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }

@@ -43,7 +43,7 @@ impl Progress {
     pub(super) fn say(&mut self, text: &str) {
         if !self.quiet {
             self.clear();
-            eprintln!("memprobe: {text}");
+            tell(&format!("memprobe: {text}\n"));
         }
     }
 
@@ -65,17 +65,16 @@ impl Progress {
         }
         self.shown = Some(Instant::now());
         if self.terminal {
-            eprint!("\r\x1b[K{}", self.line(told));
-            let _ = std::io::stderr().flush();
+            tell(&format!("\r\x1b[K{}", self.line(told)));
         } else {
-            eprintln!("memprobe: {}", self.line(told));
+            tell(&format!("memprobe: {}\n", self.line(told)));
         }
     }
 
     /// Takes the line away.
     pub(super) fn clear(&mut self) {
         if self.terminal && self.shown.take().is_some() {
-            eprint!("\r\x1b[K");
+            tell("\r\x1b[K");
         }
     }
 
@@ -89,6 +88,12 @@ impl Progress {
             bytes::human(Bytes(told.bytes)),
         )
     }
+}
+
+/// Writes to standard error. A terminal that is gone must not end a recording.
+fn tell(text: &str) {
+    let mut out = std::io::stderr().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The terminal: entered, left whatever happens, and the loop between.
 
-use std::io::{self, IsTerminal, Write, stdout};
+use std::io::{self, IsTerminal, Write, stdin, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
@@ -14,6 +14,8 @@ use crossterm::terminal::{
 use crossterm::{execute, queue};
 use ratatui::Terminal;
 use ratatui::backend::{Backend, CrosstermBackend};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
@@ -138,9 +140,28 @@ where
     }
 }
 
-/// The next event of the terminal, if one comes in time.
+/// The next event of the terminal, if one comes in time. Fails when the terminal is gone: crossterm
+/// would then read its end for ever.
 fn next_event(patience: Duration) -> io::Result<Option<Event>> {
-    if event::poll(patience)? {
+    let input = stdin();
+    let mut waited = [PollFd::new(&input, PollFlags::IN)];
+    let timeout = Timespec::try_from(patience).ok();
+    match poll(&mut waited, timeout.as_ref()) {
+        Ok(_)
+            if waited[0]
+                .revents()
+                .intersects(PollFlags::HUP | PollFlags::ERR) =>
+        {
+            return Err(io::Error::new(
+                io::ErrorKind::NotConnected,
+                "the terminal is gone",
+            ));
+        }
+        // A signal, such as that of a new size, which crossterm knows of.
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    if event::poll(Duration::ZERO)? {
         event::read().map(Some)
     } else {
         Ok(None)

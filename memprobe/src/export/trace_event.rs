@@ -3,7 +3,8 @@
 //!
 //! The JSON *array* form is used because both viewers accept it when its end is missing ("Trace
 //! Event Format", JSON Array Format; Perfetto later than v47, google/perfetto#926), so that what was
-//! written before a crash or a full disk still opens. A block is an async slice from its
+//! written before a crash or a full disk still opens: chrome://tracing where whole lines are left,
+//! Perfetto in any case. A block is an async slice from its
 //! allocation to its free. Perfetto pairs begin and end by process, category, id and name
 //! (`json_trace_parser_impl.cc`, `track_compressor.cc`), so the end repeats the name, and all
 //! blocks of one line of Python lie together.

@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
@@ -194,12 +194,47 @@ impl Write for OutputFile {
         }
     }
 
+    /// Of lines that do not all fit on a disk, those stay that fit whole: chrome://tracing opens a
+    /// recording without its end, but none that ends inside a record.
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = match self {
+            Self::Stdout(out) => return out.write_all(bytes),
+            Self::Direct { file, .. } | Self::Beside { file, .. } => file,
+        };
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(taken) => rest = &rest[taken..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    // Where this fails, the torn line stays, and the first error says more.
+                    let _ = remove_torn_line(file, &bytes[..bytes.len() - rest.len()]);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Stdout(out) => out.flush(),
             Self::Direct { file, .. } | Self::Beside { file, .. } => file.flush(),
         }
     }
+}
+
+/// Takes the line that is not whole off the end of a regular file. `written` is what was written
+/// last, beginning with a line.
+fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
+    let torn = written.iter().rev().take_while(|byte| **byte != b'\n');
+    let torn = i64::try_from(torn.count()).map_err(io::Error::other)?;
+    if torn == 0 || !file.metadata()?.is_file() {
+        return Ok(());
+    }
+    let end = file.seek(SeekFrom::Current(-torn))?;
+    file.set_len(end)
 }
 
 /// Creates a file next to `path` that will take its place, its owner and its permissions.
@@ -333,6 +368,24 @@ mod tests {
         let mut file = plan.create().unwrap();
         file.write_all(b"ours").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "theirs");
+    }
+
+    #[test]
+    fn a_line_that_did_not_fit_is_taken_off_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace.json");
+        for (written, left) in [
+            ("{1},\n{2},\n{\"ph", "[\n{1},\n{2},\n"),
+            ("{1},\n", "[\n{1},\n"),
+            ("{1", "[\n"),
+            ("", "[\n"),
+        ] {
+            let mut file = File::create(&path).unwrap();
+            file.write_all(b"[\n").unwrap();
+            file.write_all(written.as_bytes()).unwrap();
+            remove_torn_line(&mut file, written.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), left);
+        }
     }
 
     #[test]

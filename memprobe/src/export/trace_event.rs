@@ -3,7 +3,8 @@
 //!
 //! The JSON *array* form is used because both viewers accept it when its end is missing ("Trace
 //! Event Format", JSON Array Format; Perfetto later than v47, google/perfetto#926), so that what was
-//! written before a crash or a full disk still opens. A block is an async slice from its
+//! written before a crash or a full disk still opens: chrome://tracing where whole lines are left,
+//! Perfetto in any case. A block is an async slice from its
 //! allocation to its free. Perfetto pairs begin and end by process, category, id and name
 //! (`json_trace_parser_impl.cc`, `track_compressor.cc`), so the end repeats the name, and all
 //! blocks of one line of Python lie together.
@@ -152,6 +153,9 @@ impl<W: Write> TraceWriter<W> {
     /// Writes the end and gives back what was written to. An error that was returned before is
     /// returned again.
     pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
+        self.end_open_slices(&BLOCK)?;
+        self.end_open_slices(&SEGMENT)?;
+        self.repeat_counters();
         let end = EndRecord::from(&End {
             reason,
             events: self.events,
@@ -328,11 +332,45 @@ impl<W: Write> TraceWriter<W> {
         push_id(&mut self.lines, event.addr.0);
     }
 
+    /// Draws what is still live up to the last event: chrome://tracing gives a slice that has no
+    /// end no length (catapult `trace_event_importer.html`, `createNestableAsyncSlices_`), and what
+    /// is never freed is what people look for.
+    fn end_open_slices(&mut self, kind: &SliceKind) -> Result<(), WriteError> {
+        let mut live: Vec<_> = std::mem::take(&mut self.open(kind).live)
+            .into_iter()
+            .collect();
+        live.sort_unstable_by_key(|(addr, _)| *addr);
+        for (addr, stack) in live {
+            if self.failed.is_some() {
+                break;
+            }
+            self.open_line_at(kind.end, self.last, self.pid, self.pid, |line, stacks| {
+                kind.push_name(line, stacks, stack)
+            });
+            push_id(&mut self.lines, addr);
+            self.lines
+                .extend_from_slice(b",\"args\":{\"live_at_end\":true}},\n");
+            self.drain_when_full()?;
+        }
+        Ok(())
+    }
+
     /// A line up to its name. `phase` goes on into the fields that are the same for all of a kind.
     fn open_line(
         &mut self,
         event: &MemoryEvent,
         phase: &[u8],
+        name: impl FnOnce(&mut Vec<u8>, &mut StackTexts),
+    ) {
+        self.open_line_at(phase, event.time, event.tgid.0, event.tid.0, name);
+    }
+
+    fn open_line_at(
+        &mut self,
+        phase: &[u8],
+        time: TimeNs,
+        pid: u32,
+        tid: u32,
         name: impl FnOnce(&mut Vec<u8>, &mut StackTexts),
     ) {
         let line = &mut self.lines;
@@ -341,8 +379,8 @@ impl<W: Write> TraceWriter<W> {
         line.push(b'"');
         // Before the name: some versions of Perfetto look for the time with a parser that knows
         // not all that a JSON string may hold.
-        push_ts(line, self.start, event.time);
-        push_process(line, event.tgid.0, event.tid.0);
+        push_ts(line, self.start, time);
+        push_process(line, pid, tid);
         line.extend_from_slice(b",\"name\":\"");
         name(line, &mut self.stacks);
         line.push(b'"');
@@ -365,33 +403,49 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"}},\n");
     }
 
-    /// A counter for each total: in chrome://tracing two series of one counter would be stacked
-    /// and show a sum that means nothing.
+    /// Writes the totals that changed.
     fn counters(&mut self, event: &MemoryEvent, device: u8, totals: Totals) {
-        let before = self.counters.insert(device, totals);
-        let series = |totals: Totals| {
-            [
-                (" allocated", totals.allocated.0),
-                (" reserved", totals.reserved.0),
-            ]
-        };
-        let before = before.map(series);
+        let before = self.counters.insert(device, totals).map(series);
         for (index, (name, bytes)) in series(totals).into_iter().enumerate() {
-            if before.is_some_and(|before| before[index].1 == bytes) {
-                continue;
+            if before.is_none_or(|before| before[index].1 != bytes) {
+                self.counter(device, name, bytes, event.time, event.tgid.0);
             }
-            let line = &mut self.lines;
-            line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"cuda:");
-            json::push_number(line, device);
-            line.extend_from_slice(name.as_bytes());
-            line.push(b'"');
-            push_process(line, event.tgid.0, event.tgid.0);
-            push_ts(line, self.start, event.time);
-            line.extend_from_slice(b",\"args\":{\"bytes\":");
-            json::push_number(line, bytes);
-            line.extend_from_slice(b"}},\n");
         }
     }
+
+    /// Draws the counters up to the last event: chrome://tracing draws one only up to its last
+    /// value, and the reserved memory seldom changes.
+    fn repeat_counters(&mut self) {
+        let mut devices: Vec<_> = std::mem::take(&mut self.counters).into_iter().collect();
+        devices.sort_unstable_by_key(|(device, _)| *device);
+        for (device, totals) in devices {
+            for (name, bytes) in series(totals) {
+                self.counter(device, name, bytes, self.last, self.pid);
+            }
+        }
+    }
+
+    fn counter(&mut self, device: u8, name: &str, bytes: u64, time: TimeNs, pid: u32) {
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"cuda:");
+        json::push_number(line, device);
+        line.extend_from_slice(name.as_bytes());
+        line.push(b'"');
+        push_process(line, pid, pid);
+        push_ts(line, self.start, time);
+        line.extend_from_slice(b",\"args\":{\"bytes\":");
+        json::push_number(line, bytes);
+        line.extend_from_slice(b"}},\n");
+    }
+}
+
+/// A counter for each total: in chrome://tracing two series of one counter would be stacked and
+/// show a sum that means nothing.
+fn series(totals: Totals) -> [(&'static str, u64); 2] {
+    [
+        (" allocated", totals.allocated.0),
+        (" reserved", totals.reserved.0),
+    ]
 }
 
 #[cfg(test)]

@@ -94,6 +94,8 @@ struct EndOfSlice<'a> {
     free: Option<MemoryArgs<'a>>,
     #[serde(default)]
     unseen_free: bool,
+    #[serde(default)]
+    live_at_end: bool,
 }
 
 #[derive(Deserialize)]
@@ -183,11 +185,13 @@ fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Re
         EndOfSlice {
             free: Some(free),
             unseen_free: false,
+            live_at_end: false,
         } => event(line, &free, action, start).map(Record::Memory),
         EndOfSlice {
             free: None,
-            unseen_free: true,
-        } => Ok(Record::Other),
+            unseen_free,
+            live_at_end,
+        } if unseen_free != live_at_end => Ok(Record::Other),
         _ => Err("the end of a slice without `free`".to_owned()),
     }
 }

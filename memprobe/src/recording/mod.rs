@@ -10,7 +10,7 @@
 //! | `M` | `memprobe_stack` | defines a stack |
 //! | `M` | `thread_name` | names a thread |
 //! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices) |
-//! | `e` | `alloc` | it was freed; with `unseen_free`, its free was lost and its address is used again |
+//! | `e` | `alloc` | it was freed; with `unseen_free`, its free was lost and its address is used again; with `live_at_end`, it is live and drawn up to the last event |
 //! | `i` | `free` | a block was freed that was not seen being allocated |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
 //! | `i` | `segment_free` | a segment was freed that was not seen being allocated |

@@ -184,8 +184,51 @@ fn counters_are_written_when_they_change() {
             ("cuda:0 allocated", 13),
             ("cuda:1 allocated", 1),
             ("cuda:1 reserved", 2),
+            // Again at the end, so that they are drawn up to there.
+            ("cuda:0 allocated", 13),
+            ("cuda:0 reserved", 22),
+            ("cuda:1 allocated", 1),
+            ("cuda:1 reserved", 2),
         ]
     );
+}
+
+#[test]
+fn what_is_live_at_the_end_is_drawn_up_to_the_last_event_and_read_as_live() {
+    let events = [
+        memory(Action::SegmentAlloc, 1, 0x1000, 4096),
+        memory(Action::Alloc, 2, 0x3000, 512),
+        memory(Action::Alloc, 3, 0x1000, 512),
+        memory(Action::Alloc, 4, 0x2000, 512),
+        memory(Action::Free, 7, 0x2000, 512),
+    ]
+    .map(Event::Memory);
+    let file = recording(&events);
+    check_format(&file);
+    let records = records(&file);
+    let last = &records
+        .iter()
+        .rfind(|record| record["args"]["free"].is_object())
+        .unwrap()["ts"];
+    let live: Vec<_> = records
+        .iter()
+        .filter(|record| record["args"]["live_at_end"] == true)
+        .map(|end| {
+            assert_eq!((&end["ph"], &end["ts"]), (&"e".into(), last));
+            assert_eq!(end["pid"], 1234);
+            [&end["cat"], &end["id2"]["local"]].map(|text| text.as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(
+        live,
+        [
+            ["alloc", "0x1000"],
+            ["alloc", "0x3000"],
+            ["segment", "0x1000"]
+        ]
+    );
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(back, events, "nothing live is read as freed");
 }
 
 #[test]

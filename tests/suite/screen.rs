@@ -71,6 +71,15 @@ fn control_c_gives_the_terminal_back() {
 }
 
 #[test]
+fn a_window_that_is_closed_ends_the_screen_and_not_the_training() {
+    let Some(ground) = Ground::take() else { return };
+    let mut stage = Stage::set(&ground, ground.pytorch());
+    stage.screen.wait_for("steady.py:");
+    assert_eq!(stage.screen.close().code(), Some(2));
+    assert!(!stage.target.has_ended());
+}
+
+#[test]
 fn signals_give_the_terminal_back() {
     let Some(ground) = Ground::take() else { return };
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::process::{Pid, Signal};
@@ -23,6 +24,7 @@ pub struct Terminal {
     line: File,
     before: Termios,
     parser: Arc<Mutex<vt100::Parser>>,
+    closed: Arc<AtomicBool>,
 }
 
 impl Terminal {
@@ -32,7 +34,8 @@ impl Terminal {
     ///
     /// Where there is no terminal, or the command does not start.
     pub fn start(command: &mut Command) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo-terminal");
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a pseudo-terminal");
         grantpt(&master).expect("it is granted");
         unlockpt(&master).expect("it is unlocked");
         let name = ptsname(&master, Vec::new()).expect("it has a name");
@@ -62,9 +65,11 @@ impl Terminal {
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?} does not start: {error}"));
         let parser = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let closed = Arc::new(AtomicBool::new(false));
         watch(
             master.try_clone().expect("another handle"),
             Arc::clone(&parser),
+            Arc::clone(&closed),
         );
         Self {
             child,
@@ -72,7 +77,22 @@ impl Terminal {
             line,
             before,
             parser,
+            closed,
         }
+    }
+
+    /// Closes the window: the terminal is gone while the program runs on it. Waits for its end.
+    ///
+    /// # Panics
+    ///
+    /// Where the program does not end.
+    pub fn close(mut self) -> ExitStatus {
+        let nothing = || File::open("/dev/null").expect("it is always there");
+        self.closed.store(true, Ordering::SeqCst);
+        (self.keyboard, self.line) = (nothing(), nothing());
+        wait_until("the end of a program whose terminal is gone", || {
+            self.child.try_wait().expect("a child can be asked")
+        })
     }
 
     /// The text on it.
@@ -148,13 +168,13 @@ impl Drop for Terminal {
     }
 }
 
-/// Feeds the parser for as long as the terminal is there.
-fn watch(master: OwnedFd, parser: Arc<Mutex<vt100::Parser>>) {
+/// Feeds the parser for as long as the terminal is there and is not closed.
+fn watch(master: OwnedFd, parser: Arc<Mutex<vt100::Parser>>, closed: Arc<AtomicBool>) {
     let mut output = File::from(master);
     std::thread::spawn(move || {
         let mut bytes = [0; 8192];
         while let Ok(read) = output.read(&mut bytes) {
-            if read == 0 {
+            if read == 0 || closed.load(Ordering::SeqCst) {
                 break;
             }
             parser

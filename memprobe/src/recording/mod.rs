@@ -19,6 +19,7 @@
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
+mod directory;
 mod error;
 mod header;
 mod line;
@@ -26,6 +27,7 @@ mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
 
+pub use directory::recordings_in;
 pub use error::RecordingError;
 pub use header::{End, EndReason, Header};
 pub(crate) use header::{EndRecord, HeaderRecord};

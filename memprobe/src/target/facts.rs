@@ -19,6 +19,58 @@ pub fn command_line(tgid: Tgid) -> String {
     words.join(" ").trim_end().to_owned()
 }
 
+/// The process's rank among those that train together, as its launcher told it in its environment.
+pub fn rank(tgid: Tgid) -> Option<u32> {
+    /// torchrun (docs of torch.distributed.run, "Environment Variables"), OpenMPI, MPICH and its kin,
+    /// Slurm.
+    const NAMES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
+    let environment = read(&format!("/proc/{}/environ", tgid.0));
+    NAMES
+        .iter()
+        .find_map(|name| variable(&environment, name)?.parse().ok())
+}
+
+/// The value of a variable in the text of an environment.
+fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a str> {
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables
+        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+    std::str::from_utf8(value).ok()
+}
+
+/// The processes that descend from one, without itself, parents before children.
+pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let processes: Vec<_> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .map(Tgid)
+        .filter_map(|process| Some((process, parent(process)?)))
+        .collect();
+    let mut family = vec![tgid];
+    let mut at = 0;
+    while let Some(parent) = family.get(at).copied() {
+        let children = processes.iter().filter(|(_, of)| *of == parent);
+        for (child, _) in children {
+            if !family.contains(child) {
+                family.push(*child);
+            }
+        }
+        at += 1;
+    }
+    family.remove(0);
+    family
+}
+
+/// The process that made another one, or has taken it over.
+fn parent(tgid: Tgid) -> Option<Tgid> {
+    let status = read(&format!("/proc/{}/status", tgid.0));
+    let status = String::from_utf8_lossy(&status);
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Tgid)
+}
+
 /// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries.
 pub fn torch_version(tgid: Tgid) -> Option<String> {
     let maps = Maps::of(tgid).ok()?;
@@ -72,6 +124,26 @@ mod tests {
         assert_eq!(parse_version("__version__ = '\x1b[31m'"), None);
         assert_eq!(parse_version("__version__ = ''"), None);
         assert_eq!(parse_version("nothing"), None);
+    }
+
+    #[test]
+    fn a_rank_is_read_from_the_environment_of_a_launcher() {
+        let environment = b"PATH=/bin\0LOCAL_RANK=1\0RANK=5\0";
+        assert_eq!(variable(environment, "RANK"), Some("5"));
+        assert_eq!(variable(environment, "SLURM_PROCID"), None);
+        assert_eq!(variable(b"RANKS=1", "RANK"), None);
+    }
+
+    #[test]
+    fn a_child_is_found_among_the_descendants_of_its_parent() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("cat starts");
+        let found = descendants(Tgid(std::process::id()));
+        assert!(found.contains(&Tgid(child.id())), "{found:?}");
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
     }
 
     #[test]

@@ -75,6 +75,7 @@ pub(super) struct Process {
     pub(super) is_busy: bool,
     /// When the last record of it was read.
     pub(super) heard: Instant,
+    torch: Option<String>,
     since: Instant,
     next_look: Option<Instant>,
     looked: Instant,
@@ -109,6 +110,7 @@ impl Process {
             lost_before: Losses::default(),
             is_busy: false,
             heard: now,
+            torch: None,
             since: now,
             next_look: Some(now),
             looked: now,
@@ -132,6 +134,7 @@ impl Process {
         let code = attaching.python().map(CodeCache::new);
         Self {
             parent: Some(parent.tgid),
+            torch: parent.torch.clone(),
             phase: parent.phase,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code),
             beginning: Beginning::new(birth),
@@ -149,20 +152,26 @@ impl Process {
         self.beginning = Beginning::new(Birth::Seen);
         self.waiting_for.clear();
         self.told_probes = 0;
+        self.torch = None;
         self.since = now;
         self.next_look = Some(now);
     }
 
     /// What is known of it.
     pub(super) fn target(&self) -> Target {
+        let python = self.attaching.python();
         Target {
             tgid: Some(self.tgid),
             command: facts::command_line(self.tgid),
-            python: self
-                .attaching
-                .python()
-                .map(|python| python.version.to_string()),
-            torch: facts::torch_version(self.tgid),
+            python: python.map(|python| python.version.to_string()),
+            torch: self.torch.clone(),
+        }
+    }
+
+    /// Reads the version of its PyTorch, unless that is known.
+    pub(super) fn read_torch(&mut self) {
+        if self.torch.is_none() {
+            self.torch = facts::torch_version(self.tgid);
         }
     }
 

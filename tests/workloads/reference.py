@@ -142,13 +142,23 @@ def events_of(trace):
 
 
 def live_blocks(snapshot, device):
-    return [
-        {"addr": block["address"], "size": block["size"], "requested": block["requested_size"]}
-        for segment in snapshot["segments"]
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    ]
+    live = []
+    for segment in snapshot["segments"]:
+        if segment["device"] != device:
+            continue
+        # PyTorch 2.0 gives no address of a block; the blocks of a segment lie side by side.
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                live.append(
+                    {
+                        "addr": block.get("address", address),
+                        "size": block["size"],
+                        "requested": block["requested_size"],
+                    }
+                )
+            address += block["size"]
+    return live
 
 
 def final_state(snapshot):

@@ -73,3 +73,26 @@ fn a_program_that_memprobe_started_is_recorded_from_its_first_allocation() {
         assert!(agreement.stacks >= 100, "too little was compared");
     }
 }
+
+#[test]
+fn backward_passes_that_run_at_once_lead_to_their_own_lines() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let both = BothSides::record(&ground, pytorch, &["backward_lines.py"], &[]);
+        both.agree("backward lines");
+        for (function, size) in [("first", 240_128), ("second", 480_256), ("third", 960_000)] {
+            let of_it = both.events.iter().filter(|event| {
+                event.action == "alloc" && event.size == Some(size) && event.stack.is_empty()
+            });
+            let mut compared = 0;
+            for event in of_it {
+                let waiting = event.waiting.as_deref().unwrap_or_default();
+                let own = waiting.iter().find(|frame| !frame.file.starts_with('/'));
+                let own = own.map(|frame| frame.function.as_str());
+                assert_eq!(own, Some(function), "{event:?}");
+                compared += 1;
+            }
+            assert!(compared >= 200, "only {compared} events of {function}");
+        }
+    }
+}

@@ -13,9 +13,10 @@ use tokio::time::Instant;
 use super::interrupts::Interrupts;
 use super::progress::{Progress, Told};
 use super::session::{self, Flow, Origin, Session};
-use crate::event::Tgid;
+use crate::event::{AtAttach, Event, Tgid};
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
+use crate::label::clean;
 use crate::model::snapshot::Grouping;
 use crate::probe::kernel;
 use crate::probe::watched::Watched;
@@ -117,12 +118,14 @@ impl Recording {
         let mut flushed = Instant::now();
         let reason = loop {
             let flow = wait(&mut session, deadline, interrupts).await;
+            let mut write = |event: &Event| {
+                tell_unread(event, progress);
+                Ok(writer.event(event)?)
+            };
             match flow {
-                ControlFlow::Continue(()) => {
-                    session.drain(|event| Ok(writer.event(event)?)).map(drop)?
-                }
+                ControlFlow::Continue(()) => session.drain(&mut write).map(drop)?,
                 ControlFlow::Break(reason) => {
-                    session.drain_all(|event| Ok(writer.event(event)?))?;
+                    session.drain_all(&mut write)?;
                     break reason;
                 }
             }
@@ -143,6 +146,19 @@ impl Recording {
             ));
         }
         Ok(reason)
+    }
+}
+
+/// Says where the blocks that were live at attach are one row, and why.
+fn tell_unread(event: &Event, progress: &mut Progress) {
+    if let Event::AtAttach(AtAttach {
+        unread: Some(why), ..
+    }) = event
+    {
+        progress.say(&format!(
+            "what was allocated before cannot be told block by block: {}",
+            clean(why)
+        ));
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
+use super::before_attach::BeforeAttach;
 use crate::decode::decode;
 use crate::event::{Event, Losses};
 use crate::model::snapshot::{ProbeStatus, Target};
@@ -51,6 +52,7 @@ pub(super) struct Session {
     records: Records,
     counters: Counters,
     symbolizer: Symbolizer<ProcessMemory>,
+    before: BeforeAttach,
     losses: Losses,
     malformed: u64,
     target: Target,
@@ -122,12 +124,14 @@ impl Session {
             python: Some(python.version.to_string()),
             torch: facts::torch_version(tgid),
         };
+        let before = BeforeAttach::of(tgid, target.torch.as_deref());
         let symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), CodeCache::new(&python));
         Ok(Self {
             watched,
             records,
             counters,
             symbolizer,
+            before,
             losses: Losses::default(),
             malformed: 0,
             target,
@@ -180,9 +184,20 @@ impl Session {
             self.symbolizer.give_up();
         }
         while let Some(event) = self.symbolizer.pop() {
+            self.before.push(event);
+        }
+        let symbolizer = &self.symbolizer;
+        let all = taken < BATCH && !symbolizer.is_unsettled() && !symbolizer.is_waiting();
+        self.before.settle(all);
+        self.pass_on(&mut sink)?;
+        Ok(taken)
+    }
+
+    fn pass_on(&mut self, sink: &mut impl FnMut(&Event) -> Result<()>) -> Result<()> {
+        while let Some(event) = self.before.pop() {
             sink(&event)?;
         }
-        Ok(taken)
+        Ok(())
     }
 
     /// Drains until nothing is left: at the end.
@@ -193,7 +208,8 @@ impl Session {
         loop {
             let taken = self.drain(&mut sink)?;
             if taken == 0 && !self.symbolizer.is_unsettled() {
-                return Ok(());
+                self.before.finish();
+                return self.pass_on(&mut sink);
             }
             // A record that a program is still writing hides those behind it.
             std::thread::sleep(Duration::from_millis(1));

@@ -12,6 +12,7 @@ use aya::programs::uprobe::{UProbeAttachLocation, UProbeScope};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, ThreadLocal, counter};
 
+use super::refusal::Refusal;
 use crate::event::Tgid;
 
 /// The object that `cargo xtask ebpf` built.
@@ -46,7 +47,7 @@ impl Loader {
     /// a power of two of pages.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// [`Refusal`] where the kernel refuses.
     pub fn new(fsbase_offset: u64, ring_bytes: u32) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let replaced = match std::env::var_os(OBJECT_VARIABLE) {
@@ -62,14 +63,19 @@ impl Loader {
             .override_global("FSBASE_OFFSET", &fsbase_offset, true)
             .map_max_entries("RECORDS", ring_bytes)
             .load(replaced.as_deref().unwrap_or(OBJECT))
-            .context("loading memprobe's maps into the kernel")?;
+            .map_err(|error| Refusal::of_maps(&error))?;
         for (name, program) in ebpf.programs_mut() {
             let uprobe: &mut UProbe = program.try_into()?;
             uprobe
                 .load()
-                .with_context(|| format!("the kernel's verifier refused the program {name}"))?;
+                .map_err(|error| Refusal::of_program(name, &error))?;
         }
         Ok(Self { ebpf })
+    }
+
+    /// How many programs were loaded.
+    pub fn programs(&self) -> usize {
+        self.ebpf.programs().count()
     }
 
     /// The ring buffer's reading end. Can be taken once.
@@ -139,12 +145,7 @@ impl Loader {
             .try_into()?;
         uprobe
             .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
-            .with_context(|| {
-                format!(
-                    "attaching {program} to {} at {offset:#x}",
-                    library.display()
-                )
-            })?;
+            .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
         Ok(())
     }
 

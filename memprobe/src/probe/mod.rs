@@ -3,10 +3,14 @@
 pub mod attach;
 pub mod catalog;
 mod descriptor;
+pub mod finding;
 pub mod function;
 pub mod heap;
 pub mod kernel;
 pub mod loader;
+pub mod machine;
+pub mod preflight;
 pub mod prologue;
+pub mod refusal;
 pub mod ring;
 pub mod watched;

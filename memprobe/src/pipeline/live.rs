@@ -13,10 +13,9 @@ use super::session::{self, Origin, Session};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::model::Model;
-use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
+use crate::model::snapshot::{Grouping, Snapshot, TargetState};
 use crate::probe::kernel;
 use crate::probe::watched::Watched;
-use crate::target::facts;
 use crate::tui::{self, Command};
 
 /// How often the screen gets something new to show.
@@ -42,11 +41,7 @@ impl Live {
 
     async fn run_inside(self) -> Result<ExitCode> {
         let watched = Watched::open(self.tgid)?;
-        let target = Target {
-            tgid: Some(self.tgid),
-            command: facts::command_line(self.tgid),
-            ..Target::default()
-        };
+        let target = session::identified(self.tgid);
         let interrupts = Interrupts::new()?;
         let model = Model::new(target, super::now());
         let mut screen = Screen::open(model, self.tgid, interrupts);

@@ -16,6 +16,7 @@ use super::session::{self, Flow, Origin, Session};
 use crate::event::Tgid;
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
+use crate::label;
 use crate::model::snapshot::Grouping;
 use crate::probe::kernel;
 use crate::probe::watched::Watched;
@@ -69,7 +70,6 @@ impl Recording {
             }
         };
         let mut progress = Progress::new(self.quiet);
-        let tgid = watched.tgid;
         let attach = Session::attach(loader, watched, origin, |what| progress.say(what));
         let session = tokio::select! {
             session = attach => session.inspect_err(|_| {
@@ -83,8 +83,8 @@ impl Recording {
             }
         };
         progress.say(&format!(
-            "recording PID {} to {}; press Ctrl-C to end",
-            tgid.0,
+            "recording {} to {}; press Ctrl-C to end",
+            label::process(session.target()).unwrap_or_default(),
             self.output.display()
         ));
         progress.start();

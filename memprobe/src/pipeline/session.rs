@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 
 use crate::decode::decode;
-use crate::event::{Event, Losses};
+use crate::event::{Event, Losses, Tgid};
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::{Attaching, Step};
 use crate::probe::heap;
@@ -16,8 +16,10 @@ use crate::probe::ring::Records;
 use crate::probe::watched::Watched;
 use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
+use crate::target::container;
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
+use crate::target::status::Status;
 
 /// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
 const POLL: Duration = Duration::from_millis(5);
@@ -117,10 +119,9 @@ impl Session {
             waiting(&missing);
         }
         let target = Target {
-            tgid: Some(tgid),
-            command: facts::command_line(tgid),
             python: Some(python.version.to_string()),
             torch: facts::torch_version(tgid),
+            ..identified(tgid)
         };
         let symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), CodeCache::new(&python));
         Ok(Self {
@@ -219,6 +220,17 @@ impl Session {
     /// What was lost so far.
     pub(super) fn losses(&self) -> Losses {
         self.losses
+    }
+}
+
+/// Who a process is, whatever runs in it.
+pub(super) fn identified(tgid: Tgid) -> Target {
+    Target {
+        tgid: Some(tgid),
+        inner_tgid: Status::of(tgid).ok().and_then(|status| status.inner_tgid()),
+        container: container::of(tgid).map(|container| container.label()),
+        command: facts::command_line(tgid),
+        ..Target::default()
     }
 }
 

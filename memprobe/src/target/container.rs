@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io::Read as _;
 
 use super::namespace::{self, Kind};
+use super::root::Root;
 use crate::event::Tgid;
 
 /// The most that is read of a control group file or of an environment.
@@ -145,19 +146,17 @@ pub fn of(tgid: Tgid) -> Option<Container> {
     let environment = Environment(read(&format!("{folder}/environ")).unwrap_or_default());
     let foreign = namespace::foreign(tgid);
     if foreign.contains(&Kind::Uts) {
-        container.host = environment.first(&["HOSTNAME"]).or_else(|| {
-            let file = format!("{folder}/root/etc/hostname");
-            believable(read_in(&foreign, &file)?.trim())
-        });
+        container.host = environment
+            .first(&["HOSTNAME"])
+            .or_else(|| told_by(tgid, &foreign, "/etc/hostname"));
     }
     if let Some(pod) = &mut container.pod {
         pod.name = environment
             .first(&POD_NAMES)
             .or_else(|| container.host.clone());
-        pod.namespace = environment.first(&POD_NAMESPACES).or_else(|| {
-            let file = format!("{folder}/root{SERVICE_ACCOUNT}");
-            believable(read_in(&foreign, &file)?.trim())
-        });
+        pod.namespace = environment
+            .first(&POD_NAMESPACES)
+            .or_else(|| told_by(tgid, &foreign, SERVICE_ACCOUNT));
     }
     Some(container)
 }
@@ -219,18 +218,21 @@ fn believable(name: &str) -> Option<String> {
     (!name.is_empty() && name.len() <= LONGEST).then(|| name.to_owned())
 }
 
-/// A file of the target's root, where that is not memprobe's own.
-fn read_in(foreign: &[Kind], path: &str) -> Option<String> {
-    foreign.contains(&Kind::Mount).then(|| read(path))?
+/// What a file of the process's own says, where it does not see memprobe's.
+fn told_by(tgid: Tgid, foreign: &[Kind], path: &str) -> Option<String> {
+    if !foreign.contains(&Kind::Mount) {
+        return None;
+    }
+    let file = Root::of(tgid).ok()?.open(path.as_ref()).ok()?;
+    believable(text_of(file)?.trim())
 }
 
-/// Up to [`MOST`] bytes of a regular file. The target chose it: it may be a FIFO.
 fn read(path: &str) -> Option<String> {
-    let file = if path.contains("/root/") {
-        super::maps::open_regular(path.as_ref()).ok()?
-    } else {
-        File::open(path).ok()?
-    };
+    text_of(File::open(path).ok()?)
+}
+
+/// Up to [`MOST`] bytes of a file.
+fn text_of(file: File) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

@@ -8,5 +8,6 @@ pub mod facts;
 pub mod maps;
 pub mod memory;
 pub mod namespace;
+pub mod root;
 pub mod status;
 pub mod user;

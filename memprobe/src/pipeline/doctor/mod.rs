@@ -83,7 +83,12 @@ impl Doctor {
             std::fs::write(path, log.unwrap_or(nothing))
                 .with_context(|| format!("writing the verifier's log to {}", path.display()))?;
         }
-        machine.extend(trial.findings);
+        // What was tried cannot go better than what stands in the way of it.
+        let follows = machine.iter().any(|finding| finding.level == Level::Fail);
+        machine.extend(trial.findings.into_iter().map(|finding| match follows {
+            true => follow(finding),
+            false => finding,
+        }));
         let process = self.tgid.map(Process::examine);
         let fit = machine
             .iter()
@@ -95,6 +100,17 @@ impl Doctor {
             machine,
             process,
         })
+    }
+}
+
+/// A failure that others explain: their remedies come first.
+fn follow(finding: Finding) -> Finding {
+    match finding.level {
+        Level::Fail => Finding {
+            remedy: Some("Do what is said above first.".to_owned()),
+            ..finding
+        },
+        _ => finding,
     }
 }
 

@@ -10,8 +10,10 @@ use crate::probe::attaching::Attaching;
 use crate::probe::watched::Watched;
 use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
+use crate::target::container;
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
+use crate::target::status::Status;
 
 /// How often a process is looked at that is not ready to be probed and was running before.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -162,13 +164,12 @@ impl Process {
     /// What is known of it.
     pub(super) fn target(&self) -> Target {
         Target {
-            tgid: Some(self.tgid),
-            command: facts::command_line(self.tgid),
             python: self
                 .attaching
                 .python()
                 .map(|python| python.version.to_string()),
             torch: facts::torch_version(self.tgid),
+            ..identified(self.tgid)
         }
     }
 
@@ -310,5 +311,16 @@ impl Process {
                 _ => return Some(event),
             }
         }
+    }
+}
+
+/// Who a process is, whatever runs in it.
+pub(super) fn identified(tgid: Tgid) -> Target {
+    Target {
+        tgid: Some(tgid),
+        inner_tgid: Status::of(tgid).ok().and_then(|status| status.inner_tgid()),
+        container: container::of(tgid).map(|container| container.label()),
+        command: facts::command_line(tgid),
+        ..Target::default()
     }
 }

@@ -17,7 +17,7 @@ use super::session::{HostEvent, HostItem, HostSession};
 use crate::event::{AtAttach, Event, Tgid};
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
-use crate::label::clean;
+use crate::label;
 use crate::model::snapshot::{Grouping, ProbeStatus, Target};
 use crate::probe::kernel;
 use crate::probe::loader::Watch;
@@ -87,8 +87,8 @@ impl Recording {
             }
         };
         progress.say(&format!(
-            "recording PID {} to {}; press Ctrl-C to end",
-            tgid.0,
+            "recording {} to {}; press Ctrl-C to end",
+            label::process(&target).unwrap_or_default(),
             self.output.display()
         ));
         progress.start();
@@ -181,7 +181,7 @@ fn tell_unread(event: &Event, progress: &mut Progress) {
     {
         progress.say(&format!(
             "what was allocated before cannot be told block by block: {}",
-            clean(why)
+            label::clean(why)
         ));
     }
 }

@@ -9,11 +9,11 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, Told};
 use super::session::{HostEvent, HostItem};
-use crate::event::{Event, Losses, Tgid};
+use crate::event::{AtAttach, Event, Losses, Tgid};
 use crate::export::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
 use crate::export::output::{OutputFile, OutputPlan};
 use crate::export::trace_event::TraceWriter;
-use crate::label::{clean, counted};
+use crate::label::{self, clean, counted};
 use crate::model::snapshot::{Grouping, Target};
 use crate::recording::{EndReason, Header};
 use crate::target::facts;
@@ -117,7 +117,10 @@ impl Recorder {
         let HostEvent { tgid, item } = event;
         match item {
             HostItem::Found { parent, target } => self.found(tgid, parent, target),
-            HostItem::Event(event) => return self.event(tgid, event, progress),
+            HostItem::Event(event) => {
+                tell_unread(&event, progress);
+                return self.event(tgid, event, progress);
+            }
             HostItem::Attached {
                 target,
                 probes,
@@ -231,6 +234,7 @@ impl Recorder {
             Output::None => {
                 let first = match &event {
                     Event::Memory(memory) => Some(memory.time),
+                    Event::AtAttach(before) if before.totals.reserved.0 > 0 => Some(before.time),
                     _ => None,
                 };
                 recorded.kept.push(event);
@@ -290,7 +294,8 @@ impl Recorder {
         } else {
             ""
         };
-        progress.say(&format!("recording PID {} to {shown}{end}", tgid.0));
+        let name = label::process(&recorded.header.target).unwrap_or_default();
+        progress.say(&format!("recording {name} to {shown}{end}"));
         Ok(())
     }
 
@@ -472,6 +477,19 @@ fn named(tgid: Tgid, target: &Target) -> String {
     let command = clean(&target.command);
     let short: String = command.chars().take(60).collect();
     format!("PID {} ({short})", tgid.0)
+}
+
+/// Says where the blocks that were live at attach are one row, and why.
+fn tell_unread(event: &Event, progress: &mut Progress) {
+    if let Event::AtAttach(AtAttach {
+        unread: Some(why), ..
+    }) = event
+    {
+        progress.say(&format!(
+            "what was allocated before cannot be told block by block: {}",
+            clean(why)
+        ));
+    }
 }
 
 /// What is known when the recording of a process starts.

@@ -21,6 +21,8 @@ pub(super) struct BeforeAttach {
     read: TimeNs,
     /// How often they were; 0 while the probes are not in place.
     attempts: u32,
+    /// Whether there was any event.
+    has_events: bool,
 }
 
 impl BeforeAttach {
@@ -34,6 +36,7 @@ impl BeforeAttach {
             tables: Ok(AllocatorTables::default()),
             read: since,
             attempts: 0,
+            has_events: false,
         }
     }
 
@@ -58,6 +61,7 @@ impl BeforeAttach {
 
     /// Takes the next event of the process.
     pub(super) fn push(&mut self, event: Event) {
+        self.has_events = true;
         self.reconciler.push(event);
     }
 
@@ -93,6 +97,10 @@ impl BeforeAttach {
 
     /// Goes on without, if need be: the process or the recording ends, or it cannot be probed.
     pub(super) fn finish(&mut self, why: &str) {
+        if self.attempts == 0 && !self.has_events {
+            // Neither probed nor heard of: there is nothing to say of it.
+            return;
+        }
         self.settle(true);
         if !self.reconciler.is_settled() {
             self.give_up(why);

@@ -18,7 +18,7 @@ use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Watch};
 use crate::probe::ring::Records;
-use crate::probe::watched::Watched;
+use crate::probe::watched::{Watched, allow_many_files};
 use crate::symbolize::python::CodeCache;
 use crate::target::facts;
 use crate::target::maps::Maps;
@@ -117,6 +117,9 @@ impl HostSession {
     pub(super) fn load(watch: Watch, ring_bytes: u32) -> Result<Self> {
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
         heap::give_back_freed();
+        if watch == Watch::Everyone {
+            allow_many_files();
+        }
         let now = Instant::now();
         Ok(Self {
             watch,
@@ -165,6 +168,7 @@ impl HostSession {
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+        allow_many_files();
         let root = watched.tgid;
         self.add(watched, origin)?;
         // Whoever is watched by now has its children watched from their first instruction on; those

@@ -80,6 +80,7 @@ pub(super) struct Process {
     pub(super) is_busy: bool,
     /// When the last record of it was read.
     pub(super) heard: Instant,
+    torch: Option<String>,
     since: Instant,
     next_look: Option<Instant>,
     looked: Instant,
@@ -115,6 +116,7 @@ impl Process {
             lost_before: Losses::default(),
             is_busy: false,
             heard: now,
+            torch: None,
             since: now,
             next_look: Some(now),
             looked: now,
@@ -138,6 +140,7 @@ impl Process {
         let code = attaching.python().map(CodeCache::new);
         Self {
             parent: Some(parent.tgid),
+            torch: parent.torch.clone(),
             phase: parent.phase,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code),
             beginning: Beginning::new(birth),
@@ -157,19 +160,25 @@ impl Process {
         self.before = Some(BeforeAttach::of(self.tgid));
         self.waiting_for.clear();
         self.told_probes = 0;
+        self.torch = None;
         self.since = now;
         self.next_look = Some(now);
     }
 
     /// What is known of it.
     pub(super) fn target(&self) -> Target {
+        let python = self.attaching.python();
         Target {
-            python: self
-                .attaching
-                .python()
-                .map(|python| python.version.to_string()),
-            torch: facts::torch_version(self.tgid),
+            python: python.map(|python| python.version.to_string()),
+            torch: self.torch.clone(),
             ..identified(self.tgid)
+        }
+    }
+
+    /// Reads the version of its PyTorch, unless that is known.
+    pub(super) fn read_torch(&mut self) {
+        if self.torch.is_none() {
+            self.torch = facts::torch_version(self.tgid);
         }
     }
 
@@ -227,8 +236,9 @@ impl Process {
     /// Its probes are in place: what it held before can be read.
     pub(super) fn attached(&mut self) {
         self.phase = Phase::Attached;
+        self.read_torch();
         if let Some(before) = &mut self.before {
-            before.begin(facts::torch_version(self.tgid));
+            before.begin(self.torch.clone());
         }
     }
 

@@ -1,7 +1,7 @@
 //! One process, probed: from the ring buffer to events.
 
 use std::ops::ControlFlow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
@@ -23,6 +23,10 @@ use crate::target::status::Status;
 
 /// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
 const POLL: Duration = Duration::from_millis(5);
+
+/// How long a segment without a device holds back the stream when nothing comes: its thread's next
+/// event names it, and on a busy machine that thread may be kept from running just then.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often a process is looked at that is not ready to be probed.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -55,6 +59,8 @@ pub(super) struct Session {
     symbolizer: Symbolizer<ProcessMemory>,
     losses: Losses,
     malformed: u64,
+    /// When a record came last.
+    heard: Instant,
     target: Target,
     probes: Vec<ProbeStatus>,
     /// Dropped last: it holds the attachments.
@@ -131,6 +137,7 @@ impl Session {
             symbolizer,
             losses: Losses::default(),
             malformed: 0,
+            heard: Instant::now(),
             target,
             probes,
             _loader: loader,
@@ -177,7 +184,9 @@ impl Session {
         // Before the records are settled: what they leave out must not be taken for known.
         self.tell_losses();
         self.symbolizer.settle();
-        if taken == 0 {
+        if taken > 0 {
+            self.heard = Instant::now();
+        } else if self.heard.elapsed() > PATIENCE {
             self.symbolizer.give_up();
         }
         while let Some(event) = self.symbolizer.pop() {
@@ -194,6 +203,10 @@ impl Session {
         loop {
             let taken = self.drain(&mut sink)?;
             if taken == 0 && !self.symbolizer.is_unsettled() {
+                self.symbolizer.give_up();
+                while let Some(event) = self.symbolizer.pop() {
+                    sink(&event)?;
+                }
                 return Ok(());
             }
             // A record that a program is still writing hides those behind it.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
-use crate::event::{Losses, Tgid, TimeNs};
+use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
 use crate::model::snapshot::{ProbeStatus, Target};
 
 /// What is known when a recording starts.
@@ -142,6 +142,47 @@ impl From<HeaderRecord> for Header {
                 torch: record.torch,
             },
             probes: record.probes.into_iter().map(probe).collect(),
+        }
+    }
+}
+
+/// [`AtAttach`] as it lies in the file, less its time and process.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AtAttachRecord {
+    device: Option<u8>,
+    allocated: u64,
+    reserved: u64,
+    peak_allocated: u64,
+    peak_reserved: u64,
+    unread: Option<String>,
+}
+
+impl From<&AtAttach> for AtAttachRecord {
+    fn from(found: &AtAttach) -> Self {
+        Self {
+            device: found.device.map(|device| device.0),
+            allocated: found.totals.allocated.0,
+            reserved: found.totals.reserved.0,
+            peak_allocated: found.peak.allocated.0,
+            peak_reserved: found.peak.reserved.0,
+            unread: found.unread.as_deref().map(str::to_owned),
+        }
+    }
+}
+
+impl AtAttachRecord {
+    pub(crate) fn at(self, time: TimeNs, tgid: Tgid) -> AtAttach {
+        let totals = |allocated, reserved| Totals {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        };
+        AtAttach {
+            time,
+            tgid,
+            device: self.device.map(DeviceIndex),
+            totals: totals(self.allocated, self.reserved),
+            peak: totals(self.peak_allocated, self.peak_reserved),
+            unread: self.unread.map(Into::into),
         }
     }
 }

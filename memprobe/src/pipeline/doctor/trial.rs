@@ -10,8 +10,8 @@ use crate::decode::{MemoryKind, Record, decode};
 use crate::event::Tgid;
 use crate::probe::catalog::{Need, PROBES};
 use crate::probe::finding::{Finding, Level};
-use crate::probe::kernel;
-use crate::probe::loader::Loader;
+use crate::probe::kernel::TaskOffsets;
+use crate::probe::loader::{Loader, Reach, Watch};
 use crate::probe::refusal::{Asked, Refusal};
 use crate::target::maps::Maps;
 
@@ -40,13 +40,13 @@ pub(super) fn of_the_kernel() -> Trial {
         findings: Vec::new(),
         log: None,
     };
-    let Ok(fsbase) = kernel::fsbase_offset() else {
+    let Ok(offsets) = TaskOffsets::of_this_kernel() else {
         let why = "not tried: the kernel's types are missing (see above)";
         trial.findings.push(Finding::note("programs", why));
         return trial;
     };
     let before = Instant::now();
-    match Loader::new(fsbase, RING_BYTES) {
+    match Loader::new(&offsets, Watch::One, RING_BYTES) {
         Ok(mut loader) => {
             let took = before.elapsed();
             let programs = loader.programs();
@@ -138,8 +138,9 @@ fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
         .context("memprobe's own code is in no mapping")?;
     let offset = address - mapping.start + mapping.offset;
     let mut ring = loader.take_records()?;
-    loader.watch(tgid, ProcessConfig::default())?;
-    loader.attach(allocator.entry, "/proc/self/exe".as_ref(), offset, tgid)?;
+    loader.admit(tgid, ProcessConfig::default())?;
+    let own = "/proc/self/exe".as_ref();
+    let _link = loader.attach(allocator.entry, own, offset, Reach::Process(tgid))?;
     let before = Instant::now();
     black_box(probed(ADDRESS, SIZE, 0, 0, CUDA_DEVICE_7));
     while before.elapsed() < PATIENCE {

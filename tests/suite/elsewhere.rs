@@ -2,6 +2,7 @@
 //! PyTorch's own recorder has it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use memprobe_tests::confinement::{Confined, Confinement, HOST_NAME};
 use memprobe_tests::ground::Ground;
@@ -178,6 +179,34 @@ fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_th
         );
         agrees(ground, confined, "upgraded");
     });
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_is_looked_at_is_told_of_in_words() {
+    let Some(ground) = Ground::take() else { return };
+    for after in [0, 2, 5, 10, 20, 50, 100, 200, 400, 800] {
+        for verb in [&["doctor"][..], &["record", "-q", "-o", "/dev/null"]] {
+            let wait = "print('up', flush=True); import time; time.sleep(600)";
+            let mut command = ground.pytorch().command();
+            let mut target = Background::start(command.args(["-c", wait]));
+            target.wait_for("up");
+            let pid = target.pid().to_string();
+            let mut looking = ground.memprobe();
+            let looking = Background::start(looking.args(verb).args(["--pid", &pid]));
+            std::thread::sleep(Duration::from_millis(after));
+            drop(target);
+            let finished = looking.finish();
+            let said = format!("{}{}", finished.stdout, finished.stderr);
+            assert!(!said.contains("panicked"), "after {after} ms: {said}");
+            match verb[0] {
+                "doctor" => assert!(
+                    said.contains("process") || said.contains("attach"),
+                    "{said}"
+                ),
+                _ => drop(finished.one_clear_error()),
+            }
+        }
+    }
 }
 
 /// That the probed libraries have no name any more, and were found all the same.

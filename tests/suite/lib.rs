@@ -6,6 +6,7 @@
 
 pub mod agreement;
 pub mod bpf;
+pub mod confinement;
 pub mod events;
 pub mod ground;
 pub mod ledger;

@@ -167,33 +167,56 @@ fn record(ground: &Ground, holder: &Holder, file: &Path, around: Duration) -> (V
     (ground.events(file), answer)
 }
 
+/// Attaches again and again to a process that moves memory in several threads.
+fn attach_repeatedly(ground: &Ground, pytorch: &PyTorch, times: usize, settings: &[(&str, &str)]) {
+    let holder = Holder::start(pytorch, &["--threads", "4"], settings);
+    let (mut held, mut events) = (0, 0);
+    for at in 0..times {
+        let file = holder.path(&format!("{at}.json"));
+        let around = Duration::from_millis(37 * (at as u64 % 5 + 1));
+        let (recorded, answer) = record(ground, &holder, &file, around);
+        let blocks = Blocks::at(&recorded, answer.monotonic_ns)
+            .unwrap_or_else(|error| panic!("attached for the {at}. time: {error}"));
+        blocks.check(&answer);
+        let report = ground.report(&file);
+        for device in report["devices"].as_array().expect("devices") {
+            assert_eq!(device["unaccounted"], 0, "{device}");
+            assert!(device["before_attach_blocks"].is_u64(), "{device}");
+        }
+        assert!(blocks.held >= 50, "only {} blocks were found", blocks.held);
+        held += blocks.held;
+        events += recorded.len();
+    }
+    println!(
+        "holdings.py {settings:?}  attached {times} times  {held} blocks found  {events} events"
+    );
+    holder.end();
+}
+
 #[test]
 fn attached_to_a_busy_process_memprobe_knows_every_block_that_was_there() {
     let Some(ground) = Ground::take() else { return };
     for pytorch in &ground.pytorches {
         let devices = if pytorch.has_devices(2) { "2" } else { "1" };
         let settings = [("CUDASIM_DEVICES", devices), ("CUDASIM_EVENT_US", "500")];
-        let holder = Holder::start(pytorch, &["--threads", "4"], &settings);
         let times = ATTACHED.div_ceil(ground.pytorches.len());
-        let (mut held, mut events) = (0, 0);
-        for at in 0..times {
-            let file = holder.path(&format!("{at}.json"));
-            let around = Duration::from_millis(37 * (at as u64 % 5 + 1));
-            let (recorded, answer) = record(&ground, &holder, &file, around);
-            let blocks = Blocks::at(&recorded, answer.monotonic_ns)
-                .unwrap_or_else(|error| panic!("attached for the {at}. time: {error}"));
-            blocks.check(&answer);
-            let report = ground.report(&file);
-            for device in report["devices"].as_array().expect("devices") {
-                assert_eq!(device["unaccounted"], 0, "{device}");
-                assert!(device["before_attach_blocks"].is_u64(), "{device}");
-            }
-            assert!(blocks.held >= 50, "only {} blocks were found", blocks.held);
-            held += blocks.held;
-            events += recorded.len();
+        attach_repeatedly(&ground, pytorch, times, &settings);
+    }
+}
+
+#[test]
+fn blocks_in_expandable_segments_are_known_too() {
+    let Some(ground) = Ground::take() else { return };
+    let settings = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")];
+    for pytorch in &ground.pytorches {
+        let mut command = pytorch.command();
+        let script = "import torch; torch.empty(1, device='cuda')";
+        let accepted = command.envs(settings).args(["-c", script]).output();
+        if accepted.expect("Python starts").status.success() {
+            attach_repeatedly(&ground, pytorch, 3, &settings);
+        } else {
+            println!("skipped: this PyTorch has no expandable segments");
         }
-        println!("holdings.py  attached {times} times  {held} blocks found  {events} events");
-        holder.end();
     }
 }
 
@@ -201,8 +224,7 @@ fn attached_to_a_busy_process_memprobe_knows_every_block_that_was_there() {
 fn of_a_process_that_does_nothing_all_is_known_at_once() {
     let Some(ground) = Ground::take() else { return };
     for pytorch in &ground.pytorches {
-        let settings = [("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")];
-        let holder = Holder::start(pytorch, &["--threads", "0", "--blocks", "3000"], &settings);
+        let holder = Holder::start(pytorch, &["--threads", "0", "--blocks", "3000"], &[]);
         let file = holder.path("idle.json");
         let (events, answer) = record(&ground, &holder, &file, Duration::from_millis(50));
         let blocks = Blocks::at(&events, u64::MAX).expect("a ledger");

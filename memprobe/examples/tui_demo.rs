@@ -306,6 +306,7 @@ impl Run {
                 command: "python train.py --config gpt2-medium.yaml".to_owned(),
                 python: Some("3.12.3".to_owned()),
                 torch: (self.scene != Scene::Waiting).then(|| "2.15.0+cu132".to_owned()),
+                ..Target::default()
             },
             started: TimeNs(0),
             now: TimeNs(self.ticks * STEP),

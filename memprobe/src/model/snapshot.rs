@@ -24,6 +24,10 @@ pub struct Snapshot {
 pub struct Target {
     /// The process; `None` in a report whose recording does not name it.
     pub tgid: Option<Tgid>,
+    /// Its number in its own PID namespace, where that is not memprobe's.
+    pub inner_tgid: Option<Tgid>,
+    /// The pod, container or batch job that it runs in, as people know it.
+    pub container: Option<String>,
     /// The command line, joined by spaces.
     pub command: String,
     /// Such as `3.12.1`.

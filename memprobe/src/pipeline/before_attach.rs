@@ -20,24 +20,36 @@ pub(super) struct BeforeAttach {
     tables: Result<AllocatorTables, Why>,
     /// When the tables had been read.
     read: TimeNs,
+    /// How often they were; 0 while the probes are not in place.
     attempts: u32,
 }
 
 impl BeforeAttach {
-    /// Reads for the first time; the probes must be in place. `version` is that of PyTorch.
-    pub(super) fn of(tgid: Tgid, version: Option<&str>) -> Self {
+    /// Keeps the events of a process back from now on.
+    pub(super) fn of(tgid: Tgid) -> Self {
         let since = super::now();
-        let mut before = Self {
+        Self {
             memory: ProcessMemory::new(tgid),
             variable: None,
-            version: version.map(str::to_owned),
+            version: None,
             reconciler: Reconciler::new(tgid, since),
             tables: Ok(AllocatorTables::default()),
             read: since,
             attempts: 0,
-        };
-        before.read();
-        before
+        }
+    }
+
+    /// The probes are in place: reads for the first time. `version` is that of PyTorch.
+    pub(super) fn begin(&mut self, version: Option<String>) {
+        if self.attempts == 0 {
+            self.version = version;
+            self.read();
+        }
+    }
+
+    /// Whether the probes are in place and what came before them is not settled yet.
+    pub(super) fn is_reading(&self) -> bool {
+        self.attempts > 0 && !self.reconciler.is_settled()
     }
 
     fn read(&mut self) {
@@ -78,6 +90,9 @@ impl BeforeAttach {
         if reconciler.is_full() {
             return self.give_up("too much happened while they were read");
         }
+        if self.attempts == 0 {
+            return;
+        }
         // Until then there may be events that the tables know of already.
         if !all && reconciler.latest() <= self.read {
             return;
@@ -96,11 +111,11 @@ impl BeforeAttach {
         }
     }
 
-    /// Goes on without: the process or the recording ends.
-    pub(super) fn finish(&mut self) {
+    /// Goes on without, if need be: the process or the recording ends, or it cannot be probed.
+    pub(super) fn finish(&mut self, why: &str) {
         self.settle(true);
         if !self.reconciler.is_settled() {
-            self.give_up("the process ended before");
+            self.give_up(why);
         }
     }
 

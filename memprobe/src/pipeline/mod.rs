@@ -5,7 +5,10 @@ pub mod live;
 pub mod record;
 
 mod before_attach;
+mod beginning;
+mod command;
 mod interrupts;
+mod process;
 mod progress;
 mod session;
 mod source;

@@ -77,6 +77,11 @@ pub(crate) struct HeaderRecord {
     pub start_ns: u64,
     pub wall_start_ms: Option<u64>,
     pub pid: Option<u32>,
+    /// The number in the process's own PID namespace, where that is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inner_pid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     pub command: String,
     pub python: Option<String>,
     pub torch: Option<String>,
@@ -106,6 +111,8 @@ impl From<&Header> for HeaderRecord {
             start_ns: header.start.0,
             wall_start_ms: header.wall_start_ms,
             pid: target.tgid.map(|tgid| tgid.0),
+            inner_pid: target.inner_tgid.map(|tgid| tgid.0),
+            container: target.container.clone(),
             command: target.command.clone(),
             python: target.python.clone(),
             torch: target.torch.clone(),
@@ -128,6 +135,8 @@ impl From<HeaderRecord> for Header {
             wall_start_ms: record.wall_start_ms,
             target: Target {
                 tgid: record.pid.map(Tgid),
+                inner_tgid: record.inner_pid.map(Tgid),
+                container: record.container,
                 command: record.command,
                 python: record.python,
                 torch: record.torch,

@@ -23,6 +23,7 @@ pub(crate) fn header() -> Header {
             command: "python train.py --lr \"0.1\"".into(),
             python: Some("3.12.1".into()),
             torch: Some("2.15.0+cu132".into()),
+            ..Target::default()
         },
         probes: vec![ProbeStatus {
             function: "c10::reportMemoryUsageToProfiler".into(),

@@ -16,6 +16,11 @@ struct Report<'a> {
     memprobe: &'a str,
     command: &'a str,
     pid: Option<u32>,
+    /// In its own PID namespace, where that is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inner_pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<&'a str>,
     python: Option<&'a str>,
     torch: Option<&'a str>,
     start_ns: u64,
@@ -99,6 +104,8 @@ pub(super) fn json(
         memprobe: &replay.header.version,
         command: &snapshot.target.command,
         pid: snapshot.target.tgid.map(|tgid| tgid.0),
+        inner_pid: snapshot.target.inner_tgid.map(|tgid| tgid.0),
+        container: snapshot.target.container.as_deref(),
         python: snapshot.target.python.as_deref(),
         torch: snapshot.target.torch.as_deref(),
         start_ns: snapshot.started.0,

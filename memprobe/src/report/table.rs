@@ -10,7 +10,7 @@ use crate::bytes::{human, signed};
 use crate::event::{Bytes, Frame};
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
-    percent, width as columns,
+    percent, process, width as columns,
 };
 use crate::model::grouping::{Origin, origin};
 use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, LineRow, Snapshot};
@@ -69,7 +69,7 @@ fn heading(replay: &Replay) -> Vec<String> {
         clean(&target.command)
     };
     let mut facts = Vec::new();
-    facts.extend(target.tgid.map(|tgid| format!("PID {}", tgid.0)));
+    facts.extend(process(target));
     facts.extend(
         target
             .python

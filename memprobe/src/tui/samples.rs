@@ -230,6 +230,7 @@ pub(super) fn normal() -> Snapshot {
             command: "python train.py --epochs 10 --batch 64".to_owned(),
             python: Some("3.12.1".to_owned()),
             torch: Some("2.15.0+cu132".to_owned()),
+            ..Target::default()
         },
         started: TimeNs(100 * SECOND),
         now: TimeNs(851 * SECOND),

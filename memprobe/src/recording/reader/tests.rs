@@ -353,17 +353,23 @@ fn any_header() -> impl Strategy<Value = Header> {
         any::<String>(),
         any::<Option<String>>(),
         any::<Option<u64>>(),
+        any::<Option<u32>>(),
+        any::<Option<String>>(),
     )
-        .prop_map(|(start, command, torch, wall_start_ms)| Header {
-            start: TimeNs(start),
-            wall_start_ms,
-            target: Target {
-                command,
-                torch,
-                ..header().target
+        .prop_map(
+            |(start, command, torch, wall_start_ms, inner, container)| Header {
+                start: TimeNs(start),
+                wall_start_ms,
+                target: Target {
+                    inner_tgid: inner.map(Tgid),
+                    container,
+                    command,
+                    torch,
+                    ..header().target
+                },
+                ..header()
             },
-            ..header()
-        })
+        )
 }
 
 proptest! {

@@ -12,6 +12,8 @@ What is written, as JSON:
     pid             process id
     arguments       the workload's command line
     exit_status     0, or what the workload gave to sys.exit
+    end_ns          when the recording ended, by CLOCK_MONOTONIC; some versions of PyTorch free
+                    workspaces after it, when the interpreter ends
     devices         [{device, events: [{action, addr, size, stream, time_us, frames}]}]
                     size is what the tensor asked for; the allocator rounds it up (see `live`);
                     time_us is 0 where PyTorch keeps no times
@@ -184,6 +186,7 @@ def main():
     status, namespace = run(options.workload, options.arguments)
 
     torch.cuda.synchronize()
+    end = time.monotonic_ns()
     snapshot = torch.cuda.memory._snapshot()
     reference = {
         "torch": torch.__version__,
@@ -191,6 +194,7 @@ def main():
         "pid": os.getpid(),
         "arguments": [options.workload, *options.arguments],
         "exit_status": status,
+        "end_ns": end,
         "devices": [
             {"device": device, "events": events_of(trace)}
             for device, trace in enumerate(snapshot["device_traces"])

@@ -4,6 +4,7 @@ pub mod doctor;
 pub mod live;
 pub mod record;
 
+mod before_attach;
 mod beginning;
 mod command;
 mod interrupts;

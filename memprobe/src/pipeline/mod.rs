@@ -10,6 +10,7 @@ mod command;
 mod interrupts;
 mod process;
 mod progress;
+mod recorder;
 mod session;
 mod source;
 

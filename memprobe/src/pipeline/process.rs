@@ -22,8 +22,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
 const LOOK_SOON: Duration = Duration::from_millis(2);
 
-/// How often at most where the process's loader tells of libraries: only Python's start is waited
-/// for, which is long over when the first library of PyTorch is mapped.
+/// How often where the process's loader tells of libraries: only the start of Python or of a library
+/// is waited for, which is over before the first allocation.
 const LOOK_TOLD: Duration = Duration::from_millis(20);
 
 /// How often at least.
@@ -202,14 +202,17 @@ impl Process {
                 self.next_look = None;
                 return;
             }
+            // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
+            _ if self.attaching.is_impatient() => {
+                (self.age(end) / 64).clamp(LOOK_TOLD, LOOK_SELDOM)
+            }
+            _ if self.attaching.is_told_of_libraries() => LOOK_SELDOM,
             Phase::Attached => LOOK_SELDOM,
             Phase::Looking => {
                 let soon = match self.origin {
-                    _ if self.attaching.is_told_of_libraries() => LOOK_TOLD,
                     Origin::Running => LOOK_AGAIN,
                     Origin::Started => LOOK_SOON,
                 };
-                // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
                 (self.age(end) / 64).clamp(soon, LOOK_SELDOM)
             }
         };

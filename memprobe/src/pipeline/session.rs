@@ -20,6 +20,7 @@ use crate::probe::loader::{Counters, Loader, Watch};
 use crate::probe::ring::Records;
 use crate::probe::watched::Watched;
 use crate::symbolize::python::CodeCache;
+use crate::target::facts;
 
 /// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
 const POLL: Duration = Duration::from_millis(5);
@@ -144,13 +145,45 @@ impl HostSession {
             return Ok(());
         }
         let attaching = Attaching::new(tgid, self.watch);
-        self.loader
+        let is_new = self
+            .loader
             .admit(tgid, attaching.config(super::now()))
             .with_context(|| format!("watching process {}", tgid.0))?;
+        if !is_new {
+            // The kernel's programs were faster, and their word of it is on its way.
+            return Ok(());
+        }
         let now = Instant::now();
         let process = Process::new(Some(watched), tgid, origin, attaching, now);
         self.found(process);
         Ok(())
+    }
+
+    /// Watches a process and those that descend from it, also those that it makes later.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+        let root = watched.tgid;
+        self.add(watched, origin)?;
+        // Whoever is watched by now has its children watched from their first instruction on; those
+        // that were made before that are found by looking until there is nobody new.
+        loop {
+            let before = self.processes.len();
+            for tgid in facts::descendants(root) {
+                if let Some(watched) = Watched::if_there(tgid) {
+                    self.add(watched, Origin::Running)?;
+                }
+            }
+            if self.processes.len() == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// How many processes are watched.
+    pub(super) fn len(&self) -> usize {
+        self.processes.len()
     }
 
     /// Whether a process is watched and was not heard to have ended.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::attach::{AttachError, Located};
+use super::attach::{AttachError, GraphTaskSymbol, Located};
 use super::catalog::{Need, Probe};
 use super::loader::{Link, Loader, Reach};
 use crate::event::Tgid;
@@ -55,6 +55,8 @@ struct ProbedFile {
 #[derive(Default)]
 pub struct ProbedFiles {
     files: HashMap<FileKey, ProbedFile>,
+    /// What was found in copies of autograd's library.
+    graph_tasks: HashMap<(Device, u64), Option<GraphTaskSymbol>>,
 }
 
 impl ProbedFiles {
@@ -147,6 +149,21 @@ impl ProbedFiles {
         if count > MOST_KEPT || now.duration_since(since) >= KEPT {
             self.files.remove(&oldest);
         }
+    }
+
+    /// Where a copy of autograd's library says how to find a thread's `GraphTask`. Looking through
+    /// its symbols takes a while: each copy once.
+    pub fn graph_task(&mut self, tgid: Tgid, library: &MappedFile) -> Option<GraphTaskSymbol> {
+        let key = (library.dev, library.inode);
+        if let Some(known) = self.graph_tasks.get(&key) {
+            return *known;
+        }
+        let found = GraphTaskSymbol::find(tgid, library);
+        if self.graph_tasks.len() >= MOST_KEPT {
+            self.graph_tasks.clear();
+        }
+        self.graph_tasks.insert(key, found);
+        found
     }
 
     /// How many files are probed.

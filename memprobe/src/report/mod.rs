@@ -2,9 +2,12 @@
 
 mod events;
 mod lines;
+mod many;
 mod replay;
 mod structured;
 mod table;
+
+pub use many::{Many, is_possible as is_possible_for_many};
 
 use std::fmt;
 use std::io::{self, BufRead, Write};

@@ -4,7 +4,10 @@ pub mod doctor;
 pub mod live;
 pub mod record;
 
+mod beginning;
+mod command;
 mod interrupts;
+mod process;
 mod progress;
 mod session;
 mod source;

@@ -111,3 +111,20 @@ pub const CODE_FREED: Probe = Probe {
     reads: &[Register::RDI],
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
 };
+
+/// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
+/// in glibc, ldso/dynlink.c in musl). It tells before and after; the code of what it has mapped has
+/// not run by then.
+pub const LIBRARY_MAPPED: Probe = Probe {
+    function: "_dl_debug_state",
+    library: "ld-linux",
+    symbols: &["_dl_debug_state"],
+    entry: "library_mapped",
+    returns: None,
+    reads: &[],
+    need: Need::Optional("libraries that are loaded later are found by looking now and then"),
+};
+
+/// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its
+/// versioned name; musl).
+pub const DYNAMIC_LOADERS: &[&str] = &["ld-linux-x86-64.so", "ld-linux", "ld-musl", "ld-2"];

@@ -72,22 +72,69 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
+/// Byte offsets in this kernel's own structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskOffsets {
+    /// `task_struct.thread.fsbase`: the thread pointer of the running thread.
+    pub fsbase: u64,
+    /// `task_struct.pid`: a thread's number.
+    pub pid: u64,
+    /// `task_struct.tgid`: a process's number.
+    pub tgid: u64,
+    /// `task_struct.signal`: what the threads of a process share.
+    pub signal: u64,
+    /// `signal_struct.live`: how many of them live.
+    pub live: u64,
+}
+
+impl TaskOffsets {
+    /// Those of the kernel that runs.
+    ///
+    /// # Errors
+    /// When the kernel's types cannot be read or have no such field.
+    pub fn of_this_kernel() -> Result<Self> {
+        let types = Types::of_this_kernel()?;
+        Ok(Self {
+            fsbase: types
+                .offset("task_struct", "thread.fsbase")
+                .context("memprobe knows x86-64 only so far")?,
+            pid: types.offset("task_struct", "pid")?,
+            tgid: types.offset("task_struct", "tgid")?,
+            signal: types.offset("task_struct", "signal")?,
+            live: types.offset("signal_struct", "live")?,
+        })
+    }
+}
+
 /// Byte offset of `thread.fsbase` in `task_struct`: the thread pointer of the running thread.
 ///
 /// # Errors
 /// When the kernel's types cannot be read or have no such field.
 pub fn fsbase_offset() -> Result<u64> {
-    let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
-    let types = TypeInformation::new(&InMemory(bytes))
-        .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))?;
-    let task = types
-        .id_of("task_struct")
-        .context("the kernel's types have no task_struct")?;
-    match types.offset_of(task, "thread.fsbase") {
-        Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
-        _ => bail!(
-            "this kernel's task_struct has no thread.fsbase: memprobe knows x86-64 only so far"
-        ),
+    TaskOffsets::of_this_kernel().map(|offsets| offsets.fsbase)
+}
+
+/// The types that the kernel publishes.
+struct Types(TypeInformation);
+
+impl Types {
+    fn of_this_kernel() -> Result<Self> {
+        let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
+        TypeInformation::new(&InMemory(bytes))
+            .map(Self)
+            .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))
+    }
+
+    /// Bytes from the start of a structure to a field of it.
+    fn offset(&self, structure: &str, field: &str) -> Result<u64> {
+        let id = self
+            .0
+            .id_of(structure)
+            .with_context(|| format!("the kernel's types have no {structure}"))?;
+        match self.0.offset_of(id, field) {
+            Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
+            _ => bail!("this kernel's {structure} has no {field}"),
+        }
     }
 }
 
@@ -130,7 +177,9 @@ mod tests {
             eprintln!("skipped: this kernel does not publish its types");
             return;
         }
-        let offset = fsbase_offset().expect("the kernel's types have thread.fsbase");
-        assert!(offset.is_multiple_of(8) && offset < 32 * 1024, "{offset}");
+        let offsets = TaskOffsets::of_this_kernel().expect("the kernel's types have them");
+        let fsbase = offsets.fsbase;
+        assert!(fsbase.is_multiple_of(8) && fsbase < 32 * 1024, "{fsbase}");
+        assert_eq!(offsets.tgid, offsets.pid + 4, "declared side by side");
     }
 }

@@ -14,7 +14,7 @@ use memprobe::event::{
 };
 use memprobe::model::host::Host;
 use memprobe::model::snapshot::host::{
-    DriverDevice, DriverSnapshot, DriverUse, ProcessFacts, Rank,
+    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, Rank,
 };
 use memprobe::model::snapshot::{Grouping, ProbeStatus, Target};
 use memprobe::tui::SourceText;
@@ -199,8 +199,10 @@ impl Stage {
             DriverDevice {
                 index,
                 name: "NVIDIA H100 80GB HBM3".to_owned(),
-                used: Bytes(used),
-                total: Bytes(80 << 30),
+                memory: Some(DriverMemory {
+                    used: Bytes(used),
+                    total: Bytes(80 << 30),
+                }),
             }
         });
         let devices = devices.collect();

@@ -48,4 +48,9 @@ impl Model {
     pub fn disagreements(&self) -> u64 {
         self.agreement.disagreements()
     }
+
+    /// Events that are none of an allocator.
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
 }

@@ -6,8 +6,8 @@ use std::io::Read as _;
 use super::maps::Maps;
 use crate::event::Tgid;
 
-/// The most that is read of a command line or of a version file.
-const MOST: u64 = 64 << 10;
+/// The most that is read of a command line, an environment or a version file.
+const MOST: u64 = 256 << 10;
 
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
@@ -48,7 +48,7 @@ fn parse_version(text: &str) -> Option<String> {
 }
 
 /// Up to [`MOST`] bytes of a file; nothing where it cannot be read.
-fn read(path: &str) -> Vec<u8> {
+pub(super) fn read(path: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Ok(file) = fs::File::open(path) {
         // What was read before an error is good enough for a description.

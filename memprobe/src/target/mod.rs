@@ -1,7 +1,11 @@
 //! Facts about a process, from `/proc` and its own memory. Everything read here is the target's
 //! word: bounded and checked.
 
+pub mod census;
 pub mod elf;
 pub mod facts;
 pub mod maps;
 pub mod memory;
+pub mod rank;
+pub mod status;
+pub mod user;

@@ -58,7 +58,7 @@ pub struct Host {
     opened: Option<Tgid>,
     /// Of processes that are not kept any more.
     past: HostHealth,
-    /// Of the way here, which the processes share.
+    /// On the way here, which all processes share.
     losses: Losses,
 }
 
@@ -139,9 +139,25 @@ impl Host {
         Some(process.apply(event))
     }
 
-    /// The running totals of what was lost on the way here, for all processes together.
+    /// The running totals of what was lost on the way here, for all processes together. Each is
+    /// told of them by an event of its own too ([`Event::Loss`]), since nobody knows whose they were.
     pub fn lose(&mut self, losses: Losses) {
         self.losses = losses;
+    }
+
+    /// The process runs another program from now on: what it held is freed, and its row is gone.
+    pub fn forget(&mut self, tgid: Tgid) {
+        if let Some(process) = self.processes.remove(&tgid) {
+            process.add_to(&mut self.past);
+            self.past.events_per_second = 0.0;
+        }
+    }
+
+    /// Something that whoever looks at the process should know.
+    pub fn note(&mut self, tgid: Tgid, text: &str) {
+        if let Some(process) = self.processes.get_mut(&tgid) {
+            process.note(text);
+        }
     }
 
     /// The process has ended. Its row stays for a while, as it was last.
@@ -181,13 +197,6 @@ impl Host {
         }
     }
 
-    fn forget(&mut self, tgid: Tgid) {
-        if let Some(process) = self.processes.remove(&tgid) {
-            process.add_to(&mut self.past);
-            self.past.events_per_second = 0.0;
-        }
-    }
-
     fn forget_an_ended_one(&mut self) -> bool {
         let opened = self.opened;
         let ended = self
@@ -204,7 +213,14 @@ impl Host {
         for process in self.processes.values() {
             process.add_to(&mut health);
         }
-        health.losses = sum(health.losses, self.losses);
+        // Of the processes' own there are only events that none of an allocator can be.
+        health.losses = Losses {
+            malformed: health
+                .losses
+                .malformed
+                .saturating_add(self.losses.malformed),
+            ..self.losses
+        };
         HostSnapshot {
             started: self.started,
             now,
@@ -217,18 +233,6 @@ impl Host {
     /// Everything a view of one process needs, as of `now`; `None` where it has no row.
     pub fn process(&self, tgid: Tgid, now: TimeNs, grouping: Grouping) -> Option<Snapshot> {
         let process = self.processes.get(&tgid)?;
-        let mut snapshot = process.snapshot(now, grouping);
-        // What was lost on the shared way may have been this process's.
-        snapshot.health.losses = sum(snapshot.health.losses, self.losses);
-        Some(snapshot)
-    }
-}
-
-/// Two losses together.
-fn sum(a: Losses, b: Losses) -> Losses {
-    Losses {
-        events: a.events.saturating_add(b.events),
-        stacks: a.stacks.saturating_add(b.stacks),
-        malformed: a.malformed.saturating_add(b.malformed),
+        Some(process.snapshot(now, grouping))
     }
 }

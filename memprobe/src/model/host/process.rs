@@ -1,6 +1,5 @@
 //! One process of a host: its ledger, and the row that is made of it.
 
-use super::sum;
 use super::trend;
 use crate::event::{Event, Tgid, TimeNs, Totals};
 use crate::model::snapshot::host::{
@@ -36,6 +35,7 @@ impl Process {
             driver: Vec::new(),
             trend: Trend::default(),
             top: None,
+            note: None,
             events: 0,
             events_per_second: 0.0,
         };
@@ -83,6 +83,11 @@ impl Process {
         applied
     }
 
+    /// Something that whoever looks at it should know. The last word counts.
+    pub(super) fn note(&mut self, text: &str) {
+        self.row.note = Some(text.to_owned());
+    }
+
     /// It has ended.
     pub(super) fn end(&mut self, now: TimeNs) {
         self.set_state(ProcessState::Ended);
@@ -118,7 +123,8 @@ impl Process {
         let own = &self.model;
         health.events = health.events.saturating_add(own.events());
         health.events_per_second += own.events_per_second();
-        health.losses = sum(health.losses, own.losses());
+        let malformed = &mut health.losses.malformed;
+        *malformed = malformed.saturating_add(own.malformed());
         health.disagreements = health.disagreements.saturating_add(own.disagreements());
     }
 

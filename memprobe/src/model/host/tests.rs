@@ -241,16 +241,49 @@ fn what_the_driver_says_stands_beside_the_process_that_it_is_about() {
 }
 
 #[test]
-fn losses_on_the_way_that_all_share_are_shown_once_for_the_host_and_with_each_process() {
+fn losses_that_every_process_is_told_of_count_once_for_the_host() {
     let mut host = host(&[1, 2]);
     let losses = Losses {
         events: 4,
         ..Losses::default()
     };
     host.lose(losses);
-    assert_eq!(host.snapshot(at(1)).health.losses, losses);
+    for tgid in [1, 2] {
+        host.apply(Tgid(tgid), &Event::Loss(losses));
+    }
+    host.apply(Tgid(2), &alloc(1, 2, 0, u64::MAX, 100, 100));
+    let health = host.snapshot(at(1)).health;
+    assert_eq!((health.losses.events, health.losses.malformed), (4, 1));
     let one = host.process(Tgid(1), at(1), Grouping::User).expect("there");
     assert_eq!(one.health.losses, losses);
+}
+
+#[test]
+fn a_process_that_runs_another_program_begins_anew() {
+    let mut host = host(&[1]);
+    host.apply(Tgid(1), &alloc(1, 1, 0, 64, 100, 100));
+    host.forget(Tgid(1));
+    assert_eq!(tgids(&mut host), [0; 0]);
+    assert!(host.start(target(1), ProcessFacts::default(), at(2)));
+    assert_eq!(row(&mut host, 1, 2).events, 0);
+    assert_eq!(host.snapshot(at(2)).health.events, 1);
+}
+
+#[test]
+fn only_who_is_unheard_and_untold_of_is_known_to_hold_nothing() {
+    let mut host = host(&[1, 2, 3]);
+    host.apply(Tgid(1), &alloc(1, 1, 0, 64, 100, 100));
+    let nothing = |host: &mut Host| -> Vec<u32> {
+        let snapshot = host.snapshot(at(1));
+        let rows = snapshot.processes.iter();
+        let rows = rows.filter(|row| snapshot.holds_nothing(row));
+        rows.map(|row| row.tgid.0).collect()
+    };
+    assert_eq!(nothing(&mut host), [0; 0]);
+    let bytes = Some(Bytes(5));
+    let held = BTreeMap::from([(Tgid(2), vec![DriverUse { device: 0, bytes }])]);
+    host.set_driver(DriverSnapshot::Devices(Vec::new()), &held);
+    assert_eq!(nothing(&mut host), [3]);
 }
 
 #[test]

@@ -18,6 +18,15 @@ pub struct HostSnapshot {
     pub health: HostHealth,
 }
 
+impl HostSnapshot {
+    /// Whether a process is known to hold nothing: its allocator was not heard, and the driver,
+    /// which tells of others, does not tell of it. Workers that load data are such.
+    pub fn holds_nothing(&self, row: &ProcessRow) -> bool {
+        let driver_tells = self.processes.iter().any(|row| !row.driver.is_empty());
+        driver_tells && row.driver.is_empty() && row.devices.is_empty()
+    }
+}
+
 /// One process. Texts come from the process and may hold anything: views clean them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProcessRow {
@@ -40,6 +49,8 @@ pub struct ProcessRow {
     pub trend: Trend,
     /// Who holds most of it.
     pub top: Option<TopHolder>,
+    /// Something that whoever looks at it should know.
+    pub note: Option<String>,
     /// Memory events so far.
     pub events: u64,
     /// Memory events per second, lately.
@@ -169,6 +180,13 @@ pub struct DriverDevice {
     pub index: u32,
     /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
+    /// Its memory; `None` where the driver does not say.
+    pub memory: Option<DriverMemory>,
+}
+
+/// The memory of one device as the driver sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DriverMemory {
     /// Bytes in use by all processes and the driver itself.
     pub used: Bytes,
     /// Bytes it has.

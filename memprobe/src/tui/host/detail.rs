@@ -4,10 +4,9 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
 use super::super::theme::Theme;
-use super::rows::{rank_text, state_text};
 use super::state::HostState;
 use crate::bytes::human;
-use crate::label::{clean, fit, named_site, percent, whole_frame};
+use crate::label::{self, clean, fit, named_site, percent, process_state, whole_frame};
 use crate::model::snapshot::host::{Holder, ProcessRow};
 
 /// Its state or the line that holds most, and who and where it is.
@@ -34,7 +33,7 @@ fn first_line(row: &ProcessRow) -> String {
         let share = percent(top.live.0.into(), whole.0.into());
         format!("{} ({share}) {name}", human(top.live))
     });
-    match (state_text(row), top) {
+    match (process_state(row), top) {
         (Some(state), Some(top)) => format!("{state}; {top}"),
         (Some(text), None) | (None, Some(text)) => text,
         (None, None) => "nothing is allocated".to_owned(),
@@ -43,14 +42,15 @@ fn first_line(row: &ProcessRow) -> String {
 
 fn facts(row: &ProcessRow) -> Vec<String> {
     let facts = &row.facts;
-    let mut texts = vec![clean(&row.target.command)];
+    let mut texts: Vec<String> = row.note.as_deref().map(clean).into_iter().collect();
+    texts.push(clean(&row.target.command));
     if let Some(inside) = facts.tgid_inside {
         texts.push(format!("PID {inside} inside"));
     }
     if let Some(rank) = facts.rank {
         let local = rank.local.map(|local| format!(" (local {local})"));
         let local = local.unwrap_or_default();
-        texts.push(format!("rank {}{local}", rank_text(rank)));
+        texts.push(format!("rank {}{local}", label::rank(rank)));
     }
     texts.extend(
         facts

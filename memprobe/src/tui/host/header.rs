@@ -105,21 +105,27 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
 
 /// ` GPU 0 ████▋     31.2 GiB of 80.0 GiB  39.0%  NVIDIA H100`.
 fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'static> {
-    let (used, total) = (device.used.0, device.total.0);
-    let eighths = match u128::from(total) {
-        0 => 0,
-        total => (u128::from(used) * (BAR as u128 * 8) / total).min(BAR as u128 * 8) as usize,
+    let memory = device.memory.map(|memory| (memory.used, memory.total));
+    let eighths = match memory {
+        Some((used, total)) if total.0 > 0 => {
+            let filled = u128::from(used.0) * (BAR as u128 * 8) / u128::from(total.0);
+            filled.min(BAR as u128 * 8) as usize
+        }
+        _ => 0,
     };
     let bar: String = (0..BAR)
         .map(|cell| theme.glyphs.growing[eighths.saturating_sub(cell * 8).min(8)])
         .collect();
     let head = format!(" GPU {:<2} ", device.index);
-    let figures = format!(
-        " {:>8}/{:<8} {:>6} ",
-        short(device.used),
-        short(device.total),
-        percent(used.into(), total.into())
-    );
+    let figures = match memory {
+        Some((used, total)) => format!(
+            " {:>8}/{:<8} {:>6} ",
+            short(used),
+            short(total),
+            percent(used.0.into(), total.0.into())
+        ),
+        None => format!(" {:>8}/{:<8} {:>6} ", "-", "-", "-"),
+    };
     let room = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
     let name = clean(&device.name);
     let name = if room >= 8 {

@@ -37,6 +37,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "Space",
             "pause: the screen stands still, memprobe goes on counting",
         ),
+        (
+            "a",
+            "all that have loaded CUDA, or only who may hold memory",
+        ),
         ("q Ctrl-C", "quit; every process runs on unharmed"),
         ("", ""),
         (

@@ -12,6 +12,8 @@ pub enum HostWanted {
     Common(Wanted),
     /// Sort by a column.
     SortBy(Column),
+    /// Show processes that hold nothing, or hide them.
+    Extent,
 }
 
 /// The columns that digits sort by, from 1.
@@ -35,9 +37,15 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<HostWanted> {
         && !key
             .modifiers
             .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
-        && let KeyCode::Char(digit @ '1'..='9') = key.code
     {
-        return Some(HostWanted::SortBy(BY_DIGIT[digit as usize - '1' as usize]));
+        match key.code {
+            KeyCode::Char(digit @ '1'..='9') => {
+                let column = BY_DIGIT[digit as usize - '1' as usize];
+                return Some(HostWanted::SortBy(column));
+            }
+            KeyCode::Char('a') => return Some(HostWanted::Extent),
+            _ => {}
+        }
     }
     input::wanted(event, focus).map(HostWanted::Common)
 }
@@ -58,6 +66,7 @@ mod tests {
         assert_eq!(press('9', Focus::Table), Some(sort));
         let typed = HostWanted::Common(Wanted::Type('9'));
         assert_eq!(press('9', Focus::Prompt), Some(typed));
+        assert_eq!(press('a', Focus::Table), Some(HostWanted::Extent));
         let filter = HostWanted::Common(Wanted::Filter);
         assert_eq!(press('/', Focus::Table), Some(filter));
     }

@@ -3,8 +3,8 @@
 use super::super::filter::Filter;
 use super::sort::Sort;
 use crate::event::{Bytes, Totals};
-use crate::label::{BEFORE_ATTACH, FileNames, clean, named_site, percent, whole_frame};
-use crate::model::snapshot::host::{Holder, ProcessRow, ProcessState, Rank};
+use crate::label::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
+use crate::model::snapshot::host::{Holder, HostSnapshot, ProcessRow};
 
 /// What the rows add up to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,15 +35,31 @@ impl Sums {
     }
 }
 
+/// Which processes are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Extent {
+    /// Those that hold memory, or may.
+    #[default]
+    Holders,
+    /// All that have loaded CUDA.
+    All,
+}
+
 /// The processes to show, by their place in the snapshot, in order.
 pub fn order(
-    processes: &[ProcessRow],
+    host: &HostSnapshot,
+    extent: Extent,
     sort: Sort,
     filter: &Filter,
     names: &FileNames,
 ) -> Vec<usize> {
+    let processes = &host.processes;
+    let is_shown = |row: &ProcessRow| {
+        (extent == Extent::All || !host.holds_nothing(row))
+            && (!filter.is_active() || filter.shows(&searched(row)))
+    };
     let mut places: Vec<usize> = (0..processes.len())
-        .filter(|place| !filter.is_active() || filter.shows(&searched(&processes[*place])))
+        .filter(|place| is_shown(&processes[*place]))
         .collect();
     places.sort_by(|a, b| sort.compare(&processes[*a], &processes[*b], names));
     places
@@ -75,101 +91,15 @@ fn searched(row: &ProcessRow) -> String {
         facts.rank.map(|rank| format!("rank {}", rank.global)),
         Some(clean(&row.target.command)),
         top,
-        state_text(row),
+        process_state(row),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
-}
-
-/// Why a process has no figures, or what has become of it.
-pub fn state_text(row: &ProcessRow) -> Option<String> {
-    match &row.state {
-        ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
-        ProcessState::Refused(why) => Some(format!("not probed: {}", clean(why))),
-        ProcessState::Ended => Some("ended".to_owned()),
-        ProcessState::Probed => None,
-    }
-}
-
-/// The line that holds most, with its part of the process's memory.
-pub fn top_text(row: &ProcessRow, names: &FileNames) -> Option<String> {
-    let top = row.top.as_ref()?;
-    let name = match &top.holder {
-        Holder::Site(site) => names.site(site),
-        Holder::BeforeAttach => BEFORE_ATTACH.to_owned(),
-    };
-    let whole = row.totals().unwrap_or_default().allocated;
-    let share = percent(top.live.0.into(), whole.0.into());
-    Some(format!("{share:>6} {name}"))
-}
-
-/// The command with its program's name in place of the path: `python train.py`.
-pub fn command_text(command: &str) -> String {
-    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
-    let name = program.rsplit('/').next().filter(|name| !name.is_empty());
-    clean(format!("{} {arguments}", name.unwrap_or(program)).trim_end())
-}
-
-/// `3/8`, or `3` where it is not known of how many.
-pub fn rank_text(rank: Rank) -> String {
-    match rank.world {
-        Some(world) => format!("{}/{world}", rank.global),
-        None => rank.global.to_string(),
-    }
-}
-
-/// The devices as the process numbers them, such as `0-3` or `0,2`; as the driver does, such as
-/// `gpu5`, where only the driver knows of them.
-pub fn devices_text(row: &ProcessRow) -> Option<String> {
-    if !row.devices.is_empty() {
-        let own = row.devices.iter().map(|device| u32::from(device.index.0));
-        return Some(ranges(own));
-    }
-    if row.driver.is_empty() {
-        return None;
-    }
-    let drivers = row.driver.iter().map(|held| held.device);
-    Some(format!("gpu{}", ranges(drivers)))
-}
-
-/// Climbing numbers as ranges.
-fn ranges(numbers: impl Iterator<Item = u32>) -> String {
-    let mut ranges: Vec<(u32, u32)> = Vec::new();
-    for number in numbers {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
-            _ => ranges.push((number, number)),
-        }
-    }
-    let text = |(first, last): &(u32, u32)| match last - first {
-        0 => first.to_string(),
-        1 => format!("{first},{last}"),
-        _ => format!("{first}-{last}"),
-    };
-    ranges.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::samples;
     use super::*;
-
-    #[test]
-    fn devices_are_named_in_ranges() {
-        assert_eq!(ranges([0].into_iter()), "0");
-        assert_eq!(ranges([0, 1].into_iter()), "0,1");
-        assert_eq!(ranges([0, 1, 2, 3, 5].into_iter()), "0-3,5");
-    }
-
-    #[test]
-    fn a_program_is_called_by_its_name_and_its_arguments_stay() {
-        assert_eq!(
-            command_text("/opt/venv/bin/python3.12 /srv/train.py --lr 1"),
-            "python3.12 /srv/train.py --lr 1"
-        );
-        assert_eq!(command_text("python"), "python");
-        assert_eq!(command_text(""), "");
-        assert_eq!(command_text("/"), "/");
-    }
 
     #[test]
     fn sums_are_those_of_the_rows() {
@@ -186,12 +116,8 @@ mod tests {
         let host = samples::busy();
         let names = FileNames::default();
         let found = |pattern: &str| -> Vec<u32> {
-            let places = order(
-                &host.processes,
-                Sort::default(),
-                &Filter::new(pattern),
-                &names,
-            );
+            let filter = Filter::new(pattern);
+            let places = order(&host, Extent::All, Sort::default(), &filter, &names);
             places.iter().map(|at| host.processes[*at].tgid.0).collect()
         };
         assert_eq!(found("1234"), [1234]);

@@ -2,8 +2,8 @@
 
 use crate::event::{Bytes, DeviceIndex, Frame, Losses, Tgid, TimeNs, Totals};
 use crate::model::snapshot::host::{
-    DeviceRow, DriverDevice, DriverSnapshot, DriverUse, Holder, HostHealth, HostSnapshot,
-    ProcessFacts, ProcessRow, ProcessState, Rank, TREND_STEPS, TopHolder, Trend,
+    DeviceRow, DriverDevice, DriverMemory, DriverSnapshot, DriverUse, Holder, HostHealth,
+    HostSnapshot, ProcessFacts, ProcessRow, ProcessState, Rank, TREND_STEPS, TopHolder, Trend,
 };
 use crate::model::snapshot::{Site, Target};
 
@@ -37,6 +37,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
         driver: Vec::new(),
         trend: Trend::default(),
         top: None,
+        note: None,
         events: 0,
         events_per_second: 0.0,
     }
@@ -92,14 +93,17 @@ fn driver() -> DriverSnapshot {
     let device = |index: u32, gib: u64| DriverDevice {
         index,
         name: "NVIDIA H100 80GB HBM3".to_owned(),
-        used: Bytes(gib << 30),
-        total: Bytes(80 << 30),
+        memory: Some(DriverMemory {
+            used: Bytes(gib << 30),
+            total: Bytes(80 << 30),
+        }),
     };
     DriverSnapshot::Devices(vec![device(0, 31), device(1, 9)])
 }
 
 /// A workstation in the middle of its work: a training run, two ranks of a distributed one, a
-/// server in a container, a notebook without torch yet, an old Python, one that has just ended.
+/// server in a container, a notebook without torch yet, an old Python, one that has just ended, and a
+/// worker that loads data.
 pub(super) fn busy() -> HostSnapshot {
     let gpt = "/opt/venv/bin/python train.py --epochs 10 --batch 64";
     let train = probed(
@@ -140,12 +144,16 @@ pub(super) fn busy() -> HostSnapshot {
     server.facts.user = Some("1000".to_owned());
     server.facts.tgid_inside = Some(7);
     let waiting = ProcessState::Waiting("torch to be imported".to_owned());
-    let notebook = silent(
+    let mut notebook = silent(
         7001,
         "ada",
         "python -m ipykernel_launcher -f k.json",
         waiting,
     );
+    notebook.driver = vec![DriverUse {
+        device: 0,
+        bytes: None,
+    }];
     let refused = ProcessState::Refused("Python 3.8 is not supported".to_owned());
     let mut old = silent(5120, "grace", "python3.8 /srv/legacy/serve.py", refused);
     old.driver = vec![DriverUse {
@@ -161,10 +169,20 @@ pub(super) fn busy() -> HostSnapshot {
     );
     ended.state = ProcessState::Ended;
     ended.tgid = Tgid(8900);
+    let worker = silent(1240, "ada", gpt, ProcessState::Probed);
     HostSnapshot {
         started: TimeNs(100 * SECOND),
         now: TimeNs(851 * SECOND),
-        processes: vec![train, rank(0), rank(1), old, server, notebook, ended],
+        processes: vec![
+            train,
+            worker,
+            rank(0),
+            rank(1),
+            old,
+            server,
+            notebook,
+            ended,
+        ],
         driver: driver(),
         health: HostHealth {
             events: 3_292_114,
@@ -215,10 +233,13 @@ pub(super) fn crowded() -> HostSnapshot {
     }
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
         for index in 2..40 {
-            let used = Bytes(u64::from(index) << 30);
+            let memory = DriverMemory {
+                used: Bytes(u64::from(index) << 30),
+                total: Bytes(80 << 30),
+            };
             devices.push(DriverDevice {
                 index,
-                used,
+                memory: (index != 7).then_some(memory),
                 ..devices[0].clone()
             });
         }
@@ -279,8 +300,10 @@ pub(super) fn hostile() -> HostSnapshot {
     host.processes[1].state = ProcessState::Refused(evil.clone());
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
         devices[0].name = evil;
-        devices[0].used = Bytes(u64::MAX);
-        devices[0].total = Bytes(0);
+        devices[0].memory = Some(DriverMemory {
+            used: Bytes(u64::MAX),
+            total: Bytes(0),
+        });
         devices[1].index = u32::MAX;
     }
     host.started = TimeNs(u64::MAX);

@@ -3,9 +3,8 @@
 use std::cmp::Ordering;
 
 use super::super::sort::Order;
-use super::rows::top_text;
 use crate::event::Bytes;
-use crate::label::FileNames;
+use crate::label::{FileNames, top_line};
 use crate::model::snapshot::host::{ProcessRow, Trend};
 
 /// A column of the table of processes.
@@ -149,7 +148,7 @@ impl Sort {
             ),
             Column::Trend => self.known(growth(&a.trend), growth(&b.trend)),
             Column::Command => self.known(Some(&a.target.command), Some(&b.target.command)),
-            Column::Top => self.known(top_text(a, names), top_text(b, names)),
+            Column::Top => self.known(top_line(a, names), top_line(b, names)),
         };
         ordered
             .then_with(|| b.driver_total().cmp(&a.driver_total()))
@@ -198,10 +197,10 @@ mod tests {
     #[test]
     fn what_has_no_figure_stands_last_whichever_end_comes_first() {
         let falling = Sort::default();
-        let last = |order: Vec<u32>| order[order.len() - 2..].to_vec();
-        // The driver says that 5120 holds more than 7001, of which it says nothing.
-        assert_eq!(last(order(falling)), [5120, 7001]);
-        assert_eq!(last(order(falling.reversed())), [5120, 7001]);
+        let last = |order: Vec<u32>| order[order.len() - 3..].to_vec();
+        // The driver says how much 5120 holds; of the others it does not.
+        assert_eq!(last(order(falling)), [5120, 1240, 7001]);
+        assert_eq!(last(order(falling.reversed())), [5120, 1240, 7001]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::HostCommand;
 use super::columns::{Columns, Needs};
 use super::input::HostWanted;
 use super::layout::{Layout, layout};
-use super::rows::{self, Sums};
+use super::rows::{self, Extent, Sums};
 use super::sort::Sort;
 use crate::event::Tgid;
 use crate::label::{FileNames, clean};
@@ -26,6 +26,7 @@ pub struct HostState {
     size: (u16, u16),
     pub(super) sort: Sort,
     pub(super) filter: Filter,
+    pub(super) extent: Extent,
     pub(super) focus: Focus,
     /// Help, scrolled down by so many lines.
     pub(super) help: Option<usize>,
@@ -51,6 +52,7 @@ impl HostState {
             size,
             sort: Sort::default(),
             filter: Filter::default(),
+            extent: Extent::default(),
             focus: Focus::Table,
             help: None,
             order: Vec::new(),
@@ -119,6 +121,14 @@ impl HostState {
                 self.rebuild();
                 return None;
             }
+            HostWanted::Extent => {
+                self.extent = match self.extent {
+                    Extent::Holders => Extent::All,
+                    Extent::All => Extent::Holders,
+                };
+                self.rebuild();
+                return None;
+            }
         };
         let mut command = None;
         match wanted {
@@ -171,7 +181,13 @@ impl HostState {
     fn rebuild(&mut self) {
         let processes = &self.shown.processes;
         self.names = rows::names(processes);
-        self.order = rows::order(processes, self.sort, &self.filter, &self.names);
+        self.order = rows::order(
+            &self.shown,
+            self.extent,
+            self.sort,
+            &self.filter,
+            &self.names,
+        );
         self.all = Sums::of(processes.iter());
         self.sums = Sums::of(self.order.iter().map(|place| &processes[*place]));
         let last = self.order.len().saturating_sub(1);

@@ -87,6 +87,7 @@ pub fn draw_keys(
         ("/", "filter", 2),
         ("<>", "sort", 2),
         ("r", "reverse", 9),
+        ("a", "all", 8),
         ("Space", "pause", 4),
         ("?", "help", 1),
         ("q", "quit", 0),

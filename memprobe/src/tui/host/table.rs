@@ -7,12 +7,14 @@ use ratatui::style::Style;
 use super::super::sort::Order;
 use super::super::theme::Theme;
 use super::columns::Place;
-use super::rows::{Sums, command_text, devices_text, rank_text, state_text, top_text};
+use super::rows::{Extent, Sums};
 use super::sort::Column;
 use super::state::HostState;
 use crate::bytes::short;
 use crate::event::Bytes;
-use crate::label::{clean, counted, fit, width};
+use crate::label::{
+    clean, counted, device_list, fit, process_state, rank, short_command, top_line, width,
+};
 use crate::model::snapshot::host::{ProcessRow, ProcessState, Trend};
 
 /// Whether a column stands at the right of its place, as numbers do.
@@ -113,21 +115,21 @@ fn text(row: &ProcessRow, place: Place, state: &HostState, theme: &Theme) -> Str
         Column::Pid => Some(row.tgid.0.to_string()),
         Column::User => row.facts.user.as_deref().map(clean),
         Column::Container => row.facts.container.as_deref().map(clean),
-        Column::Rank => row.facts.rank.map(rank_text),
-        Column::Devices => devices_text(row),
+        Column::Rank => row.facts.rank.map(rank),
+        Column::Devices => device_list(row),
         Column::Allocated => amount(totals.map(|totals| totals.allocated)),
         Column::Reserved => amount(totals.map(|totals| totals.reserved)),
         Column::Driver => amount(row.driver_total()),
         Column::Peak => amount(totals.map(|_| row.peak.allocated)),
         Column::Trend => sparkline(&row.trend, usize::from(place.wide), theme),
-        Column::Command => Some(command_text(&row.target.command)),
+        Column::Command => Some(short_command(&row.target.command)),
         Column::Top => top_or_state(row, state),
     };
     text.unwrap_or_else(|| "-".to_owned())
 }
 
 fn top_or_state(row: &ProcessRow, state: &HostState) -> Option<String> {
-    match (&row.state, state_text(row), top_text(row, &state.names)) {
+    match (&row.state, process_state(row), top_line(row, &state.names)) {
         (ProcessState::Ended, Some(ended), Some(top)) => Some(format!("{ended}: {}", top.trim())),
         (_, Some(state), _) => Some(state),
         (_, None, top) => top,
@@ -175,7 +177,13 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Them
             1 => "1 process".to_owned(),
             number => format!("{number} processes"),
         };
-        (format!("{rows}: {}", in_words(&state.all)), theme.faint())
+        let hidden = state.all.rows - state.sums.rows;
+        let hidden = match (state.extent, hidden) {
+            (Extent::All, _) | (_, 0) => String::new(),
+            (Extent::Holders, hidden) => format!(" {dot} {hidden} without memory (a: all)"),
+        };
+        let text = format!("{rows}: {}{hidden}", in_words(&state.all));
+        (text, theme.faint())
     };
     let room = usize::from(area.width);
     let text = fit(&format!("  {text}"), room, theme.glyphs.cut);

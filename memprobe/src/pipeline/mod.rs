@@ -1,12 +1,15 @@
 //! The rooms put together: what each verb does from probe to screen or file.
 
 pub mod doctor;
+pub mod host;
 pub mod live;
 pub mod record;
+pub mod top;
 
 mod beginning;
 mod command;
 mod interrupts;
+mod lookout;
 mod process;
 mod progress;
 mod session;

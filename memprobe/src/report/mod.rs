@@ -1,10 +1,13 @@
 //! Reports on a recording: the table of lines, or every event.
 
 mod events;
+mod host;
 mod lines;
 mod replay;
 mod structured;
 mod table;
+
+pub use host::{HostExtent, HostFormat, HostOptions, write_host};
 
 use std::fmt;
 use std::io::{self, BufRead, Write};

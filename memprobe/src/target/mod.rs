@@ -2,10 +2,13 @@
 //! word: bounded and checked.
 
 pub mod census;
+pub mod container;
 pub mod elf;
 pub mod facts;
 pub mod maps;
 pub mod memory;
+pub mod namespace;
 pub mod rank;
+pub mod root;
 pub mod status;
 pub mod user;

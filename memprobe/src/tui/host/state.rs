@@ -249,7 +249,10 @@ impl HostState {
         self.keep_selected();
         let row = self.selected()?;
         let tgid = row.tgid;
-        if let ProcessState::Refused(why) = &row.state {
+        // Some that cannot be probed are heard of all the same.
+        if let ProcessState::Refused(why) = &row.state
+            && row.events == 0
+        {
             self.note = Some(format!("nothing to open: {}", clean(why)));
             return None;
         }

@@ -130,8 +130,10 @@ impl Stage {
         let target = Target {
             tgid: Some(tgid),
             command: command.to_owned(),
+            container: (user == "1000").then(|| "llm-serving-7d9f".to_owned()),
             python: Some("3.12.3".to_owned()),
             torch: Some("2.15.0+cu132".to_owned()),
+            ..Target::default()
         };
         self.host
             .start(target.clone(), facts(user, rank), self.now());
@@ -270,13 +272,11 @@ impl Actor {
 fn facts(user: &str, rank: Option<u32>) -> ProcessFacts {
     ProcessFacts {
         user: Some(user.to_owned()),
-        container: (user == "1000").then(|| "llm-serving-7d9f".to_owned()),
         rank: rank.map(|rank| Rank {
             global: rank,
             local: Some(rank),
             world: Some(4),
         }),
-        tgid_inside: None,
     }
 }
 

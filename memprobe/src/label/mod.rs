@@ -5,6 +5,7 @@
 mod host;
 mod names;
 mod number;
+mod process;
 mod text;
 
 pub use host::{device_list, process_state, rank, short_command, top_line};
@@ -12,4 +13,5 @@ pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, place, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
+pub use process::process;
 pub use text::{CUT, clean, fit, fit_end, width};

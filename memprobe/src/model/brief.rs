@@ -21,6 +21,7 @@ impl Model {
         let row = |(index, device): (&_, &super::device::Device)| DeviceRow {
             index: *index,
             totals: device.totals(),
+            peak: device.peak(),
         };
         devices.map(row).collect()
     }

@@ -21,7 +21,7 @@ use crate::probe::loader::Watch;
 use crate::probe::watched::Watched;
 use crate::target::namespace::{Kind, Namespace};
 use crate::target::status::Status;
-use crate::target::{census, container, facts, rank, user};
+use crate::target::{census, facts, rank, user};
 
 /// Whose memory is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,13 +210,11 @@ impl Watching {
         };
         ProcessFacts {
             user: status.uid.map(name),
-            container: container::of(tgid).map(|container| container.label()),
             rank: rank::Rank::of(tgid).map(|rank| Rank {
                 global: rank.global,
                 local: rank.local,
                 world: rank.world,
             }),
-            tgid_inside: status.inner_tgid().map(|inner| inner.0),
         }
     }
 

@@ -9,16 +9,15 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
-use super::process::Origin;
+use super::process::{self, Origin};
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::model::Model;
-use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
+use crate::model::snapshot::{Grouping, Snapshot, TargetState};
 use crate::probe::kernel;
 use crate::probe::loader::Watch;
 use crate::probe::watched::Watched;
-use crate::target::facts;
 use crate::tui::{self, Command};
 
 /// How often the screen gets something new to show.
@@ -44,11 +43,7 @@ impl Live {
 
     async fn run_inside(self) -> Result<ExitCode> {
         let watched = Watched::open(self.tgid)?;
-        let target = Target {
-            tgid: Some(self.tgid),
-            command: facts::command_line(self.tgid),
-            ..Target::default()
-        };
+        let target = process::identified(self.tgid);
         let interrupts = Interrupts::new()?;
         let model = Model::new(target, super::now());
         let mut screen = Screen::open(model, self.tgid, interrupts);

@@ -6,6 +6,7 @@ pub mod live;
 pub mod record;
 pub mod top;
 
+mod before_attach;
 mod beginning;
 mod command;
 mod interrupts;

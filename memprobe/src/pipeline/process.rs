@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::before_attach::BeforeAttach;
 use super::beginning::{Beginning, Birth};
 use crate::event::{Event, Losses, Tgid};
 use crate::model::snapshot::Target;
@@ -9,8 +10,10 @@ use crate::probe::attaching::Attaching;
 use crate::probe::watched::Watched;
 use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
+use crate::target::container;
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
+use crate::target::status::Status;
 
 /// How often a process is looked at that is not ready to be probed and was running before.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -65,6 +68,8 @@ pub(super) struct Process {
     pub(super) attaching: Attaching,
     pub(super) symbolizer: Symbolizer<ProcessMemory>,
     pub(super) beginning: Beginning,
+    /// What it held before its first event; a forked child holds nothing.
+    before: Option<BeforeAttach>,
     /// The last that was said to be waited for.
     pub(super) waiting_for: String,
     /// How many probes were told of.
@@ -104,6 +109,7 @@ impl Process {
             attaching,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None),
             beginning: Beginning::new(birth),
+            before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
             told_probes: 0,
             lost_before: Losses::default(),
@@ -135,6 +141,7 @@ impl Process {
             phase: parent.phase,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code),
             beginning: Beginning::new(birth),
+            before: (birth == Birth::Seen).then(|| BeforeAttach::of(tgid)),
             // What its parent waits for it has; of itself it tells by its loader or by an exec.
             next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_TOLD),
             ..Self::new(watched, tgid, Origin::Started, attaching, now)
@@ -147,6 +154,7 @@ impl Process {
         self.phase = Phase::Looking;
         self.symbolizer = Symbolizer::new(self.tgid, ProcessMemory::new(self.tgid), None);
         self.beginning = Beginning::new(Birth::Seen);
+        self.before = Some(BeforeAttach::of(self.tgid));
         self.waiting_for.clear();
         self.told_probes = 0;
         self.since = now;
@@ -156,13 +164,12 @@ impl Process {
     /// What is known of it.
     pub(super) fn target(&self) -> Target {
         Target {
-            tgid: Some(self.tgid),
-            command: facts::command_line(self.tgid),
             python: self
                 .attaching
                 .python()
                 .map(|python| python.version.to_string()),
             torch: facts::torch_version(self.tgid),
+            ..identified(self.tgid)
         }
     }
 
@@ -214,14 +221,62 @@ impl Process {
         self.next_look = Some(end + pause.max(fair));
     }
 
-    /// Makes events of the records that were brought to it.
-    pub(super) fn settle(&mut self, now: Instant) {
+    /// Its probes are in place: what it held before can be read.
+    pub(super) fn attached(&mut self) {
+        self.phase = Phase::Attached;
+        if let Some(before) = &mut self.before {
+            before.begin(facts::torch_version(self.tgid));
+        }
+    }
+
+    /// It cannot be probed; what is heard of it is passed on.
+    pub(super) fn refused(&mut self) {
+        self.phase = Phase::Refused;
+        self.finish("its allocator is not known");
+    }
+
+    /// Makes events of the records that were brought to it; `all` says that no record is left that
+    /// was there by now.
+    pub(super) fn settle(&mut self, now: Instant, all: bool) {
         if self.symbolizer.is_unsettled() {
             self.heard = now;
         } else if now.duration_since(self.heard) >= PATIENCE {
             self.symbolizer.give_up();
         }
         self.symbolizer.settle();
+        self.keep_back();
+        let all = all && !self.symbolizer.is_unsettled() && !self.symbolizer.is_waiting();
+        if let Some(before) = &mut self.before {
+            before.settle(all);
+        }
+    }
+
+    /// Makes events of all records, the last that there will be; `why` says what ends.
+    pub(super) fn finish(&mut self, why: &str) {
+        self.symbolizer.settle_all();
+        self.keep_back();
+        if let Some(before) = &mut self.before {
+            before.finish(why);
+        }
+    }
+
+    /// Whether there may be something to settle without another record.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.symbolizer.is_unsettled()
+            || self.symbolizer.is_waiting()
+            || self.before.as_ref().is_some_and(BeforeAttach::is_reading)
+    }
+
+    /// Puts events behind what it held before them, once that is known.
+    fn keep_back(&mut self) {
+        while self.before.is_some() {
+            let Some(event) = self.admitted() else {
+                return;
+            };
+            if let Some(before) = &mut self.before {
+                before.push(event);
+            }
+        }
     }
 
     /// Something was lost since the last time, of this process or another.
@@ -238,8 +293,17 @@ impl Process {
         }));
     }
 
-    /// Its next event; those of memory that it does not hold are left out.
+    /// Its next event.
     pub(super) fn pop(&mut self) -> Option<Event> {
+        match &mut self.before {
+            Some(before) => before.pop(),
+            None => self.admitted(),
+        }
+    }
+
+    /// The next event that the symbolizer has; those of memory that the process does not hold are
+    /// left out.
+    fn admitted(&mut self) -> Option<Event> {
         loop {
             let event = self.symbolizer.pop()?;
             match &event {
@@ -247,5 +311,16 @@ impl Process {
                 _ => return Some(event),
             }
         }
+    }
+}
+
+/// Who a process is, whatever runs in it.
+pub(super) fn identified(tgid: Tgid) -> Target {
+    Target {
+        tgid: Some(tgid),
+        inner_tgid: Status::of(tgid).ok().and_then(|status| status.inner_tgid()),
+        container: container::of(tgid).map(|container| container.label()),
+        command: facts::command_line(tgid),
+        ..Target::default()
     }
 }

@@ -14,9 +14,10 @@ use super::interrupts::Interrupts;
 use super::process::Origin;
 use super::progress::{Progress, Told};
 use super::session::{HostEvent, HostItem, HostSession};
-use crate::event::Tgid;
+use crate::event::{AtAttach, Event, Tgid};
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
+use crate::label;
 use crate::model::snapshot::{Grouping, ProbeStatus, Target};
 use crate::probe::kernel;
 use crate::probe::loader::Watch;
@@ -86,8 +87,8 @@ impl Recording {
             }
         };
         progress.say(&format!(
-            "recording PID {} to {}; press Ctrl-C to end",
-            tgid.0,
+            "recording {} to {}; press Ctrl-C to end",
+            label::process(&target).unwrap_or_default(),
             self.output.display()
         ));
         progress.start();
@@ -123,7 +124,10 @@ impl Recording {
             let mut ended = false;
             let mut write = |event: HostEvent| {
                 match event.item {
-                    HostItem::Event(event) => writer.event(&event)?,
+                    HostItem::Event(event) => {
+                        tell_unread(&event, progress);
+                        writer.event(&event)?;
+                    }
                     HostItem::Attached { target, probes, .. } => {
                         header.target = target;
                         header.probes = probes;
@@ -166,6 +170,19 @@ impl Recording {
             ));
         }
         Ok(reason)
+    }
+}
+
+/// Says where the blocks that were live at attach are one row, and why.
+fn tell_unread(event: &Event, progress: &mut Progress) {
+    if let Event::AtAttach(AtAttach {
+        unread: Some(why), ..
+    }) = event
+    {
+        progress.say(&format!(
+            "what was allocated before cannot be told block by block: {}",
+            label::clean(why)
+        ));
     }
 }
 

@@ -200,7 +200,7 @@ impl HostSession {
         while let Some(event) = self.told.pop_front() {
             sink(event)?;
         }
-        self.settle(now, &mut sink)?;
+        self.settle(now, taken < BATCH, &mut sink)?;
         Ok(taken)
     }
 
@@ -213,13 +213,16 @@ impl HostSession {
         mut sink: impl FnMut(HostEvent) -> Result<()>,
     ) -> Result<()> {
         let watched: Vec<_> = self.processes.keys().copied().map(Tgid).collect();
-        for tgid in watched {
-            self.loader.dismiss(tgid)?;
+        for tgid in &watched {
+            self.loader.dismiss(*tgid)?;
         }
         loop {
             let taken = self.drain(&mut sink)?;
             if taken == 0 && self.busy.is_empty() {
-                return Ok(());
+                for tgid in watched {
+                    self.tell_rest(tgid, "memprobe ended before its probes were in place");
+                }
+                return self.told.drain(..).try_for_each(sink);
             }
             // A record that a program is still writing hides those behind it.
             std::thread::sleep(Duration::from_millis(1));
@@ -324,7 +327,7 @@ impl HostSession {
     }
 
     fn execute(&mut self, tgid: Tgid) {
-        self.tell_rest(tgid);
+        self.tell_rest(tgid, "the process became another program before");
         let now = Instant::now();
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             self.adopt(tgid);
@@ -338,7 +341,7 @@ impl HostSession {
 
     fn end(&mut self, tgid: Tgid) {
         self.tell_losses();
-        self.tell_rest(tgid);
+        self.tell_rest(tgid, "the process ended before");
         if let Some(mut process) = self.processes.remove(&tgid.0) {
             process.attaching.forget(&mut self.files, Instant::now());
             self.busy.retain(|busy| *busy != tgid);
@@ -351,11 +354,11 @@ impl HostSession {
     }
 
     /// Tells the events of a process after which nothing of its present program follows.
-    fn tell_rest(&mut self, tgid: Tgid) {
+    fn tell_rest(&mut self, tgid: Tgid, why: &str) {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
-        process.symbolizer.settle_all();
+        process.finish(why);
         while let Some(event) = process.pop() {
             let item = HostItem::Event(event);
             self.told.push_back(HostEvent { tgid, item });
@@ -370,6 +373,7 @@ impl HostSession {
     fn settle(
         &mut self,
         now: Instant,
+        all: bool,
         sink: &mut impl FnMut(HostEvent) -> Result<()>,
     ) -> Result<()> {
         let busy = std::mem::take(&mut self.busy);
@@ -377,7 +381,7 @@ impl HostSession {
             let Some(process) = self.processes.get_mut(&tgid.0) else {
                 continue;
             };
-            process.settle(now);
+            process.settle(now, all);
             while let Some(event) = process.pop() {
                 let item = HostItem::Event(event);
                 sink(HostEvent { tgid, item })?;
@@ -386,7 +390,7 @@ impl HostSession {
                 let item = HostItem::Notice(notice);
                 sink(HostEvent { tgid, item })?;
             }
-            process.is_busy = process.symbolizer.is_unsettled() || process.symbolizer.is_waiting();
+            process.is_busy = process.is_unsettled();
             if process.is_busy {
                 self.busy.push(tgid);
             }
@@ -421,9 +425,14 @@ impl HostSession {
         }
         let mut item = None;
         let mut again = false;
+        let mut busy = false;
         match step {
             Ok(Step::Again) => again = true,
-            Ok(Step::Done) => process.phase = Phase::Attached,
+            Ok(Step::Done) if process.phase != Phase::Attached => {
+                process.attached();
+                busy = true;
+            }
+            Ok(Step::Done) => {}
             Ok(Step::Waiting(what)) => {
                 if process.waiting_for != what {
                     process.waiting_for.clone_from(&what);
@@ -432,11 +441,16 @@ impl HostSession {
             }
             Err(error) if is_bearable(&error, process, self.watch, start) => {}
             Err(error) => {
-                process.phase = Phase::Refused;
+                process.refused();
+                busy = true;
                 item = Some(HostItem::Refused(error));
             }
         }
         process.was_looked_at(start, Instant::now(), again);
+        if busy && !process.is_busy {
+            process.is_busy = true;
+            self.busy.push(tgid);
+        }
         let is_attached = process.phase == Phase::Attached;
         let has_more = process.attaching.probes().len() > process.told_probes;
         if let Some(item) = item {

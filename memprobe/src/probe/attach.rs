@@ -15,6 +15,7 @@ use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::elf::{ElfError, ElfImage, LoadedImage};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
+use crate::target::root::Root;
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -167,9 +168,11 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
         return false;
     };
     let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
-    let beside = beside.strip_prefix("/").unwrap_or(&beside);
-    let root = PathBuf::from(format!("/proc/{}/root", tgid.0));
-    maps.library(CUDA_ALLOCATOR).is_none() && !root.join(beside).exists()
+    let is_missing = || match Root::of(tgid).and_then(|root| root.open_shown(&beside)) {
+        Ok(_) => false,
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
 
 /// Why a process cannot be probed.

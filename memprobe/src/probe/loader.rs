@@ -13,6 +13,7 @@ use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
 use super::kernel::TaskOffsets;
+use super::refusal::Refusal;
 use crate::event::Tgid;
 
 /// The object that `cargo xtask ebpf` built.
@@ -76,7 +77,7 @@ impl Loader {
     /// a power of two of pages.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// [`Refusal`] where the kernel refuses.
     pub fn new(offsets: &TaskOffsets, watch: Watch, ring_bytes: u32) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let replaced = match std::env::var_os(OBJECT_VARIABLE) {
@@ -103,14 +104,14 @@ impl Loader {
             .map_max_entries("RECORDS", ring_bytes)
             .map_max_entries("THREADS", threads)
             .load(replaced.as_deref().unwrap_or(OBJECT))
-            .context("loading memprobe's maps into the kernel")?;
+            .map_err(|error| Refusal::of_maps(&error))?;
         for (name, program) in ebpf.programs_mut() {
             let loaded = match program {
                 Program::UProbe(uprobe) => uprobe.load(),
                 Program::RawTracePoint(tracepoint) => tracepoint.load(),
                 _ => continue,
             };
-            loaded.with_context(|| format!("the kernel's verifier refused the program {name}"))?;
+            loaded.map_err(|error| Refusal::of_program(name, &error))?;
         }
         for (name, tracepoint) in LIFECYCLE {
             let program: &mut RawTracePoint = ebpf
@@ -122,6 +123,11 @@ impl Loader {
                 .with_context(|| format!("following processes through {tracepoint}"))?;
         }
         Ok(Self { ebpf })
+    }
+
+    /// How many programs were loaded.
+    pub fn programs(&self) -> usize {
+        self.ebpf.programs().count()
     }
 
     /// The ring buffer's reading end. Can be taken once.
@@ -220,12 +226,7 @@ impl Loader {
             .try_into()?;
         let link = uprobe
             .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
-            .with_context(|| {
-                format!(
-                    "attaching {program} to {} at {offset:#x}",
-                    library.display()
-                )
-            })?;
+            .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
         Ok(Link(uprobe.take_link(link)?))
     }
 

@@ -201,8 +201,8 @@ fn table_columns<'a>(rows: &[&ProcessRow], names: &'a FileNames) -> Vec<Column<'
             Box::new(|row| row.facts.user.as_deref().map(clean)),
         ),
     ];
-    if rows.iter().any(|row| row.facts.container.is_some()) {
-        let container = |row: &ProcessRow| row.facts.container.as_deref().map(clean);
+    if rows.iter().any(|row| row.target.container.is_some()) {
+        let container = |row: &ProcessRow| row.target.container.as_deref().map(clean);
         columns.push(("CONTAINER", false, Box::new(container)));
     }
     if rows.iter().any(|row| row.facts.rank.is_some()) {
@@ -352,10 +352,10 @@ fn process(row: &ProcessRow) -> Process<'_> {
     };
     Process {
         pid: row.tgid.0,
-        pid_inside: row.facts.tgid_inside,
+        pid_inside: row.target.inner_tgid.map(|inner| inner.0),
         user: row.facts.user.as_deref(),
         command: &row.target.command,
-        container: row.facts.container.as_deref(),
+        container: row.target.container.as_deref(),
         rank: row.facts.rank.map(|rank| rank.global),
         local_rank: row.facts.rank.and_then(|rank| rank.local),
         world_size: row.facts.rank.and_then(|rank| rank.world),
@@ -437,6 +437,7 @@ mod tests {
             devices: vec![DeviceRow {
                 index: DeviceIndex(0),
                 totals,
+                peak: totals,
             }],
             peak: totals,
             driver: vec![DriverUse {

@@ -1,6 +1,7 @@
 //! Facts about a process, from `/proc` and its own memory. Everything read here is the target's
 //! word: bounded and checked.
 
+mod build_id;
 pub mod census;
 pub mod container;
 pub mod elf;

@@ -2,6 +2,7 @@
 //! it.
 
 use std::collections::HashMap;
+use std::fs::File;
 
 use super::facts;
 use crate::event::Tgid;
@@ -43,7 +44,8 @@ const LAUNCHERS: [[&str; 3]; 5] = [
 impl Rank {
     /// Of this process; `None` where no launcher gave it one, or it is alone in its job.
     pub fn of(tgid: Tgid) -> Option<Self> {
-        Self::parse(&facts::read(&format!("/proc/{}/environ", tgid.0)))
+        let environment = File::open(format!("/proc/{}/environ", tgid.0)).ok()?;
+        Self::parse(&facts::read(environment))
     }
 
     /// Of a process that was started with this environment: `NAME=value`, each ended by a zero.

@@ -74,6 +74,7 @@ const SOURCES: &[&str] = &[
     "crate::driver",
     "crate::decode",
     "crate::symbolize",
+    "crate::inspect",
 ];
 const MODEL: &[&str] = &["crate::model"];
 /// Rooms that bring events to files and back.
@@ -90,7 +91,7 @@ macro_rules! pure {
     ($($more:expr),* $(,)?) => {
         &[
             SYSTEM, ENGINE, SCREEN, ARGUMENTS, FILES, VIEWS, JOINTS,
-            &["crate::probe", "crate::target", "crate::driver"], $($more),*
+            &["crate::probe", "crate::target", "crate::driver", "crate::inspect"], $($more),*
         ]
     };
 }
@@ -154,7 +155,12 @@ pub const ROOMS: &[Room] = &[
             ENGINE,
             SCREEN,
             ARGUMENTS,
-            &["crate::probe", "crate::decode", "crate::symbolize"],
+            &[
+                "crate::probe",
+                "crate::decode",
+                "crate::symbolize",
+                "crate::inspect",
+            ],
             MODEL,
             FILES,
             VIEWS,
@@ -169,7 +175,28 @@ pub const ROOMS: &[Room] = &[
             ENGINE,
             SCREEN,
             ARGUMENTS,
-            &["*::process_vm_readv", "crate::probe"],
+            &["*::process_vm_readv", "crate::probe", "crate::inspect"],
+            MODEL,
+            FILES,
+            VIEWS,
+            WORDS,
+            JOINTS,
+        ],
+        except: &[],
+    },
+    Room {
+        name: "inspect/",
+        never: &[
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            &[
+                "*::process_vm_readv",
+                "std::fs",
+                "crate::probe",
+                "crate::decode",
+                "crate::symbolize",
+            ],
             MODEL,
             FILES,
             VIEWS,

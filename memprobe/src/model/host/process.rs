@@ -15,8 +15,8 @@ pub(super) struct Process {
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
-    /// How many events the row tells of.
-    told: u64,
+    /// Whether something has happened that the row does not tell of.
+    stale: bool,
 }
 
 impl Process {
@@ -44,7 +44,7 @@ impl Process {
             ended: None,
             trend: trend::Recorder::default(),
             row,
-            told: 0,
+            stale: false,
         }
     }
 
@@ -74,11 +74,15 @@ impl Process {
     /// Brings the ledger up to date.
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
         let applied = self.model.apply(event);
-        if let Event::Memory(event) = event
-            && let Some(totals) = self.model.totals()
-        {
+        let time = match event {
+            Event::Memory(event) => event.time,
+            Event::AtAttach(found) => found.time,
+            Event::Stack(..) | Event::Thread(..) | Event::Loss(_) => return applied,
+        };
+        self.stale = true;
+        if let Some(totals) = self.model.totals() {
             self.row.peak = self.row.peak.higher(totals);
-            self.trend.record(event.time, totals.allocated);
+            self.trend.record(time, totals.allocated);
         }
         applied
     }
@@ -130,13 +134,14 @@ impl Process {
 
     /// Its row, made anew where something has happened since the last.
     pub(super) fn row(&mut self) -> ProcessRow {
-        let events = self.model.events();
-        if events != self.told {
+        if std::mem::replace(&mut self.stale, false) {
             self.row.devices = self.model.device_rows();
+            if let [only] = self.row.devices.as_slice() {
+                self.row.peak = self.row.peak.higher(only.peak);
+            }
             let top = self.model.top_holder(Grouping::User);
             self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
-            self.row.events = events;
-            self.told = events;
+            self.row.events = self.model.events();
         }
         self.row.events_per_second = self.model.events_per_second();
         self.row.trend = self.trend.snapshot();

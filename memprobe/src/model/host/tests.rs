@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Frame, MemoryEvent, Stack, StackId, StackKind, Tid, Totals,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, Stack, StackId, StackKind,
+    Tid, Totals,
 };
 use crate::model::snapshot::host::{Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
@@ -139,6 +140,28 @@ fn the_peak_is_that_of_the_sum_and_not_the_sum_of_the_peaks() {
     let row = row(&mut host, 1, 3);
     assert_eq!(row.peak.allocated, Bytes(100));
     assert_eq!(row.totals().map(|totals| totals.allocated), Some(Bytes(90)));
+}
+
+#[test]
+fn what_the_allocator_tells_at_attach_is_known_before_the_first_event() {
+    let mut host = host(&[1]);
+    let totals = |bytes| Totals {
+        allocated: Bytes(bytes),
+        reserved: Bytes(bytes + 7),
+    };
+    let found = AtAttach {
+        time: at(1),
+        tgid: Tgid(1),
+        device: Some(DeviceIndex(0)),
+        totals: totals(1000),
+        peak: totals(5000),
+        unread: None,
+    };
+    host.apply(Tgid(1), &Event::AtAttach(found));
+    let row = row(&mut host, 1, 2);
+    assert_eq!(row.totals(), Some(totals(1000)));
+    assert_eq!((row.peak, row.events), (totals(5000), 0));
+    assert_eq!(row.trend.points, [Bytes(1000)]);
 }
 
 #[test]

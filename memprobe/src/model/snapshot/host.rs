@@ -32,16 +32,17 @@ impl HostSnapshot {
 pub struct ProcessRow {
     /// Its number, as memprobe sees it.
     pub tgid: Tgid,
-    /// Its command and versions.
+    /// Its command, versions and container.
     pub target: Target,
-    /// Who and where it is.
+    /// In whose name and what for it runs.
     pub facts: ProcessFacts,
     /// How memprobe gets on with it.
     pub state: ProcessState,
     /// What the allocator says of each device that was seen, by index; empty where it was not
     /// heard yet.
     pub devices: Vec<DeviceRow>,
-    /// The highest that the sums over all devices were at once, each on its own.
+    /// The highest that the sums over all devices were at once, each on its own; of one device also
+    /// from before attach where the allocator could be asked.
     pub peak: Totals,
     /// What the driver says the process holds, by device; empty where the driver does not say.
     pub driver: Vec<DriverUse>,
@@ -74,17 +75,13 @@ impl ProcessRow {
     }
 }
 
-/// Who and where a process is.
+/// In whose name and what for a process runs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ProcessFacts {
     /// The name of its user, or the number where it has no name here.
     pub user: Option<String>,
-    /// The container or pod that it runs in.
-    pub container: Option<String>,
     /// Its place among the processes of a distributed job.
     pub rank: Option<Rank>,
-    /// Its number in its own PID namespace, where that is another.
-    pub tgid_inside: Option<u32>,
 }
 
 /// A place among the processes of a distributed job, as its launcher told the process.
@@ -118,6 +115,9 @@ pub struct DeviceRow {
     pub index: DeviceIndex,
     /// The totals after the last event.
     pub totals: Totals,
+    /// The highest totals, each on its own; also from before attach where the allocator could be
+    /// asked.
+    pub peak: Totals,
 }
 
 /// What the driver says one process holds on one device.

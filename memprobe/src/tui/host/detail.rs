@@ -44,8 +44,8 @@ fn facts(row: &ProcessRow) -> Vec<String> {
     let facts = &row.facts;
     let mut texts: Vec<String> = row.note.as_deref().map(clean).into_iter().collect();
     texts.push(clean(&row.target.command));
-    if let Some(inside) = facts.tgid_inside {
-        texts.push(format!("PID {inside} inside"));
+    if let Some(inside) = row.target.inner_tgid {
+        texts.push(format!("PID {} inside", inside.0));
     }
     if let Some(rank) = facts.rank {
         let local = rank.local.map(|local| format!(" (local {local})"));
@@ -53,7 +53,7 @@ fn facts(row: &ProcessRow) -> Vec<String> {
         texts.push(format!("rank {}{local}", label::rank(rank)));
     }
     texts.extend(
-        facts
+        row.target
             .container
             .as_deref()
             .map(|name| format!("in {}", clean(name))),

@@ -87,7 +87,7 @@ fn searched(row: &ProcessRow) -> String {
     let parts = [
         Some(row.tgid.0.to_string()),
         facts.user.as_deref().map(clean),
-        facts.container.as_deref().map(clean),
+        row.target.container.as_deref().map(clean),
         facts.rank.map(|rank| format!("rank {}", rank.global)),
         Some(clean(&row.target.command)),
         top,

@@ -59,6 +59,7 @@ fn probed(
     let device = |(index, mib): (usize, &u64)| DeviceRow {
         index: DeviceIndex(index as u8),
         totals: totals(*mib),
+        peak: totals(*mib),
     };
     let driver = |(index, mib): (usize, &u64)| DriverUse {
         device: index as u32,
@@ -140,9 +141,9 @@ pub(super) fn busy() -> HostSnapshot {
         ),
         |_| 7168,
     );
-    server.facts.container = Some("llm-serving-7d9f".to_owned());
+    server.target.container = Some("llm-serving-7d9f".to_owned());
     server.facts.user = Some("1000".to_owned());
-    server.facts.tgid_inside = Some(7);
+    server.target.inner_tgid = Some(Tgid(7));
     let waiting = ProcessState::Waiting("torch to be imported".to_owned());
     let mut notebook = silent(
         7001,
@@ -264,8 +265,8 @@ pub(super) fn hostile() -> HostSnapshot {
         row.target.python = Some(evil.clone());
         row.target.torch = Some(evil.clone());
         row.facts.user = Some(evil.clone());
-        row.facts.container = Some(evil.clone());
-        row.facts.tgid_inside = Some(u32::MAX);
+        row.target.container = Some(evil.clone());
+        row.target.inner_tgid = Some(Tgid(u32::MAX));
         row.facts.rank = Some(Rank {
             global: u32::MAX,
             local: Some(u32::MAX),
@@ -280,6 +281,7 @@ pub(super) fn hostile() -> HostSnapshot {
             .map(|index| DeviceRow {
                 index: DeviceIndex(index),
                 totals: huge,
+                peak: huge,
             })
             .collect();
         row.driver = vec![

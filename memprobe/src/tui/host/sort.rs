@@ -130,7 +130,9 @@ impl Sort {
         let ordered = match self.column {
             Column::Pid => self.known(Some(a.tgid), Some(b.tgid)),
             Column::User => self.known(a.facts.user.as_ref(), b.facts.user.as_ref()),
-            Column::Container => self.known(a.facts.container.as_ref(), b.facts.container.as_ref()),
+            Column::Container => {
+                self.known(a.target.container.as_ref(), b.target.container.as_ref())
+            }
             Column::Rank => self.known(
                 a.facts.rank.map(|rank| rank.global),
                 b.facts.rank.map(|rank| rank.global),

@@ -95,7 +95,7 @@ impl HostState {
     pub fn columns(&self) -> Columns {
         let processes = &self.shown.processes;
         let needs = Needs {
-            container: processes.iter().any(|row| row.facts.container.is_some()),
+            container: processes.iter().any(|row| row.target.container.is_some()),
             rank: processes.iter().any(|row| row.facts.rank.is_some()),
         };
         Columns::of(self.size.0, needs)

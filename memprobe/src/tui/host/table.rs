@@ -114,7 +114,7 @@ fn text(row: &ProcessRow, place: Place, state: &HostState, theme: &Theme) -> Str
     let text = match place.column {
         Column::Pid => Some(row.tgid.0.to_string()),
         Column::User => row.facts.user.as_deref().map(clean),
-        Column::Container => row.facts.container.as_deref().map(clean),
+        Column::Container => row.target.container.as_deref().map(clean),
         Column::Rank => row.facts.rank.map(rank),
         Column::Devices => device_list(row),
         Column::Allocated => amount(totals.map(|totals| totals.allocated)),

@@ -110,8 +110,8 @@ impl PyTorch {
         command
     }
 
-    /// The folder of the simulated CUDA libraries.
-    fn simulated_libraries(&self) -> Option<PathBuf> {
+    /// The folder of the simulated CUDA libraries; `None` on a real GPU.
+    pub fn simulated_libraries(&self) -> Option<PathBuf> {
         let lib = self.python.parent()?.parent()?.join("lib");
         let pythons = std::fs::read_dir(lib).ok()?;
         pythons

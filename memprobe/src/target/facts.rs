@@ -7,8 +7,8 @@ use super::maps::Maps;
 use super::root::Root;
 use crate::event::Tgid;
 
-/// The most that is read of a command line or of a version file.
-const MOST: u64 = 64 << 10;
+/// The most that is read of a command line, an environment or a version file.
+const MOST: u64 = 256 << 10;
 
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
@@ -100,13 +100,13 @@ fn parse_version(text: &str) -> Option<String> {
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 
-/// Up to [`MOST`] bytes of a file.
 /// What `/proc` says of a process in one of its files; nothing where that cannot be read.
 fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
     fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
 }
 
-fn read(file: fs::File) -> Vec<u8> {
+/// Up to [`MOST`] bytes of a file.
+pub(super) fn read(file: fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
     // What was read before an error is good enough for a description.
     let _ = file.take(MOST).read_to_end(&mut bytes);

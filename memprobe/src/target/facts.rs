@@ -112,14 +112,6 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_read_from_the_environment_of_a_launcher() {
-        let environment = b"PATH=/bin\0LOCAL_RANK=1\0RANK=5\0";
-        assert_eq!(variable(environment, "RANK"), Some("5"));
-        assert_eq!(variable(environment, "SLURM_PROCID"), None);
-        assert_eq!(variable(b"RANKS=1", "RANK"), None);
-    }
-
-    #[test]
     fn a_child_is_found_among_the_descendants_of_its_parent() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())

@@ -6,7 +6,7 @@ use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, counter, record};
 
-use crate::maps::PROCESSES;
+use crate::lifecycle::watched;
 use crate::python::{Walked, walk};
 use crate::ring::{count, send};
 use crate::thread::Caller;
@@ -30,8 +30,7 @@ pub fn cuda_free(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 fn enter(pointer: u64, size: u64) -> u32 {
     let caller = Caller::current();
-    // SAFETY: the value is only tested for presence.
-    if unsafe { PROCESSES.get(&caller.tgid) }.is_none() {
+    if watched(caller).is_none() {
         return 0;
     }
     let Some(thread) = caller.thread() else {
@@ -62,8 +61,7 @@ pub fn cuda_malloc_return(ctx: RetProbeContext) -> u32 {
         }
     };
     let caller = Caller::current();
-    // SAFETY: user space changes an entry only before its process is probed.
-    let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+    let Some(process) = watched(caller) else {
         return 0;
     };
     // SAFETY: the context of a uprobe holds the registers.

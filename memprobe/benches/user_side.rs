@@ -134,7 +134,7 @@ impl Records {
 
 /// What memprobe does with a record before it is anybody's.
 fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
-    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, code());
+    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()));
     feed(&mut symbolizer, &Records::stacks(), &mut sink);
     symbolizer
 }

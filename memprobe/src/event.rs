@@ -34,8 +34,13 @@ pub struct DeviceIndex(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub u32);
 
+impl Tid {
+    /// The thread of what memprobe found: nobody knows who allocated it.
+    pub const UNKNOWN: Self = Self(0);
+}
+
 impl StackId {
-    /// The stack of events that carry none (frees).
+    /// The stack of events that carry none (frees, blocks from before attach).
     pub const NONE: Self = Self(0);
 }
 
@@ -52,6 +57,8 @@ pub enum Event {
     Stack(StackId, Arc<Stack>),
     /// Names a thread (its `comm`). Comes before the thread's first memory event.
     Thread(Tid, Arc<str>),
+    /// What an allocator held when memprobe attached. Comes before all memory events of its device.
+    AtAttach(AtAttach),
     /// Something happened to memory.
     Memory(MemoryEvent),
     /// The running totals of what was lost, after a loss was noticed.
@@ -71,6 +78,8 @@ pub enum Action {
     SegmentFree,
     /// The caching allocator gave up: an out-of-memory error follows in the target.
     OutOfMemory,
+    /// Nothing happened: the block was live when memprobe attached, by the allocator's own tables.
+    Held,
 }
 
 impl Action {
@@ -82,6 +91,7 @@ impl Action {
             Self::SegmentAlloc => "segment_alloc",
             Self::SegmentFree => "segment_free",
             Self::OutOfMemory => "oom",
+            Self::Held => "held",
         }
     }
 
@@ -93,6 +103,7 @@ impl Action {
             Self::SegmentAlloc,
             Self::SegmentFree,
             Self::OutOfMemory,
+            Self::Held,
         ]
         .into_iter()
         .find(|action| action.as_str() == word)
@@ -106,7 +117,7 @@ pub struct MemoryEvent {
     pub time: TimeNs,
     /// The process.
     pub tgid: Tgid,
-    /// The thread that called.
+    /// The thread that called; [`Tid::UNKNOWN`] for [`Action::Held`].
     pub tid: Tid,
     /// What happened.
     pub action: Action,
@@ -122,6 +133,25 @@ pub struct MemoryEvent {
     pub totals: Option<Totals>,
     /// Where it was asked for; [`StackId::NONE`] for frees.
     pub stack: StackId,
+}
+
+/// What the caching allocator held on one device when memprobe attached. The blocks that are known
+/// follow as [`Action::Held`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtAttach {
+    /// When memprobe attached, or the time of the first event, whichever was first.
+    pub time: TimeNs,
+    /// The process.
+    pub tgid: Tgid,
+    /// The device; `None` where nothing is known but why.
+    pub device: Option<DeviceIndex>,
+    /// The allocator's own totals before the first event.
+    pub totals: Totals,
+    /// The highest totals before, by the allocator's own statistics where they could be read
+    /// (`torch.cuda.max_memory_allocated()`); else as `totals`.
+    pub peak: Totals,
+    /// Why the single blocks are not known; `None` where they are.
+    pub unread: Option<Arc<str>>,
 }
 
 /// The caching allocator's own totals on one device.

@@ -10,6 +10,7 @@ pub mod cli;
 pub mod decode;
 pub mod event;
 pub mod export;
+pub mod inspect;
 pub mod label;
 pub mod model;
 pub mod pipeline;

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod ebpf;
+mod matrix;
 mod process;
 mod pytorch;
 mod repository;
@@ -43,6 +44,12 @@ enum Verb {
     /// Measure what memprobe costs the program that it watches, beside PyTorch's own recorders, and
     /// what it takes for itself; as root
     Bench(bench::Options),
+    /// Try memprobe on every PyTorch and Python, against PyTorch's own history, and keep the table in
+    /// docs/matrix.md; as root
+    ///
+    /// Each environment is downloaded (0.5 to 0.9 GB), used and deleted, but for those that the
+    /// tests use. An interrupted run goes on where it was.
+    Matrix(matrix::Options),
     /// Compile the eBPF programs into memprobe-ebpf/object, with a record of how
     ///
     /// Needs rustup's nightly with rust-src, or Debian's rustc-web, and bpf-linker.
@@ -95,6 +102,7 @@ fn run(verb: Verb) -> Result<()> {
             };
             test::run(&repository, extent)
         }
+        Verb::Matrix(options) => matrix::run(&repository, &options),
         Verb::Bench(options) => bench::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {
@@ -113,7 +121,7 @@ fn run(verb: Verb) -> Result<()> {
 }
 
 fn set_up(interpreter: pytorch::Interpreter, torch: String) -> Result<()> {
-    let environment = pytorch::set_up(&pytorch::Request { interpreter, torch })?;
+    let environment = pytorch::set_up(&pytorch::Request::new(interpreter, &torch))?;
     println!("{}", environment.python.display());
     eprintln!(
         "Python {}, PyTorch {}, {}",

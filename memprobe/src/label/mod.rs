@@ -4,10 +4,12 @@
 
 mod names;
 mod number;
+mod process;
 mod text;
 
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, place, whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
+pub use process::process;
 pub use text::{CUT, clean, fit, fit_end, width};

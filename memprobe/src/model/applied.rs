@@ -15,6 +15,12 @@ pub enum Applied {
         /// [`Freed::Unknown`] if not.
         kept: bool,
     },
+    /// A block was live when memprobe attached.
+    Held {
+        /// Whether the ledger has room to follow the block; its bytes are from before attach in
+        /// either case.
+        kept: bool,
+    },
     /// A block is live no more.
     Free(Freed),
     /// libcudart gave out or took back memory. The ledger does not follow segments.

@@ -52,7 +52,8 @@ enum Queued {
 
 impl<M: ReadMemory> Symbolizer<M> {
     /// A symbolizer for one process, whose code objects are read through `memory`.
-    pub fn new(tgid: Tgid, memory: M, code: python::CodeCache) -> Self {
+    /// Without `code`, as long as its Python is not known, stacks have no lines.
+    pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>) -> Self {
         Self {
             tgid,
             stacks: Stacks::new(memory, code),
@@ -86,8 +87,22 @@ impl<M: ReadMemory> Symbolizer<M> {
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::Memory(..) | Record::Stack(..) | Record::CodeFreed(_) => {}
+            Record::Memory(..) | Record::Stack(..) | Record::CodeFreed(_) | Record::Process(..) => {
+            }
         }
+    }
+
+    /// Reads code objects by this from now on: the process's Python has become known, or it runs
+    /// another one now.
+    pub fn set_code(&mut self, code: python::CodeCache) {
+        self.stacks.set_code(code);
+    }
+
+    /// As [`Self::settle`], where nothing of the process can follow.
+    pub fn settle_all(&mut self) {
+        self.settle();
+        self.settle();
+        self.ready.give_up();
     }
 
     /// Says that all records were taken that were there. A stack becomes an event only when all

@@ -58,7 +58,7 @@ impl SegmentDevices {
                         memory.device = device;
                     }
                 }
-                Action::Alloc | Action::Free | Action::OutOfMemory => {}
+                Action::Alloc | Action::Free | Action::OutOfMemory | Action::Held => {}
             }
         }
         self.held.push_back(event);

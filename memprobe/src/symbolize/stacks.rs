@@ -19,7 +19,7 @@ const HASHES: usize = 1 << 19;
 /// Every stack that was defined, and how the kernel names it.
 pub struct Stacks<M> {
     memory: M,
-    code: CodeCache,
+    code: Option<CodeCache>,
     /// The kernel's names, those since the last forgetting and those before.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack, by what it is: different hashes can stand for the same.
@@ -60,7 +60,7 @@ impl Reading {
 
 impl<M: ReadMemory> Stacks<M> {
     /// No stacks yet; frames are resolved through `code`, which reads `memory`.
-    pub fn new(memory: M, code: CodeCache) -> Self {
+    pub fn new(memory: M, code: Option<CodeCache>) -> Self {
         Self {
             memory,
             code,
@@ -70,6 +70,11 @@ impl<M: ReadMemory> Stacks<M> {
             defined: HashMap::new(),
             next: StackId::NONE.0 + 1,
         }
+    }
+
+    /// Resolves frames through `code` from now on.
+    pub fn set_code(&mut self, code: CodeCache) {
+        self.code = Some(code);
     }
 
     /// Reads the code objects of a stack, as soon as it is known; `None` if the hash was known
@@ -83,7 +88,10 @@ impl<M: ReadMemory> Stacks<M> {
             .map(|frame| {
                 let (code, owner) = (frame.code(), frame.owner());
                 let memory = &self.memory;
-                Reading::Tentative(self.code.resolve(memory, code, frame.instr, owner))
+                Reading::Tentative(match &mut self.code {
+                    Some(known) => known.resolve(memory, code, frame.instr, owner),
+                    None => Resolved::Unreadable,
+                })
             })
             .collect();
         Some(Pending {
@@ -96,17 +104,18 @@ impl<M: ReadMemory> Stacks<M> {
     /// Mends the pending stacks that name a code object which was freed: it may have gone before
     /// it was read, or another may have been read in its place.
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
+        let Some(code) = &mut self.code else { return };
         let memory: Stretches = freed.memory.iter().cloned().collect();
         for pending in pending {
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
                 if frame.code() == freed.code && matches!(reading, Reading::Tentative(_)) {
                     let (instr, owner) = (frame.instr, frame.owner());
-                    let kept = self.code.resolve_freed(&memory, freed.code, instr, owner);
+                    let kept = code.resolve_freed(&memory, freed.code, instr, owner);
                     *reading = Reading::Kept(kept);
                 }
             }
         }
-        self.code.forget(freed.code);
+        code.forget(freed.code);
     }
 
     /// Defines a stack that was read; gives it where it is new.

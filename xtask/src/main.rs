@@ -5,6 +5,7 @@ mod demo;
 mod ebpf;
 mod matrix;
 mod process;
+mod python;
 mod pytorch;
 mod repository;
 mod test;

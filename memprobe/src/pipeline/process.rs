@@ -68,7 +68,7 @@ pub(super) struct Process {
     pub(super) attaching: Attaching,
     pub(super) symbolizer: Symbolizer<ProcessMemory>,
     pub(super) beginning: Beginning,
-    /// What it held before its first event; a forked child holds nothing.
+    /// What it held before its first event; the child of a probed process holds nothing.
     before: Option<BeforeAttach>,
     /// The last that was said to be waited for.
     pub(super) waiting_for: String,
@@ -144,7 +144,8 @@ impl Process {
             phase: parent.phase,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code),
             beginning: Beginning::new(birth),
-            before: (birth == Birth::Seen).then(|| BeforeAttach::of(tgid)),
+            // Where the probes are in place already, nothing can come before them.
+            before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
             // What its parent waits for it has; of itself it tells by its loader or by an exec.
             next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_TOLD),
             ..Self::new(watched, tgid, Origin::Started, attaching, now)

@@ -29,9 +29,9 @@ const LOOK_TOLD: Duration = Duration::from_millis(20);
 /// How often at least.
 const LOOK_SELDOM: Duration = Duration::from_secs(2);
 
-/// How long an event waits for another of the same process: one that tells the device of a segment
-/// comes at once or not at all.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// How long after the last record a segment waits for its thread to tell the device. On a busy machine
+/// the thread may be kept from running just then.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What share of the time may be spent with looking at one process.
 const LOOKING_SHARE: u32 = 5;
@@ -237,8 +237,9 @@ impl Process {
     /// Its probes are in place: what it held before can be read.
     pub(super) fn attached(&mut self) {
         self.phase = Phase::Attached;
+        self.read_torch();
         if let Some(before) = &mut self.before {
-            before.begin(facts::torch_version(self.tgid));
+            before.begin(self.torch.clone());
         }
     }
 

@@ -16,7 +16,7 @@ use crate::export::trace_event::TraceWriter;
 use crate::label::{self, clean, counted};
 use crate::model::snapshot::{Grouping, Target};
 use crate::recording::{EndReason, Header};
-use crate::target::facts;
+use crate::target::rank::Rank;
 
 /// Where a recording goes.
 pub(super) enum Destination {
@@ -154,7 +154,7 @@ impl Recorder {
     }
 
     fn found(&mut self, tgid: Tgid, parent: Option<Tgid>, target: Target) {
-        let rank = facts::rank(tgid);
+        let rank = Rank::of(tgid).map(|rank| rank.global);
         let entry = self.enter(tgid, parent, rank, &target);
         let recorded = Recorded {
             header: header(target),
@@ -323,7 +323,7 @@ impl Recorder {
                 recorded.kept.clear();
                 recorded.header = header;
                 // A launcher sets it for the program that it starts.
-                recorded.rank = facts::rank(tgid);
+                recorded.rank = Rank::of(tgid).map(|rank| rank.global);
             }
             self.note_entry(tgid);
             return Ok(());

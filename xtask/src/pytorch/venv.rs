@@ -202,6 +202,9 @@ impl Pip {
             // is taken of the disk. Nothing is compiled: what has no wheel is an error.
             .args(["install", "--disable-pip-version-check", "--no-cache-dir"])
             .args(["--only-binary", ":all:"])
+            // Most of PyTorch's modules are never imported: compiling them all takes longer than
+            // the download.
+            .arg("--no-compile")
             .args(requirements)
             .env("PIP_ROOT_USER_ACTION", "ignore");
         process::run(&mut command).context(
@@ -246,6 +249,12 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
             base.executable.display()
         )));
     }
+    if install_own_pip(base, &target)? {
+        return Ok(Pip {
+            runner: target.clone(),
+            target,
+        });
+    }
     match another_pip() {
         Some(runner) => Ok(Pip { runner, target }),
         None => bail!(
@@ -254,6 +263,35 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
             base.executable.display()
         ),
     }
+}
+
+/// Installs the pip that a distribution keeps beside its Python as a wheel, where it does; whether it
+/// did. (Its ensurepip looks for that only where the distribution is installed.)
+fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
+    let prefix = base.executable.parent().and_then(Path::parent);
+    let wheels = prefix.map(|prefix| prefix.join("share/python-wheels"));
+    let Some(Ok(entries)) = wheels.map(fs::read_dir) else {
+        return Ok(false);
+    };
+    let is_pip = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("pip-") && name.ends_with(".whl")
+    };
+    let wheel = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(is_pip);
+    let Some(wheel) = wheel else {
+        return Ok(false);
+    };
+    // A wheel can be run as a program and as the package to install at once.
+    process::answer(
+        Command::new(target)
+            .arg(wheel.join("pip"))
+            .args(["install", "--no-index", "--no-cache-dir"])
+            .arg(&wheel)
+            .env("PIP_ROOT_USER_ACTION", "ignore"),
+    )
+    .map(|_| true)
 }
 
 /// A Python whose pip can install into another environment (`--python`, since pip 22.3).

@@ -85,6 +85,15 @@ impl BeforeAttach {
         self.reconciler.push(event);
     }
 
+    /// The process was watched from its birth on, and its first event says that nothing came before:
+    /// there is nothing to read.
+    pub(super) fn settle_with_nothing(&mut self) {
+        if !self.reconciler.is_settled() {
+            // Where something does not add up after all, the tables say what.
+            let _ = self.reconciler.settle(&AllocatorTables::default());
+        }
+    }
+
     /// Goes on, after events were taken; `all` says that none is left that has happened by now.
     pub(super) fn settle(&mut self, all: bool) {
         let reconciler = &mut self.reconciler;

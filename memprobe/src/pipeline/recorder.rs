@@ -485,7 +485,7 @@ fn tell_unread(event: &Event, progress: &mut Progress) {
         unread: Some(why), ..
     }) = event
     {
-        progress.say(&format!(
+        progress.say_once(&format!(
             "what was allocated before cannot be told block by block: {}",
             clean(why)
         ));

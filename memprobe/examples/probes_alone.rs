@@ -68,14 +68,14 @@ fn main() -> Result<()> {
 /// Attaches every probe where memprobe would, and lets no process through.
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<()> {
     let maps = Maps::of(tgid)?;
-    for probe in PROBES {
+    for probe in PROBES.iter() {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         if let Some(program) = probe.returns {
-            loader.attach(program, &located.file, located.function_offset, tgid)?;
+            loader.attach(program, &located.file, located.function_offset, None, tgid)?;
         }
         let entry = located.function_offset + located.place.offset;
-        loader.attach(probe.entry, &located.file, entry, tgid)?;
+        loader.attach(probe.entry, &located.file, entry, probe.cookie, tgid)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Blocks and segments as async slices: how their records begin, and which are open.
+//! Blocks, segments and other memory of CUDA as async slices: how their records begin, and which are open.
 
 use hashbrown::HashMap;
 
@@ -18,6 +18,7 @@ pub(super) struct SliceKind {
 pub(super) enum Slices {
     Blocks,
     Segments,
+    Cuda,
 }
 
 pub(super) const BLOCK: SliceKind = SliceKind {
@@ -38,11 +39,20 @@ pub(super) const SEGMENT: SliceKind = SliceKind {
     unpaired_name: "free of a segment allocated unseen",
 };
 
+pub(super) const CUDA: SliceKind = SliceKind {
+    of: Slices::Cuda,
+    begin: b"b\",\"cat\":\"cuda",
+    end: b"e\",\"cat\":\"cuda",
+    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"cuda",
+    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"cuda_free",
+    unpaired_name: "free of CUDA memory allocated unseen",
+};
+
 impl SliceKind {
     pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, stack: Definition) {
         match self.of {
             Slices::Segments => line.extend_from_slice(b"segment (cudaMalloc)"),
-            Slices::Blocks => match stacks.text(stack) {
+            Slices::Blocks | Slices::Cuda => match stacks.text(stack) {
                 Some(text) => line.extend_from_slice(&text.name),
                 None => line.extend_from_slice(b"(unknown stack)"),
             },
@@ -50,7 +60,7 @@ impl SliceKind {
     }
 }
 
-/// Blocks or segments that are live, with the stack that names their slice. Addresses of all
+/// Memory of one kind that is live, with the stack that names their slice. Addresses of all
 /// devices of a process lie in one space (CUDA's unified virtual addressing).
 pub(super) struct OpenSlices {
     pub live: HashMap<u64, Definition>,

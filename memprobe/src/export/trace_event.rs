@@ -19,7 +19,7 @@ use super::fields::{
     clip, push_args, push_id, push_name, push_process, push_record, push_stack, push_ts,
 };
 use super::json;
-use super::slices::{BLOCK, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::slices::{BLOCK, CUDA, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::{Definition, StackTexts};
 use crate::event::{Action, Event, Losses, MemoryEvent, Stack, StackId, Tid, TimeNs, Totals};
 use crate::model::snapshot::Grouping;
@@ -47,6 +47,7 @@ pub struct TraceWriter<W: Write> {
     stacks: StackTexts,
     blocks: OpenSlices,
     segments: OpenSlices,
+    cuda: OpenSlices,
     counters: HashMap<u8, Totals>,
 }
 
@@ -102,6 +103,7 @@ impl<W: Write> TraceWriter<W> {
             stacks: StackTexts::new(grouping),
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
+            cuda: OpenSlices::new(MAX_OPEN),
             counters: HashMap::new(),
         };
         writer.describe(header)?;
@@ -155,6 +157,7 @@ impl<W: Write> TraceWriter<W> {
     pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
         self.end_open_slices(&BLOCK)?;
         self.end_open_slices(&SEGMENT)?;
+        self.end_open_slices(&CUDA)?;
         self.repeat_counters();
         let end = EndRecord::from(&End {
             reason,
@@ -266,6 +269,8 @@ impl<W: Write> TraceWriter<W> {
             Action::Free => self.end(event, &BLOCK),
             Action::SegmentAlloc => self.begin(event, &SEGMENT),
             Action::SegmentFree => self.end(event, &SEGMENT),
+            Action::CudaAlloc => self.begin(event, &CUDA),
+            Action::CudaFree => self.end(event, &CUDA),
             Action::OutOfMemory => {
                 self.open_line(event, b"i\",\"s\":\"g\",\"cat\":\"oom", |line, _| {
                     line.extend_from_slice(b"out of memory");
@@ -321,6 +326,7 @@ impl<W: Write> TraceWriter<W> {
         match kind.of {
             Slices::Blocks => &mut self.blocks,
             Slices::Segments => &mut self.segments,
+            Slices::Cuda => &mut self.cuda,
         }
     }
 

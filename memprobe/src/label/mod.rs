@@ -7,7 +7,8 @@ mod number;
 mod text;
 
 pub use names::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, place, whole_frame,
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, native_place, place,
+    whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use text::{CUT, clean, fit, fit_end, width};

@@ -122,6 +122,7 @@ impl Reference {
                 reserved: Bytes(1 << 20),
             }),
             stack: StackId(stack),
+            call: None,
         };
         Some((event, freed))
     }
@@ -141,6 +142,7 @@ fn stack(id: u32) -> Arc<Stack> {
         file: file.into(),
         line,
         function: "f".into(),
+        library: None,
     };
     let torch = frame("/lib/python3.11/site-packages/torch/functional.py", id);
     let frames = vec![torch, frame("train.py", id / 2)];
@@ -368,6 +370,7 @@ fn garbage() -> impl Strategy<Value = Event> {
                 device: device.map(DeviceIndex),
                 totals,
                 stack: StackId(stack),
+                call: None,
             })
         });
     let losses = (number(), number(), number()).prop_map(|(events, stacks, malformed)| {

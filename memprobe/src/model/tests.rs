@@ -45,6 +45,7 @@ impl Scene {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
+            call: None,
         }
     }
 
@@ -123,6 +124,7 @@ fn frame(file: &str, line: u32) -> Frame {
         file: file.into(),
         line,
         function: "forward".into(),
+        library: None,
     }
 }
 

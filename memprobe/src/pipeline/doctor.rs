@@ -57,7 +57,7 @@ fn look_at(tgid: Tgid, findings: &mut Findings) {
             "not imported yet: `attach` and `record` will wait for it",
         ),
     }
-    for probe in PROBES {
+    for probe in PROBES.iter() {
         match Located::find(probe, tgid, &maps) {
             Some(located) => findings.add_place(probe, located),
             None => findings.note(
@@ -107,7 +107,8 @@ impl Findings {
     fn add_place(&mut self, probe: &Probe, located: Result<Located, AttachError>) {
         match (located, probe.need) {
             (Ok(located), _) => self.add::<String>(probe.function, Ok(place_of(&located))),
-            (Err(error), Need::Required) => self.add(probe.function, Err(error)),
+            (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
+            (Err(error), Need::WhereItIs) => self.note(probe.function, &error.to_string()),
             (Err(error), Need::Optional(without)) => {
                 self.note(probe.function, &format!("{error}; {without}"));
             }

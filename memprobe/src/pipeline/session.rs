@@ -14,8 +14,8 @@ use crate::probe::kernel;
 use crate::probe::loader::{Counters, Loader};
 use crate::probe::ring::Records;
 use crate::probe::watched::Watched;
-use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
+use crate::symbolize::{Past, Symbolizer};
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
 
@@ -108,7 +108,7 @@ impl Session {
                 Origin::Started => LOOK_SOON,
             };
             tokio::select! {
-                () = watched.ended() => bail!("process {} ended before it used PyTorch's CUDA allocator", tgid.0),
+                () = watched.ended() => bail!("process {} ended before it used CUDA", tgid.0),
                 () = tokio::time::sleep(again) => {}
             }
         };
@@ -119,10 +119,15 @@ impl Session {
         let target = Target {
             tgid: Some(tgid),
             command: facts::command_line(tgid),
-            python: Some(python.version.to_string()),
+            python: python.as_ref().map(|python| python.version.to_string()),
             torch: facts::torch_version(tgid),
         };
-        let symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), CodeCache::new(&python));
+        let past = match origin {
+            Origin::Started => Past::None,
+            Origin::Running => Past::Unknown,
+        };
+        let code = python.as_ref().map(CodeCache::new);
+        let symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, past);
         Ok(Self {
             watched,
             records,

@@ -8,6 +8,7 @@ use memprobe_common::{ProcessConfig, ThreadLocal};
 use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Need, PROBES, Probe, TORCH_CPU};
 use super::loader::Loader;
 use super::prologue::{Place, SEARCHED};
+use crate::cuda::Api;
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
@@ -120,12 +121,12 @@ impl Located {
         };
         if let Some(program) = self.probe.returns {
             loader
-                .attach(program, &self.file, self.function_offset, tgid)
+                .attach(program, &self.file, self.function_offset, None, tgid)
                 .map_err(refused)?;
         }
         let entry = self.function_offset + self.place.offset;
         loader
-            .attach(self.probe.entry, &self.file, entry, tgid)
+            .attach(self.probe.entry, &self.file, entry, self.probe.cookie, tgid)
             .map_err(refused)
     }
 }
@@ -134,6 +135,8 @@ impl Located {
 pub struct Attaching {
     tgid: Tgid,
     python: Option<PythonProcess>,
+    /// Whether its events are let through.
+    watched: bool,
     /// By probe: whether it was dealt with.
     done: Vec<bool>,
     attached: Vec<ProbeStatus>,
@@ -142,8 +145,8 @@ pub struct Attaching {
 
 /// How far attaching has come.
 pub enum Step {
-    /// Every probe is in place.
-    Done(PythonProcess),
+    /// Every probe is in place. `None` in a process that runs no Python.
+    Done(Option<PythonProcess>),
     /// Not yet, and what is waited for.
     Waiting(String),
 }
@@ -154,6 +157,7 @@ impl Attaching {
         Self {
             tgid,
             python: None,
+            watched: false,
             done: vec![false; PROBES.len()],
             attached: Vec::new(),
             missing: Vec::new(),
@@ -167,6 +171,7 @@ impl Attaching {
     pub fn step(&mut self, loader: &mut Loader) -> Result<Step, AttachError> {
         let python = match &self.python {
             Some(python) => python.clone(),
+            None if self.watched => return self.step_without_python(loader),
             None => match PythonProcess::detect(self.tgid) {
                 Ok(python) => {
                     self.prepare(loader, &python)?;
@@ -176,14 +181,18 @@ impl Attaching {
                     let what = format!("waiting for Python to start in PID {}", self.tgid.0);
                     return Ok(Step::Waiting(what));
                 }
+                Err(DetectError::NotPython) if uses_cuda(self.tgid) => {
+                    self.watch(loader, ProcessConfig::default())?;
+                    return self.step_without_python(loader);
+                }
                 Err(error) => return Err(AttachError::Python(self.tgid, error)),
             },
         };
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.attach_mapped(loader, &maps)?;
-        if self.done.iter().all(|done| *done) {
-            return Ok(Step::Done(python));
+        if self.is_enough() {
+            return Ok(Step::Done(Some(python)));
         }
         if was_built_without_cuda(self.tgid, &maps) {
             return Err(AttachError::NoCuda(self.tgid));
@@ -192,20 +201,40 @@ impl Attaching {
         Ok(Step::Waiting(what))
     }
 
+    /// Attaches to the CUDA of a program that runs no Python.
+    fn step_without_python(&mut self, loader: &mut Loader) -> Result<Step, AttachError> {
+        let maps =
+            Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
+        self.attach_mapped(loader, &maps)?;
+        Ok(Step::Done(None))
+    }
+
+    /// Whether every probe is in place that a PyTorch has.
+    fn is_enough(&self) -> bool {
+        let mut probes = PROBES.iter().zip(&self.done);
+        probes.all(|(probe, done)| *done || probe.need == Need::WhereItIs)
+    }
+
     /// Lets the process's events through and attaches to its Python.
     fn prepare(&mut self, loader: &mut Loader, python: &PythonProcess) -> Result<(), AttachError> {
         let config = ProcessConfig {
             python: python.kernel_config(),
             generation: 0,
         };
+        self.watch(loader, config)?;
+        let located = Located::find_code_freed(self.tgid, python);
+        self.attach(loader, &CODE_FREED, located)
+    }
+
+    /// Lets the process's events through.
+    fn watch(&mut self, loader: &mut Loader, config: ProcessConfig) -> Result<(), AttachError> {
+        self.watched = true;
         loader
             .watch(self.tgid, config)
             .map_err(|error| AttachError::Refused {
                 function: "the filter",
                 why: format!("{error:#}"),
-            })?;
-        let located = Located::find_code_freed(self.tgid, python);
-        self.attach(loader, &CODE_FREED, located)
+            })
     }
 
     /// Attaches every probe whose library is mapped.
@@ -257,7 +286,8 @@ impl Attaching {
         });
         match (attached, probe.need) {
             (Ok(status), _) => self.attached.push(status),
-            (Err(error), Need::Required) => return Err(error),
+            (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
+            (Err(error), Need::WhereItIs) => self.missing.push(error.to_string()),
             (Err(error), Need::Optional(without)) => {
                 self.missing.push(format!("{error}: {without}"))
             }
@@ -282,6 +312,14 @@ fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
         .ok()
         .filter(|module| *module > 0)?;
     Some(ThreadLocal { module, offset })
+}
+
+/// Whether a process has loaded one of CUDA's libraries.
+fn uses_cuda(tgid: Tgid) -> bool {
+    Maps::of(tgid).is_ok_and(|maps| {
+        let apis = [Api::Runtime, Api::Driver];
+        apis.iter().any(|api| maps.library(api.library()).is_some())
+    })
 }
 
 /// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, MapData, RingBuf};
 use aya::programs::UProbe;
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, ThreadLocal, counter};
 
@@ -124,27 +124,37 @@ impl Loader {
         Ok(())
     }
 
-    /// Attaches a program at a file offset of a library, for one process.
+    /// Attaches a program at a file offset of a library, for one process; `cookie` tells a program
+    /// that serves several functions which one it is.
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn attach(&mut self, program: &str, library: &Path, offset: u64, tgid: Tgid) -> Result<()> {
+    pub fn attach(
+        &mut self,
+        program: &str,
+        library: &Path,
+        offset: u64,
+        cookie: Option<u64>,
+        tgid: Tgid,
+    ) -> Result<()> {
         let scope = NonZeroU32::new(tgid.0)
             .map(UProbeScope::OneProcess)
             .context("PID 0 is the kernel's own")?;
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie,
+        };
         let uprobe: &mut UProbe = self
             .ebpf
             .program_mut(program)
             .with_context(|| format!("the object has no program {program}"))?
             .try_into()?;
-        uprobe
-            .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
-            .with_context(|| {
-                format!(
-                    "attaching {program} to {} at {offset:#x}",
-                    library.display()
-                )
-            })?;
+        uprobe.attach(point, library, scope).with_context(|| {
+            format!(
+                "attaching {program} to {} at {offset:#x}",
+                library.display()
+            )
+        })?;
         Ok(())
     }
 

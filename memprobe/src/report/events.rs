@@ -10,7 +10,9 @@ use serde_json::value::RawValue;
 use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
-use crate::event::{Action, Bytes, Event, Losses, MemoryEvent, Stack, StackId, StackKind, TimeNs};
+use crate::event::{
+    Action, Bytes, DeviceIndex, Event, Losses, MemoryEvent, Stack, StackId, StackKind, TimeNs,
+};
 use crate::label::{FileNames, named_stack};
 use crate::recording::Reader;
 
@@ -29,6 +31,12 @@ struct Row<'a> {
     device: Option<u8>,
     allocated: Option<u64>,
     reserved: Option<u64>,
+    /// The function of CUDA.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<&'static str>,
+    /// Where the memory lies that CUDA gave out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<&'static str>,
     stack: &'a RawValue,
     /// The name of the thread.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -224,7 +232,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
     let (mut stack, mut thread, mut waiting, mut no_stack) = (&*stacks.empty, None, None, None);
     match known.map(|(stack, frames)| (&stack.kind, frames)) {
         None => {}
-        Some((StackKind::Python, frames)) => stack = frames,
+        Some((StackKind::Python | StackKind::Native, frames)) => stack = frames,
         Some((StackKind::Waiting { thread: name }, frames)) => {
             (thread, waiting) = (Some(&**name), Some(frames));
         }
@@ -247,6 +255,8 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         device: event.device.map(|device| device.0),
         allocated: event.totals.map(|totals| totals.allocated.0),
         reserved: event.totals.map(|totals| totals.reserved.0),
+        function: event.call.map(|call| call.function),
+        space: event.call.map(|call| call.space.as_str()),
         stack,
         thread,
         waiting,
@@ -261,19 +271,17 @@ fn addr(event: &MemoryEvent) -> Option<u64> {
     (event.action != Action::OutOfMemory).then_some(event.addr.0)
 }
 
-/// The size of a freed segment is unknown where it was not seen being allocated.
+/// The size of what is given back to CUDA is unknown where it was not seen being allocated.
 fn size(event: &MemoryEvent) -> Option<u64> {
-    let unknown = event.action == Action::SegmentFree && event.size == Bytes(0);
+    let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree);
+    let unknown = is_free && event.size == Bytes(0);
     (!unknown).then_some(event.size.0)
 }
 
 /// One event for people.
 fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
     let since = i128::from(event.time.0) - i128::from(start.0);
-    let device = event.device.map_or_else(
-        || "cuda:?".to_owned(),
-        |device| format!("cuda:{}", device.0),
-    );
+    let device = event.device.unwrap_or(DeviceIndex::UNKNOWN);
     let size = size(event).map_or_else(|| "?".to_owned(), |size| human(Bytes(size)));
     let addr = addr(event).map_or_else(|| "-".to_owned(), |addr| format!("{addr:#x}"));
     let mut line = format!(
@@ -288,6 +296,9 @@ fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
             human(totals.allocated),
             human(totals.reserved)
         ));
+    }
+    if let Some(call) = event.call {
+        line.push_str(&format!("  {} ({})", call.function, call.space.as_str()));
     }
     if let Some(stack) = stack {
         line.push_str("  ");

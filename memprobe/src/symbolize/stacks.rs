@@ -6,7 +6,8 @@ use hashbrown::HashMap;
 use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
 
 use crate::decode::FreedCode;
-use crate::event::{NoStack, Stack, StackId, StackKind};
+use crate::event::{Frame, NoStack, Stack, StackId, StackKind};
+use crate::symbolize::native::Unwound;
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
 
@@ -19,19 +20,22 @@ const HASHES: usize = 1 << 19;
 /// Every stack that was defined, and how the kernel names it.
 pub struct Stacks<M> {
     memory: M,
-    code: CodeCache,
+    /// `None` for a process that runs no Python.
+    code: Option<CodeCache>,
     /// The kernel's names, those since the last forgetting and those before.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack, by what it is: different hashes can stand for the same.
     ids: HashMap<Arc<Stack>, StackId>,
     waiting: HashMap<(Arc<str>, StackId), StackId>,
-    /// Python stacks by id, as those of waiting threads are made from them.
+    /// Stacks of calls into CUDA, by the stack behind and the native code that called.
+    called: HashMap<(StackId, Frame), StackId>,
+    /// Stacks by id, as others are made from them.
     defined: HashMap<StackId, Arc<Stack>>,
     next: u32,
 }
 
 /// A stack's name, and the stack itself where it is new.
-type Interned = (StackId, Option<Arc<Stack>>);
+pub type Interned = (StackId, Option<Arc<Stack>>);
 
 /// A stack whose frames were read, but whose code objects may have been freed before that.
 #[derive(Debug)]
@@ -60,13 +64,14 @@ impl Reading {
 
 impl<M: ReadMemory> Stacks<M> {
     /// No stacks yet; frames are resolved through `code`, which reads `memory`.
-    pub fn new(memory: M, code: CodeCache) -> Self {
+    pub fn new(memory: M, code: Option<CodeCache>) -> Self {
         Self {
             memory,
             code,
             by_hash: Default::default(),
             ids: HashMap::new(),
             waiting: HashMap::new(),
+            called: HashMap::new(),
             defined: HashMap::new(),
             next: StackId::NONE.0 + 1,
         }
@@ -78,12 +83,13 @@ impl<M: ReadMemory> Stacks<M> {
         if self.by_hash(head.hash).is_some() {
             return None;
         }
+        let python = self.code.as_mut()?;
         let resolved = frames
             .iter()
             .map(|frame| {
                 let (code, owner) = (frame.code(), frame.owner());
                 let memory = &self.memory;
-                Reading::Tentative(self.code.resolve(memory, code, frame.instr, owner))
+                Reading::Tentative(python.resolve(memory, code, frame.instr, owner))
             })
             .collect();
         Some(Pending {
@@ -96,17 +102,20 @@ impl<M: ReadMemory> Stacks<M> {
     /// Mends the pending stacks that name a code object which was freed: it may have gone before
     /// it was read, or another may have been read in its place.
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
+        let Some(python) = &mut self.code else {
+            return;
+        };
         let memory: Stretches = freed.memory.iter().cloned().collect();
         for pending in pending {
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
                 if frame.code() == freed.code && matches!(reading, Reading::Tentative(_)) {
                     let (instr, owner) = (frame.instr, frame.owner());
-                    let kept = self.code.resolve_freed(&memory, freed.code, instr, owner);
+                    let kept = python.resolve_freed(&memory, freed.code, instr, owner);
                     *reading = Reading::Kept(kept);
                 }
             }
         }
-        self.code.forget(freed.code);
+        python.forget(freed.code);
     }
 
     /// Defines a stack that was read; gives it where it is new.
@@ -133,9 +142,7 @@ impl<M: ReadMemory> Stacks<M> {
             self.by_hash[0].clear();
         }
         self.by_hash[0].insert(pending.head.hash, id);
-        let stack = new?;
-        self.defined.insert(id, stack.clone());
-        Some((id, stack))
+        Some((id, new?))
     }
 
     /// The stack that the kernel names by a hash.
@@ -169,6 +176,40 @@ impl<M: ReadMemory> Stacks<M> {
         (id, new)
     }
 
+    /// The stack of a call into CUDA by native code at `caller`, behind which lies the stack `id`.
+    pub fn called(&mut self, id: StackId, caller: &Frame) -> Interned {
+        let key = (id, caller.clone());
+        if let Some(id) = self.called.get(&key) {
+            return (*id, None);
+        }
+        let Some(behind) = self.defined.get(&id) else {
+            return (id, None);
+        };
+        let mut frames = Vec::with_capacity(behind.frames.len() + 1);
+        frames.push(caller.clone());
+        frames.extend(behind.frames.iter().cloned());
+        let stack = Stack {
+            kind: behind.kind.clone(),
+            frames,
+            truncated: behind.truncated,
+        };
+        let Some((called, new)) = self.intern(stack) else {
+            return (id, None);
+        };
+        self.called.insert(key, called);
+        (called, new)
+    }
+
+    /// The stack of native code alone.
+    pub fn native(&mut self, unwound: Unwound) -> Interned {
+        let stack = Stack {
+            kind: StackKind::Native,
+            frames: unwound.frames,
+            truncated: unwound.truncated,
+        };
+        self.intern(stack).unwrap_or((StackId::NONE, None))
+    }
+
     /// The stack of a thread of which no stack is known.
     pub fn unknown(&mut self, thread: &Arc<str>, reason: NoStack) -> Interned {
         let kind = StackKind::Unknown {
@@ -195,15 +236,17 @@ impl<M: ReadMemory> Stacks<M> {
         self.next += 1;
         let stack = Arc::new(stack);
         self.ids.insert(stack.clone(), id);
+        self.defined.insert(id, stack.clone());
         Some((id, Some(stack)))
     }
 }
 
 /// A frame whose code object could not be read.
-fn unreadable() -> crate::event::Frame {
-    crate::event::Frame {
+fn unreadable() -> Frame {
+    Frame {
         file: "<unreadable>".into(),
         line: 0,
         function: "?".into(),
+        library: None,
     }
 }

@@ -241,6 +241,7 @@ fn any_stack() -> impl Strategy<Value = Stack> {
         file,
         line,
         function,
+        library: None,
     });
     (kind, prop::collection::vec(frame, 0..40), any::<bool>()).prop_map(
         |(kind, frames, truncated)| Stack {
@@ -288,6 +289,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     Action::Free | Action::SegmentFree => StackId::NONE,
                     _ => StackId(stack),
                 },
+                call: None,
             },
         )
 }

@@ -11,6 +11,7 @@ pub mod ground;
 pub mod ledger;
 pub mod memprobe;
 pub mod process;
+pub mod programs;
 pub mod pytorch;
 pub mod reference;
 pub mod rehearsal;

@@ -11,7 +11,8 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Losses, MemoryEvent, Stack, StackId, StackKind, TimeNs,
+    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Stack, StackId, StackKind,
+    TimeNs,
 };
 use crate::label::{FileNames, named_stack};
 use crate::recording::Reader;
@@ -38,6 +39,10 @@ struct Row<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     space: Option<&'static str>,
     stack: &'a RawValue,
+    /// The native code that called into CUDA: the caller alone where there is Python, all of the
+    /// stack otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    native: Option<&'a RawValue>,
     /// The name of the thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     thread: Option<&'a str>,
@@ -81,10 +86,31 @@ pub(super) fn write<R: BufRead>(
     })
 }
 
+/// The frames of a stack as JSON.
+struct Json {
+    python: Box<RawValue>,
+    native: Option<Box<RawValue>>,
+}
+
+impl Json {
+    fn of(stack: &Stack) -> io::Result<Self> {
+        let is_native = |frame: &&Frame| frame.library.is_some();
+        let (native, python): (Vec<_>, Vec<_>) = stack.frames.iter().partition(is_native);
+        let json = |frames: Vec<&Frame>| {
+            let rows: Vec<FrameRow> = frames.into_iter().map(FrameRow::from).collect();
+            serde_json::value::to_raw_value(&rows)
+        };
+        Ok(Self {
+            python: json(python)?,
+            native: (!native.is_empty()).then(|| json(native)).transpose()?,
+        })
+    }
+}
+
 /// Stacks by their number, and their JSON.
 struct Stacks {
     stacks: HashMap<StackId, Arc<Stack>>,
-    json: HashMap<StackId, Box<RawValue>>,
+    json: HashMap<StackId, Json>,
     empty: Box<RawValue>,
 }
 
@@ -118,14 +144,12 @@ impl Stacks {
         if self.json.len() >= MAX_TEXTS {
             self.json.clear();
         }
-        let frames: Vec<FrameRow> = stack.frames.iter().map(FrameRow::from).collect();
-        self.json
-            .insert(id, serde_json::value::to_raw_value(&frames)?);
+        self.json.insert(id, Json::of(stack)?);
         Ok(())
     }
 
     /// The stack, and its frames as JSON once they are prepared.
-    fn with_json(&self, id: StackId) -> Option<(&Stack, &RawValue)> {
+    fn with_json(&self, id: StackId) -> Option<(&Stack, &Json)> {
         Some((self.stacks.get(&id)?, self.json.get(&id)?))
     }
 }
@@ -230,7 +254,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
     stacks.prepare(event.stack)?;
     let known = stacks.with_json(event.stack);
     let (mut stack, mut thread, mut waiting, mut no_stack) = (&*stacks.empty, None, None, None);
-    match known.map(|(stack, frames)| (&stack.kind, frames)) {
+    match known.map(|(stack, json)| (&stack.kind, &*json.python)) {
         None => {}
         Some((StackKind::Python | StackKind::Native, frames)) => stack = frames,
         Some((StackKind::Waiting { thread: name }, frames)) => {
@@ -258,6 +282,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         function: event.call.map(|call| call.function),
         space: event.call.map(|call| call.space.as_str()),
         stack,
+        native: known.and_then(|(_, json)| json.native.as_deref()),
         thread,
         waiting,
         no_stack,

@@ -32,6 +32,20 @@ pub mod record {
     pub const STACK: u8 = 6;
     /// [`super::CodeRecord`]: a code object of a sent stack is about to be freed.
     pub const CODE_FREED: u8 = 7;
+    /// [`super::ProcessRecord`]: a watched process made another (`fork`, `vfork`, `clone`), which is
+    /// watched from its first instruction on.
+    pub const FORKED: u8 = 32;
+    /// [`super::ProcessRecord`]: a watched process runs another program now (`execve`).
+    pub const EXECUTED: u8 = 33;
+    /// [`super::ProcessRecord`]: the last thread of a watched process is ending: nothing of it comes
+    /// after this.
+    pub const EXITED: u8 = 34;
+    /// [`super::ProcessRecord`]: the dynamic loader of a process has mapped libraries, or is about
+    /// to.
+    pub const LIBRARY_MAPPED: u8 = 35;
+    /// [`super::ProcessRecord`]: a process that was not watched used a probed library and is watched
+    /// from here on.
+    pub const FOUND: u8 = 36;
 }
 
 /// What a [`MemoryRecord`]'s `stack` means.
@@ -321,15 +335,46 @@ impl PythonConfig {
     pub const NO_CFRAME: u16 = 0xffff;
 }
 
+/// Something in the life of a process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessRecord {
+    /// One of [`record::FORKED`] to [`record::FOUND`].
+    pub kind: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+    /// The process, in the initial PID namespace.
+    pub tgid: u32,
+    /// The process that made it, for [`record::FORKED`]; otherwise zero.
+    pub parent: u32,
+    /// Zero.
+    pub pad2: u32,
+    /// `bpf_ktime_get_ns`.
+    pub time_ns: u64,
+}
+
 /// What the programs know of one process they watch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessConfig {
     /// How to walk its Python stacks.
     pub python: PythonConfig,
-    /// How many code objects of sent stacks were freed: part of every stack's hash, so that a
-    /// stack is sent anew when an address in it may have come to mean another code object.
+    /// Counts up with every code object of a sent stack that is freed, from a number that no other
+    /// process had (the time): part of every stack's hash, so that a stack is sent anew when an
+    /// address in it may have come to mean another code object, and in every process that comes to
+    /// have this number.
     pub generation: u64,
+    /// Where its autograd threads keep the `GraphTask` that they work for; module 0 where that is
+    /// not known.
+    pub graph_task: ThreadLocal,
+    /// Of [`process_flag`].
+    pub flags: u64,
+}
+
+/// Bits of [`ProcessConfig::flags`].
+pub mod process_flag {
+    /// The processes that this one makes are watched too, with all that is known of this one.
+    pub const CHILDREN: u64 = 1;
 }
 
 /// Where every thread of a process keeps a variable of one library.
@@ -349,8 +394,14 @@ pub mod counter {
     /// Stack records, and those of who waits in `backward()`, for which the ring buffer had no
     /// room.
     pub const STACKS_LOST: u32 = 1;
+    /// Records of the life of processes for which the ring buffer had no room.
+    pub const PROCESSES_LOST: u32 = 2;
+    /// Processes that could not be watched because as many are as there is room for.
+    pub const PROCESSES_REFUSED: u32 = 3;
+    /// Events of threads for which there was no room: their calls or stacks are not known.
+    pub const THREADS_REFUSED: u32 = 4;
     /// How many counters there are.
-    pub const COUNT: u32 = 2;
+    pub const COUNT: u32 = 5;
 }
 
 const _: () = {
@@ -361,7 +412,8 @@ const _: () = {
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 40);
-    assert!(size_of::<ProcessConfig>() == 48);
+    assert!(size_of::<ProcessConfig>() == 72);
+    assert!(size_of::<ProcessRecord>() == 24);
     assert!(size_of::<CudaRecord>() == 184);
     assert!(size_of::<CudaStackRecord>() == 184 + 8 + 16 + STACK_COPY);
 };

@@ -8,7 +8,7 @@ use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, record};
 
-use crate::maps::PROCESSES;
+use crate::lifecycle::watched;
 use crate::python::{Walked, walk};
 use crate::ring::send;
 use crate::thread::Caller;
@@ -23,8 +23,7 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
         return 0;
     }
     let caller = Caller::current();
-    // SAFETY: user space changes an entry only before its process is probed.
-    let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+    let Some(process) = watched(caller) else {
         return 0;
     };
     let size = ctx.arg::<u64>(1).unwrap_or(0) as i64;
@@ -62,8 +61,7 @@ pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
         return 0;
     }
     let caller = Caller::current();
-    // SAFETY: user space changes an entry only before its process is probed.
-    let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+    let Some(process) = watched(caller) else {
         return 0;
     };
     // SAFETY: the context of a uprobe holds the registers.

@@ -4,9 +4,9 @@
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
-use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, record};
+use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, ProcessConfig, record};
 
-use crate::maps::{GRAPH_TASKS, PROCESSES};
+use crate::lifecycle::watched;
 use crate::python::{thread_pointer, walk};
 use crate::ring::send;
 use crate::thread::{Caller, Thread};
@@ -18,8 +18,7 @@ use crate::thread::{Caller, Thread};
 #[uprobe]
 pub fn engine_execute(ctx: ProbeContext) -> u32 {
     let caller = Caller::current();
-    // SAFETY: user space changes an entry only before its process is probed.
-    let Some(process) = (unsafe { PROCESSES.get(&caller.tgid) }) else {
+    let Some(process) = watched(caller) else {
         return 0;
     };
     let graph_task = ctx.arg::<u64>(2).unwrap_or(0) as *const u64;
@@ -44,9 +43,9 @@ pub fn engine_execute(ctx: ProbeContext) -> u32 {
 /// The `GraphTask` that the current thread works for, from the engine's thread-local
 /// `current_graph_task`; 0 where that is not known.
 #[inline(always)]
-pub fn current_graph_task(caller: Caller, thread: &mut Thread) -> u64 {
+pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     if thread.graph_task == 0 {
-        thread.graph_task = find_graph_task(caller).unwrap_or(0);
+        thread.graph_task = find_graph_task(process).unwrap_or(0);
     }
     if thread.graph_task == 0 {
         return 0;
@@ -59,12 +58,14 @@ pub fn current_graph_task(caller: Caller, thread: &mut Thread) -> u64 {
 /// a table with a two-word entry for each library, the first being the address of its block
 /// ("ELF Handling For Thread-Local Storage", x86-64; `dtv_t`, sysdeps/generic/dl-dtv.h in glibc).
 #[inline(always)]
-fn find_graph_task(caller: Caller) -> Option<u64> {
+fn find_graph_task(process: &ProcessConfig) -> Option<u64> {
     const UNALLOCATED: u64 = u64::MAX;
-    // SAFETY: user space changes an entry only before its process is probed; the helper checks
-    // the addresses.
+    let place = &process.graph_task;
+    if place.module == 0 {
+        return None;
+    }
+    // SAFETY: the helper checks the addresses.
     unsafe {
-        let place = GRAPH_TASKS.get(&caller.tgid)?;
         let table = bpf_probe_read_user((thread_pointer()? + 8) as *const u64).ok()?;
         let entry = table + 16 * (place.module & 0xffff);
         let block = bpf_probe_read_user(entry as *const u64).ok()?;

@@ -1,7 +1,7 @@
 //! memprobe's eBPF programs: uprobes on PyTorch's caching allocator, on CUDA and on
 //! autograd's engine, each telling user space what happened and on which line of Python.
 //!
-//! One file a probe family; `python` walks the interpreter's frames, `thread` keeps what is known
+//! One file a probe family; `lifecycle` says which processes are watched, `python` walks the interpreter's frames, `thread` keeps what is known
 //! of a thread between events, `ring` sends.
 #![no_std]
 #![no_main]
@@ -11,6 +11,7 @@ mod allocator;
 mod autograd;
 mod code;
 mod cuda;
+mod lifecycle;
 mod maps;
 mod python;
 mod ring;

@@ -2,7 +2,7 @@
 
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, RingBuf};
-use memprobe_common::{ProcessConfig, ThreadLocal, counter};
+use memprobe_common::{ProcessConfig, counter};
 
 use crate::cuda::PendingCall;
 use crate::thread::Thread;
@@ -11,18 +11,21 @@ use crate::thread::Thread;
 #[map]
 pub static RECORDS: RingBuf = RingBuf::with_byte_size(8 << 20, 0);
 
-/// The processes that are watched, by tgid. An event of any other process is ignored.
+/// The processes that are watched, by tgid. An event of any other process is ignored. An entry goes
+/// when its process ends.
 #[map]
-pub static PROCESSES: HashMap<u32, ProcessConfig> = HashMap::with_max_entries(1024, 0);
+pub static PROCESSES: HashMap<u32, ProcessConfig> = HashMap::with_max_entries(16384, 0);
 
-/// Where a process's autograd threads keep the `GraphTask` that they work for, by tgid.
+/// How often the loaders of processes that are not watched have told of libraries, by tgid. Losing
+/// one costs a look at its process.
 #[map]
-pub static GRAPH_TASKS: HashMap<u32, ThreadLocal> = HashMap::with_max_entries(1024, 0);
+pub static LOADS: LruHashMap<u32, u32> = LruHashMap::with_max_entries(4096, 0);
 
 /// What is known of a thread, by tid, and its room to work in. Uprobe programs can be preempted,
-/// so a room per CPU would be shared; one per thread cannot be.
+/// so a room per CPU would be shared; one per thread cannot be. An entry goes when its thread ends.
+/// User space sets the size.
 #[map]
-pub static THREADS: LruHashMap<u32, Thread> = LruHashMap::with_max_entries(1024, 0);
+pub static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(1024, 0);
 
 /// One all-zero [`Thread`]: what a new entry of [`THREADS`] is made from (it does not fit on the
 /// program's stack).
@@ -57,10 +60,66 @@ pub static COUNTERS: Array<u64> = Array::with_max_entries(counter::COUNT, 0);
 #[unsafe(no_mangle)]
 static FSBASE_OFFSET: u64 = 0;
 
-/// The byte offset of the thread pointer in this kernel's `task_struct`.
-#[inline(always)]
-pub fn fsbase_offset() -> u64 {
-    // SAFETY: a plain static that the loader rewrites before the program is loaded; volatile so
-    // that the compiler does not fold the 0 it sees.
-    unsafe { core::ptr::read_volatile(&raw const FSBASE_OFFSET) }
+/// Byte offset of `pid` in this kernel's `task_struct`.
+#[unsafe(no_mangle)]
+static PID_OFFSET: u64 = 0;
+
+/// Byte offset of `tgid` in this kernel's `task_struct`.
+#[unsafe(no_mangle)]
+static TGID_OFFSET: u64 = 0;
+
+/// Byte offset of `signal` in this kernel's `task_struct`.
+#[unsafe(no_mangle)]
+static SIGNAL_OFFSET: u64 = 0;
+
+/// Byte offset of `live` in this kernel's `signal_struct`.
+#[unsafe(no_mangle)]
+static LIVE_OFFSET: u64 = 0;
+
+/// Not 0 where every process is watched that uses a probed library.
+#[unsafe(no_mangle)]
+static WATCH_ALL: u64 = 0;
+
+/// Makes a function that reads a constant which user space sets before the programs are loaded.
+macro_rules! constant {
+    ($(#[$doc:meta])* $name:ident, $constant:ident) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name() -> u64 {
+            // SAFETY: a plain static that the loader rewrites before the program is loaded;
+            // volatile so that the compiler does not fold the 0 it sees.
+            unsafe { core::ptr::read_volatile(&raw const $constant) }
+        }
+    };
 }
+
+constant!(
+    /// The byte offset of the thread pointer in this kernel's `task_struct`.
+    fsbase_offset,
+    FSBASE_OFFSET
+);
+constant!(
+    /// The byte offset of a thread's number in this kernel's `task_struct`.
+    pid_offset,
+    PID_OFFSET
+);
+constant!(
+    /// The byte offset of a process's number in this kernel's `task_struct`.
+    tgid_offset,
+    TGID_OFFSET
+);
+constant!(
+    /// The byte offset of what the threads of a process share, in this kernel's `task_struct`.
+    signal_offset,
+    SIGNAL_OFFSET
+);
+constant!(
+    /// The byte offset of the number of living threads in what they share.
+    live_offset,
+    LIVE_OFFSET
+);
+constant!(
+    /// Not 0 where every process is watched that uses a probed library.
+    watch_all,
+    WATCH_ALL
+);

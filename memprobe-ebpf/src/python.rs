@@ -85,7 +85,7 @@ pub fn walk(process: &ProcessConfig, caller: Caller, stack_pointer: u64) -> Walk
     if count == 0 {
         return Walked {
             state: stack_state::NO_FRAMES,
-            hash: autograd::current_graph_task(caller, thread),
+            hash: autograd::current_graph_task(process, thread),
         };
     }
     send_once(caller, thread, count, hash, rest != 0)

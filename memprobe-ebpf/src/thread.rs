@@ -1,9 +1,10 @@
 //! What is known of a thread between its events.
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use memprobe_common::{FRAME_HEADER, StackRecord};
+use memprobe_common::{FRAME_HEADER, StackRecord, counter};
 
 use crate::maps::{NEW_THREAD, THREADS};
+use crate::ring::count;
 
 /// Bytes of one window into the target's memory. Up to this size a read costs the same whatever
 /// its size, so one read of a window serves all the frames that lie in it.
@@ -69,7 +70,9 @@ impl Caller {
         }
         let new = NEW_THREAD.get_ptr(0)?;
         // SAFETY: a map value that nobody writes; the helper copies it.
-        let _ = THREADS.insert(&self.tid, unsafe { &*new }, 0);
+        if THREADS.insert(&self.tid, unsafe { &*new }, 0).is_err() {
+            count(counter::THREADS_REFUSED);
+        }
         THREADS.get_ptr_mut(&self.tid)
     }
 }

@@ -15,11 +15,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use aya::maps::{MapData, RingBuf};
 use aya::sys::{Stats, enable_stats};
-use memprobe::event::Tgid;
-use memprobe::probe::attach::{Attaching, Located, Step};
+use memprobe::event::{Tgid, TimeNs};
+use memprobe::probe::attach::Located;
+use memprobe::probe::attaching::{Attaching, Step};
 use memprobe::probe::catalog::PROBES;
-use memprobe::probe::kernel;
-use memprobe::probe::loader::Loader;
+use memprobe::probe::files::ProbedFiles;
+use memprobe::probe::kernel::{self, TaskOffsets};
+use memprobe::probe::loader::{Link, Loader, Reach, Watch};
 use memprobe::target::maps::Maps;
 
 /// memprobe's own default.
@@ -38,15 +40,15 @@ fn main() -> Result<()> {
     };
     let tgid = Tgid(pid.parse().with_context(|| format!("{pid:?} is no PID"))?);
     kernel::preflight()?;
-    let mut loader = Loader::new(kernel::fsbase_offset()?, RING_BYTES)?;
+    let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, Watch::One, RING_BYTES)?;
     match mode.as_str() {
         "filtered" => {
-            attach_unwatched(&mut loader, tgid)?;
+            let _links = attach_unwatched(&mut loader, tgid)?;
             wait_for_end(|| Ok(()))
         }
         "discarded" => {
             let _discarding = Discarding::start(loader.take_records()?);
-            attach(&mut loader, tgid)?;
+            let _files = attach(&mut loader, tgid)?;
             wait_for_end(|| Ok(()))
         }
         "timed" => {
@@ -54,7 +56,7 @@ fn main() -> Result<()> {
             let _counting =
                 enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
             let _discarding = Discarding::start(loader.take_records()?);
-            attach(&mut loader, tgid)?;
+            let _files = attach(&mut loader, tgid)?;
             wait_for_end(|| {
                 let time = loader.run_time(ALLOCATOR)?;
                 println!("{} {}", time.runs, time.total.as_nanos());
@@ -66,25 +68,28 @@ fn main() -> Result<()> {
 }
 
 /// Attaches every probe where memprobe would, and lets no process through.
-fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<()> {
+fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<Vec<Link>> {
+    let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
     for probe in PROBES.iter() {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
-        if let Some(program) = probe.returns {
-            loader.attach(program, &located.file, located.function_offset, None, tgid)?;
-        }
-        let entry = located.function_offset + located.place.offset;
-        loader.attach(probe.entry, &located.file, entry, probe.cookie, tgid)?;
+        links.extend(located.attach(loader, Reach::Process(tgid))?);
     }
-    Ok(())
+    Ok(links)
 }
 
 /// Attaches as memprobe does.
-fn attach(loader: &mut Loader, tgid: Tgid) -> Result<()> {
-    match Attaching::new(tgid).step(loader)? {
-        Step::Done(_) => Ok(()),
-        Step::Waiting(what) => bail!("{what}: start it first"),
+fn attach(loader: &mut Loader, tgid: Tgid) -> Result<ProbedFiles> {
+    let mut files = ProbedFiles::default();
+    let mut attaching = Attaching::new(tgid, Watch::One);
+    loader.admit(tgid, attaching.config(TimeNs(0)))?;
+    loop {
+        match attaching.step(loader, &mut files, TimeNs(0))? {
+            Step::Done => return Ok(files),
+            Step::Again => {}
+            Step::Waiting(what) => bail!("{what}: start it first"),
+        }
     }
 }
 

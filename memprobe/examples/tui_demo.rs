@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use memprobe::event::{Bytes, DeviceIndex, Frame, Losses, Stack, StackKind, Tgid, TimeNs, Totals};
 use memprobe::model::snapshot::{
-    CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site, Snapshot, StackRow,
-    Target, TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
+    Snapshot, StackRow, Target, TargetState, Timeline,
 };
 use memprobe::tui::{self, Command, SourceText};
 use tokio::signal::unix::{SignalKind, signal};
@@ -261,7 +261,11 @@ impl Run {
                 allocated: highest(|point| point.allocated),
                 reserved: highest(|point| point.reserved),
             },
-            before_attach: BEFORE,
+            before_attach: BeforeAttach {
+                live: BEFORE,
+                known_blocks: 312,
+                ..BeforeAttach::default()
+            },
             unaccounted: lost as i64,
             live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
             ooms: u64::from(self.scene == Scene::Lossy),
@@ -302,6 +306,7 @@ impl Run {
                 command: "python train.py --config gpt2-medium.yaml".to_owned(),
                 python: Some("3.12.3".to_owned()),
                 torch: (self.scene != Scene::Waiting).then(|| "2.15.0+cu132".to_owned()),
+                ..Target::default()
             },
             started: TimeNs(0),
             now: TimeNs(self.ticks * STEP),
@@ -322,6 +327,7 @@ impl Run {
                 probes: probes(self.scene),
                 state,
                 disagreements: 0,
+                unread_at_attach: None,
             },
         }
     }

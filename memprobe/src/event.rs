@@ -49,8 +49,13 @@ impl fmt::Display for DeviceIndex {
     }
 }
 
+impl Tid {
+    /// The thread of what memprobe found: nobody knows who allocated it.
+    pub const UNKNOWN: Self = Self(0);
+}
+
 impl StackId {
-    /// The stack of events that carry none (frees).
+    /// The stack of events that carry none (frees, blocks from before attach).
     pub const NONE: Self = Self(0);
 }
 
@@ -67,6 +72,8 @@ pub enum Event {
     Stack(StackId, Arc<Stack>),
     /// Names a thread (its `comm`). Comes before the thread's first memory event.
     Thread(Tid, Arc<str>),
+    /// What an allocator held when memprobe attached. Comes before all memory events of its device.
+    AtAttach(AtAttach),
     /// Something happened to memory.
     Memory(MemoryEvent),
     /// The running totals of what was lost, after a loss was noticed.
@@ -90,6 +97,8 @@ pub enum Action {
     CudaFree,
     /// The caching allocator gave up: an out-of-memory error follows in the target.
     OutOfMemory,
+    /// Nothing happened: the block was live when memprobe attached, by the allocator's own tables.
+    Held,
 }
 
 impl Action {
@@ -103,6 +112,7 @@ impl Action {
             Self::CudaAlloc => "cuda_alloc",
             Self::CudaFree => "cuda_free",
             Self::OutOfMemory => "oom",
+            Self::Held => "held",
         }
     }
 
@@ -116,6 +126,7 @@ impl Action {
             Self::CudaAlloc,
             Self::CudaFree,
             Self::OutOfMemory,
+            Self::Held,
         ]
         .into_iter()
         .find(|action| action.as_str() == word)
@@ -190,7 +201,7 @@ pub struct MemoryEvent {
     pub time: TimeNs,
     /// The process.
     pub tgid: Tgid,
-    /// The thread that called.
+    /// The thread that called; [`Tid::UNKNOWN`] for [`Action::Held`].
     pub tid: Tid,
     /// What happened.
     pub action: Action,
@@ -209,6 +220,25 @@ pub struct MemoryEvent {
     pub stack: StackId,
     /// The call into CUDA; `None` for blocks. For what is freed, `space` is that of the memory.
     pub call: Option<CudaCall>,
+}
+
+/// What the caching allocator held on one device when memprobe attached. The blocks that are known
+/// follow as [`Action::Held`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AtAttach {
+    /// When memprobe attached, or the time of the first event, whichever was first.
+    pub time: TimeNs,
+    /// The process.
+    pub tgid: Tgid,
+    /// The device; `None` where nothing is known but why.
+    pub device: Option<DeviceIndex>,
+    /// The allocator's own totals before the first event.
+    pub totals: Totals,
+    /// The highest totals before, by the allocator's own statistics where they could be read
+    /// (`torch.cuda.max_memory_allocated()`); else as `totals`.
+    pub peak: Totals,
+    /// Why the single blocks are not known; `None` where they are.
+    pub unread: Option<Arc<str>>,
 }
 
 /// The caching allocator's own totals on one device.

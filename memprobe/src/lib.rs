@@ -11,6 +11,7 @@ pub mod cuda;
 pub mod decode;
 pub mod event;
 pub mod export;
+pub mod inspect;
 pub mod label;
 pub mod model;
 pub mod pipeline;

@@ -18,12 +18,24 @@ pub struct Agreement {
     pub backward: usize,
     /// What differs, in words.
     pub differences: Vec<String>,
+    /// Whether autograd's threads have the process's name.
+    engine_is_anonymous: bool,
+}
+
+/// PyTorch names autograd's threads from 2.3 on (torch/csrc/autograd/engine.cpp@v2.3.1); before,
+/// they have the process's name.
+fn names_engine_threads(torch: &str) -> bool {
+    let mut numbers = torch.split('.').map(|number| number.parse().unwrap_or(0));
+    (numbers.next(), numbers.next()) >= (Some(2), Some(3))
 }
 
 impl Agreement {
     /// Compares a whole run, device by device.
     pub fn of(reference: &Reference, events: &[Event]) -> Self {
-        let mut agreement = Self::default();
+        let mut agreement = Self {
+            engine_is_anonymous: !names_engine_threads(&reference.torch),
+            ..Self::default()
+        };
         for device in &reference.devices {
             let recorded: Vec<&Event> = events
                 .iter()
@@ -104,10 +116,9 @@ impl Agreement {
     /// PyTorch's recorder sees no Python on autograd's threads; memprobe says who waits for them.
     fn compare_backward(&mut self, ours: &Event) -> Result<(), &'static str> {
         self.backward += 1;
-        let named = ours
-            .thread
-            .as_deref()
-            .is_some_and(|name| name.starts_with("pt_autograd_"));
+        let named = ours.thread.as_deref().is_some_and(|name| {
+            name.starts_with("pt_autograd_") || (self.engine_is_anonymous && !name.is_empty())
+        });
         if !named || !ours.stack.is_empty() {
             return Err("the backward thread is not named");
         }

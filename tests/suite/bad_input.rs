@@ -54,31 +54,30 @@ fn a_process_that_is_not_python_is_an_error() {
 #[test]
 fn a_python_without_pytorch_is_waited_for_until_it_imports_it() {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let folder = tempfile::tempdir().expect("a folder");
-        let go = folder.path().join("go");
-        let mut target = Background::start(pytorch.command().arg("-c").arg(LATE).arg(&go));
-        target.wait_for("up");
-        let file = folder.path().join("trace.json");
-        let mut recording = ground.record_unready(target.pid(), &file, &[]);
-        let said = recording.memprobe.wait_for("wait");
-        assert!(
-            said.contains("PyTorch"),
-            "what is waited for is not said: {said}"
-        );
-        fs::write(&go, "").expect("written");
-        recording.finish();
-        let events = ground.events(&file);
-        let first = events
-            .iter()
-            .find(|event| event.action == "alloc")
-            .expect("an allocation");
-        assert_eq!(
-            (first.stack[0].file.as_str(), first.stack[0].line),
-            ("<string>", 7)
-        );
-        assert_eq!(first.size, Some(4 << 20));
-    }
+    let pytorch = ground.pytorch();
+    let folder = tempfile::tempdir().expect("a folder");
+    let go = folder.path().join("go");
+    let mut target = Background::start(pytorch.command().arg("-c").arg(LATE).arg(&go));
+    target.wait_for("up");
+    let file = folder.path().join("trace.json");
+    let mut recording = ground.record_unready(target.pid(), &file, &[]);
+    let said = recording.memprobe.wait_for("wait");
+    assert!(
+        said.contains("PyTorch"),
+        "what is waited for is not said: {said}"
+    );
+    fs::write(&go, "").expect("written");
+    recording.finish();
+    let events = ground.events(&file);
+    let first = events
+        .iter()
+        .find(|event| event.action == "alloc")
+        .expect("an allocation");
+    assert_eq!(
+        (first.stack[0].file.as_str(), first.stack[0].line),
+        ("<string>", 7)
+    );
+    assert_eq!(first.size, Some(4 << 20));
 }
 
 #[test]

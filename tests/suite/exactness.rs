@@ -2,115 +2,65 @@
 
 use memprobe_tests::ground::Ground;
 use memprobe_tests::rehearsal::BothSides;
+use memprobe_tests::workloads::Workload;
 
-/// Records a workload on every Python from both sides.
-fn agree(workload: &[&str], settings: &[(&str, &str)], least: Least) {
+/// Records a workload on every PyTorch from both sides.
+fn agree(name: &str) {
     let Some(ground) = Ground::take() else { return };
+    let workload = Workload::named(name).expect("a workload");
     for pytorch in &ground.pytorches {
-        let both = BothSides::record(&ground, pytorch, workload, settings);
-        let agreement = both.agree(workload[0]);
-        assert!(agreement.stacks >= least.stacks, "too little was compared");
-        assert!(
-            agreement.backward >= least.backward,
-            "too little of backward"
-        );
-        for (action, count) in least.actions {
-            assert!(both.reference.count(action) >= *count, "no {action}");
-        }
+        let both = BothSides::record(&ground, pytorch, workload.command, workload.settings);
+        let agreement = both.agree(name);
+        let missing = workload
+            .least
+            .missing(&both, agreement.stacks, agreement.backward);
+        assert_eq!(missing, None, "the comparison says nothing");
     }
-}
-
-/// What must have happened for a comparison to mean something.
-#[derive(Default)]
-struct Least {
-    stacks: usize,
-    backward: usize,
-    actions: &'static [(&'static str, usize)],
 }
 
 #[test]
 fn every_event_of_a_perceptron_with_adam_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 400,
-        backward: 200,
-        ..Least::default()
-    };
-    agree(&["mlp_adam.py", "--hidden", "512"], &[], least);
+    agree("perceptron");
 }
 
 #[test]
 fn every_event_of_a_convolutional_net_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 200,
-        backward: 50,
-        ..Least::default()
-    };
-    agree(&["convnet.py"], &[], least);
+    agree("convolution");
 }
 
 #[test]
 fn every_event_of_a_transformer_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 200,
-        backward: 50,
-        ..Least::default()
-    };
-    agree(&["transformer.py"], &[], least);
+    agree("transformer");
 }
 
 #[test]
 fn every_event_with_data_loader_workers_and_pinned_memory_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 50,
-        ..Least::default()
-    };
-    agree(&["dataloader_pinned.py"], &[], least);
+    agree("data loader");
 }
 
 #[test]
 fn every_event_of_threads_that_allocate_at_once_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 400,
-        ..Least::default()
-    };
-    agree(&["threads.py"], &[], least);
+    agree("threads");
 }
 
 #[test]
 fn every_event_below_generators_and_coroutines_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 50,
-        ..Least::default()
-    };
-    agree(&["generators.py"], &[], least);
+    agree("generators");
 }
 
 #[test]
 fn every_event_of_a_deep_recursion_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 100,
-        ..Least::default()
-    };
-    agree(&["recursion.py"], &[], least);
+    agree("recursion");
 }
 
 #[test]
 fn every_event_of_a_script_that_runs_out_of_memory_and_goes_on_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 20,
-        actions: &[("oom", 1), ("segment_free", 1)],
-        ..Least::default()
-    };
-    agree(&["oom.py"], &[], least);
+    agree("out of memory");
 }
 
 #[test]
 fn every_event_on_two_devices_agrees_with_pytorch() {
-    let least = Least {
-        stacks: 100,
-        ..Least::default()
-    };
-    agree(&["two_devices.py"], &[("CUDASIM_DEVICES", "2")], least);
+    agree("two devices");
 }
 
 #[test]
@@ -121,5 +71,28 @@ fn a_program_that_memprobe_started_is_recorded_from_its_first_allocation() {
         let both = BothSides::record_from_the_start(&ground, pytorch, &workload);
         let agreement = both.agree("mlp_adam.py started");
         assert!(agreement.stacks >= 100, "too little was compared");
+    }
+}
+
+#[test]
+fn backward_passes_that_run_at_once_lead_to_their_own_lines() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let both = BothSides::record(&ground, pytorch, &["backward_lines.py"], &[]);
+        both.agree("backward lines");
+        for (function, size) in [("first", 240_128), ("second", 480_256), ("third", 960_000)] {
+            let of_it = both.events.iter().filter(|event| {
+                event.action == "alloc" && event.size == Some(size) && event.stack.is_empty()
+            });
+            let mut compared = 0;
+            for event in of_it {
+                let waiting = event.waiting.as_deref().unwrap_or_default();
+                let own = waiting.iter().find(|frame| !frame.file.starts_with('/'));
+                let own = own.map(|frame| frame.function.as_str());
+                assert_eq!(own, Some(function), "{event:?}");
+                compared += 1;
+            }
+            assert!(compared >= 200, "only {compared} events of {function}");
+        }
     }
 }

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use crate::pytorch::{PyTorch, TEST_PYTHON, TEST_PYTHON_312};
+use crate::pytorch::PyTorch;
 
 /// Root, a memprobe to run, a PyTorch, and the turn: no other test runs while this lives.
 pub struct Ground {
-    /// The PyTorches: one for each Python that the environment names.
+    /// The PyTorches that the environment names, the newest first.
     pub pytorches: Vec<PyTorch>,
     /// The memprobe to try.
     pub memprobe: PathBuf,
@@ -21,13 +21,8 @@ impl Ground {
             println!("skipped: attaching probes needs root; run `sudo -E cargo xtask test`");
             return None;
         }
-        let pytorches: Vec<PyTorch> = [TEST_PYTHON, TEST_PYTHON_312]
-            .into_iter()
-            .filter_map(PyTorch::named_by)
-            .collect();
-        if pytorches.is_empty() {
-            return None;
-        }
+        let mut pytorches = vec![PyTorch::of_this_run()?];
+        pytorches.extend(PyTorch::older());
         Some(Self {
             pytorches,
             memprobe: built_memprobe(),
@@ -48,7 +43,7 @@ impl Ground {
         })
     }
 
-    /// The first PyTorch, for tests that do not depend on its Python.
+    /// The newest PyTorch, for tests that do not depend on its version.
     pub fn pytorch(&self) -> &PyTorch {
         &self.pytorches[0]
     }

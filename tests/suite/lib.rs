@@ -1,6 +1,6 @@
 //! Shared pieces of the integration suite.
 //!
-//! Every test takes a [`ground::Ground`]: root, a memprobe, one or two PyTorches, and its turn.
+//! Every test takes a [`ground::Ground`]: root, a memprobe, one or more PyTorches, and its turn.
 //! Tests that load the machine together would prove less, so one runs at a time, across all
 //! test programs.
 
@@ -16,3 +16,4 @@ pub mod pytorch;
 pub mod reference;
 pub mod rehearsal;
 pub mod terminal;
+pub mod workloads;

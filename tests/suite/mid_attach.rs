@@ -31,30 +31,30 @@ struct Excerpt {
 fn attached_twenty_times_at_random_moments_memprobe_tells_the_same_story_as_pytorch() {
     let Some(ground) = Ground::take() else { return };
     let mut moments = Moments(0x6d65_6d70_726f_6265);
-    for pytorch in &ground.pytorches {
-        let times = ATTACHED.div_ceil(ground.pytorches.len());
-        let (reference, excerpts) = attach_repeatedly(&ground, pytorch, times, &mut moments);
-        let clocks = Clocks::now();
-        let sizes = block_sizes(&reference, &excerpts, &clocks);
-        let (mut events, mut checkpoints) = (0, 0);
-        for (at, excerpt) in excerpts.iter().enumerate() {
-            checkpoints += compare(&reference, excerpt, &clocks, &sizes)
-                .unwrap_or_else(|difference| panic!("attached for the {at}. time: {difference}"));
-            events += excerpt.events.len();
-        }
-        println!(
-            "steady.py  python {}  attached {times} times  {events} events  {checkpoints} checkpoints",
-            reference.python
-        );
-        assert!(checkpoints >= times, "too few checkpoints fell into them");
+    let pytorch = ground.pytorch();
+    let (reference, excerpts) = attach_repeatedly(&ground, pytorch, &mut moments);
+    let clocks = Clocks::now();
+    let sizes = block_sizes(&reference, &excerpts, &clocks);
+    let (mut events, mut checkpoints) = (0, 0);
+    for (at, excerpt) in excerpts.iter().enumerate() {
+        checkpoints += compare(&reference, excerpt, &clocks, &sizes)
+            .unwrap_or_else(|difference| panic!("attached for the {at}. time: {difference}"));
+        events += excerpt.events.len();
     }
+    println!(
+        "steady.py  python {}  attached {ATTACHED} times  {events} events  {checkpoints} checkpoints",
+        reference.python
+    );
+    assert!(
+        checkpoints >= ATTACHED,
+        "too few checkpoints fell into them"
+    );
 }
 
 /// Runs one training loop, and in it memprobe again and again.
 fn attach_repeatedly(
     ground: &Ground,
     pytorch: &PyTorch,
-    times: usize,
     moments: &mut Moments,
 ) -> (Reference, Vec<Excerpt>) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -74,7 +74,7 @@ fn attach_repeatedly(
     rehearsal.go();
     rehearsal.target.wait_for("PID ");
     let mut excerpts = Vec::new();
-    for at in 0..times {
+    for at in 0..ATTACHED {
         std::thread::sleep(moments.next(Duration::from_millis(100)));
         let file = folder.path().join(format!("{at}.json"));
         let recording = ground.record(rehearsal.target.pid(), &file, &[]);

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Names the interpreter whose PyTorch is used. `cargo xtask test` sets it.
+/// Names the interpreter of the newest PyTorch. `cargo xtask test` sets it.
 pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
 
-/// As [`TEST_PYTHON`], for Python 3.12.
-pub const TEST_PYTHON_312: &str = "MEMPROBE_TEST_PYTHON_312";
+/// Names those of older ones, as `PATH` names folders.
+pub const OLDER_PYTHONS: &str = "MEMPROBE_TEST_OLDER_PYTHONS";
 
 /// A Python with a PyTorch that sees at least one GPU, real or simulated.
 #[derive(Debug, Clone)]
@@ -16,22 +16,24 @@ pub struct PyTorch {
 }
 
 impl PyTorch {
-    /// The one that the environment names. Without one, says in a line why the test is skipped.
+    /// The newest that the environment names. Without one, says in a line why the test is skipped.
     pub fn of_this_run() -> Option<Self> {
-        Self::named_by(TEST_PYTHON)
+        let found = std::env::var_os(TEST_PYTHON).map(|python| Self {
+            python: python.into(),
+        });
+        if found.is_none() {
+            println!("skipped: {TEST_PYTHON} names no PyTorch; run `cargo xtask test`");
+        }
+        found
     }
 
-    /// The one that this variable names. Without one, says so in a line.
-    pub fn named_by(variable: &str) -> Option<Self> {
-        match std::env::var_os(variable) {
-            Some(python) => Some(Self {
-                python: python.into(),
-            }),
-            None => {
-                println!("skipped: {variable} names no PyTorch; run `cargo xtask test`");
-                None
-            }
-        }
+    /// The older ones that the environment names.
+    pub fn older() -> Vec<Self> {
+        let named = std::env::var_os(OLDER_PYTHONS).unwrap_or_default();
+        std::env::split_paths(&named)
+            .filter(|python| !python.as_os_str().is_empty())
+            .map(|python| Self { python })
+            .collect()
     }
 
     /// As [`Self::of_this_run`], where its GPUs are simulated.

@@ -9,8 +9,8 @@ use crate::agreement::Agreement;
 use crate::events::Event;
 use crate::ground::Ground;
 use crate::ledger::Ledger;
-use crate::memprobe::lost;
-use crate::process::Background;
+use crate::memprobe::{RECORDING, lost};
+use crate::process::{Background, wait_until};
 use crate::pytorch::PyTorch;
 use crate::reference::Reference;
 
@@ -77,23 +77,55 @@ pub struct BothSides {
 
 impl BothSides {
     /// Attaches to a workload before its first allocation and records it to its end.
+    ///
+    /// # Panics
+    ///
+    /// Where memprobe refuses.
     pub fn record(
         ground: &Ground,
         pytorch: &PyTorch,
         workload: &[&str],
         settings: &[(&str, &str)],
     ) -> Self {
+        Self::attempt(ground, pytorch, workload, settings)
+            .unwrap_or_else(|refusal| panic!("memprobe refuses: {refusal}"))
+    }
+
+    /// As [`Self::record`]. Where memprobe refuses this PyTorch or its Python, its words.
+    ///
+    /// # Errors
+    ///
+    /// The one clear error with which memprobe ended before it recorded anything.
+    ///
+    /// # Panics
+    ///
+    /// Where it ended in another way, or lost something.
+    pub fn attempt(
+        ground: &Ground,
+        pytorch: &PyTorch,
+        workload: &[&str],
+        settings: &[(&str, &str)],
+    ) -> Result<Self, String> {
         let rehearsal = Rehearsal::prepare(pytorch, workload, settings);
         let file = rehearsal.path("trace.json");
-        let recording = ground.record(rehearsal.target.pid(), &file, &[]);
+        let mut recording = ground.record_unready(rehearsal.target.pid(), &file, &[]);
+        let records = wait_until("memprobe records or refuses", || {
+            if recording.memprobe.stderr().contains(RECORDING) {
+                return Some(true);
+            }
+            recording.memprobe.has_ended().then_some(false)
+        });
+        if !records {
+            return Err(recording.memprobe.finish().one_clear_error());
+        }
         rehearsal.go();
         let printed = recording.finish();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
         let events = ground.events(&file);
-        Self {
+        Ok(Self {
             reference: rehearsal.finish(),
             events,
-        }
+        })
     }
 
     /// Has memprobe start the workload.
@@ -123,12 +155,9 @@ impl BothSides {
         }
     }
 
-    /// Compares both sides and says in a row of a table how far they agree.
-    ///
-    /// # Panics
-    ///
-    /// With the first differences in full.
-    pub fn agree(&self, workload: &str) -> Agreement {
+    /// Compares both sides: events, frames, and the allocator's totals at every checkpoint and at
+    /// the end.
+    pub fn compare(&self) -> Agreement {
         let mut agreement = Agreement::of(&self.reference, &self.events);
         match Ledger::of(&self.events) {
             Ok(ledger) => {
@@ -146,10 +175,21 @@ impl BothSides {
             }
             Err(difference) => agreement.differences.push(difference),
         }
+        agreement
+    }
+
+    /// Compares both sides and says in a row of a table how far they agree.
+    ///
+    /// # Panics
+    ///
+    /// With the first differences in full.
+    pub fn agree(&self, workload: &str) -> Agreement {
+        let agreement = self.compare();
         println!(
-            "{workload:<20}  python {:<7}  {:>6} events  {:>6} stacks  {:>6} backward  {:>3} checkpoints  \
-             {:>3} differing",
+            "{workload:<20}  python {:<7}  torch {:<13}  {:>6} events  {:>6} stacks  {:>6} backward  \
+             {:>3} checkpoints  {:>3} differing",
             self.reference.python,
+            self.reference.torch,
             agreement.events,
             agreement.stacks,
             agreement.backward,
@@ -164,9 +204,10 @@ impl BothSides {
             .collect();
         assert!(
             first.is_empty(),
-            "{} differences of {workload} on Python {}, first\n{}",
+            "{} differences of {workload} on Python {}, PyTorch {}, first\n{}",
             agreement.differences.len(),
             self.reference.python,
+            self.reference.torch,
             first.join("\n")
         );
         agreement

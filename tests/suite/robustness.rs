@@ -83,48 +83,47 @@ fn assert_goes_on(ground: &Ground, mut target: Background) {
 #[test]
 fn two_memprobes_on_one_target_agree() {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let folder = tempfile::tempdir().expect("a folder");
-        let (first, second) = (folder.path().join("1.json"), folder.path().join("2.json"));
-        let until = folder.path().join("until");
-        let words = [
-            "steady.py",
-            "--layers",
-            "3",
-            "--pause",
-            "0.02",
-            "--seconds",
-            "600",
-            "--until",
-        ];
-        let mut target = Background::start(pytorch.command().args(words).arg(&until));
-        target.wait_for("PID ");
-        let earlier = ground.record(target.pid(), &first, &[]);
-        let later = ground.record(target.pid(), &second, &[]);
-        std::thread::sleep(Duration::from_secs(1));
-        fs::write(&until, "").expect("written");
-        for recording in [earlier, later] {
-            assert_eq!(lost(&recording.finish().stderr), 0);
-        }
-        let (earlier, later) = (ground.events(&first), ground.events(&second));
-        assert!(later.len() > 100, "too little was seen by both");
-        assert!(later.len() < earlier.len(), "the second came too early");
-        // What is not known of a backward() that began before a memprobe came, it cannot say.
-        let known = later
-            .iter()
-            .position(|event| !event.stack.is_empty())
-            .expect("a stack");
-        let overlap = &earlier[earlier.len() - later.len()..];
-        for (at, (theirs, ours)) in overlap.iter().zip(&later).enumerate().skip(known) {
-            assert_eq!(
-                timeless(theirs),
-                timeless(ours),
-                "event {at} of {}",
-                later.len()
-            );
-        }
-        println!("two memprobes agree on {} events", later.len() - known);
+    let pytorch = ground.pytorch();
+    let folder = tempfile::tempdir().expect("a folder");
+    let (first, second) = (folder.path().join("1.json"), folder.path().join("2.json"));
+    let until = folder.path().join("until");
+    let words = [
+        "steady.py",
+        "--layers",
+        "3",
+        "--pause",
+        "0.02",
+        "--seconds",
+        "600",
+        "--until",
+    ];
+    let mut target = Background::start(pytorch.command().args(words).arg(&until));
+    target.wait_for("PID ");
+    let earlier = ground.record(target.pid(), &first, &[]);
+    let later = ground.record(target.pid(), &second, &[]);
+    std::thread::sleep(Duration::from_secs(1));
+    fs::write(&until, "").expect("written");
+    for recording in [earlier, later] {
+        assert_eq!(lost(&recording.finish().stderr), 0);
     }
+    let (earlier, later) = (ground.events(&first), ground.events(&second));
+    assert!(later.len() > 100, "too little was seen by both");
+    assert!(later.len() < earlier.len(), "the second came too early");
+    // What is not known of a backward() that began before a memprobe came, it cannot say.
+    let known = later
+        .iter()
+        .position(|event| !event.stack.is_empty())
+        .expect("a stack");
+    let overlap = &earlier[earlier.len() - later.len()..];
+    for (at, (theirs, ours)) in overlap.iter().zip(&later).enumerate().skip(known) {
+        assert_eq!(
+            timeless(theirs),
+            timeless(ours),
+            "event {at} of {}",
+            later.len()
+        );
+    }
+    println!("two memprobes agree on {} events", later.len() - known);
 }
 
 /// An event without the moment at which each memprobe's probe ran.

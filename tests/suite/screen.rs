@@ -41,23 +41,22 @@ impl Stage {
 #[test]
 fn the_screen_shows_the_line_that_allocates_and_q_gives_the_terminal_back() {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let mut stage = Stage::set(&ground, pytorch);
-        let line = format!("steady.py:{}", line_of("x = torch.randn("));
-        let shown = stage.screen.wait_for(&line);
-        assert!(stage.screen.is_taken());
-        assert!(
-            shown.contains("allocated") && shown.contains("reserved"),
-            "{shown}"
-        );
-        assert!(shown.contains(&stage.target.pid().to_string()), "{shown}");
-        stage.screen.press("q");
-        assert_eq!(stage.screen.finish_restored().code(), Some(0));
-        assert!(
-            !stage.target.has_ended(),
-            "the target ended with the screen"
-        );
-    }
+    let pytorch = ground.pytorch();
+    let mut stage = Stage::set(&ground, pytorch);
+    let line = format!("steady.py:{}", line_of("x = torch.randn("));
+    let shown = stage.screen.wait_for(&line);
+    assert!(stage.screen.is_taken());
+    assert!(
+        shown.contains("allocated") && shown.contains("reserved"),
+        "{shown}"
+    );
+    assert!(shown.contains(&stage.target.pid().to_string()), "{shown}");
+    stage.screen.press("q");
+    assert_eq!(stage.screen.finish_restored().code(), Some(0));
+    assert!(
+        !stage.target.has_ended(),
+        "the target ended with the screen"
+    );
 }
 
 #[test]

@@ -74,7 +74,7 @@ def main():
         if step % options.evaluate_every == 0:
             try:
                 evaluate(model, corpus, history)
-            except torch.OutOfMemoryError:
+            except torch.cuda.OutOfMemoryError:
                 print(f"step {step}: out of memory after {len(history.losses)} evaluations", flush=True)
                 raise
             checkpoint(f"evaluated at step {step}")

@@ -26,7 +26,7 @@ def fitting_batch(model, optimizer, batch):
         try:
             train_step(model, optimizer, batch)
             return batch, failures
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             failures += 1
             batch //= 2
         optimizer.zero_grad(set_to_none=True)

@@ -13,7 +13,8 @@ What is written, as JSON:
     arguments       the workload's command line
     exit_status     0, or what the workload gave to sys.exit
     devices         [{device, events: [{action, addr, size, stream, time_us, frames}]}]
-                    size is what the tensor asked for; the allocator rounds it up (see `live`)
+                    size is what the tensor asked for; the allocator rounds it up (see `live`);
+                    time_us is 0 where PyTorch keeps no times
                     frames are innermost first: {file, line, function}; empty where PyTorch saw
                     no Python on the thread (autograd's threads)
     checkpoints     [{label, device, allocated, requested, reserved, monotonic_ns}], see
@@ -37,6 +38,10 @@ import checkpoints
 # More than any workload makes; PyTorch forgets the oldest events beyond it.
 MAX_EVENTS = 2_000_000
 
+# PyTorch 2.0 records one device a call, by other arguments, and keeps no times
+# (torch/cuda/memory.py@v2.0.1 and @v2.1.2).
+RECORDS_EVERY_DEVICE = int(torch.__version__.split(".")[1]) >= 1
+
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description="Run a workload under PyTorch's memory recorder.")
@@ -50,9 +55,27 @@ def parse_arguments():
 def start_recording():
     """Initialises CUDA on every device, without allocating, and turns PyTorch's recorder on."""
     torch.cuda.init()
+    if not RECORDS_EVERY_DEVICE:
+        for device in range(torch.cuda.device_count()):
+            torch.cuda.memory._record_memory_history(
+                True,
+                record_context=True,
+                trace_alloc_max_entries=MAX_EVENTS,
+                trace_alloc_record_context=True,
+                device=device,
+            )
+        return
     torch.cuda.memory._record_memory_history(
         enabled="all", context="all", stacks="python", max_entries=MAX_EVENTS
     )
+
+
+def stop_recording():
+    if RECORDS_EVERY_DEVICE:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.memory._record_memory_history(False, device=device)
 
 
 def wait_for(path):
@@ -108,7 +131,7 @@ def events_of(trace):
             "addr": entry.get("addr", 0),
             "size": entry["size"],
             "stream": entry["stream"],
-            "time_us": entry["time_us"],
+            "time_us": entry.get("time_us", 0),
             "frames": [
                 {"file": frame["filename"], "line": frame["line"], "function": frame["name"]}
                 for frame in entry.get("frames", [])
@@ -119,13 +142,23 @@ def events_of(trace):
 
 
 def live_blocks(snapshot, device):
-    return [
-        {"addr": block["address"], "size": block["size"], "requested": block["requested_size"]}
-        for segment in snapshot["segments"]
-        if segment["device"] == device
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    ]
+    live = []
+    for segment in snapshot["segments"]:
+        if segment["device"] != device:
+            continue
+        # PyTorch 2.0 gives no address of a block; the blocks of a segment lie side by side.
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                live.append(
+                    {
+                        "addr": block.get("address", address),
+                        "size": block["size"],
+                        "requested": block["requested_size"],
+                    }
+                )
+            address += block["size"]
+    return live
 
 
 def final_state(snapshot):
@@ -165,7 +198,7 @@ def main():
         "checkpoints": kept.kept,
         "final": final_state(snapshot),
     }
-    torch.cuda.memory._record_memory_history(enabled=None)
+    stop_recording()
     # Written whole or not at all: a reader that sees the file sees all of it.
     partial = options.out + ".partial"
     with open(partial, "w") as file:

@@ -36,10 +36,7 @@ const TRAINING_SECONDS: &str = "3600";
 pub fn run(repository: &Repository, interpreter: Interpreter, show: Show) -> Result<()> {
     let memprobe = build(repository)?;
     println!("\n== PyTorch");
-    let request = pytorch::Request {
-        interpreter,
-        torch: pytorch::DEFAULT_TORCH.to_owned(),
-    };
+    let request = pytorch::Request::new(interpreter, pytorch::DEFAULT_TORCH);
     let environment = pytorch::set_up(&request)?;
     let gpu = if environment.simulated {
         "simulated CUDA: this machine has no GPU"

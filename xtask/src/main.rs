@@ -3,6 +3,8 @@
 mod bench;
 mod demo;
 mod ebpf;
+mod kernels;
+mod matrix;
 mod process;
 mod pytorch;
 mod repository;
@@ -43,6 +45,12 @@ enum Verb {
     /// Measure what memprobe costs the program that it watches, beside PyTorch's own recorders, and
     /// what it takes for itself; as root
     Bench(bench::Options),
+    /// Try memprobe on every PyTorch and Python, against PyTorch's own history, and keep the table in
+    /// docs/matrix.md; as root
+    ///
+    /// Each environment is downloaded (0.5 to 0.9 GB), used and deleted, but for those that the
+    /// tests use. An interrupted run goes on where it was.
+    Matrix(matrix::Options),
     /// Compile the eBPF programs into memprobe-ebpf/object, with a record of how
     ///
     /// Needs rustup's nightly with rust-src, or Debian's rustc-web, and bpf-linker.
@@ -54,6 +62,8 @@ enum Verb {
         #[arg(long)]
         install: bool,
     },
+    /// Try memprobe on other kernels than this machine's, each in a virtual machine
+    Kernels(kernels::Options),
     /// Make a PyTorch to try memprobe on, with simulated GPUs where there are none
     SetUp {
         /// The Python: a version such as 3.11, or the path of an interpreter
@@ -95,7 +105,9 @@ fn run(verb: Verb) -> Result<()> {
             };
             test::run(&repository, extent)
         }
+        Verb::Matrix(options) => matrix::run(&repository, &options),
         Verb::Bench(options) => bench::run(&repository, &options),
+        Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {
                 ebpf::Missing::Install
@@ -113,7 +125,7 @@ fn run(verb: Verb) -> Result<()> {
 }
 
 fn set_up(interpreter: pytorch::Interpreter, torch: String) -> Result<()> {
-    let environment = pytorch::set_up(&pytorch::Request { interpreter, torch })?;
+    let environment = pytorch::set_up(&pytorch::Request::new(interpreter, &torch))?;
     println!("{}", environment.python.display());
     eprintln!(
         "Python {}, PyTorch {}, {}",

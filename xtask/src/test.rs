@@ -1,15 +1,16 @@
 //! `cargo xtask test`: everything that CI asks of a change, in the order of what it costs.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use crate::ebpf::{self, Checked};
+use crate::kernels;
 use crate::process;
-use crate::pytorch::{self, Interpreter};
+use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 
 /// What of the tests to run.
@@ -21,11 +22,10 @@ pub enum Extent {
     WithoutPyTorch,
 }
 
-/// The Pythons of the integration suite, and the variable that gives it each interpreter.
-const PYTHONS: [(&str, &str); 2] = [
-    ("3.11", "MEMPROBE_TEST_PYTHON"),
-    ("3.12", "MEMPROBE_TEST_PYTHON_312"),
-];
+/// The variables that give the suite its interpreters: the newest, and the others as `PATH` names
+/// folders.
+const NEWEST: &str = "MEMPROBE_TEST_PYTHON";
+const OLDER: &str = "MEMPROBE_TEST_OLDER_PYTHONS";
 
 /// The package of the integration suite.
 const SUITE: &str = "memprobe-tests";
@@ -57,9 +57,15 @@ fn announce(extent: Extent) -> Result<()> {
         cache.display()
     );
     if extent == Extent::Whole {
+        let releases = pytorch::TESTED.map(|pair| pair.torch);
+        let megabytes: u32 = releases
+            .iter()
+            .filter_map(|torch| Some(pytorch::release_of(torch)?.wheel_mb))
+            .sum();
         println!(
-            "  PyTorch {} for Python 3.11 and 3.12    about 1.1 GB without a GPU (3.6 GB each with one)",
-            pytorch::DEFAULT_TORCH
+            "  {:<40}  {:.1} GB (with a GPU 3 GB more)",
+            format!("PyTorch {}", releases.join(", ")),
+            f64::from(megabytes) / 1000.0
         );
         println!(
             "                                            into {}",
@@ -99,22 +105,7 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
         process::run(cargo(repository).args(lints))
     })?;
     if extent == Extent::Whole {
-        for (version, variable) in PYTHONS {
-            let interpreter: Interpreter = version.parse()?;
-            if let Err(missing) = interpreter.find() {
-                println!("skipped: the tests on Python {version}: {missing}");
-                continue;
-            }
-            steps.take(&format!("PyTorch on Python {version}"), || {
-                variables.push((variable, set_up(interpreter)?.into()));
-                Ok(())
-            })?;
-        }
-        let tested =
-            |(name, _): &(&str, OsString)| PYTHONS.iter().any(|(_, variable)| variable == name);
-        if !variables.iter().any(tested) {
-            bail!("no Python to test on: install Python 3.11 or 3.12 and run this again");
-        }
+        variables.extend(set_up_every(steps)?);
         steps.take("tracefs", mount_tracefs)?;
         steps.take("memprobe itself", || {
             process::run(cargo(repository).args(["build", "--release", "--package", "memprobe"]))?;
@@ -124,6 +115,9 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
             ));
             Ok(())
         })?;
+    }
+    if extent == Extent::Whole {
+        steps.take("another kernel", || kernels::run_brief(repository))?;
     }
     steps.take("tests", || {
         let mut tests = cargo(repository);
@@ -151,12 +145,53 @@ fn cargo(repository: &Repository) -> Command {
     command
 }
 
-fn set_up(interpreter: Interpreter) -> Result<std::path::PathBuf> {
-    let request = pytorch::Request {
-        interpreter,
-        torch: pytorch::DEFAULT_TORCH.to_owned(),
+/// Sets up every pair that this machine can have a Python for; the variables that name them.
+fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
+    let mut interpreters = Vec::new();
+    for pair in pytorch::TESTED {
+        let Some(interpreter) = interpreter_of(pair) else {
+            println!(
+                "SKIPPED: the tests on PyTorch {}: no Python {} found or installed",
+                pair.torch,
+                pair.pythons
+                    .iter()
+                    .map(|minor| format!("3.{minor}"))
+                    .collect::<Vec<_>>()
+                    .join(" or ")
+            );
+            continue;
+        };
+        let mut request = pytorch::Request::new(interpreter, pair.torch);
+        if !interpreters.is_empty() {
+            request.gpus = Gpus::Simulated;
+        }
+        steps.take(&format!("PyTorch {}", pair.torch), || {
+            interpreters.push(set_up(&request)?);
+            Ok(())
+        })?;
+    }
+    let Some((newest, older)) = interpreters.split_first() else {
+        bail!("no Python to test on: install Python 3.11 or 3.12 and run this again");
     };
-    let environment = pytorch::set_up(&request)?;
+    let mut variables = vec![(NEWEST, newest.clone().into_os_string())];
+    if !older.is_empty() {
+        variables.push((OLDER, std::env::join_paths(older)?));
+    }
+    Ok(variables)
+}
+
+/// The first of a pair's Pythons that is here, or else the first that can be installed.
+fn interpreter_of(pair: TestedPair) -> Option<Interpreter> {
+    let version = |minor: &u8| Interpreter::Version(PythonVersion::three(*minor));
+    let mut versions = pair.pythons.iter().map(version);
+    versions
+        .clone()
+        .find(|interpreter| interpreter.present().is_some())
+        .or_else(|| versions.find(|interpreter| interpreter.find().is_ok()))
+}
+
+fn set_up(request: &pytorch::Request) -> Result<PathBuf> {
+    let environment = pytorch::set_up(request)?;
     println!(
         "{}: Python {}, PyTorch {}, {}",
         environment.python.display(),

@@ -3,9 +3,11 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    CodeRecord, CudaRecord, CudaStackRecord, FrameRecord, MAX_WALKED, MemoryRecord, STACK_COPY,
-    StackHead, Stretch, record,
+    CodeRecord, CudaRecord, CudaStackRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
+    STACK_COPY, StackHead, Stretch, record,
 };
+
+use crate::event::Tgid;
 
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +20,36 @@ pub enum Record {
     Stack(StackHead, Vec<FrameRecord>),
     /// A code object of a sent stack was freed.
     CodeFreed(Box<FreedCode>),
+    /// Something in the life of a process.
+    Process(ProcessStep, ProcessRecord),
+}
+
+impl Record {
+    /// The process that it tells of.
+    pub fn tgid(&self) -> Tgid {
+        Tgid(match self {
+            Self::Memory(_, memory) => memory.tgid,
+            Self::Cuda(call, _) => call.tgid,
+            Self::Stack(head, _) => head.tgid,
+            Self::CodeFreed(freed) => freed.tgid,
+            Self::Process(_, process) => process.tgid,
+        })
+    }
+}
+
+/// What happened to a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessStep {
+    /// Another process made it.
+    Forked,
+    /// It runs another program.
+    Executed,
+    /// It is ending; nothing of it follows.
+    Exited,
+    /// Its loader maps libraries.
+    LibraryMapped,
+    /// It used a probed library for the first time.
+    Found,
 }
 
 /// A code object that was freed, and what it pointed to.
@@ -70,6 +102,11 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::CUDA_CALL_WITH_STACK => return decode_call_with_stack(bytes),
         record::STACK => return decode_stack(bytes),
         record::CODE_FREED => return decode_freed(bytes),
+        record::FORKED => return decode_process(ProcessStep::Forked, bytes),
+        record::EXECUTED => return decode_process(ProcessStep::Executed, bytes),
+        record::EXITED => return decode_process(ProcessStep::Exited, bytes),
+        record::LIBRARY_MAPPED => return decode_process(ProcessStep::LibraryMapped, bytes),
+        record::FOUND => return decode_process(ProcessStep::Found, bytes),
         _ => return Err(Malformed),
     };
     Ok(Record::Memory(kind, decode_memory(bytes)?))
@@ -137,6 +174,20 @@ fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
         second_out: word64(bytes, offset_of!(CudaRecord, second_out)),
         stack: word64(bytes, offset_of!(CudaRecord, stack)),
     }
+}
+
+/// Decodes the 24 bytes of a process record.
+fn decode_process(step: ProcessStep, bytes: &[u8]) -> Result<Record, Malformed> {
+    let bytes: &[u8; size_of::<ProcessRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    let process = ProcessRecord {
+        kind: bytes[0],
+        pad: [0; 3],
+        tgid: word32(bytes, 4),
+        parent: word32(bytes, 8),
+        pad2: 0,
+        time_ns: word64(bytes, 16),
+    };
+    Ok(Record::Process(step, process))
 }
 
 /// Decodes a stack record: its head and as many frames as it says.

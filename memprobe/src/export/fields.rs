@@ -1,15 +1,19 @@
 //! The fields of a record, appended to a line.
 
 use super::json;
-use crate::event::{MemoryEvent, Stack, StackId, StackKind, TimeNs};
+use crate::event::{MemoryEvent, Stack, StackId, StackKind, Tid, TimeNs};
 use crate::recording::MAX_LINE;
 
 /// Characters of a command line or thread name that are written.
 const MAX_TEXT: usize = 32 << 10;
 
+/// Process and thread. Readers take a thread that is left out for [`Tid::UNKNOWN`].
 pub(super) fn push_process(line: &mut Vec<u8>, pid: u32, tid: u32) {
     line.extend_from_slice(b",\"pid\":");
     json::push_number(line, pid);
+    if tid == Tid::UNKNOWN.0 {
+        return;
+    }
     line.extend_from_slice(b",\"tid\":");
     json::push_number(line, tid);
 }

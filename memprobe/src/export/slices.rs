@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use super::stack_text::{Definition, StackTexts};
+use crate::label::BEFORE_ATTACH;
 
 /// What differs between the slices of blocks and those of segments.
 pub(super) struct SliceKind {
@@ -49,10 +50,11 @@ pub(super) const CUDA: SliceKind = SliceKind {
 };
 
 impl SliceKind {
-    pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, stack: Definition) {
-        match self.of {
-            Slices::Segments => line.extend_from_slice(b"segment (cudaMalloc)"),
-            Slices::Blocks | Slices::Cuda => match stacks.text(stack) {
+    pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, namer: Namer) {
+        match (self.of, namer) {
+            (Slices::Segments, _) => line.extend_from_slice(b"segment (cudaMalloc)"),
+            (_, Namer::BeforeAttach) => line.extend_from_slice(BEFORE_ATTACH.as_bytes()),
+            (_, Namer::Stack(stack)) => match stacks.text(stack) {
                 Some(text) => line.extend_from_slice(&text.name),
                 None => line.extend_from_slice(b"(unknown stack)"),
             },
@@ -60,10 +62,19 @@ impl SliceKind {
     }
 }
 
-/// Memory of one kind that is live, with the stack that names their slice. Addresses of all
+/// What names a slice.
+#[derive(Clone, Copy)]
+pub(super) enum Namer {
+    /// The stack that allocated it.
+    Stack(Definition),
+    /// Nobody knows the stack: it was live when memprobe attached.
+    BeforeAttach,
+}
+
+/// Memory of one kind that is live, with what names their slice. Addresses of all
 /// devices of a process lie in one space (CUDA's unified virtual addressing).
 pub(super) struct OpenSlices {
-    pub live: HashMap<u64, Definition>,
+    pub live: HashMap<u64, Namer>,
     pub most: usize,
 }
 
@@ -80,15 +91,15 @@ impl OpenSlices {
         }
     }
 
-    pub(super) fn open(&mut self, addr: u64, stack: Definition) -> Opened {
+    pub(super) fn open(&mut self, addr: u64, namer: Namer) -> Opened {
         if self.live.len() >= self.most {
             return Opened::TooMany;
         }
-        self.live.insert(addr, stack);
+        self.live.insert(addr, namer);
         Opened::Slice
     }
 
-    pub(super) fn close(&mut self, addr: u64) -> Option<Definition> {
+    pub(super) fn close(&mut self, addr: u64) -> Option<Namer> {
         self.live.remove(&addr)
     }
 }

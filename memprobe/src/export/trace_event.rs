@@ -19,11 +19,13 @@ use super::fields::{
     clip, push_args, push_id, push_name, push_process, push_record, push_stack, push_ts,
 };
 use super::json;
-use super::slices::{BLOCK, CUDA, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
-use super::stack_text::{Definition, StackTexts};
-use crate::event::{Action, Event, Losses, MemoryEvent, Stack, StackId, Tid, TimeNs, Totals};
+use super::slices::{BLOCK, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::stack_text::StackTexts;
+use crate::event::{
+    Action, AtAttach, Event, Losses, MemoryEvent, Stack, StackId, Tid, TimeNs, Totals,
+};
 use crate::model::snapshot::Grouping;
-use crate::recording::{End, EndReason, EndRecord, Header, HeaderRecord};
+use crate::recording::{AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord};
 
 /// Bytes that are gathered before they are written out.
 const BUFFER: usize = 64 << 10;
@@ -140,6 +142,7 @@ impl<W: Write> TraceWriter<W> {
             Event::Thread(Tid(tid), name) => {
                 self.metadata("thread_name", *tid, |line| push_name(line, clip(name)));
             }
+            Event::AtAttach(found) => self.at_attach(found),
             Event::Memory(event) => self.memory(event),
             Event::Loss(losses) => self.loss(*losses),
         }
@@ -261,10 +264,28 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"}},\n");
     }
 
+    fn at_attach(&mut self, found: &AtAttach) {
+        let line = &mut self.lines;
+        line.extend_from_slice(
+            b"{\"ph\":\"i\",\"s\":\"g\",\"cat\":\"attach\",\"name\":\"memprobe attached\"",
+        );
+        push_process(line, found.tgid.0, found.tgid.0);
+        push_ts(line, self.start, found.time);
+        line.extend_from_slice(b",\"args\":");
+        push_record(line, &AtAttachRecord::from(found));
+        line.extend_from_slice(b"},\n");
+        if let Some(device) = found.device {
+            self.counters(found.tgid.0, found.time, device.0, found.totals);
+        }
+    }
+
     fn memory(&mut self, event: &MemoryEvent) {
-        self.events += 1;
-        self.last = event.time;
+        if event.action != Action::Held {
+            self.events += 1;
+            self.last = event.time;
+        }
         match event.action {
+            Action::Held => self.hold(event),
             Action::Alloc => self.begin(event, &BLOCK),
             Action::Free => self.end(event, &BLOCK),
             Action::SegmentAlloc => self.begin(event, &SEGMENT),
@@ -279,8 +300,25 @@ impl<W: Write> TraceWriter<W> {
             }
         }
         if let (Some(totals), Some(device)) = (event.totals, event.device) {
-            self.counters(event, device.0, totals);
+            self.counters(event.tgid.0, event.time, device.0, totals);
         }
+    }
+
+    /// A block that was live when memprobe attached: its slice begins there.
+    fn hold(&mut self, event: &MemoryEvent) {
+        let phase = match self.blocks.open(event.addr.0, Namer::BeforeAttach) {
+            Opened::Slice => BLOCK.begin,
+            Opened::TooMany => BLOCK.unpaired_begin,
+        };
+        self.open_line(event, phase, |line, stacks| {
+            BLOCK.push_name(line, stacks, Namer::BeforeAttach)
+        });
+        if phase == BLOCK.begin {
+            push_id(&mut self.lines, event.addr.0);
+        }
+        self.lines.extend_from_slice(b",\"args\":");
+        push_args(&mut self.lines, event);
+        self.lines.extend_from_slice(b",\"held\":true}},\n");
     }
 
     fn begin(&mut self, event: &MemoryEvent, kind: &SliceKind) {
@@ -291,13 +329,13 @@ impl<W: Write> TraceWriter<W> {
             self.lines
                 .extend_from_slice(b",\"args\":{\"unseen_free\":true}},\n");
         }
-        let stack = self.stacks.current(event.stack);
-        let phase = match self.open(kind).open(addr, stack) {
+        let namer = Namer::Stack(self.stacks.current(event.stack));
+        let phase = match self.open(kind).open(addr, namer) {
             Opened::Slice => kind.begin,
             Opened::TooMany => kind.unpaired_begin,
         };
         self.open_line(event, phase, |line, stacks| {
-            kind.push_name(line, stacks, stack)
+            kind.push_name(line, stacks, namer)
         });
         if phase == kind.begin {
             push_id(&mut self.lines, addr);
@@ -307,8 +345,8 @@ impl<W: Write> TraceWriter<W> {
 
     fn end(&mut self, event: &MemoryEvent, kind: &SliceKind) {
         match self.open(kind).close(event.addr.0) {
-            Some(stack) => {
-                self.end_line(event, kind, stack);
+            Some(namer) => {
+                self.end_line(event, kind, namer);
                 self.lines.extend_from_slice(b",\"args\":{\"free\":");
                 push_args(&mut self.lines, event);
                 self.lines.extend_from_slice(b"}}},\n");
@@ -330,10 +368,10 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// The end of the slice that began with `stack`, up to its `args`.
-    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, stack: Definition) {
+    /// The end of the slice that is named so, up to its `args`.
+    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: Namer) {
         self.open_line(event, kind.end, |line, stacks| {
-            kind.push_name(line, stacks, stack)
+            kind.push_name(line, stacks, namer)
         });
         push_id(&mut self.lines, event.addr.0);
     }
@@ -346,12 +384,12 @@ impl<W: Write> TraceWriter<W> {
             .into_iter()
             .collect();
         live.sort_unstable_by_key(|(addr, _)| *addr);
-        for (addr, stack) in live {
+        for (addr, namer) in live {
             if self.failed.is_some() {
                 break;
             }
             self.open_line_at(kind.end, self.last, self.pid, self.pid, |line, stacks| {
-                kind.push_name(line, stacks, stack)
+                kind.push_name(line, stacks, namer)
             });
             push_id(&mut self.lines, addr);
             self.lines
@@ -410,11 +448,11 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes the totals that changed.
-    fn counters(&mut self, event: &MemoryEvent, device: u8, totals: Totals) {
+    fn counters(&mut self, pid: u32, time: TimeNs, device: u8, totals: Totals) {
         let before = self.counters.insert(device, totals).map(series);
         for (index, (name, bytes)) in series(totals).into_iter().enumerate() {
             if before.is_none_or(|before| before[index].1 != bytes) {
-                self.counter(device, name, bytes, event.time, event.tgid.0);
+                self.counter(device, name, bytes, time, pid);
             }
         }
     }

@@ -4,6 +4,7 @@
 
 mod names;
 mod number;
+mod process;
 mod text;
 
 pub use names::{
@@ -11,4 +12,5 @@ pub use names::{
     whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
+pub use process::process;
 pub use text::{CUT, clean, fit, fit_end, width};

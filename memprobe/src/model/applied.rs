@@ -15,6 +15,12 @@ pub enum Applied {
         /// [`Freed::Unknown`] if not.
         kept: bool,
     },
+    /// A block was live when memprobe attached.
+    Held {
+        /// Whether the ledger has room to follow the block; its bytes are from before attach in
+        /// either case.
+        kept: bool,
+    },
     /// A block is live no more.
     Free(Freed),
     /// The caching allocator got or gave back a segment. The ledger does not follow them.

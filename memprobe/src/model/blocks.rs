@@ -10,7 +10,16 @@ use crate::event::{Address, Bytes};
 pub(super) struct Block {
     pub(super) addr: Address,
     pub(super) size: Bytes,
-    pub(super) holder: HolderIndex,
+    pub(super) owner: Owner,
+}
+
+/// Who allocated a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Owner {
+    /// A stack that was seen.
+    Holder(HolderIndex),
+    /// Nobody knows: it was live when memprobe attached.
+    BeforeAttach,
 }
 
 /// Blocks that never overlap.
@@ -19,7 +28,7 @@ pub(super) struct Block {
 /// million blocks and no moment at which two tables stand in memory, and it gives memory back.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    by_addr: BTreeMap<u64, (u64, HolderIndex)>,
+    by_addr: BTreeMap<u64, (u64, Owner)>,
     live: u64,
 }
 
@@ -38,32 +47,36 @@ impl Blocks {
     /// Adds a block. It must not overlap another: see [`Self::take_overlapping`].
     pub(super) fn insert(&mut self, block: Block) {
         self.by_addr
-            .insert(block.addr.0, (block.size.0, block.holder));
+            .insert(block.addr.0, (block.size.0, block.owner));
         self.live = self.live.saturating_add(block.size.0);
+    }
+
+    /// Whether no block shares a byte with `addr..addr + size`.
+    pub(super) fn is_vacant(&self, addr: Address, size: Bytes) -> bool {
+        self.last_overlapping(addr, size).is_none()
     }
 
     /// Takes out the block at `addr`.
     pub(super) fn take(&mut self, addr: Address) -> Option<Block> {
-        let (size, holder) = self.by_addr.remove(&addr.0)?;
+        let (size, owner) = self.by_addr.remove(&addr.0)?;
         self.live = self.live.saturating_sub(size);
         Some(Block {
             addr,
             size: Bytes(size),
-            holder,
+            owner,
         })
     }
 
     /// Takes out the last of the blocks that share a byte (or the address, where a size is 0) with
     /// `addr..addr + size`.
     pub(super) fn take_overlapping(&mut self, addr: Address, size: Bytes) -> Option<Block> {
+        self.take(self.last_overlapping(addr, size)?)
+    }
+
+    fn last_overlapping(&self, addr: Address, size: Bytes) -> Option<Address> {
         // Since blocks do not overlap, the last that begins before the end also ends last.
-        let end = end(addr.0, size.0);
-        let (start, last) = self.by_addr.range(..end).next_back()?;
-        let overlapping = Address(*start);
-        if self::end(*start, last.0) <= addr.0 {
-            return None;
-        }
-        self.take(overlapping)
+        let (start, last) = self.by_addr.range(..end(addr.0, size.0)).next_back()?;
+        (end(*start, last.0) > addr.0).then_some(Address(*start))
     }
 }
 
@@ -80,7 +93,7 @@ mod tests {
         Block {
             addr: Address(addr),
             size: Bytes(size),
-            holder: HolderIndex::default(),
+            owner: Owner::BeforeAttach,
         }
     }
 

@@ -12,7 +12,7 @@ use super::device::ADDRESS_LIMIT;
 use super::holders::{HolderIndex, Holders};
 use super::names::Names;
 use super::rate::Interval;
-use super::snapshot::{CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
+use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
 use super::timeline::Recorder;
 use crate::event::{Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, TimeNs, Totals};
 
@@ -279,7 +279,7 @@ impl Cuda {
                 index: *index,
                 totals: device.totals,
                 peak: device.peak,
-                before_attach: Bytes(0),
+                before_attach: BeforeAttach::default(),
                 unaccounted: 0,
                 live_blocks: device.blocks,
                 ooms: 0,

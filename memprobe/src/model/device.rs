@@ -1,14 +1,16 @@
 //! The ledger of one device, checked against the allocator's totals on every event.
 
 use super::applied::{Applied, Ended, Freed};
-use super::blocks::{Block, Blocks};
+use super::blocks::{Block, Blocks, Owner};
 use super::caps::Budget;
 use super::holders::Holders;
 use super::names::Names;
 use super::rate::Interval;
-use super::snapshot::{DeviceSnapshot, Grouping};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
 use super::timeline::Recorder;
-use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals};
+use std::sync::Arc;
+
+use crate::event::{Action, AtAttach, Bytes, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals};
 
 /// No block ends beyond this address, and no total is above it (1 EiB; the widest addresses of
 /// today's GPUs and processors have 57 bits). What says otherwise is not an event of an allocator.
@@ -30,12 +32,25 @@ pub(super) enum Difference {
 /// The device that an event of the allocator is about, if its numbers can be.
 pub(super) fn plausible_device(event: &MemoryEvent) -> Option<DeviceIndex> {
     let end = event.addr.0.checked_add(event.size.0)?;
-    let totals = event.totals.unwrap_or_default();
-    [end, totals.allocated.0, totals.reserved.0]
-        .into_iter()
-        .all(|bytes| bytes <= ADDRESS_LIMIT)
-        .then_some(event.device)
-        .flatten()
+    let plausible = end <= ADDRESS_LIMIT && are_plausible(event.totals.unwrap_or_default());
+    plausible.then_some(event.device).flatten()
+}
+
+/// Whether totals can be those of an allocator.
+pub(super) fn are_plausible(totals: Totals) -> bool {
+    totals.allocated.0 <= ADDRESS_LIMIT && totals.reserved.0 <= ADDRESS_LIMIT
+}
+
+/// What was there when memprobe attached and was not freed since.
+#[derive(Debug, Default)]
+struct Before {
+    /// Bytes of which no block is known.
+    unknown: u64,
+    /// Bytes and number of the blocks that are known.
+    held: u64,
+    blocks: u64,
+    /// Why not all are.
+    unread: Option<Arc<str>>,
 }
 
 /// The ledger of one device.
@@ -43,7 +58,7 @@ pub(super) fn plausible_device(event: &MemoryEvent) -> Option<DeviceIndex> {
 pub(super) struct Device {
     totals: Totals,
     peak: Totals,
-    before_attach: u64,
+    before: Before,
     ooms: u64,
     blocks: Blocks,
     holders: Holders,
@@ -63,10 +78,24 @@ impl Device {
             allocated: Bytes(allocated),
             reserved: after.reserved,
         };
+        Self::with(totals, totals, started)
+    }
+
+    /// The device as memprobe found it.
+    pub(super) fn found(found: &AtAttach, started: TimeNs) -> Self {
+        let mut device = Self::with(found.totals, found.peak, started);
+        device.before.unread = found.unread.clone();
+        device
+    }
+
+    fn with(totals: Totals, peak: Totals, started: TimeNs) -> Self {
         Self {
             totals,
-            peak: totals,
-            before_attach: allocated,
+            peak: totals.higher(peak),
+            before: Before {
+                unknown: totals.allocated.0,
+                ..Before::default()
+            },
             ooms: 0,
             blocks: Blocks::default(),
             holders: Holders::default(),
@@ -95,7 +124,7 @@ impl Device {
             self.blocks.insert(Block {
                 addr: event.addr,
                 size: event.size,
-                holder,
+                owner: Owner::Holder(holder),
             });
             self.holders.hold(holder, event.size);
         }
@@ -103,6 +132,32 @@ impl Device {
         let difference = self.report(event, expected);
         let difference = difference.or_stale(!replaced.is_empty());
         (Applied::Alloc { replaced, kept }, difference)
+    }
+
+    /// A block was live when memprobe attached: so many of the bytes from then have a place now.
+    pub(super) fn hold(
+        &mut self,
+        event: &MemoryEvent,
+        budget: &mut Budget,
+    ) -> (Applied, Difference) {
+        let Some(rest) = self.before.unknown.checked_sub(event.size.0) else {
+            return (Applied::Held { kept: false }, Difference::Stale);
+        };
+        if !self.blocks.is_vacant(event.addr, event.size) {
+            return (Applied::Held { kept: false }, Difference::Stale);
+        }
+        let kept = budget.take_block();
+        if kept {
+            self.before.unknown = rest;
+            self.before.held = self.before.held.saturating_add(event.size.0);
+            self.before.blocks = self.before.blocks.saturating_add(1);
+            self.blocks.insert(Block {
+                addr: event.addr,
+                size: event.size,
+                owner: Owner::BeforeAttach,
+            });
+        }
+        (Applied::Held { kept }, Difference::None)
     }
 
     /// The allocator took a block back.
@@ -115,14 +170,14 @@ impl Device {
             Some(block) => {
                 budget.give_block_back();
                 let ended = self.ended(block);
-                let stale = ended.size != event.size;
-                (
-                    Freed::Known {
+                let freed = match block.owner {
+                    Owner::BeforeAttach => Freed::BeforeAttach,
+                    Owner::Holder(_) => Freed::Known {
                         size: ended.size,
                         stack: ended.stack,
                     },
-                    stale,
-                )
+                };
+                (freed, ended.size != event.size)
             }
             None => self.free_unknown(event.size.0),
         };
@@ -138,9 +193,9 @@ impl Device {
         if missed >= size && missed > 0 {
             return (Freed::Unknown, false);
         }
-        match self.before_attach.checked_sub(size) {
+        match self.before.unknown.checked_sub(size) {
             Some(rest) => {
-                self.before_attach = rest;
+                self.before.unknown = rest;
                 (Freed::BeforeAttach, false)
             }
             None => (Freed::Unknown, true),
@@ -155,8 +210,17 @@ impl Device {
     }
 
     fn ended(&mut self, block: Block) -> Ended {
-        self.holders.release(block.holder, block.size);
-        let stack = self.holders.stack_of(block.holder);
+        let stack = match block.owner {
+            Owner::Holder(holder) => {
+                self.holders.release(holder, block.size);
+                self.holders.stack_of(holder)
+            }
+            Owner::BeforeAttach => {
+                self.before.held = self.before.held.saturating_sub(block.size.0);
+                self.before.blocks = self.before.blocks.saturating_sub(1);
+                StackId::NONE
+            }
+        };
         Ended {
             addr: block.addr,
             size: block.size,
@@ -184,7 +248,7 @@ impl Device {
     /// The allocator's total less what the ledger knows. All terms are below 2^62 (see
     /// [`ADDRESS_LIMIT`]).
     fn unaccounted(&self) -> i64 {
-        let known = i128::from(self.before_attach) + i128::from(self.blocks.live());
+        let known = i128::from(self.before.unknown) + i128::from(self.blocks.live());
         let unaccounted = i128::from(self.totals.allocated.0) - known;
         unaccounted.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
@@ -215,7 +279,12 @@ impl Device {
             index,
             totals: self.totals,
             peak: self.peak,
-            before_attach: Bytes(self.before_attach),
+            before_attach: BeforeAttach {
+                live: Bytes(self.before.unknown.saturating_add(self.before.held)),
+                unknown: Bytes(self.before.unknown),
+                known_blocks: self.before.blocks,
+                unread: self.before.unread.clone(),
+            },
             unaccounted: self.unaccounted(),
             live_blocks: self.blocks.len() as u64,
             ooms: self.ooms,

@@ -25,12 +25,13 @@ mod properties;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub use applied::{Applied, Ended, Freed};
 pub use caps::{Caps, Refused};
 pub use timeline::MAX_POINTS;
 
-use crate::event::{Action, DeviceIndex, Event, Losses, MemoryEvent, TimeNs};
+use crate::event::{Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, TimeNs};
 use agreement::Agreement;
 use caps::Budget;
 use cuda::Cuda;
@@ -57,6 +58,7 @@ pub struct Model {
     budget: Budget,
     devices: BTreeMap<DeviceIndex, Device>,
     cuda: Cuda,
+    unread_at_attach: Option<Arc<str>>,
 }
 
 impl Model {
@@ -83,6 +85,7 @@ impl Model {
             budget: Budget::new(&caps),
             devices: BTreeMap::new(),
             cuda: Cuda::default(),
+            unread_at_attach: None,
         }
     }
 
@@ -132,8 +135,31 @@ impl Model {
                 self.lose(*losses);
                 Applied::Noted
             }
+            Event::AtAttach(found) => {
+                self.find(found);
+                Applied::Noted
+            }
             Event::Memory(event) => self.apply_memory(event),
         }
+    }
+
+    /// Takes what was there before the first event. What comes later than that is none.
+    fn find(&mut self, found: &AtAttach) {
+        let Some(index) = found.device else {
+            self.unread_at_attach.clone_from(&found.unread);
+            return;
+        };
+        if !device::are_plausible(found.totals) || !device::are_plausible(found.peak) {
+            self.malformed = self.malformed.saturating_add(1);
+            return;
+        }
+        if self.last_event.is_none() {
+            self.started = self.started.min(found.time);
+        }
+        let started = self.started;
+        self.devices
+            .entry(index)
+            .or_insert_with(|| Device::found(found, started));
     }
 
     fn lose(&mut self, losses: Losses) {
@@ -151,8 +177,10 @@ impl Model {
         if self.last_event.is_none() {
             self.started = self.started.min(event.time);
         }
-        self.last_event = self.last_event.max(Some(event.time));
-        self.events = self.events.saturating_add(1);
+        if event.action != Action::Held {
+            self.last_event = self.last_event.max(Some(event.time));
+            self.events = self.events.saturating_add(1);
+        }
         if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) {
             return Applied::Segment;
         }
@@ -172,6 +200,7 @@ impl Model {
         let (applied, difference) = match event.action {
             Action::Alloc => device.alloc(event, &self.names, &mut self.budget),
             Action::Free => device.free(event, &mut self.budget),
+            Action::Held => device.hold(event, &mut self.budget),
             _ => device.out_of_memory(event),
         };
         self.judge(event.time, difference);
@@ -242,6 +271,7 @@ impl Model {
                 state: self.state.clone(),
                 probes: self.probes.clone(),
                 disagreements: self.agreement.disagreements(),
+                unread_at_attach: self.unread_at_attach.clone(),
             },
         }
     }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::snapshot::{DeviceSnapshot, LineRow, Site, StackRow};
 use super::*;
-use crate::event::{Address, Bytes, Frame, Stack, StackId, StackKind, Tgid, Tid, Totals};
+use crate::event::{Address, AtAttach, Bytes, Frame, Stack, StackId, StackKind, Tgid, Tid, Totals};
 
 const STACKS: u32 = 6;
 const PAGE: u64 = 512;
@@ -82,6 +82,41 @@ impl Reference {
         live
     }
 
+    fn totals(&self) -> Totals {
+        Totals {
+            allocated: Bytes(self.allocated()),
+            reserved: Bytes(1 << 20),
+        }
+    }
+
+    /// Tells a model what is live, as it does when the allocator's tables could be read.
+    fn tell_held(&self, model: &mut Model) {
+        model.apply(&Event::AtAttach(AtAttach {
+            time: TimeNs(self.time),
+            tgid: Tgid(1),
+            device: Some(DeviceIndex(0)),
+            totals: self.totals(),
+            peak: self.totals(),
+            unread: None,
+        }));
+        for (addr, block) in &self.live {
+            let applied = model.apply(&Event::Memory(MemoryEvent {
+                time: TimeNs(self.time),
+                tgid: Tgid(1),
+                tid: Tid::UNKNOWN,
+                action: Action::Held,
+                addr: Address(*addr),
+                size: Bytes(block.size),
+                device: Some(DeviceIndex(0)),
+                totals: Some(self.totals()),
+                stack: StackId::NONE,
+                call: None,
+            }));
+            assert_eq!(applied, Applied::Held { kept: true });
+            check_sums(model);
+        }
+    }
+
     fn is_free(&self, addr: u64, size: u64) -> bool {
         self.live
             .iter()
@@ -108,7 +143,6 @@ impl Reference {
             }
             Step::OutOfMemory => (Action::OutOfMemory, 0, 1 << 40, 1, None),
         };
-        let allocated = self.allocated();
         let event = MemoryEvent {
             time: TimeNs(self.time),
             tgid: Tgid(1),
@@ -117,10 +151,7 @@ impl Reference {
             addr: Address(addr),
             size: Bytes(size),
             device: Some(DeviceIndex(0)),
-            totals: Some(Totals {
-                allocated: Bytes(allocated),
-                reserved: Bytes(1 << 20),
-            }),
+            totals: Some(self.totals()),
             stack: StackId(stack),
             call: None,
         };
@@ -165,13 +196,17 @@ fn live_of_lines(device: &DeviceSnapshot) -> i128 {
 fn check_sums(model: &Model) {
     for grouping in [Grouping::User, Grouping::Innermost] {
         for device in model.snapshot(TimeNs(0), grouping).devices {
-            let before = i128::from(device.before_attach.0);
+            let before = i128::from(device.before_attach.live.0);
             let sum = before + i128::from(device.unaccounted) + live_of_lines(&device);
             assert_eq!(sum, i128::from(device.totals.allocated.0));
             assert!(device.peak.allocated >= device.totals.allocated);
             assert!(device.timeline.points.len() <= MAX_POINTS);
             let blocks: u64 = device.lines.iter().map(|line| line.live_blocks).sum();
-            assert_eq!(blocks, device.live_blocks);
+            assert_eq!(
+                blocks + device.before_attach.known_blocks,
+                device.live_blocks
+            );
+            assert!(device.before_attach.unknown <= device.before_attach.live);
             for line in &device.lines {
                 assert_eq!(
                     line.live.0,
@@ -239,11 +274,15 @@ proptest! {
     fn without_losses_the_ledger_is_the_truth_wherever_attached(
         steps in steps(),
         attach in 0..100_usize,
+        found in any::<bool>(),
     ) {
         let (mut reference, mut model) = (Reference::default(), model());
         let mut peaks = Peaks::default();
         for (index, step) in steps.iter().enumerate() {
             let attached = index >= attach;
+            if found && index == attach {
+                reference.tell_held(&mut model);
+            }
             let Some((event, freed)) = reference.take(step, attached) else { continue };
             if !attached {
                 continue;
@@ -260,7 +299,11 @@ proptest! {
             let snapshot = model.snapshot(TimeNs(reference.time), Grouping::User);
             let device = &snapshot.devices[0];
             prop_assert_eq!(device.unaccounted, 0);
-            prop_assert_eq!(device.before_attach.0, reference.live_where(|block| !block.seen));
+            prop_assert_eq!(device.before_attach.live.0, reference.live_where(|block| !block.seen));
+            if found {
+                let unseen = reference.live.values().filter(|block| !block.seen).count();
+                prop_assert_eq!(device.before_attach.live_blocks(), Some(unseen as u64));
+            }
             let live = reference.live_by_stack();
             peaks.grow(&live);
             prop_assert_eq!(rows_by_stack(device, |row| row.live), nonzero(live));
@@ -342,6 +385,7 @@ fn garbage() -> impl Strategy<Value = Event> {
         Action::SegmentAlloc,
         Action::SegmentFree,
         Action::OutOfMemory,
+        Action::Held,
     ]);
     let totals = prop::option::weighted(0.9, (number(), number()));
     let device = prop::option::weighted(0.9, prop_oneof![Just(0), any::<u8>()]);
@@ -373,6 +417,22 @@ fn garbage() -> impl Strategy<Value = Event> {
                 call: None,
             })
         });
+    let found = (number(), 0..2_u8, number(), number(), number(), number()).prop_map(
+        |(time, device, allocated, reserved, peak, other)| {
+            let totals = |allocated, reserved| Totals {
+                allocated: Bytes(allocated),
+                reserved: Bytes(reserved),
+            };
+            Event::AtAttach(AtAttach {
+                time: TimeNs(time),
+                tgid: Tgid(1),
+                device: Some(DeviceIndex(device)),
+                totals: totals(allocated, reserved),
+                peak: totals(peak, other),
+                unread: None,
+            })
+        },
+    );
     let losses = (number(), number(), number()).prop_map(|(events, stacks, malformed)| {
         Event::Loss(Losses {
             events,
@@ -385,5 +445,6 @@ fn garbage() -> impl Strategy<Value = Event> {
         2 => (0..6_u32, 0..6_u32).prop_map(|(id, other)| Event::Stack(StackId(id), stack(other))),
         1 => (0..4_u32, "[a-z]{0,3}").prop_map(|(tid, name)| Event::Thread(Tid(tid), name.into())),
         1 => losses,
+        1 => found,
     ]
 }

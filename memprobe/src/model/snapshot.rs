@@ -94,6 +94,10 @@ pub struct OutsideRow {
 pub struct Target {
     /// The process; `None` in a report whose recording does not name it.
     pub tgid: Option<Tgid>,
+    /// Its number in its own PID namespace, where that is not memprobe's.
+    pub inner_tgid: Option<Tgid>,
+    /// The pod, container or batch job that it runs in, as people know it.
+    pub container: Option<String>,
     /// The command line, joined by spaces.
     pub command: String,
     /// Such as `3.12.1`.
@@ -117,6 +121,8 @@ pub struct Health {
     pub probes: Vec<ProbeStatus>,
     /// Where the ledger and the allocator last disagreed without a loss that explains it.
     pub disagreements: u64,
+    /// Why nothing is known of what was there at attach, not even how much.
+    pub unread_at_attach: Option<Arc<str>>,
 }
 
 /// Whether the target is still there.
@@ -153,14 +159,16 @@ pub struct DeviceSnapshot {
     pub index: DeviceIndex,
     /// The allocator's own totals after the last event.
     pub totals: Totals,
-    /// The highest totals seen since attach (each on its own).
+    /// The highest totals (each on its own): seen since attach, or before by the allocator's own
+    /// statistics where they could be read at attach.
     pub peak: Totals,
-    /// Bytes allocated before attach and not freed since.
-    pub before_attach: Bytes,
-    /// The allocator's total less what the ledger knows: `totals.allocated - before_attach - sum
-    /// of live bytes of all lines`. 0 unless events were lost.
+    /// What was allocated before attach and not freed since.
+    pub before_attach: BeforeAttach,
+    /// The allocator's total less what the ledger knows: `totals.allocated - before_attach.live -
+    /// sum of live bytes of all lines`. 0 unless events were lost.
     pub unaccounted: i64,
-    /// Live blocks that were seen being allocated.
+    /// Live blocks that are known one by one: those that were seen being allocated, and those that
+    /// were found at attach.
     pub live_blocks: u64,
     /// Out-of-memory errors since attach.
     pub ooms: u64,
@@ -168,6 +176,26 @@ pub struct DeviceSnapshot {
     pub lines: Vec<LineRow>,
     /// The totals over time.
     pub timeline: Timeline,
+}
+
+/// What was allocated before attach and not freed since.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct BeforeAttach {
+    /// Bytes.
+    pub live: Bytes,
+    /// Bytes of `live` of which it is not known in which blocks they are.
+    pub unknown: Bytes,
+    /// Blocks that are known: those of the other bytes.
+    pub known_blocks: u64,
+    /// Why the blocks could not be read at attach; `None` where they could, or nobody tried.
+    pub unread: Option<Arc<str>>,
+}
+
+impl BeforeAttach {
+    /// Blocks; `None` where they are not all known.
+    pub fn live_blocks(&self) -> Option<u64> {
+        (self.unknown == Bytes(0)).then_some(self.known_blocks)
+    }
 }
 
 /// What one line of Python holds on one device.

@@ -34,6 +34,35 @@ impl Scene {
         }
     }
 
+    /// The target had these blocks when memprobe attached, and no others.
+    fn found(blocks: &[(u64, u64)]) -> Self {
+        let mut scene = Self::attached_at(blocks.iter().map(|(_, size)| size).sum());
+        scene.find(blocks);
+        scene
+    }
+
+    fn find(&mut self, blocks: &[(u64, u64)]) {
+        self.model.apply(&Event::AtAttach(self.at_attach()));
+        for (addr, size) in blocks {
+            let event = self.event(Action::Held, *addr, *size, 0);
+            self.model.apply(&Event::Memory(event));
+        }
+    }
+
+    fn at_attach(&self) -> AtAttach {
+        AtAttach {
+            time: TimeNs(self.time),
+            tgid: Tgid(1),
+            device: Some(DeviceIndex(0)),
+            totals: self.totals(),
+            peak: Totals {
+                allocated: Bytes(8192),
+                reserved: Bytes(1 << 21),
+            },
+            unread: None,
+        }
+    }
+
     fn event(&self, action: Action, addr: u64, size: u64, stack: u32) -> MemoryEvent {
         MemoryEvent {
             time: TimeNs(self.time),
@@ -99,7 +128,7 @@ impl Scene {
     fn parts(&self) -> (u64, i64, u64) {
         let device = self.device();
         let live = device.lines.iter().map(|line| line.live.0).sum();
-        (device.before_attach.0, device.unaccounted, live)
+        (device.before_attach.live.0, device.unaccounted, live)
     }
 
     fn line(&self, file: &str) -> LineRow {
@@ -180,6 +209,74 @@ fn a_free_as_the_first_event_comes_out_of_what_was_there_at_attach() {
     assert_eq!(scene.free(0, 1024), Applied::Free(Freed::BeforeAttach));
     assert_eq!(scene.parts(), (3072, 0, 0));
     assert_eq!(scene.device().peak.allocated, Bytes(4096));
+}
+
+#[test]
+fn blocks_that_were_found_at_attach_leave_their_row_one_by_one() {
+    let mut scene = Scene::found(&[(0, 512), (1024, 1024)]);
+    let before = |scene: &Scene| {
+        let before = scene.device().before_attach;
+        (before.live.0, before.live_blocks())
+    };
+    assert_eq!(scene.parts(), (1536, 0, 0));
+    assert_eq!(before(&scene), (1536, Some(2)));
+    assert_eq!(scene.snapshot().health.events, 0);
+    scene.alloc(4096, 512, 1);
+    assert_eq!(scene.free(1024, 1024), Applied::Free(Freed::BeforeAttach));
+    assert_eq!(before(&scene), (512, Some(1)));
+    assert_eq!(scene.device().live_blocks, 2);
+    assert_eq!(scene.free(0, 512), Applied::Free(Freed::BeforeAttach));
+    assert_eq!(before(&scene), (0, Some(0)));
+    assert_eq!(scene.parts(), (0, 0, 512));
+    assert_eq!(scene.snapshot().health.disagreements, 0);
+}
+
+#[test]
+fn a_device_is_shown_as_it_was_found_before_anything_happens_on_it() {
+    let scene = Scene::found(&[(0, 512)]);
+    let device = scene.device();
+    assert_eq!(device.totals.allocated, Bytes(512));
+    assert_eq!(device.totals.reserved, Bytes(1 << 21));
+    assert_eq!(device.peak.allocated, Bytes(8192), "the allocator's own");
+    assert_eq!(scene.snapshot().started, TimeNs(0));
+}
+
+#[test]
+fn where_the_blocks_could_not_be_read_the_row_says_why() {
+    let mut scene = Scene::attached_at(1536);
+    scene.model.apply(&Event::AtAttach(AtAttach {
+        unread: Some("torn".into()),
+        ..scene.at_attach()
+    }));
+    scene.free(0, 512);
+    let before = scene.device().before_attach;
+    assert_eq!((before.live, before.live_blocks()), (Bytes(1024), None));
+    assert_eq!(before.unread.as_deref(), Some("torn"));
+}
+
+#[test]
+fn a_found_block_that_cannot_be_is_not_kept() {
+    let mut scene = Scene::found(&[(0, 512), (1024, 1024)]);
+    for (addr, size) in [(8192, 512), (1024, 0), (256, 0)] {
+        let applied = scene.apply(Action::Held, addr, size, 0);
+        assert_eq!(applied, Applied::Held { kept: false }, "{addr}");
+    }
+    assert_eq!(scene.parts(), (1536, 0, 0));
+}
+
+#[test]
+fn found_blocks_beyond_the_cap_stay_in_the_row() {
+    let caps = Caps {
+        blocks: 1,
+        ..Caps::default()
+    };
+    let mut scene = Scene::with_caps(1536, caps);
+    scene.find(&[(0, 512), (1024, 1024)]);
+    let before = scene.device().before_attach;
+    assert_eq!((before.live, before.live_blocks()), (Bytes(1536), None));
+    scene.free(1024, 1024);
+    scene.free(0, 512);
+    assert_eq!(scene.parts(), (0, 0, 0));
 }
 
 #[test]
@@ -317,7 +414,7 @@ fn devices_have_ledgers_of_their_own() {
         .map(|device| {
             (
                 device.index.0,
-                device.before_attach.0,
+                device.before_attach.live.0,
                 device.live_blocks,
                 device.lines.len(),
             )

@@ -4,19 +4,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
-use super::session::{self, Origin, Session};
+use super::process::{self, Origin};
+use super::session::{HostItem, HostSession};
 use super::source::Sources;
 use crate::event::Tgid;
 use crate::model::Model;
-use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
+use crate::model::snapshot::{Grouping, Snapshot, TargetState};
 use crate::probe::kernel;
+use crate::probe::loader::Watch;
 use crate::probe::watched::Watched;
-use crate::target::facts;
 use crate::tui::{self, Command};
 
 /// How often the screen gets something new to show.
@@ -42,11 +43,7 @@ impl Live {
 
     async fn run_inside(self) -> Result<ExitCode> {
         let watched = Watched::open(self.tgid)?;
-        let target = Target {
-            tgid: Some(self.tgid),
-            command: facts::command_line(self.tgid),
-            ..Target::default()
-        };
+        let target = process::identified(self.tgid);
         let interrupts = Interrupts::new()?;
         let model = Model::new(target, super::now());
         let mut screen = Screen::open(model, self.tgid, interrupts);
@@ -57,39 +54,56 @@ impl Live {
 
     /// Feeds the screen until it closes.
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
-        let loader = session::load(self.ring_bytes)?;
-        let (tell, mut told) = mpsc::unbounded_channel::<String>();
-        let attach = Session::attach(loader, watched, Origin::Running, move |what| {
-            // The screen may be closed already; then nobody needs to be told.
-            let _ = tell.send(what.to_owned());
-        });
-        tokio::pin!(attach);
-        let mut session = loop {
-            tokio::select! {
-                session = &mut attach => break session?,
-                Some(what) = told.recv() => screen.model.set_state(TargetState::Waiting(what)),
-                closed = screen.turn() => if closed { return Ok(()) },
-            }
-        };
-        screen.model.set_target(session.target().clone());
-        screen.model.set_probes(session.probes().to_vec());
-        screen.model.set_state(TargetState::Running);
-        let mut ended = false;
+        let mut session = HostSession::load(Watch::One, self.ring_bytes)?;
+        session.add(watched, Origin::Running)?;
+        let mut seen = Seen::Nothing;
         loop {
             tokio::select! {
                 closed = screen.turn() => if closed { return Ok(()) },
-                end = session.wait_or_end(), if !ended => ended = end,
+                () = session.wait(), if seen != Seen::End => {}
             }
-            let model = &mut screen.model;
             session.drain(|event| {
-                model.apply(event);
+                let model = &mut screen.model;
+                match event.item {
+                    HostItem::Event(event) => {
+                        model.apply(&event);
+                    }
+                    HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
+                    HostItem::Attached { target, probes, .. } => {
+                        model.set_target(target);
+                        model.set_probes(probes);
+                        model.set_state(TargetState::Running);
+                        seen = Seen::Probes;
+                    }
+                    HostItem::Refused(error) => return Err(error.into()),
+                    HostItem::Ended if seen == Seen::Nothing => bail!(
+                        "process {} ended before it used PyTorch's CUDA allocator",
+                        self.tgid.0
+                    ),
+                    HostItem::Ended => {
+                        model.set_state(TargetState::Exited);
+                        seen = Seen::End;
+                    }
+                    HostItem::Executed(target) => {
+                        *model = Model::new(target, super::now());
+                    }
+                    HostItem::Found { .. } | HostItem::Notice(_) => {}
+                }
                 Ok(())
             })?;
-            if ended {
-                screen.model.set_state(TargetState::Exited);
-            }
         }
     }
+}
+
+/// How far a process has come before the eyes of the user.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    /// Nothing was seen of it.
+    Nothing,
+    /// Its probes were in place.
+    Probes,
+    /// It has ended after that.
+    End,
 }
 
 /// The screen, on a thread of its own, and the model that it shows.

@@ -4,7 +4,11 @@ pub mod doctor;
 pub mod live;
 pub mod record;
 
+mod before_attach;
+mod beginning;
+mod command;
 mod interrupts;
+mod process;
 mod progress;
 mod session;
 mod source;

@@ -2,22 +2,25 @@
 
 use std::ffi::OsString;
 use std::ops::ControlFlow;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode};
+use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, bail};
 use tokio::time::Instant;
 
+use super::command::Started;
 use super::interrupts::Interrupts;
+use super::process::Origin;
 use super::progress::{Progress, Told};
-use super::session::{self, Flow, Origin, Session};
-use crate::event::Tgid;
+use super::session::{HostEvent, HostItem, HostSession};
+use crate::event::{AtAttach, Event, Tgid};
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
-use crate::model::snapshot::Grouping;
+use crate::label;
+use crate::model::snapshot::{Grouping, ProbeStatus, Target};
 use crate::probe::kernel;
+use crate::probe::loader::Watch;
 use crate::probe::watched::Watched;
 use crate::recording::{EndReason, Header};
 
@@ -59,7 +62,7 @@ impl Recording {
     async fn run_inside(self) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let output = OutputPlan::check(&self.output)?;
-        let loader = session::load(self.ring_bytes)?;
+        let mut session = HostSession::load(Watch::One, self.ring_bytes)?;
         let (mut command, watched, origin) = match &self.subject {
             Subject::Running(tgid) => (None, Watched::open(*tgid)?, Origin::Running),
             Subject::Command(words) => {
@@ -70,9 +73,10 @@ impl Recording {
         };
         let mut progress = Progress::new(self.quiet);
         let tgid = watched.tgid;
-        let attach = Session::attach(loader, watched, origin, |what| progress.say(what));
-        let session = tokio::select! {
-            session = attach => session.inspect_err(|_| {
+        session.add(watched, origin)?;
+        let ready = wait_for_probes(&mut session, tgid, &mut progress);
+        let (target, probes) = tokio::select! {
+            ready = ready => ready.inspect_err(|_| {
                 if let Some(command) = &mut command {
                     command.leave_running(&mut Progress::new(self.quiet));
                 }
@@ -83,13 +87,14 @@ impl Recording {
             }
         };
         progress.say(&format!(
-            "recording PID {} to {}; press Ctrl-C to end",
-            tgid.0,
+            "recording {} to {}; press Ctrl-C to end",
+            label::process(&target).unwrap_or_default(),
             self.output.display()
         ));
         progress.start();
+        let header = header(target, probes);
         let reason = self
-            .write(session, output, &mut progress, &mut interrupts)
+            .write(session, header, output, &mut progress, &mut interrupts)
             .await?;
         match &mut command {
             Some(command) if reason == EndReason::TargetExited => command.exit_code(),
@@ -104,27 +109,49 @@ impl Recording {
     /// Writes events until it is time to end, and the end.
     async fn write(
         &self,
-        mut session: Session,
+        mut session: HostSession,
+        mut header: Header,
         output: OutputPlan,
         progress: &mut Progress,
         interrupts: &mut Interrupts,
     ) -> Result<EndReason> {
-        let header = header(&session);
-        let file = output.create()?;
-        let place = file.name();
-        let mut writer = TraceWriter::new(file, place, &header, Grouping::User)?;
+        let out = output.create()?;
+        let name = out.name();
+        let mut writer = TraceWriter::new(out, name, &header, Grouping::default())?;
         let deadline = self.duration.map(|duration| Instant::now() + duration);
         let mut flushed = Instant::now();
         let reason = loop {
-            let flow = wait(&mut session, deadline, interrupts).await;
-            match flow {
-                ControlFlow::Continue(()) => {
-                    session.drain(|event| Ok(writer.event(event)?)).map(drop)?
+            let mut ended = false;
+            let mut write = |event: HostEvent| {
+                match event.item {
+                    HostItem::Event(event) => {
+                        tell_unread(&event, progress);
+                        writer.event(&event)?;
+                    }
+                    HostItem::Attached { target, probes, .. } => {
+                        header.target = target;
+                        header.probes = probes;
+                        writer.describe(&header)?;
+                    }
+                    HostItem::Notice(notice) => progress.say(&notice),
+                    HostItem::Executed(target) => {
+                        header.target = target;
+                        writer.describe(&header)?;
+                    }
+                    HostItem::Ended => ended = true,
+                    HostItem::Found { .. } | HostItem::Waiting(_) | HostItem::Refused(_) => {}
                 }
+                Ok(())
+            };
+            match wait(&mut session, deadline, interrupts).await {
+                ControlFlow::Continue(()) => session.drain(&mut write).map(drop)?,
                 ControlFlow::Break(reason) => {
-                    session.drain_all(|event| Ok(writer.event(event)?))?;
+                    session.drain_all(&mut write)?;
                     break reason;
                 }
+            }
+            if ended {
+                break EndReason::TargetExited;
             }
             if flushed.elapsed() >= FLUSH {
                 flushed = Instant::now();
@@ -146,12 +173,63 @@ impl Recording {
     }
 }
 
+/// Says where the blocks that were live at attach are one row, and why.
+fn tell_unread(event: &Event, progress: &mut Progress) {
+    if let Event::AtAttach(AtAttach {
+        unread: Some(why), ..
+    }) = event
+    {
+        progress.say(&format!(
+            "what was allocated before cannot be told block by block: {}",
+            label::clean(why)
+        ));
+    }
+}
+
+/// Waits until the probes are in place.
+async fn wait_for_probes(
+    session: &mut HostSession,
+    tgid: Tgid,
+    progress: &mut Progress,
+) -> Result<(Target, Vec<ProbeStatus>)> {
+    loop {
+        let mut attached = None;
+        session.drain(|event| {
+            match event.item {
+                HostItem::Waiting(what) => progress.say(&what),
+                HostItem::Refused(error) => return Err(error.into()),
+                HostItem::Attached {
+                    target,
+                    probes,
+                    missing,
+                } => {
+                    for missing in missing {
+                        progress.say(&missing);
+                    }
+                    attached = Some((target, probes));
+                }
+                HostItem::Ended => bail!(
+                    "process {} ended before it used PyTorch's CUDA allocator",
+                    tgid.0
+                ),
+                HostItem::Notice(notice) => progress.say(&notice),
+                HostItem::Found { .. } | HostItem::Executed(_) | HostItem::Event(_) => {}
+            }
+            Ok(())
+        })?;
+        if let Some(attached) = attached {
+            return Ok(attached);
+        }
+        session.wait().await;
+    }
+}
+
 /// Waits for records, or for a reason to end.
 async fn wait(
-    session: &mut Session,
+    session: &mut HostSession,
     deadline: Option<Instant>,
     interrupts: &mut Interrupts,
-) -> Flow {
+) -> ControlFlow<EndReason> {
     let over = async {
         match deadline {
             Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -162,11 +240,11 @@ async fn wait(
         biased;
         () = interrupts.next() => ControlFlow::Break(EndReason::Interrupted),
         () = over => ControlFlow::Break(EndReason::Duration),
-        ended = session.wait_or_end() => if ended { ControlFlow::Break(EndReason::TargetExited) } else { ControlFlow::Continue(()) },
+        () = session.wait() => ControlFlow::Continue(()),
     }
 }
 
-fn told<W: std::io::Write>(session: &Session, writer: &TraceWriter<W>) -> Told {
+fn told<W: std::io::Write>(session: &HostSession, writer: &TraceWriter<W>) -> Told {
     Told {
         events: writer.events(),
         bytes: writer.bytes(),
@@ -175,59 +253,13 @@ fn told<W: std::io::Write>(session: &Session, writer: &TraceWriter<W>) -> Told {
 }
 
 /// What is known when the recording starts.
-fn header(session: &Session) -> Header {
+fn header(target: Target, probes: Vec<ProbeStatus>) -> Header {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     Header {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         start: super::now(),
         wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
-        target: session.target().clone(),
-        probes: session.probes().to_vec(),
-    }
-}
-
-/// The command that memprobe started.
-struct Started {
-    child: Child,
-    name: String,
-}
-
-impl Started {
-    fn spawn(words: &[OsString]) -> Result<Self> {
-        let (program, arguments) = words
-            .split_first()
-            .context("no command was given after --")?;
-        let name = program.to_string_lossy().into_owned();
-        let mut command = Command::new(program);
-        command.args(arguments);
-        // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
-        // affair, as it gets the same signal.
-        let child = command.spawn().with_context(|| {
-            format!("starting {name}: give a program after --, such as `memprobe record -o trace.json -- python train.py`")
-        })?;
-        Ok(Self { child, name })
-    }
-
-    fn tgid(&self) -> Tgid {
-        Tgid(self.child.id())
-    }
-
-    /// The command's own exit status, as the shell would tell it.
-    fn exit_code(&mut self) -> Result<ExitCode> {
-        let status = self
-            .child
-            .wait()
-            .with_context(|| format!("waiting for {}", self.name))?;
-        let code = status
-            .code()
-            .or_else(|| status.signal().map(|signal| 128 + signal))
-            .unwrap_or(1);
-        Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
-    }
-
-    fn leave_running(&mut self, progress: &mut Progress) {
-        if let Ok(None) = self.child.try_wait() {
-            progress.say(&format!("{} (PID {}) runs on", self.name, self.child.id()));
-        }
+        target,
+        probes,
     }
 }

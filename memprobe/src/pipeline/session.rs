@@ -1,211 +1,502 @@
-//! One process, probed: from the ring buffer to events.
+//! Probed processes, one or many: from one ring buffer to the events of each.
 
-use std::ops::ControlFlow;
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
+use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
-use crate::decode::decode;
-use crate::event::{Event, Losses};
+use super::process::{Origin, Phase, Process};
+use crate::decode::{ProcessStep, Record, decode};
+use crate::event::{Event, Losses, Tgid};
 use crate::model::snapshot::{ProbeStatus, Target};
-use crate::probe::attach::{Attaching, Step};
+use crate::probe::attach::AttachError;
+use crate::probe::attaching::{Attaching, Step};
+use crate::probe::files::ProbedFiles;
 use crate::probe::heap;
-use crate::probe::kernel;
-use crate::probe::loader::{Counters, Loader};
+use crate::probe::kernel::TaskOffsets;
+use crate::probe::loader::{Counters, Loader, Watch};
 use crate::probe::ring::Records;
 use crate::probe::watched::Watched;
 use crate::symbolize::python::CodeCache;
-use crate::symbolize::{Past, Symbolizer};
-use crate::target::facts;
-use crate::target::memory::ProcessMemory;
 
 /// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
 const POLL: Duration = Duration::from_millis(5);
 
-/// How often a process is looked at that is not ready to be probed.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-
-/// How often a process is looked at that memprobe has started: its first allocation must be seen.
-/// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
-const LOOK_SOON: Duration = Duration::from_millis(2);
+/// As [`POLL`], once nothing has happened for [`QUIET`].
+const POLL_QUIET: Duration = Duration::from_millis(50);
+const QUIET: Duration = Duration::from_secs(2);
 
 /// How long a process that has only just been started may be something other than Python (a
 /// shell script, a launcher).
 const STARTING: Duration = Duration::from_secs(20);
 
+/// How often processes are asked whether they are still there, should the word of their end be
+/// lost.
+const SWEEP: Duration = Duration::from_millis(250);
+
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
-/// How the target came to be.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
-    /// It was running.
-    Running,
-    /// memprobe started it just now.
-    Started,
+/// What a session tells, in order: of each process first [`HostItem::Found`], last
+/// [`HostItem::Ended`]; after that its number may come to mean another process, which is found anew.
+#[derive(Debug)]
+pub(super) struct HostEvent {
+    /// Of which process.
+    pub(super) tgid: Tgid,
+    /// What.
+    pub(super) item: HostItem,
 }
 
-/// One process, probed.
-pub(super) struct Session {
-    pub(super) watched: Watched,
+/// What a session tells of one process.
+#[derive(Debug)]
+pub(super) enum HostItem {
+    /// It is watched from now on.
+    Found {
+        /// The process that made it, where that is watched too.
+        parent: Option<Tgid>,
+        /// What is known of it.
+        target: Target,
+    },
+    /// It is not ready to be probed, and this is what is waited for.
+    Waiting(String),
+    /// Probes are in place, or more of them than before.
+    Attached {
+        /// What is known of it.
+        target: Target,
+        /// Where they sit.
+        probes: Vec<ProbeStatus>,
+        /// What is missing for want of a probe.
+        missing: Vec<String>,
+    },
+    /// The next of its events.
+    Event(Event),
+    /// Something that whoever looks at it should know.
+    Notice(String),
+    /// It cannot be probed, and why. It may still be heard of, without lines.
+    Refused(AttachError),
+    /// It runs another program from now on: what it held is freed. Events and probes told of before
+    /// were the old one's.
+    Executed(Target),
+    /// It has ended: what it held is freed.
+    Ended,
+}
+
+/// Processes, probed.
+pub(super) struct HostSession {
+    watch: Watch,
+    processes: HashMap<u32, Process>,
+    /// What is to be told before the next events.
+    told: VecDeque<HostEvent>,
+    /// Processes whose symbolizer has something to do.
+    busy: Vec<Tgid>,
+    files: ProbedFiles,
     records: Records,
     counters: Counters,
-    symbolizer: Symbolizer<ProcessMemory>,
     losses: Losses,
     malformed: u64,
-    target: Target,
-    probes: Vec<ProbeStatus>,
-    /// Dropped last: it holds the attachments.
-    _loader: Loader,
+    /// Records of the life of processes that were lost, as far as was heeded.
+    processes_lost: u64,
+    refused_rooms: u64,
+    swept: Instant,
+    heard: Instant,
+    /// Dropped last: it holds the programs.
+    loader: Loader,
 }
 
-/// Loads the programs into the kernel. Takes a good part of a second: do it before a command is
-/// started, so that the probes are in place before its first allocation.
-///
-/// # Errors
-/// When the kernel refuses.
-pub(super) fn load(ring_bytes: u32) -> Result<Loader> {
-    let loader = Loader::new(kernel::fsbase_offset()?, ring_bytes)?;
-    heap::give_back_freed();
-    Ok(loader)
-}
-
-impl Session {
-    /// Attaches to a process, waiting for it to import PyTorch if need be. `waiting` is told what
-    /// is waited for, each time that changes.
+impl HostSession {
+    /// Loads the programs into the kernel; nobody is watched yet. Takes a good part of a second: do
+    /// it before a command is started, so that the probes are in place before its first allocation.
+    /// Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When the process cannot be probed, with what to do.
-    pub(super) async fn attach(
-        mut loader: Loader,
-        watched: Watched,
-        origin: Origin,
-        mut waiting: impl FnMut(&str),
-    ) -> Result<Self> {
-        let records = Records::new(loader.take_records()?).context("watching the ring buffer")?;
-        let counters = loader.take_counters()?;
-        let tgid = watched.tgid;
-        let started = tokio::time::Instant::now();
-        let mut attaching = Attaching::new(tgid);
-        let mut told = String::new();
-        let python = loop {
-            match attaching.step(&mut loader) {
-                Ok(Step::Done(python)) => break python,
-                Ok(Step::Waiting(what)) => {
-                    if what != told {
-                        waiting(&what);
-                        told = what;
-                    }
-                }
-                Err(error)
-                    if origin == Origin::Started
-                        && started.elapsed() < STARTING
-                        && error.may_pass() => {}
-                Err(error) => return Err(error.into()),
-            }
-            let again = match origin {
-                Origin::Running => LOOK_AGAIN,
-                Origin::Started => LOOK_SOON,
-            };
-            tokio::select! {
-                () = watched.ended() => bail!("process {} ended before it used CUDA", tgid.0),
-                () = tokio::time::sleep(again) => {}
-            }
-        };
-        let (probes, missing) = attaching.into_probes();
-        for missing in missing {
-            waiting(&missing);
-        }
-        let target = Target {
-            tgid: Some(tgid),
-            command: facts::command_line(tgid),
-            python: python.as_ref().map(|python| python.version.to_string()),
-            torch: facts::torch_version(tgid),
-        };
-        let past = match origin {
-            Origin::Started => Past::None,
-            Origin::Running => Past::Unknown,
-        };
-        let code = python.as_ref().map(CodeCache::new);
-        let symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, past);
+    /// When the kernel refuses.
+    pub(super) fn load(watch: Watch, ring_bytes: u32) -> Result<Self> {
+        let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
+        heap::give_back_freed();
+        let now = Instant::now();
         Ok(Self {
-            watched,
-            records,
-            counters,
-            symbolizer,
+            watch,
+            processes: HashMap::new(),
+            told: VecDeque::new(),
+            busy: Vec::new(),
+            files: ProbedFiles::default(),
+            records: Records::new(loader.take_records()?).context("watching the ring buffer")?,
+            counters: loader.take_counters()?,
             losses: Losses::default(),
             malformed: 0,
-            target,
-            probes,
-            _loader: loader,
+            processes_lost: 0,
+            refused_rooms: 0,
+            swept: now,
+            heard: now,
+            loader,
         })
     }
 
-    /// What is known of the target.
-    pub(super) fn target(&self) -> &Target {
-        &self.target
+    /// Watches a process.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn add(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+        let tgid = watched.tgid;
+        if self.processes.contains_key(&tgid.0) {
+            return Ok(());
+        }
+        let attaching = Attaching::new(tgid, self.watch);
+        self.loader
+            .admit(tgid, attaching.config(super::now()))
+            .with_context(|| format!("watching process {}", tgid.0))?;
+        let now = Instant::now();
+        let process = Process::new(Some(watched), tgid, origin, attaching, now);
+        self.found(process);
+        Ok(())
     }
 
-    /// Where the probes sit.
-    pub(super) fn probes(&self) -> &[ProbeStatus] {
-        &self.probes
+    /// Whether a process is watched and was not heard to have ended.
+    pub(super) fn is_watched(&self, tgid: Tgid) -> bool {
+        self.processes.contains_key(&tgid.0)
     }
 
-    /// Waits until there may be something to read, or the process has ended; says which.
-    pub(super) async fn wait_or_end(&mut self) -> bool {
+    /// Waits until there may be something to read or to do.
+    pub(super) async fn wait(&mut self) {
+        let now = Instant::now();
+        let poll = if now.duration_since(self.heard) < QUIET {
+            POLL
+        } else {
+            POLL_QUIET
+        };
+        let looks = self.processes.values().filter_map(Process::next_look);
+        let due = looks.min().map_or(poll, |next| next.duration_since(now));
+        if !self.told.is_empty() || due.is_zero() {
+            // Others may want to do something too.
+            tokio::task::yield_now().await;
+            return;
+        }
         tokio::select! {
             biased;
-            () = self.watched.ended() => true,
-            () = self.records.woken() => false,
-            () = tokio::time::sleep(POLL) => false,
+            () = self.records.woken() => {}
+            () = tokio::time::sleep(poll.min(due)) => {}
         }
     }
 
-    /// Passes on every event that is there, in order; says how many records were read.
+    /// Passes on all that is there, in order; says how many records were read.
     ///
     /// # Errors
     /// The first error of `sink`, after which nothing more is passed on.
-    pub(super) fn drain(&mut self, mut sink: impl FnMut(&Event) -> Result<()>) -> Result<usize> {
-        let mut taken = 0;
-        while taken < BATCH {
-            let (symbolizer, malformed) = (&mut self.symbolizer, &mut self.malformed);
-            let more = self.records.next(|bytes| match decode(bytes) {
-                Ok(record) => symbolizer.push(record),
-                Err(_) => *malformed += 1,
-            });
-            if !more {
-                break;
-            }
-            taken += 1;
+    pub(super) fn drain(&mut self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<usize> {
+        let taken = self.take_records();
+        let now = Instant::now();
+        if taken > 0 {
+            self.heard = now;
         }
         // Before the records are settled: what they leave out must not be taken for known.
         self.tell_losses();
-        self.symbolizer.settle();
-        if taken == 0 {
-            self.symbolizer.give_up();
+        self.look(now);
+        if now.duration_since(self.swept) >= SWEEP {
+            self.swept = now;
+            self.sweep(now);
         }
-        while let Some(event) = self.symbolizer.pop() {
-            sink(&event)?;
+        while let Some(event) = self.told.pop_front() {
+            sink(event)?;
         }
+        self.settle(now, taken < BATCH, &mut sink)?;
         Ok(taken)
     }
 
-    /// Drains until nothing is left: at the end.
+    /// Drains until nothing is left, at the end: nobody is watched any more.
     ///
     /// # Errors
     /// As [`Self::drain`].
-    pub(super) fn drain_all(&mut self, mut sink: impl FnMut(&Event) -> Result<()>) -> Result<()> {
+    pub(super) fn drain_all(
+        &mut self,
+        mut sink: impl FnMut(HostEvent) -> Result<()>,
+    ) -> Result<()> {
+        let watched: Vec<_> = self.processes.keys().copied().map(Tgid).collect();
+        for tgid in &watched {
+            self.loader.dismiss(*tgid)?;
+        }
         loop {
             let taken = self.drain(&mut sink)?;
-            if taken == 0 && !self.symbolizer.is_unsettled() {
-                return Ok(());
+            if taken == 0 && self.busy.is_empty() {
+                for tgid in watched {
+                    self.tell_rest(tgid, "memprobe ended before its probes were in place");
+                }
+                return self.told.drain(..).try_for_each(sink);
             }
             // A record that a program is still writing hides those behind it.
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Puts the running totals of losses into the stream when they have grown.
+    /// What was lost so far, of all processes together.
+    pub(super) fn losses(&self) -> Losses {
+        self.losses
+    }
+
+    /// Takes the records that are there and brings each to its process.
+    fn take_records(&mut self) -> usize {
+        let mut taken = 0;
+        while taken < BATCH {
+            let mut record = None;
+            if !self.records.next(|bytes| record = decode(bytes).ok()) {
+                break;
+            }
+            taken += 1;
+            match record {
+                Some(Record::Process(step, process)) => {
+                    self.follow(step, Tgid(process.tgid), Tgid(process.parent));
+                }
+                Some(record) => self.pass_on(record),
+                None => self.malformed += 1,
+            }
+        }
+        taken
+    }
+
+    fn pass_on(&mut self, record: Record) {
+        let tgid = record.tgid();
+        let process = match self.processes.entry(tgid.0) {
+            Entry::Occupied(process) => process.into_mut(),
+            Entry::Vacant(_) => {
+                self.adopt(tgid);
+                return self.pass_on(record);
+            }
+        };
+        process.symbolizer.push(record);
+        if !process.is_busy {
+            process.is_busy = true;
+            self.busy.push(tgid);
+        }
+    }
+
+    /// Heeds something in the life of a process.
+    fn follow(&mut self, step: ProcessStep, tgid: Tgid, parent: Tgid) {
+        match step {
+            ProcessStep::Forked => self.fork(tgid, parent),
+            ProcessStep::Found if !self.processes.contains_key(&tgid.0) => self.adopt(tgid),
+            ProcessStep::Found => {}
+            ProcessStep::Executed => self.execute(tgid),
+            ProcessStep::Exited => self.end(tgid),
+            ProcessStep::LibraryMapped => match self.processes.get_mut(&tgid.0) {
+                Some(process) => process.look_soon(),
+                None => self.adopt(tgid),
+            },
+        }
+    }
+
+    /// Takes in a process that the kernel's programs tell of and nobody has heard of.
+    fn adopt(&mut self, tgid: Tgid) {
+        let now = Instant::now();
+        let attaching = Attaching::new(tgid, self.watch);
+        let watched = Watched::if_there(tgid);
+        let process = Process::new(watched, tgid, Origin::Running, attaching, now);
+        self.found(process);
+    }
+
+    fn fork(&mut self, tgid: Tgid, parent: Tgid) {
+        if self.processes.contains_key(&tgid.0) {
+            // The word of its end was lost, and its number is another's by now.
+            self.end(tgid);
+        }
+        let Some(parent) = self.processes.get(&parent.0) else {
+            self.adopt(tgid);
+            return;
+        };
+        let attaching = parent.attaching.fork(tgid, &mut self.files);
+        let watched = Watched::if_there(tgid);
+        let process = Process::fork(parent, watched, tgid, attaching, Instant::now());
+        let attached = process.phase == Phase::Attached;
+        self.found(process);
+        if attached {
+            self.tell_attached(tgid);
+        }
+    }
+
+    fn found(&mut self, mut process: Process) {
+        process.lost_before = self.losses;
+        let mut target = process.target();
+        if target.command.is_empty()
+            && let Some(parent) = process.parent.and_then(|it| self.processes.get(&it.0))
+        {
+            target.command = parent.target().command;
+        }
+        let (tgid, parent) = (process.tgid, process.parent);
+        self.processes.insert(tgid.0, process);
+        self.tell(tgid, HostItem::Found { parent, target });
+    }
+
+    fn execute(&mut self, tgid: Tgid) {
+        self.tell_rest(tgid, "the process became another program before");
+        let now = Instant::now();
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            self.adopt(tgid);
+            return;
+        };
+        process.attaching.forget(&mut self.files, now);
+        process.execute(now);
+        let target = process.target();
+        self.tell(tgid, HostItem::Executed(target));
+    }
+
+    fn end(&mut self, tgid: Tgid) {
+        self.tell_losses();
+        self.tell_rest(tgid, "the process ended before");
+        if let Some(mut process) = self.processes.remove(&tgid.0) {
+            process.attaching.forget(&mut self.files, Instant::now());
+            self.busy.retain(|busy| *busy != tgid);
+            self.tell(tgid, HostItem::Ended);
+        }
+    }
+
+    fn tell(&mut self, tgid: Tgid, item: HostItem) {
+        self.told.push_back(HostEvent { tgid, item });
+    }
+
+    /// Tells the events of a process after which nothing of its present program follows.
+    fn tell_rest(&mut self, tgid: Tgid, why: &str) {
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return;
+        };
+        process.finish(why);
+        while let Some(event) = process.pop() {
+            let item = HostItem::Event(event);
+            self.told.push_back(HostEvent { tgid, item });
+        }
+        if let Some(notice) = process.beginning.tell() {
+            let item = HostItem::Notice(notice);
+            self.told.push_back(HostEvent { tgid, item });
+        }
+    }
+
+    /// Passes on the events of all processes that have some.
+    fn settle(
+        &mut self,
+        now: Instant,
+        all: bool,
+        sink: &mut impl FnMut(HostEvent) -> Result<()>,
+    ) -> Result<()> {
+        let busy = std::mem::take(&mut self.busy);
+        for tgid in busy {
+            let Some(process) = self.processes.get_mut(&tgid.0) else {
+                continue;
+            };
+            process.settle(now, all);
+            while let Some(event) = process.pop() {
+                let item = HostItem::Event(event);
+                sink(HostEvent { tgid, item })?;
+            }
+            if let Some(notice) = process.beginning.tell() {
+                let item = HostItem::Notice(notice);
+                sink(HostEvent { tgid, item })?;
+            }
+            process.is_busy = process.is_unsettled();
+            if process.is_busy {
+                self.busy.push(tgid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks at the processes whose turn it is.
+    fn look(&mut self, now: Instant) {
+        let due: Vec<_> = self
+            .processes
+            .values()
+            .filter(|process| process.next_look().is_some_and(|next| next <= now))
+            .map(|process| process.tgid)
+            .collect();
+        for tgid in due {
+            self.look_at(tgid);
+        }
+    }
+
+    fn look_at(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return;
+        };
+        let start = Instant::now();
+        let had_python = process.attaching.python().is_some();
+        let step = process
+            .attaching
+            .step(&mut self.loader, &mut self.files, super::now());
+        if !had_python && let Some(python) = process.attaching.python() {
+            process.symbolizer.set_code(CodeCache::new(python));
+        }
+        let mut item = None;
+        let mut again = false;
+        let mut busy = false;
+        match step {
+            Ok(Step::Again) => again = true,
+            Ok(Step::Done) if process.phase != Phase::Attached => {
+                process.attached();
+                busy = true;
+            }
+            Ok(Step::Done) => {}
+            Ok(Step::Waiting(what)) => {
+                if process.waiting_for != what {
+                    process.waiting_for.clone_from(&what);
+                    item = Some(HostItem::Waiting(what));
+                }
+            }
+            Err(error) if is_bearable(&error, process, self.watch, start) => {}
+            Err(error) => {
+                process.refused();
+                busy = true;
+                item = Some(HostItem::Refused(error));
+            }
+        }
+        process.was_looked_at(start, Instant::now(), again);
+        if busy && !process.is_busy {
+            process.is_busy = true;
+            self.busy.push(tgid);
+        }
+        let is_attached = process.phase == Phase::Attached;
+        let has_more = process.attaching.probes().len() > process.told_probes;
+        if let Some(item) = item {
+            self.tell(tgid, item);
+        }
+        if is_attached && has_more && !again {
+            self.tell_attached(tgid);
+        }
+    }
+
+    fn tell_attached(&mut self, tgid: Tgid) {
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return;
+        };
+        let probes = process.attaching.probes().to_vec();
+        process.told_probes = probes.len();
+        let item = HostItem::Attached {
+            target: process.target(),
+            probes,
+            missing: process.attaching.missing().to_vec(),
+        };
+        self.tell(tgid, item);
+    }
+
+    /// Asks each process whether it is still there, and lets go of files that nobody uses.
+    fn sweep(&mut self, now: Instant) {
+        let mut ended = Vec::new();
+        for process in self.processes.values_mut() {
+            let is_gone = process.watched.as_ref().is_none_or(Watched::has_ended);
+            // Its last records, and the word of its end, are there by the next time.
+            if is_gone && process.is_gone {
+                ended.push(process.tgid);
+            }
+            process.is_gone = is_gone;
+        }
+        for tgid in ended {
+            self.end(tgid);
+            if Watched::if_there(tgid).is_none() {
+                // An entry that it has left behind would be found by whoever gets its number.
+                let _ = self.loader.dismiss(tgid);
+            }
+        }
+        self.files.let_go(now);
+    }
+
+    /// Puts the running totals of losses into the streams when they have grown.
     fn tell_losses(&mut self) {
         let losses = Losses {
             events: self.counters.events_lost(),
@@ -213,19 +504,52 @@ impl Session {
             malformed: self.malformed,
         };
         if losses != self.losses {
-            if losses.stacks != self.losses.stacks {
-                self.symbolizer.forget_waiting();
-            }
+            let stacks = losses.stacks != self.losses.stacks;
             self.losses = losses;
-            self.symbolizer.push_event(Event::Loss(losses));
+            for process in self.processes.values_mut() {
+                process.lose(losses, stacks);
+                if !process.is_busy {
+                    process.is_busy = true;
+                    self.busy.push(process.tgid);
+                }
+            }
         }
+        self.heed_lost_processes();
     }
 
-    /// What was lost so far.
-    pub(super) fn losses(&self) -> Losses {
-        self.losses
+    /// Looks at everybody where the word of a process's start or end was lost.
+    fn heed_lost_processes(&mut self) {
+        let lost = self.counters.processes_lost();
+        if lost != self.processes_lost {
+            self.processes_lost = lost;
+            for process in self.processes.values_mut() {
+                process.look_soon();
+            }
+        }
+        let refused = self.counters.processes_refused() + self.counters.threads_refused();
+        if refused != self.refused_rooms {
+            self.refused_rooms = refused;
+            let notice = format!(
+                "{} processes and {} events of threads were left out: memprobe watches {} processes at most",
+                self.counters.processes_refused(),
+                self.counters.threads_refused(),
+                self.processes.len(),
+            );
+            if let Some(first) = self.processes.keys().next() {
+                let tgid = Tgid(*first);
+                self.tell(tgid, HostItem::Notice(notice));
+            }
+        }
     }
 }
 
-/// Whether a loop goes on.
-pub(super) type Flow = ControlFlow<crate::recording::EndReason>;
+/// Whether an error is none that a user has to hear of: it may pass, or the process is one of many
+/// that are no business of memprobe.
+fn is_bearable(error: &AttachError, process: &Process, watch: Watch, now: Instant) -> bool {
+    if matches!(error, AttachError::Gone(..)) {
+        // Its end is told in its place.
+        return true;
+    }
+    let starting = process.origin == Origin::Started && process.age(now) < STARTING;
+    (starting && error.may_pass()) || (watch != Watch::One && error.is_no_python())
+}

@@ -1,10 +1,11 @@
 //! The source text of the target's files, read as the target sees them.
 
 use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Read as _;
+use std::path::Path;
 
 use crate::event::Tgid;
+use crate::target::root::Root;
 use crate::tui::SourceText;
 
 /// The largest source file that is read.
@@ -15,18 +16,15 @@ const MOST: usize = 256;
 
 /// Source files, read when first asked for.
 pub(super) struct Sources {
-    root: PathBuf,
-    directory: PathBuf,
+    tgid: Tgid,
     files: HashMap<String, Option<Vec<String>>>,
 }
 
 impl Sources {
     /// The files that a process sees.
     pub(super) fn of(tgid: Tgid) -> Self {
-        let process = PathBuf::from(format!("/proc/{}", tgid.0));
         Self {
-            root: process.join("root"),
-            directory: process.join("cwd"),
+            tgid,
             files: HashMap::new(),
         }
     }
@@ -42,15 +40,12 @@ impl Sources {
     }
 
     fn read(&self, file: &str) -> Option<Vec<String>> {
-        let path = match Path::new(file).strip_prefix("/") {
-            Ok(absolute) => self.root.join(absolute),
-            Err(_) => self.directory.join(file),
-        };
-        let facts = fs::metadata(&path).ok()?;
-        if !facts.is_file() || facts.len() > LARGEST {
+        let opened = Root::of(self.tgid).ok()?.open(Path::new(file)).ok()?;
+        if opened.metadata().ok()?.len() > LARGEST {
             return None;
         }
-        let bytes = fs::read(path).ok()?;
+        let mut bytes = Vec::new();
+        opened.take(LARGEST).read_to_end(&mut bytes).ok()?;
         Some(
             String::from_utf8_lossy(&bytes)
                 .lines()
@@ -79,6 +74,7 @@ impl SourceText for Sources {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn lines_of_a_file_are_numbered_from_one() {

@@ -1,20 +1,21 @@
-//! Finding the probed functions in a process and attaching to them.
+//! Finding a probed function in a library, and attaching to it.
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use memprobe_common::{ProcessConfig, ThreadLocal};
+use memprobe_common::ThreadLocal;
 
-use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Need, PROBES, Probe, TORCH_CPU};
-use super::loader::Loader;
+use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe, TORCH_CPU};
+use super::loader::{Link, Loader, Reach};
 use super::prologue::{Place, SEARCHED};
-use crate::cuda::Api;
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::elf::{ElfError, ElfImage, LoadedImage};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
+use crate::target::root::Root;
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -48,10 +49,22 @@ impl Located {
         maps: &Maps,
     ) -> Option<Result<Self, AttachError>> {
         let library = maps.library(probe.library)?;
-        Some(Self::find_at(probe, tgid, &library, |image| {
+        Some(Self::find_in(probe, tgid, &library))
+    }
+
+    /// Finds a probe's function in one of the libraries of a process.
+    ///
+    /// # Errors
+    /// Where the library cannot be read or has no such function.
+    pub fn find_in(
+        probe: &'static Probe,
+        tgid: Tgid,
+        library: &MappedFile,
+    ) -> Result<Self, AttachError> {
+        Self::find_at(probe, tgid, library, |image| {
             let symbol = image.first_symbol(probe.symbols)?;
             Ok(symbol.map(|symbol| symbol.vaddr))
-        }))
+        })
     }
 
     /// Finds the function by which a Python frees code objects.
@@ -114,195 +127,35 @@ impl Located {
         }
     }
 
-    fn attach(&self, loader: &mut Loader, tgid: Tgid) -> Result<(), AttachError> {
+    /// Attaches the probe's programs.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Vec<Link>, AttachError> {
         let refused = |error: anyhow::Error| AttachError::Refused {
             function: self.probe.function,
             why: format!("{error:#}"),
         };
+        let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
-            loader
-                .attach(program, &self.file, self.function_offset, None, tgid)
-                .map_err(refused)?;
+            let link = loader.attach(program, &self.file, self.function_offset, None, reach);
+            links.push(link.map_err(refused)?);
         }
         let entry = self.function_offset + self.place.offset;
-        loader
-            .attach(self.probe.entry, &self.file, entry, self.probe.cookie, tgid)
-            .map_err(refused)
-    }
-}
-
-/// Attaching to a process that may not be ready yet.
-pub struct Attaching {
-    tgid: Tgid,
-    python: Option<PythonProcess>,
-    /// Whether its events are let through.
-    watched: bool,
-    /// By probe: whether it was dealt with.
-    done: Vec<bool>,
-    attached: Vec<ProbeStatus>,
-    missing: Vec<String>,
-}
-
-/// How far attaching has come.
-pub enum Step {
-    /// Every probe is in place. `None` in a process that runs no Python.
-    Done(Option<PythonProcess>),
-    /// Not yet, and what is waited for.
-    Waiting(String),
-}
-
-impl Attaching {
-    /// Nothing is attached yet.
-    pub fn new(tgid: Tgid) -> Self {
-        Self {
-            tgid,
-            python: None,
-            watched: false,
-            done: vec![false; PROBES.len()],
-            attached: Vec::new(),
-            missing: Vec::new(),
-        }
-    }
-
-    /// Does what can be done now.
-    ///
-    /// # Errors
-    /// When the process cannot be probed, with what to do.
-    pub fn step(&mut self, loader: &mut Loader) -> Result<Step, AttachError> {
-        let python = match &self.python {
-            Some(python) => python.clone(),
-            None if self.watched => return self.step_without_python(loader),
-            None => match PythonProcess::detect(self.tgid) {
-                Ok(python) => {
-                    self.prepare(loader, &python)?;
-                    self.python.insert(python).clone()
-                }
-                Err(DetectError::NotInitializedYet) => {
-                    let what = format!("waiting for Python to start in PID {}", self.tgid.0);
-                    return Ok(Step::Waiting(what));
-                }
-                Err(DetectError::NotPython) if uses_cuda(self.tgid) => {
-                    self.watch(loader, ProcessConfig::default())?;
-                    return self.step_without_python(loader);
-                }
-                Err(error) => return Err(AttachError::Python(self.tgid, error)),
-            },
-        };
-        let maps =
-            Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
-        self.attach_mapped(loader, &maps)?;
-        if self.is_enough() {
-            return Ok(Step::Done(Some(python)));
-        }
-        if was_built_without_cuda(self.tgid, &maps) {
-            return Err(AttachError::NoCuda(self.tgid));
-        }
-        let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
-        Ok(Step::Waiting(what))
-    }
-
-    /// Attaches to the CUDA of a program that runs no Python.
-    fn step_without_python(&mut self, loader: &mut Loader) -> Result<Step, AttachError> {
-        let maps =
-            Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
-        self.attach_mapped(loader, &maps)?;
-        Ok(Step::Done(None))
-    }
-
-    /// Whether every probe is in place that a PyTorch has.
-    fn is_enough(&self) -> bool {
-        let mut probes = PROBES.iter().zip(&self.done);
-        probes.all(|(probe, done)| *done || probe.need == Need::WhereItIs)
-    }
-
-    /// Lets the process's events through and attaches to its Python.
-    fn prepare(&mut self, loader: &mut Loader, python: &PythonProcess) -> Result<(), AttachError> {
-        let config = ProcessConfig {
-            python: python.kernel_config(),
-            generation: 0,
-        };
-        self.watch(loader, config)?;
-        let located = Located::find_code_freed(self.tgid, python);
-        self.attach(loader, &CODE_FREED, located)
-    }
-
-    /// Lets the process's events through.
-    fn watch(&mut self, loader: &mut Loader, config: ProcessConfig) -> Result<(), AttachError> {
-        self.watched = true;
-        loader
-            .watch(self.tgid, config)
-            .map_err(|error| AttachError::Refused {
-                function: "the filter",
-                why: format!("{error:#}"),
-            })
-    }
-
-    /// Attaches every probe whose library is mapped.
-    fn attach_mapped(&mut self, loader: &mut Loader, maps: &Maps) -> Result<(), AttachError> {
-        let tgid = self.tgid;
-        // All are located before the first is attached: from then on events come, and nobody reads
-        // them yet.
-        let pending = PROBES
-            .iter()
-            .zip(&mut self.done)
-            .filter(|(_, done)| !**done);
-        let located: Vec<_> = pending
-            .filter_map(|(probe, done)| {
-                let located = Located::find(probe, tgid, maps)?;
-                *done = true;
-                Some((probe, located))
-            })
-            .collect();
-        for (probe, located) in located {
-            if probe.library == TORCH_CPU {
-                self.find_graph_task(loader, maps);
-            }
-            self.attach(loader, probe, located)?;
-        }
-        Ok(())
-    }
-
-    /// Tells the programs where autograd's threads keep the `GraphTask` that they work for. Where
-    /// that is not known, only a backward pass that runs alone has a line.
-    fn find_graph_task(&mut self, loader: &mut Loader, maps: &Maps) {
-        let place = graph_task_place(self.tgid, maps);
-        let known = place.is_some_and(|place| loader.watch_graph_tasks(self.tgid, place).is_ok());
-        if !known {
-            let why = "autograd's current_graph_task was not found: when several threads run backward() \
-                       at once, their memory has no line";
-            self.missing.push(why.to_owned());
-        }
-    }
-
-    fn attach(
-        &mut self,
-        loader: &mut Loader,
-        probe: &Probe,
-        located: Result<Located, AttachError>,
-    ) -> Result<(), AttachError> {
-        let attached = located.and_then(|located| {
-            located.attach(loader, self.tgid)?;
-            Ok(located.status())
-        });
-        match (attached, probe.need) {
-            (Ok(status), _) => self.attached.push(status),
-            (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
-            (Err(error), Need::WhereItIs) => self.missing.push(error.to_string()),
-            (Err(error), Need::Optional(without)) => {
-                self.missing.push(format!("{error}: {without}"))
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the probes sit, and what is missing for want of a probe.
-    pub fn into_probes(self) -> (Vec<ProbeStatus>, Vec<String>) {
-        (self.attached, self.missing)
+        let link = loader.attach(
+            self.probe.entry,
+            &self.file,
+            entry,
+            self.probe.cookie,
+            reach,
+        );
+        links.push(link.map_err(refused)?);
+        Ok(links)
     }
 }
 
 /// Where the threads of a process keep the `GraphTask` that they work for.
-fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
+pub fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
     let library = maps.library(TORCH_CPU)?;
     let loaded = LoadedImage::open(&library, tgid).ok()?;
     let offset = loaded.image.thread_local(CURRENT_GRAPH_TASK).ok()??;
@@ -314,24 +167,18 @@ fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
     Some(ThreadLocal { module, offset })
 }
 
-/// Whether a process has loaded one of CUDA's libraries.
-fn uses_cuda(tgid: Tgid) -> bool {
-    Maps::of(tgid).is_ok_and(|maps| {
-        let apis = [Api::Runtime, Api::Driver];
-        apis.iter().any(|api| maps.library(api.library()).is_some())
-    })
-}
-
 /// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its
 /// libraries are mapped one by one; those that will be lie beside one another as files.
-fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
+pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
         return false;
     };
     let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
-    let beside = beside.strip_prefix("/").unwrap_or(&beside);
-    let root = PathBuf::from(format!("/proc/{}/root", tgid.0));
-    maps.library(CUDA_ALLOCATOR).is_none() && !root.join(beside).exists()
+    let is_missing = || match Root::of(tgid).and_then(|root| root.open_shown(&beside)) {
+        Ok(_) => false,
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
 
 /// Why a process cannot be probed.
@@ -364,12 +211,22 @@ pub enum AttachError {
         /// What it said.
         why: String,
     },
+    /// As for another process that uses the same file.
+    Shared(Arc<AttachError>),
 }
 
 impl AttachError {
     /// Whether it can pass by itself while a process is starting: a shell that will become Python.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Python(..) | Self::Gone(..))
+    }
+
+    /// Whether the process is none that memprobe has anything to say of: a shell, a launcher.
+    pub fn is_no_python(&self) -> bool {
+        matches!(
+            self,
+            Self::Python(_, DetectError::NotPython | DetectError::Gone) | Self::Gone(..)
+        )
     }
 }
 
@@ -391,6 +248,7 @@ impl fmt::Display for AttachError {
                  2.15.\nPlease report the version and where it comes from."
             ),
             Self::Refused { function, why } => write!(f, "attaching to {function}: {why}"),
+            Self::Shared(error) => error.fmt(f),
         }
     }
 }

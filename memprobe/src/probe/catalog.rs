@@ -6,6 +6,7 @@ use iced_x86::Register;
 use memprobe_common::CudaCookie;
 
 use crate::cuda::{FUNCTIONS, Function};
+use crate::target::elf::ThreadLocalName;
 
 /// One probed function.
 #[derive(Debug)]
@@ -31,6 +32,9 @@ pub struct Probe {
 /// Whether memprobe can do its work without a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
+    /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see
+    /// [`WITHOUT_BLOCKS`].
+    Allocator,
     /// Without it something is missing, which is said.
     Optional(&'static str),
     /// Not every version of the library has it, and not every process has the library.
@@ -38,16 +42,25 @@ pub enum Need {
 }
 
 /// What is left where the caching allocator cannot be heard.
-pub const WITHOUT_BLOCKS: &str = "the caching allocator cannot be heard, so what is shown are its segments: the calls into CUDA below it";
+pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
+                                  what it gets from CUDA";
 
 /// The library of autograd's engine.
 pub const TORCH_CPU: &str = "libtorch_cpu.so";
 
 /// The engine's thread-local `current_graph_task`, by the names that it has had
-/// (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.6.0).
-pub const CURRENT_GRAPH_TASK: &[&str] = &[
-    "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
-    "_ZN5torch8autogradL18current_graph_taskE",
+/// (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a variable of a lambda, which
+/// compilers before GCC 11 name by its number in its source alone.
+pub const CURRENT_GRAPH_TASK: &[ThreadLocalName] = &[
+    ThreadLocalName {
+        symbol: "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
+        source: None,
+    },
+    // The wheels of 2.0 to 2.6.
+    ThreadLocalName {
+        symbol: "_ZZNK5torch8autogradUlvE_clEvE3var",
+        source: Some("engine.cpp"),
+    },
 ];
 
 /// Every probe, in the order of attaching: the one with the most events last.
@@ -117,7 +130,7 @@ const PYTORCH: [Probe; 3] = [
             Register::R8,
         ],
         cookie: None,
-        need: Need::Optional(WITHOUT_BLOCKS),
+        need: Need::Allocator,
     },
 ];
 
@@ -133,3 +146,21 @@ pub const CODE_FREED: Probe = Probe {
     cookie: None,
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
 };
+
+/// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
+/// in glibc, ldso/dynlink.c in musl). It tells before and after; the code of what it has mapped has
+/// not run by then.
+pub const LIBRARY_MAPPED: Probe = Probe {
+    function: "_dl_debug_state",
+    library: "ld-linux",
+    symbols: &["_dl_debug_state"],
+    entry: "library_mapped",
+    returns: None,
+    reads: &[],
+    cookie: None,
+    need: Need::Optional("libraries that are loaded later are found by looking now and then"),
+};
+
+/// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its
+/// versioned name; musl).
+pub const DYNAMIC_LOADERS: &[&str] = &["ld-linux-x86-64.so", "ld-linux", "ld-musl", "ld-2"];

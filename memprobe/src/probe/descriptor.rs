@@ -1,7 +1,7 @@
 //! Descriptors that wake the runtime.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 use aya::maps::{MapData, RingBuf};
 use tokio::io::unix::AsyncFd;
@@ -12,19 +12,8 @@ use tokio::io::unix::AsyncFd;
 /// The runtime watches the descriptor by number: an implementation must hold the sentence above.
 unsafe trait OwnsDescriptor: AsRawFd {}
 
-// SAFETY: that is what it is for.
-unsafe impl OwnsDescriptor for OwnedFd {}
-
 // SAFETY: holds its map, and with it the descriptor, in a field that never changes.
 unsafe impl OwnsDescriptor for RingBuf<MapData> {}
-
-/// Watches a pidfd. Must be called within a tokio runtime.
-///
-/// # Errors
-/// When the runtime cannot watch it.
-pub(super) fn watch_process(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    watch(pidfd)
-}
 
 /// Watches a ring buffer. Must be called within a tokio runtime.
 ///

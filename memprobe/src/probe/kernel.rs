@@ -1,75 +1,102 @@
-//! What this kernel is and whether memprobe can work on it.
+//! What this kernel is: its version, and what its own types tell.
 
+use std::fmt;
 use std::fs;
 
 use anyhow::{Context as _, Result, bail};
 use btfparse::{Offset, Readable, TypeInformation};
 
+pub use super::preflight::preflight;
+
 /// The oldest kernel that has what the programs need: `bpf_ringbuf_*` (5.8) and perf links for
 /// uprobes (5.15).
-const OLDEST: (u32, u32) = (5, 15);
+pub const OLDEST: Release = Release(5, 15, 0);
 
 /// Where the kernel publishes its own types.
-const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
+pub const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
-/// `CAP_SYS_ADMIN` and `CAP_BPF` (include/uapi/linux/capability.h).
-const CAP_SYS_ADMIN: u32 = 21;
+/// The first releases of each stable series in which uprobes need CAP_SYS_ADMIN again, whatever
+/// other capabilities there are (the fix of CVE-2025-38466, "perf: Revert to requiring
+/// CAP_SYS_ADMIN for uprobes"). Distributions carry it to other versions too.
+const UPROBES_NEED_SYS_ADMIN: [Release; 4] = [
+    Release(6, 1, 146),
+    Release(6, 6, 99),
+    Release(6, 12, 39),
+    Release(6, 16, 0),
+];
 
-/// Checks what attaching needs before anything is touched.
-///
-/// # Errors
-/// Says what is missing and what to do.
-pub fn preflight() -> Result<()> {
-    if !has_capability(CAP_SYS_ADMIN)? {
-        bail!(
-            "attaching needs root (CAP_SYS_ADMIN: the kernel allows uprobes to nobody else).\n\
-             Run it with sudo: sudo memprobe …"
-        );
+/// The version of a kernel: major, minor, and the number of the stable release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Release(pub u32, pub u32, pub u32);
+
+impl Release {
+    /// The numbers of a release such as `6.1.0-18-amd64`.
+    pub fn parse(release: &str) -> Option<Self> {
+        let mut numbers = release
+            .trim()
+            .split(|c: char| !c.is_ascii_digit())
+            .map(str::parse);
+        let (major, minor) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+        Some(Self(
+            major,
+            minor,
+            numbers.next().and_then(Result::ok).unwrap_or(0),
+        ))
     }
-    let release =
-        fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's version")?;
-    let version = parse_release(&release).with_context(|| {
-        format!(
-            "the kernel calls itself {:?}, which is no version",
-            release.trim()
-        )
-    })?;
-    if version < OLDEST {
-        bail!(
-            "this kernel is {}; memprobe needs Linux {}.{} or newer.\nUpdate the kernel and try again.",
-            release.trim(),
-            OLDEST.0,
-            OLDEST.1
-        );
+
+    /// Whether uprobes need CAP_SYS_ADMIN by the number alone; before that CAP_PERFMON was enough.
+    pub fn has_uprobes_for_sys_admin_only(self) -> bool {
+        let same_series = |fixed: &&Self| (fixed.0, fixed.1) == (self.0, self.1) && **fixed <= self;
+        let newest = UPROBES_NEED_SYS_ADMIN[UPROBES_NEED_SYS_ADMIN.len() - 1];
+        self >= newest
+            || UPROBES_NEED_SYS_ADMIN
+                .iter()
+                .any(|fixed| same_series(&fixed))
     }
-    if !fs::exists(KERNEL_TYPES).unwrap_or(false) {
-        bail!(
-            "this kernel does not publish its types ({KERNEL_TYPES} is missing), which memprobe needs to find \
-             a thread's Python stack.\nUse a kernel built with CONFIG_DEBUG_INFO_BTF=y (every large distribution's is)."
-        );
-    }
-    Ok(())
 }
 
-/// Whether this process has an effective capability.
-fn has_capability(capability: u32) -> Result<bool> {
-    let status =
-        fs::read_to_string("/proc/self/status").context("reading memprobe's own capabilities")?;
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
-        .context("/proc/self/status has no CapEff line")?;
-    Ok(effective >> capability & 1 == 1)
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)?;
+        match self.2 {
+            0 => Ok(()),
+            stable => write!(f, ".{stable}"),
+        }
+    }
 }
 
-/// `major.minor` of a kernel release such as `6.1.0-18-amd64`.
-fn parse_release(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release
-        .trim()
-        .split(|c: char| !c.is_ascii_digit())
-        .map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+/// Byte offsets in this kernel's own structures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskOffsets {
+    /// `task_struct.thread.fsbase`: the thread pointer of the running thread.
+    pub fsbase: u64,
+    /// `task_struct.pid`: a thread's number.
+    pub pid: u64,
+    /// `task_struct.tgid`: a process's number.
+    pub tgid: u64,
+    /// `task_struct.signal`: what the threads of a process share.
+    pub signal: u64,
+    /// `signal_struct.live`: how many of them live.
+    pub live: u64,
+}
+
+impl TaskOffsets {
+    /// Those of the kernel that runs.
+    ///
+    /// # Errors
+    /// When the kernel's types cannot be read or have no such field.
+    pub fn of_this_kernel() -> Result<Self> {
+        let types = Types::of_this_kernel()?;
+        Ok(Self {
+            fsbase: types
+                .offset("task_struct", "thread.fsbase")
+                .context("memprobe knows x86-64 only so far")?,
+            pid: types.offset("task_struct", "pid")?,
+            tgid: types.offset("task_struct", "tgid")?,
+            signal: types.offset("task_struct", "signal")?,
+            live: types.offset("signal_struct", "live")?,
+        })
+    }
 }
 
 /// Byte offset of `thread.fsbase` in `task_struct`: the thread pointer of the running thread.
@@ -77,17 +104,30 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
 /// # Errors
 /// When the kernel's types cannot be read or have no such field.
 pub fn fsbase_offset() -> Result<u64> {
-    let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
-    let types = TypeInformation::new(&InMemory(bytes))
-        .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))?;
-    let task = types
-        .id_of("task_struct")
-        .context("the kernel's types have no task_struct")?;
-    match types.offset_of(task, "thread.fsbase") {
-        Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
-        _ => bail!(
-            "this kernel's task_struct has no thread.fsbase: memprobe knows x86-64 only so far"
-        ),
+    TaskOffsets::of_this_kernel().map(|offsets| offsets.fsbase)
+}
+
+/// The types that the kernel publishes.
+struct Types(TypeInformation);
+
+impl Types {
+    fn of_this_kernel() -> Result<Self> {
+        let bytes = fs::read(KERNEL_TYPES).with_context(|| format!("reading {KERNEL_TYPES}"))?;
+        TypeInformation::new(&InMemory(bytes))
+            .map(Self)
+            .map_err(|error| anyhow::anyhow!("{KERNEL_TYPES} cannot be parsed: {error:?}"))
+    }
+
+    /// Bytes from the start of a structure to a field of it.
+    fn offset(&self, structure: &str, field: &str) -> Result<u64> {
+        let id = self
+            .0
+            .id_of(structure)
+            .with_context(|| format!("the kernel's types have no {structure}"))?;
+        match self.0.offset_of(id, field) {
+            Ok((_, Offset::ByteOffset(bytes))) => Ok(u64::from(bytes)),
+            _ => bail!("this kernel's {structure} has no {field}"),
+        }
     }
 }
 
@@ -118,10 +158,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_is_read_up_to_its_minor_version() {
-        assert_eq!(parse_release("6.18.44-fc-v657\n"), Some((6, 18)));
-        assert_eq!(parse_release("5.15.0"), Some((5, 15)));
-        assert_eq!(parse_release("linux"), None);
+    fn a_release_is_read_up_to_its_stable_number() {
+        assert_eq!(
+            Release::parse("6.18.44-fc-v657\n"),
+            Some(Release(6, 18, 44))
+        );
+        assert_eq!(Release::parse("6.1.0-18-amd64"), Some(Release(6, 1, 0)));
+        assert_eq!(Release::parse("5.15"), Some(Release(5, 15, 0)));
+        assert_eq!(Release::parse("linux"), None);
+        assert_eq!(Release::parse("6"), None);
+    }
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        assert!(Release(5, 9, 200) < OLDEST && OLDEST < Release(5, 15, 1));
+        assert_eq!(Release(5, 15, 0).to_string(), "5.15");
+        assert_eq!(Release(6, 1, 146).to_string(), "6.1.146");
+    }
+
+    #[test]
+    fn each_stable_series_has_its_own_release_since_which_uprobes_need_more() {
+        for since in [Release(6, 1, 146), Release(6, 12, 40), Release(6, 18, 0)] {
+            assert!(since.has_uprobes_for_sys_admin_only(), "{since}");
+        }
+        for before in [
+            Release(6, 1, 145),
+            Release(6, 6, 98),
+            Release(6, 8, 0),
+            OLDEST,
+        ] {
+            assert!(!before.has_uprobes_for_sys_admin_only(), "{before}");
+        }
     }
 
     #[test]
@@ -130,7 +197,9 @@ mod tests {
             eprintln!("skipped: this kernel does not publish its types");
             return;
         }
-        let offset = fsbase_offset().expect("the kernel's types have thread.fsbase");
-        assert!(offset.is_multiple_of(8) && offset < 32 * 1024, "{offset}");
+        let offsets = TaskOffsets::of_this_kernel().expect("the kernel's types have them");
+        let fsbase = offsets.fsbase;
+        assert!(fsbase.is_multiple_of(8) && fsbase < 32 * 1024, "{fsbase}");
+        assert_eq!(offsets.tgid, offsets.pid + 4, "declared side by side");
     }
 }

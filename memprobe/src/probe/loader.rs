@@ -6,12 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use aya::maps::{Array, HashMap, MapData, RingBuf};
-use aya::programs::UProbe;
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope};
+use aya::maps::{Array, HashMap, MapData, MapError, RingBuf};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
+use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
-use memprobe_common::{ProcessConfig, ThreadLocal, counter};
+use memprobe_common::{ProcessConfig, counter};
 
+use super::kernel::TaskOffsets;
+use super::refusal::Refusal;
 use crate::event::Tgid;
 
 /// The object that `cargo xtask ebpf` built.
@@ -28,13 +30,42 @@ struct ConfigValue(ProcessConfig);
 // SAFETY: repr(C) integers without padding (its size is asserted beside its definition).
 unsafe impl Pod for ConfigValue {}
 
-/// A [`ThreadLocal`] as a map value.
-#[derive(Clone, Copy)]
-#[repr(transparent)]
-struct ThreadLocalValue(ThreadLocal);
+/// The programs that follow the life of processes, and the tracepoints that they belong to.
+const LIFECYCLE: [(&str, &str); 3] = [
+    ("process_forked", "sched_process_fork"),
+    ("process_executed", "sched_process_exec"),
+    ("thread_exited", "sched_process_exit"),
+];
 
-// SAFETY: repr(C), two integers of the same size.
-unsafe impl Pod for ThreadLocalValue {}
+/// Rooms for threads that allocate (8.6 KiB each): of one process, and of many.
+const THREADS_OF_ONE: u32 = 1024;
+const THREADS_OF_MANY: u32 = 4096;
+
+/// Which processes the programs let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// One, and nobody else runs into its probes.
+    One,
+    /// Those that were admitted, and the processes that they make.
+    Family,
+    /// Every one that uses a probed library.
+    Everyone,
+}
+
+/// Whose use of a library runs into a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// One process's.
+    Process(Tgid),
+    /// That of every process, also of those that are started later.
+    Everyone,
+}
+
+/// One attachment; dropped, it is gone.
+pub struct Link(
+    // Held to be dropped.
+    #[expect(dead_code, reason = "dropping it takes the probe away")] UProbeLink,
+);
 
 /// The programs in the kernel, and their attachments.
 pub struct Loader {
@@ -46,8 +77,8 @@ impl Loader {
     /// a power of two of pages.
     ///
     /// # Errors
-    /// When the kernel refuses.
-    pub fn new(fsbase_offset: u64, ring_bytes: u32) -> Result<Self> {
+    /// [`Refusal`] where the kernel refuses.
+    pub fn new(offsets: &TaskOffsets, watch: Watch, ring_bytes: u32) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let replaced = match std::env::var_os(OBJECT_VARIABLE) {
             Some(path) => Some(std::fs::read(&path).with_context(|| {
@@ -58,18 +89,45 @@ impl Loader {
             })?),
             None => None,
         };
+        let threads = match watch {
+            Watch::One => THREADS_OF_ONE,
+            Watch::Family | Watch::Everyone => THREADS_OF_MANY,
+        };
+        let watch_all = u64::from(watch == Watch::Everyone);
         let mut ebpf = EbpfLoader::new()
-            .override_global("FSBASE_OFFSET", &fsbase_offset, true)
+            .override_global("FSBASE_OFFSET", &offsets.fsbase, true)
+            .override_global("PID_OFFSET", &offsets.pid, true)
+            .override_global("TGID_OFFSET", &offsets.tgid, true)
+            .override_global("SIGNAL_OFFSET", &offsets.signal, true)
+            .override_global("LIVE_OFFSET", &offsets.live, true)
+            .override_global("WATCH_ALL", &watch_all, true)
             .map_max_entries("RECORDS", ring_bytes)
+            .map_max_entries("THREADS", threads)
             .load(replaced.as_deref().unwrap_or(OBJECT))
-            .context("loading memprobe's maps into the kernel")?;
+            .map_err(|error| Refusal::of_maps(&error))?;
         for (name, program) in ebpf.programs_mut() {
-            let uprobe: &mut UProbe = program.try_into()?;
-            uprobe
-                .load()
-                .with_context(|| format!("the kernel's verifier refused the program {name}"))?;
+            let loaded = match program {
+                Program::UProbe(uprobe) => uprobe.load(),
+                Program::RawTracePoint(tracepoint) => tracepoint.load(),
+                _ => continue,
+            };
+            loaded.map_err(|error| Refusal::of_program(name, &error))?;
+        }
+        for (name, tracepoint) in LIFECYCLE {
+            let program: &mut RawTracePoint = ebpf
+                .program_mut(name)
+                .with_context(|| format!("the object has no program {name}"))?
+                .try_into()?;
+            program
+                .attach(tracepoint)
+                .with_context(|| format!("following processes through {tracepoint}"))?;
         }
         Ok(Self { ebpf })
+    }
+
+    /// How many programs were loaded.
+    pub fn programs(&self) -> usize {
+        self.ebpf.programs().count()
     }
 
     /// The ring buffer's reading end. Can be taken once.
@@ -100,32 +158,52 @@ impl Loader {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn watch(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
+    pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
+        self.processes()?.insert(tgid.0, ConfigValue(config), 0)?;
+        Ok(())
+    }
+
+    /// Says anew what is known of a process, unless it has ended meanwhile.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn revise(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
+        /// `BPF_EXIST` (linux/bpf.h).
+        const ONLY_IF_THERE: u64 = 2;
+        match self
+            .processes()?
+            .insert(tgid.0, ConfigValue(config), ONLY_IF_THERE)
+        {
+            Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+            Err(MapError::SyscallError(error))
+                if error.io_error.kind() == std::io::ErrorKind::NotFound =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Lets the events of a process through no more.
+    ///
+    /// # Errors
+    /// When the object is not ours.
+    pub fn dismiss(&mut self, tgid: Tgid) -> Result<()> {
+        // It may have ended, and then is not there.
+        let _ = self.processes()?.remove(&tgid.0);
+        Ok(())
+    }
+
+    fn processes(&mut self) -> Result<HashMap<&mut MapData, u32, ConfigValue>> {
         let map = self
             .ebpf
             .map_mut("PROCESSES")
             .context("the object has no map PROCESSES")?;
-        let mut processes: HashMap<_, u32, ConfigValue> = HashMap::try_from(map)?;
-        processes.insert(tgid.0, ConfigValue(config), 0)?;
-        Ok(())
+        Ok(HashMap::try_from(map)?)
     }
 
-    /// Says where a process's threads keep the `GraphTask` that they work for.
-    ///
-    /// # Errors
-    /// When the kernel refuses.
-    pub fn watch_graph_tasks(&mut self, tgid: Tgid, place: ThreadLocal) -> Result<()> {
-        let map = self
-            .ebpf
-            .map_mut("GRAPH_TASKS")
-            .context("the object has no map GRAPH_TASKS")?;
-        let mut places: HashMap<_, u32, ThreadLocalValue> = HashMap::try_from(map)?;
-        places.insert(tgid.0, ThreadLocalValue(place), 0)?;
-        Ok(())
-    }
-
-    /// Attaches a program at a file offset of a library, for one process; `cookie` tells a program
-    /// that serves several functions which one it is.
+    /// Attaches a program at a file offset of a library; `cookie` tells a program that serves several
+    /// functions which one it is.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -135,27 +213,27 @@ impl Loader {
         library: &Path,
         offset: u64,
         cookie: Option<u64>,
-        tgid: Tgid,
-    ) -> Result<()> {
-        let scope = NonZeroU32::new(tgid.0)
-            .map(UProbeScope::OneProcess)
-            .context("PID 0 is the kernel's own")?;
-        let point = UProbeAttachPoint {
-            location: UProbeAttachLocation::AbsoluteOffset(offset),
-            cookie,
+        reach: Reach,
+    ) -> Result<Link> {
+        let scope = match reach {
+            Reach::Process(tgid) => UProbeScope::OneProcess(
+                NonZeroU32::new(tgid.0).context("PID 0 is the kernel's own")?,
+            ),
+            Reach::Everyone => UProbeScope::AllProcesses,
         };
         let uprobe: &mut UProbe = self
             .ebpf
             .program_mut(program)
             .with_context(|| format!("the object has no program {program}"))?
             .try_into()?;
-        uprobe.attach(point, library, scope).with_context(|| {
-            format!(
-                "attaching {program} to {} at {offset:#x}",
-                library.display()
-            )
-        })?;
-        Ok(())
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie,
+        };
+        let link = uprobe
+            .attach(point, library, scope)
+            .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
+        Ok(Link(uprobe.take_link(link)?))
     }
 
     /// How often a program ran and for how long. The kernel counts only while somebody asks it to
@@ -200,5 +278,20 @@ impl Counters {
     /// Stack records lost so far.
     pub fn stacks_lost(&self) -> u64 {
         self.0.get(&counter::STACKS_LOST, 0).unwrap_or(0)
+    }
+
+    /// Records of the life of processes lost so far.
+    pub fn processes_lost(&self) -> u64 {
+        self.0.get(&counter::PROCESSES_LOST, 0).unwrap_or(0)
+    }
+
+    /// Processes that could not be watched so far, for want of room.
+    pub fn processes_refused(&self) -> u64 {
+        self.0.get(&counter::PROCESSES_REFUSED, 0).unwrap_or(0)
+    }
+
+    /// Events so far of threads for which there was no room.
+    pub fn threads_refused(&self) -> u64 {
+        self.0.get(&counter::THREADS_REFUSED, 0).unwrap_or(0)
     }
 }

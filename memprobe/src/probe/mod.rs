@@ -1,12 +1,18 @@
 //! The one privileged room: programs in the kernel, attached to the functions of a process.
 
 pub mod attach;
+pub mod attaching;
 pub mod catalog;
 mod descriptor;
+pub mod files;
+pub mod finding;
 pub mod function;
 pub mod heap;
 pub mod kernel;
 pub mod loader;
+pub mod machine;
+pub mod preflight;
 pub mod prologue;
+pub mod refusal;
 pub mod ring;
 pub mod watched;

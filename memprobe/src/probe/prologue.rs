@@ -5,8 +5,8 @@
 //! which no register that the probe reads has been written.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpAccess,
-    Register,
+    Code, Decoder, DecoderOptions, FlowControl, Formatter as _, Instruction,
+    InstructionInfoFactory, IntelFormatter, OpAccess, Register,
 };
 
 /// How far into a function the search goes, in bytes.
@@ -84,6 +84,18 @@ fn is_emulated(instruction: &Instruction) -> bool {
     }
 }
 
+/// The first instruction of `code` as an assembler would write it, such as `push r14`; `None` where
+/// these bytes are none.
+pub fn written(code: &[u8]) -> Option<String> {
+    let instruction = Decoder::new(64, code, DecoderOptions::NONE).decode();
+    if instruction.is_invalid() {
+        return None;
+    }
+    let mut text = String::new();
+    IntelFormatter::new().format(&instruction, &mut text);
+    Some(text)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,6 +107,12 @@ mod tests {
         Register::RCX,
         Register::R8,
     ];
+
+    #[test]
+    fn an_instruction_is_written_as_assemblers_write_it() {
+        assert_eq!(written(&[0x41, 0x56]).as_deref(), Some("push r14"));
+        assert_eq!(written(&[0x48, 0x89]), None);
+    }
 
     #[test]
     fn a_push_at_the_entry_is_taken() {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::FORMAT;
-use crate::event::{Losses, Tgid, TimeNs};
+use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
 use crate::model::snapshot::{ProbeStatus, Target};
 
 /// What is known when a recording starts.
@@ -77,6 +77,11 @@ pub(crate) struct HeaderRecord {
     pub start_ns: u64,
     pub wall_start_ms: Option<u64>,
     pub pid: Option<u32>,
+    /// The number in the process's own PID namespace, where that is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inner_pid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     pub command: String,
     pub python: Option<String>,
     pub torch: Option<String>,
@@ -106,6 +111,8 @@ impl From<&Header> for HeaderRecord {
             start_ns: header.start.0,
             wall_start_ms: header.wall_start_ms,
             pid: target.tgid.map(|tgid| tgid.0),
+            inner_pid: target.inner_tgid.map(|tgid| tgid.0),
+            container: target.container.clone(),
             command: target.command.clone(),
             python: target.python.clone(),
             torch: target.torch.clone(),
@@ -128,11 +135,54 @@ impl From<HeaderRecord> for Header {
             wall_start_ms: record.wall_start_ms,
             target: Target {
                 tgid: record.pid.map(Tgid),
+                inner_tgid: record.inner_pid.map(Tgid),
+                container: record.container,
                 command: record.command,
                 python: record.python,
                 torch: record.torch,
             },
             probes: record.probes.into_iter().map(probe).collect(),
+        }
+    }
+}
+
+/// [`AtAttach`] as it lies in the file, less its time and process.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct AtAttachRecord {
+    device: Option<u8>,
+    allocated: u64,
+    reserved: u64,
+    peak_allocated: u64,
+    peak_reserved: u64,
+    unread: Option<String>,
+}
+
+impl From<&AtAttach> for AtAttachRecord {
+    fn from(found: &AtAttach) -> Self {
+        Self {
+            device: found.device.map(|device| device.0),
+            allocated: found.totals.allocated.0,
+            reserved: found.totals.reserved.0,
+            peak_allocated: found.peak.allocated.0,
+            peak_reserved: found.peak.reserved.0,
+            unread: found.unread.as_deref().map(str::to_owned),
+        }
+    }
+}
+
+impl AtAttachRecord {
+    pub(crate) fn at(self, time: TimeNs, tgid: Tgid) -> AtAttach {
+        let totals = |allocated, reserved| Totals {
+            allocated: Bytes(allocated),
+            reserved: Bytes(reserved),
+        };
+        AtAttach {
+            time,
+            tgid,
+            device: self.device.map(DeviceIndex),
+            totals: totals(self.allocated, self.reserved),
+            peak: totals(self.peak_allocated, self.peak_reserved),
+            unread: self.unread.map(Into::into),
         }
     }
 }

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{EndRecord, FORMAT, HeaderRecord, MAX_FRAMES};
+use super::{AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_FRAMES};
 use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Space, StackId,
-    Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Space,
+    StackId, Tgid, Tid, TimeNs, Totals,
 };
 
 /// What a line says.
@@ -20,6 +20,7 @@ pub(super) enum Record<'a> {
         tid: Tid,
         name: Cow<'a, str>,
     },
+    AtAttach(AtAttach),
     Memory(MemoryEvent),
     Loss(Losses),
     End(EndRecord),
@@ -93,6 +94,8 @@ struct MemoryArgs<'a> {
     function: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     space: Option<Cow<'a, str>>,
+    #[serde(default)]
+    held: bool,
 }
 
 #[derive(Deserialize)]
@@ -145,6 +148,11 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
         ("i", "free") => memory(&line, Action::Free, start),
         ("i", "segment_free") => memory(&line, Action::SegmentFree, start),
         ("i", "oom") => memory(&line, Action::OutOfMemory, start),
+        ("i", "attach") => {
+            let time = line_time(&line, start)?;
+            let found: AtAttachRecord = args(&line)?;
+            Ok(Record::AtAttach(found.at(time, Tgid(line.pid))))
+        }
         ("i", "loss") => {
             let loss: LossArgs = args(&line)?;
             let LossArgs {
@@ -224,9 +232,13 @@ fn event(
         (None, None) => None,
         _ => return Err("`allocated` without `reserved`".to_owned()),
     };
-    let ts = line.ts.ok_or("no `ts`")?.get();
+    let action = match (action, args.held) {
+        (Action::Alloc, true) => Action::Held,
+        (_, true) => return Err("`held` at the end of a slice".to_owned()),
+        (action, false) => action,
+    };
     Ok(MemoryEvent {
-        time: time(ts, start).ok_or_else(|| format!("`ts` is no time: {:?}", first(ts)))?,
+        time: line_time(line, start)?,
         tgid: Tgid(line.pid),
         tid: Tid(line.tid),
         action,
@@ -254,6 +266,11 @@ fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
         function: known.name,
         space,
     }))
+}
+
+fn line_time(line: &Line<'_>, start: TimeNs) -> Result<TimeNs, String> {
+    let ts = line.ts.ok_or("no `ts`")?.get();
+    time(ts, start).ok_or_else(|| format!("`ts` is no time: {:?}", first(ts)))
 }
 
 fn args<'a, T: Deserialize<'a>>(line: &Line<'a>) -> Result<T, String> {

@@ -9,7 +9,8 @@
 //! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target |
 //! | `M` | `memprobe_stack` | defines a stack |
 //! | `M` | `thread_name` | names a thread |
-//! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices) |
+//! | `i` | `attach` | what an allocator held when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
+//! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices); with `held`, it was live when memprobe attached |
 //! | `e` | `alloc` | it was freed; with `unseen_free`, its free was lost and its address is used again; with `live_at_end`, it is live and drawn up to the last event |
 //! | `i` | `free` | a block was freed that was not seen being allocated |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
@@ -27,12 +28,12 @@ mod reader;
 pub(crate) mod samples;
 
 pub use error::RecordingError;
+pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
-pub(crate) use header::{EndRecord, HeaderRecord};
 pub use reader::Reader;
 
 /// The version of the format. A reader refuses what is newer.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// Bytes of the longest line that is written or read.
 pub const MAX_LINE: usize = 4 << 20;

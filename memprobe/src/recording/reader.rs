@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 
 use super::line::{self, FrameRecord, Record, StackRecord};
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
-use crate::event::{Event, Frame, MemoryEvent, NoStack, Stack, StackId, StackKind, TimeNs};
+use crate::event::{Action, Event, Frame, MemoryEvent, NoStack, Stack, StackId, StackKind, TimeNs};
 
 /// Bytes that are asked of the file at once.
 const BUFFER: usize = 256 << 10;
@@ -214,6 +214,7 @@ impl<R: BufRead> Reader<R> {
             };
         }
         match line::parse(line, self.header.start)? {
+            Record::AtAttach(found) => Ok(Step::Give(Event::AtAttach(found))),
             Record::Memory(event) => Ok(Step::Give(self.memory(event))),
             Record::Stack(stack) => self.stack(&stack).map(Step::Give),
             Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
@@ -245,7 +246,7 @@ impl<R: BufRead> Reader<R> {
 
     /// The event, or first the definition of its stack where the recording has none.
     fn memory(&mut self, event: MemoryEvent) -> Event {
-        self.events += 1;
+        self.events += u64::from(event.action != Action::Held);
         if event.stack == StackId::NONE
             || self.stacks.contains(&event.stack.0)
             || self.stacks.len() >= MAX_STACKS

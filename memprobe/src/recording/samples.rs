@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{EndReason, Header};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack, Stack,
-    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack,
+    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::export::trace_event::TraceWriter;
 use crate::model::snapshot::Grouping;
@@ -23,6 +23,7 @@ pub(crate) fn header() -> Header {
             command: "python train.py --lr \"0.1\"".into(),
             python: Some("3.12.1".into()),
             torch: Some("2.15.0+cu132".into()),
+            ..Target::default()
         },
         probes: vec![ProbeStatus {
             function: "c10::reportMemoryUsageToProfiler".into(),
@@ -176,6 +177,44 @@ pub(crate) fn story() -> Vec<Event> {
         }),
         Event::Memory(memory(Action::SegmentFree, 61, 0x7f00_0000_0000, 20 * MIB)),
     ]
+}
+
+/// Attached to a process that runs: two blocks are found, one of them is freed.
+pub(crate) fn late_attach() -> Vec<Event> {
+    let held = |addr, size| {
+        Event::Memory(MemoryEvent {
+            tid: Tid::UNKNOWN,
+            totals: totals(3 * MIB, 22 * MIB),
+            ..memory(Action::Held, 0, addr, size)
+        })
+    };
+    let freed = memory(Action::Free, 20, 0x7f00_0000_0000, 2 * MIB);
+    vec![
+        at_attach(None),
+        held(0x7f00_0000_0000, 2 * MIB),
+        held(0x7f00_0020_0000, MIB),
+        Event::Thread(Tid(1234), "python".into()),
+        Event::Memory(MemoryEvent {
+            totals: totals(MIB, 22 * MIB),
+            ..freed
+        }),
+    ]
+}
+
+/// What was there at attach, with or without its blocks.
+pub(crate) fn at_attach(unread: Option<&str>) -> Event {
+    let totals = |allocated, reserved| Totals {
+        allocated: Bytes(allocated),
+        reserved: Bytes(reserved),
+    };
+    Event::AtAttach(AtAttach {
+        time: TimeNs(5_000_000_000),
+        tgid: Tgid(1234),
+        device: Some(DeviceIndex(0)),
+        totals: totals(3 * MIB, 22 * MIB),
+        peak: totals(16 * MIB, 24 * MIB),
+        unread: unread.map(Into::into),
+    })
 }
 
 /// The file that holds these events.

@@ -11,7 +11,7 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Stack, StackId, StackKind,
+    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Stack, StackId, StackKind, Tid,
     TimeNs,
 };
 use crate::label::{FileNames, named_stack};
@@ -25,7 +25,8 @@ const MAX_TEXTS: usize = 1 << 14;
 #[derive(Serialize)]
 struct Row<'a> {
     time_ns: u64,
-    tid: u32,
+    /// Unknown for blocks that were found at attach.
+    tid: Option<u32>,
     action: &'static str,
     addr: Option<u64>,
     size: Option<u64>,
@@ -71,7 +72,7 @@ pub(super) fn write<R: BufRead>(
             Ok(Event::Memory(event)) => rows.push(&event, &mut stacks)?,
             Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
             Ok(Event::Loss(now)) => losses = now,
-            Ok(Event::Thread(..)) => {}
+            Ok(Event::Thread(..) | Event::AtAttach(_)) => {}
             Err(error) => {
                 rows.flush()?;
                 return Err(error.into());
@@ -221,7 +222,7 @@ impl<'a, W: Write> Rows<'a, W> {
                 table
                     .write_record([
                         event.time.0.to_string(),
-                        event.tid.0.to_string(),
+                        number(tid(event).map(u64::from)),
                         event.action.as_str().to_owned(),
                         addr(event).map_or_else(String::new, |addr| format!("{addr:#x}")),
                         number(size(event)),
@@ -272,7 +273,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
     }
     let row = Row {
         time_ns: event.time.0,
-        tid: event.tid.0,
+        tid: tid(event),
         action: event.action.as_str(),
         addr: addr(event),
         size: size(event),
@@ -289,6 +290,10 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         stack_truncated: known.and_then(|(stack, _)| stack.truncated.then_some(true)),
     };
     Ok(serde_json::to_writer(out, &row)?)
+}
+
+fn tid(event: &MemoryEvent) -> Option<u32> {
+    (event.tid != Tid::UNKNOWN).then_some(event.tid.0)
 }
 
 /// An out-of-memory error has no address.
@@ -312,7 +317,7 @@ fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
     let mut line = format!(
         "{:>12.6} s  {:>7}  {:<13}  {size:>11}  {device:<6}  {addr:<14}",
         since as f64 / 1e9,
-        event.tid.0,
+        tid(event).map_or_else(|| "-".to_owned(), |tid| tid.to_string()),
         event.action.as_str(),
     );
     if let Some(totals) = event.totals {

@@ -16,6 +16,11 @@ struct Report<'a> {
     memprobe: &'a str,
     command: &'a str,
     pid: Option<u32>,
+    /// In its own PID namespace, where that is another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inner_pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    container: Option<&'a str>,
     python: Option<&'a str>,
     torch: Option<&'a str>,
     start_ns: u64,
@@ -57,6 +62,11 @@ struct Device<'a> {
     peak_allocated: u64,
     peak_reserved: u64,
     before_attach: u64,
+    /// Blocks of `before_attach`; null where it is not known which they are.
+    before_attach_blocks: Option<u64>,
+    /// Why the blocks could not be read at attach.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before_attach_unread: Option<&'a str>,
     unaccounted: i64,
     live_blocks: u64,
     ooms: u64,
@@ -116,6 +126,8 @@ pub(super) fn json(
         memprobe: &replay.header.version,
         command: &snapshot.target.command,
         pid: snapshot.target.tgid.map(|tgid| tgid.0),
+        inner_pid: snapshot.target.inner_tgid.map(|tgid| tgid.0),
+        container: snapshot.target.container.as_deref(),
         python: snapshot.target.python.as_deref(),
         torch: snapshot.target.torch.as_deref(),
         start_ns: snapshot.started.0,
@@ -215,7 +227,9 @@ fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> 
         reserved: device.totals.reserved.0,
         peak_allocated: device.peak.allocated.0,
         peak_reserved: device.peak.reserved.0,
-        before_attach: device.before_attach.0,
+        before_attach: device.before_attach.live.0,
+        before_attach_blocks: device.before_attach.live_blocks(),
+        before_attach_unread: device.before_attach.unread.as_deref(),
         unaccounted: device.unaccounted,
         live_blocks: device.live_blocks,
         ooms: device.ooms,
@@ -256,14 +270,16 @@ fn flat<'a>(
     callers: Callers,
 ) -> impl Iterator<Item = Line<'a>> {
     let lines = Lines::of(device, options);
-    let before = i64::try_from(device.before_attach.0).unwrap_or(i64::MAX);
+    let before = &device.before_attach;
+    let live = i64::try_from(before.live.0).unwrap_or(i64::MAX);
     let rest = [
-        ("before_attach", before),
-        ("unaccounted", device.unaccounted),
+        ("before_attach", live, before.live_blocks()),
+        ("unaccounted", device.unaccounted, None),
     ];
-    let rest = rest.into_iter().filter(|(_, live)| *live != 0);
-    let rest = rest.map(|(kind, live)| Line {
+    let rest = rest.into_iter().filter(|(_, live, _)| *live != 0);
+    let rest = rest.map(|(kind, live, live_blocks)| Line {
         live,
+        live_blocks,
         ..empty(device.index, kind)
     });
     lines

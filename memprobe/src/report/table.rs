@@ -12,10 +12,10 @@ use crate::bytes::{human, signed};
 use crate::event::{Bytes, Frame};
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
-    percent, width as columns,
+    percent, process, width as columns,
 };
 use crate::model::grouping::{Origin, origin_of};
-use crate::model::snapshot::{DeviceSnapshot, Layer, LineRow};
+use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, Layer, LineRow, Snapshot};
 
 /// Columns that the name of a line gets at least, whatever the width.
 const NARROWEST: usize = 20;
@@ -79,7 +79,7 @@ fn heading(replay: &Replay) -> Vec<String> {
         clean(&target.command)
     };
     let mut facts = Vec::new();
-    facts.extend(target.tgid.map(|tgid| format!("PID {}", tgid.0)));
+    facts.extend(process(target));
     facts.extend(
         target
             .python
@@ -142,6 +142,7 @@ fn warnings(replay: &Replay) -> Vec<String> {
             counted(refused.stacks, "stack"),
         ));
     }
+    warnings.extend(unread(&replay.snapshot));
     let disagreements = replay.snapshot.health.disagreements;
     if disagreements > 0 {
         warnings.push(format!(
@@ -151,6 +152,19 @@ fn warnings(replay: &Replay) -> Vec<String> {
         ));
     }
     warnings
+}
+
+/// Why blocks from before attach are one row.
+fn unread(snapshot: &Snapshot) -> Option<String> {
+    let devices = snapshot.devices.iter();
+    let mut reasons = devices
+        .map(|device| &device.before_attach.unread)
+        .chain([&snapshot.health.unread_at_attach]);
+    let reason = reasons.find_map(|reason| reason.as_deref())?;
+    Some(format!(
+        "the blocks that were live at attach could not be read one by one: {}.",
+        clean(reason)
+    ))
 }
 
 /// The totals of a device, as many side by side as fit.
@@ -167,7 +181,7 @@ fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
             human(now.reserved),
             human(peak.reserved)
         ),
-        format!("before attach {}", human(device.before_attach)),
+        before_attach(&device.before_attach),
     ];
     if device.unaccounted != 0 {
         facts.push(format!("unaccounted {}", signed(device.unaccounted)));
@@ -187,6 +201,16 @@ fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+fn before_attach(before: &BeforeAttach) -> String {
+    let live = human(before.live);
+    match before.live_blocks() {
+        Some(blocks) if blocks > 0 => {
+            format!("before attach {live} in {}", counted(blocks, "block"))
+        }
+        _ => format!("before attach {live}"),
+    }
 }
 
 fn rows(device: &DeviceSnapshot, layer: Layer, options: &ReportOptions) -> Vec<Row> {
@@ -212,16 +236,19 @@ fn rows(device: &DeviceSnapshot, layer: Layer, options: &ReportOptions) -> Vec<R
             others,
         ));
     }
-    if device.before_attach.0 > 0 {
+    let before = &device.before_attach;
+    if before.live.0 > 0 {
         rows.push(bytes_row(
-            human(device.before_attach),
-            share(device.before_attach, allocated),
+            human(before.live),
+            before.live_blocks(),
+            share(before.live, allocated),
             BEFORE_ATTACH,
         ));
     }
     if device.unaccounted != 0 {
         rows.push(bytes_row(
             signed(device.unaccounted),
+            None,
             "-".to_owned(),
             UNACCOUNTED,
         ));
@@ -230,8 +257,12 @@ fn rows(device: &DeviceSnapshot, layer: Layer, options: &ReportOptions) -> Vec<R
         Layer::Allocator => "(total of the allocator)".to_owned(),
         layer => format!("(total of {})", layer.as_str()),
     };
+    let all = Sum {
+        live_blocks: device.live_blocks,
+        ..lines.all
+    };
     rows.push(sum_row(
-        &lines.all,
+        &all,
         allocated,
         Some(device.peak.allocated),
         allocated,
@@ -290,10 +321,11 @@ fn share(part: Bytes, allocated: u64) -> String {
     percent(part.0.into(), allocated.into())
 }
 
-fn bytes_row(live: String, share: String, line: &str) -> Row {
+fn bytes_row(live: String, blocks: Option<u64>, share: String, line: &str) -> Row {
     let none = || "-".to_owned();
+    let blocks = blocks.map_or_else(none, count);
     Row {
-        numbers: [live, none(), none(), none(), share],
+        numbers: [live, none(), blocks, none(), share],
         line: line.to_owned(),
         callers: Vec::new(),
     }

@@ -6,7 +6,9 @@ use super::*;
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
 };
-use crate::recording::samples::{MIB, frame, memory, recording, stack, story, totals};
+use crate::recording::samples::{
+    MIB, at_attach, frame, late_attach, memory, recording, stack, story, totals,
+};
 
 fn report(file: &[u8], options: ReportOptions) -> String {
     let mut out = Vec::new();
@@ -72,6 +74,27 @@ fn line_column(table: &str) -> Vec<String> {
 #[test]
 fn the_table_of_a_recording_with_a_little_of_everything() {
     insta::assert_snapshot!(table(&story()));
+}
+
+#[test]
+fn the_table_of_a_late_attach_counts_what_was_found() {
+    insta::assert_snapshot!(table(&late_attach()));
+}
+
+#[test]
+fn the_table_of_a_late_attach_whose_blocks_could_not_be_read_says_why() {
+    let why = "memprobe does not know the tables of PyTorch 9.9.9";
+    insta::assert_snapshot!(table(&[at_attach(Some(why))]));
+}
+
+#[test]
+fn what_was_found_at_attach_is_listed_without_a_thread() {
+    let rows = jsonl(&late_attach());
+    assert_eq!(rows.len(), 3);
+    assert_eq!(
+        (&rows[0]["action"], &rows[0]["tid"]),
+        (&json!("held"), &Value::Null)
+    );
 }
 
 #[test]

@@ -93,8 +93,8 @@ pub enum Past {
 }
 
 impl<M: ReadMemory> Symbolizer<M> {
-    /// A symbolizer for one process, whose code objects are read through `memory`. Without `code`
-    /// it is one that runs no Python.
+    /// A symbolizer for one process, whose code objects are read through `memory`.
+    /// Without `code`, as long as its Python is not known, stacks have no lines of Python.
     pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: Past) -> Self {
         Self {
             tgid,
@@ -142,8 +142,31 @@ impl<M: ReadMemory> Symbolizer<M> {
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::Memory(..) | Record::Cuda(..) | Record::Stack(..) | Record::CodeFreed(_) => {}
+            Record::Memory(..)
+            | Record::Cuda(..)
+            | Record::Stack(..)
+            | Record::CodeFreed(_)
+            | Record::Process(..) => {}
         }
+    }
+
+    /// Takes note of the libraries that are there now: the process may end before it has called into
+    /// CUDA long enough.
+    pub fn look_at_code(&mut self) {
+        self.native.look();
+    }
+
+    /// Reads code objects by this from now on: the process's Python has become known, or it runs
+    /// another one now.
+    pub fn set_code(&mut self, code: python::CodeCache) {
+        self.stacks.set_code(code);
+    }
+
+    /// As [`Self::settle`], where nothing of the process can follow.
+    pub fn settle_all(&mut self) {
+        self.settle();
+        self.settle();
+        self.ready.give_up();
     }
 
     /// Says that all records were taken that were there. A stack becomes an event only when all

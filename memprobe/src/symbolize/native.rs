@@ -44,7 +44,7 @@ pub struct NativeCode {
     /// By rising address: where code of `libraries` lies.
     code: Vec<(Range<u64>, Place)>,
     looked: Option<Instant>,
-    symbolizer: Symbolizer,
+    symbolizer: Option<Symbolizer>,
     frames: HashMap<u64, Arc<[Frame]>>,
     unwinder: UnwinderX86_64<Vec<u8>>,
     cache: CacheX86_64,
@@ -85,21 +85,19 @@ pub struct Unwound {
 }
 
 impl NativeCode {
-    /// Of a process that runs.
+    /// Of a process; nothing of it is read yet.
     pub fn of(tgid: Tgid) -> Self {
-        let mut code = Self {
+        Self {
             tgid,
             libraries: Vec::new(),
             code: Vec::new(),
             looked: None,
-            symbolizer: Symbolizer::new(),
+            symbolizer: None,
             frames: HashMap::new(),
             unwinder: UnwinderX86_64::new(),
             cache: CacheX86_64::new(),
             tables: 0,
-        };
-        code.look();
-        code
+        }
     }
 
     /// The place that a call returns to, as the last of the inlined functions there.
@@ -171,10 +169,8 @@ impl NativeCode {
         };
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
         let source = Source::Elf(Elf::new(link));
-        match self
-            .symbolizer
-            .symbolize_single(&source, Input::FileOffset(offset))
-        {
+        let symbolizer = self.symbolizer.get_or_insert_default();
+        match symbolizer.symbolize_single(&source, Input::FileOffset(offset)) {
             Ok(symbolized) => match symbolized.into_sym() {
                 Some(symbol) => named(&path, &symbol).into(),
                 None => [unnamed(path, offset)].into(),
@@ -206,7 +202,7 @@ impl NativeCode {
     }
 
     /// Reads the mappings. What was known stays if the process is gone.
-    fn look(&mut self) {
+    pub fn look(&mut self) {
         self.looked = Some(Instant::now());
         let Ok(maps) = Maps::of(self.tgid) else {
             return;

@@ -20,7 +20,6 @@ const HASHES: usize = 1 << 19;
 /// Every stack that was defined, and how the kernel names it.
 pub struct Stacks<M> {
     memory: M,
-    /// `None` for a process that runs no Python.
     code: Option<CodeCache>,
     /// The kernel's names, those since the last forgetting and those before.
     by_hash: [HashMap<u64, StackId>; 2],
@@ -77,19 +76,26 @@ impl<M: ReadMemory> Stacks<M> {
         }
     }
 
+    /// Resolves frames through `code` from now on.
+    pub fn set_code(&mut self, code: CodeCache) {
+        self.code = Some(code);
+    }
+
     /// Reads the code objects of a stack, as soon as it is known; `None` if the hash was known
     /// already. The kernel sends a stack again when it has forgotten that it was sent.
     pub fn read(&mut self, head: StackHead, frames: Vec<FrameRecord>) -> Option<Pending> {
         if self.by_hash(head.hash).is_some() {
             return None;
         }
-        let python = self.code.as_mut()?;
         let resolved = frames
             .iter()
             .map(|frame| {
                 let (code, owner) = (frame.code(), frame.owner());
                 let memory = &self.memory;
-                Reading::Tentative(python.resolve(memory, code, frame.instr, owner))
+                Reading::Tentative(match &mut self.code {
+                    Some(known) => known.resolve(memory, code, frame.instr, owner),
+                    None => Resolved::Unreadable,
+                })
             })
             .collect();
         Some(Pending {
@@ -102,20 +108,18 @@ impl<M: ReadMemory> Stacks<M> {
     /// Mends the pending stacks that name a code object which was freed: it may have gone before
     /// it was read, or another may have been read in its place.
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
-        let Some(python) = &mut self.code else {
-            return;
-        };
+        let Some(code) = &mut self.code else { return };
         let memory: Stretches = freed.memory.iter().cloned().collect();
         for pending in pending {
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
                 if frame.code() == freed.code && matches!(reading, Reading::Tentative(_)) {
                     let (instr, owner) = (frame.instr, frame.owner());
-                    let kept = python.resolve_freed(&memory, freed.code, instr, owner);
+                    let kept = code.resolve_freed(&memory, freed.code, instr, owner);
                     *reading = Reading::Kept(kept);
                 }
             }
         }
-        python.forget(freed.code);
+        code.forget(freed.code);
     }
 
     /// Defines a stack that was read; gives it where it is new.

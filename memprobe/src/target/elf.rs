@@ -19,6 +19,8 @@ use object::{LittleEndian, pod};
 use super::maps::{MappedFile, Mapping, is_named, open_regular};
 use crate::event::Tgid;
 
+pub use thread_local::ThreadLocalName;
+
 /// The most that is read of one section. The string table of libtorch_cuda has some 100 MiB.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
 
@@ -202,9 +204,7 @@ impl ElfImage {
     /// # Errors
     /// [`ElfError`] where a symbol table cannot be read; a file without one defines none.
     pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
-        self.find(names, is_addressed, |found| {
-            found.iter().all(Option::is_some)
-        })
+        self.find(names, |found| found.iter().all(Option::is_some))
     }
 
     /// The first of these names (as mangled) that the image defines, as [`Self::symbols`] finds it;
@@ -213,67 +213,21 @@ impl ElfImage {
     /// # Errors
     /// As [`Self::symbols`].
     pub fn first_symbol(&self, names: &[&str]) -> Result<Option<Symbol>, ElfError> {
-        let found = self.find(names, is_addressed, |found| {
-            found.iter().any(Option::is_some)
-        })?;
+        let found = self.find(names, |found| found.iter().any(Option::is_some))?;
         Ok(found.into_iter().flatten().next())
     }
 
-    /// Where in the image's block of thread-local storage a variable lies that has one of these
-    /// names.
-    ///
-    /// # Errors
-    /// As [`Self::symbols`].
-    pub fn thread_local(&self, names: &[&str]) -> Result<Option<u64>, ElfError> {
-        let is_variable = |symbol: &RawSymbol| symbol.st_type() == elf::STT_TLS;
-        let found = self.find(names, is_variable, |found| {
-            found.iter().any(Option::is_some)
-        })?;
-        Ok(found
-            .into_iter()
-            .flatten()
-            .next()
-            .map(|symbol| symbol.vaddr))
-    }
-
-    /// Address of the word into which the dynamic linker writes the image's number among those
-    /// with thread-local storage: what an `R_X86_64_DTPMOD64` without a symbol relocates (ELF
-    /// Handling For Thread-Local Storage, 4.1.6).
-    ///
-    /// # Errors
-    /// [`ElfError`] where the relocations cannot be read.
-    pub fn thread_local_number(&self) -> Result<Option<u64>, ElfError> {
-        let is_dynamic = |section: &&Section| {
-            let symbols = usize::try_from(section.link).map(|link| self.sections.get(link));
-            section.kind == elf::SHT_RELA
-                && symbols.is_ok_and(|symbols| symbols.is_some_and(|of| of.kind == elf::SHT_DYNSYM))
-        };
-        for section in self.sections.iter().filter(is_dynamic) {
-            let bytes = self.section_bytes(section)?;
-            let own = entries::<RawRelocation>(&bytes)?.iter().find(|relocation| {
-                relocation.r_type(LittleEndian, false) == elf::R_X86_64_DTPMOD64
-                    && relocation.r_sym(LittleEndian, false) == 0
-            });
-            if let Some(relocation) = own {
-                return Ok(Some(relocation.r_offset.get(LittleEndian)));
-            }
-        }
-        Ok(None)
-    }
-
-    /// The symbols of these names for which `wanted` holds, from one table after the other until
-    /// they are enough.
+    /// The addressed symbols of these names, from one table after the other until they are enough.
     fn find(
         &self,
         names: &[&str],
-        wanted: impl Fn(&RawSymbol) -> bool,
         are_enough: impl Fn(&[Option<Symbol>]) -> bool,
     ) -> Result<Vec<Option<Symbol>>, ElfError> {
         let mut found = vec![None; names.len()];
         for table in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
             for section in self.sections.iter().filter(|section| section.kind == table) {
                 if !are_enough(&found) {
-                    self.search(section, names, &wanted, &mut found)?;
+                    self.search(section, names, &mut found)?;
                 }
             }
         }
@@ -284,13 +238,12 @@ impl ElfImage {
         &self,
         table: &Section,
         names: &[&str],
-        wanted: impl Fn(&RawSymbol) -> bool,
         found: &mut [Option<Symbol>],
     ) -> Result<(), ElfError> {
         let strings = self.strings_of(table)?;
         let symbols = self.section_bytes(table)?;
         for symbol in entries::<RawSymbol>(&symbols)? {
-            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !wanted(symbol) {
+            if symbol.st_shndx(LittleEndian) == elf::SHN_UNDEF || !is_addressed(symbol) {
                 continue;
             }
             let Some(tail) = strings.get(symbol.st_name(LittleEndian) as usize..) else {
@@ -529,6 +482,8 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
         usize::from(header.e_shstrndx(endian).0),
     ))
 }
+
+mod thread_local;
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Read as _;
 
 use super::maps::Maps;
+use super::root::Root;
 use crate::event::Tgid;
 
 /// The most that is read of a command line or of a version file.
@@ -11,7 +12,8 @@ const MOST: u64 = 64 << 10;
 
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
-    let words = read(&format!("/proc/{}/cmdline", tgid.0));
+    let words =
+        fs::File::open(format!("/proc/{}/cmdline", tgid.0)).map_or_else(|_| Vec::new(), read);
     let words: Vec<_> = words
         .split(|byte| *byte == 0)
         .map(String::from_utf8_lossy)
@@ -19,15 +21,15 @@ pub fn command_line(tgid: Tgid) -> String {
     words.join(" ").trim_end().to_owned()
 }
 
-/// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries.
+/// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries. Where these
+/// were deleted or replaced since they were loaded, what lies there now may speak of another.
 pub fn torch_version(tgid: Tgid) -> Option<String> {
     let maps = Maps::of(tgid).ok()?;
-    let library = maps.library("libc10.so")?;
+    let library = maps.library("libc10.so").filter(|file| !file.deleted)?;
     let package = library.path.parent()?.parent()?;
-    let version = package.join("version.py");
-    let inside = version.strip_prefix("/").ok()?;
-    let text = read(&format!("/proc/{}/root/{}", tgid.0, inside.to_str()?));
-    parse_version(&String::from_utf8_lossy(&text))
+    let root = Root::of(tgid).ok()?;
+    let file = root.open_shown(&package.join("version.py")).ok()?;
+    parse_version(&String::from_utf8_lossy(&read(file)))
 }
 
 /// The value of `__version__ = '…'`.
@@ -47,13 +49,11 @@ fn parse_version(text: &str) -> Option<String> {
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 
-/// Up to [`MOST`] bytes of a file; nothing where it cannot be read.
-fn read(path: &str) -> Vec<u8> {
+/// Up to [`MOST`] bytes of a file.
+fn read(file: fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
-    if let Ok(file) = fs::File::open(path) {
-        // What was read before an error is good enough for a description.
-        let _ = file.take(MOST).read_to_end(&mut bytes);
-    }
+    // What was read before an error is good enough for a description.
+    let _ = file.take(MOST).read_to_end(&mut bytes);
     bytes
 }
 

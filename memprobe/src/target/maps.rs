@@ -121,8 +121,12 @@ impl MappedFile {
             .map(|mapping| mapping.map_files_link(tgid))
             .collect();
         if !self.deleted {
-            let relative = self.path.strip_prefix("/").unwrap_or(&self.path);
-            paths.push(Path::new(&format!("/proc/{}/root", tgid.0)).join(relative));
+            let root = format!("/proc/{}/root", tgid.0);
+            // Of a process in a chroot the path begins with the chroot's own.
+            let named = fs::read_link(&root).unwrap_or_default();
+            let within = self.path.strip_prefix(named);
+            let relative = within.or_else(|_| self.path.strip_prefix("/"));
+            paths.push(Path::new(&root).join(relative.unwrap_or(&self.path)));
         }
         paths
     }

@@ -11,7 +11,7 @@ use super::state::State;
 use super::theme::Theme;
 use crate::bytes::human;
 use crate::event::Bytes;
-use crate::label::{clean, clock, count, fit, percent, width};
+use crate::label::{clean, clock, count, fit, percent, process, width};
 use crate::model::snapshot::{DeviceSnapshot, Snapshot, Target, TargetState};
 
 /// Between two tabs of devices.
@@ -51,12 +51,7 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
 
 /// What stands at the right, the least important first.
 fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -> Vec<String> {
-    let Target {
-        tgid,
-        python,
-        torch,
-        ..
-    } = &snapshot.target;
+    let Target { python, torch, .. } = &snapshot.target;
     let mut facts = Vec::new();
     if versions {
         facts.extend(
@@ -70,7 +65,7 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
                 .map(|version| format!("torch {}", fit(&clean(version), 20, ""))),
         );
     }
-    facts.extend(tgid.map(|tgid| format!("PID {}", tgid.0)));
+    facts.extend(process(&snapshot.target));
     let since = match snapshot.health.state {
         TargetState::Recording => "recorded",
         TargetState::Waiting(_) => "waiting",

@@ -288,7 +288,7 @@ fn name(row: &Row, state: &State, theme: &Theme) -> String {
     };
     match &row.subject {
         Subject::Site(site) => state.names.site(site),
-        Subject::BeforeAttach => BEFORE_ATTACH.to_owned(),
+        Subject::BeforeAttach(_) => BEFORE_ATTACH.to_owned(),
         Subject::Unaccounted => UNACCOUNTED.to_owned(),
         Subject::Frame(direction, frame) => {
             format!("{} {}", arrow(direction), state.names.frame(frame))

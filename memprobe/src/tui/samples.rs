@@ -7,8 +7,8 @@ use crate::event::{
     Bytes, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid, TimeNs, Totals,
 };
 use crate::model::snapshot::{
-    CudaSnapshot, DeviceSnapshot, Health, LineRow, ProbeStatus, Site, Snapshot, StackRow, Target,
-    TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, LineRow, ProbeStatus, Site, Snapshot,
+    StackRow, Target, TargetState, Timeline,
 };
 
 const MIB: u64 = 1 << 20;
@@ -177,7 +177,11 @@ pub(super) fn device(
         index: DeviceIndex(index),
         totals,
         peak,
-        before_attach,
+        before_attach: BeforeAttach {
+            live: before_attach,
+            unknown: before_attach,
+            ..BeforeAttach::default()
+        },
         unaccounted,
         live_blocks: lines.iter().map(|line| line.live_blocks).sum(),
         ooms: 0,
@@ -227,6 +231,7 @@ pub(super) fn normal() -> Snapshot {
             command: "python train.py --epochs 10 --batch 64".to_owned(),
             python: Some("3.12.1".to_owned()),
             torch: Some("2.15.0+cu132".to_owned()),
+            ..Target::default()
         },
         started: TimeNs(100 * SECOND),
         now: TimeNs(851 * SECOND),
@@ -239,6 +244,7 @@ pub(super) fn normal() -> Snapshot {
             state: TargetState::Running,
             probes: probes(),
             disagreements: 0,
+            unread_at_attach: None,
         },
     }
 }

@@ -77,6 +77,9 @@ fn a_running_target_on_a_terminal_without_unicode() {
 #[test]
 fn a_target_that_has_not_allocated_yet() {
     insta::assert_snapshot!("empty", screen(samples::empty(), SMALL, &[]));
+    let mut unread = samples::empty();
+    unread.health.unread_at_attach = Some("the allocator in use is cudaMallocAsync".into());
+    insta::assert_snapshot!("empty_unread", screen(unread, SMALL, &[]));
 }
 
 #[test]

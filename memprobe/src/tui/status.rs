@@ -151,8 +151,14 @@ pub fn draw_detail(
             let place = fit_end(&place, least, theme.glyphs.cut);
             format!("{place}  {source}")
         }
-        (Subject::BeforeAttach, _) => {
+        (Subject::BeforeAttach(None), _) => {
             "live when memprobe attached: which lines allocated it cannot be known".to_owned()
+        }
+        (Subject::BeforeAttach(Some(unread)), _) => {
+            format!(
+                "live when memprobe attached, one row for all: {}",
+                clean(unread)
+            )
         }
         (Subject::Unaccounted, _) => {
             "the allocator's total less all known blocks: events were lost".to_owned()

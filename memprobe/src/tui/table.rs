@@ -2,13 +2,14 @@
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::callers::{self, Branch, Direction, End};
 use super::filter::Filter;
 use super::sort::{Column, Sort};
 use crate::event::{Bytes, Frame};
 use crate::label::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
-use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, LineRow, Site};
 
 /// Names a row across snapshots.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -47,8 +48,8 @@ pub enum Subject {
     Branch(Direction, Vec<Frame>, Option<End>, usize),
     /// One frame of the chain above.
     Frame(Direction, Frame),
-    /// Memory from before attach.
-    BeforeAttach,
+    /// Memory from before attach, and why its blocks are not known.
+    BeforeAttach(Option<Arc<str>>),
     /// The allocator's total less what is known.
     Unaccounted,
 }
@@ -60,7 +61,7 @@ impl Subject {
             Self::Site(site) => site.frame(),
             Self::Frame(_, frame) => Some(frame),
             Self::Branch(_, chain, ..) => chain.first(),
-            Self::BeforeAttach | Self::Unaccounted => None,
+            Self::BeforeAttach(_) | Self::Unaccounted => None,
         }
     }
 }
@@ -120,7 +121,7 @@ pub struct Wish<'a> {
 
 enum Entry<'a> {
     Line(&'a LineRow),
-    BeforeAttach(Bytes),
+    BeforeAttach(&'a BeforeAttach),
     Unaccounted(i64),
 }
 
@@ -128,7 +129,7 @@ impl Entry<'_> {
     fn live(&self) -> i128 {
         match self {
             Self::Line(line) => line.live.0.into(),
-            Self::BeforeAttach(bytes) => bytes.0.into(),
+            Self::BeforeAttach(before) => before.live.0.into(),
             Self::Unaccounted(bytes) => (*bytes).into(),
         }
     }
@@ -146,8 +147,8 @@ impl Entry<'_> {
 /// The table of one device.
 pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
     let mut entries: Vec<Entry> = device.lines.iter().map(Entry::Line).collect();
-    if device.before_attach.0 != 0 {
-        entries.push(Entry::BeforeAttach(device.before_attach));
+    if device.before_attach.live.0 != 0 {
+        entries.push(Entry::BeforeAttach(&device.before_attach));
     }
     if device.unaccounted != 0 {
         entries.push(Entry::Unaccounted(device.unaccounted));
@@ -187,15 +188,16 @@ fn push_entry(rows: &mut Vec<Row>, entry: &Entry, open: &HashSet<RowKey>) {
     let live = Some(entry.live());
     match entry {
         Entry::Line(line) => push_line(rows, line, open),
-        Entry::BeforeAttach(_) => rows.push(Row {
+        Entry::BeforeAttach(before) => rows.push(Row {
             key: RowKey::BeforeAttach,
             depth: 0,
             fold: Fold::Leaf,
             figures: Figures {
                 live,
+                blocks: before.live_blocks(),
                 ..Figures::default()
             },
-            subject: Subject::BeforeAttach,
+            subject: Subject::BeforeAttach(before.unread.clone()),
         }),
         Entry::Unaccounted(_) => rows.push(Row {
             key: RowKey::Unaccounted,
@@ -387,6 +389,20 @@ mod tests {
                 assert!(place(&table, &RowKey::Unaccounted) >= Some(6), "{sort:?}");
             }
         }
+    }
+
+    #[test]
+    fn blocks_from_before_attach_are_counted_where_they_are_known() {
+        let blocks = |device: &DeviceSnapshot| {
+            let table = shown(device, Sort::default(), "", &HashSet::new());
+            let at = place(&table, &RowKey::BeforeAttach).unwrap();
+            table.rows[at].figures.blocks
+        };
+        let mut device = device(0, lines(), 1126, 0);
+        assert_eq!(blocks(&device), None);
+        device.before_attach.unknown = Bytes(0);
+        device.before_attach.known_blocks = 312;
+        assert_eq!(blocks(&device), Some(312));
     }
 
     #[test]

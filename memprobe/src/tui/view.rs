@@ -112,7 +112,10 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         ),
         TargetState::Running => (
             "No GPU memory was allocated since memprobe attached.".to_owned(),
-            "The first allocation will appear here.".to_owned(),
+            match &health.unread_at_attach {
+                Some(why) => format!("What was before is not known: {}", clean(why)),
+                None => "The first allocation will appear here.".to_owned(),
+            },
         ),
     };
     let top = area.y + area.height.saturating_sub(2) / 2;

@@ -73,6 +73,7 @@ const SOURCES: &[&str] = &[
     "crate::target",
     "crate::decode",
     "crate::symbolize",
+    "crate::inspect",
 ];
 const MODEL: &[&str] = &["crate::model"];
 /// Rooms that bring events to files and back.
@@ -89,7 +90,7 @@ macro_rules! pure {
     ($($more:expr),* $(,)?) => {
         &[
             SYSTEM, ENGINE, SCREEN, ARGUMENTS, FILES, VIEWS, JOINTS,
-            &["crate::probe", "crate::target"], $($more),*
+            &["crate::probe", "crate::target", "crate::inspect"], $($more),*
         ]
     };
 }
@@ -103,6 +104,11 @@ pub const ROOMS: &[Room] = &[
     },
     Room {
         name: "event.rs",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        except: &[],
+    },
+    Room {
+        name: "cuda.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
@@ -133,7 +139,12 @@ pub const ROOMS: &[Room] = &[
             ENGINE,
             SCREEN,
             ARGUMENTS,
-            &["crate::probe", "crate::decode", "crate::symbolize"],
+            &[
+                "crate::probe",
+                "crate::decode",
+                "crate::symbolize",
+                "crate::inspect",
+            ],
             MODEL,
             FILES,
             VIEWS,
@@ -148,7 +159,28 @@ pub const ROOMS: &[Room] = &[
             ENGINE,
             SCREEN,
             ARGUMENTS,
-            &["*::process_vm_readv", "crate::probe"],
+            &["*::process_vm_readv", "crate::probe", "crate::inspect"],
+            MODEL,
+            FILES,
+            VIEWS,
+            WORDS,
+            JOINTS,
+        ],
+        except: &[],
+    },
+    Room {
+        name: "inspect/",
+        never: &[
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            &[
+                "*::process_vm_readv",
+                "std::fs",
+                "crate::probe",
+                "crate::decode",
+                "crate::symbolize",
+            ],
             MODEL,
             FILES,
             VIEWS,

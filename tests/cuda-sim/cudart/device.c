@@ -109,6 +109,10 @@ EXPORT int cudaGetDeviceProperties(struct device_properties *out, int device)
         .threads_per_block = MAX_THREADS_PER_BLOCK,
         .block_dimensions = { MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_BLOCK, MAX_BLOCK_DEPTH },
         .grid_dimensions = { MAX_GRID_WIDTH, MAX_GRID_HEIGHT, MAX_GRID_HEIGHT },
+#if CUDA_MAJOR < 13
+        .clock_khz = CLOCK_KHZ,
+        .memory_clock_khz = MEMORY_CLOCK_KHZ,
+#endif
         .constant_memory = CONSTANT_MEMORY,
         .major = capability / 10,
         .minor = capability % 10,
@@ -133,8 +137,10 @@ EXPORT int cudaGetDeviceProperties(struct device_properties *out, int device)
         .shared_per_block_optin = SHARED_PER_BLOCK_OPTIN,
         .blocks_per_multiprocessor = MAX_BLOCKS_PER_MULTIPROCESSOR,
         .shared_reserved_per_block = SHARED_RESERVED_PER_BLOCK,
+#if CUDA_MAJOR > 11
         .host_register = 1,
         .memory_pools = 1,
+#endif
     };
     snprintf(out->name, sizeof out->name, "Simulated GPU");
     memset(out->uuid, 0x5a, sizeof out->uuid);
@@ -142,15 +148,36 @@ EXPORT int cudaGetDeviceProperties(struct device_properties *out, int device)
     return CUDA_OK;
 }
 
-EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
-                                            unsigned long long flags, int *status)
+static int entry_point(const char *name, void **function, int version, unsigned long long flags,
+                       int *status)
 {
     int found;
-    cuGetProcAddress_v2(name, function, (int)version, flags, &found);
+    cuGetProcAddress_v2(name, function, version, flags, &found);
     if (status)
         *status = found;
     return CUDA_OK;
 }
+
+#if CUDA_MAJOR == 11
+EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags)
+{
+    int found;
+    entry_point(name, function, RUNTIME_VERSION, flags, &found);
+    return found == ENTRY_POINT_FOUND ? CUDA_OK : report(CUDA_NOT_FOUND);
+}
+#else
+EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                            unsigned long long flags, int *status)
+{
+    return entry_point(name, function, (int)version, flags, status);
+}
+
+EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags,
+                                   int *status)
+{
+    return entry_point(name, function, RUNTIME_VERSION, flags, status);
+}
+#endif
 
 SUCCEEDS(cudaDeviceEnablePeerAccess)
 SUCCEEDS(cudaProfilerStart)

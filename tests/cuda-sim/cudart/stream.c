@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "runtime.h"
+#include "toolkit.h"
 
 static int create_stream(struct sim_stream **out, unsigned flags, int priority)
 {
@@ -130,8 +131,8 @@ EXPORT int cudaStreamIsCapturing(void *handle, int *status)
     return CUDA_OK;
 }
 
-EXPORT int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, void **graph,
-                                    const void **dependencies, const void **edges, size_t *count)
+static int capture_info(void *handle, int *status, unsigned long long *id, void **graph,
+                        const void **dependencies, size_t *count)
 {
     const struct sim_stream *stream = sim_stream_of(handle);
     *status = stream->capturing ? CAPTURE_ACTIVE : CAPTURE_NONE;
@@ -141,12 +142,34 @@ EXPORT int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long lon
         *graph = stream->graph;
     if (dependencies)
         *dependencies = NULL;
-    if (edges)
-        *edges = NULL;
     if (count)
         *count = 0;
     return CUDA_OK;
 }
+
+#if CUDA_MAJOR < 13
+EXPORT int cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id)
+{
+    return capture_info(handle, status, id, NULL, NULL, NULL);
+}
+
+EXPORT int cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id,
+                                       void **graph, const void **dependencies, size_t *count)
+{
+    return capture_info(handle, status, id, graph, dependencies, count);
+}
+#endif
+
+#if CUDA_MAJOR > 11
+EXPORT int NEWEST(cudaStreamGetCaptureInfo, _v3)(void *handle, int *status, unsigned long long *id,
+                                                 void **graph, const void **dependencies,
+                                                 const void **edges, size_t *count)
+{
+    if (edges)
+        *edges = NULL;
+    return capture_info(handle, status, id, graph, dependencies, count);
+}
+#endif
 
 EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)
 {
@@ -158,6 +181,7 @@ EXPORT int cudaThreadExchangeStreamCaptureMode(int *mode)
 }
 
 SUCCEEDS(cudaStreamUpdateCaptureDependencies)
+SUCCEEDS(cudaStreamUpdateCaptureDependencies_v2)
 
 /* ---- graphs */
 
@@ -171,11 +195,21 @@ EXPORT int cudaGraphGetNodes(void *, void **nodes, size_t *count)
     return CUDA_OK;
 }
 
-EXPORT int cudaGraphNodeGetDependencies(void *, void **, void *, size_t *count)
+#if CUDA_MAJOR < 13
+EXPORT int cudaGraphNodeGetDependencies(void *, void **, size_t *count)
 {
     *count = 0;
     return CUDA_OK;
 }
+#endif
+
+#if CUDA_MAJOR > 11
+EXPORT int NEWEST(cudaGraphNodeGetDependencies, _v2)(void *, void **, void *, size_t *count)
+{
+    *count = 0;
+    return CUDA_OK;
+}
+#endif
 
 EXPORT int cudaGraphInstantiate(void **out, void *, unsigned long long)
 {

@@ -1,23 +1,36 @@
-/* Where CUDA 12's and 13's runtimes differ. Everything else in this folder is common to both.
- *
- * Known differences, for whoever adds 12 (driver_types.h and cuda_runtime_api.h of each):
- *   - cudaDeviceProp: 12 has clockRate, deviceOverlap, kernelExecTimeoutEnabled, computeMode,
- *     maxTexture1DLinear, memoryClockRate, singleToDoublePrecisionPerfRatio and
- *     cooperativeMultiDeviceLaunch among the members, and ends earlier;
- *   - 12 publishes cudaGetDeviceProperties_v2 and cudaStreamGetCaptureInfo_v2/_v3, 13 the names
- *     without a version and with the newest signature;
- *   - 12 launches with cudaLaunchKernel, 13 with __cudaGetKernel and __cudaLaunchKernel. */
+/* Where the runtimes of CUDA 11, 12 and 13 differ. Everything else in this folder is common to them,
+ * but for the names with a version (stream.c, device.c): 12 publishes the newest signature of a
+ * function under a name with _v2 or _v3, 13 under the name without. */
 #pragma once
 
 #include <stddef.h>
 
-#if CUDA_MAJOR != 13
-#error "only the runtime of CUDA 13 is written yet: add the differences listed in this file"
+#if CUDA_MAJOR == 13
+#define RUNTIME_VERSION 13020
+#define DEVICE_PROPERTIES_BYTES 1008
+#elif CUDA_MAJOR == 12
+#define RUNTIME_VERSION 12080
+#define DEVICE_PROPERTIES_BYTES 1032
+#elif CUDA_MAJOR == 11
+#define RUNTIME_VERSION 11070
+#define DEVICE_PROPERTIES_BYTES 728
+#else
+#error "the runtime of this CUDA is not written: add where it differs to this file"
 #endif
 
-#define RUNTIME_VERSION 13020
+/* The newest signature of a function that 12 publishes with a version and 13 without. */
+#if CUDA_MAJOR > 12
+#define NEWEST(name, version) name
+#else
+#define NEWEST(name, version) name##version
+#endif
 
-/* cudaDeviceProp, driver_types.h of CUDA 13 */
+/* 12 keeps the name without a version for programs that were compiled with 11. */
+#if CUDA_MAJOR == 12
+#define cudaGetDeviceProperties cudaGetDeviceProperties_v2
+#endif
+
+/* cudaDeviceProp, driver_types.h of CUDA 11.7, 12.1 to 12.8, and 13 */
 struct device_properties {
     char name[256];
     unsigned char uuid[16];
@@ -31,15 +44,29 @@ struct device_properties {
     int threads_per_block;
     int block_dimensions[3];
     int grid_dimensions[3];
+#if CUDA_MAJOR < 13
+    int clock_khz;
+#endif
     size_t constant_memory;
     int major;
     int minor;
     size_t texture_alignment;
     size_t texture_pitch_alignment;
+#if CUDA_MAJOR < 13
+    int device_overlap;
+#endif
     int multiprocessors;
+#if CUDA_MAJOR < 13
+    int kernel_timeout;
+#endif
     int integrated;
     int maps_host_memory;
-    int textures_and_surfaces[38];
+#if CUDA_MAJOR < 13
+    int compute_mode;
+    int textures_and_surfaces[40];
+#else
+    int textures_and_surfaces[39];
+#endif
     size_t surface_alignment;
     int concurrent_kernels;
     int ecc;
@@ -49,6 +76,9 @@ struct device_properties {
     int tcc_driver;
     int async_engines;
     int unified_addressing;
+#if CUDA_MAJOR < 13
+    int memory_clock_khz;
+#endif
     int memory_bus_bits;
     int l2_cache;
     int persisting_l2_cache;
@@ -61,22 +91,30 @@ struct device_properties {
     int managed_memory;
     int multi_gpu_board[2];
     int host_atomics;
+#if CUDA_MAJOR < 13
+    int single_to_double_ratio;
+#endif
     int pageable_access;
     int concurrent_managed_access;
     int compute_preemption;
     int host_pointer_for_registered;
     int cooperative_launch;
+#if CUDA_MAJOR < 13
+    int cooperative_multi_device_launch;
+#endif
     size_t shared_per_block_optin;
     int pageable_access_by_host_tables;
     int direct_managed_access;
     int blocks_per_multiprocessor;
     int access_policy_window;
     size_t shared_reserved_per_block;
+#if CUDA_MAJOR > 11
     int host_register;
     int sparse_arrays;
     int host_register_read_only;
     int timeline_semaphores;
     int memory_pools;
     int reserved[71];
+#endif
 };
-_Static_assert(sizeof(struct device_properties) == 1008, "size of cudaDeviceProp");
+_Static_assert(sizeof(struct device_properties) == DEVICE_PROPERTIES_BYTES, "size of cudaDeviceProp");

@@ -1,4 +1,5 @@
-/* Numbers of cudnn_version.h, cudnn_graph.h and cudnn_adv.h (cuDNN 9). */
+/* Numbers of cudnn_version.h, cudnn_graph.h and cudnn_adv.h (cuDNN 9), and of cudnn_version.h and
+ * cudnn_ops_infer.h (cuDNN 8). */
 #pragma once
 
 #include <stddef.h>
@@ -7,9 +8,13 @@
 #include "export.h"
 
 /* PyTorch refuses a cuDNN older than the one it was compiled with. */
-enum { VERSION_MAJOR = 9, VERSION_MINOR = 28, VERSION_PATCH = 0 };
-
+#if LIBRARY_MAJOR >= 9
+enum { VERSION_MAJOR = 9, VERSION_MINOR = 28, VERSION_PATCH = 0, VERSION_UNIT = 10000 };
 enum { STATUS_SUCCESS = 0, STATUS_BAD_PARAM = 2000, STATUS_NOT_SUPPORTED = 3000 };
+#else
+enum { VERSION_MAJOR = 8, VERSION_MINOR = 9, VERSION_PATCH = 7, VERSION_UNIT = 1000 };
+enum { STATUS_SUCCESS = 0, STATUS_BAD_PARAM = 3, STATUS_NOT_SUPPORTED = 9 };
+#endif
 
 /* cudnnDataType_t; the others that PyTorch uses are 4 bytes wide */
 enum data_type { DATA_DOUBLE = 1, DATA_HALF = 2, DATA_BFLOAT16 = 9 };

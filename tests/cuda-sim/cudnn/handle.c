@@ -9,7 +9,7 @@ struct handle {
 
 EXPORT size_t cudnnGetVersion(void)
 {
-    return VERSION_MAJOR * 10000 + VERSION_MINOR * 100 + VERSION_PATCH;
+    return VERSION_MAJOR * VERSION_UNIT + VERSION_MINOR * 100 + VERSION_PATCH;
 }
 
 EXPORT size_t cudnnGetCudartVersion(void)
@@ -60,3 +60,19 @@ EXPORT int cudnnGetStream(const struct handle *handle, void **stream)
     *stream = handle->stream;
     return STATUS_SUCCESS;
 }
+
+#if LIBRARY_MAJOR < 9
+/* The interface of cuDNN 7 for recurrent networks, which PyTorch before 2.2 uses, is not simulated:
+ * a success without a result would hand it garbage. */
+#define LACKS(name)                                                                                \
+    EXPORT int name(void)                                                                          \
+    {                                                                                              \
+        return STATUS_NOT_SUPPORTED;                                                               \
+    }
+
+LACKS(cudnnGetRNNParamsSize)
+LACKS(cudnnGetRNNWorkspaceSize)
+LACKS(cudnnGetRNNTrainingReserveSize)
+LACKS(cudnnGetRNNLinLayerMatrixParams)
+LACKS(cudnnGetRNNLinLayerBiasParams)
+#endif

@@ -80,10 +80,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     if attaches {
         let programs = build(repository)?;
         eprintln!("== PyTorch");
-        let request = pytorch::Request {
-            interpreter: options.python.clone(),
-            torch: pytorch::DEFAULT_TORCH.to_owned(),
-        };
+        let request = pytorch::Request::new(options.python.clone(), pytorch::DEFAULT_TORCH);
         let environment = pytorch::set_up(&request)?;
         let script = repository.root().join("tests/workloads/bench_loop.py");
         let mut target = Target::start(&environment.python, &script)?;

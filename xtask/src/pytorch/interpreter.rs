@@ -21,7 +21,7 @@ pub enum Interpreter {
 }
 
 /// A version of Python without its patch number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PythonVersion {
     major: u8,
     minor: u8,
@@ -44,6 +44,13 @@ impl PythonInfo {
             .take(2)
             .collect::<Vec<_>>()
             .join(".")
+    }
+}
+
+impl PythonVersion {
+    /// `3.minor`.
+    pub fn three(minor: u8) -> Self {
+        Self { major: 3, minor }
     }
 }
 
@@ -73,7 +80,15 @@ impl FromStr for Interpreter {
 }
 
 impl Interpreter {
-    /// The interpreter on this machine.
+    /// The interpreter, where this machine has it already.
+    pub fn present(&self) -> Option<PythonInfo> {
+        match self {
+            Self::Path(path) => probe(path).ok(),
+            Self::Version(version) => first_of(*version),
+        }
+    }
+
+    /// The interpreter on this machine; installed where it is missing and this process may.
     pub fn find(&self) -> Result<PythonInfo> {
         match self {
             Self::Path(path) => probe(path),

@@ -3,6 +3,7 @@
 
 mod imports;
 mod interpreter;
+mod releases;
 mod simulated_cuda;
 mod stubs;
 mod venv;
@@ -13,7 +14,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-pub use interpreter::Interpreter;
+pub use interpreter::{Interpreter, PythonVersion};
+pub use releases::{RELEASES, Release, TESTED, TestedPair, release_of};
 
 use crate::{process, repository};
 use interpreter::PythonInfo;
@@ -29,6 +31,50 @@ pub struct Request {
     pub interpreter: Interpreter,
     /// The version of PyTorch, such as `2.15.0`.
     pub torch: String,
+    /// The GPUs it runs on.
+    pub gpus: Gpus,
+    /// How long it is wanted.
+    pub shelf: Shelf,
+}
+
+impl Request {
+    /// An environment to keep, on this machine's GPUs.
+    pub fn new(interpreter: Interpreter, torch: &str) -> Self {
+        Self {
+            interpreter,
+            torch: torch.to_owned(),
+            gpus: Gpus::OfThisMachine,
+            shelf: Shelf::Kept,
+        }
+    }
+}
+
+/// Which GPUs an environment is to run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gpus {
+    /// Those of this machine; simulated ones where it has none.
+    OfThisMachine,
+    /// Simulated ones, also where there are others: an old PyTorch may not know a new GPU.
+    Simulated,
+}
+
+/// How long an environment is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shelf {
+    /// Until someone deletes it.
+    Kept,
+    /// For this run: whoever asked removes it ([`discard`]).
+    Passing,
+}
+
+impl Shelf {
+    fn folder(self) -> Result<PathBuf> {
+        let name = match self {
+            Self::Kept => "pytorch",
+            Self::Passing => "pytorch-passing",
+        };
+        Ok(repository::cache_folder()?.join(name))
+    }
 }
 
 /// A PyTorch that runs.
@@ -63,8 +109,11 @@ enum Cuda {
 /// sees no GPU.
 pub fn set_up(request: &Request) -> Result<Environment> {
     check_torch_version(&request.torch)?;
-    let cuda = present_cuda();
-    let cache = repository::cache_folder()?.join("pytorch");
+    let cuda = match request.gpus {
+        Gpus::OfThisMachine => present_cuda(),
+        Gpus::Simulated => Cuda::Simulated,
+    };
+    let cache = request.shelf.folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
 
     let folder = cache.join(folder_name(request, cuda)?);
@@ -92,6 +141,21 @@ pub fn set_up(request: &Request) -> Result<Environment> {
     })
 }
 
+/// Removes the environments that were wanted for a run only, also those of interrupted runs.
+///
+/// # Errors
+///
+/// Where their folder cannot be removed.
+pub fn discard() -> Result<()> {
+    let folder = Shelf::Passing.folder()?;
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
 fn create(folder: &Path, request: &Request, cuda: Cuda) -> Result<Venv> {
     let base = request.interpreter.find()?;
     announce(&base, request, cuda, folder);
@@ -116,9 +180,9 @@ fn announce(base: &PythonInfo, request: &Request, cuda: Cuda, folder: &Path) {
         base.executable.display()
     );
     eprintln!("  into {}", folder.display());
-    eprintln!("  downloads {size}, unless pip has them in its cache");
+    eprintln!("  downloads {size}");
     if cuda == Cuda::Simulated {
-        eprintln!("  no NVIDIA GPU on this machine: CUDA will be simulated");
+        eprintln!("  CUDA will be simulated");
     }
 }
 
@@ -204,7 +268,7 @@ fn folder_name(request: &Request, cuda: Cuda) -> Result<String> {
 }
 
 /// SHA-256 of the parts, each with its length, in hexadecimal.
-fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+pub fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update((part.len() as u64).to_le_bytes());
@@ -263,10 +327,7 @@ mod tests {
 
     #[test]
     fn environments_of_different_pythons_and_cudas_lie_apart() {
-        let request = Request {
-            interpreter: "3.12".parse().unwrap(),
-            torch: DEFAULT_TORCH.to_owned(),
-        };
+        let request = Request::new("3.12".parse().unwrap(), DEFAULT_TORCH);
         assert_eq!(
             folder_name(&request, Cuda::Simulated).unwrap(),
             "python3.12-torch2.15.0-simulated"

@@ -173,6 +173,13 @@ fn build_all(sources: &Sources, imports: &Imports, work: &Path) -> Result<Vec<(S
     Ok(built)
 }
 
+/// `8` of `libcudnn.so.8`; 0 where the name has no number.
+fn major_of(file: &str) -> u32 {
+    let number = file.split_once(".so.").map(|(_, number)| number);
+    let major = number.and_then(|number| number.split('.').next());
+    major.and_then(|major| major.parse().ok()).unwrap_or(0)
+}
+
 fn build(
     file: &str,
     library: &ImportedLibrary,
@@ -191,6 +198,7 @@ fn build(
         .args(COMPILER_FLAGS)
         .arg("-shared")
         .arg(format!("-DCUDA_MAJOR={cuda_major}"))
+        .arg(format!("-DLIBRARY_MAJOR={}", major_of(file)))
         .arg("-I")
         .arg(sources.root.join("include"))
         .args(sources.of(base))

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Cuda;
 use super::interpreter::{self, PythonInfo};
+use super::releases::release_of;
 use crate::process;
 
-/// What PyTorch needs of pure Python (and numpy) to train; pip adds what these need themselves.
-const DEPENDENCIES: [&str; 7] = [
-    "numpy",
+/// What PyTorch needs of pure Python to train, besides numpy; pip adds what these need themselves.
+const DEPENDENCIES: [&str; 6] = [
     "typing_extensions",
     "sympy",
     "networkx",
@@ -45,11 +45,10 @@ struct Record {
 }
 
 /// How much PyTorch's wheel weighs, for people.
-pub fn wheel_size(torch: &str) -> &'static str {
-    match torch {
-        "2.15.0" => "539 MB",
-        "2.6.0" => "767 MB",
-        _ => "500 to 900 MB",
+pub fn wheel_size(torch: &str) -> String {
+    match release_of(torch) {
+        Some(release) => format!("{} MB", release.wheel_mb),
+        None => "500 to 900 MB".to_owned(),
     }
 }
 
@@ -83,14 +82,17 @@ impl Venv {
     pub fn create(folder: &Path, base: &PythonInfo, torch: &str, cuda: Cuda) -> Result<Self> {
         let pip = create_empty(folder, base)?;
         let requirement = format!("torch=={torch}");
+        let numpy = release_of(torch).map_or("numpy", |release| release.numpy);
         match cuda {
             Cuda::Simulated => {
                 // No NVIDIA wheel: the simulated libraries take the place that PyTorch's RPATH names.
                 // PyTorch comes last, or pip would complain of their absence.
-                pip.install(&DEPENDENCIES)?;
+                let mut dependencies = DEPENDENCIES.to_vec();
+                dependencies.push(numpy);
+                pip.install(&dependencies)?;
                 pip.install(&["--no-deps", &requirement])?;
             }
-            Cuda::Real => pip.install(&[&requirement, "numpy"])?,
+            Cuda::Real => pip.install(&[&requirement, numpy])?,
         }
         let record = Record {
             python_version: base.version.clone(),
@@ -196,7 +198,10 @@ impl Pip {
             command.arg("--python").arg(&self.target);
         }
         command
-            .args(["install", "--disable-pip-version-check"])
+            // The environment itself is the cache: a second copy of each wheel would double what
+            // is taken of the disk. Nothing is compiled: what has no wheel is an error.
+            .args(["install", "--disable-pip-version-check", "--no-cache-dir"])
+            .args(["--only-binary", ":all:"])
             .args(requirements)
             .env("PIP_ROOT_USER_ACTION", "ignore");
         process::run(&mut command).context(

@@ -8,7 +8,7 @@ use super::*;
 use crate::event::{Address, Bytes, StackKind};
 use crate::export::output::OutputPlan;
 use crate::model::snapshot::Grouping;
-use crate::recording::samples::{MIB, frame, header, memory, recording, stack, story};
+use crate::recording::samples::{MIB, frame, header, late_attach, memory, recording, stack, story};
 use crate::recording::{MAX_LINE, Reader};
 
 fn records(file: &[u8]) -> Vec<Value> {
@@ -22,7 +22,9 @@ fn check_format(file: &[u8]) {
         let text = |key: &str| record[key].as_str().map(str::to_owned);
         let phase = text("ph").expect("every record has a phase");
         let name = text("name").expect("every record has a name");
-        assert!(record["pid"].is_u64() && record["tid"].is_u64(), "{record}");
+        // Nobody knows the thread of what was found at attach.
+        let has_thread = record["tid"].is_u64() || record["args"]["held"] == true;
+        assert!(record["pid"].is_u64() && has_thread, "{record}");
         assert!(record["args"].is_object(), "{record}");
         if phase == "M" {
             continue;
@@ -62,12 +64,18 @@ fn check_format(file: &[u8]) {
 #[test]
 fn a_recording_follows_the_rules_of_the_trace_event_format() {
     check_format(&recording(&story()));
+    check_format(&recording(&late_attach()));
     check_format(&recording(&[]));
 }
 
 #[test]
 fn a_recording_looks_like_this() {
     insta::assert_snapshot!(String::from_utf8(recording(&story())).unwrap());
+}
+
+#[test]
+fn what_was_found_at_attach_looks_like_this() {
+    insta::assert_snapshot!(String::from_utf8(recording(&late_attach())).unwrap());
 }
 
 #[test]

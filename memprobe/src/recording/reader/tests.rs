@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{Action, Address, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
+use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
 use crate::model::snapshot::Target;
 use crate::recording::EndReason;
-use crate::recording::samples::{header, recording, story};
+use crate::recording::samples::{header, late_attach, recording, story};
 
 /// Events, error, and whether the end was missing.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -121,8 +121,25 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":1", "\"format\":2");
-    assert!(error(&file).contains("(format 2, this one reads up to 1): update memprobe"));
+    let file = edited("\"format\":2", "\"format\":3");
+    assert!(error(&file).contains("(format 3, this one reads up to 2): update memprobe"));
+}
+
+#[test]
+fn a_recording_of_the_first_memprobe_is_read() {
+    let (events, error, _) = read(&edited("\"format\":2", "\"format\":1"));
+    assert!(error.is_none(), "{error:?}");
+    assert_eq!(events, story());
+}
+
+#[test]
+fn what_was_found_at_attach_comes_back() {
+    let events = late_attach();
+    let file = recording(&events);
+    let mut reader = Reader::new(&*file).unwrap();
+    let back: Vec<Event> = reader.by_ref().map(Result::unwrap).collect();
+    assert_eq!(back, events);
+    assert_eq!(reader.events(), 1, "nothing happened to what was found");
 }
 
 #[test]
@@ -259,6 +276,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
         Action::SegmentAlloc,
         Action::SegmentFree,
         Action::OutOfMemory,
+        Action::Held,
     ]);
     let totals = prop::option::of((any::<u64>(), any::<u64>()));
     // Few addresses, so that blocks meet their frees and each other.
@@ -286,7 +304,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                 }),
                 // The end of a slice has no room for a stack, and frees have none.
                 stack: match action {
-                    Action::Free | Action::SegmentFree => StackId::NONE,
+                    Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),
                 },
                 call: None,
@@ -294,10 +312,32 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
         )
 }
 
+fn any_at_attach() -> impl Strategy<Value = Event> {
+    let found = any::<(u64, u32, Option<u8>, [u64; 4])>();
+    (found, prop::option::of(any_text())).prop_map(|((time, tgid, device, bytes), unread)| {
+        let [allocated, reserved, peak, peak_reserved] = bytes.map(Bytes);
+        Event::AtAttach(AtAttach {
+            time: TimeNs(time),
+            tgid: Tgid(tgid),
+            device: device.map(DeviceIndex),
+            totals: Totals {
+                allocated,
+                reserved,
+            },
+            peak: Totals {
+                allocated: peak,
+                reserved: peak_reserved,
+            },
+            unread,
+        })
+    })
+}
+
 fn any_stream() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         8 => any_memory().prop_map(Event::Memory),
         1 => (any::<u32>(), any_text()).prop_map(|(tid, name)| Event::Thread(Tid(tid), name)),
+        1 => any_at_attach(),
         1 => any::<(u64, u64, u64)>().prop_map(|(events, stacks, malformed)| {
             Event::Loss(Losses { events, stacks, malformed })
         }),
@@ -315,17 +355,23 @@ fn any_header() -> impl Strategy<Value = Header> {
         any::<String>(),
         any::<Option<String>>(),
         any::<Option<u64>>(),
+        any::<Option<u32>>(),
+        any::<Option<String>>(),
     )
-        .prop_map(|(start, command, torch, wall_start_ms)| Header {
-            start: TimeNs(start),
-            wall_start_ms,
-            target: Target {
-                command,
-                torch,
-                ..header().target
+        .prop_map(
+            |(start, command, torch, wall_start_ms, inner, container)| Header {
+                start: TimeNs(start),
+                wall_start_ms,
+                target: Target {
+                    inner_tgid: inner.map(Tgid),
+                    container,
+                    command,
+                    torch,
+                    ..header().target
+                },
+                ..header()
             },
-            ..header()
-        })
+        )
 }
 
 proptest! {

@@ -52,13 +52,54 @@ fn a_name_matches_whole_or_not_at_all() {
     assert!(image.symbol("").unwrap().is_none());
 }
 
+fn thread_local(symbol: &'static str, source: Option<&'static str>) -> ThreadLocalName {
+    ThreadLocalName { symbol, source }
+}
+
+#[test]
+fn thread_local_variables_of_one_name_are_told_apart_by_their_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for (name, lead) in [("engine.c", 64), ("function.c", 128)] {
+        let text = format!(
+            "static __thread char lead[{lead}]; static __thread long task;\n\
+             long {}_sum(void) {{ return lead[0] + task++; }}\n",
+            &name[..name.len() - 2]
+        );
+        std::fs::write(path(name), text).unwrap();
+    }
+    let compiled = std::process::Command::new("cc")
+        .args(["-shared", "-fPIC", "-O0", "-o"])
+        .arg(path("lib.so"))
+        .args([path("engine.c"), path("function.c")])
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    let image = ElfImage::open(&path("lib.so")).unwrap();
+    let place = |source| {
+        image
+            .thread_local(&[thread_local("task", Some(source))])
+            .unwrap()
+    };
+    let (engine, function) = (place("engine.c").unwrap(), place("function.c").unwrap());
+    assert!(function >= engine + 128, "{engine} {function}");
+    assert_eq!(place("other.c"), None);
+}
+
 #[test]
 fn a_thread_local_variable_has_a_place_in_a_block_and_no_address() {
     let image = LoadedImage::open(&libc(), me()).unwrap().image;
-    let place = image.thread_local(&["no_such_variable", "errno"]).unwrap();
+    let place = image.thread_local(&[
+        thread_local("no_such_variable", None),
+        thread_local("errno", None),
+    ]);
+    let place = place.unwrap();
     assert!(place.is_some_and(|place| place < 4096), "{place:?}");
     assert_eq!(image.symbol("errno").unwrap(), None);
-    assert_eq!(image.thread_local(&["malloc"]).unwrap(), None);
+    assert_eq!(
+        image.thread_local(&[thread_local("malloc", None)]).unwrap(),
+        None
+    );
 }
 
 #[test]
@@ -119,7 +160,7 @@ fn a_truncated_or_damaged_image_is_an_error_or_lacks_symbols_but_never_a_panic()
         if let Ok(image) = image_of(&damaged) {
             let _ = image.symbols(&["malloc", "free"]);
             let _ = image.needs("libc.so");
-            let _ = image.thread_local(&["errno"]);
+            let _ = image.thread_local(&[thread_local("errno", None)]);
             let _ = image.thread_local_number();
             let _ = image.file_offset_of(random());
             let _ = image.bytes_at(random() % 0x20_0000, 64);

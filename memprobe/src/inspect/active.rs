@@ -1,0 +1,224 @@
+//! Which allocator stands behind `torch.cuda`.
+
+use std::fmt;
+
+use crate::event::Tgid;
+use crate::target::elf::LoadedImage;
+use crate::target::maps::Maps;
+use crate::target::memory::{ReadMemory, Unreadable};
+
+/// The library that holds the caching allocator.
+const LIBRARY: &str = "libc10_cuda.so";
+
+/// `c10::cuda::CUDACachingAllocator::allocator`, the atomic pointer to the allocator in use
+/// (c10/cuda/CUDACachingAllocator.h@v2.0.0 to @v2.15.0), exported by every wheel.
+const VARIABLE: &str = "_ZN3c104cuda20CUDACachingAllocator9allocatorE";
+
+/// The names of classes as their type information has them (Itanium C++ ABI, 2.9.5).
+const NATIVE: &str = "N3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocatorE";
+const CUDA_MALLOC_ASYNC: &str =
+    "N3c104cuda20CUDACachingAllocator15CudaMallocAsync24CudaMallocAsyncAllocatorE";
+const PLUGGABLE: &str = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
+
+/// Bytes of the longest class name that is read.
+const LONGEST_NAME: usize = 256;
+
+/// The allocator behind `torch.cuda` (`torch.cuda.memory.get_allocator_backend()`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// PyTorch's caching allocator.
+    Native,
+    /// `PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`.
+    CudaMallocAsync,
+    /// `torch.cuda.memory.CUDAPluggableAllocator`.
+    Pluggable,
+    /// Another class, by its name as the compiler mangled it.
+    Other(String),
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Native => f.write_str("native"),
+            Self::CudaMallocAsync => f.write_str("cudaMallocAsync"),
+            Self::Pluggable => f.write_str("a CUDAPluggableAllocator"),
+            Self::Other(name) => write!(f, "the class {name}"),
+        }
+    }
+}
+
+/// The allocator in use and where it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveAllocator {
+    /// What it is.
+    pub backend: Backend,
+    /// Its address in the target's memory.
+    pub object: u64,
+}
+
+/// Where a process keeps the pointer to its allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocatorVariable(pub u64);
+
+/// Why the allocator in use cannot be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoAllocator {
+    /// The library that holds it cannot be read, or is not as expected.
+    Library(String),
+    /// The process has loaded the library more than once.
+    Several,
+    /// The target's memory could not be read.
+    Unreadable(Unreadable),
+    /// What lies there is no C++ object with a name.
+    NoObject,
+}
+
+impl fmt::Display for NoAllocator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Library(why) => write!(f, "{LIBRARY} cannot be read: {why}"),
+            Self::Several => write!(f, "{LIBRARY} is loaded more than once"),
+            Self::Unreadable(why) => why.fmt(f),
+            Self::NoObject => f.write_str("the allocator is no object that memprobe knows"),
+        }
+    }
+}
+
+impl From<Unreadable> for NoAllocator {
+    fn from(why: Unreadable) -> Self {
+        Self::Unreadable(why)
+    }
+}
+
+impl AllocatorVariable {
+    /// Finds the pointer in a process; `None` while the library that holds it is not loaded.
+    ///
+    /// # Errors
+    /// Where the library cannot be read, has no such pointer, or is loaded more than once.
+    pub fn find(tgid: Tgid, maps: &Maps) -> Result<Option<Self>, NoAllocator> {
+        let libraries = maps.libraries(LIBRARY);
+        let library = match libraries.as_slice() {
+            [] => return Ok(None),
+            [library] => library,
+            _ => return Err(NoAllocator::Several),
+        };
+        let unreadable = |error: &dyn fmt::Display| NoAllocator::Library(error.to_string());
+        let loaded = LoadedImage::open(library, tgid).map_err(|error| unreadable(&error))?;
+        let symbol = loaded.image.symbol(VARIABLE);
+        let symbol = symbol.map_err(|error| unreadable(&error))?;
+        let symbol = symbol.ok_or_else(|| NoAllocator::Library(format!("no {VARIABLE}")))?;
+        Ok(Some(Self(loaded.address_of(symbol))))
+    }
+}
+
+/// The allocator in use; `None` before the library has set it up, when nothing can have been
+/// allocated.
+///
+/// # Errors
+/// [`NoAllocator`].
+pub fn active_allocator(
+    memory: &impl ReadMemory,
+    variable: AllocatorVariable,
+) -> Result<Option<ActiveAllocator>, NoAllocator> {
+    let object = memory.read_u64(variable.0)?;
+    if object == 0 {
+        return Ok(None);
+    }
+    let class = class_of(memory, object)?;
+    let backend = match class.as_str() {
+        NATIVE => Backend::Native,
+        CUDA_MALLOC_ASYNC => Backend::CudaMallocAsync,
+        PLUGGABLE => Backend::Pluggable,
+        _ => Backend::Other(class),
+    };
+    Ok(Some(ActiveAllocator { backend, object }))
+}
+
+/// The name of an object's class: the word before the functions of its virtual table points to the
+/// type information, whose second word points to the name (Itanium C++ ABI, 2.5.2 and 2.9.4).
+fn class_of(memory: &impl ReadMemory, object: u64) -> Result<String, NoAllocator> {
+    let table = memory.read_u64(object)?;
+    let information = memory.read_u64(table.wrapping_sub(8))?;
+    let name = memory.read_u64(information.wrapping_add(8))?;
+    let mut bytes = Vec::new();
+    while bytes.len() < LONGEST_NAME {
+        // Up to the next multiple of the length: never beyond the page that the name ends in.
+        let at = name.wrapping_add(bytes.len() as u64);
+        let piece = memory.read_bytes(at, 16 - at % 16, 16)?;
+        let end = piece.iter().position(|byte| *byte == 0);
+        bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+        if end.is_some() {
+            return plain(bytes).ok_or(NoAllocator::NoObject);
+        }
+    }
+    Err(NoAllocator::NoObject)
+}
+
+/// A mangled name has letters, digits and underscores alone.
+fn plain(bytes: Vec<u8>) -> Option<String> {
+    let is_name = !bytes.is_empty()
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+    String::from_utf8(bytes).ok().filter(|_| is_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::memory::fake::FakeMemory;
+
+    const VARIABLE_AT: AllocatorVariable = AllocatorVariable(0x1000);
+
+    /// A process whose allocator is of this class.
+    fn process(class: &[u8]) -> FakeMemory {
+        let mut memory = FakeMemory::default();
+        let word = |word: u64| word.to_le_bytes().to_vec();
+        memory.map(0x1000, word(0x2000));
+        memory.map(0x2000, word(0x3008));
+        memory.map(0x3000, [word(0x4000), word(0xdead)].concat());
+        memory.map(0x4000, [word(0xdead), word(0x5004)].concat());
+        let mut name = vec![0; 4];
+        name.extend_from_slice(class);
+        name.push(0);
+        name.resize(name.len().next_multiple_of(16), 0xff);
+        memory.map(0x5000, name);
+        memory
+    }
+
+    #[test]
+    fn the_class_of_the_allocator_names_the_backend() {
+        for (class, backend) in [
+            (NATIVE, Backend::Native),
+            (CUDA_MALLOC_ASYNC, Backend::CudaMallocAsync),
+            (PLUGGABLE, Backend::Pluggable),
+            ("4Mine", Backend::Other("4Mine".to_owned())),
+        ] {
+            let active = active_allocator(&process(class.as_bytes()), VARIABLE_AT);
+            let expected = ActiveAllocator {
+                backend,
+                object: 0x2000,
+            };
+            assert_eq!(active, Ok(Some(expected)));
+        }
+    }
+
+    #[test]
+    fn an_allocator_that_is_not_set_up_has_handed_out_nothing() {
+        let mut memory = process(NATIVE.as_bytes());
+        memory.write(0x1000, &[0; 8]);
+        assert_eq!(active_allocator(&memory, VARIABLE_AT), Ok(None));
+    }
+
+    #[test]
+    fn what_is_no_object_with_a_name_is_refused() {
+        for class in [&b"\x1b[31m"[..], b"", &[b'x'; 400]] {
+            let active = active_allocator(&process(class), VARIABLE_AT);
+            assert_eq!(active, Err(NoAllocator::NoObject), "{class:?}");
+        }
+        let mut memory = process(NATIVE.as_bytes());
+        memory.write(0x2000, &u64::MAX.to_le_bytes());
+        let active = active_allocator(&memory, VARIABLE_AT);
+        assert!(matches!(active, Err(NoAllocator::Unreadable(_))));
+    }
+}

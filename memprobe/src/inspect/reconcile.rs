@@ -1,0 +1,497 @@
+//! What was live when memprobe attached: the allocator's tables, set straight by the events that
+//! came while they were read.
+//!
+//! The process runs on, so the tables show no moment, but the events since attaching tell what
+//! moved. A block whose first event is a free was live at attach, one whose first event is an
+//! allocation was not, and one without an event was if the tables have it. Whether that is the
+//! whole truth the allocator itself says: the sizes must add up to its total before the first
+//! event.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::allocator::AllocatorTables;
+use crate::event::{
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, StackId, Tgid, Tid, TimeNs,
+    Totals,
+};
+
+/// Events that are kept back at most while the tables are read.
+pub const MOST_EVENTS: usize = 1 << 18;
+
+/// The tables and the allocator's own total do not agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// On which device.
+    pub device: DeviceIndex,
+    /// What the tables add up to.
+    pub tables: Bytes,
+    /// What the allocator says.
+    pub allocated: Bytes,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the allocator's tables have {} bytes on cuda:{} where its total is {}",
+            self.tables.0, self.device.0, self.allocated.0
+        )
+    }
+}
+
+/// Keeps the events of a process back until what was live before them is known, and puts it first.
+#[derive(Debug)]
+pub struct Reconciler {
+    tgid: Tgid,
+    since: TimeNs,
+    /// Until `settled`: events in their order; from then on, what is to be passed on.
+    events: VecDeque<Event>,
+    settled: bool,
+    latest: TimeNs,
+}
+
+/// The state of a device just before its first event.
+#[derive(Clone, Copy, Debug, Default)]
+struct Before {
+    totals: Totals,
+    peak: Totals,
+    /// The allocator's own word is known, from an event or from statistics that did not move.
+    certain: bool,
+    /// Bytes of the blocks that were live.
+    held: u64,
+}
+
+/// What the first event of a block says of it.
+#[derive(Clone, Copy, Debug)]
+struct First {
+    action: Action,
+    size: Bytes,
+    device: DeviceIndex,
+}
+
+impl Reconciler {
+    /// For a process whose probes are in place since `since`.
+    pub fn new(tgid: Tgid, since: TimeNs) -> Self {
+        Self {
+            tgid,
+            since,
+            events: VecDeque::new(),
+            settled: false,
+            latest: since,
+        }
+    }
+
+    /// Takes the next event of the process.
+    pub fn push(&mut self, event: Event) {
+        if let Event::Memory(memory) = &event {
+            self.latest = self.latest.max(memory.time);
+        }
+        self.events.push_back(event);
+    }
+
+    /// The time of the latest event, or of attaching.
+    pub fn latest(&self) -> TimeNs {
+        self.latest
+    }
+
+    /// Whether events are passed on by now.
+    pub fn is_settled(&self) -> bool {
+        self.settled
+    }
+
+    /// Whether so many events wait that no more should.
+    pub fn is_full(&self) -> bool {
+        self.events.len() >= MOST_EVENTS
+    }
+
+    /// The next event, in order; none before it is settled what was live before all of them.
+    pub fn pop(&mut self) -> Option<Event> {
+        self.settled.then(|| self.events.pop_front())?
+    }
+
+    /// Settles it by the tables. Every event up to the moment when they were read has been taken.
+    ///
+    /// # Errors
+    /// [`Mismatch`], when nothing has changed: the tables can be read again.
+    pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), Mismatch> {
+        let firsts = self.firsts();
+        let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
+        let untouched = tables
+            .blocks
+            .iter()
+            .filter(|block| !firsts.contains_key(&block.addr));
+        held.extend(untouched.map(|block| (block.device, block.addr, block.size)));
+        let freed = firsts
+            .iter()
+            .filter(|(_, first)| first.action == Action::Free);
+        held.extend(freed.map(|(addr, first)| (first.device, *addr, first.size)));
+        held.sort_unstable();
+        let mut devices = self.before(tables);
+        for (device, _, size) in &held {
+            let before = devices.entry(*device).or_default();
+            before.held = before.held.saturating_add(size.0);
+        }
+        let wrong = devices
+            .iter()
+            .find(|(_, before)| !before.certain || before.held != before.totals.allocated.0);
+        if let Some((device, before)) = wrong {
+            return Err(Mismatch {
+                device: *device,
+                tables: Bytes(before.held),
+                allocated: before.totals.allocated,
+            });
+        }
+        self.tell(&devices, &held, None);
+        Ok(())
+    }
+
+    /// Settles it without the tables: what was live is one number, and `why` says why.
+    pub fn give_up(&mut self, tables: Option<&AllocatorTables>, why: &str) {
+        let none = AllocatorTables::default();
+        let devices = self.before(tables.unwrap_or(&none));
+        self.tell(&devices, &[], Some(why.into()));
+    }
+
+    /// The first event of each block.
+    fn firsts(&self) -> HashMap<Address, First> {
+        let mut firsts = HashMap::new();
+        for event in self.memory_events() {
+            if let (Action::Alloc | Action::Free, Some(device)) = (event.action, event.device) {
+                firsts.entry(event.addr).or_insert(First {
+                    action: event.action,
+                    size: event.size,
+                    device,
+                });
+            }
+        }
+        firsts
+    }
+
+    fn memory_events(&self) -> impl Iterator<Item = &MemoryEvent> {
+        self.events.iter().filter_map(|event| match event {
+            Event::Memory(memory) => Some(memory),
+            _ => None,
+        })
+    }
+
+    /// Each device's own totals before its first event: by that event, or by its statistics where
+    /// nothing happened.
+    fn before(&self, tables: &AllocatorTables) -> BTreeMap<DeviceIndex, Before> {
+        let mut devices = BTreeMap::new();
+        for counters in &tables.devices {
+            devices.insert(
+                counters.device,
+                Before {
+                    totals: counters.totals,
+                    peak: counters.peak,
+                    certain: counters.steady,
+                    held: 0,
+                },
+            );
+        }
+        for (device, totals) in self.totals_before_events() {
+            let before: &mut Before = devices.entry(device).or_default();
+            before.totals = totals;
+            before.peak = before.peak.higher(totals);
+            before.certain = true;
+        }
+        devices
+    }
+
+    /// The totals before the first event of each device that has one with totals.
+    fn totals_before_events(&self) -> BTreeMap<DeviceIndex, Totals> {
+        let mut segments: HashMap<DeviceIndex, u64> = HashMap::new();
+        let mut totals = BTreeMap::new();
+        for event in self.memory_events() {
+            let Some(device) = event.device else { continue };
+            if totals.contains_key(&device) {
+                continue;
+            }
+            // Modulo 2^64, in which a sum that is not negative in the end comes out right.
+            let grown = segments.entry(device).or_default();
+            match event.action {
+                Action::SegmentAlloc => *grown = grown.wrapping_add(event.size.0),
+                Action::SegmentFree => *grown = grown.wrapping_sub(event.size.0),
+                _ => {}
+            }
+            if let Some(after) = event.totals {
+                totals.insert(device, undo(event, after, *grown));
+            }
+        }
+        totals
+    }
+
+    /// Puts what was live before all events.
+    fn tell(
+        &mut self,
+        devices: &BTreeMap<DeviceIndex, Before>,
+        held: &[(DeviceIndex, Address, Bytes)],
+        unread: Option<Arc<str>>,
+    ) {
+        let first = self.memory_events().map(|event| event.time).min();
+        let time = first.map_or(self.since, |first| first.min(self.since));
+        let mut told = VecDeque::new();
+        let at_attach = |device, totals, peak| {
+            Event::AtAttach(AtAttach {
+                time,
+                tgid: self.tgid,
+                device,
+                totals,
+                peak,
+                unread: unread.clone(),
+            })
+        };
+        for (device, before) in devices {
+            // A machine has devices that a process never uses.
+            if before.peak.higher(before.totals) == Totals::default() {
+                continue;
+            }
+            told.push_back(at_attach(Some(*device), before.totals, before.peak));
+            let here = held.iter().filter(|(on, ..)| on == device);
+            told.extend(here.map(|(_, addr, size)| {
+                Event::Memory(MemoryEvent {
+                    time,
+                    tgid: self.tgid,
+                    tid: Tid::UNKNOWN,
+                    action: Action::Held,
+                    addr: *addr,
+                    size: *size,
+                    device: Some(*device),
+                    totals: Some(before.totals),
+                    stack: StackId::NONE,
+                    call: None,
+                })
+            }));
+        }
+        if told.is_empty() && unread.is_some() {
+            told.push_back(at_attach(None, Totals::default(), Totals::default()));
+        }
+        told.append(&mut self.events);
+        self.events = told;
+        self.settled = true;
+    }
+}
+
+/// The totals before an event, by those after it and by how much segments have grown since.
+fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
+    let allocated = match event.action {
+        Action::Alloc => after.allocated.0.saturating_sub(event.size.0),
+        Action::Free => after.allocated.0.saturating_add(event.size.0),
+        _ => after.allocated.0,
+    };
+    Totals {
+        allocated: Bytes(allocated),
+        reserved: Bytes(after.reserved.0.wrapping_sub(grown)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::allocator::{DeviceCounters, HeldBlock};
+    use super::*;
+
+    const CUDA_0: DeviceIndex = DeviceIndex(0);
+
+    /// An allocator whose events are passed on, on two devices.
+    struct Scene {
+        reconciler: Reconciler,
+        totals: [Totals; 2],
+        time: u64,
+    }
+
+    impl Scene {
+        fn with(allocated: u64) -> Self {
+            let totals = Totals {
+                allocated: Bytes(allocated),
+                reserved: Bytes(1 << 21),
+            };
+            Self {
+                reconciler: Reconciler::new(Tgid(7), TimeNs(100)),
+                totals: [totals; 2],
+                time: 100,
+            }
+        }
+
+        fn event(&mut self, action: Action, addr: u64, size: u64) -> MemoryEvent {
+            self.time += 1;
+            let allocated = &mut self.totals[0].allocated.0;
+            match action {
+                Action::Alloc => *allocated += size,
+                Action::Free => *allocated -= size,
+                Action::SegmentAlloc => self.totals[0].reserved.0 += size,
+                _ => {}
+            }
+            let event = MemoryEvent {
+                time: TimeNs(self.time),
+                tgid: Tgid(7),
+                tid: Tid(7),
+                action,
+                addr: Address(addr),
+                size: Bytes(size),
+                device: Some(CUDA_0),
+                totals: (action != Action::SegmentAlloc).then_some(self.totals[0]),
+                stack: StackId::NONE,
+                call: None,
+            };
+            self.reconciler.push(Event::Memory(event));
+            event
+        }
+
+        fn tables(&self, blocks: &[(u64, u64)]) -> AllocatorTables {
+            AllocatorTables {
+                devices: vec![DeviceCounters {
+                    device: CUDA_0,
+                    totals: self.totals[0],
+                    peak: self.totals[0],
+                    steady: true,
+                }],
+                blocks: blocks.iter().map(|block| on(0, *block)).collect(),
+                gone: Vec::new(),
+            }
+        }
+
+        /// What is passed on: what was held, and how many events follow.
+        fn told(&mut self) -> (Vec<(u64, u64)>, usize) {
+            let events: Vec<_> = std::iter::from_fn(|| self.reconciler.pop()).collect();
+            let held: Vec<_> = events
+                .iter()
+                .filter_map(|event| match event {
+                    Event::Memory(held) if held.action == Action::Held => {
+                        Some((held.addr.0, held.size.0))
+                    }
+                    _ => None,
+                })
+                .collect();
+            let others = events.iter().filter(|event| match event {
+                Event::Memory(memory) => memory.action != Action::Held,
+                _ => false,
+            });
+            (held, others.count())
+        }
+    }
+
+    fn on(device: u8, (addr, size): (u64, u64)) -> HeldBlock {
+        HeldBlock {
+            addr: Address(addr),
+            size: Bytes(size),
+            requested: Bytes(size),
+            device: DeviceIndex(device),
+            stream: 0,
+        }
+    }
+
+    #[test]
+    fn in_a_process_that_does_nothing_the_tables_are_the_truth() {
+        let mut scene = Scene::with(1536);
+        let tables = scene.tables(&[(0, 512), (1024, 1024)]);
+        assert_eq!(scene.reconciler.pop(), None);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 0));
+    }
+
+    #[test]
+    fn what_was_freed_meanwhile_was_live_and_what_was_allocated_was_not() {
+        let mut scene = Scene::with(1536);
+        scene.event(Action::Free, 0, 512);
+        scene.event(Action::Alloc, 4096, 2048);
+        scene.event(Action::Alloc, 0, 512);
+        scene.event(Action::Free, 0, 512);
+        // The tables were read at some moment between.
+        let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 4));
+    }
+
+    #[test]
+    fn a_block_that_the_tables_missed_is_no_truth() {
+        let mut scene = Scene::with(1536);
+        scene.event(Action::Alloc, 4096, 2048);
+        let tables = scene.tables(&[(0, 512), (4096, 2048)]);
+        let mismatch = Mismatch {
+            device: CUDA_0,
+            tables: Bytes(512),
+            allocated: Bytes(1536),
+        };
+        assert_eq!(scene.reconciler.settle(&tables), Err(mismatch));
+        assert!(!scene.reconciler.is_settled());
+        let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 1));
+    }
+
+    #[test]
+    fn statistics_that_moved_are_believed_no_more_than_a_wrong_sum() {
+        let mut scene = Scene::with(512);
+        let mut tables = scene.tables(&[(0, 512)]);
+        tables.devices[0].steady = false;
+        assert!(scene.reconciler.settle(&tables).is_err());
+        scene.event(Action::Free, 0, 512);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+    }
+
+    #[test]
+    fn segments_that_came_before_the_first_block_are_no_part_of_what_was_reserved() {
+        let mut scene = Scene::with(512);
+        let before = scene.totals[0];
+        scene.event(Action::SegmentAlloc, 1 << 30, 1 << 21);
+        scene.event(Action::Alloc, 1 << 30, 512);
+        let tables = scene.tables(&[(0, 512)]);
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
+            panic!("what was there comes first")
+        };
+        assert_eq!((at_attach.totals, at_attach.time), (before, TimeNs(100)));
+    }
+
+    #[test]
+    fn each_device_must_add_up_and_one_without_memory_is_not_told() {
+        let mut scene = Scene::with(512);
+        let mut tables = scene.tables(&[(0, 512)]);
+        let mut other = tables.devices[0];
+        other.device = DeviceIndex(1);
+        tables.devices.push(other);
+        assert_eq!(
+            scene.reconciler.settle(&tables).map_err(|why| why.device),
+            Err(DeviceIndex(1))
+        );
+        tables.devices[1].totals = Totals::default();
+        tables.devices[1].peak = Totals::default();
+        assert_eq!(scene.reconciler.settle(&tables), Ok(()));
+        let told = std::iter::from_fn(|| scene.reconciler.pop());
+        assert_eq!(
+            told.filter(|event| matches!(event, Event::AtAttach(_)))
+                .count(),
+            1
+        );
+    }
+
+    #[test]
+    fn without_tables_the_totals_are_told_and_why() {
+        let mut scene = Scene::with(1536);
+        scene.event(Action::Free, 0, 512);
+        scene.reconciler.give_up(None, "torn");
+        let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
+            panic!("what was there comes first")
+        };
+        assert_eq!(at_attach.totals.allocated, Bytes(1536));
+        assert_eq!(at_attach.unread.as_deref(), Some("torn"));
+        assert_eq!(scene.told(), (vec![], 1));
+    }
+
+    #[test]
+    fn without_tables_and_events_only_the_reason_is_told() {
+        let mut scene = Scene::with(0);
+        scene.reconciler.give_up(None, "another backend");
+        let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
+            panic!("the reason comes first")
+        };
+        assert_eq!(at_attach.device, None);
+        assert_eq!(scene.reconciler.pop(), None);
+        scene.event(Action::Alloc, 0, 512);
+        assert_eq!(scene.told(), (vec![], 1));
+    }
+}

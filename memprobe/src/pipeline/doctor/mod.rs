@@ -1,0 +1,118 @@
+//! `doctor`: whether memprobe can work here, and where each probe would sit. It tries for itself what
+//! can be tried: the programs are loaded, and one is attached to memprobe's own.
+
+mod process;
+mod text;
+mod trial;
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use crate::event::Tgid;
+use crate::probe::finding::{Finding, Level};
+use crate::probe::machine::Machine;
+use crate::report::Colour;
+
+use process::Process;
+
+/// Exit status where something stands in the way.
+const UNFIT: u8 = 2;
+
+/// How the examination is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    Text(Colour),
+    /// For programs.
+    Json,
+}
+
+/// One run of `memprobe doctor`.
+pub struct Doctor {
+    /// The process to look at beside the machine.
+    pub tgid: Option<Tgid>,
+    /// How to write it.
+    pub format: Format,
+    /// Where to write the verifier's log of a program that the kernel refuses.
+    pub verifier_log: Option<PathBuf>,
+}
+
+/// What was found.
+#[derive(Debug, Serialize)]
+struct Examination {
+    /// The memprobe that looked.
+    memprobe: &'static str,
+    /// Whether nothing stands in the way.
+    fit: bool,
+    /// Of the machine and of memprobe's rights.
+    machine: Vec<Finding>,
+    /// Of the process.
+    process: Option<Process>,
+}
+
+impl Doctor {
+    /// Looks, tries, tells; the target is only read.
+    ///
+    /// # Errors
+    /// When the verifier's log cannot be written. What stands in memprobe's way is told on standard
+    /// output.
+    pub fn run(self) -> Result<ExitCode> {
+        let examination = self.examine()?;
+        let text = match self.format {
+            Format::Text(colour) => text::render(&examination, colour),
+            Format::Json => serde_json::to_string_pretty(&examination)? + "\n",
+        };
+        // A reader that has seen enough (`| head`) is no error.
+        let _ = io::stdout().write_all(text.as_bytes());
+        Ok(match examination.fit {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::from(UNFIT),
+        })
+    }
+
+    fn examine(&self) -> Result<Examination> {
+        let mut machine = Machine::read().findings();
+        let trial = trial::of_the_kernel();
+        if let Some(path) = &self.verifier_log {
+            let log = trial.log.as_deref();
+            let nothing = "the kernel accepts every program of memprobe: there is no log\n";
+            std::fs::write(path, log.unwrap_or(nothing))
+                .with_context(|| format!("writing the verifier's log to {}", path.display()))?;
+        }
+        // What was tried cannot go better than what stands in the way of it.
+        let follows = machine.iter().any(|finding| finding.level == Level::Fail);
+        machine.extend(trial.findings.into_iter().map(|finding| match follows {
+            true => follow(finding),
+            false => finding,
+        }));
+        let process = self.tgid.map(Process::examine);
+        let fit = machine
+            .iter()
+            .chain(process.iter().flat_map(Process::findings))
+            .all(|finding| finding.level < Level::Fail);
+        Ok(Examination {
+            memprobe: env!("CARGO_PKG_VERSION"),
+            fit,
+            machine,
+            process,
+        })
+    }
+}
+
+/// A failure that others explain: their remedies come first.
+fn follow(finding: Finding) -> Finding {
+    match finding.level {
+        Level::Fail => Finding {
+            remedy: Some("Do what is said above first.".to_owned()),
+            ..finding
+        },
+        _ => finding,
+    }
+}
+
+#[cfg(test)]
+mod tests;

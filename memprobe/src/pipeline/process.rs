@@ -1,0 +1,336 @@
+//! One process of a session: what is known of it, and its way from records to events.
+
+use std::time::{Duration, Instant};
+
+use super::before_attach::BeforeAttach;
+use super::beginning::{Beginning, Birth};
+use crate::event::{Event, Losses, Tgid};
+use crate::model::snapshot::Target;
+use crate::probe::attaching::Attaching;
+use crate::probe::watched::Watched;
+use crate::symbolize::python::CodeCache;
+use crate::symbolize::{Past, Symbolizer};
+use crate::target::container;
+use crate::target::facts;
+use crate::target::memory::ProcessMemory;
+use crate::target::status::Status;
+
+/// How often a process is looked at that is not ready to be probed and was running before.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// How often a process is looked at that has only just started: its first allocation must be seen.
+/// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
+const LOOK_SOON: Duration = Duration::from_millis(2);
+
+/// How often at most where the process's loader tells of libraries: only Python's start is waited
+/// for, which is long over when the first library of PyTorch is mapped.
+const LOOK_TOLD: Duration = Duration::from_millis(20);
+
+/// How often at least.
+const LOOK_SELDOM: Duration = Duration::from_secs(2);
+
+/// How long an event waits for another of the same process: one that tells the device of a segment
+/// comes at once or not at all.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// What share of the time may be spent with looking at one process.
+const LOOKING_SHARE: u32 = 5;
+
+/// How a process came to be watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It was running.
+    Running,
+    /// It was started just now: by memprobe, by a watched process, or as another program.
+    Started,
+}
+
+/// How far a process has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// It is not ready to be probed.
+    Looking,
+    /// It is probed.
+    Attached,
+    /// It cannot be probed.
+    Refused,
+}
+
+/// One process of a session.
+pub(super) struct Process {
+    pub(super) tgid: Tgid,
+    pub(super) parent: Option<Tgid>,
+    pub(super) watched: Option<Watched>,
+    /// Its end was noticed without a word from the kernel's programs.
+    pub(super) is_gone: bool,
+    pub(super) origin: Origin,
+    pub(super) phase: Phase,
+    pub(super) attaching: Attaching,
+    pub(super) symbolizer: Symbolizer<ProcessMemory>,
+    pub(super) beginning: Beginning,
+    /// What it held before its first event; a forked child holds nothing.
+    before: Option<BeforeAttach>,
+    /// The last that was said to be waited for.
+    pub(super) waiting_for: String,
+    /// How many probes were told of.
+    pub(super) told_probes: usize,
+    /// What was lost before it came.
+    pub(super) lost_before: Losses,
+    /// Whether its symbolizer has something to do.
+    pub(super) is_busy: bool,
+    /// When the last record of it was read.
+    pub(super) heard: Instant,
+    since: Instant,
+    next_look: Option<Instant>,
+    looked: Instant,
+    look_took: Duration,
+}
+
+impl Process {
+    /// A process of which nothing is known yet.
+    pub(super) fn new(
+        watched: Option<Watched>,
+        tgid: Tgid,
+        origin: Origin,
+        attaching: Attaching,
+        now: Instant,
+    ) -> Self {
+        let birth = match origin {
+            Origin::Running => Birth::Unseen,
+            Origin::Started => Birth::Seen,
+        };
+        Self {
+            tgid,
+            parent: None,
+            watched,
+            is_gone: false,
+            origin,
+            phase: Phase::Looking,
+            attaching,
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
+            beginning: Beginning::new(birth),
+            before: Some(BeforeAttach::of(tgid)),
+            waiting_for: String::new(),
+            told_probes: 0,
+            lost_before: Losses::default(),
+            is_busy: false,
+            heard: now,
+            since: now,
+            next_look: Some(now),
+            looked: now,
+            look_took: Duration::ZERO,
+        }
+    }
+
+    /// A process that another one has just made by `fork`.
+    pub(super) fn fork(
+        parent: &Self,
+        watched: Option<Watched>,
+        tgid: Tgid,
+        attaching: Attaching,
+        now: Instant,
+    ) -> Self {
+        let birth = if attaching.has_allocator() {
+            Birth::Forked
+        } else {
+            Birth::Seen
+        };
+        let code = attaching.python().map(CodeCache::new);
+        Self {
+            parent: Some(parent.tgid),
+            phase: parent.phase,
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None),
+            beginning: Beginning::new(birth),
+            before: (birth == Birth::Seen).then(|| BeforeAttach::of(tgid)),
+            // What its parent waits for it has; of itself it tells by its loader or by an exec.
+            next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_TOLD),
+            ..Self::new(watched, tgid, Origin::Started, attaching, now)
+        }
+    }
+
+    /// It runs another program from now on.
+    pub(super) fn execute(&mut self, now: Instant) {
+        self.origin = Origin::Started;
+        self.phase = Phase::Looking;
+        let memory = ProcessMemory::new(self.tgid);
+        self.symbolizer = Symbolizer::new(self.tgid, memory, None, Past::None);
+        self.beginning = Beginning::new(Birth::Seen);
+        self.before = Some(BeforeAttach::of(self.tgid));
+        self.waiting_for.clear();
+        self.told_probes = 0;
+        self.since = now;
+        self.next_look = Some(now);
+    }
+
+    /// What is known of it.
+    pub(super) fn target(&self) -> Target {
+        Target {
+            python: self
+                .attaching
+                .python()
+                .map(|python| python.version.to_string()),
+            torch: facts::torch_version(self.tgid),
+            ..identified(self.tgid)
+        }
+    }
+
+    /// How long it has run this program, as far as is known.
+    pub(super) fn age(&self, now: Instant) -> Duration {
+        now.duration_since(self.since)
+    }
+
+    /// When it is to be looked at next.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        self.next_look
+    }
+
+    /// Its loader has something new: look soon, but do not spend all time with it.
+    pub(super) fn look_soon(&mut self) {
+        if self.phase == Phase::Refused {
+            return;
+        }
+        let due = self.looked + self.look_took * LOOKING_SHARE;
+        self.next_look = Some(self.next_look.map_or(due, |next| next.min(due)));
+    }
+
+    /// It was looked at from `start` to `end`; decides when it is looked at again.
+    pub(super) fn was_looked_at(&mut self, start: Instant, end: Instant, again: bool) {
+        self.looked = end;
+        self.look_took = end.duration_since(start);
+        let pause = match self.phase {
+            _ if again => Duration::ZERO,
+            Phase::Refused => {
+                self.next_look = None;
+                return;
+            }
+            Phase::Attached => LOOK_SELDOM,
+            Phase::Looking => {
+                let soon = match self.origin {
+                    _ if self.attaching.is_told_of_libraries() => LOOK_TOLD,
+                    Origin::Running => LOOK_AGAIN,
+                    Origin::Started => LOOK_SOON,
+                };
+                // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
+                (self.age(end) / 64).clamp(soon, LOOK_SELDOM)
+            }
+        };
+        let fair = if again {
+            Duration::ZERO
+        } else {
+            self.look_took * LOOKING_SHARE
+        };
+        self.next_look = Some(end + pause.max(fair));
+    }
+
+    /// Its probes are in place: what it held before can be read.
+    pub(super) fn attached(&mut self) {
+        self.phase = Phase::Attached;
+        self.symbolizer.look_at_code();
+        if let Some(before) = &mut self.before {
+            before.begin(facts::torch_version(self.tgid));
+        }
+    }
+
+    /// It cannot be probed; what is heard of it is passed on.
+    pub(super) fn refused(&mut self) {
+        self.phase = Phase::Refused;
+        self.finish("its allocator is not known");
+    }
+
+    /// Makes events of the records that were brought to it; `all` says that no record is left that
+    /// was there by now.
+    pub(super) fn settle(&mut self, now: Instant, all: bool) {
+        if self.symbolizer.is_unsettled() {
+            self.heard = now;
+        } else if now.duration_since(self.heard) >= PATIENCE {
+            self.symbolizer.give_up();
+        }
+        self.symbolizer.settle();
+        self.keep_back();
+        let all = all && !self.symbolizer.is_unsettled() && !self.symbolizer.is_waiting();
+        if let Some(before) = &mut self.before {
+            before.settle(all);
+        }
+    }
+
+    /// Makes events of all records, the last that there will be; `why` says what ends.
+    pub(super) fn finish(&mut self, why: &str) {
+        self.symbolizer.settle_all();
+        self.keep_back();
+        if let Some(before) = &mut self.before {
+            before.finish(why);
+        }
+    }
+
+    /// Whether there may be something to settle without another record.
+    pub(super) fn is_unsettled(&self) -> bool {
+        self.symbolizer.is_unsettled()
+            || self.symbolizer.is_waiting()
+            || self.before.as_ref().is_some_and(BeforeAttach::is_reading)
+    }
+
+    /// Puts events behind what it held before them, once that is known.
+    fn keep_back(&mut self) {
+        while self.before.is_some() {
+            let Some(event) = self.admitted() else {
+                return;
+            };
+            if let Some(before) = &mut self.before {
+                before.push(event);
+            }
+        }
+    }
+
+    /// Something was lost since the last time, of this process or another.
+    pub(super) fn lose(&mut self, losses: Losses, stacks: bool) {
+        self.beginning.lost();
+        if stacks {
+            self.symbolizer.forget_waiting();
+        }
+        let before = self.lost_before;
+        self.symbolizer.push_event(Event::Loss(Losses {
+            events: losses.events - before.events,
+            stacks: losses.stacks - before.stacks,
+            malformed: losses.malformed - before.malformed,
+        }));
+    }
+
+    /// Its next event.
+    pub(super) fn pop(&mut self) -> Option<Event> {
+        match &mut self.before {
+            Some(before) => before.pop(),
+            None => self.admitted(),
+        }
+    }
+
+    /// The next event that the symbolizer has; those of memory that the process does not hold are
+    /// left out.
+    fn admitted(&mut self) -> Option<Event> {
+        loop {
+            let event = self.symbolizer.pop()?;
+            match &event {
+                Event::Memory(memory) if !self.beginning.admits(memory) => {}
+                _ => return Some(event),
+            }
+        }
+    }
+}
+
+/// What a process can have done with CUDA before memprobe looked.
+fn past(origin: Origin) -> Past {
+    match origin {
+        Origin::Running => Past::Unknown,
+        Origin::Started => Past::None,
+    }
+}
+
+/// Who a process is, whatever runs in it.
+pub(super) fn identified(tgid: Tgid) -> Target {
+    Target {
+        tgid: Some(tgid),
+        inner_tgid: Status::of(tgid).ok().and_then(|status| status.inner_tgid()),
+        container: container::of(tgid).map(|container| container.label()),
+        command: facts::command_line(tgid),
+        ..Target::default()
+    }
+}

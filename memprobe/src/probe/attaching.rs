@@ -1,0 +1,361 @@
+//! One process on its way to being probed: what it is, and which of its files are probed.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use memprobe_common::{ProcessConfig, process_flag};
+
+use super::attach::{AttachError, Located, graph_task_place, was_built_without_cuda};
+use super::catalog::{CODE_FREED, DYNAMIC_LOADERS, LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU};
+use super::files::{FileKey, Probed, ProbedFiles};
+use super::loader::{Loader, Reach, Watch};
+use crate::event::{Tgid, TimeNs};
+use crate::model::snapshot::ProbeStatus;
+use crate::symbolize::python::{DetectError, PythonProcess};
+use crate::target::maps::{Device, MappedFile, Maps};
+
+/// How far attaching has come.
+#[derive(Debug)]
+pub enum Step {
+    /// There is more to do at once.
+    Again,
+    /// Every probe is in place that memprobe cannot do without.
+    Done,
+    /// Not yet, and what is waited for.
+    Waiting(String),
+}
+
+/// A process that is being probed, and stays so as it loads more.
+#[derive(Clone)]
+pub struct Attaching {
+    tgid: Tgid,
+    watch: Watch,
+    python: Option<PythonProcess>,
+    /// The files that were there when no Python was found: with the same ones there is none.
+    not_python: Option<Vec<(Device, u64)>>,
+    config: ProcessConfig,
+    /// Its files that are probed.
+    files: Vec<FileKey>,
+    probes: Vec<ProbeStatus>,
+    missing: Vec<String>,
+    has_loader: bool,
+    /// Its caching allocator has no function to be heard by.
+    lacks_allocator: bool,
+}
+
+/// A file of the process that is still to be probed.
+struct Pending {
+    family: &'static str,
+    file: MappedFile,
+}
+
+impl Attaching {
+    /// Nothing is known and nothing attached yet.
+    pub fn new(tgid: Tgid, watch: Watch) -> Self {
+        let flags = match watch {
+            Watch::One => 0,
+            Watch::Family | Watch::Everyone => process_flag::CHILDREN,
+        };
+        Self {
+            tgid,
+            watch,
+            python: None,
+            not_python: None,
+            config: ProcessConfig {
+                flags,
+                ..ProcessConfig::default()
+            },
+            files: Vec::new(),
+            probes: Vec::new(),
+            missing: Vec::new(),
+            has_loader: false,
+            lacks_allocator: false,
+        }
+    }
+
+    /// The state of a process that this one has just made by `fork`: its memory is a copy, and the
+    /// kernel's programs know of it what they knew of this one.
+    pub fn fork(&self, child: Tgid, files: &mut ProbedFiles) -> Self {
+        let mut copy = self.clone();
+        copy.tgid = child;
+        if let Some(python) = &mut copy.python {
+            python.tgid = child;
+        }
+        copy.files.retain(|key| files.share(*key, child).is_some());
+        copy
+    }
+
+    /// What the programs in the kernel are to know of the process.
+    pub fn config(&self, now: TimeNs) -> ProcessConfig {
+        ProcessConfig {
+            generation: now.0,
+            ..self.config
+        }
+    }
+
+    /// Forgets all: the process runs another program, or has ended.
+    pub fn forget(&mut self, files: &mut ProbedFiles, now: Instant) {
+        for key in &self.files {
+            files.leave(*key, self.tgid, now);
+        }
+        *self = Self::new(self.tgid, self.watch);
+    }
+
+    /// Its Python, once that is known.
+    pub fn python(&self) -> Option<&PythonProcess> {
+        self.python.as_ref()
+    }
+
+    /// Where the probes sit.
+    pub fn probes(&self) -> &[ProbeStatus] {
+        &self.probes
+    }
+
+    /// What is missing for want of a probe.
+    pub fn missing(&self) -> &[String] {
+        &self.missing
+    }
+
+    /// Whether the process's own loader tells when it maps a library.
+    pub fn is_told_of_libraries(&self) -> bool {
+        self.has_loader
+    }
+
+    /// Does what can be done now; probes one file at most.
+    ///
+    /// # Errors
+    /// When the process cannot be probed, with what to do.
+    pub fn step(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        now: TimeNs,
+    ) -> Result<Step, AttachError> {
+        let maps =
+            Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
+        self.follow_loader(loader, files, &maps);
+        if self.python.is_none() {
+            match self.find_python(&maps) {
+                Ok(python) => self.use_python(loader, files, python, now)?,
+                Err(AttachError::Python(_, DetectError::NotInitializedYet)) => {
+                    let what = format!("waiting for Python to start in PID {}", self.tgid.0);
+                    return Ok(Step::Waiting(what));
+                }
+                // A program without Python may use the GPU all the same.
+                Err(AttachError::Python(_, DetectError::NotPython)) if uses_cuda(&maps) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(pending) = self.pending(&maps) {
+            self.probe(loader, files, &maps, pending, now)?;
+            return Ok(Step::Again);
+        }
+        if self.is_complete() {
+            return Ok(Step::Done);
+        }
+        if was_built_without_cuda(self.tgid, &maps) {
+            return Err(AttachError::NoCuda(self.tgid));
+        }
+        let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
+        Ok(Step::Waiting(what))
+    }
+
+    fn reach(&self) -> Reach {
+        match self.watch {
+            Watch::One => Reach::Process(self.tgid),
+            Watch::Family | Watch::Everyone => Reach::Everyone,
+        }
+    }
+
+    /// Has the process's dynamic loader tell of every library that it maps.
+    fn follow_loader(&mut self, loader: &mut Loader, files: &mut ProbedFiles, maps: &Maps) {
+        if self.has_loader {
+            return;
+        }
+        let Some(file) = DYNAMIC_LOADERS.iter().find_map(|name| maps.library(name)) else {
+            return;
+        };
+        let family = LIBRARY_MAPPED.library;
+        let probed = self.probe_file(loader, files, &file, family, |tgid| {
+            vec![(
+                &LIBRARY_MAPPED,
+                Located::find_in(&LIBRARY_MAPPED, tgid, &file),
+            )]
+        });
+        // It is no probe of memory: that it is missing costs time alone.
+        self.has_loader = !probed.probes.is_empty();
+    }
+
+    fn find_python(&mut self, maps: &Maps) -> Result<PythonProcess, AttachError> {
+        let error = |error| AttachError::Python(self.tgid, error);
+        let executable: Vec<_> = maps
+            .files()
+            .iter()
+            .filter(|file| file.is_executable())
+            .map(|file| (file.dev, file.inode))
+            .collect();
+        if self.not_python.as_ref() == Some(&executable) {
+            return Err(error(DetectError::NotPython));
+        }
+        let found = PythonProcess::detect_in(self.tgid, maps);
+        if matches!(found, Err(DetectError::NotPython)) {
+            self.not_python = Some(executable);
+        }
+        found.map_err(error)
+    }
+
+    /// Tells the programs how to walk the stacks of a Python, and attaches to it.
+    fn use_python(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        python: PythonProcess,
+        now: TimeNs,
+    ) -> Result<(), AttachError> {
+        self.config.python = python.kernel_config();
+        self.tell(loader, now)?;
+        let file = python.library.clone();
+        let probed = self.probe_file(loader, files, &file, CODE_FREED.library, |tgid| {
+            vec![(&CODE_FREED, Located::find_code_freed(tgid, &python))]
+        });
+        self.note(&probed)?;
+        self.python = Some(python);
+        Ok(())
+    }
+
+    fn tell(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+        loader
+            .revise(self.tgid, self.config(now))
+            .map_err(|error| AttachError::Refused {
+                function: "the filter",
+                why: format!("{error:#}"),
+            })
+    }
+
+    /// The next file to be probed: those with the most events last.
+    fn pending(&self, maps: &Maps) -> Option<Pending> {
+        let mut families: Vec<&'static str> = Vec::new();
+        // A family comes where its last probe comes.
+        for probe in PROBES.iter().rev() {
+            if !families.contains(&probe.library) {
+                families.insert(0, probe.library);
+            }
+        }
+        families.into_iter().find_map(|family| {
+            let mut libraries = maps.libraries(family).into_iter();
+            let file = libraries.find(|file| {
+                !self
+                    .files
+                    .contains(&ProbedFiles::key(file, family, self.reach()))
+            })?;
+            Some(Pending { family, file })
+        })
+    }
+
+    fn probe(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        maps: &Maps,
+        pending: Pending,
+        now: TimeNs,
+    ) -> Result<(), AttachError> {
+        let Pending { family, file } = pending;
+        if family == TORCH_CPU && self.config.graph_task.module == 0 {
+            self.find_graph_task(loader, maps, now)?;
+        }
+        let probed = self.probe_file(loader, files, &file, family, |tgid| {
+            let probes = PROBES.iter().filter(|probe| probe.library == family);
+            // All are located before the first is attached: from then on events come, and nobody
+            // reads them yet.
+            probes
+                .map(|probe: &'static Probe| (probe, Located::find_in(probe, tgid, &file)))
+                .collect()
+        });
+        self.note(&probed)
+    }
+
+    /// Probes a file, or shares the probes that it has.
+    fn probe_file(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        file: &MappedFile,
+        family: &'static str,
+        locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located, AttachError>)>,
+    ) -> Arc<Probed> {
+        let key = ProbedFiles::key(file, family, self.reach());
+        let probed = match files.share(key, self.tgid) {
+            Some(probed) => probed,
+            None => files.probe(loader, key, self.tgid, locate(self.tgid)),
+        };
+        if !self.files.contains(&key) {
+            self.files.push(key);
+        }
+        probed
+    }
+
+    fn note(&mut self, probed: &Probed) -> Result<(), AttachError> {
+        if let Some(error) = &probed.refused {
+            return Err(AttachError::Shared(error.clone()));
+        }
+        self.probes.extend(probed.probes.iter().cloned());
+        self.lacks_allocator |= probed.lacks_allocator;
+        for missing in &probed.missing {
+            if !self.missing.contains(missing) {
+                self.missing.push(missing.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the programs where autograd's threads keep the `GraphTask` that they work for. Where
+    /// that is not known, only a backward pass that runs alone has a line.
+    fn find_graph_task(
+        &mut self,
+        loader: &mut Loader,
+        maps: &Maps,
+        now: TimeNs,
+    ) -> Result<(), AttachError> {
+        match graph_task_place(self.tgid, maps) {
+            Some(place) => {
+                self.config.graph_task = place;
+                self.tell(loader, now)
+            }
+            None => {
+                let why = "autograd's current_graph_task was not found: when several threads run backward() \
+                           at once, their memory has no line";
+                self.missing.push(why.to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether every probe is in place that memprobe cannot do without.
+    fn is_complete(&self) -> bool {
+        if self.python.is_none() {
+            return !self.probes.is_empty();
+        }
+        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+        self.lacks_allocator || required.all(|probe| self.has(probe))
+    }
+
+    fn has(&self, probe: &Probe) -> bool {
+        let mut functions = self.probes.iter().map(|status| &status.function);
+        functions.any(|function| function == probe.function)
+    }
+
+    /// Whether the allocator of PyTorch is probed.
+    pub fn has_allocator(&self) -> bool {
+        PROBES
+            .iter()
+            .any(|probe| probe.need == Need::Allocator && self.has(probe))
+    }
+}
+
+/// Whether a library is mapped that is probed.
+fn uses_cuda(maps: &Maps) -> bool {
+    PROBES
+        .iter()
+        .any(|probe| maps.library(probe.library).is_some())
+}

@@ -1,0 +1,169 @@
+//! The files that are probed: each once, whoever uses it, for as long as somebody does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::{HashMap, HashSet};
+
+use super::attach::{AttachError, Located};
+use super::catalog::{Need, Probe, WITHOUT_BLOCKS};
+use super::loader::{Link, Loader, Reach};
+use crate::event::Tgid;
+use crate::model::snapshot::ProbeStatus;
+use crate::target::maps::{Device, MappedFile};
+
+/// How long the probes of a file stay that nobody uses any more: the next run of a program is
+/// probed from its first instruction. They cost nothing meanwhile but that a deleted file keeps its
+/// room on the disk.
+const KEPT: Duration = Duration::from_secs(300);
+
+/// The most files whose probes are kept so.
+const MOST_KEPT: usize = 64;
+
+/// A file and the family of probes in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileKey {
+    dev: Device,
+    inode: u64,
+    /// What its probes begin with in the catalog ([`Probe::library`]).
+    family: &'static str,
+    /// Set where the probes are for one process alone.
+    reach: Reach,
+}
+
+/// What came of probing a file.
+#[derive(Clone, Debug, Default)]
+pub struct Probed {
+    /// Where the probes sit.
+    pub probes: Vec<ProbeStatus>,
+    /// What is missing for want of a probe.
+    pub missing: Vec<String>,
+    /// Whether it is a PyTorch whose caching allocator has no function to be heard by.
+    pub lacks_allocator: bool,
+    /// Why a probe that memprobe cannot do without is not there.
+    pub refused: Option<Arc<AttachError>>,
+}
+
+/// One probed file.
+struct ProbedFile {
+    probed: Arc<Probed>,
+    /// Held as long as the probes are to stay.
+    _links: Vec<Link>,
+    users: HashSet<Tgid>,
+    unused_since: Option<Instant>,
+}
+
+/// Every file that is probed.
+#[derive(Default)]
+pub struct ProbedFiles {
+    files: HashMap<FileKey, ProbedFile>,
+}
+
+impl ProbedFiles {
+    /// How a file and a family of probes are called here.
+    pub fn key(file: &MappedFile, family: &'static str, reach: Reach) -> FileKey {
+        FileKey {
+            dev: file.dev,
+            inode: file.inode,
+            family,
+            reach,
+        }
+    }
+
+    /// Says that a process uses a file, if the file is probed already.
+    pub fn share(&mut self, key: FileKey, user: Tgid) -> Option<Arc<Probed>> {
+        let file = self.files.get_mut(&key)?;
+        file.users.insert(user);
+        file.unused_since = None;
+        Some(file.probed.clone())
+    }
+
+    /// Probes a file that a process uses. What is located comes in the order of attaching.
+    pub fn probe(
+        &mut self,
+        loader: &mut Loader,
+        key: FileKey,
+        user: Tgid,
+        located: Vec<(&'static Probe, Result<Located, AttachError>)>,
+    ) -> Arc<Probed> {
+        let mut probed = Probed::default();
+        let mut links = Vec::new();
+        for (probe, located) in located {
+            let attached = located.and_then(|located| {
+                links.extend(located.attach(loader, key.reach)?);
+                Ok(located.status())
+            });
+            match (attached, probe.need) {
+                (Ok(status), _) => probed.probes.push(status),
+                (Err(error @ AttachError::NoFunction { .. }), Need::Allocator) => {
+                    probed.lacks_allocator = true;
+                    probed.missing.push(format!("{error}: {WITHOUT_BLOCKS}"));
+                }
+                (Err(error), Need::Allocator) => {
+                    probed.refused.get_or_insert(Arc::new(error));
+                }
+                (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
+                (Err(error), Need::WhereItIs) => probed.missing.push(error.to_string()),
+                (Err(error), Need::Optional(without)) => {
+                    probed.missing.push(format!("{error}: {without}"));
+                }
+            }
+        }
+        if probed.refused.is_some() {
+            // Half of the probes would tell half of what happens.
+            links.clear();
+        }
+        let probed = Arc::new(probed);
+        let file = ProbedFile {
+            probed: probed.clone(),
+            _links: links,
+            users: HashSet::from_iter([user]),
+            unused_since: None,
+        };
+        self.files.insert(key, file);
+        probed
+    }
+
+    /// Says that a process uses a file no more: it has ended, or runs another program.
+    pub fn leave(&mut self, key: FileKey, user: Tgid, now: Instant) {
+        let Some(file) = self.files.get_mut(&key) else {
+            return;
+        };
+        file.users.remove(&user);
+        if !file.users.is_empty() {
+            return;
+        }
+        match key.reach {
+            Reach::Process(_) => {
+                self.files.remove(&key);
+            }
+            Reach::Everyone => file.unused_since = Some(now),
+        }
+    }
+
+    /// Takes away the probes of a file that has not been used for a while, if there is one. One at a
+    /// time: it takes milliseconds.
+    pub fn let_go(&mut self, now: Instant) {
+        let unused = self
+            .files
+            .iter()
+            .filter_map(|(key, file)| Some((*key, file.unused_since?)));
+        let count = unused.clone().count();
+        let Some((oldest, since)) = unused.min_by_key(|(_, since)| *since) else {
+            return;
+        };
+        if count > MOST_KEPT || now.duration_since(since) >= KEPT {
+            self.files.remove(&oldest);
+        }
+    }
+
+    /// How many files are probed.
+    pub fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.files.is_empty()
+    }
+}

@@ -1,0 +1,152 @@
+//! What was found when memprobe looked whether it can work: a sentence, how bad it is, and what to
+//! do about it.
+
+use std::fmt;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Ok,
+    /// Worth knowing; memprobe works.
+    Note,
+    /// memprobe works, and something will be missing or slow.
+    Warn,
+    /// memprobe cannot work.
+    Fail,
+}
+
+impl Level {
+    /// The word in front of a finding.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warn => "warn",
+            Self::Fail => "FAIL",
+        }
+    }
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// What was looked at: a name that stays the same from version to version (`kernel_types`).
+    pub check: &'static str,
+    /// How bad it is.
+    pub level: Level,
+    /// What was found, without a full stop.
+    pub found: String,
+    /// What to do: one or more sentences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// The same as values, for programs.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub facts: Map<String, Value>,
+}
+
+impl Finding {
+    /// All is well.
+    pub fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, Level::Ok, found.into(), None)
+    }
+
+    /// Worth knowing.
+    pub fn note(check: &'static str, found: impl Into<String>) -> Self {
+        Self::new(check, Level::Note, found.into(), None)
+    }
+
+    /// Something will be missing or slow.
+    pub fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(check, Level::Warn, found.into(), Some(remedy.into()))
+    }
+
+    /// memprobe cannot work.
+    pub fn fail(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(check, Level::Fail, found.into(), Some(remedy.into()))
+    }
+
+    /// As memprobe's errors are written: what is wrong, and on the next line what to do.
+    pub fn from_error(check: &'static str, level: Level, error: impl fmt::Display) -> Self {
+        let text = format!("{error:#}");
+        let (found, remedy) = match text.split_once('\n') {
+            Some((found, remedy)) => (found, Some(remedy.replace('\n', " "))),
+            None => (text.as_str(), None),
+        };
+        Self::new(check, level, found.trim_end_matches('.').to_owned(), remedy)
+    }
+
+    fn new(check: &'static str, level: Level, found: String, remedy: Option<String>) -> Self {
+        Self {
+            check,
+            level,
+            found,
+            remedy,
+            facts: Map::new(),
+        }
+    }
+
+    /// Adds a value for programs.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.facts.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// What was looked at, for people: `kernel types`, `PID namespace`.
+    pub fn title(&self) -> String {
+        let word = |word: &str| match word {
+            "pid" | "bpf" | "jit" => word.to_ascii_uppercase(),
+            "python" => "Python".to_owned(),
+            "pytorch" => "PyTorch".to_owned(),
+            _ => word.to_owned(),
+        };
+        self.check
+            .split('_')
+            .map(word)
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+}
+
+/// As an error: what is wrong, and what to do on the next line.
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.found)?;
+        match &self.remedy {
+            Some(remedy) => write!(f, ".\n{remedy}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Finding {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_becomes_a_finding_and_is_an_error_again() {
+        let error = "it has ended.\nFind the right one\nwith pgrep";
+        let finding = Finding::from_error("python", Level::Fail, error);
+        assert_eq!(finding.found, "it has ended");
+        assert_eq!(
+            finding.remedy.as_deref(),
+            Some("Find the right one with pgrep")
+        );
+        assert_eq!(
+            finding.to_string(),
+            "it has ended.\nFind the right one with pgrep"
+        );
+    }
+
+    #[test]
+    fn the_levels_rise() {
+        assert!(Level::Ok < Level::Note && Level::Note < Level::Warn && Level::Warn < Level::Fail);
+    }
+}

@@ -1,0 +1,146 @@
+//! Namespaces: whether a process sees the machine as memprobe does.
+
+use std::fs;
+
+use crate::event::Tgid;
+
+/// A kind of namespace (`namespaces(7)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The mounted file systems.
+    Mount,
+    /// The numbers of processes.
+    Pid,
+    /// Users and capabilities.
+    User,
+    /// Networks.
+    Net,
+    /// The name of the host.
+    Uts,
+    /// Control groups.
+    Cgroup,
+}
+
+impl Kind {
+    /// All that memprobe looks at.
+    pub const ALL: [Self; 6] = [
+        Self::Mount,
+        Self::Pid,
+        Self::User,
+        Self::Net,
+        Self::Uts,
+        Self::Cgroup,
+    ];
+
+    /// The name of its link in `/proc/PID/ns`.
+    const fn link(self) -> &'static str {
+        match self {
+            Self::Mount => "mnt",
+            Self::Pid => "pid",
+            Self::User => "user",
+            Self::Net => "net",
+            Self::Uts => "uts",
+            Self::Cgroup => "cgroup",
+        }
+    }
+
+    /// A word for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mount => "mount",
+            Self::Pid => "PID",
+            Self::User => "user",
+            Self::Net => "network",
+            Self::Uts => "host name",
+            Self::Cgroup => "cgroup",
+        }
+    }
+}
+
+/// The number of a namespace: equal in two processes that share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Namespace(u64);
+
+impl Namespace {
+    /// The first PID namespace, which the kernel's own numbers are of (`PROC_PID_INIT_INO`,
+    /// include/linux/proc_ns.h; the same since Linux 3.8).
+    pub const FIRST_PID: Self = Self(0xefff_fffc);
+    /// The first user namespace, in which capabilities count for the whole machine
+    /// (`PROC_USER_INIT_INO`).
+    pub const FIRST_USER: Self = Self(0xefff_fffd);
+
+    /// That of a process; `None` where memprobe may not look, or the process has ended.
+    pub fn of(tgid: Tgid, kind: Kind) -> Option<Self> {
+        Self::read(&tgid.0.to_string(), kind)
+    }
+
+    /// That of memprobe.
+    pub fn of_memprobe(kind: Kind) -> Option<Self> {
+        Self::read("self", kind)
+    }
+
+    fn read(process: &str, kind: Kind) -> Option<Self> {
+        let link = fs::read_link(format!("/proc/{process}/ns/{}", kind.link())).ok()?;
+        Self::parse(link.to_str()?)
+    }
+
+    /// Such as `pid:[4026531836]`.
+    fn parse(link: &str) -> Option<Self> {
+        let (_, number) = link.split_once(":[")?;
+        number.strip_suffix(']')?.parse().ok().map(Self)
+    }
+}
+
+/// The kinds of namespaces that a process does not share with memprobe. What cannot be read is
+/// left out.
+pub fn foreign(tgid: Tgid) -> Vec<Kind> {
+    let is_foreign = |kind: &Kind| {
+        let theirs = Namespace::of(tgid, *kind);
+        theirs.is_some() && theirs != Namespace::of_memprobe(*kind)
+    };
+    Kind::ALL.into_iter().filter(is_foreign).collect()
+}
+
+/// Whether the root directory of a process is another one than memprobe's: a chroot, or another
+/// mount namespace. `None` where that cannot be read.
+pub fn has_other_root(tgid: Tgid) -> Option<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    let theirs = fs::metadata(format!("/proc/{}/root/", tgid.0)).ok()?;
+    let ours = fs::metadata("/").ok()?;
+    Some((theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_known_by_its_number() {
+        assert_eq!(
+            Namespace::parse("pid:[4026531836]"),
+            Some(Namespace::FIRST_PID)
+        );
+        assert_eq!(
+            Namespace::parse("user:[4026531837]"),
+            Some(Namespace::FIRST_USER)
+        );
+        assert_eq!(Namespace::parse("user:[]"), None);
+        assert_eq!(Namespace::parse("/etc/passwd"), None);
+    }
+
+    #[test]
+    fn a_process_shares_all_namespaces_with_itself() {
+        let tgid = Tgid(std::process::id());
+        assert!(Namespace::of(tgid, Kind::Pid).is_some());
+        assert_eq!(foreign(tgid), []);
+        assert_eq!(has_other_root(tgid), Some(false));
+    }
+
+    #[test]
+    fn a_process_that_is_gone_has_none() {
+        let nobody = Tgid(u32::MAX);
+        assert_eq!(Namespace::of(nobody, Kind::User), None);
+        assert_eq!(foreign(nobody), []);
+        assert_eq!(has_other_root(nobody), None);
+    }
+}

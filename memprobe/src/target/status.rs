@@ -1,0 +1,184 @@
+//! `/proc/PID/status`: who a process is, what it may, and how its namespaces number it.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+
+use crate::event::Tgid;
+
+/// The most that is read of a status file; the kernel writes some 2 KiB.
+const MOST: u64 = 64 << 10;
+
+/// What the status file of a process says (`proc_pid_status(5)`).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Status {
+    /// `State`: one letter, such as `S` for sleeping, `T` for stopped, `Z` for ended and not yet
+    /// waited for.
+    pub state: Option<char>,
+    /// `NStgid`: the process's number in each PID namespace from the reader's own to the process's
+    /// own, outermost first. One number where both live in the same.
+    pub tgids: Vec<Tgid>,
+    /// `NSpid`: as `tgids`, of the thread that the file is of.
+    pub tids: Vec<u32>,
+    /// The effective user of `Uid`.
+    pub uid: Option<u32>,
+    /// `Threads`.
+    pub threads: Option<u64>,
+    /// `CapEff`: what it may now.
+    pub effective: Capabilities,
+    /// `CapBnd`: what it and its children can ever be given.
+    pub bounding: Capabilities,
+    /// `Seccomp`: 0 off, 1 strict, 2 filter.
+    pub seccomp: u8,
+}
+
+impl Status {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such process, and `ESRCH` where it just ended.
+    pub fn of(tgid: Tgid) -> io::Result<Self> {
+        Self::read(&format!("/proc/{}/status", tgid.0))
+    }
+
+    /// Reads that of memprobe itself.
+    ///
+    /// # Errors
+    /// Where `/proc` is not mounted.
+    pub fn of_memprobe() -> io::Result<Self> {
+        Self::read("/proc/self/status")
+    }
+
+    fn read(path: &str) -> io::Result<Self> {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(MOST).read_to_end(&mut bytes)?;
+        Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
+    }
+
+    /// Parses its text. What is missing is left at its default.
+    pub fn parse(text: &str) -> Self {
+        let mut status = Self::default();
+        for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
+            let value = value.trim();
+            let numbers = || {
+                value
+                    .split_ascii_whitespace()
+                    .map_while(|word| word.parse().ok())
+            };
+            match name {
+                "State" => status.state = value.chars().next(),
+                "NStgid" => status.tgids = numbers().map(Tgid).collect(),
+                "NSpid" => status.tids = numbers().collect(),
+                "Uid" => status.uid = numbers().nth(1),
+                "Threads" => status.threads = value.parse().ok(),
+                "CapEff" => status.effective = Capabilities::parse(value),
+                "CapBnd" => status.bounding = Capabilities::parse(value),
+                "Seccomp" => status.seccomp = value.parse().unwrap_or(0),
+                _ => {}
+            }
+        }
+        status
+    }
+
+    /// The process's number in its own PID namespace, where that is not memprobe's.
+    pub fn inner_tgid(&self) -> Option<Tgid> {
+        match self.tgids.as_slice() {
+            [_, .., inner] => Some(*inner),
+            _ => None,
+        }
+    }
+}
+
+/// A set of capabilities (`capabilities(7)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Capabilities(pub u64);
+
+/// One capability, by its number in `include/uapi/linux/capability.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability(u32, &'static str);
+
+impl Capability {
+    /// Trace processes of other users, and read their memory.
+    pub const SYS_PTRACE: Self = Self(19, "CAP_SYS_PTRACE");
+    /// Everything that has no capability of its own.
+    pub const SYS_ADMIN: Self = Self(21, "CAP_SYS_ADMIN");
+    /// `perf_event_open` on everything (5.8).
+    pub const PERFMON: Self = Self(38, "CAP_PERFMON");
+    /// Load programs and maps (5.8).
+    pub const BPF: Self = Self(39, "CAP_BPF");
+    /// Open `/proc/PID/map_files` (5.9).
+    pub const CHECKPOINT_RESTORE: Self = Self(40, "CAP_CHECKPOINT_RESTORE");
+
+    /// Those that memprobe has a use for.
+    pub const USED: [Self; 5] = [
+        Self::SYS_ADMIN,
+        Self::SYS_PTRACE,
+        Self::BPF,
+        Self::PERFMON,
+        Self::CHECKPOINT_RESTORE,
+    ];
+
+    /// Such as `CAP_BPF`.
+    pub const fn name(self) -> &'static str {
+        self.1
+    }
+}
+
+impl Capabilities {
+    fn parse(hex: &str) -> Self {
+        Self(u64::from_str_radix(hex, 16).unwrap_or(0))
+    }
+
+    /// Whether one is among them.
+    pub const fn has(self, capability: Capability) -> bool {
+        self.0 >> capability.0 & 1 == 1
+    }
+
+    /// The names of those that memprobe has a use for.
+    pub fn used(self) -> Vec<&'static str> {
+        let used = Capability::USED.into_iter();
+        used.filter(|capability| self.has(*capability))
+            .map(Capability::name)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IN_A_CONTAINER: &str = "Name:\tpython\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t20511\n\
+        Uid:\t1000\t1001\t1000\t1000\nNStgid:\t20511\t312\t7\nNSpid:\t20513\t314\t9\nThreads:\t12\n\
+        CapEff:\t00000000a80425fb\nCapBnd:\t00000000a80425fb\nNoNewPrivs:\t0\nSeccomp:\t2\n";
+
+    #[test]
+    fn a_process_in_nested_namespaces_has_a_number_in_each() {
+        let status = Status::parse(IN_A_CONTAINER);
+        assert_eq!(status.tgids, [Tgid(20511), Tgid(312), Tgid(7)]);
+        assert_eq!(status.inner_tgid(), Some(Tgid(7)));
+        assert_eq!(status.tids.last(), Some(&9));
+        assert_eq!(status.uid, Some(1001));
+        assert_eq!(status.threads, Some(12));
+        assert_eq!((status.state, status.seccomp), (Some('S'), 2));
+    }
+
+    #[test]
+    fn a_process_of_our_own_namespace_has_no_inner_number() {
+        assert_eq!(Status::parse("NStgid:\t77\n").inner_tgid(), None);
+        assert_eq!(Status::of_memprobe().unwrap().inner_tgid(), None);
+    }
+
+    #[test]
+    fn capabilities_are_told_by_name() {
+        let docker = Status::parse(IN_A_CONTAINER).effective;
+        assert_eq!(docker.used(), Vec::<&str>::new());
+        let root = Capabilities::parse("000001ffffffffff");
+        assert_eq!(root.used().len(), Capability::USED.len());
+        assert!(Capabilities::parse("0000000000200000").has(Capability::SYS_ADMIN));
+    }
+
+    #[test]
+    fn nonsense_gives_nothing() {
+        let status = Status::parse("Uid:\tx\nNStgid:\t-1\nCapEff:\tzz\nSeccomp:\t300\n\0\nThreads");
+        assert_eq!(status, Status::default());
+    }
+}

@@ -1,0 +1,193 @@
+//! One cell: a workload on a PyTorch on a Python.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+/// A cell that was tried.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cell {
+    /// The version of PyTorch.
+    pub torch: String,
+    /// The minor version of Python, such as `3.11`.
+    pub python: String,
+    /// The name of the workload.
+    pub workload: String,
+    /// The version of Python in full.
+    pub python_version: String,
+    /// When (UTC), such as `2026-11-21`.
+    pub date: String,
+    /// The kernel, such as `Linux 6.18.44`.
+    pub kernel: String,
+    /// The build of memprobe and of the comparison.
+    pub build: String,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "lowercase")]
+pub enum Outcome {
+    /// Every event, frame and total is as in PyTorch's own history.
+    Exact {
+        /// Events that were compared.
+        events: u64,
+        /// Stacks of Python threads, compared frame by frame.
+        stacks: u64,
+        /// Events of autograd's threads, led back to the line that waits for them.
+        backward: u64,
+        /// Moments at which the allocator's totals were compared.
+        checkpoints: u64,
+    },
+    /// Memprobe said that it cannot.
+    Refused {
+        /// Its words.
+        words: String,
+    },
+    /// Something is not as in PyTorch's history.
+    Differs {
+        /// The first difference.
+        words: String,
+    },
+    /// The comparison did not come about.
+    Failed {
+        /// Why.
+        words: String,
+    },
+}
+
+/// The most that is kept of a text.
+const MOST_WORDS: usize = 400;
+
+impl Outcome {
+    /// The comparison did not come about.
+    pub fn failed(words: &str) -> Self {
+        Self::Failed {
+            words: words.to_owned(),
+        }
+    }
+
+    /// Whether this is a fault.
+    pub fn is_bad(&self) -> bool {
+        matches!(self, Self::Differs { .. } | Self::Failed { .. })
+    }
+
+    /// For the terminal.
+    pub fn in_a_line(&self) -> String {
+        match self {
+            Self::Exact {
+                events,
+                stacks,
+                backward,
+                checkpoints,
+            } => format!(
+                "exact: {events} events, {stacks} stacks, {backward} of backward, {checkpoints} checkpoints"
+            ),
+            Self::Refused { words } => format!("refused: {words}"),
+            Self::Differs { words } => format!("DIFFERS: {words}"),
+            Self::Failed { words } => format!("FAILED: {words}"),
+        }
+    }
+
+    /// Without what belongs to this machine alone, and not longer than a note.
+    fn for_the_repository(self, environment: &str) -> Self {
+        let clean = |words: String| {
+            let mut words = words.replace(environment, "ENVIRONMENT");
+            if let Some((end, _)) = words.char_indices().nth(MOST_WORDS) {
+                words.truncate(end);
+                words.push('…');
+            }
+            words
+        };
+        match self {
+            Self::Exact { .. } => self,
+            Self::Refused { words } => Self::Refused {
+                words: clean(words),
+            },
+            Self::Differs { words } => Self::Differs {
+                words: clean(words),
+            },
+            Self::Failed { words } => Self::Failed {
+                words: clean(words),
+            },
+        }
+    }
+}
+
+/// Tries a workload on the PyTorch of this interpreter.
+pub fn attempt(program: &Path, memprobe: &Path, python: &Path, workload: &str) -> Outcome {
+    let output = Command::new(program)
+        .arg(workload)
+        .env("MEMPROBE_TEST_PYTHON", python)
+        .env_remove("MEMPROBE_TEST_OLDER_PYTHONS")
+        .env("MEMPROBE_BIN", memprobe)
+        .output();
+    let outcome = match output {
+        Ok(output) if output.status.success() => read(&String::from_utf8_lossy(&output.stdout)),
+        Ok(output) => Outcome::failed(&reason(&String::from_utf8_lossy(&output.stderr))),
+        Err(error) => Outcome::failed(&format!("cannot start {}: {error}", program.display())),
+    };
+    let environment = python.ancestors().nth(2).unwrap_or(python);
+    outcome.for_the_repository(&environment.to_string_lossy())
+}
+
+fn read(answer: &str) -> Outcome {
+    let line = answer.lines().last().unwrap_or_default();
+    serde_json::from_str(line)
+        .unwrap_or_else(|error| Outcome::failed(&format!("answered {line:?}: {error}")))
+}
+
+/// What a panic says, without its trace.
+fn reason(stderr: &str) -> String {
+    let end = stderr.find("stack backtrace:").unwrap_or(stderr.len());
+    let said = stderr[..end].trim();
+    let start = said.find("panicked at ").unwrap_or(0);
+    said[start..].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words_of(outcome: &Outcome) -> &str {
+        match outcome {
+            Outcome::Exact { .. } => "",
+            Outcome::Refused { words } | Outcome::Differs { words } | Outcome::Failed { words } => {
+                words
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_becomes_an_outcome() {
+        let exact = r#"{"outcome":"exact","events":4,"stacks":3,"backward":2,"checkpoints":1,"python":"3.11.7"}"#;
+        let outcome = read(exact);
+        assert!(
+            matches!(outcome, Outcome::Exact { events: 4, .. }) && !outcome.is_bad(),
+            "{outcome:?}"
+        );
+        let refused = read("noise\n{\"outcome\":\"refused\",\"words\":\"memprobe: no\"}\n");
+        assert_eq!(words_of(&refused), "memprobe: no");
+        assert!(!refused.is_bad());
+        assert!(read("").is_bad());
+    }
+
+    #[test]
+    fn a_panic_is_told_without_its_trace() {
+        let said =
+            reason("noise\nthread 'main' panicked at a.rs:1:2:\nwrong\nstack backtrace:\n 0: x");
+        assert_eq!(said, "panicked at a.rs:1:2:\nwrong");
+    }
+
+    #[test]
+    fn notes_have_no_path_of_this_machine_and_an_end() {
+        let outcome = Outcome::failed(&format!("/home/me/env/bin {}", "x".repeat(1000)));
+        let outcome = outcome.for_the_repository("/home/me/env");
+        let words = words_of(&outcome);
+        assert!(words.starts_with("ENVIRONMENT/bin x"), "{words}");
+        assert!(words.chars().count() <= MOST_WORDS + 1);
+    }
+}

@@ -1,0 +1,303 @@
+//! `cargo xtask matrix`: memprobe on every Python and PyTorch, each workload compared with PyTorch's
+//! own history inside the process, event by event.
+
+mod cell;
+mod page;
+mod store;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, RELEASES, Release, Request, Shelf};
+use crate::repository::{Repository, cache_folder};
+use cell::{Cell, Outcome};
+use store::Store;
+
+/// What is needed of the disk to set up one environment: its wheel, and what is unpacked of it.
+const ROOM_BYTES: u64 = 5_000_000_000;
+
+/// The program that tries one cell.
+const CELL_PROGRAM: &str = "memprobe-matrix-cell";
+
+/// What of the matrix to try.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only these Pythons: versions such as 3.11, or paths of interpreters
+    #[arg(long, value_name = "PYTHON", value_delimiter = ',')]
+    python: Vec<Interpreter>,
+    /// Only these versions of PyTorch, such as 2.6.0
+    #[arg(long, value_name = "VERSION", value_delimiter = ',')]
+    torch: Vec<String>,
+    /// Only these workloads, such as perceptron
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    workload: Vec<String>,
+    /// Try also the cells that this very memprobe was tried on
+    #[arg(long)]
+    again: bool,
+    /// End with the first cell that is neither exact nor refused
+    #[arg(long)]
+    fail_fast: bool,
+    /// Keep the environments: about 1.5 GB each
+    #[arg(long)]
+    keep: bool,
+    /// Only print the table that the repository has
+    #[arg(long)]
+    show: bool,
+}
+
+/// A Python and a PyTorch that has a wheel for it.
+struct Pair {
+    interpreter: Interpreter,
+    /// Such as `3.11`.
+    python: String,
+    release: &'static Release,
+}
+
+/// What every cell of a run has in common.
+struct Run {
+    cell_program: PathBuf,
+    memprobe: PathBuf,
+    /// Names the build of memprobe and of the comparison.
+    build: String,
+    date: String,
+    kernel: String,
+}
+
+/// Tries the cells that are asked for and were not tried yet, and keeps what came of each.
+pub fn run(repository: &Repository, options: &Options) -> Result<()> {
+    let page = repository.root().join("docs/matrix.md");
+    let mut store = Store::open(&repository.root().join("docs/matrix.json"))?;
+    if options.show {
+        print!("{}", page::render(store.cells()));
+        return Ok(());
+    }
+    if !process::is_root() {
+        bail!(
+            "the matrix attaches probes, which needs root. Run\n\
+             \x20 sudo -E env \"PATH=$PATH\" cargo xtask matrix"
+        );
+    }
+    let pairs = pairs(options)?;
+    let run = Run::prepare(repository)?;
+    let workloads = workloads(&run, options)?;
+    pytorch::discard()?;
+    let mut bad = 0;
+    for (at, pair) in pairs.iter().enumerate() {
+        let wanted: Vec<&String> = workloads
+            .iter()
+            .filter(|name| {
+                options.again || !store.has(&pair.python, pair.release, name, &run.build)
+            })
+            .collect();
+        println!(
+            "\n== {} of {}: Python {}, PyTorch {}: {} of {} workloads to try",
+            at + 1,
+            pairs.len(),
+            pair.python,
+            pair.release.torch,
+            wanted.len(),
+            workloads.len()
+        );
+        if wanted.is_empty() {
+            continue;
+        }
+        for cell in try_pair(&run, pair, &wanted, options.keep)? {
+            bad += usize::from(cell.outcome.is_bad());
+            store.put(cell);
+        }
+        store.save()?;
+        write_page(&page, &store)?;
+        if bad > 0 && options.fail_fast {
+            break;
+        }
+    }
+    println!("\n{}", page::render(store.cells()));
+    println!("kept in {}", page.display());
+    if bad > 0 {
+        bail!("{bad} cells are neither exact nor refused: see the notes of the table");
+    }
+    Ok(())
+}
+
+/// Sets a pair up, tries its workloads, and deletes it where it is not to be kept.
+fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result<Vec<Cell>> {
+    let request = Request {
+        interpreter: pair.interpreter.clone(),
+        torch: pair.release.torch.to_owned(),
+        gpus: Gpus::Simulated,
+        shelf: if keep || is_tested(pair) {
+            Shelf::Kept
+        } else {
+            Shelf::Passing
+        },
+    };
+    check_room()?;
+    let environment = match pytorch::set_up(&request) {
+        Ok(environment) => environment,
+        Err(error) => {
+            println!("  cannot be set up: {error:#}");
+            let outcome = Outcome::failed(&format!("cannot be set up: {error:#}"));
+            pytorch::discard()?;
+            return Ok(workloads
+                .iter()
+                .map(|name| run.cell(pair, name, "", outcome.clone()))
+                .collect());
+        }
+    };
+    let mut cells = Vec::new();
+    for name in workloads {
+        let start = Instant::now();
+        let outcome = cell::attempt(&run.cell_program, &run.memprobe, &environment.python, name);
+        println!(
+            "  {name:<14} {} ({:.1} s)",
+            outcome.in_a_line(),
+            start.elapsed().as_secs_f64()
+        );
+        cells.push(run.cell(pair, name, &environment.python_version, outcome));
+    }
+    if request.shelf == Shelf::Passing {
+        pytorch::discard()?;
+    }
+    Ok(cells)
+}
+
+/// Whether the tests use this pair too.
+fn is_tested(pair: &Pair) -> bool {
+    pytorch::TESTED.iter().any(|tested| {
+        let version = |minor: &u8| Interpreter::Version(PythonVersion::three(*minor));
+        let first = tested
+            .pythons
+            .iter()
+            .map(version)
+            .find(|python| python.present().is_some());
+        tested.torch == pair.release.torch && first.as_ref() == Some(&pair.interpreter)
+    })
+}
+
+/// Every pair that is asked for, that PyPI has a wheel for, and whose Python is here.
+fn pairs(options: &Options) -> Result<Vec<Pair>> {
+    for torch in &options.torch {
+        if pytorch::release_of(torch).is_none() {
+            let known: Vec<&str> = RELEASES.iter().map(|release| release.torch).collect();
+            bail!(
+                "the matrix has no PyTorch {torch}: it has {}",
+                known.join(", ")
+            );
+        }
+    }
+    let asked = if options.python.is_empty() {
+        (9..=15)
+            .map(|minor| Interpreter::Version(PythonVersion::three(minor)))
+            .collect()
+    } else {
+        options.python.clone()
+    };
+    let mut pythons = Vec::new();
+    for interpreter in asked {
+        match interpreter.present() {
+            Some(info) => pythons.push((interpreter, info.minor_version())),
+            None => println!("SKIPPED: {interpreter:?} is not on this machine"),
+        }
+    }
+    let mut pairs = Vec::new();
+    for release in RELEASES {
+        if !options.torch.is_empty() && !options.torch.iter().any(|torch| torch == release.torch) {
+            continue;
+        }
+        for (interpreter, python) in &pythons {
+            let minor = |text: &str| text.strip_prefix("3.")?.parse().ok();
+            if minor(python).is_some_and(|minor: u8| release.pythons.contains(&minor)) {
+                pairs.push(Pair {
+                    interpreter: interpreter.clone(),
+                    python: python.clone(),
+                    release,
+                });
+            }
+        }
+    }
+    if pairs.is_empty() {
+        bail!("no Python of this machine and no PyTorch that is asked for go together");
+    }
+    Ok(pairs)
+}
+
+/// The workloads that are asked for, in the order of the suite.
+fn workloads(run: &Run, options: &Options) -> Result<Vec<String>> {
+    let known = process::answer(Command::new(&run.cell_program).arg("--list"))?;
+    let known: Vec<String> = known.lines().map(str::to_owned).collect();
+    if let Some(unknown) = options.workload.iter().find(|name| !known.contains(name)) {
+        bail!(
+            "there is no workload {unknown:?}: there are {}",
+            known.join(", ")
+        );
+    }
+    let asked = |name: &String| options.workload.is_empty() || options.workload.contains(name);
+    Ok(known.into_iter().filter(asked).collect())
+}
+
+impl Run {
+    /// Builds memprobe and the program that tries a cell.
+    fn prepare(repository: &Repository) -> Result<Self> {
+        let cargo = || {
+            let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+            let mut command = Command::new(program);
+            command.current_dir(repository.root()).arg("build");
+            command
+        };
+        process::run(cargo().args(["--release", "--package", "memprobe"]))?;
+        process::run(cargo().args(["--package", "memprobe-tests", "--bin", CELL_PROGRAM]))?;
+        let memprobe = repository.target().join("release/memprobe");
+        let cell_program = repository.target().join("debug").join(CELL_PROGRAM);
+        let read =
+            |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        Ok(Self {
+            build: pytorch::fingerprint([read(&memprobe)?.as_slice(), &read(&cell_program)?])[..12]
+                .to_owned(),
+            memprobe,
+            cell_program,
+            date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
+            kernel: process::answer(Command::new("uname").arg("-sr"))?,
+        })
+    }
+
+    fn cell(&self, pair: &Pair, workload: &str, python_version: &str, outcome: Outcome) -> Cell {
+        Cell {
+            torch: pair.release.torch.to_owned(),
+            python: pair.python.clone(),
+            workload: workload.to_owned(),
+            python_version: python_version.to_owned(),
+            date: self.date.clone(),
+            kernel: self.kernel.clone(),
+            build: self.build.clone(),
+            outcome,
+        }
+    }
+}
+
+/// An environment that does not fit would end in pip's words about a full disk.
+fn check_room() -> Result<()> {
+    let cache = cache_folder()?;
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let disk = rustix::fs::statvfs(&cache)?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free < ROOM_BYTES {
+        bail!(
+            "{:.1} GB are free for {}, and setting up a PyTorch needs {:.0} GB: make room, or set \
+             MEMPROBE_CACHE to a folder on another disk, and run this again",
+            free as f64 / 1e9,
+            cache.display(),
+            ROOM_BYTES as f64 / 1e9
+        );
+    }
+    Ok(())
+}
+
+fn write_page(page: &Path, store: &Store) -> Result<()> {
+    fs::write(page, page::render(store.cells()))
+        .with_context(|| format!("cannot write {}", page.display()))
+}

@@ -1,0 +1,137 @@
+//! The cells that were tried, as `docs/matrix.json` keeps them.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::cell::Cell;
+use crate::pytorch::{RELEASES, Release};
+
+/// The cells by place.
+#[derive(Debug)]
+pub struct Store {
+    path: PathBuf,
+    cells: Vec<Cell>,
+}
+
+impl Store {
+    /// Reads the file, if there is one.
+    pub fn open(path: &Path) -> Result<Self> {
+        let cells = match fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .with_context(|| format!("{} is not the matrix: delete it", path.display()))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            cells,
+        })
+    }
+
+    /// Every cell, in the order of PyTorch, Python and the suite's workloads.
+    pub fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+
+    /// Whether this build was tried there already, without a fault.
+    pub fn has(&self, python: &str, release: &Release, workload: &str, build: &str) -> bool {
+        self.cells.iter().any(|cell| {
+            cell.python == python
+                && cell.torch == release.torch
+                && cell.workload == workload
+                && cell.build == build
+                && !cell.outcome.is_bad()
+        })
+    }
+
+    /// Keeps a cell in the place of an earlier one.
+    pub fn put(&mut self, cell: Cell) {
+        let same = |other: &Cell| {
+            (&other.torch, &other.python, &other.workload)
+                == (&cell.torch, &cell.python, &cell.workload)
+        };
+        match self.cells.iter_mut().find(|other| same(other)) {
+            Some(place) => *place = cell,
+            None => self.cells.push(cell),
+        }
+        // Stable: the workloads of a pair stay in their order.
+        self.cells.sort_by_key(|cell| {
+            let release = RELEASES
+                .iter()
+                .position(|release| release.torch == cell.torch);
+            let minor = cell
+                .python
+                .strip_prefix("3.")
+                .and_then(|text| text.parse::<u8>().ok());
+            (release, minor)
+        });
+    }
+
+    /// Writes the file: whole or not at all.
+    pub fn save(&self) -> Result<()> {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        let partial = self.path.with_extension("partial");
+        let mut text = serde_json::to_string_pretty(&self.cells)?;
+        text.push('\n');
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&partial, text))
+            .and_then(|()| fs::rename(&partial, &self.path))
+            .with_context(|| format!("cannot write {}", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::cell::Outcome;
+    use crate::pytorch::release_of;
+
+    pub fn cell(torch: &str, python: &str, workload: &str, outcome: Outcome) -> Cell {
+        Cell {
+            torch: torch.to_owned(),
+            python: python.to_owned(),
+            workload: workload.to_owned(),
+            python_version: format!("{python}.1"),
+            date: "2026-11-21".to_owned(),
+            kernel: "Linux 6.18.0".to_owned(),
+            build: "abc".to_owned(),
+            outcome,
+        }
+    }
+
+    fn exact() -> Outcome {
+        Outcome::Exact {
+            events: 10,
+            stacks: 5,
+            backward: 1,
+            checkpoints: 1,
+        }
+    }
+
+    #[test]
+    fn cells_outlive_the_run_in_their_order_and_are_tried_once_by_a_build() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("docs/matrix.json");
+        let mut store = Store::open(&path).unwrap();
+        store.put(cell("2.10.0", "3.10", "threads", exact()));
+        store.put(cell("2.6.0", "3.11", "threads", exact()));
+        store.put(cell("2.6.0", "3.9", "threads", Outcome::failed("no")));
+        store.save().unwrap();
+        let store = Store::open(&path).unwrap();
+        let order: Vec<_> = store
+            .cells()
+            .iter()
+            .map(|cell| cell.python.as_str())
+            .collect();
+        assert_eq!(order, ["3.9", "3.11", "3.10"]);
+        let release = release_of("2.6.0").unwrap();
+        assert!(store.has("3.11", release, "threads", "abc"));
+        assert!(!store.has("3.11", release, "threads", "another build"));
+        assert!(!store.has("3.9", release, "threads", "abc"), "it failed");
+    }
+}

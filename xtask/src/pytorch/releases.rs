@@ -1,0 +1,123 @@
+//! The releases of PyTorch that memprobe is tried on: the last patch of each, and the Pythons that
+//! PyPI has a Linux x86-64 wheel for (builds without the GIL aside).
+
+/// A release of PyTorch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Release {
+    /// All three numbers.
+    pub torch: &'static str,
+    /// The CUDA that its wheel on PyPI is built for.
+    pub cuda: &'static str,
+    /// The minor versions of CPython 3 that have a wheel.
+    pub pythons: &'static [u8],
+    /// The size of the wheel for CPython 3.11, in 10^6 bytes. The others differ by less than 1 %.
+    pub wheel_mb: u32,
+    /// The numpy that it is compiled against, as pip is told.
+    pub numpy: &'static str,
+}
+
+const fn release(
+    torch: &'static str,
+    cuda: &'static str,
+    pythons: &'static [u8],
+    wheel_mb: u32,
+) -> Release {
+    Release {
+        torch,
+        cuda,
+        pythons,
+        wheel_mb,
+        numpy: "numpy",
+    }
+}
+
+const fn with_numpy_1(release: Release) -> Release {
+    Release {
+        numpy: "numpy<2",
+        ..release
+    }
+}
+
+/// Every release, oldest first (PyPI, 2026-11-21).
+pub const RELEASES: &[Release] = &[
+    with_numpy_1(release("2.0.1", "11.7", &[9, 10, 11], 620)),
+    with_numpy_1(release("2.1.2", "12.1", &[9, 10, 11], 670)),
+    with_numpy_1(release("2.2.2", "12.1", &[9, 10, 11, 12], 756)),
+    release("2.3.1", "12.1", &[9, 10, 11, 12], 779),
+    release("2.4.1", "12.1", &[9, 10, 11, 12], 797),
+    release("2.5.1", "12.4", &[9, 10, 11, 12, 13], 906),
+    release("2.6.0", "12.4", &[9, 10, 11, 12, 13], 767),
+    release("2.7.1", "12.6", &[9, 10, 11, 12, 13], 821),
+    release("2.8.0", "12.8", &[9, 10, 11, 12, 13], 888),
+    release("2.9.1", "12.8", &[10, 11, 12, 13, 14], 900),
+    release("2.10.0", "12.8", &[10, 11, 12, 13, 14], 916),
+    release("2.11.0", "13.0", &[10, 11, 12, 13, 14], 531),
+    release("2.12.1", "13.0", &[10, 11, 12, 13, 14], 532),
+    release("2.13.0", "13.0", &[10, 11, 12, 13, 14], 527),
+    release("2.14.1", "13.0", &[10, 11, 12, 13, 14], 555),
+    release("2.15.0", "13.2", &[11, 12, 13, 14, 15], 539),
+];
+
+/// A release on the first of these Pythons that a machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TestedPair {
+    /// The release.
+    pub torch: &'static str,
+    /// Minor versions of CPython 3, the preferred one first.
+    pub pythons: &'static [u8],
+}
+
+/// What `cargo xtask test` and CI run: the newest pair, one in the middle, one old. The newest
+/// comes first: most tests run on it alone.
+pub const TESTED: [TestedPair; 3] = [
+    TestedPair {
+        torch: "2.15.0",
+        pythons: &[12, 11],
+    },
+    TestedPair {
+        torch: "2.6.0",
+        pythons: &[11, 12],
+    },
+    TestedPair {
+        torch: "2.0.1",
+        pythons: &[11],
+    },
+];
+
+/// The release of that version, where the table has it.
+pub fn release_of(torch: &str) -> Option<&'static Release> {
+    RELEASES.iter().find(|release| release.torch == torch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tested_pair_has_wheels() {
+        for pair in TESTED {
+            let release = release_of(pair.torch).expect("a row of the table");
+            for python in pair.pythons {
+                assert!(
+                    release.pythons.contains(python),
+                    "3.{python} x {}",
+                    pair.torch
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_is_in_order_and_has_the_default() {
+        let number = |release: &Release| {
+            let minor = release.torch.split('.').nth(1).expect("a minor version");
+            minor.parse::<u32>().expect("a number")
+        };
+        assert!(
+            RELEASES
+                .windows(2)
+                .all(|pair| number(&pair[0]) < number(&pair[1]))
+        );
+        assert!(release_of(super::super::DEFAULT_TORCH).is_some());
+    }
+}

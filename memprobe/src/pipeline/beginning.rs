@@ -137,6 +137,7 @@ mod tests {
                 reserved: Bytes(reserved),
             }),
             stack: StackId::NONE,
+            call: None,
         }
     }
 

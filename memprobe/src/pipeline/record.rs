@@ -14,7 +14,7 @@ use super::interrupts::Interrupts;
 use super::process::Origin;
 use super::progress::{Progress, Told};
 use super::session::{HostEvent, HostItem, HostSession};
-use crate::event::{AtAttach, Event, Tgid};
+use crate::event::{Event, Tgid};
 use crate::export::output::OutputPlan;
 use crate::export::trace_event::TraceWriter;
 use crate::label;
@@ -75,7 +75,7 @@ impl Recording {
         let tgid = watched.tgid;
         session.add(watched, origin)?;
         let ready = wait_for_probes(&mut session, tgid, &mut progress);
-        let (target, probes) = tokio::select! {
+        let ready = tokio::select! {
             ready = ready => ready.inspect_err(|_| {
                 if let Some(command) = &mut command {
                     command.leave_running(&mut Progress::new(self.quiet));
@@ -88,13 +88,19 @@ impl Recording {
         };
         progress.say(&format!(
             "recording {} to {}; press Ctrl-C to end",
-            label::process(&target).unwrap_or_default(),
+            label::process(&ready.target).unwrap_or_default(),
             self.output.display()
         ));
         progress.start();
-        let header = header(target, probes);
+        let header = header(ready.target, ready.probes);
         let reason = self
-            .write(session, header, output, &mut progress, &mut interrupts)
+            .write(
+                session,
+                (header, ready.events),
+                output,
+                &mut progress,
+                &mut interrupts,
+            )
             .await?;
         match &mut command {
             Some(command) if reason == EndReason::TargetExited => command.exit_code(),
@@ -110,7 +116,7 @@ impl Recording {
     async fn write(
         &self,
         mut session: HostSession,
-        mut header: Header,
+        (mut header, first): (Header, Vec<Event>),
         output: OutputPlan,
         progress: &mut Progress,
         interrupts: &mut Interrupts,
@@ -118,16 +124,16 @@ impl Recording {
         let out = output.create()?;
         let name = out.name();
         let mut writer = TraceWriter::new(out, name, &header, Grouping::default())?;
+        for event in first {
+            writer.event(&event)?;
+        }
         let deadline = self.duration.map(|duration| Instant::now() + duration);
         let mut flushed = Instant::now();
         let reason = loop {
             let mut ended = false;
             let mut write = |event: HostEvent| {
                 match event.item {
-                    HostItem::Event(event) => {
-                        tell_unread(&event, progress);
-                        writer.event(&event)?;
-                    }
+                    HostItem::Event(event) => writer.event(&event)?,
                     HostItem::Attached { target, probes, .. } => {
                         header.target = target;
                         header.probes = probes;
@@ -173,17 +179,12 @@ impl Recording {
     }
 }
 
-/// Says where the blocks that were live at attach are one row, and why.
-fn tell_unread(event: &Event, progress: &mut Progress) {
-    if let Event::AtAttach(AtAttach {
-        unread: Some(why), ..
-    }) = event
-    {
-        progress.say(&format!(
-            "what was allocated before cannot be told block by block: {}",
-            label::clean(why)
-        ));
-    }
+/// A process whose probes are in place.
+struct Ready {
+    target: Target,
+    probes: Vec<ProbeStatus>,
+    /// What was told of it since.
+    events: Vec<Event>,
 }
 
 /// Waits until the probes are in place.
@@ -191,7 +192,8 @@ async fn wait_for_probes(
     session: &mut HostSession,
     tgid: Tgid,
     progress: &mut Progress,
-) -> Result<(Target, Vec<ProbeStatus>)> {
+) -> Result<Ready> {
+    let mut events = Vec::new();
     loop {
         let mut attached = None;
         session.drain(|event| {
@@ -213,12 +215,18 @@ async fn wait_for_probes(
                     tgid.0
                 ),
                 HostItem::Notice(notice) => progress.say(&notice),
-                HostItem::Found { .. } | HostItem::Executed(_) | HostItem::Event(_) => {}
+                HostItem::Event(event) => events.push(event),
+                HostItem::Executed(_) => events.clear(),
+                HostItem::Found { .. } => {}
             }
             Ok(())
         })?;
-        if let Some(attached) = attached {
-            return Ok(attached);
+        if let Some((target, probes)) = attached {
+            return Ok(Ready {
+                target,
+                probes,
+                events,
+            });
         }
         session.wait().await;
     }

@@ -50,7 +50,7 @@ fn tgid() -> Tgid {
 /// Nothing is known of a Python 3.11's code objects.
 fn code() -> CodeCache {
     let layout = PythonLayout::of(11).expect("3.11 is known");
-    CodeCache::with_limits(layout, 0x2000, Limits::default())
+    CodeCache::with_limits(*layout, 0x2000, Limits::default())
 }
 
 /// Records as the ring buffer holds them.

@@ -154,13 +154,26 @@ impl Loader {
         Ok(Counters(Array::try_from(map)?))
     }
 
-    /// Lets the events of a process through.
+    /// Lets the events of a process through; says whether they were not let through before. (The
+    /// programs themselves admit the children of those that are watched.)
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
-        self.processes()?.insert(tgid.0, ConfigValue(config), 0)?;
-        Ok(())
+    pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<bool> {
+        /// `BPF_NOEXIST` (linux/bpf.h).
+        const ONLY_IF_NEW: u64 = 1;
+        match self
+            .processes()?
+            .insert(tgid.0, ConfigValue(config), ONLY_IF_NEW)
+        {
+            Ok(()) => Ok(true),
+            Err(MapError::SyscallError(error))
+                if error.io_error.kind() == std::io::ErrorKind::AlreadyExists =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Says anew what is known of a process, unless it has ended meanwhile.

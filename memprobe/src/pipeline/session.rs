@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
+use super::before_attach;
 use super::process::{Origin, Phase, Process};
 use crate::decode::{ProcessStep, Record, decode};
 use crate::event::{Event, Losses, Tgid};
@@ -223,7 +224,9 @@ impl HostSession {
     /// # Errors
     /// The first error of `sink`, after which nothing more is passed on.
     pub(super) fn drain(&mut self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<usize> {
+        let end = self.records.end();
         let taken = self.take_records();
+        let all = self.records.has_passed(end);
         let now = Instant::now();
         if taken > 0 {
             self.heard = now;
@@ -238,7 +241,7 @@ impl HostSession {
         while let Some(event) = self.told.pop_front() {
             sink(event)?;
         }
-        self.settle(now, taken < BATCH, &mut sink)?;
+        self.settle(now, all, &mut sink)?;
         Ok(taken)
     }
 
@@ -413,8 +416,10 @@ impl HostSession {
         };
         process.finish(why);
         while let Some(event) = process.pop() {
-            let item = HostItem::Event(event);
-            self.told.push_back(HostEvent { tgid, item });
+            let notice = before_attach::notice(&event).map(HostItem::Notice);
+            for item in notice.into_iter().chain([HostItem::Event(event)]) {
+                self.told.push_back(HostEvent { tgid, item });
+            }
         }
         if let Some(notice) = process.beginning.tell() {
             let item = HostItem::Notice(notice);
@@ -436,8 +441,10 @@ impl HostSession {
             };
             process.settle(now, all);
             while let Some(event) = process.pop() {
-                let item = HostItem::Event(event);
-                sink(HostEvent { tgid, item })?;
+                let notice = before_attach::notice(&event).map(HostItem::Notice);
+                for item in notice.into_iter().chain([HostItem::Event(event)]) {
+                    sink(HostEvent { tgid, item })?;
+                }
             }
             if let Some(notice) = process.beginning.tell() {
                 let item = HostItem::Notice(notice);

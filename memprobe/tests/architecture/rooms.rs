@@ -33,11 +33,12 @@ impl Room {
 }
 
 /// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, giving back freed
-/// heap, descriptors that the runtime watches, the memory of another process.
+/// heap, descriptors that the runtime watches, the positions of a ring buffer, the memory of another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",
     "probe/loader.rs",
+    "probe/positions.rs",
     "target/memory.rs",
 ];
 

@@ -111,12 +111,19 @@ pub struct Program {
 }
 
 /// The programs, in the order of their running.
-pub const PROGRAMS: [Program; 5] = [
+pub const PROGRAMS: [Program; 6] = [
     Program {
         package: "memprobe-tests",
         name: "kernel",
-        tests: &[],
+        tests: &["too_old"],
         on: Expected::Refused,
+        brief: true,
+    },
+    Program {
+        package: "memprobe-tests",
+        name: "kernel",
+        tests: &["verifier"],
+        on: Expected::Works,
         brief: true,
     },
     Program {

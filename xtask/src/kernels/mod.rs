@@ -48,7 +48,10 @@ pub struct Options {
     kernels: Vec<&'static Kernel>,
     /// Only this program of tests (exactness, robustness, ...); can be given again
     #[arg(long = "only", value_name = "PROGRAM", value_parser = known_program)]
-    only: Vec<&'static Program>,
+    only: Vec<&'static str>,
+    /// Only the few tests that the test command runs
+    #[arg(long)]
+    brief: bool,
     /// Look for newer kernels than those in the cache
     #[arg(long)]
     update: bool,
@@ -62,10 +65,11 @@ fn known_kernel(name: &str) -> Result<&'static Kernel, String> {
     Kernel::named(name).ok_or_else(|| format!("the kernels are: {}", names()))
 }
 
-fn known_program(name: &str) -> Result<&'static Program, String> {
-    let names = || PROGRAMS.map(|program| program.name).join(", ");
-    let found = PROGRAMS.iter().find(|program| program.name == name);
-    found.ok_or_else(|| format!("the programs are: {}", names()))
+fn known_program(name: &str) -> Result<&'static str, String> {
+    let mut names = PROGRAMS.map(|program| program.name).to_vec();
+    names.dedup();
+    let found = names.iter().find(|known| **known == name).copied();
+    found.ok_or_else(|| format!("the programs are: {}", names.join(", ")))
 }
 
 /// Runs the chosen tests on the chosen kernels, prints a table, and where that is all of them,
@@ -85,7 +89,10 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         true => Freshness::Newest,
         false => Freshness::Cached,
     };
-    let chosen = |program: &Program| options.only.is_empty() || options.only.contains(&program);
+    let chosen = |program: &Program| {
+        (options.only.is_empty() || options.only.contains(&program.name))
+            && (program.brief || !options.brief)
+    };
     let programs: Vec<Program> = PROGRAMS.into_iter().filter(|it| chosen(it)).collect();
 
     let workshop = Workshop::prepare(repository, &programs)?;
@@ -348,8 +355,10 @@ fn build(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, 
     for package in packages {
         tests.args(["--package", package]);
     }
-    for program in programs {
-        tests.args(["--test", program.name]);
+    let mut names: Vec<&str> = programs.iter().map(|program| program.name).collect();
+    names.dedup();
+    for name in names {
+        tests.args(["--test", name]);
     }
     eprintln!("  $ {}", process::shown(&tests));
     let output = tests.stderr(Stdio::inherit()).output()?;
@@ -365,7 +374,10 @@ fn build(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, 
         let path = built
             .get(program.name)
             .with_context(|| format!("cargo built no test program {}", program.name))?;
-        files.push((path.clone(), format!("bin/{}", program.name)));
+        let file = (path.clone(), format!("bin/{}", program.name));
+        if !files.contains(&file) {
+            files.push(file);
+        }
     }
     // What the tests read of the sources.
     for folder in ["tests/workloads", "memprobe/tests/fixtures"] {

@@ -42,6 +42,8 @@ pub struct Attaching {
     graph_task: Search,
     /// Its Python has not started yet.
     is_starting: bool,
+    /// Its caching allocator has no function to be heard by.
+    lacks_allocator: bool,
 }
 
 /// How far the search for autograd's thread-local has come.
@@ -83,6 +85,7 @@ impl Attaching {
             has_loader: false,
             graph_task: Search::Unneeded,
             is_starting: false,
+            lacks_allocator: false,
         }
     }
 
@@ -112,6 +115,13 @@ impl Attaching {
             files.leave(*key, self.tgid, now);
         }
         *self = Self::new(self.tgid, self.watch);
+    }
+
+    /// Finds out anew what Python it runs: what was known may be out of date.
+    pub fn doubt(&mut self) {
+        self.python = None;
+        self.not_python = None;
+        self.graph_task = Search::Unneeded;
     }
 
     /// Its Python, once that is known.
@@ -302,10 +312,11 @@ impl Attaching {
         locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located, AttachError>)>,
     ) -> Arc<Probed> {
         let key = ProbedFiles::key(file, family, self.reach());
-        let probed = match files.share(key, self.tgid) {
-            Some(probed) => probed,
-            None => files.probe(loader, key, self.tgid, locate(self.tgid)),
-        };
+        let tgid = self.tgid;
+        let probed = files
+            .share(key, tgid)
+            .or_else(|| files.share_twin(key, tgid, file))
+            .unwrap_or_else(|| files.probe(loader, key, tgid, file, locate(tgid)));
         if !self.files.contains(&key) {
             self.files.push(key);
         }
@@ -316,7 +327,12 @@ impl Attaching {
         if let Some(error) = &probed.refused {
             return Err(AttachError::Shared(error.clone()));
         }
-        self.probes.extend(probed.probes.iter().cloned());
+        for probe in &probed.probes {
+            if !self.probes.contains(probe) {
+                self.probes.push(probe.clone());
+            }
+        }
+        self.lacks_allocator |= probed.lacks_allocator;
         for missing in &probed.missing {
             if !self.missing.contains(missing) {
                 self.missing.push(missing.clone());
@@ -361,8 +377,8 @@ impl Attaching {
         if self.python.is_none() {
             return !self.probes.is_empty();
         }
-        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Required);
-        required.all(|probe| self.has(probe))
+        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+        self.lacks_allocator || required.all(|probe| self.has(probe))
     }
 
     fn has(&self, probe: &Probe) -> bool {
@@ -374,12 +390,12 @@ impl Attaching {
     pub fn has_allocator(&self) -> bool {
         PROBES
             .iter()
-            .any(|probe| probe.need == Need::Required && self.has(probe))
+            .any(|probe| probe.need == Need::Allocator && self.has(probe))
     }
 }
 
 /// Whether a library is mapped that is probed.
-fn uses_cuda(maps: &Maps) -> bool {
+pub fn uses_cuda(maps: &Maps) -> bool {
     PROBES
         .iter()
         .any(|probe| maps.library(probe.library).is_some())

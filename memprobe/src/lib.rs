@@ -8,6 +8,7 @@
 pub mod bytes;
 pub mod cli;
 pub mod decode;
+pub mod driver;
 pub mod event;
 pub mod export;
 pub mod inspect;

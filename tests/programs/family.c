@@ -63,6 +63,7 @@ static void write_down(void)
 static void allocate(size_t blocks, double pause)
 {
     const struct device device = {1, 0};
+    static size_t place;
     if (!segment) {
         void *pointer;
         get(&pointer, 2 << 20);
@@ -73,7 +74,8 @@ static void allocate(size_t blocks, double pause)
     clock_gettime(CLOCK_MONOTONIC, &next);
     for (size_t at = 0; at < blocks; at++) {
         size_t size = 512 * (1 + at % 7);
-        void *block = (void *)(segment + 512 * 8 * (at % 256) + ((at / 256) << 32));
+        void *block = (void *)(segment + 512 * 8 * (place % 256) + ((place / 256) << 32));
+        place++;
         allocated += size;
         allocs++;
         tell(block, (int64_t)size, allocated, reserved, device);

@@ -137,6 +137,91 @@ fn a_second_copy_of_the_libraries_in_the_same_process_is_probed_too() {
 }
 
 #[test]
+fn a_library_that_two_containers_share_is_probed_once() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let layers = family.path("layers");
+    let Some(_mounted) = Mounted::layers(&layers) else {
+        println!("skipped: overlayfs cannot be mounted here");
+        return;
+    };
+    for name in ["family", "libc10.so", "libcudart.so.13"] {
+        fs::copy(family.path(name), layers.join("image").join(name)).expect("copied");
+    }
+    let Some(_containers) = Mounted::containers(&layers) else {
+        println!("skipped: overlayfs cannot be mounted here");
+        return;
+    };
+    let ledgers = family.path("ledgers");
+    let one = |number: u32| {
+        let program = layers.join(format!("{number}/root/family"));
+        format!(
+            "{} {} ranks 1 500 50000",
+            program.display(),
+            ledgers.display()
+        )
+    };
+    let run = family.path("run/");
+    let script = format!("{} & {} & wait", one(1), one(2));
+    let printed = record(&ground, &run, Command::new("bash").args(["-c", &script]));
+    assert!(printed.status.success(), "{}", printed.stderr);
+    let ledgers = family.ledgers();
+    assert_eq!(ledgers.len(), 2, "{}", printed.stderr);
+    assert_told(&ground.report(&run), &ledgers);
+}
+
+/// Something mounted, until the test ends.
+struct Mounted(Vec<std::path::PathBuf>);
+
+impl Mounted {
+    /// A file system that can lie below an overlay, with a folder for an image.
+    fn layers(at: &Path) -> Option<Self> {
+        fs::create_dir(at).expect("made");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "tmpfs"])
+            .arg(at)
+            .status();
+        mount.ok()?.success().then_some(())?;
+        let mounted = Self(vec![at.to_owned()]);
+        fs::create_dir(at.join("image")).expect("made");
+        Some(mounted)
+    }
+
+    /// Two containers made from the image.
+    fn containers(layers: &Path) -> Option<Self> {
+        let mut mounted = Self(Vec::new());
+        for number in ["1", "2"] {
+            let own = |name: &str| layers.join(number).join(name);
+            for name in ["upper", "work", "root"] {
+                fs::create_dir_all(own(name)).expect("made");
+            }
+            let options = format!(
+                "lowerdir={},upperdir={},workdir={}",
+                layers.join("image").display(),
+                own("upper").display(),
+                own("work").display()
+            );
+            let mut mount = Command::new("mount");
+            mount
+                .args(["-t", "overlay", "overlay", "-o", &options])
+                .arg(own("root"));
+            mount.status().ok()?.success().then_some(())?;
+            mounted.0.push(own("root"));
+        }
+        Some(mounted)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        for at in self.0.iter().rev() {
+            // What is left is the test machine's own affair.
+            let _ = Command::new("umount").arg(at).status();
+        }
+    }
+}
+
+#[test]
 fn what_happened_before_the_probes_were_in_place_is_said() {
     let Some(ground) = Ground::take() else { return };
     let family = Family::build();

@@ -6,12 +6,14 @@
 
 pub mod agreement;
 pub mod bpf;
+pub mod confinement;
 pub mod events;
 pub mod ground;
 pub mod ledger;
 pub mod memprobe;
 pub mod process;
 pub mod programs;
+pub mod pythons;
 pub mod pytorch;
 pub mod reference;
 pub mod rehearsal;

@@ -68,9 +68,10 @@ def main():
 
 
 AFTER_EXEC = """
-import os, torch
+import os, time, torch
 kept = torch.zeros(123, device='cuda')
 print(f'pid {os.getpid()} allocated {torch.cuda.memory_allocated()}', flush=True)
+time.sleep(1)
 os._exit(4)
 """
 

@@ -9,10 +9,12 @@
 mod agreement;
 mod applied;
 mod blocks;
+mod brief;
 mod caps;
 mod device;
 pub mod grouping;
 mod holders;
+pub mod host;
 mod names;
 mod rate;
 pub mod snapshot;

@@ -16,7 +16,7 @@ use crate::export::trace_event::TraceWriter;
 use crate::label::{self, clean, counted};
 use crate::model::snapshot::{Grouping, Target};
 use crate::recording::{EndReason, Header};
-use crate::target::facts;
+use crate::target::rank::Rank;
 
 /// Where a recording goes.
 pub(super) enum Destination {
@@ -71,6 +71,7 @@ struct Sum {
 /// One process that is recorded.
 struct Recorded {
     header: Header,
+    rank: Option<u32>,
     /// Where it is in the index.
     entry: usize,
     /// What came before its first event of memory.
@@ -153,9 +154,11 @@ impl Recorder {
     }
 
     fn found(&mut self, tgid: Tgid, parent: Option<Tgid>, target: Target) {
-        let entry = self.enter(tgid, parent, &target);
+        let rank = Rank::of(tgid).map(|rank| rank.global);
+        let entry = self.enter(tgid, parent, rank, &target);
         let recorded = Recorded {
             header: header(target),
+            rank,
             entry,
             kept: Vec::new(),
             output: Output::None,
@@ -164,7 +167,13 @@ impl Recorder {
     }
 
     /// Puts a process into the index; says where.
-    fn enter(&mut self, tgid: Tgid, parent: Option<Tgid>, target: &Target) -> usize {
+    fn enter(
+        &mut self,
+        tgid: Tgid,
+        parent: Option<Tgid>,
+        rank: Option<u32>,
+        target: &Target,
+    ) -> usize {
         let Destination::Directory(_, index) = &mut self.destination else {
             return 0;
         };
@@ -172,7 +181,7 @@ impl Recorder {
         index.processes.push(Entry {
             pid: tgid.0,
             parent: parent.map(|parent| parent.0),
-            rank: facts::rank(tgid),
+            rank,
             command: target.command.clone(),
             file: None,
             events: 0,
@@ -194,8 +203,10 @@ impl Recorder {
             return;
         };
         let (command, events) = (recorded.header.target.command.clone(), recorded.events());
+        let rank = recorded.rank;
         if let Some(entry) = self.entry(tgid) {
             entry.events = events;
+            entry.rank = rank;
             if !command.is_empty() {
                 entry.command = command;
             }
@@ -260,13 +271,12 @@ impl Recorder {
             },
             Destination::Directory(directory, index) => {
                 directory.create()?;
-                let rank = facts::rank(tgid);
+                let rank = recorded.rank;
                 let stem = file_stem(tgid.0, rank, &header.target.command);
                 let (name, plan) = directory.plan(&stem)?;
                 let shown = directory.path().join(&name).display().to_string();
                 if let Some(entry) = index.processes.get_mut(recorded.entry) {
                     entry.file = Some(name);
-                    entry.rank = rank;
                 }
                 self.index_is_stale = true;
                 (plan, shown)
@@ -312,6 +322,8 @@ impl Recorder {
             if let Some(recorded) = self.processes.get_mut(&tgid) {
                 recorded.kept.clear();
                 recorded.header = header;
+                // A launcher sets it for the program that it starts.
+                recorded.rank = Rank::of(tgid).map(|rank| rank.global);
             }
             self.note_entry(tgid);
             return Ok(());

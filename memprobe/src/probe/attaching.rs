@@ -114,6 +114,13 @@ impl Attaching {
         *self = Self::new(self.tgid, self.watch);
     }
 
+    /// Finds out anew what Python it runs: what was known may be out of date.
+    pub fn doubt(&mut self) {
+        self.python = None;
+        self.not_python = None;
+        self.graph_task = Search::Unneeded;
+    }
+
     /// Its Python, once that is known.
     pub fn python(&self) -> Option<&PythonProcess> {
         self.python.as_ref()
@@ -302,10 +309,11 @@ impl Attaching {
         locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located, AttachError>)>,
     ) -> Arc<Probed> {
         let key = ProbedFiles::key(file, family, self.reach());
-        let probed = match files.share(key, self.tgid) {
-            Some(probed) => probed,
-            None => files.probe(loader, key, self.tgid, locate(self.tgid)),
-        };
+        let tgid = self.tgid;
+        let probed = files
+            .share(key, tgid)
+            .or_else(|| files.share_twin(key, tgid, file))
+            .unwrap_or_else(|| files.probe(loader, key, tgid, file, locate(tgid)));
         if !self.files.contains(&key) {
             self.files.push(key);
         }
@@ -316,7 +324,11 @@ impl Attaching {
         if let Some(error) = &probed.refused {
             return Err(AttachError::Shared(error.clone()));
         }
-        self.probes.extend(probed.probes.iter().cloned());
+        for probe in &probed.probes {
+            if !self.probes.contains(probe) {
+                self.probes.push(probe.clone());
+            }
+        }
         for missing in &probed.missing {
             if !self.missing.contains(missing) {
                 self.missing.push(missing.clone());
@@ -379,7 +391,7 @@ impl Attaching {
 }
 
 /// Whether a library is mapped that is probed.
-fn uses_cuda(maps: &Maps) -> bool {
+pub fn uses_cuda(maps: &Maps) -> bool {
     PROBES
         .iter()
         .any(|probe| maps.library(probe.library).is_some())

@@ -7,8 +7,8 @@ use super::maps::Maps;
 use super::root::Root;
 use crate::event::Tgid;
 
-/// The most that is read of a command line or of a version file.
-const MOST: u64 = 64 << 10;
+/// The most that is read of a command line, an environment or a version file.
+const MOST: u64 = 256 << 10;
 
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
@@ -18,25 +18,6 @@ pub fn command_line(tgid: Tgid) -> String {
         .map(String::from_utf8_lossy)
         .collect();
     words.join(" ").trim_end().to_owned()
-}
-
-/// The process's rank among those that train together, as its launcher told it in its environment.
-pub fn rank(tgid: Tgid) -> Option<u32> {
-    /// torchrun (docs of torch.distributed.run, "Environment Variables"), OpenMPI, MPICH and its kin,
-    /// Slurm.
-    const NAMES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
-    let environment = read_own(tgid, "environ");
-    NAMES
-        .iter()
-        .find_map(|name| variable(&environment, name)?.parse().ok())
-}
-
-/// The value of a variable in the text of an environment.
-fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a str> {
-    let mut variables = environment.split(|byte| *byte == 0);
-    let value = variables
-        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-    std::str::from_utf8(value).ok()
 }
 
 /// The processes that descend from one, without itself, parents before children.
@@ -100,13 +81,13 @@ fn parse_version(text: &str) -> Option<String> {
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 
-/// Up to [`MOST`] bytes of a file.
 /// What `/proc` says of a process in one of its files; nothing where that cannot be read.
 fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
     fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
 }
 
-fn read(file: fs::File) -> Vec<u8> {
+/// Up to [`MOST`] bytes of a file.
+pub(super) fn read(file: fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
     // What was read before an error is good enough for a description.
     let _ = file.take(MOST).read_to_end(&mut bytes);
@@ -128,14 +109,6 @@ mod tests {
         assert_eq!(parse_version("__version__ = '\x1b[31m'"), None);
         assert_eq!(parse_version("__version__ = ''"), None);
         assert_eq!(parse_version("nothing"), None);
-    }
-
-    #[test]
-    fn a_rank_is_read_from_the_environment_of_a_launcher() {
-        let environment = b"PATH=/bin\0LOCAL_RANK=1\0RANK=5\0";
-        assert_eq!(variable(environment, "RANK"), Some("5"));
-        assert_eq!(variable(environment, "SLURM_PROCID"), None);
-        assert_eq!(variable(b"RANKS=1", "RANK"), None);
     }
 
     #[test]

@@ -235,6 +235,9 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
             base.executable.display()
         )));
     }
+    if install_own_pip(base, &pip.0)? {
+        return Ok(pip);
+    }
     let packages = folder.join(format!("lib/python{}/site-packages", base.minor_version()));
     lend_pip(&packages).with_context(|| {
         format!(
@@ -244,6 +247,35 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
         )
     })?;
     Ok(pip)
+}
+
+/// Installs the pip that a distribution keeps beside its Python as a wheel, where it does; whether it
+/// did. (Its ensurepip looks for that only where the distribution is installed.)
+fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
+    let prefix = base.executable.parent().and_then(Path::parent);
+    let wheels = prefix.map(|prefix| prefix.join("share/python-wheels"));
+    let Some(Ok(entries)) = wheels.map(fs::read_dir) else {
+        return Ok(false);
+    };
+    let is_pip = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("pip-") && name.ends_with(".whl")
+    };
+    let wheel = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(is_pip);
+    let Some(wheel) = wheel else {
+        return Ok(false);
+    };
+    // A wheel can be run as a program and as the package to install at once.
+    process::answer(
+        Command::new(target)
+            .arg(wheel.join("pip"))
+            .args(["install", "--no-index", "--no-cache-dir"])
+            .arg(&wheel)
+            .env("PIP_ROOT_USER_ACTION", "ignore"),
+    )
+    .map(|_| true)
 }
 
 /// Installs the newest pip, which is pure Python, by whichever pip this machine has. That one may be

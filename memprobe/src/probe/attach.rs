@@ -138,11 +138,17 @@ impl Located {
         };
         let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, self.function_offset, reach);
+            let link = loader.attach(program, &self.file, self.function_offset, None, reach);
             links.push(link.map_err(refused)?);
         }
         let entry = self.function_offset + self.place.offset;
-        let link = loader.attach(self.probe.entry, &self.file, entry, reach);
+        let link = loader.attach(
+            self.probe.entry,
+            &self.file,
+            entry,
+            self.probe.cookie,
+            reach,
+        );
         links.push(link.map_err(refused)?);
         Ok(links)
     }

@@ -58,19 +58,21 @@ const NOWHERE: ThreadLocal = ThreadLocal {
 };
 
 const NO_PYTHON: PythonConfig = PythonConfig {
-    tss_slot: 0,
-    tss_second: 0,
-    tss_second_slot: 0,
+    tss_steps: [0; 3],
+    tss_count: 0,
     ts_thread_id: 0,
-    ts_native_thread_id: 0,
+    ts_identity: 0,
     ts_frame: 0,
+    ts_base_frame: 0,
     cframe_current: 0,
     f_code: 0,
     f_previous: 0,
     f_instr: 0,
     f_owner: 0,
-    version: 0,
+    f_size: 0,
     co_filename: 0,
+    co_lines: 0,
+    version: 0,
     pad: 0,
 };
 

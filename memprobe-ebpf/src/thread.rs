@@ -20,8 +20,8 @@ pub struct Thread {
     pub state: u64,
     /// The `thread_id` that this thread state had when it was found.
     pub thread_id: u64,
-    /// The `native_thread_id` that it had.
-    pub native_thread_id: u64,
+    /// The word at `PythonConfig::ts_identity` that it had.
+    pub identity: u64,
     /// Stacks of this thread that were sent, each at the place that its hash's low bits say: saves a
     /// look-up in the map of all.
     pub sent: [u64; SENT],

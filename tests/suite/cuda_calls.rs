@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use memprobe_tests::cuda_programs::{Cuda, Cudart, start, truth};
 use memprobe_tests::events::Event;
 use memprobe_tests::ground::Ground;
-use memprobe_tests::programs::{Cuda, Cudart, start, truth};
 use serde_json::Value;
 use tempfile::tempdir;
 

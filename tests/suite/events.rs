@@ -10,9 +10,9 @@ use crate::reference::TraceFrame;
 pub struct Event {
     /// Nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// The thread.
-    pub tid: u32,
-    /// `alloc`, `free`, `segment_alloc`, `segment_free`, `cuda_alloc`, `cuda_free` or `oom`.
+    /// The thread; none for `held`.
+    pub tid: Option<u32>,
+    /// `alloc`, `free`, `segment_alloc`, `segment_free`, `cuda_alloc`, `cuda_free`, `oom` or `held`.
     pub action: String,
     /// The block or segment; none for `oom`.
     pub addr: Option<u64>,

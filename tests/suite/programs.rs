@@ -1,160 +1,109 @@
-//! C programs on the simulated CUDA, without PyTorch and without Python.
+//! Programs in C that stand for what would take a GPU or a minute.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::process::{Background, Finished};
 use crate::pytorch::succeed;
 
-/// How a program gets CUDA's runtime.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cudart {
-    /// As a library beside the program.
-    Dynamic,
-    /// Linked into the program, without a name that could be probed.
-    Static,
-}
-
-/// The simulated CUDA, built for programs of the tests.
-pub struct Cuda {
+/// `programs/family.c` and the libraries that it uses, built.
+pub struct Family {
     folder: TempDir,
 }
 
-/// What the static library's functions are built with, and what it consists of.
-const FLAGS: [&str; 6] = [
-    "-std=gnu2x",
-    "-O2",
-    "-g",
-    "-fPIC",
-    "-fomit-frame-pointer",
-    "-fcf-protection=none",
-];
-
-impl Cuda {
-    /// Builds the driver and the runtime.
+impl Family {
+    /// Builds it with the machine's own compiler.
     ///
     /// # Panics
     ///
-    /// Where there is no C compiler, or it fails.
+    /// Where that fails.
     pub fn build() -> Self {
-        let folder = tempfile::tempdir().expect("a folder for what is built");
-        let cuda = Self { folder };
-        let hidden = ["-fvisibility=hidden", "-shared"];
-        cuda.compile("libcuda.so.1", "cuda", &hidden, &[]);
-        let driver = cuda.path("libcuda.so.1");
-        cuda.compile("libcudart.so.13", "cudart", &hidden, &[&driver]);
-        cuda.compile("cudart.o", "cudart", &["-r"], &[]);
-        // Nobody outside sees these names, as in NVIDIA's own libraries.
-        succeed(
-            Command::new("ar")
-                .arg("rcs")
-                .arg(cuda.path("libcudart_static.a"))
-                .arg(cuda.path("cudart.o")),
-        );
-        cuda
+        let folder = tempfile::tempdir().expect("a folder");
+        let family = Self { folder };
+        family.library("libc10.so", "C10");
+        family.library("libcudart.so.13", "CUDART");
+        let mut compiler = family.compiler("family", "family.c");
+        compiler.args(["libc10.so", "libcudart.so.13", "-ldl", "-Wl,-rpath,$ORIGIN"]);
+        succeed(&mut compiler);
+        std::fs::create_dir(family.path("ledgers")).expect("a folder");
+        family
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    fn library(&self, name: &str, what: &str) {
+        let mut compiler = self.compiler(name, "allocator.c");
+        // With its code at the same offsets in the file as in memory.
+        compiler.args(["-shared", "-fPIC", "-Wl,-z,noseparate-code"]);
+        succeed(compiler.arg(format!("-D{what}")));
+    }
+
+    fn compiler(&self, name: &str, source: &str) -> Command {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+        let mut compiler = Command::new("cc");
+        compiler.current_dir(self.folder.path());
+        compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o", name]);
+        compiler.arg(sources.join(source));
+        compiler
+    }
+
+    /// Something in its folder.
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn compile(&self, name: &str, folder: &str, options: &[&str], with: &[&Path]) {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
-        let sources = std::fs::read_dir(root.join(folder)).expect("the simulation's sources");
-        let sources = sources
-            .map(|entry| entry.expect("a file").path())
-            .filter(|path| path.extension().is_some_and(|end| end == "c"));
-        let mut command = compiler();
-        command
-            .args(options)
-            .arg("-DCUDA_MAJOR=13")
-            .arg("-I")
-            .arg(root.join("include"))
-            .args(sources)
-            .args(with)
-            .arg("-o")
-            .arg(self.path(name));
-        if options.contains(&"-shared") {
-            command.arg(format!("-Wl,-soname,{name},-rpath,$ORIGIN"));
-        }
-        succeed(&mut command);
+    /// A second copy of one of its libraries: another file with the same content.
+    pub fn copy(&self, library: &str) -> PathBuf {
+        let copies = self.path("copies");
+        std::fs::create_dir_all(&copies).expect("a folder");
+        let copy = copies.join(library);
+        std::fs::copy(self.path(library), &copy).expect("copied");
+        copy
     }
 
-    /// Builds a library that calls CUDA, `libNAME.so`.
-    pub fn library(&self, name: &str, cudart: Cudart) -> PathBuf {
-        let path = self.path(&format!("lib{name}.so"));
-        let mut command = compiler();
+    /// A command that runs it.
+    pub fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.path("family"));
+        command.arg(self.path("ledgers")).args(words);
         command
-            .args(["-shared", "-fvisibility=hidden"])
-            .arg(format!("-DLIBRARY={name}"))
-            .arg(source("library.c"));
-        self.link(&mut command, cudart);
-        succeed(command.arg("-o").arg(&path));
-        path
     }
 
-    /// Builds a program.
-    pub fn program(&self, name: &str, cudart: Cudart, libraries: &[PathBuf]) -> PathBuf {
-        let path = self.path(&format!("{name}-{cudart:?}"));
-        let mut command = compiler();
-        command
-            .args(["-Wall", "-Wextra", "-Werror"])
-            .arg(source(&format!("{name}.c")))
-            .args(libraries);
-        self.link(&mut command, cudart);
-        succeed(command.arg("-o").arg(&path));
-        path
-    }
-
-    fn link(&self, command: &mut Command, cudart: Cudart) {
-        let runtime = match cudart {
-            Cudart::Dynamic => "libcudart.so.13",
-            Cudart::Static => "libcudart_static.a",
-        };
-        command
-            .arg(self.path(runtime))
-            .arg(self.path("libcuda.so.1"))
-            .args(["-Wl,--exclude-libs,ALL,-rpath,$ORIGIN", "-lpthread"]);
-    }
-
-    /// A file in the folder of what was built.
-    pub fn file(&self, name: &str) -> PathBuf {
-        self.path(name)
+    /// What each of its processes wrote of itself.
+    ///
+    /// # Panics
+    ///
+    /// Where that cannot be read.
+    pub fn ledgers(&self) -> Vec<Ledger> {
+        let files = std::fs::read_dir(self.path("ledgers")).expect("the folder");
+        let names = files.filter_map(|file| file.expect("an entry").file_name().into_string().ok());
+        names
+            .filter_map(|name| name.parse().ok())
+            .map(|pid: u32| {
+                let path = self.path("ledgers").join(pid.to_string());
+                let text = std::fs::read_to_string(path).expect("read");
+                let numbers: Vec<u64> = text
+                    .split_whitespace()
+                    .map(|word| word.parse().expect("a number"))
+                    .collect();
+                Ledger {
+                    pid,
+                    events: numbers[0] + numbers[1],
+                    allocated: numbers[2],
+                    reserved: numbers[3],
+                }
+            })
+            .collect()
     }
 }
 
-fn compiler() -> Command {
-    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    command.args(FLAGS);
-    command
-}
-
-fn source(name: &str) -> PathBuf {
-    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
-    programs.join(name)
-}
-
-/// Starts a program that waits until `go` is there.
-pub fn start(program: &Path, go: &Path) -> Background {
-    let mut command = Command::new(program);
-    command.arg(go).env("CUDASIM_DEVICES", "2");
-    let mut program = Background::start(&mut command);
-    program.wait_for("ready");
-    program
-}
-
-/// What a program says that it holds, by kind of memory.
-pub fn truth(program: &Finished) -> BTreeMap<String, u64> {
-    let lines = program
-        .stdout
-        .lines()
-        .filter_map(|line| line.strip_prefix("truth "));
-    let truth = lines.map(|line| {
-        let (kind, bytes) = line.split_once(' ').expect("a kind and a number");
-        (kind.to_owned(), bytes.parse().expect("a number of bytes"))
-    });
-    truth.collect()
+/// What a process did, in its own words.
+#[derive(Debug)]
+pub struct Ledger {
+    /// Its number.
+    pub pid: u32,
+    /// Blocks that it got or gave back.
+    pub events: u64,
+    /// Bytes that it held at the end.
+    pub allocated: u64,
+    /// Bytes of its segments at the end.
+    pub reserved: u64,
 }

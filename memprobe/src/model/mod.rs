@@ -9,11 +9,13 @@
 mod agreement;
 mod applied;
 mod blocks;
+mod brief;
 mod caps;
 mod cuda;
 mod device;
 pub mod grouping;
 mod holders;
+pub mod host;
 mod names;
 mod rate;
 pub mod snapshot;

@@ -1,5 +1,7 @@
 //! What views see of the model: plain, owned data, complete in itself.
 
+pub mod host;
+
 use std::sync::Arc;
 
 use crate::event::{

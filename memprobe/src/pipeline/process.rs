@@ -22,16 +22,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
 const LOOK_SOON: Duration = Duration::from_millis(2);
 
-/// How often at most where the process's loader tells of libraries: only Python's start is waited
-/// for, which is long over when the first library of PyTorch is mapped.
+/// How often where the process's loader tells of libraries: only the start of Python or of a library
+/// is waited for, which is over before the first allocation.
 const LOOK_TOLD: Duration = Duration::from_millis(20);
 
 /// How often at least.
 const LOOK_SELDOM: Duration = Duration::from_secs(2);
 
-/// How long an event waits for another of the same process: one that tells the device of a segment
-/// comes at once or not at all.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// How long after the last record a segment waits for its thread to tell the device. On a busy machine
+/// the thread may be kept from running just then.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What share of the time may be spent with looking at one process.
 const LOOKING_SHARE: u32 = 5;
@@ -80,6 +80,7 @@ pub(super) struct Process {
     pub(super) is_busy: bool,
     /// When the last record of it was read.
     pub(super) heard: Instant,
+    torch: Option<String>,
     since: Instant,
     next_look: Option<Instant>,
     looked: Instant,
@@ -115,6 +116,7 @@ impl Process {
             lost_before: Losses::default(),
             is_busy: false,
             heard: now,
+            torch: None,
             since: now,
             next_look: Some(now),
             looked: now,
@@ -138,6 +140,7 @@ impl Process {
         let code = attaching.python().map(CodeCache::new);
         Self {
             parent: Some(parent.tgid),
+            torch: parent.torch.clone(),
             phase: parent.phase,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None),
             beginning: Beginning::new(birth),
@@ -158,19 +161,25 @@ impl Process {
         self.before = Some(BeforeAttach::of(self.tgid));
         self.waiting_for.clear();
         self.told_probes = 0;
+        self.torch = None;
         self.since = now;
         self.next_look = Some(now);
     }
 
     /// What is known of it.
     pub(super) fn target(&self) -> Target {
+        let python = self.attaching.python();
         Target {
-            python: self
-                .attaching
-                .python()
-                .map(|python| python.version.to_string()),
-            torch: facts::torch_version(self.tgid),
+            python: python.map(|python| python.version.to_string()),
+            torch: self.torch.clone(),
             ..identified(self.tgid)
+        }
+    }
+
+    /// Reads the version of its PyTorch, unless that is known.
+    pub(super) fn read_torch(&mut self) {
+        if self.torch.is_none() {
+            self.torch = facts::torch_version(self.tgid);
         }
     }
 
@@ -203,14 +212,17 @@ impl Process {
                 self.next_look = None;
                 return;
             }
+            // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
+            _ if self.attaching.is_impatient() => {
+                (self.age(end) / 64).clamp(LOOK_TOLD, LOOK_SELDOM)
+            }
+            _ if self.attaching.is_told_of_libraries() => LOOK_SELDOM,
             Phase::Attached => LOOK_SELDOM,
             Phase::Looking => {
                 let soon = match self.origin {
-                    _ if self.attaching.is_told_of_libraries() => LOOK_TOLD,
                     Origin::Running => LOOK_AGAIN,
                     Origin::Started => LOOK_SOON,
                 };
-                // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
                 (self.age(end) / 64).clamp(soon, LOOK_SELDOM)
             }
         };
@@ -226,8 +238,9 @@ impl Process {
     pub(super) fn attached(&mut self) {
         self.phase = Phase::Attached;
         self.symbolizer.look_at_code();
+        self.read_torch();
         if let Some(before) = &mut self.before {
-            before.begin(facts::torch_version(self.tgid));
+            before.begin(self.torch.clone());
         }
     }
 

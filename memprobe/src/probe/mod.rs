@@ -11,6 +11,7 @@ pub mod heap;
 pub mod kernel;
 pub mod loader;
 pub mod machine;
+mod many;
 pub mod preflight;
 pub mod prologue;
 pub mod refusal;

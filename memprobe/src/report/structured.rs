@@ -121,8 +121,34 @@ pub(super) fn json(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> io::Result<()> {
+    serde_json::to_writer_pretty(&mut *out, &document(replay, options))?;
+    out.write_all(b"\n")
+}
+
+/// As [`json`], with the name of the recording and without a last newline: one of many.
+pub(super) fn named_json(
+    name: &str,
+    replay: &Replay,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Named<'a> {
+        recording: &'a str,
+        #[serde(flatten)]
+        report: Report<'a>,
+    }
+    let named = Named {
+        recording: name,
+        report: document(replay, options),
+    };
+    serde_json::to_writer_pretty(out, &named)?;
+    Ok(())
+}
+
+fn document<'a>(replay: &'a Replay, options: &ReportOptions) -> Report<'a> {
     let snapshot = &replay.snapshot;
-    let report = Report {
+    Report {
         memprobe: &replay.header.version,
         command: &snapshot.target.command,
         pid: snapshot.target.tgid.map(|tgid| tgid.0),
@@ -152,9 +178,7 @@ pub(super) fn json(
             .iter()
             .map(|device| whole(device, options))
             .collect(),
-    };
-    serde_json::to_writer_pretty(&mut *out, &report)?;
-    out.write_all(b"\n")
+    }
 }
 
 /// One object a line, all devices in one table.

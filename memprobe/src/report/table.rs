@@ -395,6 +395,16 @@ fn push_line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
+/// A heading of another table.
+pub(super) fn strong(colour: Colour, text: &str) -> String {
+    Style(colour).strong(text)
+}
+
+/// A warning in another place.
+pub(super) fn warning(colour: Colour, text: &str) -> String {
+    Style(colour).warning(text)
+}
+
 #[derive(Clone, Copy)]
 struct Style(Colour);
 

@@ -32,12 +32,13 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, giving back freed
+/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not know, giving back freed
 /// heap, descriptors that the runtime watches, the memory of another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",
     "probe/loader.rs",
+    "probe/many.rs",
     "target/memory.rs",
 ];
 
@@ -71,6 +72,7 @@ const SYSTEM: &[&str] = &[
 const SOURCES: &[&str] = &[
     "crate::probe",
     "crate::target",
+    "crate::driver",
     "crate::decode",
     "crate::symbolize",
     "crate::inspect",
@@ -90,7 +92,7 @@ macro_rules! pure {
     ($($more:expr),* $(,)?) => {
         &[
             SYSTEM, ENGINE, SCREEN, ARGUMENTS, FILES, VIEWS, JOINTS,
-            &["crate::probe", "crate::target", "crate::inspect"], $($more),*
+            &["crate::probe", "crate::target", "crate::driver", "crate::inspect"], $($more),*
         ]
     };
 }
@@ -110,6 +112,26 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "cuda.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        except: &[],
+    },
+    Room {
+        name: "driver.rs",
+        never: &[
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            &[
+                "crate::probe",
+                "crate::target",
+                "crate::decode",
+                "crate::symbolize",
+            ],
+            MODEL,
+            FILES,
+            VIEWS,
+            WORDS,
+            JOINTS,
+        ],
         except: &[],
     },
     Room {

@@ -16,6 +16,13 @@ int sim_device_count(void);
 /* Bytes of memory a device has, and bytes that are taken. */
 size_t sim_capacity(int device);
 size_t sim_used(int device);
+/* Who has taken how much of a device: of all processes where CUDASIM_SHARED names a folder, of this
+ * one alone otherwise. Fills no more than `room` and returns how many there are. */
+struct sim_user {
+    int pid;
+    uint64_t used;
+};
+int sim_users(int device, struct sim_user *out, int room);
 /* 80 stands for 8.0. */
 int sim_compute_capability(void);
 /* The device of the calling thread, and its context. */

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::process;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, RELEASES, Release, Request, Shelf};
@@ -85,6 +85,10 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let pairs = pairs(options)?;
     let run = Run::prepare(repository)?;
     let workloads = workloads(&run, options)?;
+    let mut alone = alone()?;
+    let _alone = alone.try_write().map_err(|_| {
+        anyhow!("another `cargo xtask matrix` runs on this machine: wait for its end")
+    })?;
     pytorch::discard()?;
     let mut bad = 0;
     for (at, pair) in pairs.iter().enumerate() {
@@ -106,12 +110,12 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         if wanted.is_empty() {
             continue;
         }
-        for cell in try_pair(&run, pair, &wanted, options.keep)? {
+        try_pair(&run, pair, &wanted, options.keep, |cell| {
             bad += usize::from(cell.outcome.is_bad());
             store.put(cell);
-        }
-        store.save()?;
-        write_page(&page, &store)?;
+            store.save()?;
+            write_page(&page, &store)
+        })?;
         if bad > 0 && options.fail_fast {
             break;
         }
@@ -124,8 +128,25 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Sets a pair up, tries its workloads, and deletes it where it is not to be kept.
-fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result<Vec<Cell>> {
+/// A lock on the environments that are wanted for a run only.
+fn alone() -> Result<fd_lock::RwLock<fs::File>> {
+    let cache = cache_folder()?;
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let path = cache.join("matrix.lock");
+    let file =
+        fs::File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(fd_lock::RwLock::new(file))
+}
+
+/// Sets a pair up, tries its workloads, and deletes it where it is not to be kept. Each cell is
+/// given to `done` at once, so that an interrupted run loses none.
+fn try_pair(
+    run: &Run,
+    pair: &Pair,
+    workloads: &[&String],
+    keep: bool,
+    mut done: impl FnMut(Cell) -> Result<()>,
+) -> Result<()> {
     let request = Request {
         interpreter: pair.interpreter.clone(),
         torch: pair.release.torch.to_owned(),
@@ -143,13 +164,11 @@ fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result
             println!("  cannot be set up: {error:#}");
             let outcome = Outcome::failed(&format!("cannot be set up: {error:#}"));
             pytorch::discard()?;
-            return Ok(workloads
+            return workloads
                 .iter()
-                .map(|name| run.cell(pair, name, "", outcome.clone()))
-                .collect());
+                .try_for_each(|name| done(run.cell(pair, name, "", outcome.clone())));
         }
     };
-    let mut cells = Vec::new();
     for name in workloads {
         let start = Instant::now();
         let outcome = cell::attempt(&run.cell_program, &run.memprobe, &environment.python, name);
@@ -158,12 +177,12 @@ fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result
             outcome.in_a_line(),
             start.elapsed().as_secs_f64()
         );
-        cells.push(run.cell(pair, name, &environment.python_version, outcome));
+        done(run.cell(pair, name, &environment.python_version, outcome))?;
     }
     if request.shelf == Shelf::Passing {
         pytorch::discard()?;
     }
-    Ok(cells)
+    Ok(())
 }
 
 /// Whether the tests use this pair too.
@@ -201,7 +220,7 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     for interpreter in asked {
         match interpreter.present() {
             Some(info) => pythons.push((interpreter, info.minor_version())),
-            None => println!("SKIPPED: {interpreter:?} is not on this machine"),
+            None => println!("SKIPPED: {interpreter} is not on this machine"),
         }
     }
     let mut pairs = Vec::new();

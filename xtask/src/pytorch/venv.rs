@@ -202,6 +202,9 @@ impl Pip {
             // is taken of the disk. Nothing is compiled: what has no wheel is an error.
             .args(["install", "--disable-pip-version-check", "--no-cache-dir"])
             .args(["--only-binary", ":all:"])
+            // Most of PyTorch's modules are never imported: compiling them all takes longer than
+            // the download.
+            .arg("--no-compile")
             .args(requirements)
             .env("PIP_ROOT_USER_ACTION", "ignore");
         process::run(&mut command).context(

@@ -99,7 +99,8 @@ fn decode(kind: Kind, bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::fake::map_str;
-    use super::super::layout::{LAYOUTS, PythonLayout};
+    use super::super::layout::PythonLayout;
+    use super::super::versions::LAYOUTS;
     use super::*;
     use crate::target::memory::fake::FakeMemory;
 

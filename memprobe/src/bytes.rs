@@ -20,6 +20,29 @@ pub fn human(bytes: Bytes) -> String {
     format!("{value:.2} {}", UNITS[unit])
 }
 
+/// Three figures and a binary unit, such as `4.12 GiB`, `31.2 GiB` or `640 MiB`; whole bytes below
+/// one KiB. Never wider than 8 columns: for tables that have many.
+pub fn short(bytes: Bytes) -> String {
+    if bytes.0 < 1024 {
+        return format!("{} B", bytes.0);
+    }
+    let mut value = bytes.0 as f64;
+    let mut unit = 0;
+    while value >= 1023.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    // What would round to one figure more is written with one decimal less.
+    let decimals = if value < 9.995 {
+        2
+    } else if value < 99.95 {
+        1
+    } else {
+        0
+    };
+    format!("{value:.decimals$} {}", UNITS[unit])
+}
+
 /// A difference of bytes with its sign, such as `+1.00 MiB` or `-512 B`; `0 B` has none.
 pub fn signed(bytes: i64) -> String {
     let size = human(Bytes(bytes.unsigned_abs()));
@@ -61,6 +84,21 @@ mod tests {
         for power in 0..64 {
             for near in [-1_i64, 0, 1] {
                 assert!(human(Bytes((1_u64 << power).wrapping_add_signed(near))).len() <= 11);
+            }
+        }
+    }
+
+    #[test]
+    fn short_numbers_keep_three_figures_in_eight_columns() {
+        assert_eq!(short(Bytes(1023)), "1023 B");
+        assert_eq!(short(Bytes(4_423_816_314)), "4.12 GiB");
+        assert_eq!(short(Bytes(33_500_000_000)), "31.2 GiB");
+        assert_eq!(short(Bytes(640 << 20)), "640 MiB");
+        assert_eq!(short(Bytes((1023 << 20) + (1 << 18))), "1023 MiB");
+        assert_eq!(short(Bytes((1 << 30) - 1)), "1.00 GiB");
+        for power in 0..64 {
+            for near in [-1_i64, 0, 1] {
+                assert!(short(Bytes((1_u64 << power).wrapping_add_signed(near))).len() <= 8);
             }
         }
     }

@@ -7,7 +7,9 @@
 
 pub mod bytes;
 pub mod cli;
+pub mod cuda;
 pub mod decode;
+pub mod driver;
 pub mod event;
 pub mod export;
 pub mod inspect;

@@ -11,18 +11,27 @@ use tempfile::TempDir;
 /// Only against tests that would hang: nothing here depends on speed.
 const HANGS_AFTER: Duration = Duration::from_secs(180);
 
+/// How often a test waits as long as [`HANGS_AFTER`], where the machine is slower than most (an
+/// emulated one).
+const PATIENCE: &str = "MEMPROBE_TEST_PATIENCE";
+
+fn hangs_after() -> Duration {
+    let patience = std::env::var(PATIENCE).map_or(1, |text| text.parse().expect("a number"));
+    HANGS_AFTER * patience
+}
+
 /// Waits until `done` gives something.
 ///
 /// # Panics
 ///
 /// Where that never happens, saying what was waited for.
 pub fn wait_until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
+    let (start, most) = (Instant::now(), hangs_after());
     loop {
         if let Some(found) = done() {
             return found;
         }
-        assert!(start.elapsed() < HANGS_AFTER, "waited in vain: {what}");
+        assert!(start.elapsed() < most, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod ebpf;
+mod kernels;
 mod matrix;
 mod process;
 mod python;
@@ -62,6 +63,8 @@ enum Verb {
         #[arg(long)]
         install: bool,
     },
+    /// Try memprobe on other kernels than this machine's, each in a virtual machine
+    Kernels(kernels::Options),
     /// Make a PyTorch to try memprobe on, with simulated GPUs where there are none
     SetUp {
         /// The Python: a version such as 3.11, or the path of an interpreter
@@ -105,6 +108,7 @@ fn run(verb: Verb) -> Result<()> {
         }
         Verb::Matrix(options) => matrix::run(&repository, &options),
         Verb::Bench(options) => bench::run(&repository, &options),
+        Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {
                 ebpf::Missing::Install

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::ebpf::{self, Checked};
+use crate::kernels;
 use crate::process;
 use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, TestedPair};
@@ -124,6 +125,9 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
             ));
             Ok(())
         })?;
+    }
+    if extent == Extent::Whole {
+        steps.take("another kernel", || kernels::run_brief(repository))?;
     }
     steps.take("tests", || {
         let mut tests = cargo(repository);

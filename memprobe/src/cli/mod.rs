@@ -4,6 +4,7 @@ mod attach;
 mod doctor;
 mod record;
 mod report;
+mod top;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -24,6 +25,7 @@ struct Arguments {
 const EXAMPLES: &str = "\
 Examples:
   sudo memprobe attach --pid 1234                             watch a running process
+  sudo memprobe top                                           watch all that hold CUDA memory
   sudo memprobe record -o trace.json --pid 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                                  the table of lines; needs no root
@@ -32,6 +34,7 @@ Examples:
 #[derive(Subcommand)]
 enum Verb {
     Attach(attach::Attach),
+    Top(top::Top),
     Record(record::Record),
     Report(report::Report),
     Doctor(doctor::Doctor),
@@ -43,6 +46,7 @@ pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.verb {
         Verb::Attach(attach) => attach.run(),
+        Verb::Top(top) => top.run(),
         Verb::Record(record) => record.run(),
         Verb::Report(report) => report.run(),
         Verb::Doctor(doctor) => doctor.run(),

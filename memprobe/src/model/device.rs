@@ -6,6 +6,7 @@ use super::caps::Budget;
 use super::holders::Holders;
 use super::names::Names;
 use super::rate::Interval;
+use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
 use super::timeline::Recorder;
 use std::sync::Arc;
@@ -266,6 +267,26 @@ impl Device {
     /// From now on rates are measured.
     pub(super) fn start_rates(&mut self) {
         self.holders.start_rates();
+    }
+
+    /// The allocator's own totals after the last event.
+    pub(super) fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    /// The highest totals, each on its own.
+    pub(super) fn peak(&self) -> Totals {
+        self.peak
+    }
+
+    /// Who holds most, and how much.
+    pub(super) fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
+        let before = Bytes(self.before.unknown.saturating_add(self.before.held));
+        match self.holders.top(grouping) {
+            Some((site, live)) if live >= before => Some((Holder::Site(site.clone()), live)),
+            _ if before.0 > 0 => Some((Holder::BeforeAttach, before)),
+            _ => None,
+        }
     }
 
     /// What views see.

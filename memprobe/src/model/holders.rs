@@ -233,6 +233,13 @@ impl Holders {
         }
     }
 
+    /// The line that holds most, and how much; `None` where none holds anything.
+    pub(super) fn top(&self, grouping: Grouping) -> Option<(&Site, Bytes)> {
+        let lines = self.tables[slot(grouping)].lines.iter();
+        let top = lines.max_by_key(|line| line.tally.live)?;
+        (top.tally.live > 0).then_some((&top.site, Bytes(top.tally.live)))
+    }
+
     /// The table of lines.
     pub(super) fn rows(&self, grouping: Grouping) -> Vec<LineRow> {
         let slot = slot(grouping);

@@ -1,15 +1,19 @@
 //! The rooms put together: what each verb does from probe to screen or file.
 
 pub mod doctor;
+pub mod host;
 pub mod live;
 pub mod record;
+pub mod top;
 
 mod before_attach;
 mod beginning;
 mod command;
 mod interrupts;
+mod lookout;
 mod process;
 mod progress;
+mod recorder;
 mod session;
 mod source;
 

@@ -7,18 +7,50 @@ use super::maps::Maps;
 use super::root::Root;
 use crate::event::Tgid;
 
-/// The most that is read of a command line or of a version file.
-const MOST: u64 = 64 << 10;
+/// The most that is read of a command line, an environment or a version file.
+const MOST: u64 = 256 << 10;
 
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
-    let words =
-        fs::File::open(format!("/proc/{}/cmdline", tgid.0)).map_or_else(|_| Vec::new(), read);
+    let words = read_own(tgid, "cmdline");
     let words: Vec<_> = words
         .split(|byte| *byte == 0)
         .map(String::from_utf8_lossy)
         .collect();
     words.join(" ").trim_end().to_owned()
+}
+
+/// The processes that descend from one, without itself, parents before children.
+pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let processes: Vec<_> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .map(Tgid)
+        .filter_map(|process| Some((process, parent(process)?)))
+        .collect();
+    let mut family = vec![tgid];
+    let mut at = 0;
+    while let Some(parent) = family.get(at).copied() {
+        let children = processes.iter().filter(|(_, of)| *of == parent);
+        for (child, _) in children {
+            if !family.contains(child) {
+                family.push(*child);
+            }
+        }
+        at += 1;
+    }
+    family.remove(0);
+    family
+}
+
+/// The process that made another one, or has taken it over.
+fn parent(tgid: Tgid) -> Option<Tgid> {
+    let status = read_own(tgid, "status");
+    let status = String::from_utf8_lossy(&status);
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Tgid)
 }
 
 /// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries. Where these
@@ -49,8 +81,13 @@ fn parse_version(text: &str) -> Option<String> {
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 
+/// What `/proc` says of a process in one of its files; nothing where that cannot be read.
+fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
+    fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
+}
+
 /// Up to [`MOST`] bytes of a file.
-fn read(file: fs::File) -> Vec<u8> {
+pub(super) fn read(file: fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
     // What was read before an error is good enough for a description.
     let _ = file.take(MOST).read_to_end(&mut bytes);
@@ -72,6 +109,18 @@ mod tests {
         assert_eq!(parse_version("__version__ = '\x1b[31m'"), None);
         assert_eq!(parse_version("__version__ = ''"), None);
         assert_eq!(parse_version("nothing"), None);
+    }
+
+    #[test]
+    fn a_child_is_found_among_the_descendants_of_its_parent() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("cat starts");
+        let found = descendants(Tgid(std::process::id()));
+        assert!(found.contains(&Tgid(child.id())), "{found:?}");
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
     }
 
     #[test]

@@ -2,6 +2,11 @@
 
 use regex::{Regex, RegexBuilder};
 
+use super::input::Wanted;
+
+/// A filter may be this long, in characters.
+const LONGEST_PATTERN: usize = 500;
+
 /// A program of a regular expression may take this many bytes.
 const LARGEST: usize = 1 << 20;
 
@@ -39,6 +44,28 @@ impl Filter {
             pattern: pattern.to_owned(),
             meaning,
         }
+    }
+
+    /// The filter after a change at the end of its pattern; `None` where that changes nothing.
+    pub fn edited(&self, wanted: Wanted) -> Option<Self> {
+        let mut pattern = self.pattern.clone();
+        match wanted {
+            Wanted::Type(letter)
+                if !letter.is_control() && pattern.chars().count() < LONGEST_PATTERN =>
+            {
+                pattern.push(letter);
+            }
+            Wanted::Erase => {
+                pattern.pop();
+            }
+            Wanted::EraseWord => {
+                let kept = pattern.trim_end().rfind(' ').map_or(0, |at| at + 1);
+                pattern.truncate(kept);
+            }
+            Wanted::EraseAll => pattern.clear(),
+            _ => return None,
+        }
+        Some(Self::new(&pattern))
     }
 
     /// What was typed.

@@ -7,10 +7,12 @@ mod columns;
 mod filter;
 mod graph;
 mod header;
+pub mod host;
 mod input;
 mod layout;
 mod lines;
 mod overlay;
+mod process;
 #[cfg(test)]
 mod samples;
 #[cfg(test)]
@@ -24,7 +26,7 @@ mod terminal;
 mod theme;
 mod view;
 
-pub use terminal::run;
+pub use process::run;
 
 use crate::model::snapshot::Grouping;
 

@@ -28,7 +28,8 @@ pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
     }
 }
 
-fn draw_box(
+/// Draws lines of text in a box in the middle of the area, scrolled down by so many lines.
+pub(super) fn draw_box(
     buffer: &mut Buffer,
     area: Rect,
     title: &str,
@@ -151,13 +152,16 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ),
         ("SLOW", "probe that is single-stepped: ten times the cost"),
     ];
-    let entry = |(key, text): &(&str, &str)| {
-        Line::from(vec![
-            Span::styled(format!(" {key:<12}"), theme.strong()),
-            Span::raw((*text).to_owned()),
-        ])
-    };
-    keys.iter().chain(&more).map(entry).collect()
+    let all = keys.iter().chain(&more);
+    all.map(|(key, text)| entry(key, text, theme)).collect()
+}
+
+/// A key or a word, and what it means.
+pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
+    Line::from(vec![
+        Span::styled(format!(" {key:<12}"), theme.strong()),
+        Span::raw(text.to_owned()),
+    ])
 }
 
 /// Each probe: where it sits and what it costs.

@@ -13,9 +13,6 @@ use crate::event::DeviceIndex;
 use crate::label::FileNames;
 use crate::model::snapshot::{DeviceSnapshot, Grouping, Snapshot, TargetState};
 
-/// A filter may be this long, in characters.
-const LONGEST_PATTERN: usize = 500;
-
 /// What lies over the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Overlay {
@@ -37,9 +34,20 @@ pub enum Follow {
     Paused,
 }
 
+/// Where leaving the screen leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WayBack {
+    /// Out.
+    #[default]
+    Out,
+    /// To the screen of the host that it was opened from.
+    Host,
+}
+
 /// What the screen remembers.
 #[derive(Debug)]
 pub struct State {
+    pub(super) way_back: WayBack,
     pub(super) shown: Arc<Snapshot>,
     latest: Arc<Snapshot>,
     pub(super) follow: Follow,
@@ -65,6 +73,7 @@ impl State {
     /// The first screen.
     pub fn new(snapshot: Arc<Snapshot>, size: (u16, u16)) -> Self {
         let mut state = Self {
+            way_back: WayBack::default(),
             shown: snapshot.clone(),
             latest: snapshot,
             follow: Follow::Live,
@@ -86,6 +95,14 @@ impl State {
         };
         state.rebuild();
         state
+    }
+
+    /// The first screen of a process that was opened from the screen of the host.
+    pub fn opened(snapshot: Arc<Snapshot>, size: (u16, u16)) -> Self {
+        Self {
+            way_back: WayBack::Host,
+            ..Self::new(snapshot, size)
+        }
     }
 
     /// Takes a new snapshot; while paused it is kept for later.
@@ -341,25 +358,10 @@ impl State {
     }
 
     fn edit(&mut self, wanted: Wanted) {
-        let mut pattern = self.filter.pattern().to_owned();
-        match wanted {
-            Wanted::Type(letter)
-                if !letter.is_control() && pattern.chars().count() < LONGEST_PATTERN =>
-            {
-                pattern.push(letter);
-            }
-            Wanted::Erase => {
-                pattern.pop();
-            }
-            Wanted::EraseWord => {
-                let kept = pattern.trim_end().rfind(' ').map_or(0, |at| at + 1);
-                pattern.truncate(kept);
-            }
-            Wanted::EraseAll => pattern.clear(),
-            _ => return,
+        if let Some(filter) = self.filter.edited(wanted) {
+            self.filter = filter;
+            self.selected = None;
         }
-        self.filter = Filter::new(&pattern);
-        self.selected = None;
     }
 }
 

@@ -6,8 +6,9 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::SourceText;
+use super::filter::Filter;
 use super::input::Focus;
-use super::state::{Follow, State};
+use super::state::{Follow, State, WayBack};
 use super::table::Subject;
 use super::theme::Theme;
 use crate::event::Losses;
@@ -52,7 +53,7 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
 }
 
 /// The facts that have room, in their order; those of the lowest rank are taken first.
-fn fitting(facts: &[(u8, String)], room: usize) -> String {
+pub(super) fn fitting(facts: &[(u8, String)], room: usize) -> String {
     let joined = |places: &[usize]| {
         let texts: Vec<&str> = places.iter().map(|at| facts[*at].1.as_str()).collect();
         format!(" {}", texts.join("   "))
@@ -71,7 +72,8 @@ fn fitting(facts: &[(u8, String)], room: usize) -> String {
     joined(&taken)
 }
 
-fn lost(losses: &Losses) -> String {
+/// What was lost, in words.
+pub(super) fn lost(losses: &Losses) -> String {
     let Losses {
         events,
         stacks,
@@ -186,7 +188,12 @@ pub fn draw_keys(
         return None;
     }
     if state.focus == Focus::Prompt {
-        return Some(draw_prompt(buffer, area, state, theme));
+        let hint = Hint {
+            looks_in: "path, line and function",
+            shown: state.table.shown,
+            all: state.table.all,
+        };
+        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
     }
     let mut keys = vec![
         // Key, what it does, how soon it is left out where room is short.
@@ -205,6 +212,20 @@ pub fn draw_keys(
     if state.shown.devices.len() > 1 {
         keys.insert(8, ("d", "device", 5));
     }
+    if state.way_back == WayBack::Host {
+        keys.insert(keys.len() - 1, ("Esc", "back", 1));
+    }
+    draw_key_list(buffer, area, keys, theme);
+    None
+}
+
+/// Keys, what each does, and how soon it is left out where room is short: the highest first.
+pub(super) fn draw_key_list(
+    buffer: &mut Buffer,
+    area: Rect,
+    mut keys: Vec<(&str, &str, u8)>,
+    theme: &Theme,
+) {
     let wide = |keys: &[(&str, &str, u8)]| -> usize {
         keys.iter()
             .map(|(key, verb, _)| width(key) + verb.len() + 3)
@@ -230,22 +251,38 @@ pub fn draw_keys(
         &Line::from(spans.collect::<Vec<_>>()),
         area.width,
     );
-    None
 }
 
-fn draw_prompt(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) -> Position {
-    let said = match state.filter.error() {
+/// What the prompt of a filter says beside the pattern.
+pub(super) struct Hint {
+    /// What a pattern is looked for in.
+    pub(super) looks_in: &'static str,
+    /// Rows that match.
+    pub(super) shown: usize,
+    /// All rows.
+    pub(super) all: usize,
+}
+
+/// The prompt of a filter. Says where the cursor stands.
+pub(super) fn draw_prompt(
+    buffer: &mut Buffer,
+    area: Rect,
+    filter: &Filter,
+    hint: &Hint,
+    theme: &Theme,
+) -> Position {
+    let said = match filter.error() {
         Some(error) => format!("invalid: {}", clean(error)),
-        None if state.filter.pattern().is_empty() => {
-            "regular expression on path, line and function".to_owned()
+        None if filter.pattern().is_empty() => {
+            format!("regular expression on {}", hint.looks_in)
         }
-        None => format!("{} of {} rows", state.table.shown, state.table.all),
+        None => format!("{} of {} rows", hint.shown, hint.all),
     };
     let all = usize::from(area.width);
     let said = format!("{said}   Enter keep  Esc clear ");
     // The pattern is worth more than the words beside it.
     let pattern = fit_end(
-        &clean(state.filter.pattern()),
+        &clean(filter.pattern()),
         all.saturating_sub(2),
         theme.glyphs.cut,
     );
@@ -253,7 +290,7 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) ->
     buffer.set_stringn(area.x, area.y, &typed, all, theme.strong());
     let cursor = area.x + (width(&typed) as u16).min(area.width - 1);
     let room = all.saturating_sub(width(&typed) + 3);
-    let style = if state.filter.error().is_some() {
+    let style = if filter.error().is_some() {
         theme.bad()
     } else {
         theme.faint()

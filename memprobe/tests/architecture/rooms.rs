@@ -71,6 +71,7 @@ const SYSTEM: &[&str] = &[
 const SOURCES: &[&str] = &[
     "crate::probe",
     "crate::target",
+    "crate::driver",
     "crate::decode",
     "crate::symbolize",
     "crate::inspect",
@@ -90,7 +91,7 @@ macro_rules! pure {
     ($($more:expr),* $(,)?) => {
         &[
             SYSTEM, ENGINE, SCREEN, ARGUMENTS, FILES, VIEWS, JOINTS,
-            &["crate::probe", "crate::target", "crate::inspect"], $($more),*
+            &["crate::probe", "crate::target", "crate::driver", "crate::inspect"], $($more),*
         ]
     };
 }
@@ -104,6 +105,31 @@ pub const ROOMS: &[Room] = &[
     },
     Room {
         name: "event.rs",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        except: &[],
+    },
+    Room {
+        name: "driver.rs",
+        never: &[
+            ENGINE,
+            SCREEN,
+            ARGUMENTS,
+            &[
+                "crate::probe",
+                "crate::target",
+                "crate::decode",
+                "crate::symbolize",
+            ],
+            MODEL,
+            FILES,
+            VIEWS,
+            WORDS,
+            JOINTS,
+        ],
+        except: &[],
+    },
+    Room {
+        name: "cuda.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },

@@ -33,12 +33,14 @@ bool take_bytes(int device, size_t size)
     if (used > capacity || size > capacity - used)
         return false;
     __atomic_add_fetch(&taken[device], size, __ATOMIC_RELAXED);
+    share_used(device);
     return true;
 }
 
 void give_bytes_back(int device, size_t size)
 {
     __atomic_sub_fetch(&taken[device], size, __ATOMIC_RELAXED);
+    share_used(device);
 }
 
 EXPORT int sim_current_device(void)

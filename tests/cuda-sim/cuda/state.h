@@ -35,3 +35,6 @@ void remove_range(const void *base);
 bool lookup_range(const void *pointer, struct memory_range *out);
 
 enum { PAGE_2M = 2 << 20 };
+
+/* Lets other processes know what this one has taken of a device by now. */
+void share_used(int device);

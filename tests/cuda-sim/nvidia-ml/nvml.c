@@ -90,11 +90,32 @@ struct memory {
     unsigned long long total, free, used;
 };
 
+/* More processes than ever share a simulated device. */
+enum { MOST_USERS = 256 };
+
 EXPORT int nvmlDeviceGetMemoryInfo(nvml_device device, struct memory *out)
 {
-    size_t total = sim_capacity(ordinal_of(device)), used = sim_used(ordinal_of(device));
+    struct sim_user users[MOST_USERS];
+    int count = sim_users(ordinal_of(device), users, MOST_USERS);
+    size_t total = sim_capacity(ordinal_of(device)), used = 0;
+    for (int at = 0; at < count && at < MOST_USERS; at++)
+        used += users[at].used;
     *out = (struct memory){ total, total > used ? total - used : 0, used };
     return NVML_OK;
+}
+
+/* nvmlMemory_v2_t */
+struct memory_v2 {
+    unsigned version;
+    unsigned long long total, reserved, free, used;
+};
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_device device, struct memory_v2 *out)
+{
+    struct memory known;
+    int result = nvmlDeviceGetMemoryInfo(device, &known);
+    *out = (struct memory_v2){ out->version, known.total, 0, known.free, known.used };
+    return result;
 }
 
 /* nvmlProcessInfo_v2_t, and nvmlProcessInfo_v1_t, which lacks the last two members */
@@ -111,22 +132,27 @@ struct process_v1 {
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_device device, unsigned *count,
                                                    struct process *out)
 {
+    struct sim_user users[MOST_USERS];
     unsigned room = *count;
-    *count = 1;
-    if (room < 1)
+    *count = (unsigned)sim_users(ordinal_of(device), users, MOST_USERS);
+    if (room < *count || *count > MOST_USERS)
         return NVML_INSUFFICIENT_SIZE;
-    *out = (struct process){ (unsigned)getpid(), sim_used(ordinal_of(device)), ~0u, ~0u };
+    for (unsigned at = 0; at < *count; at++)
+        out[at] = (struct process){ (unsigned)users[at].pid, users[at].used, ~0u, ~0u };
     return NVML_OK;
 }
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_device device, unsigned *count,
                                                 struct process_v1 *out)
 {
+    struct process whole[MOST_USERS];
     unsigned room = *count;
-    *count = 1;
-    if (room < 1)
+    *count = MOST_USERS;
+    int result = nvmlDeviceGetComputeRunningProcesses_v3(device, count, whole);
+    if (result != NVML_OK || room < *count)
         return NVML_INSUFFICIENT_SIZE;
-    *out = (struct process_v1){ (unsigned)getpid(), sim_used(ordinal_of(device)) };
+    for (unsigned at = 0; at < *count; at++)
+        out[at] = (struct process_v1){ whole[at].pid, whole[at].used };
     return NVML_OK;
 }
 

@@ -66,6 +66,15 @@ impl fmt::Display for PythonVersion {
     }
 }
 
+impl fmt::Display for Interpreter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(f, "Python {version}"),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
 impl FromStr for Interpreter {
     type Err = anyhow::Error;
 

@@ -1,9 +1,9 @@
 //! Images without section headers (`sstrip`, some packers): what the loader itself goes by, the
 //! dynamic segment, leads to the dynamic symbols all the same.
 
+use object::LittleEndian;
 use object::elf;
 use object::read::elf::Dyn as _;
-use object::{LittleEndian, U32Bytes};
 
 use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Section, entries};
 
@@ -108,10 +108,10 @@ impl ElfImage {
             return Err(broken);
         }
         let bytes = self.bytes_at(vaddr, (count * 4) as usize)?;
-        let words = entries::<U32Bytes<LittleEndian>>(&bytes)?;
+        let words = bytes.as_chunks().0;
         if (words.len() as u64) < count {
             return Err(broken);
         }
-        Ok(words.iter().map(|word| word.get(LittleEndian)).collect())
+        Ok(words.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 }

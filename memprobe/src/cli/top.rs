@@ -1,0 +1,94 @@
+//! `memprobe top`.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+
+use super::{parse_buffer_size, parse_duration};
+use crate::pipeline::host::Scope;
+use crate::pipeline::top::{Once, Top as Screen};
+use crate::report::{Colour, HostExtent, HostFormat, HostOptions};
+
+/// Watch every process on this machine that holds CUDA memory
+///
+/// One row a process: what its allocator has handed out and reserved, what the driver counts, and
+/// the line of Python that holds most. Enter opens a process line by line, Esc leads back. Where
+/// standard output is no terminal, the table is printed once.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  sudo memprobe top
+  sudo memprobe top --once
+  sudo memprobe top --once --format json | jq '.processes[] | [.pid, .allocated]'")]
+pub struct Top {
+    /// Print the table once and leave
+    #[arg(short = '1', long)]
+    once: bool,
+    /// How the table is printed
+    #[arg(short, long, value_enum, default_value_t = Writing::Text)]
+    format: Writing,
+    /// How long to listen before the table is printed: what processes held before is known to the
+    /// driver, and to their allocators as soon as they allocate
+    #[arg(short, long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
+    duration: Duration,
+    /// Print processes that hold nothing too, such as workers that load data
+    #[arg(short, long)]
+    all: bool,
+    /// How long a process that has ended stays on the screen
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    keep_ended: Duration,
+    /// Room for events that were not read yet; more where events are lost
+    #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_buffer_size)]
+    buffer_size: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Writing {
+    /// For people
+    Text,
+    /// One JSON document
+    Json,
+}
+
+impl Top {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        let terminal = std::io::stdout().is_terminal();
+        if !self.once && terminal && self.format == Writing::Text {
+            return Screen {
+                scope: Scope::Host,
+                ring_bytes: self.buffer_size,
+                fade: self.keep_ended,
+            }
+            .run();
+        }
+        let size = rustix::termios::tcgetwinsize(std::io::stdout());
+        let columns = size.map_or(0, |size| usize::from(size.ws_col));
+        let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Once {
+            scope: Scope::Host,
+            ring_bytes: self.buffer_size,
+            listen: self.duration,
+            options: HostOptions {
+                format: match self.format {
+                    Writing::Text => HostFormat::Text,
+                    Writing::Json => HostFormat::Json,
+                },
+                extent: if self.all {
+                    HostExtent::All
+                } else {
+                    HostExtent::Holders
+                },
+                width: (columns > 0).then_some(columns),
+                colour: if terminal && wanted {
+                    Colour::Ansi
+                } else {
+                    Colour::Plain
+                },
+            },
+        }
+        .run()
+    }
+}

@@ -1,0 +1,97 @@
+//! What processes are called, and what is said of them in a few columns.
+
+use super::names::{BEFORE_ATTACH, FileNames};
+use super::number::percent;
+use super::text::clean;
+use crate::model::snapshot::host::{Holder, ProcessRow, ProcessState, Rank};
+
+/// Why a process has no figures, or what has become of it.
+pub fn process_state(row: &ProcessRow) -> Option<String> {
+    match &row.state {
+        ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
+        ProcessState::Refused(why) => Some(format!("not probed: {}", clean(why))),
+        ProcessState::Ended => Some("ended".to_owned()),
+        ProcessState::Probed => None,
+    }
+}
+
+/// The line that holds most, with its part of the process's memory.
+pub fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
+    let top = row.top.as_ref()?;
+    let name = match &top.holder {
+        Holder::Site(site) => names.site(site),
+        Holder::BeforeAttach => BEFORE_ATTACH.to_owned(),
+    };
+    let whole = row.totals().unwrap_or_default().allocated;
+    let share = percent(top.live.0.into(), whole.0.into());
+    Some(format!("{share:>6} {name}"))
+}
+
+/// The command with its program's name in place of the path: `python train.py`.
+pub fn short_command(command: &str) -> String {
+    let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
+    let name = program.rsplit('/').next().filter(|name| !name.is_empty());
+    clean(format!("{} {arguments}", name.unwrap_or(program)).trim_end())
+}
+
+/// `3/8`, or `3` where it is not known of how many.
+pub fn rank(rank: Rank) -> String {
+    match rank.world {
+        Some(world) => format!("{}/{world}", rank.global),
+        None => rank.global.to_string(),
+    }
+}
+
+/// The devices as the process numbers them, such as `0-3` or `0,2`; as the driver does, such as
+/// `gpu5`, where only the driver knows of them.
+pub fn device_list(row: &ProcessRow) -> Option<String> {
+    if !row.devices.is_empty() {
+        let own = row.devices.iter().map(|device| u32::from(device.index.0));
+        return Some(ranges(own));
+    }
+    if row.driver.is_empty() {
+        return None;
+    }
+    let drivers = row.driver.iter().map(|held| held.device);
+    Some(format!("gpu{}", ranges(drivers)))
+}
+
+/// Climbing numbers as ranges.
+fn ranges(numbers: impl Iterator<Item = u32>) -> String {
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let text = |(first, last): &(u32, u32)| match last - first {
+        0 => first.to_string(),
+        1 => format!("{first},{last}"),
+        _ => format!("{first}-{last}"),
+    };
+    ranges.iter().map(text).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_in_ranges() {
+        assert_eq!(ranges([0].into_iter()), "0");
+        assert_eq!(ranges([0, 1].into_iter()), "0,1");
+        assert_eq!(ranges([0, 1, 2, 3, 5].into_iter()), "0-3,5");
+    }
+
+    #[test]
+    fn a_program_is_called_by_its_name_and_its_arguments_stay() {
+        assert_eq!(
+            short_command("/opt/venv/bin/python3.12 /srv/train.py --lr 1"),
+            "python3.12 /srv/train.py --lr 1"
+        );
+        assert_eq!(short_command("python"), "python");
+        assert_eq!(short_command(""), "");
+        assert_eq!(short_command("/"), "/");
+    }
+}

@@ -1,0 +1,167 @@
+//! One process of a host: its ledger, and the row that is made of it.
+
+use super::trend;
+use crate::event::{Event, Tgid, TimeNs, Totals};
+use crate::model::snapshot::host::{
+    DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
+};
+use crate::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target, TargetState};
+use crate::model::{Applied, Caps, Model};
+
+/// One process.
+#[derive(Debug)]
+pub(super) struct Process {
+    model: Model,
+    ended: Option<TimeNs>,
+    trend: trend::Recorder,
+    row: ProcessRow,
+    /// Whether something has happened that the row does not tell of.
+    stale: bool,
+}
+
+impl Process {
+    /// A process that was found at `now`.
+    pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
+        let mut model = Model::with_caps(target.clone(), now, caps);
+        let state = ProcessState::Waiting("its libraries to be looked at".to_owned());
+        model.set_state(seen(&state));
+        let row = ProcessRow {
+            tgid: target.tgid.unwrap_or(Tgid(0)),
+            target,
+            facts,
+            state,
+            devices: Vec::new(),
+            peak: Totals::default(),
+            driver: Vec::new(),
+            trend: Trend::default(),
+            top: None,
+            note: None,
+            events: 0,
+            events_per_second: 0.0,
+        };
+        Self {
+            model,
+            ended: None,
+            trend: trend::Recorder::default(),
+            row,
+            stale: false,
+        }
+    }
+
+    /// Replaces what is known of who it is.
+    pub(super) fn describe(&mut self, target: Target, facts: ProcessFacts) {
+        self.model.set_target(target.clone());
+        self.row.target = target;
+        self.row.facts = facts;
+    }
+
+    /// It is probed.
+    pub(super) fn attach(&mut self, target: Target, probes: Vec<ProbeStatus>) {
+        self.model.set_target(target.clone());
+        self.model.set_probes(probes);
+        self.row.target = target;
+        self.set_state(ProcessState::Probed);
+    }
+
+    /// How memprobe gets on with it. One that has ended stays so.
+    pub(super) fn set_state(&mut self, state: ProcessState) {
+        if self.ended.is_none() {
+            self.model.set_state(seen(&state));
+            self.row.state = state;
+        }
+    }
+
+    /// Brings the ledger up to date.
+    pub(super) fn apply(&mut self, event: &Event) -> Applied {
+        let applied = self.model.apply(event);
+        let time = match event {
+            Event::Memory(event) => event.time,
+            Event::AtAttach(found) => found.time,
+            Event::Stack(..) | Event::Thread(..) | Event::Loss(_) => return applied,
+        };
+        self.stale = true;
+        if let Some(totals) = self.model.totals() {
+            self.row.peak = self.row.peak.higher(totals);
+            self.trend.record(time, totals.allocated);
+        }
+        applied
+    }
+
+    /// Something that whoever looks at it should know. The last word counts.
+    pub(super) fn note(&mut self, text: &str) {
+        self.row.note = Some(text.to_owned());
+    }
+
+    /// It has ended.
+    pub(super) fn end(&mut self, now: TimeNs) {
+        self.set_state(ProcessState::Ended);
+        self.ended.get_or_insert(now);
+    }
+
+    /// Whether it has ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended.is_some()
+    }
+
+    /// Whether it ended so many nanoseconds ago.
+    pub(super) fn has_faded(&self, now: TimeNs, fade: u64) -> bool {
+        self.ended
+            .is_some_and(|ended| now.0.saturating_sub(ended.0) >= fade)
+    }
+
+    /// What the driver says it holds. What it held last is still told of one that has ended.
+    pub(super) fn set_driver(&mut self, held: &[DriverUse]) {
+        if self.ended.is_none() {
+            self.row.driver = held.to_vec();
+        }
+    }
+
+    /// Brings rates and the trend up to date.
+    pub(super) fn tick(&mut self, now: TimeNs) {
+        self.model.tick(now);
+        self.trend.advance(self.ended.unwrap_or(now));
+    }
+
+    /// Adds what is known of its measurement.
+    pub(super) fn add_to(&self, health: &mut HostHealth) {
+        let own = &self.model;
+        health.events = health.events.saturating_add(own.events());
+        health.events_per_second += own.events_per_second();
+        let malformed = &mut health.losses.malformed;
+        *malformed = malformed.saturating_add(own.malformed());
+        health.disagreements = health.disagreements.saturating_add(own.disagreements());
+    }
+
+    /// Its row, made anew where something has happened since the last.
+    pub(super) fn row(&mut self) -> ProcessRow {
+        if std::mem::replace(&mut self.stale, false) {
+            self.row.devices = self.model.device_rows();
+            if let [only] = self.row.devices.as_slice() {
+                self.row.peak = self.row.peak.higher(only.peak);
+            }
+            let top = self.model.top_holder(Grouping::User);
+            self.row.top = top.map(|(holder, live)| TopHolder { holder, live });
+            self.row.events = self.model.events();
+        }
+        self.row.events_per_second = self.model.events_per_second();
+        self.row.trend = self.trend.snapshot();
+        self.row.clone()
+    }
+
+    /// Everything of it.
+    pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
+        self.model.snapshot(self.ended.unwrap_or(now), grouping)
+    }
+}
+
+/// The state as the screen of one process shows it.
+fn seen(state: &ProcessState) -> TargetState {
+    match state {
+        ProcessState::Waiting(what) => TargetState::Waiting(what.clone()),
+        ProcessState::Refused(why) => {
+            TargetState::Waiting(format!("nothing: it cannot be probed ({why})"))
+        }
+        ProcessState::Probed => TargetState::Running,
+        ProcessState::Ended => TargetState::Exited,
+    }
+}

@@ -1,0 +1,389 @@
+//! The processes of a host: from the session, `/proc` and the driver to the ledgers of all.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use hashbrown::HashMap;
+
+use super::lookout::{Lookout, Search, Seen};
+use super::process::Origin;
+use super::session::{HostEvent, HostItem, HostSession};
+use crate::driver::Sample;
+use crate::event::{Event, Tgid};
+use crate::model::host::{Host, HostCaps};
+use crate::model::snapshot::host::{
+    DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
+};
+use crate::model::snapshot::{ProbeStatus, Target};
+use crate::probe::attach::AttachError;
+use crate::probe::loader::Watch;
+use crate::probe::watched::Watched;
+use crate::target::namespace::{Kind, Namespace};
+use crate::target::status::Status;
+use crate::target::{census, facts, rank, user};
+
+/// Whose memory is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Every process that uses CUDA.
+    Host,
+    /// One process, and those that it makes.
+    Family(Tgid),
+}
+
+/// The processes of a host, watched.
+pub(super) struct Watching {
+    session: HostSession,
+    lookout: Lookout,
+    pub(super) host: Host,
+    scope: Scope,
+    /// Processes that the session tells of and that have no row.
+    others: HashMap<Tgid, Other>,
+    /// Names of users by number: a directory service may be slow.
+    users: HashMap<u32, String>,
+    /// Whether there is something new since that was last asked.
+    news: bool,
+    /// How often was looked.
+    looks: u64,
+}
+
+/// A process that has no row, since it is not known to use CUDA.
+struct Other {
+    target: Target,
+    /// It is a copy of a watched process that has not run a program of its own.
+    forked: bool,
+    /// What it was told of.
+    waiting: Option<String>,
+    attached: Option<Vec<ProbeStatus>>,
+    refused: Option<String>,
+}
+
+impl Watching {
+    /// Loads the programs, and begins to look. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or there is no such process.
+    pub(super) fn begin(scope: Scope, ring_bytes: u32, caps: HostCaps) -> Result<Self> {
+        let (watch, search) = match scope {
+            Scope::Host => (Watch::Everyone, Search::Everyone),
+            Scope::Family(_) => (Watch::Family, Search::Nobody),
+        };
+        let root = match scope {
+            Scope::Host => None,
+            Scope::Family(tgid) => Some(Watched::open(tgid)?),
+        };
+        let mut session = HostSession::load(watch, ring_bytes)?;
+        if let Some(root) = root {
+            session.add(root, Origin::Running)?;
+        }
+        Ok(Self {
+            session,
+            lookout: Lookout::begin(search)?,
+            host: Host::with_caps(super::now(), caps),
+            scope,
+            others: HashMap::new(),
+            users: HashMap::new(),
+            news: true,
+            looks: 0,
+        })
+    }
+
+    /// Waits until there may be something to do, and does what was seen.
+    pub(super) async fn wait(&mut self) -> Result<()> {
+        let seen = tokio::select! {
+            seen = self.lookout.next() => Some(seen),
+            () = self.session.wait() => None,
+        };
+        match seen {
+            Some(seen) => self.take_in(seen),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings the ledgers up to date with all that is there.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        // The session is told apart from what its events change.
+        let mut events = Vec::new();
+        loop {
+            let taken = self.session.drain(|event| {
+                events.push(event);
+                Ok(())
+            })?;
+            for event in events.drain(..) {
+                self.heed(event);
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        self.host.lose(self.session.losses());
+        Ok(())
+    }
+
+    /// Whether there is something new since this was last asked.
+    pub(super) fn take_news(&mut self) -> bool {
+        std::mem::replace(&mut self.news, false)
+    }
+
+    /// Whether everything was looked at once, and every process with a row is probed or is known
+    /// to be none that can be.
+    pub(super) fn is_settled(&mut self) -> bool {
+        let snapshot = self.host.snapshot(super::now());
+        let states = snapshot.processes.iter().map(|row| &row.state);
+        self.looks > 0
+            && !states
+                .into_iter()
+                .any(|state| matches!(state, ProcessState::Waiting(_)))
+    }
+
+    /// Takes in what a look has seen.
+    fn take_in(&mut self, seen: Seen) -> Result<()> {
+        self.looks += 1;
+        self.news = true;
+        for tgid in seen.found.users {
+            self.watch(tgid)?;
+            if self.others.get(&tgid).is_none_or(|other| !other.forked) {
+                self.show(tgid);
+            }
+        }
+        for tgid in seen.found.loaders {
+            self.watch(tgid)?;
+        }
+        let (devices, held) = match seen.driver {
+            Ok(sample) => driver(sample),
+            Err(why) => (DriverSnapshot::Silent(why), BTreeMap::new()),
+        };
+        if self.scope == Scope::Host {
+            for tgid in held.keys() {
+                self.watch(*tgid)?;
+                self.show(*tgid);
+            }
+        }
+        self.host.set_driver(devices, &held);
+        Ok(())
+    }
+
+    /// Has the session watch a process, if it is still there.
+    fn watch(&mut self, tgid: Tgid) -> Result<()> {
+        if self.session.is_watched(tgid) {
+            return Ok(());
+        }
+        match Watched::if_there(tgid) {
+            Some(watched) => self.session.add(watched, Origin::Running),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a process a row, unless it has one or is gone.
+    fn show(&mut self, tgid: Tgid) {
+        if self.host.is_live(tgid) || !self.session.is_watched(tgid) {
+            return;
+        }
+        let other = self.others.remove(&tgid);
+        let target = match &other {
+            Some(other) => other.target.clone(),
+            None => Target {
+                tgid: Some(tgid),
+                command: facts::command_line(tgid),
+                ..Target::default()
+            },
+        };
+        let facts = self.facts(tgid);
+        if !self.host.start(target.clone(), facts, super::now()) {
+            return;
+        }
+        let Some(other) = other else { return };
+        match (other.attached, other.refused, other.waiting) {
+            (_, Some(why), _) => self.host.refuse(tgid, &why),
+            (Some(probes), ..) => self.host.attach(tgid, target, probes),
+            (_, _, Some(what)) => self.host.wait(tgid, &what),
+            _ => {}
+        }
+    }
+
+    fn facts(&mut self, tgid: Tgid) -> ProcessFacts {
+        let status = Status::of(tgid).unwrap_or_default();
+        let name = |uid| {
+            let known = || user::name(uid).unwrap_or_else(|| uid.to_string());
+            self.users.entry(uid).or_insert_with(known).clone()
+        };
+        ProcessFacts {
+            user: status.uid.map(name),
+            rank: rank::Rank::of(tgid).map(|rank| Rank {
+                global: rank.global,
+                local: rank.local,
+                world: rank.world,
+            }),
+        }
+    }
+
+    /// Brings what is known up to date with what the session tells.
+    fn heed(&mut self, event: HostEvent) {
+        let tgid = event.tgid;
+        match event.item {
+            // Losses are told to everybody and counted once.
+            HostItem::Event(Event::Loss(losses)) => {
+                self.host.apply(tgid, &Event::Loss(losses));
+            }
+            HostItem::Event(event) => {
+                self.show(tgid);
+                self.host.apply(tgid, &event);
+            }
+            HostItem::Found { parent, target } => {
+                let other = Other {
+                    target,
+                    forked: parent.is_some(),
+                    waiting: None,
+                    attached: None,
+                    refused: None,
+                };
+                self.others.insert(tgid, other);
+                if self.scope == Scope::Family(tgid) {
+                    self.show(tgid);
+                }
+            }
+            HostItem::Waiting(what) => self.waiting(tgid, &what),
+            HostItem::Attached {
+                target,
+                probes,
+                missing,
+            } => self.attached(tgid, target, probes, &missing),
+            HostItem::Refused(error) => self.refused(tgid, &error),
+            HostItem::Notice(text) => self.host.note(tgid, &text),
+            HostItem::Executed(target) => {
+                self.host.forget(tgid);
+                let other = Other {
+                    target,
+                    forked: false,
+                    waiting: None,
+                    attached: None,
+                    refused: None,
+                };
+                self.others.insert(tgid, other);
+                if self.scope == Scope::Family(tgid) {
+                    self.show(tgid);
+                }
+            }
+            HostItem::Ended => {
+                self.others.remove(&tgid);
+                self.host.end(tgid, super::now());
+            }
+        }
+        self.news = true;
+    }
+
+    fn waiting(&mut self, tgid: Tgid, what: &str) {
+        // The word before it is that of the screen.
+        let what = what.strip_prefix("waiting for ").unwrap_or(what);
+        match self.others.get_mut(&tgid) {
+            Some(other) => other.waiting = Some(what.to_owned()),
+            None => self.host.wait(tgid, what),
+        }
+    }
+
+    fn attached(
+        &mut self,
+        tgid: Tgid,
+        target: Target,
+        probes: Vec<ProbeStatus>,
+        missing: &[String],
+    ) {
+        let forked = match self.others.get_mut(&tgid) {
+            Some(other) => {
+                other.target = target.clone();
+                other.attached = Some(probes.clone());
+                other.forked
+            }
+            None => false,
+        };
+        // A worker that loads data has all that its parent had mapped, and no use for it.
+        if forked {
+            return;
+        }
+        self.show(tgid);
+        self.host.attach(tgid, target, probes);
+        if let Some(first) = missing.first() {
+            self.host.note(tgid, first);
+        }
+    }
+
+    /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.
+    fn refused(&mut self, tgid: Tgid, error: &AttachError) {
+        let why = reason(error, tgid);
+        if let Some(other) = self.others.get_mut(&tgid) {
+            other.refused = Some(why.clone());
+            let asked_for = self.scope == Scope::Family(tgid);
+            if !asked_for && (other.forked || !census::is_user(tgid)) {
+                return;
+            }
+            self.show(tgid);
+        }
+        self.host.refuse(tgid, &why);
+    }
+}
+
+/// Why a process cannot be probed, for a row that names the process already.
+fn reason(error: &AttachError, tgid: Tgid) -> String {
+    let text = error.to_string();
+    let first = text.lines().next().unwrap_or_default();
+    let named = format!("process {}: ", tgid.0);
+    first.strip_prefix(&named).unwrap_or(first).to_owned()
+}
+
+/// What views see of what the driver said.
+fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
+    let device = |device: crate::driver::DeviceMemory| DriverDevice {
+        index: device.index,
+        name: device.name,
+        memory: device
+            .used_of
+            .map(|(used, total)| DriverMemory { used, total }),
+    };
+    let devices = sample.devices.into_iter().map(device).collect();
+    // The driver numbers processes as the kernel does. Where memprobe sees other numbers, they
+    // would name other processes.
+    let same = Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID);
+    let held = sample.held.into_iter().filter(|_| same);
+    let used = |(device, bytes)| DriverUse { device, bytes };
+    let held = held.map(|(tgid, on)| (tgid, on.into_iter().map(used).collect()));
+    (DriverSnapshot::Devices(devices), held.collect())
+}
+
+/// How long `top` looks at most until it prints what it has seen.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::DeviceMemory;
+    use crate::event::Bytes;
+
+    #[test]
+    fn a_reason_does_not_name_the_process_again_and_has_one_line() {
+        let error = AttachError::NoCuda(Tgid(7));
+        assert!(!reason(&error, Tgid(7)).contains('\n'));
+        let error = AttachError::Gone(Tgid(7), "it ended".to_owned());
+        assert!(reason(&error, Tgid(7)).ends_with("it ended"));
+    }
+
+    #[test]
+    fn what_the_driver_says_is_passed_on_device_by_device() {
+        let sample = Sample {
+            devices: vec![DeviceMemory {
+                index: 3,
+                name: "Simulated GPU".to_owned(),
+                used_of: Some((Bytes(5), Bytes(9))),
+            }],
+            held: BTreeMap::from([(Tgid(7), vec![(3, Some(Bytes(5)))])]),
+        };
+        let (devices, held) = driver(sample);
+        let DriverSnapshot::Devices(devices) = devices else {
+            unreachable!("it answered")
+        };
+        let memory = devices[0].memory.unwrap();
+        assert_eq!((memory.used, memory.total), (Bytes(5), Bytes(9)));
+        let same = Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID);
+        assert_eq!(held.contains_key(&Tgid(7)), same);
+    }
+}

@@ -1,0 +1,113 @@
+//! Looks at the host from time to time, beside everything else: which processes use CUDA, and what
+//! the driver says. On a thread of its own, since both take milliseconds.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use tokio::sync::mpsc as channel;
+
+use crate::driver::{Driver, Sample};
+use crate::target::census::{Census, Found};
+
+/// How often is looked.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// How many looks pass before a driver that could not be asked is asked again.
+const DRIVER_AGAIN: u32 = 30;
+
+/// What a look has seen.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// Processes that were not known to use CUDA before.
+    pub(super) found: Found,
+    /// What the driver says, or why it cannot be asked.
+    pub(super) driver: Result<Sample, String>,
+}
+
+/// What is looked for in `/proc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Search {
+    /// Every process that uses CUDA.
+    Everyone,
+    /// None: who is watched is known already.
+    Nobody,
+}
+
+/// The thread that looks. Dropped, it ends.
+pub(super) struct Lookout {
+    seen: channel::UnboundedReceiver<Seen>,
+    /// Closed when this is dropped.
+    _alive: mpsc::Sender<()>,
+}
+
+impl Lookout {
+    /// Begins to look, at once and then every two seconds.
+    ///
+    /// # Errors
+    /// Where there is no room for one more thread.
+    pub(super) fn begin(search: Search) -> Result<Self> {
+        let (send, seen) = channel::unbounded_channel();
+        let (alive, ended) = mpsc::channel::<()>();
+        std::thread::Builder::new()
+            .name("lookout".to_owned())
+            .spawn(move || {
+                let mut looking = Looking::new(search);
+                while send.send(looking.look()).is_ok()
+                    && ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout)
+                {}
+            })
+            .context("starting a thread")?;
+        Ok(Self {
+            seen,
+            _alive: alive,
+        })
+    }
+
+    /// Waits for the next look. What is told while nobody waits is kept.
+    pub(super) async fn next(&mut self) -> Seen {
+        match self.seen.recv().await {
+            Some(seen) => seen,
+            // The thread is gone: nothing more will be seen.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+struct Looking {
+    search: Search,
+    census: Census,
+    driver: Result<Driver, String>,
+    driver_again: u32,
+}
+
+impl Looking {
+    fn new(search: Search) -> Self {
+        Self {
+            search,
+            census: Census::default(),
+            driver: Driver::open(),
+            driver_again: DRIVER_AGAIN,
+        }
+    }
+
+    fn look(&mut self) -> Seen {
+        if self.driver.is_err() {
+            self.driver_again -= 1;
+            if self.driver_again == 0 {
+                self.driver = Driver::open();
+                self.driver_again = DRIVER_AGAIN;
+            }
+        }
+        let driver = match &self.driver {
+            Ok(driver) => driver.sample(),
+            Err(why) => Err(why.clone()),
+        };
+        let found = match self.search {
+            // Where /proc cannot be listed nothing else works either, and says so.
+            Search::Everyone => self.census.look().unwrap_or_default(),
+            Search::Nobody => Found::default(),
+        };
+        Seen { found, driver }
+    }
+}

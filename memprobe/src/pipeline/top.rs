@@ -1,0 +1,237 @@
+//! `top`: from the processes of a host to the screen, or to a table that is printed once.
+
+use std::io::{BufWriter, ErrorKind, Write as _};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::host::{PATIENCE, Scope, Watching};
+use super::interrupts::Interrupts;
+use super::source::Sources;
+use crate::event::Tgid;
+use crate::model::host::HostCaps;
+use crate::model::snapshot::Grouping;
+use crate::model::snapshot::host::HostSnapshot;
+use crate::probe::kernel;
+use crate::report;
+use crate::tui::host::{HostCommand, HostView};
+use crate::tui::{self, SourceText};
+
+/// How often the screen gets something new to show.
+const REFRESH: Duration = Duration::from_millis(250);
+
+/// How often where nothing is new: trends and the clock go on.
+const REFRESH_QUIET: Duration = Duration::from_secs(1);
+
+/// One run of the live screen of many processes.
+pub struct Top {
+    /// Whose memory is shown.
+    pub scope: Scope,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
+    /// How long a process that has ended keeps its row.
+    pub fade: Duration,
+}
+
+/// One table of many processes.
+pub struct Once {
+    /// Whose memory is shown.
+    pub scope: Scope,
+    /// Bytes of the ring buffer.
+    pub ring_bytes: u32,
+    /// How long to listen before the table is printed.
+    pub listen: Duration,
+    /// How it is printed.
+    pub options: report::HostOptions,
+}
+
+impl Top {
+    /// Shows the processes until the user leaves.
+    ///
+    /// # Errors
+    /// When the kernel refuses, or there is no terminal, with what to do.
+    pub fn run(self) -> Result<ExitCode> {
+        kernel::preflight()?;
+        super::runtime()?.block_on(self.run_inside())
+    }
+
+    async fn run_inside(self) -> Result<ExitCode> {
+        let interrupts = Interrupts::new()?;
+        let caps = HostCaps {
+            fade: u64::try_from(self.fade.as_nanos()).unwrap_or(u64::MAX),
+            ..HostCaps::default()
+        };
+        let mut watching = Watching::begin(self.scope, self.ring_bytes, caps)?;
+        let mut screen = Screen::open(&mut watching, self.scope, interrupts);
+        let outcome = show(&mut watching, &mut screen).await;
+        screen.close()?;
+        outcome.map(|()| ExitCode::SUCCESS)
+    }
+}
+
+/// Feeds the screen until it closes.
+async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
+    loop {
+        let turn = tokio::select! {
+            turn = screen.turn() => turn,
+            waited = watching.wait() => waited.map(|()| Turn::Nothing)?,
+        };
+        watching.drain()?;
+        match turn {
+            Turn::Nothing => {}
+            Turn::Refresh => screen.refresh_if_due(watching),
+            Turn::Asked(command) => screen.obey(command, watching),
+            Turn::Closed => return Ok(()),
+        }
+    }
+}
+
+impl Once {
+    /// Prints the processes once.
+    ///
+    /// # Errors
+    /// When the kernel refuses, with what to do, or the table cannot be written.
+    pub fn run(self) -> Result<ExitCode> {
+        kernel::preflight()?;
+        let snapshot = super::runtime()?.block_on(self.look())?;
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        let written = report::write_host(&snapshot, &self.options, &mut out);
+        match written.and_then(|()| out.flush()) {
+            // A reader that has seen enough (`| head`).
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            written => written.context("writing the table")?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Listens for as long as is asked, and until every process is probed or known not to be.
+    async fn look(&self) -> Result<HostSnapshot> {
+        let mut interrupts = Interrupts::new()?;
+        let mut watching = Watching::begin(self.scope, self.ring_bytes, HostCaps::default())?;
+        let begun = Instant::now();
+        loop {
+            let heard = begun.elapsed();
+            if heard >= PATIENCE.max(self.listen) || (heard >= self.listen && watching.is_settled())
+            {
+                break;
+            }
+            tokio::select! {
+                () = interrupts.next() => bail!("interrupted before the table was complete"),
+                waited = watching.wait() => waited?,
+            }
+            watching.drain()?;
+            watching.host.tick(super::now());
+        }
+        Ok(watching.host.snapshot(super::now()))
+    }
+}
+
+/// What the screen wants next.
+enum Turn {
+    Nothing,
+    Refresh,
+    Asked(HostCommand),
+    Closed,
+}
+
+/// The screen, on a thread of its own.
+struct Screen {
+    views: watch::Sender<HostView>,
+    commands: mpsc::UnboundedReceiver<HostCommand>,
+    quit: watch::Sender<bool>,
+    thread: Option<std::thread::JoinHandle<Result<()>>>,
+    ticks: tokio::time::Interval,
+    interrupts: Interrupts,
+    refreshed: Instant,
+    opened: Option<Tgid>,
+    grouping: Grouping,
+}
+
+impl Screen {
+    fn open(watching: &mut Watching, scope: Scope, interrupts: Interrupts) -> Self {
+        let first = HostView {
+            host: Arc::new(watching.host.snapshot(super::now())),
+            process: None,
+        };
+        let (views, shown) = watch::channel(first);
+        let (command, commands) = mpsc::unbounded_channel();
+        let (quit, asked_to_quit) = watch::channel(false);
+        let instead = match scope {
+            Scope::Host => "`memprobe top --once`",
+            Scope::Family(_) => "`memprobe record -o DIR/`",
+        };
+        let thread = std::thread::spawn(move || {
+            let sources =
+                Box::new(|tgid| Box::new(Sources::of(tgid)) as Box<dyn SourceText + Send>);
+            tui::host::run(shown, command, sources, asked_to_quit, instead)
+        });
+        let mut ticks = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self {
+            views,
+            commands,
+            quit,
+            thread: Some(thread),
+            ticks,
+            interrupts,
+            refreshed: Instant::now(),
+            opened: None,
+            grouping: Grouping::default(),
+        }
+    }
+
+    /// Waits for the next thing that the screen wants or gets.
+    async fn turn(&mut self) -> Turn {
+        tokio::select! {
+            command = self.commands.recv() => match command {
+                Some(HostCommand::Quit) | None => Turn::Closed,
+                Some(command) => Turn::Asked(command),
+            },
+            _ = self.ticks.tick() => Turn::Refresh,
+            () = self.interrupts.next() => Turn::Closed,
+        }
+    }
+
+    fn obey(&mut self, command: HostCommand, watching: &mut Watching) {
+        match command {
+            HostCommand::Open(tgid) => self.opened = Some(tgid),
+            HostCommand::Close => self.opened = None,
+            HostCommand::SetGrouping(grouping) => self.grouping = grouping,
+            HostCommand::Quit => {}
+        }
+        watching.host.open(self.opened);
+        self.refresh(watching);
+    }
+
+    fn refresh_if_due(&mut self, watching: &mut Watching) {
+        if watching.take_news() || self.refreshed.elapsed() >= REFRESH_QUIET {
+            self.refresh(watching);
+        }
+    }
+
+    fn refresh(&mut self, watching: &mut Watching) {
+        let now = super::now();
+        self.refreshed = Instant::now();
+        watching.host.tick(now);
+        let opened = self.opened;
+        let process = opened.and_then(|tgid| watching.host.process(tgid, now, self.grouping));
+        self.views.send_replace(HostView {
+            host: Arc::new(watching.host.snapshot(now)),
+            process: process.map(Arc::new),
+        });
+    }
+
+    /// Gives the terminal back, whatever happened.
+    fn close(&mut self) -> Result<()> {
+        self.quit.send_replace(true);
+        match self.thread.take().map(std::thread::JoinHandle::join) {
+            Some(Ok(outcome)) => outcome.context("showing the screen"),
+            Some(Err(_)) => bail!("the screen failed; please report what was printed above"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Which processes of the host use CUDA: by the libraries that they have mapped.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+
+use crate::event::Tgid;
+
+/// Parts of the names of libraries that only users of CUDA map: the driver's and the runtime's, and
+/// the one that holds PyTorch's allocator.
+const LIBRARIES: [&[u8]; 3] = [b"/libcuda.so", b"/libcudart.so", b"/libc10_cuda.so"];
+
+/// The dynamic loader of glibc, through which a process maps its libraries.
+const LOADER: &[u8] = b"/ld-linux-x86-64.so";
+
+/// The most that is read of one maps file; what is beyond is not looked at.
+const MOST: u64 = 16 << 20;
+
+/// What one look has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Processes that have mapped a CUDA library, and were not found before.
+    pub users: Vec<Tgid>,
+    /// A process for each file of a dynamic loader that was not seen before: through it, the
+    /// processes that share it can be heard to map libraries.
+    pub loaders: Vec<Tgid>,
+}
+
+/// The processes of the host, looked at again and again.
+#[derive(Debug, Default)]
+pub struct Census {
+    known: HashMap<u32, Known>,
+    loaders: HashSet<Vec<u8>>,
+}
+
+/// What is known of a process.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    /// It uses CUDA.
+    User,
+    /// It did not when it was last looked at: it is again in so many looks, and then in twice as
+    /// many.
+    Other { due: u32, pause: u32 },
+}
+
+/// A process that has run for long without CUDA is looked at every so many looks.
+const LONGEST_PAUSE: u32 = 64;
+
+impl Census {
+    /// Looks at every process that is new, and ever more seldom at the others: most never use CUDA.
+    ///
+    /// # Errors
+    /// Where `/proc` cannot be read.
+    pub fn look(&mut self) -> io::Result<Found> {
+        let own = std::process::id();
+        let mut there = HashSet::new();
+        let mut found = Found::default();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
+                continue;
+            };
+            there.insert(pid);
+            if pid != own && self.is_due(pid) {
+                self.look_at(Tgid(pid), &mut found);
+            }
+        }
+        self.known.retain(|pid, _| there.contains(pid));
+        Ok(found)
+    }
+
+    fn is_due(&mut self, pid: u32) -> bool {
+        match self.known.get_mut(&pid) {
+            None => true,
+            Some(Known::User) => false,
+            Some(Known::Other { due, .. }) => {
+                *due = due.saturating_sub(1);
+                *due == 0
+            }
+        }
+    }
+
+    fn look_at(&mut self, tgid: Tgid, found: &mut Found) {
+        let pause = match self.known.get(&tgid.0) {
+            Some(Known::Other { pause, .. }) => (pause * 2).min(LONGEST_PAUSE),
+            _ => 1,
+        };
+        let maps = read_maps(tgid);
+        let known = if uses_cuda(&maps) {
+            found.users.push(tgid);
+            Known::User
+        } else {
+            Known::Other { due: pause, pause }
+        };
+        self.known.insert(tgid.0, known);
+        if let Some(loader) = loader(&maps)
+            && !self.loaders.contains(loader)
+        {
+            self.loaders.insert(loader.to_vec());
+            found.loaders.push(tgid);
+        }
+    }
+}
+
+/// Whether a process has mapped a CUDA library by now.
+pub fn is_user(tgid: Tgid) -> bool {
+    uses_cuda(&read_maps(tgid))
+}
+
+/// Nothing where the process is gone or may not be looked at: then it cannot be probed either.
+fn read_maps(tgid: Tgid) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Ok(file) = File::open(format!("/proc/{}/maps", tgid.0)) {
+        // What was read before an error is as good as what a moment earlier was there.
+        let _ = file.take(MOST).read_to_end(&mut bytes);
+    }
+    bytes
+}
+
+fn uses_cuda(maps: &[u8]) -> bool {
+    let mut lines = maps.split(|byte| *byte == b'\n');
+    lines.any(|line| LIBRARIES.iter().any(|name| contains(line, name)))
+}
+
+/// Device, inode and path of the dynamic loader, as they stand in its lines.
+fn loader(maps: &[u8]) -> Option<&[u8]> {
+    let mut lines = maps.split(|byte| *byte == b'\n');
+    let line = lines.find(|line| contains(line, LOADER))?;
+    // "start-end perms offset device inode path".
+    let mut fields = line.splitn(4, |byte| *byte == b' ');
+    fields.nth(3)
+}
+
+fn contains(line: &[u8], name: &[u8]) -> bool {
+    line.windows(name.len()).any(|part| part == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PYTHON: &[u8] = b"5600-5700 r-xp 00001000 08:01 77 /usr/bin/python3.11\n\
+        7f00-7f10 r--p 00000000 08:01 41 /usr/lib64/ld-linux-x86-64.so.2\n\
+        7f10-7f20 r-xp 00001000 08:01 41 /usr/lib64/ld-linux-x86-64.so.2\n";
+
+    #[test]
+    fn users_of_cuda_are_known_by_their_libraries() {
+        assert!(!uses_cuda(PYTHON));
+        for library in ["libcuda.so.1", "libcudart.so.13", "libc10_cuda.so"] {
+            let mut maps = PYTHON.to_vec();
+            maps.extend(format!("7f30-7f40 r--p 0 08:01 9 /opt/x/{library}\n").bytes());
+            assert!(uses_cuda(&maps), "{library}");
+        }
+        assert!(!uses_cuda(
+            b"7f30-7f40 r--p 0 08:01 9 /opt/notlibcudart.so.13\n"
+        ));
+        assert!(!uses_cuda(b""));
+    }
+
+    #[test]
+    fn a_loader_is_told_from_another_by_its_file() {
+        // The offset of the first mapping differs from that of the second; the file does not.
+        let first = loader(PYTHON).unwrap();
+        assert_eq!(first, b"08:01 41 /usr/lib64/ld-linux-x86-64.so.2");
+        assert_eq!(loader(b"1-2 r--p 0 08:01 9 /usr/bin/python\n"), None);
+    }
+
+    #[test]
+    fn a_process_is_looked_at_ever_more_seldom_and_forgotten_when_it_ends() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let mut census = Census::default();
+        let first = census.look().unwrap();
+        assert!(!first.users.contains(&Tgid(child.id())));
+        assert!(!first.users.contains(&Tgid(std::process::id())));
+        let mut looks = Vec::new();
+        for look in 1..40 {
+            if census.is_due(child.id()) {
+                looks.push(look);
+                census.look_at(Tgid(child.id()), &mut Found::default());
+            }
+        }
+        assert_eq!(looks, [1, 3, 7, 15, 31]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        census.look().unwrap();
+        assert!(!census.known.contains_key(&child.id()));
+    }
+
+    #[test]
+    fn each_loader_is_told_of_once() {
+        let mut census = Census::default();
+        let loaders = census.look().unwrap().loaders;
+        assert!(
+            !loaders.is_empty(),
+            "something on this host is linked dynamically"
+        );
+        assert!(census.look().unwrap().loaders.is_empty());
+    }
+}

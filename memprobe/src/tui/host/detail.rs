@@ -1,0 +1,76 @@
+//! The selected process in full.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use super::super::theme::Theme;
+use super::state::HostState;
+use crate::bytes::human;
+use crate::label::{self, clean, fit, named_site, percent, process_state, whole_frame};
+use crate::model::snapshot::host::{Holder, ProcessRow};
+
+/// Its state or the line that holds most, and who and where it is.
+pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
+    let Some(row) = state.selected() else { return };
+    let room = usize::from(area.width.saturating_sub(2));
+    let lines = [first_line(row), facts(row).join("  ")];
+    for (text, y) in lines.iter().zip(area.y..area.bottom()) {
+        let text = fit(text, room, theme.glyphs.cut);
+        buffer.set_stringn(area.x + 2, y, text, room, theme.faint());
+    }
+}
+
+/// Why it is not probed, or the line that holds most by its whole path.
+fn first_line(row: &ProcessRow) -> String {
+    let top = row.top.as_ref().map(|top| {
+        let name = match &top.holder {
+            Holder::Site(site) => named_site(site, whole_frame),
+            Holder::BeforeAttach => {
+                "allocated before attach: which lines it was cannot be known".to_owned()
+            }
+        };
+        let whole = row.totals().unwrap_or_default().allocated;
+        let share = percent(top.live.0.into(), whole.0.into());
+        format!("{} ({share}) {name}", human(top.live))
+    });
+    match (process_state(row), top) {
+        (Some(state), Some(top)) => format!("{state}; {top}"),
+        (Some(text), None) | (None, Some(text)) => text,
+        (None, None) => "nothing is allocated".to_owned(),
+    }
+}
+
+fn facts(row: &ProcessRow) -> Vec<String> {
+    let facts = &row.facts;
+    let mut texts: Vec<String> = row.note.as_deref().map(clean).into_iter().collect();
+    texts.push(clean(&row.target.command));
+    if let Some(inside) = row.target.inner_tgid {
+        texts.push(format!("PID {} inside", inside.0));
+    }
+    if let Some(rank) = facts.rank {
+        let local = rank.local.map(|local| format!(" (local {local})"));
+        let local = local.unwrap_or_default();
+        texts.push(format!("rank {}{local}", label::rank(rank)));
+    }
+    texts.extend(
+        row.target
+            .container
+            .as_deref()
+            .map(|name| format!("in {}", clean(name))),
+    );
+    for device in row.devices.iter().filter(|_| row.devices.len() > 1) {
+        let allocated = human(device.totals.allocated);
+        texts.push(format!("cuda:{} {allocated}", device.index.0));
+    }
+    for held in &row.driver {
+        let bytes = held.bytes.map_or_else(|| "-".to_owned(), human);
+        texts.push(format!("driver: GPU {} {bytes}", held.device));
+    }
+    let version = |name: &str, version: &Option<String>| {
+        let version = version.as_deref().map(clean);
+        version.map(|version| format!("{name} {version}"))
+    };
+    texts.extend(version("Python", &row.target.python));
+    texts.extend(version("torch", &row.target.torch));
+    texts
+}

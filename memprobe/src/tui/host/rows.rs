@@ -1,0 +1,131 @@
+//! What the table says of each process, and which processes it shows.
+
+use super::super::filter::Filter;
+use super::sort::Sort;
+use crate::event::{Bytes, Totals};
+use crate::label::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
+use crate::model::snapshot::host::{Holder, HostSnapshot, ProcessRow};
+
+/// What the rows add up to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sums {
+    /// How many there are.
+    pub rows: usize,
+    /// What their allocators say.
+    pub totals: Totals,
+    /// What the driver says; `None` where it says nothing of any of them.
+    pub driver: Option<Bytes>,
+}
+
+impl Sums {
+    /// Of these rows.
+    pub fn of<'a>(rows: impl Iterator<Item = &'a ProcessRow>) -> Self {
+        let mut sums = Self::default();
+        for row in rows {
+            sums.rows += 1;
+            let totals = row.totals().unwrap_or_default();
+            let add = |sum: &mut Bytes, bytes: Bytes| sum.0 = sum.0.saturating_add(bytes.0);
+            add(&mut sums.totals.allocated, totals.allocated);
+            add(&mut sums.totals.reserved, totals.reserved);
+            if let Some(bytes) = row.driver_total() {
+                add(sums.driver.get_or_insert_default(), bytes);
+            }
+        }
+        sums
+    }
+}
+
+/// Which processes are shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Extent {
+    /// Those that hold memory, or may.
+    #[default]
+    Holders,
+    /// All that have loaded CUDA.
+    All,
+}
+
+/// The processes to show, by their place in the snapshot, in order.
+pub fn order(
+    host: &HostSnapshot,
+    extent: Extent,
+    sort: Sort,
+    filter: &Filter,
+    names: &FileNames,
+) -> Vec<usize> {
+    let processes = &host.processes;
+    let is_shown = |row: &ProcessRow| {
+        (extent == Extent::All || !host.holds_nothing(row))
+            && (!filter.is_active() || filter.shows(&searched(row)))
+    };
+    let mut places: Vec<usize> = (0..processes.len())
+        .filter(|place| is_shown(&processes[*place]))
+        .collect();
+    places.sort_by(|a, b| sort.compare(&processes[*a], &processes[*b], names));
+    places
+}
+
+/// Names for the files of the lines that hold most.
+pub fn names(processes: &[ProcessRow]) -> FileNames {
+    let frames = processes.iter().filter_map(|row| match &row.top {
+        Some(top) => match &top.holder {
+            Holder::Site(site) => site.frame(),
+            Holder::BeforeAttach => None,
+        },
+        None => None,
+    });
+    FileNames::of(frames.map(|frame| &frame.file))
+}
+
+/// What the filter looks at.
+fn searched(row: &ProcessRow) -> String {
+    let facts = &row.facts;
+    let top = row.top.as_ref().map(|top| match &top.holder {
+        Holder::Site(site) => named_site(site, whole_frame),
+        Holder::BeforeAttach => BEFORE_ATTACH.to_owned(),
+    });
+    let parts = [
+        Some(row.tgid.0.to_string()),
+        facts.user.as_deref().map(clean),
+        row.target.container.as_deref().map(clean),
+        facts.rank.map(|rank| format!("rank {}", rank.global)),
+        Some(clean(&row.target.command)),
+        top,
+        process_state(row),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples;
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_the_rows() {
+        let host = samples::busy();
+        let sums = Sums::of(host.processes.iter());
+        let all = host.processes.iter().filter_map(ProcessRow::totals);
+        let allocated: u64 = all.map(|totals| totals.allocated.0).sum();
+        assert_eq!(sums.totals.allocated.0, allocated);
+        assert_eq!(Sums::of(std::iter::empty()).driver, None);
+    }
+
+    #[test]
+    fn a_process_is_found_by_whatever_a_person_knows_of_it() {
+        let host = samples::busy();
+        let names = FileNames::default();
+        let found = |pattern: &str| -> Vec<u32> {
+            let filter = Filter::new(pattern);
+            let places = order(&host, Extent::All, Sort::default(), &filter, &names);
+            places.iter().map(|at| host.processes[*at].tgid.0).collect()
+        };
+        assert_eq!(found("1234"), [1234]);
+        assert_eq!(found("grace"), [5120]);
+        assert_eq!(found("rank 1"), [2002]);
+        assert_eq!(found("gpt/model.py"), [1234]);
+        assert_eq!(found("llm-serving"), [6001]);
+        assert_eq!(found("not supported"), [5120]);
+        assert_eq!(found("[").len(), host.processes.len());
+    }
+}

@@ -1,0 +1,304 @@
+//! What the screen of the host remembers between two drawings, and how input changes it. No I/O.
+
+use std::sync::Arc;
+
+use ratatui::layout::Position;
+
+use super::super::filter::Filter;
+use super::super::input::{Focus, Wanted};
+use super::super::state::Follow;
+use super::HostCommand;
+use super::columns::{Columns, Needs};
+use super::input::HostWanted;
+use super::layout::{Layout, layout};
+use super::rows::{self, Extent, Sums};
+use super::sort::Sort;
+use crate::event::Tgid;
+use crate::label::{FileNames, clean};
+use crate::model::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
+
+/// What the screen remembers.
+#[derive(Debug)]
+pub struct HostState {
+    pub(super) shown: Arc<HostSnapshot>,
+    latest: Arc<HostSnapshot>,
+    pub(super) follow: Follow,
+    size: (u16, u16),
+    pub(super) sort: Sort,
+    pub(super) filter: Filter,
+    pub(super) extent: Extent,
+    pub(super) focus: Focus,
+    /// Help, scrolled down by so many lines.
+    pub(super) help: Option<usize>,
+    /// The rows, by their place in the snapshot, in order.
+    pub(super) order: Vec<usize>,
+    pub(super) names: FileNames,
+    pub(super) all: Sums,
+    pub(super) sums: Sums,
+    /// `None` for the first row, whichever that is.
+    selected: Option<Tgid>,
+    pub(super) cursor: usize,
+    pub(super) offset: usize,
+    pub(super) note: Option<String>,
+}
+
+impl HostState {
+    /// The first screen.
+    pub fn new(snapshot: Arc<HostSnapshot>, size: (u16, u16)) -> Self {
+        let mut state = Self {
+            shown: snapshot.clone(),
+            latest: snapshot,
+            follow: Follow::Live,
+            size,
+            sort: Sort::default(),
+            filter: Filter::default(),
+            extent: Extent::default(),
+            focus: Focus::Table,
+            help: None,
+            order: Vec::new(),
+            names: FileNames::default(),
+            all: Sums::default(),
+            sums: Sums::default(),
+            selected: None,
+            cursor: 0,
+            offset: 0,
+            note: None,
+        };
+        state.rebuild();
+        state
+    }
+
+    /// Takes a new snapshot; while paused it is kept for later.
+    pub fn update(&mut self, snapshot: Arc<HostSnapshot>) {
+        self.latest = snapshot;
+        if self.follow == Follow::Live {
+            self.shown = self.latest.clone();
+            self.rebuild();
+        }
+    }
+
+    /// Columns and rows of the screen.
+    pub fn size(&self) -> (u16, u16) {
+        self.size
+    }
+
+    /// Where everything stands.
+    pub fn layout(&self) -> Option<Layout> {
+        let devices = match &self.shown.driver {
+            DriverSnapshot::Devices(devices) => devices.len(),
+            DriverSnapshot::Unasked | DriverSnapshot::Silent(_) => 1,
+        };
+        layout(self.size.0, self.size.1, devices)
+    }
+
+    /// Where the columns stand.
+    pub fn columns(&self) -> Columns {
+        let processes = &self.shown.processes;
+        let needs = Needs {
+            container: processes.iter().any(|row| row.target.container.is_some()),
+            rank: processes.iter().any(|row| row.facts.rank.is_some()),
+        };
+        Columns::of(self.size.0, needs)
+    }
+
+    /// The process of a row.
+    pub fn row(&self, place: usize) -> Option<&ProcessRow> {
+        self.shown.processes.get(*self.order.get(place)?)
+    }
+
+    /// The selected process.
+    pub fn selected(&self) -> Option<&ProcessRow> {
+        self.row(self.cursor)
+    }
+
+    /// Does what is wanted; some of it only the caller can do.
+    pub fn handle(&mut self, wanted: HostWanted) -> Option<HostCommand> {
+        self.note = None;
+        let wanted = match wanted {
+            HostWanted::Common(wanted) => wanted,
+            HostWanted::SortBy(column) => {
+                self.sort = self.sort.by(column);
+                self.rebuild();
+                return None;
+            }
+            HostWanted::Extent => {
+                self.extent = match self.extent {
+                    Extent::Holders => Extent::All,
+                    Extent::All => Extent::Holders,
+                };
+                self.rebuild();
+                return None;
+            }
+        };
+        let mut command = None;
+        match wanted {
+            Wanted::Quit => return Some(HostCommand::Quit),
+            Wanted::Back => self.back(),
+            Wanted::Move(by) => self.step(by),
+            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::First => self.go_first(),
+            Wanted::Last => self.step(isize::MAX),
+            Wanted::Toggle | Wanted::Open => command = self.open(),
+            Wanted::SortStep(by) => {
+                let shown = self.columns().shown();
+                self.sort = self.sort.step(by, &shown);
+            }
+            Wanted::Reverse => self.sort = self.sort.reversed(),
+            Wanted::Pause => self.pause(),
+            Wanted::Help => self.help = self.help.is_none().then_some(0),
+            Wanted::Click(column, row) => command = self.click(Position { x: column, y: row }),
+            Wanted::Resize(width, height) => self.size = (width, height),
+            Wanted::Suspend => {
+                self.note = Some("stopping memprobe would lose events: q quits".to_owned());
+            }
+            Wanted::Filter => {
+                self.help = None;
+                self.focus = Focus::Prompt;
+            }
+            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+                if let Some(filter) = self.filter.edited(wanted) {
+                    self.filter = filter;
+                    self.selected = None;
+                }
+            }
+            Wanted::Accept => self.focus = Focus::Table,
+            // What only the screen of one process has.
+            Wanted::SortBy(_)
+            | Wanted::Close
+            | Wanted::OpenAll
+            | Wanted::Device(_)
+            | Wanted::Regroup
+            | Wanted::Source
+            | Wanted::Probes => {
+                self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
+            }
+            Wanted::Redraw => {}
+        }
+        self.rebuild();
+        command
+    }
+
+    fn rebuild(&mut self) {
+        let processes = &self.shown.processes;
+        self.names = rows::names(processes);
+        self.order = rows::order(
+            &self.shown,
+            self.extent,
+            self.sort,
+            &self.filter,
+            &self.names,
+        );
+        self.all = Sums::of(processes.iter());
+        self.sums = Sums::of(self.order.iter().map(|place| &processes[*place]));
+        let last = self.order.len().saturating_sub(1);
+        self.cursor = match self.selected {
+            None => 0,
+            Some(tgid) => {
+                let found = self
+                    .order
+                    .iter()
+                    .position(|place| processes[*place].tgid == tgid);
+                found.unwrap_or(self.cursor.min(last))
+            }
+        };
+        self.scroll();
+    }
+
+    /// Keeps the selected row on the screen, and the screen full.
+    fn scroll(&mut self) {
+        let height = usize::from(self.layout().map_or(0, |layout| layout.rows.height)).max(1);
+        let last = self.order.len().saturating_sub(height);
+        let lowest = self.cursor.saturating_sub(height - 1);
+        self.offset = self
+            .offset
+            .clamp(lowest.min(self.cursor), self.cursor)
+            .min(last);
+    }
+
+    fn page(&self) -> isize {
+        let height = self.layout().map_or(1, |layout| layout.rows.height);
+        isize::try_from(height).unwrap_or(1).max(2) - 1
+    }
+
+    fn step(&mut self, by: isize) {
+        if let Some(at) = &mut self.help {
+            // The drawing knows how long the text is and stops there.
+            *at = at.saturating_add_signed(by).min(1000);
+            return;
+        }
+        let last = self.order.len().saturating_sub(1);
+        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.keep_selected();
+    }
+
+    fn keep_selected(&mut self) {
+        self.selected = self.selected().map(|row| row.tgid);
+    }
+
+    fn go_first(&mut self) {
+        match &mut self.help {
+            Some(at) => *at = 0,
+            None => self.selected = None,
+        }
+    }
+
+    fn open(&mut self) -> Option<HostCommand> {
+        if self.help.take().is_some() {
+            return None;
+        }
+        self.keep_selected();
+        let row = self.selected()?;
+        let tgid = row.tgid;
+        // Some that cannot be probed are heard of all the same.
+        if let ProcessState::Refused(why) = &row.state
+            && row.events == 0
+        {
+            self.note = Some(format!("nothing to open: {}", clean(why)));
+            return None;
+        }
+        Some(HostCommand::Open(tgid))
+    }
+
+    fn pause(&mut self) {
+        self.follow = match self.follow {
+            Follow::Live => Follow::Paused,
+            Follow::Paused => Follow::Live,
+        };
+        if self.follow == Follow::Live {
+            self.shown = self.latest.clone();
+        }
+    }
+
+    /// Closes what is open. Never leaves: who comes back from a process must not fall out.
+    fn back(&mut self) {
+        if self.help.take().is_some() {
+        } else if self.focus == Focus::Prompt || !self.filter.pattern().is_empty() {
+            self.focus = Focus::Table;
+            self.filter = Filter::default();
+        } else {
+            self.note = Some("q quits".to_owned());
+        }
+    }
+
+    /// A click on a head sorts, one on a row selects it, one on the selected row opens it.
+    fn click(&mut self, at: Position) -> Option<HostCommand> {
+        if self.help.take().is_some() {
+            return None;
+        }
+        let layout = self.layout()?;
+        if layout.head.contains(at) {
+            let column = self.columns().at(at.x);
+            self.sort = column.map_or(self.sort, |column| self.sort.by(column));
+        } else if layout.rows.contains(at) {
+            let place = self.offset + usize::from(at.y - layout.rows.y);
+            let again = place == self.cursor && self.selected.is_some();
+            self.row(place)?;
+            self.cursor = place;
+            self.keep_selected();
+            if again {
+                return self.open();
+            }
+        }
+        None
+    }
+}

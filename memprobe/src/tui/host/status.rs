@@ -1,0 +1,97 @@
+//! The bottom of the screen of the host: how the measurement is doing, and the keys.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::text::{Line, Span};
+
+use super::super::input::Focus;
+use super::super::state::Follow;
+use super::super::status::{Hint, draw_key_list, draw_prompt, fitting, lost};
+use super::super::theme::Theme;
+use super::state::HostState;
+use crate::label::{clean, count, counted, fit, rate};
+
+/// Events, losses, ledgers.
+pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let health = &state.shown.health;
+    let (word, style) = match state.follow {
+        Follow::Paused => ("PAUSED", theme.still()),
+        Follow::Live => ("LIVE", theme.good()),
+    };
+    let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
+    if health.losses.any() {
+        // What was lost comes first: it must not be cut off.
+        let text = format!(" LOST {} ", lost(&health.losses));
+        spans.push(Span::styled(text, theme.bad()));
+        spans.push(Span::raw(" "));
+    }
+    let used: usize = spans.iter().map(Span::width).sum();
+    let room = usize::from(area.width).saturating_sub(used);
+    if let Some(note) = &state.note {
+        let note = fit(&clean(note), room, theme.glyphs.cut);
+        spans.push(Span::styled(note, theme.strong()));
+    } else {
+        spans.push(Span::raw(fitting(&facts(state), room)));
+    }
+    buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
+}
+
+/// What is going on, each with the rank at which it is left out where room is short.
+fn facts(state: &HostState) -> Vec<(u8, String)> {
+    let health = &state.shown.health;
+    let mut facts = Vec::new();
+    if state.follow == Follow::Paused {
+        facts.push((1, "Space: go on".to_owned()));
+    }
+    facts.push((3, format!("{} ev/s", rate(health.events_per_second))));
+    facts.push((5, counted(health.events, "event")));
+    if !health.losses.any() {
+        facts.push((2, "lost 0".to_owned()));
+    }
+    if health.disagreements > 0 {
+        let text = format!("LEDGER OFF {}x", count(health.disagreements));
+        facts.push((0, text));
+    }
+    if health.not_kept > 0 {
+        let text = format!("{} more without room", count(health.not_kept));
+        facts.push((0, text));
+    }
+    facts
+}
+
+/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+pub fn draw_keys(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &HostState,
+    theme: &Theme,
+) -> Option<Position> {
+    if area.is_empty() {
+        return None;
+    }
+    if state.focus == Focus::Prompt {
+        let hint = Hint {
+            looks_in: "PID, user, command, container, rank, line",
+            shown: state.sums.rows,
+            all: state.all.rows,
+        };
+        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
+    }
+    let keys = vec![
+        // Key, what it does, how soon it is left out where room is short.
+        (theme.glyphs.arrows, "move", 3),
+        ("Enter", "open process", 1),
+        ("/", "filter", 2),
+        ("<>", "sort", 2),
+        ("r", "reverse", 9),
+        ("a", "all", 8),
+        ("Space", "pause", 4),
+        ("?", "help", 1),
+        ("q", "quit", 0),
+    ];
+    draw_key_list(buffer, area, keys, theme);
+    None
+}

@@ -1,0 +1,244 @@
+//! The table of processes on the screen.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+use super::super::sort::Order;
+use super::super::theme::Theme;
+use super::columns::Place;
+use super::rows::{Extent, Sums};
+use super::sort::Column;
+use super::state::HostState;
+use crate::bytes::short;
+use crate::event::Bytes;
+use crate::label::{
+    clean, counted, device_list, fit, process_state, rank, short_command, top_line, width,
+};
+use crate::model::snapshot::host::{ProcessRow, ProcessState, Trend};
+
+/// Whether a column stands at the right of its place, as numbers do.
+fn is_number(column: Column) -> bool {
+    matches!(
+        column,
+        Column::Pid
+            | Column::Rank
+            | Column::Devices
+            | Column::Allocated
+            | Column::Reserved
+            | Column::Driver
+            | Column::Peak
+    )
+}
+
+/// Heads of the columns; the one that orders has an arrow.
+pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    buffer.set_style(area, theme.bar());
+    let arrow = match state.sort.order {
+        Order::Falling => theme.glyphs.falling,
+        Order::Climbing => theme.glyphs.climbing,
+    };
+    for place in state.columns().0 {
+        let head = place.column.head();
+        let (text, style) = if place.column == state.sort.column {
+            (format!("{arrow}{head}"), theme.bar_strong())
+        } else {
+            (head.to_owned(), theme.bar())
+        };
+        draw_cell(buffer, area, place, &text, style);
+    }
+}
+
+/// Draws a text at its place, which may lend it the gap before it.
+fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place, text: &str, style: Style) {
+    let start = if is_number(place.column) {
+        (line.x + place.start + place.wide).saturating_sub(width(text) as u16)
+    } else {
+        line.x + place.start
+    };
+    let end = (line.x + place.start + place.wide).min(line.right());
+    let room = usize::from(end.saturating_sub(start));
+    buffer.set_stringn(start, line.y, text, room, style);
+}
+
+/// The rows that are on the screen.
+pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
+    let columns = state.columns();
+    for (place, y) in (state.offset..).zip(area.y..area.bottom()) {
+        let Some(row) = state.row(place) else { return };
+        let line = Rect {
+            y,
+            height: 1,
+            ..area
+        };
+        let selected = place == state.cursor;
+        if selected {
+            buffer.set_style(line, theme.bar());
+            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+        }
+        let plain = match row.state {
+            _ if selected => theme.bar(),
+            ProcessState::Probed => Style::new(),
+            _ => theme.faint(),
+        };
+        buffer.set_string(area.x + 1, y, mark(&row.state), plain);
+        for place in &columns.0 {
+            let style = match place.column {
+                Column::Allocated if !selected => theme.strong(),
+                Column::Trend if !selected => theme.allocated(),
+                _ => plain,
+            };
+            let text = text(row, *place, state, theme);
+            let text = fit(&text, usize::from(place.wide), theme.glyphs.cut);
+            draw_cell(buffer, line, *place, &text, style);
+        }
+    }
+}
+
+/// What stands before a row that is not simply probed; help explains it.
+fn mark(state: &ProcessState) -> &'static str {
+    match state {
+        ProcessState::Probed => " ",
+        ProcessState::Waiting(_) => "?",
+        ProcessState::Refused(_) => "!",
+        ProcessState::Ended => "x",
+    }
+}
+
+fn text(row: &ProcessRow, place: Place, state: &HostState, theme: &Theme) -> String {
+    let totals = row.totals();
+    let amount = |bytes: Option<Bytes>| bytes.map(short);
+    let text = match place.column {
+        Column::Pid => Some(row.tgid.0.to_string()),
+        Column::User => row.facts.user.as_deref().map(clean),
+        Column::Container => row.target.container.as_deref().map(clean),
+        Column::Rank => row.facts.rank.map(rank),
+        Column::Devices => device_list(row),
+        Column::Allocated => amount(totals.map(|totals| totals.allocated)),
+        Column::Reserved => amount(totals.map(|totals| totals.reserved)),
+        Column::Driver => amount(row.driver_total()),
+        Column::Peak => amount(totals.map(|_| row.peak.allocated)),
+        Column::Trend => sparkline(&row.trend, usize::from(place.wide), theme),
+        Column::Command => Some(short_command(&row.target.command)),
+        Column::Top => top_or_state(row, state),
+    };
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+fn top_or_state(row: &ProcessRow, state: &HostState) -> Option<String> {
+    match (&row.state, process_state(row), top_line(row, &state.names)) {
+        (ProcessState::Ended, Some(ended), Some(top)) => Some(format!("{ended}: {}", top.trim())),
+        (_, Some(state), _) => Some(state),
+        (_, None, top) => top,
+    }
+}
+
+/// The highest bytes of each column, as heights below the highest of all.
+fn sparkline(trend: &Trend, columns: usize, theme: &Theme) -> Option<String> {
+    let points = &trend.points;
+    let top = points.iter().max()?.0;
+    let steps = crate::model::snapshot::host::TREND_STEPS;
+    // The newest stands at the right; what is not known yet stays empty at the left.
+    let height = |column: usize| {
+        let missing = steps.saturating_sub(points.len());
+        let from = (column * steps / columns).saturating_sub(missing);
+        let to = ((column + 1) * steps / columns).saturating_sub(missing);
+        let highest = points.get(from..to.min(points.len()))?.iter().max()?;
+        let eighths = match u128::from(top) {
+            0 => 0,
+            top => (u128::from(highest.0) * 7).div_ceil(top) as usize,
+        };
+        // Nothing at all is the lowest step, so that it differs from what is not known.
+        Some(eighths.clamp(0, 7) + 1)
+    };
+    let glyph = |column| theme.glyphs.rising[height(column).unwrap_or(0)];
+    Some((0..columns).map(glyph).collect())
+}
+
+/// What the table adds up to.
+pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
+    if area.is_empty() || state.all.rows == 0 {
+        return;
+    }
+    let dot = theme.glyphs.dot;
+    let (text, style) = if state.filter.is_active() {
+        let pattern = clean(state.filter.pattern());
+        let rows = format!("shown {} of {}", state.sums.rows, state.all.rows);
+        let text = format!(
+            "{rows}: {} {dot} filter /{pattern}/ (Esc: all)",
+            in_words(&state.sums)
+        );
+        (text, theme.strong())
+    } else {
+        let rows = match state.all.rows {
+            1 => "1 process".to_owned(),
+            number => format!("{number} processes"),
+        };
+        let hidden = state.all.rows - state.sums.rows;
+        let hidden = match (state.extent, hidden) {
+            (Extent::All, _) | (_, 0) => String::new(),
+            (Extent::Holders, hidden) => format!(" {dot} {hidden} without memory (a: all)"),
+        };
+        let text = format!("{rows}: {}{hidden}", in_words(&state.all));
+        (text, theme.faint())
+    };
+    let room = usize::from(area.width);
+    let text = fit(&format!("  {text}"), room, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, &text, room, style);
+    let hidden = state.order.len().saturating_sub(state.offset);
+    let height = usize::from(state.layout().map_or(0, |layout| layout.rows.height));
+    let below = hidden.saturating_sub(height);
+    let more = format!("{} below ", counted(below as u64, "row"));
+    if below > 0 && width(&text) + width(&more) + 2 <= room {
+        let start = area.right() - width(&more) as u16;
+        buffer.set_string(start, area.y, more, theme.faint());
+    }
+}
+
+fn in_words(sums: &Sums) -> String {
+    let mut text = format!(
+        "allocated {}, reserved {}",
+        short(sums.totals.allocated),
+        short(sums.totals.reserved)
+    );
+    if let Some(driver) = sums.driver {
+        text += &format!(", driver {}", short(driver));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::theme::{Ink, UNICODE};
+    use super::*;
+
+    const THEME: Theme = Theme {
+        ink: Ink::Colour,
+        glyphs: UNICODE,
+    };
+
+    fn drawn(points: &[u64]) -> Option<String> {
+        let trend = Trend {
+            step: 1,
+            points: points.iter().copied().map(Bytes).collect(),
+        };
+        sparkline(&trend, 10, &THEME)
+    }
+
+    #[test]
+    fn a_trend_keeps_short_peaks_and_ends_at_the_right() {
+        assert_eq!(drawn(&[]), None);
+        assert_eq!(drawn(&[5; 6]).unwrap(), "         █");
+        assert_eq!(drawn(&[0; 60]).unwrap(), "▁▁▁▁▁▁▁▁▁▁");
+        let mut points = [1; 60];
+        points[20] = 100;
+        assert_eq!(drawn(&points).unwrap(), "▂▂▂█▂▂▂▂▂▂");
+        assert_eq!(
+            drawn(&[u64::MAX; 600]).map(|text| text.chars().count()),
+            Some(10)
+        );
+    }
+}

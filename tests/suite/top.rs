@@ -1,0 +1,288 @@
+//! `memprobe top`: every process that holds CUDA memory, live and printed once.
+
+use std::fs;
+use std::process::Command;
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::terminal::Terminal;
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// Processes that share what the driver knows, and a memprobe that may ask it.
+struct Stage<'a> {
+    ground: &'a Ground,
+    shared: TempDir,
+}
+
+impl<'a> Stage<'a> {
+    fn set(ground: &'a Ground) -> Self {
+        let shared = tempfile::tempdir().expect("a folder");
+        Self { ground, shared }
+    }
+
+    /// A process that holds so many MiB on each of so many devices.
+    fn holder(&self, pytorch: &PyTorch, mib: u64, devices: u32) -> Command {
+        let mut command = pytorch.command();
+        command
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("CUDASIM_DEVICES", "2")
+            .args(["hold.py", "--mib", &mib.to_string()])
+            .args(["--devices", &devices.to_string()]);
+        command
+    }
+
+    /// A memprobe that finds the driver where the processes do.
+    fn memprobe(&self) -> Command {
+        let mut command = self.ground.memprobe();
+        command
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("CUDASIM_DEVICES", "2");
+        if let Some(folder) = self.ground.pytorch().simulated_libraries() {
+            command.env("LD_LIBRARY_PATH", folder);
+        }
+        command
+    }
+
+    /// The rows of `top --once` by process.
+    fn printed(&self) -> Vec<Value> {
+        let mut command = self.memprobe();
+        let printed = Background::start(command.args(["top", "--once", "--format", "json"]))
+            .finish()
+            .succeeded();
+        let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
+        let rows = document["processes"].as_array().expect("rows");
+        rows.clone()
+    }
+
+    fn row(&self, pid: u32) -> Value {
+        let rows = self.printed();
+        let row = rows.iter().find(|row| row["pid"] == pid);
+        row.unwrap_or_else(|| panic!("{pid} has no row: {rows:?}"))
+            .clone()
+    }
+}
+
+fn ready(command: &mut Command) -> Background {
+    let mut process = Background::start(command);
+    process.wait_for("READY");
+    process
+}
+
+/// What is held, and the megabyte that comes and goes.
+fn about(mib: u64) -> [Value; 2] {
+    [mib, mib + 1].map(|mib| Value::from(mib * MIB))
+}
+
+#[test]
+fn a_row_tells_what_the_allocator_and_the_driver_say() {
+    let Some(ground) = Ground::take() else { return };
+    if !ground.pytorch().has_devices(2) {
+        return;
+    }
+    let stage = Stage::set(&ground);
+    let held = ready(
+        stage
+            .holder(ground.pytorch(), 96, 2)
+            .env("RANK", "3")
+            .env("WORLD_SIZE", "8"),
+    );
+    let row = stage.row(held.pid());
+    assert_eq!(row["state"], "probed", "{row}");
+    assert!(about(2 * 96).contains(&row["allocated"]), "{row}");
+    let of_devices: u64 = row["devices"]
+        .as_array()
+        .expect("devices")
+        .iter()
+        .map(|device| device["allocated"].as_u64().expect("bytes"))
+        .sum();
+    assert_eq!(row["allocated"], of_devices);
+    assert_eq!(
+        (&row["rank"], &row["world_size"]),
+        (&Value::from(3), &Value::from(8))
+    );
+    assert_eq!(row["user"], "root");
+    assert!(row["command"].as_str().expect("text").contains("hold.py"));
+    let driver = row["driver"].as_u64().expect("the driver says");
+    let reserved = row["reserved"].as_u64().expect("bytes");
+    assert!(driver >= reserved, "{row}");
+    assert_eq!(row["driver_devices"].as_array().expect("devices").len(), 2);
+}
+
+#[test]
+fn a_process_in_a_namespace_of_its_own_has_both_its_numbers() {
+    let Some(ground) = Ground::take() else { return };
+    let stage = Stage::set(&ground);
+    let inner = stage.holder(ground.pytorch(), 64, 1);
+    let mut outer = Command::new("unshare");
+    outer.args(["--pid", "--mount-proc", "--fork", "--kill-child"]);
+    // The process that it makes is not its parent's child inside: it must not take that for the end.
+    outer.args(["sh", "-c", "\"$@\" & wait", "sh"]);
+    outer.arg(inner.get_program()).args(inner.get_args());
+    outer.current_dir(inner.get_current_dir().expect("the workloads"));
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => outer.env(name, value),
+            None => outer.env_remove(name),
+        };
+    }
+    let outer = ready(&mut outer);
+    let rows = stage.printed();
+    let inside = rows.iter().find(|row| row["pid_inside"] == 2);
+    let inside = inside.unwrap_or_else(|| panic!("nobody is 2 inside: {rows:?}"));
+    assert_ne!(inside["pid"], outer.pid());
+    assert!(about(64).contains(&inside["allocated"]), "{inside}");
+}
+
+#[test]
+fn without_a_terminal_the_table_is_printed_once() {
+    let Some(ground) = Ground::take() else { return };
+    let stage = Stage::set(&ground);
+    let held = ready(&mut stage.holder(ground.pytorch(), 64, 1));
+    let printed = Background::start(stage.memprobe().arg("top"))
+        .finish()
+        .succeeded();
+    let row = printed
+        .stdout
+        .lines()
+        .find(|line| line.trim_start().starts_with(&held.pid().to_string()));
+    let row = row.unwrap_or_else(|| panic!("no row: {}", printed.stdout));
+    assert!(
+        row.contains("64.0 MiB") || row.contains("65.0 MiB"),
+        "{row}"
+    );
+    assert!(printed.stdout.contains("TOP LINE") && !printed.stdout.contains('\x1b'));
+}
+
+#[test]
+fn without_a_driver_the_column_is_empty_and_says_why() {
+    let Some(ground) = Ground::take() else { return };
+    if ground.pytorch().simulated_libraries().is_none() {
+        println!("skipped: this machine has a driver");
+        return;
+    }
+    let stage = Stage::set(&ground);
+    let held = ready(&mut stage.holder(ground.pytorch(), 64, 1));
+    let mut memprobe = ground.memprobe();
+    let printed = Background::start(memprobe.args(["top", "--once", "--format", "json"]));
+    let printed = printed.finish().succeeded();
+    let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
+    let why = document["driver"].as_str().expect("a reason");
+    assert!(why.contains("libnvidia-ml.so.1"), "{why}");
+    let rows = document["processes"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["pid"] == held.pid());
+    let row = row.expect("it has a row all the same");
+    assert!(
+        row["driver"].is_null() && about(64).contains(&row["allocated"]),
+        "{row}"
+    );
+}
+
+#[test]
+fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
+    let Some(ground) = Ground::take() else { return };
+    let stage = Stage::set(&ground);
+    let pytorches = &ground.pytorches;
+    let small = ready(&mut stage.holder(&pytorches[0], 64, 1));
+    let large = ready(&mut stage.holder(&pytorches[pytorches.len() - 1], 512, 1));
+    let mut screen = Terminal::start(stage.memprobe().arg("top"));
+    screen.wait_for("512 MiB");
+    let (small_pid, large_pid) = (small.pid().to_string(), large.pid().to_string());
+    screen.wait_for(&small_pid);
+    // Others on this machine may hold memory too.
+    screen.press("/hold\\.py\r");
+    let places = |text: &str| {
+        let line = |pid: &str| text.lines().position(|line| line.contains(pid));
+        (line(&large_pid), line(&small_pid))
+    };
+    let (large_at, small_at) = places(&screen.wait_for("shown 2 of"));
+    assert!(large_at < small_at, "the largest comes first");
+    screen.press("r");
+    wait_until("the other order", || {
+        let (large_at, small_at) = places(&screen.text());
+        (small_at < large_at && small_at.is_some()).then_some(())
+    });
+    screen.press("r");
+    wait_until("the order of before", || {
+        let (large_at, small_at) = places(&screen.text());
+        (large_at < small_at && large_at.is_some()).then_some(())
+    });
+    screen.press("\r");
+    let shown = screen.wait_for("Esc back");
+    assert!(shown.contains(&format!("PID {large_pid}")), "{shown}");
+    screen.wait_for("hold.py:");
+    screen.press("\x1b");
+    screen.wait_for("memprobe top");
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+    let (mut small, mut large) = (small, large);
+    assert!(!small.has_ended() && !large.has_ended());
+}
+
+#[test]
+fn processes_come_and_go_on_the_screen() {
+    let Some(ground) = Ground::take() else { return };
+    let stage = Stage::set(&ground);
+    let mut top = stage.memprobe();
+    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "2s"]));
+    screen.wait_for("memprobe top");
+    let late = ready(&mut stage.holder(ground.pytorch(), 64, 1));
+    let row = format!(" {} root", late.pid());
+    screen.wait_for(&row);
+    screen.press("/hold\\.py\r");
+    // It was there before the first allocation: the line is known.
+    screen.wait_for("hold.py:");
+    late.signal(Signal::KILL);
+    screen.wait_for("ended");
+    wait_until("the row of a process that has ended to go", || {
+        (!screen.text().contains(&row)).then_some(())
+    });
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+}
+
+#[test]
+fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
+    let Some(ground) = Ground::take() else { return };
+    let stage = Stage::set(&ground);
+    let until = stage.shared.path().join("until");
+    let program = "import os, sys, time, torch\n\
+        held = torch.empty(64 << 20, dtype=torch.uint8, device='cuda')\n\
+        worker = os.fork()\n\
+        while not os.path.exists(sys.argv[1]):\n\
+        \x20   time.sleep(0.02)\n\
+        \x20   if worker:\n\
+        \x20       breath = torch.empty(1 << 20, dtype=torch.uint8, device='cuda'); del breath\n\
+        \x20       print('READY' if held is not None else '', worker, flush=True)\n";
+    let mut command = ground.pytorch().command();
+    command.env("CUDASIM_SHARED", stage.shared.path());
+    let mut parent = Background::start(command.args(["-c", program]).arg(&until));
+    let line = parent.wait_for("READY");
+    let worker: u32 = line
+        .split_whitespace()
+        .last()
+        .and_then(|word| word.parse().ok())
+        .expect("a number");
+    let rows = |options: &[&str]| -> Vec<Value> {
+        let mut command = stage.memprobe();
+        command
+            .args(["top", "--once", "--format", "json"])
+            .args(options);
+        let printed = Background::start(&mut command).finish().succeeded();
+        let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
+        document["processes"].as_array().expect("rows").clone()
+    };
+    let has = |rows: &[Value], pid: u32| rows.iter().any(|row| row["pid"] == pid);
+    let holders = rows(&[]);
+    assert!(
+        has(&holders, parent.pid()) && !has(&holders, worker),
+        "{holders:?}"
+    );
+    assert!(has(&rows(&["--all"]), worker));
+    fs::write(&until, "").expect("written");
+    parent.finish().succeeded();
+}

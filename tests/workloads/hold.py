@@ -1,0 +1,39 @@
+"""Holds memory on one device or more, and allocates a little now and then, so that it is heard of.
+
+Options: --mib N (held on each device), --devices N, --until FILE (default: for ever)
+Prints: PID, and READY once the memory is held.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--mib", type=int, default=64)
+parser.add_argument("--devices", type=int, default=1)
+parser.add_argument("--until")
+options = parser.parse_args()
+
+print("PID", os.getpid(), flush=True)
+
+
+def hold(device):
+    return torch.empty(options.mib << 20, dtype=torch.uint8, device=f"cuda:{device}")
+
+
+def breathe(device):
+    breath = torch.empty(1 << 20, dtype=torch.uint8, device=f"cuda:{device}")
+    del breath
+
+
+held = [hold(device) for device in range(options.devices)]
+print("READY", flush=True)
+while not (options.until and os.path.exists(options.until)):
+    if os.getppid() == 1:
+        sys.exit("left alone")
+    for device in range(options.devices):
+        breathe(device)
+    time.sleep(0.02)

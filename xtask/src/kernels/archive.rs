@@ -1,0 +1,249 @@
+//! Kernel packages, by apt with folders of its own: nothing is installed and the sources of this
+//! machine are not touched. apt checks the archives' signatures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::catalog::{Distribution, Kernel};
+use crate::process;
+
+const DEBIAN: &str = "http://deb.debian.org/debian";
+const DEBIAN_SECURITY: &str = "http://deb.debian.org/debian-security";
+const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
+
+/// Debian's keys, by its package `debian-archive-keyring`.
+const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Ubuntu's keys, by Debian's package `ubuntu-keyring` (since Debian 13) or Ubuntu itself.
+const UBUNTU_KEYS: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
+
+/// Packages that a kernel's image may need beside it, by the start of their names.
+const PARTS: [&str; 3] = ["linux-image-", "linux-modules-", "linux-binary-"];
+
+/// An archive as one kernel sees it: an apt with its own sources, lists and cache.
+pub struct Archive {
+    folder: PathBuf,
+}
+
+impl Archive {
+    /// The archive of a kernel, its lists fetched anew, in a folder of the cache.
+    pub fn of(kernel: &Kernel, folder: &Path) -> Result<Self> {
+        let sources = match kernel.distribution {
+            Distribution::Debian => debian_sources(kernel.suites),
+            Distribution::Ubuntu => {
+                let keys = ubuntu_keys(folder)?;
+                sources(UBUNTU, kernel.suites, &keys)
+            }
+        };
+        Self::with_sources(&sources, &folder.join("apt").join(kernel.name))
+    }
+
+    /// Debian's archive of these suites.
+    pub fn debian(suites: &[&str], folder: &Path) -> Result<Self> {
+        Self::with_sources(&debian_sources(suites), folder)
+    }
+
+    fn with_sources(sources: &str, folder: &Path) -> Result<Self> {
+        for part in ["lists/partial", "cache/archives/partial", "packages"] {
+            let part = folder.join(part);
+            fs::create_dir_all(&part)
+                .with_context(|| format!("cannot create {}", part.display()))?;
+        }
+        fs::write(folder.join("sources.list"), sources).context("cannot write sources.list")?;
+        let archive = Self {
+            folder: folder.to_owned(),
+        };
+        process::answer(archive.apt("apt-get").arg("update"))
+            .context("the archive's lists cannot be fetched")?;
+        Ok(archive)
+    }
+
+    /// An apt command that knows only this archive.
+    fn apt(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        let settings = [
+            ("Dir::Etc::SourceList", self.folder.join("sources.list")),
+            ("Dir::Etc::SourceParts", "/dev/null".into()),
+            ("Dir::State::Lists", self.folder.join("lists")),
+            ("Dir::State::Status", "/dev/null".into()),
+            ("Dir::Cache", self.folder.join("cache")),
+            ("APT::Sandbox::User", "root".into()),
+            ("APT::Architecture", "amd64".into()),
+        ];
+        for (name, value) in settings {
+            command
+                .arg("-o")
+                .arg(format!("{name}={}", value.to_string_lossy()));
+        }
+        command.env("LC_ALL", "C.UTF-8");
+        command
+    }
+
+    /// The image that a package such as `linux-image-amd64` stands for, and its parts.
+    pub fn image(&self, package: &str) -> Result<Vec<Package>> {
+        let mut wanted = vec![package.to_owned()];
+        let mut at = 0;
+        while let Some(package) = wanted.get(at) {
+            let depends = process::answer(self.apt("apt-cache").args(["depends", package]))?;
+            for part in parts(&depends) {
+                if !wanted.contains(&part) {
+                    wanted.push(part);
+                }
+            }
+            at += 1;
+        }
+        if wanted.len() == 1 {
+            bail!("{package} depends on no kernel image");
+        }
+        // The first only stands for the others.
+        wanted[1..].iter().map(|name| self.find(name)).collect()
+    }
+
+    /// A package's newest version.
+    pub fn find(&self, name: &str) -> Result<Package> {
+        let shown =
+            process::answer(
+                self.apt("apt-cache")
+                    .args(["show", "--no-all-versions", name]),
+            )?;
+        let version = field(&shown, "Version")
+            .with_context(|| format!("the archive has no version of {name}"))?;
+        let bytes = field(&shown, "Size").and_then(|size| size.parse().ok());
+        Ok(Package {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            bytes: bytes.unwrap_or(0),
+        })
+    }
+
+    /// Downloads a package and unpacks it below a folder.
+    pub fn unpack(&self, package: &Package, into: &Path) -> Result<()> {
+        let place = self.folder.join("packages");
+        let words = format!("{}={}", package.name, package.version);
+        process::answer(
+            self.apt("apt-get")
+                .current_dir(&place)
+                .args(["download", &words]),
+        )?;
+        let start = format!("{}_", package.name);
+        let file = fs::read_dir(&place)?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                name.starts_with(&start) && name.ends_with(".deb")
+            })
+            .with_context(|| format!("apt-get download {words} left no package"))?;
+        let unpacked = process::answer(Command::new("dpkg-deb").arg("-x").arg(&file).arg(into));
+        fs::remove_file(&file)?;
+        unpacked.map(drop)
+    }
+}
+
+/// A package of an archive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Package {
+    pub name: String,
+    pub version: String,
+    /// Of the download.
+    pub bytes: u64,
+}
+
+/// Lines of a sources.list(5). Only lists of packages are fetched: no descriptions, no icons.
+fn sources(address: &str, suites: &[&str], keys: &Path) -> String {
+    let mut text = String::new();
+    for suite in suites {
+        text += &format!(
+            "deb [arch=amd64 target=Packages signed-by={}] {address} {suite} main\n",
+            keys.display()
+        );
+    }
+    text
+}
+
+/// Debian keeps its security updates in an archive of their own.
+fn debian_sources(suites: &[&str]) -> String {
+    let lines = suites.iter().map(|suite| {
+        let address = if suite.ends_with("-security") {
+            DEBIAN_SECURITY
+        } else {
+            DEBIAN
+        };
+        sources(address, &[*suite], Path::new(DEBIAN_KEYS))
+    });
+    lines.collect()
+}
+
+/// Ubuntu's keys: this machine's, or those that Debian vouches for.
+fn ubuntu_keys(folder: &Path) -> Result<PathBuf> {
+    if Path::new(UBUNTU_KEYS).is_file() {
+        return Ok(UBUNTU_KEYS.into());
+    }
+    let unpacked = folder.join("ubuntu-keyring");
+    let keys = unpacked.join(UBUNTU_KEYS.trim_start_matches('/'));
+    if !keys.is_file() {
+        let debian = Archive::debian(&["trixie"], &folder.join("apt/keyring"))?;
+        debian.unpack(&debian.find("ubuntu-keyring")?, &unpacked)?;
+    }
+    Ok(keys)
+}
+
+/// The parts of a kernel in what `apt-cache depends` prints.
+fn parts(depends: &str) -> Vec<String> {
+    depends
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Depends: "))
+        .filter(|name| PARTS.iter().any(|part| name.starts_with(part)))
+        // More drivers, none of which a virtual machine has.
+        .filter(|name| !name.starts_with("linux-modules-extra-"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// A field of a package's description.
+fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
+    description
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_and_its_modules_are_parts_of_a_kernel_and_firmware_is_not() {
+        let depends = "linux-image-generic\n  Depends: linux-image-5.15.0-25-generic\n  \
+                       Depends: linux-modules-extra-5.15.0-25-generic\n  Depends: linux-firmware\n  \
+                       Depends: linux-modules-5.15.0-25-generic\n  Suggests: linux-image-x\n";
+        assert_eq!(
+            parts(depends),
+            [
+                "linux-image-5.15.0-25-generic",
+                "linux-modules-5.15.0-25-generic"
+            ]
+        );
+    }
+
+    #[test]
+    fn security_updates_come_from_their_own_archive() {
+        let text = debian_sources(&["bookworm", "bookworm-security"]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("http://deb.debian.org/debian bookworm main"));
+        assert!(lines[1].ends_with("http://deb.debian.org/debian-security bookworm-security main"));
+        assert!(
+            text.contains("signed-by=/usr/share/keyrings/"),
+            "unsigned: {text}"
+        );
+    }
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name() {
+        let shown = "Package: x\nInstalled-Size: 9\nSize: 12\nVersion: 6.1.192-2\n";
+        assert_eq!(field(shown, "Size"), Some("12"));
+        assert_eq!(field(shown, "Version"), Some("6.1.192-2"));
+        assert_eq!(field(shown, "Vers"), None);
+    }
+}

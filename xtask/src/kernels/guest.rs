@@ -1,0 +1,220 @@
+//! A virtual machine that boots a kernel, runs its script, and ends.
+
+use std::fmt;
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+
+const QEMU: &str = "qemu-system-x86_64";
+
+/// How long a kernel may take until it says its first word, where the processor runs it.
+const FIRST_WORD: Duration = Duration::from_secs(15);
+
+/// What runs a guest's code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// qemu, which translates it; and why the processor does not.
+    Tcg { why: String },
+}
+
+impl Accelerator {
+    /// Why KVM cannot be used, where that can be seen without trying.
+    pub fn without_kvm() -> Option<String> {
+        let opened = fs::File::options().read(true).write(true).open("/dev/kvm");
+        if let Err(error) = opened {
+            return Some(format!("/dev/kvm: {error}"));
+        }
+        let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let virtualizes = processor
+            .lines()
+            .filter(|line| line.starts_with("flags"))
+            .flat_map(str::split_whitespace)
+            .any(|flag| flag == "vmx" || flag == "svm");
+        // Some machines that are virtual themselves have a KVM that runs only kernels made for it.
+        (!virtualizes).then(|| "the processor has neither VMX nor SVM".to_owned())
+    }
+
+    /// Tries KVM on a kernel.
+    pub fn find(vmlinuz: &Path, folder: &Path) -> Result<Self> {
+        if let Some(why) = Self::without_kvm() {
+            return Ok(Self::Tcg { why });
+        }
+        let console = folder.join("kvm-trial.log");
+        fs::write(&console, "")?;
+        let mut qemu = Command::new(QEMU);
+        qemu.args(["-accel", "kvm", "-cpu", "host", "-m", "512"]);
+        qemu.args(["-display", "none", "-no-reboot", "-kernel"]);
+        qemu.arg(vmlinuz);
+        qemu.args(["-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1"]);
+        qemu.arg("-serial")
+            .arg(format!("file:{}", console.display()));
+        let mut machine = Machine::start(qemu.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+        let start = Instant::now();
+        loop {
+            if fs::metadata(&console)?.len() > 0 {
+                return Ok(Self::Kvm);
+            }
+            if machine.0.try_wait()?.is_some() {
+                let mut words = BufReader::new(machine.0.stderr.take().context("piped")?).lines();
+                let why = words
+                    .find_map(|line| line.ok()?.split_once("error: ").map(|at| at.1.to_owned()))
+                    .unwrap_or_else(|| "qemu ended at once".to_owned());
+                return Ok(Self::Tcg {
+                    why: format!("KVM cannot run an ordinary kernel here ({why})"),
+                });
+            }
+            if start.elapsed() > FIRST_WORD {
+                let why = "KVM does not get an ordinary kernel to its first word here";
+                return Ok(Self::Tcg {
+                    why: why.to_owned(),
+                });
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// How much longer things may take than on the processor.
+    pub fn patience(&self) -> u32 {
+        match self {
+            Self::Kvm => 1,
+            Self::Tcg { .. } => 6,
+        }
+    }
+
+    fn options(&self) -> [&'static str; 4] {
+        match self {
+            Self::Kvm => ["-accel", "kvm", "-cpu", "host"],
+            Self::Tcg { .. } => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+        }
+    }
+}
+
+impl fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kvm => f.write_str("KVM"),
+            Self::Tcg { why } => write!(f, "qemu's translation, much slower than KVM: {why}"),
+        }
+    }
+}
+
+/// What a guest is made of.
+pub struct Guest {
+    pub vmlinuz: PathBuf,
+    pub initramfs: PathBuf,
+    /// The system's and the tests'.
+    pub disks: [PathBuf; 2],
+    /// What the kernel says goes here.
+    pub console: PathBuf,
+    /// What its script prints goes here too, as it comes.
+    pub log: PathBuf,
+    /// When it is given up.
+    pub limit: Duration,
+}
+
+impl Guest {
+    /// Boots it and waits for its end; gives what its script printed. `heard` hears each line as
+    /// it comes.
+    ///
+    /// # Errors
+    ///
+    /// Where it does not start, or is not over within its limit: with the last words of the kernel.
+    pub fn run(
+        &self,
+        accelerator: &Accelerator,
+        mut heard: impl FnMut(&str),
+    ) -> Result<Vec<String>> {
+        let mut qemu = Command::new(QEMU);
+        qemu.args(accelerator.options());
+        qemu.args(["-smp", "2", "-m", "4096", "-display", "none", "-no-reboot"]);
+        qemu.arg("-kernel").arg(&self.vmlinuz);
+        qemu.arg("-initrd").arg(&self.initramfs);
+        qemu.args(["-append", "console=ttyS0 panic=-1 quiet"]);
+        for disk in &self.disks {
+            let disk = disk.display();
+            qemu.arg("-drive")
+                .arg(format!("file={disk},if=virtio,format=raw,readonly=on"));
+        }
+        qemu.arg("-serial")
+            .arg(format!("file:{}", self.console.display()));
+        qemu.args(["-serial", "stdio", "-nic", "none"]);
+        let mut machine = Machine::start(qemu.stdout(Stdio::piped()))?;
+        let printed = BufReader::new(machine.0.stdout.take().context("piped")?);
+        let (send, lines) = mpsc::channel();
+        thread::spawn(move || {
+            for line in printed.split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                if send.send(line.trim_end_matches('\r').to_owned()).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut log = fs::File::create(&self.log)
+            .with_context(|| format!("cannot write {}", self.log.display()))?;
+        let (start, mut all) = (Instant::now(), Vec::new());
+        loop {
+            match lines.recv_timeout(self.limit.saturating_sub(start.elapsed())) {
+                Ok(line) => {
+                    writeln!(log, "{:>6.1} {line}", start.elapsed().as_secs_f64())?;
+                    heard(&line);
+                    all.push(line);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => bail!(
+                    "the guest was not over within {} s.\n{}",
+                    self.limit.as_secs(),
+                    self.last_words()
+                ),
+            }
+        }
+        let status = machine.0.wait()?;
+        if !status.success() {
+            bail!("{QEMU} failed ({status}).\n{}", self.last_words());
+        }
+        Ok(all)
+    }
+
+    /// What the kernel said last.
+    pub fn last_words(&self) -> String {
+        let console = fs::read(&self.console).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console);
+        let lines: Vec<&str> = console.lines().collect();
+        let last = &lines[lines.len().saturating_sub(12)..];
+        format!(
+            "The kernel's last words ({}):\n  {}",
+            self.console.display(),
+            last.join("\n  ")
+        )
+    }
+}
+
+/// A running qemu, which does not outlive us.
+struct Machine(Child);
+
+impl Machine {
+    fn start(command: &mut Command) -> Result<Self> {
+        let child = command
+            .stdin(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start `{}`", process::shown(command)))?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // It may be over, which is fine.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,229 @@
+//! A kernel that can be booted: its image and the modules that a virtual disk needs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::archive::{Archive, Package};
+use super::catalog::Kernel;
+use crate::process;
+
+/// Drivers of a guest's disks and file system. ext4's check sums are asked for by name at run time.
+const DRIVERS: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
+
+/// What a kernel's folder in the cache says of itself; written last.
+const RECORD: &str = "kernel.json";
+
+/// A kernel in the cache.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Image {
+    /// The package of the image.
+    pub package: String,
+    /// Its version.
+    pub version: String,
+    /// Its modules, in the order of their loading: files of the folder `modules`.
+    modules: Vec<String>,
+    #[serde(skip)]
+    folder: PathBuf,
+}
+
+/// Whether a kernel that is in the cache may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// Whatever its age.
+    Cached,
+    /// Only if the archive has no newer.
+    Newest,
+}
+
+impl Image {
+    /// The kernel from the cache, or downloaded into it.
+    pub fn fetch(kernel: &Kernel, cache: &Path, freshness: Freshness) -> Result<Self> {
+        let folder = cache.join("kernel").join(kernel.name);
+        let cached = Self::cached(&folder);
+        if let (Some(image), Freshness::Cached) = (&cached, freshness) {
+            return Ok(image.clone());
+        }
+        let archive = Archive::of(kernel, cache)?;
+        let packages = archive.image(kernel.package)?;
+        let newest = &packages[0];
+        match cached {
+            Some(image) if image.package == newest.name && image.version == newest.version => {
+                Ok(image)
+            }
+            _ => Self::download(&archive, &packages, &folder),
+        }
+    }
+
+    fn cached(folder: &Path) -> Option<Self> {
+        let record = fs::read(folder.join(RECORD)).ok()?;
+        let image: Self = serde_json::from_slice(&record).ok()?;
+        Some(Self {
+            folder: folder.to_owned(),
+            ..image
+        })
+    }
+
+    fn download(archive: &Archive, packages: &[Package], folder: &Path) -> Result<Self> {
+        let unpacked = folder.with_extension("unpacked");
+        for old in [folder, &unpacked] {
+            if old.exists() {
+                fs::remove_dir_all(old)?;
+            }
+            fs::create_dir_all(old)?;
+        }
+        for package in packages {
+            eprintln!(
+                "  downloading {} {} ({} MB)",
+                package.name,
+                package.version,
+                package.bytes / 1_000_000
+            );
+            archive.unpack(package, &unpacked)?;
+        }
+        let boot = fs::read_dir(unpacked.join("boot")).context("the package has no boot")?;
+        let kernel = boot
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| {
+                let name = path.file_name().unwrap_or_default();
+                name.to_string_lossy().starts_with("vmlinuz-")
+            })
+            .context("the package has no kernel")?;
+        fs::copy(kernel, folder.join("vmlinuz"))?;
+        let image = Self {
+            package: packages[0].name.clone(),
+            version: packages[0].version.clone(),
+            modules: keep_modules(&unpacked, &folder.join("modules"))?,
+            folder: folder.to_owned(),
+        };
+        fs::remove_dir_all(&unpacked)?;
+        fs::write(folder.join(RECORD), serde_json::to_vec_pretty(&image)?)?;
+        Ok(image)
+    }
+
+    /// The kernel itself.
+    pub fn vmlinuz(&self) -> PathBuf {
+        self.folder.join("vmlinuz")
+    }
+
+    /// Its modules' files, in the order of their loading.
+    pub fn modules(&self) -> Vec<PathBuf> {
+        let place = self.folder.join("modules");
+        self.modules.iter().map(|name| place.join(name)).collect()
+    }
+}
+
+/// Copies the drivers and what they depend on, uncompressed; gives their names in the order of
+/// their loading. What is built into the kernel has no file.
+fn keep_modules(unpacked: &Path, into: &Path) -> Result<Vec<String>> {
+    fs::create_dir_all(into)?;
+    let tree = ["lib/modules", "usr/lib/modules"]
+        .into_iter()
+        .map(|place| unpacked.join(place))
+        .find(|place| place.is_dir())
+        .context("the packages have no modules")?;
+    let release = fs::read_dir(&tree)?
+        .next()
+        .context("the packages have no modules")??
+        .path();
+    // depmod wants them below lib/modules.
+    if !unpacked.join("lib/modules").exists() {
+        fs::create_dir_all(unpacked.join("lib"))?;
+        std::os::unix::fs::symlink(&tree, unpacked.join("lib/modules"))?;
+    }
+    let name = release.file_name().unwrap_or_default();
+    process::answer(Command::new("depmod").arg("-b").arg(unpacked).arg(name))?;
+    let dependencies = fs::read_to_string(release.join("modules.dep")).context("no modules.dep")?;
+    let mut kept = Vec::new();
+    for file in in_order(&dependencies, &DRIVERS) {
+        kept.push(uncompressed(&release.join(file), into)?);
+    }
+    Ok(kept)
+}
+
+/// The files of these modules and all that they depend on, in the order of their loading, by the
+/// text of modules.dep(5): after each file the ones it needs, the first to be loaded last.
+fn in_order<'a>(dependencies: &'a str, wanted: &[&str]) -> Vec<&'a str> {
+    let mut files: Vec<&str> = Vec::new();
+    for name in wanted {
+        let line = dependencies
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .find(|(file, _)| module_name(file) == *name);
+        let Some((file, needs)) = line else { continue };
+        for file in needs.split_whitespace().rev().chain([file]) {
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+    }
+    files
+}
+
+/// `kernel/fs/ext4/ext4.ko.xz` is called `ext4`; dashes and underscores are the same.
+fn module_name(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    name.split(".ko").next().unwrap_or(name).replace('-', "_")
+}
+
+/// Writes a module without its compression; gives its file name.
+fn uncompressed(file: &Path, into: &Path) -> Result<String> {
+    let path = file.to_string_lossy();
+    let name = format!("{}.ko", module_name(&path));
+    let bytes = match path.rsplit('.').next() {
+        Some("ko") => fs::read(file)?,
+        Some("xz") => output(Command::new("xz").arg("-dc").arg(file))?,
+        Some("zst") => output(Command::new("zstd").arg("-dcq").arg(file))?,
+        _ => bail!("{path} has a compression that is not known here"),
+    };
+    fs::write(into.join(&name), bytes)?;
+    Ok(name)
+}
+
+/// The bytes that a command prints.
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot start `{}`", process::shown(command)))?;
+    if !output.status.success() {
+        bail!("`{}` failed ({})", process::shown(command), output.status);
+    }
+    Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEPENDENCIES: &str = "\
+kernel/drivers/virtio/virtio_ring.ko:
+kernel/drivers/virtio/virtio.ko: kernel/drivers/virtio/virtio_ring.ko
+kernel/drivers/block/virtio_blk.ko.xz: kernel/drivers/virtio/virtio.ko kernel/drivers/virtio/virtio_ring.ko
+kernel/fs/ext4/ext4.ko: kernel/lib/crc16.ko
+";
+
+    #[test]
+    fn modules_are_loaded_after_what_they_need_and_once() {
+        assert_eq!(
+            in_order(DEPENDENCIES, &["virtio_blk", "virtio", "ext4", "built_in"]),
+            [
+                "kernel/drivers/virtio/virtio_ring.ko",
+                "kernel/drivers/virtio/virtio.ko",
+                "kernel/drivers/block/virtio_blk.ko.xz",
+                "kernel/lib/crc16.ko",
+                "kernel/fs/ext4/ext4.ko",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_module_is_named_without_its_compression() {
+        assert_eq!(
+            module_name("kernel/arch/x86/crypto/crc32c-intel.ko.zst"),
+            "crc32c_intel"
+        );
+    }
+}

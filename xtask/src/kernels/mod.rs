@@ -1,0 +1,417 @@
+//! `cargo xtask kernels`: memprobe on other kernels than this machine's, each in a virtual machine.
+
+mod archive;
+mod catalog;
+mod disk;
+mod guest;
+mod image;
+mod initramfs;
+mod report;
+mod script;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::process;
+use crate::pytorch::{self, Environment};
+use crate::repository::{Repository, cache_folder};
+use catalog::{KERNELS, Kernel, PROGRAMS, Program};
+use guest::{Accelerator, Guest};
+use image::{Freshness, Image};
+use report::Outcome;
+use script::Told;
+
+/// How long a guest may take where the processor runs it: against one that hangs.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// What is needed, each program with the Debian package that has it.
+const NEEDED: [(&str, &str); 6] = [
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("mke2fs", "e2fsprogs"),
+    ("depmod", "kmod"),
+    ("xz", "xz-utils"),
+    ("zstd", "zstd"),
+    ("dpkg-deb", "dpkg"),
+];
+
+/// Which kernels and tests.
+#[derive(Debug, clap::Args)]
+pub struct Options {
+    /// Only this kernel, by the name in the list; can be given again
+    #[arg(long = "kernel", value_name = "NAME", value_parser = known_kernel)]
+    kernels: Vec<&'static Kernel>,
+    /// Only this program of tests (exactness, robustness, ...); can be given again
+    #[arg(long = "only", value_name = "PROGRAM", value_parser = known_program)]
+    only: Vec<&'static Program>,
+    /// Look for newer kernels than those in the cache
+    #[arg(long)]
+    update: bool,
+    /// Only list the kernels
+    #[arg(long)]
+    list: bool,
+}
+
+fn known_kernel(name: &str) -> Result<&'static Kernel, String> {
+    let names = || KERNELS.map(|kernel| kernel.name).join(", ");
+    Kernel::named(name).ok_or_else(|| format!("the kernels are: {}", names()))
+}
+
+fn known_program(name: &str) -> Result<&'static Program, String> {
+    let names = || PROGRAMS.map(|program| program.name).join(", ");
+    let found = PROGRAMS.iter().find(|program| program.name == name);
+    found.ok_or_else(|| format!("the programs are: {}", names()))
+}
+
+/// Runs the chosen tests on the chosen kernels, prints a table, and where that is all of them,
+/// writes `docs/kernels.md`.
+pub fn run(repository: &Repository, options: &Options) -> Result<()> {
+    if options.list {
+        for kernel in &KERNELS {
+            println!("{:<10} {:<16} {}", kernel.name, kernel.origin(), kernel.why);
+        }
+        return Ok(());
+    }
+    let kernels: Vec<&'static Kernel> = match options.kernels.is_empty() {
+        true => KERNELS.iter().collect(),
+        false => options.kernels.clone(),
+    };
+    let freshness = match options.update {
+        true => Freshness::Newest,
+        false => Freshness::Cached,
+    };
+    let chosen = |program: &Program| options.only.is_empty() || options.only.contains(&program);
+    let programs: Vec<Program> = PROGRAMS.into_iter().filter(|it| chosen(it)).collect();
+
+    let workshop = Workshop::prepare(repository, &programs)?;
+    let images = fetch(&kernels, &workshop.cache, freshness)?;
+    let accelerator = Accelerator::find(&images[0].vmlinuz(), &workshop.cache)?;
+    println!("guests are run by {accelerator}");
+    let mut outcomes = Vec::new();
+    for (kernel, image) in kernels.into_iter().zip(images) {
+        outcomes.push(workshop.try_kernel(kernel, image, &accelerator, &programs)?);
+    }
+    print!("\n{}", report::table(&outcomes));
+    if options.kernels.is_empty() && options.only.is_empty() {
+        let page = repository.root().join("docs/kernels.md");
+        fs::create_dir_all(repository.root().join("docs"))?;
+        let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+        let text = report::page(&outcomes, &accelerator, &workshop.versions(), &date);
+        fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
+        println!("\nwritten to {}", page.display());
+    }
+    workshop.judge(&outcomes)
+}
+
+/// The typical kernel with the few tests, where KVM makes that quick.
+pub fn run_brief(repository: &Repository) -> Result<()> {
+    let skip = |why: &str| {
+        println!("skipped: memprobe on another kernel takes long without KVM ({why})");
+        println!("  `cargo xtask kernels` tries it on all of them");
+    };
+    if let Some(why) = Accelerator::without_kvm() {
+        skip(&why);
+        return Ok(());
+    }
+    let programs: Vec<Program> = PROGRAMS.into_iter().filter(|it| it.brief).collect();
+    let workshop = Workshop::prepare(repository, &programs)?;
+    let kernel = Kernel::named(catalog::TYPICAL).context("a kernel of the list")?;
+    let image = Image::fetch(kernel, &workshop.cache, Freshness::Cached)?;
+    let accelerator = Accelerator::find(&image.vmlinuz(), &workshop.cache)?;
+    if let Accelerator::Tcg { why } = &accelerator {
+        skip(why);
+        return Ok(());
+    }
+    let outcome = workshop.try_kernel(kernel, image, &accelerator, &programs)?;
+    print!("\n{}", report::table(std::slice::from_ref(&outcome)));
+    workshop.judge(&[outcome])
+}
+
+fn fetch(kernels: &[&'static Kernel], cache: &Path, freshness: Freshness) -> Result<Vec<Image>> {
+    kernels
+        .iter()
+        .map(|kernel| {
+            let image = Image::fetch(kernel, cache, freshness)
+                .with_context(|| format!("kernel {} of {}", kernel.name, kernel.origin()))?;
+            println!("{}: {} {}", kernel.name, image.package, image.version);
+            Ok(image)
+        })
+        .collect()
+}
+
+/// All that guests are made of, but for their kernels.
+struct Workshop {
+    /// The folder of kernels, disks and logs.
+    cache: PathBuf,
+    repository: PathBuf,
+    environment: Environment,
+    busybox: PathBuf,
+    system: PathBuf,
+    /// What goes on the tests' disk: files and their names there.
+    files: Vec<(PathBuf, String)>,
+}
+
+impl Workshop {
+    fn prepare(repository: &Repository, programs: &[Program]) -> Result<Self> {
+        install_needed()?;
+        let cache = cache_folder()?.join("kernels");
+        fs::create_dir_all(cache.join("log"))
+            .with_context(|| format!("cannot create {}", cache.display()))?;
+        let environment = pytorch::set_up(&pytorch::Request {
+            gpus: pytorch::Gpus::Simulated,
+            ..pytorch::Request::new("3.11".parse()?, pytorch::DEFAULT_TORCH)
+        })?;
+        let busybox = busybox(&cache)?;
+        let system = disk::system(&environment, &busybox, repository.root(), &cache)?;
+        Ok(Self {
+            files: build(repository, programs)?,
+            repository: repository.root().to_owned(),
+            environment,
+            busybox,
+            system,
+            cache,
+        })
+    }
+
+    fn versions(&self) -> String {
+        format!(
+            "memprobe {}, Python {}, PyTorch {}",
+            env!("CARGO_PKG_VERSION"),
+            self.environment.python_version,
+            self.environment.torch
+        )
+    }
+
+    /// Fails where memprobe did not do what is expected of it.
+    fn judge(&self, outcomes: &[Outcome]) -> Result<()> {
+        let bad: Vec<&str> = outcomes
+            .iter()
+            .filter(|outcome| !outcome.is_good())
+            .map(|outcome| outcome.kernel.name)
+            .collect();
+        if bad.is_empty() {
+            return Ok(());
+        }
+        bail!(
+            "memprobe does not do what it should on {}; the guests' words are in {}",
+            bad.join(", "),
+            self.cache.join("log").display()
+        )
+    }
+
+    /// Boots a kernel and runs those of the programs that belong there.
+    fn try_kernel(
+        &self,
+        kernel: &'static Kernel,
+        image: Image,
+        accelerator: &Accelerator,
+        programs: &[Program],
+    ) -> Result<Outcome> {
+        println!("\n== {}: {}", kernel.name, kernel.why);
+        let programs: Vec<Program> = programs
+            .iter()
+            .filter(|program| program.on == kernel.expected)
+            .copied()
+            .collect();
+        let python = &self.environment.python;
+        let pythons = fs::canonicalize(python)?;
+        let script = script::script(
+            &self.repository,
+            python,
+            pythons
+                .parent()
+                .context("an interpreter lies in a folder")?,
+            accelerator.patience(),
+            &programs,
+        );
+        let initramfs = self.cache.join("initramfs.cpio");
+        initramfs::write(&image, &self.busybox, &initramfs)?;
+        let log = |kind: &str| self.cache.join(format!("log/{}-{kind}.log", kernel.name));
+        let guest = Guest {
+            vmlinuz: image.vmlinuz(),
+            initramfs,
+            disks: [
+                self.system.clone(),
+                disk::tests(&self.files, &script, &self.cache)?,
+            ],
+            console: log("console"),
+            log: log("tests"),
+            limit: LIMIT * accelerator.patience(),
+        };
+        let start = Instant::now();
+        let printed = guest.run(accelerator, |line| {
+            if line.starts_with("test ") || line.starts_with("memprobe-guest") {
+                println!("  {line}");
+            }
+        });
+        let took = start.elapsed();
+        let (told, mut complaints) = match printed {
+            Ok(lines) => (Told::read(&lines), Vec::new()),
+            Err(error) => {
+                eprintln!("{error:#}");
+                (Told::default(), vec!["the guest did not end".to_owned()])
+            }
+        };
+        complaints.extend(told.programs.iter().filter_map(script::Ran::complaint));
+        if complaints.is_empty() && (!told.over || told.programs.len() != programs.len()) {
+            complaints.push("the guest ended early".to_owned());
+            eprintln!("{}", guest.last_words());
+        }
+        for complaint in &complaints {
+            println!("  {complaint}: see {}", log("tests").display());
+        }
+        println!("  {} in {} s", told.release, took.as_secs());
+        Ok(Outcome {
+            kernel,
+            image,
+            told,
+            took,
+            complaints,
+        })
+    }
+}
+
+/// Installs the programs that are missing, where apt and root are there.
+fn install_needed() -> Result<()> {
+    let mut missing: Vec<&str> = NEEDED
+        .into_iter()
+        .filter(|(program, _)| !is_installed(program))
+        .map(|(_, package)| package)
+        .collect();
+    if !Path::new("/usr/share/keyrings/debian-archive-keyring.gpg").is_file() {
+        missing.push("debian-archive-keyring");
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    if process::on_path("apt-get").is_none() {
+        bail!(
+            "the kernels come by apt-get, which this system does not have; use a Debian or Ubuntu"
+        );
+    }
+    if !process::is_root() {
+        bail!(
+            "something is missing. Run\n  sudo apt-get install {}",
+            missing.join(" ")
+        );
+    }
+    eprintln!("Installing with apt-get: {}", missing.join(" "));
+    process::run(Command::new("apt-get").arg("update"))?;
+    process::run(
+        Command::new("apt-get")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .args(["install", "-y", "--no-install-recommends"])
+            .args(missing),
+    )
+}
+
+/// Also where root's programs lie, which a user's `PATH` may lack.
+fn is_installed(program: &str) -> bool {
+    let sbin = ["/usr/sbin", "/sbin"]
+        .into_iter()
+        .any(|folder| Path::new(folder).join(program).is_file());
+    sbin || process::on_path(program).is_some()
+}
+
+/// A static busybox, the guests' shell.
+fn busybox(cache: &Path) -> Result<PathBuf> {
+    let unpacked = cache.join("busybox");
+    for place in ["bin/busybox", "usr/bin/busybox"] {
+        let busybox = unpacked.join(place);
+        if busybox.is_file() {
+            return Ok(busybox);
+        }
+    }
+    let archive = archive::Archive::debian(&["bookworm"], &cache.join("apt/busybox"))?;
+    archive.unpack(&archive.find("busybox-static")?, &unpacked)?;
+    Ok(unpacked.join("bin/busybox"))
+}
+
+/// Builds memprobe and the test programs; gives all files of the tests' disk.
+fn build(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, String)>> {
+    let cargo = || {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.current_dir(repository.root());
+        command
+    };
+    process::run(cargo().args(["build", "--release", "--package", "memprobe"]))?;
+    let mut tests = cargo();
+    tests.args(["test", "--no-run", "--message-format", "json"]);
+    let mut packages: Vec<&str> = programs.iter().map(|program| program.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    for package in packages {
+        tests.args(["--package", package]);
+    }
+    for program in programs {
+        tests.args(["--test", program.name]);
+    }
+    eprintln!("  $ {}", process::shown(&tests));
+    let output = tests.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        bail!("the tests cannot be built ({})", output.status);
+    }
+    let built = executables(&String::from_utf8_lossy(&output.stdout));
+    let mut files = vec![(
+        repository.target().join("release/memprobe"),
+        "bin/memprobe".to_owned(),
+    )];
+    for program in programs {
+        let path = built
+            .get(program.name)
+            .with_context(|| format!("cargo built no test program {}", program.name))?;
+        files.push((path.clone(), format!("bin/{}", program.name)));
+    }
+    // What the tests read of the sources.
+    for folder in ["tests/workloads", "memprobe/tests/fixtures"] {
+        files.push((
+            repository.root().join(folder),
+            format!("repository/{folder}"),
+        ));
+    }
+    Ok(files)
+}
+
+/// The executables in the messages of `cargo --message-format json`, by the name of their target.
+fn executables(messages: &str) -> BTreeMap<String, PathBuf> {
+    #[derive(Deserialize)]
+    struct Message {
+        target: Target,
+        executable: Option<PathBuf>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        name: String,
+    }
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
+        .filter_map(|message| Some((message.target.name, message.executable?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_program_is_found_among_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"serde"},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"exactness"},"executable":"/t/exactness-1"}
+{"reason":"build-finished","success":true}"#;
+        let found = executables(messages);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found["exactness"], PathBuf::from("/t/exactness-1"));
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_listed_is_answered_with_the_list() {
+        let error = known_kernel("4.4").unwrap_err();
+        assert!(error.contains("5.15") && error.contains("6.1"), "{error}");
+    }
+}

@@ -1,0 +1,201 @@
+//! What a guest is told to do, and what it says of it.
+
+use std::path::Path;
+
+use super::catalog::Program;
+use super::disk;
+
+/// The part that every guest does.
+const COMMON: &str = include_str!("run.sh");
+
+/// The script of a guest: its surroundings, and the programs to run.
+pub fn script(
+    repository: &Path,
+    python: &Path,
+    pythons: &Path,
+    patience: u32,
+    programs: &[Program],
+) -> String {
+    let variables = [
+        ("PATH", format!("/bin:{}", pythons.display())),
+        ("HOME", "/root".to_owned()),
+        ("TMPDIR", "/tmp".to_owned()),
+        ("RUST_BACKTRACE", "0".to_owned()),
+        ("REPOSITORY", repository.display().to_string()),
+        ("MEMPROBE_BIN", format!("{}/bin/memprobe", disk::TESTS)),
+        ("MEMPROBE_TEST_PYTHON", python.display().to_string()),
+        ("MEMPROBE_TEST_PATIENCE", patience.to_string()),
+    ];
+    let mut text = String::new();
+    for (name, value) in variables {
+        text += &format!("export {name}='{value}'\n");
+    }
+    text += COMMON;
+    for program in programs {
+        text += &format!("run {} {}\n", program.name, program.tests.join(" "));
+    }
+    // The serial line needs a moment for its last words.
+    text + "echo @over\nsleep 1\npoweroff -f\n"
+}
+
+/// What a guest said.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// Its kernel, as that calls itself.
+    pub release: String,
+    /// What became of each program.
+    pub programs: Vec<Ran>,
+    /// Whether it came to its end.
+    pub over: bool,
+}
+
+/// A program that ran.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Ran {
+    pub name: String,
+    /// Its exit status, once it ended.
+    pub status: Option<i32>,
+    pub passed: usize,
+    pub failed: usize,
+    /// Why tests did nothing.
+    pub skipped: Vec<String>,
+    /// Events, and stacks of them, that agreed with PyTorch's own recorder.
+    pub events: u64,
+    pub stacks: u64,
+}
+
+impl Told {
+    /// Reads what a guest printed.
+    pub fn read(lines: &[String]) -> Self {
+        let mut told = Self::default();
+        for line in lines {
+            if let Some(release) = line.strip_prefix("@kernel ") {
+                told.release = release.to_owned();
+            } else if let Some(name) = line.strip_prefix("@start ") {
+                told.programs.push(Ran {
+                    name: name.to_owned(),
+                    ..Ran::default()
+                });
+            } else if line == "@over" {
+                told.over = true;
+            } else if let Some(program) = told.programs.last_mut() {
+                program.read(line);
+            }
+        }
+        told
+    }
+}
+
+impl Ran {
+    fn read(&mut self, line: &str) {
+        if let Some(end) = line.strip_prefix("@end ") {
+            self.status = end.split_whitespace().last().and_then(|it| it.parse().ok());
+        } else if let Some(result) = line.strip_prefix("test result: ") {
+            self.passed = number_before(result, "passed").unwrap_or(0) as usize;
+            self.failed = number_before(result, "failed").unwrap_or(0) as usize;
+        } else if line.starts_with("skipped: ") {
+            // One Python is enough here.
+            if !line.contains("names no PyTorch") || line.contains("MEMPROBE_TEST_PYTHON names") {
+                self.skipped.push(line.to_owned());
+            }
+        } else if number_before(line, "differing") == Some(0) {
+            self.events += number_before(line, "events").unwrap_or(0);
+            self.stacks += number_before(line, "stacks").unwrap_or(0);
+        }
+    }
+
+    /// What is wrong with it, if anything.
+    pub fn complaint(&self) -> Option<String> {
+        let name = &self.name;
+        match self.status {
+            None => Some(format!("{name} did not end")),
+            Some(_) if self.failed > 0 => Some(format!("{} tests of {name} failed", self.failed)),
+            Some(0) if self.passed == 0 => Some(format!("{name} ran no test")),
+            Some(0) => self.skipped.first().map(|why| format!("{name} {why}")),
+            Some(status) => Some(format!("{name} ended with status {status}")),
+        }
+    }
+}
+
+/// The number in front of a word: 12 in `… 12 passed; …`.
+fn number_before(line: &str, word: &str) -> Option<u64> {
+    let words: Vec<&str> = line
+        .split(|c: char| c.is_whitespace() || c == ';')
+        .filter(|part| !part.is_empty())
+        .collect();
+    words
+        .windows(2)
+        .find(|pair| pair[1] == word)
+        .and_then(|pair| pair[0].parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(text: &str) -> Told {
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        Told::read(&lines)
+    }
+
+    const GOOD: &str = "\
+@kernel 6.1.0-56-amd64
+@start exactness
+test every_event ... ok
+skipped: MEMPROBE_TEST_PYTHON_312 names no PyTorch; run `cargo xtask test`
+mlp_adam.py  python 3.11.7    4000 events   1500 stacks  700 backward   12 checkpoints    0 differing
+threads.py   python 3.11.7     100 events     50 stacks    0 backward    2 checkpoints    0 differing
+test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; finished in 40.1s
+@end exactness 0
+@over
+";
+
+    #[test]
+    fn what_a_guest_says_is_counted() {
+        let told = told(GOOD);
+        assert_eq!(told.release, "6.1.0-56-amd64");
+        assert!(told.over);
+        let ran = &told.programs[0];
+        assert_eq!((ran.passed, ran.events, ran.stacks), (2, 4100, 1550));
+        assert_eq!(ran.complaint(), None);
+    }
+
+    #[test]
+    fn a_failed_test_a_crash_and_a_test_that_did_nothing_are_complaints() {
+        let bad = |from: &str, to: &str| told(&GOOD.replace(from, to)).programs[0].complaint();
+        assert_eq!(
+            bad("2 passed; 0 failed", "1 passed; 1 failed").as_deref(),
+            Some("1 tests of exactness failed")
+        );
+        assert_eq!(
+            bad("2 passed", "0 passed").as_deref(),
+            Some("exactness ran no test")
+        );
+        assert_eq!(
+            bad("exactness 0", "exactness 139").as_deref(),
+            Some("exactness ended with status 139")
+        );
+        assert_eq!(
+            bad("@end exactness 0\n", "").as_deref(),
+            Some("exactness did not end")
+        );
+        assert!(bad("PYTHON_312", "PYTHON").is_some());
+    }
+
+    #[test]
+    fn a_script_runs_the_chosen_tests_and_ends() {
+        let program = Program {
+            tests: &["threads", "killed"],
+            ..super::super::catalog::PROGRAMS[0]
+        };
+        let text = script(
+            Path::new("/src/memprobe"),
+            Path::new("/venv/bin/python"),
+            Path::new("/opt/bin"),
+            6,
+            &[program],
+        );
+        assert!(text.contains("export REPOSITORY='/src/memprobe'\n"));
+        assert!(text.ends_with("\nrun kernel threads killed\necho @over\nsleep 1\npoweroff -f\n"));
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use super::maps::Maps;
 use super::root::Root;
@@ -19,6 +20,46 @@ pub fn command_line(tgid: Tgid) -> String {
         .map(String::from_utf8_lossy)
         .collect();
     words.join(" ").trim_end().to_owned()
+}
+
+/// The processes that descend from one, without itself, parents before children.
+pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let processes: Vec<_> = entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .map(Tgid)
+        .filter_map(|process| Some((process, parent(process)?)))
+        .collect();
+    let mut family = vec![tgid];
+    let mut at = 0;
+    while let Some(parent) = family.get(at).copied() {
+        let children = processes.iter().filter(|(_, of)| *of == parent);
+        for (child, _) in children {
+            if !family.contains(child) {
+                family.push(*child);
+            }
+        }
+        at += 1;
+    }
+    family.remove(0);
+    family
+}
+
+/// The process that made another one, or has taken it over.
+pub fn parent(tgid: Tgid) -> Option<Tgid> {
+    let status = fs::File::open(format!("/proc/{}/status", tgid.0)).map(read);
+    let status = status.unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Tgid)
+}
+
+/// Device and inode of the program that a process runs; `None` where memprobe may not look.
+pub fn program(tgid: Tgid) -> Option<(u64, u64)> {
+    let file = fs::metadata(format!("/proc/{}/exe", tgid.0)).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries. Where these
@@ -72,6 +113,18 @@ mod tests {
         assert_eq!(parse_version("__version__ = '\x1b[31m'"), None);
         assert_eq!(parse_version("__version__ = ''"), None);
         assert_eq!(parse_version("nothing"), None);
+    }
+
+    #[test]
+    fn a_child_is_found_among_the_descendants_of_its_parent() {
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("cat starts");
+        let found = descendants(Tgid(std::process::id()));
+        assert!(found.contains(&Tgid(child.id())), "{found:?}");
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
     }
 
     #[test]

@@ -12,8 +12,11 @@ pub const MAX_FRAMES: usize = 128;
 /// each call from C) are walked too, and left out in user space.
 pub const MAX_WALKED: usize = 192;
 
-/// Bytes of an interpreter frame that hold every field the walk needs, on CPython 3.11 to 3.15.
-pub const FRAME_HEADER: usize = 88;
+/// Bytes of an interpreter frame that hold every field the walk needs, on CPython 3.9 to 3.15.
+pub const FRAME_HEADER: usize = 112;
+
+/// Bytes of a thread state that hold every field the walk needs, on CPython 3.9 to 3.15.
+pub const THREAD_STATE: usize = 264;
 
 /// Kinds of record in the ring buffer: the first byte of each.
 pub mod record {
@@ -21,10 +24,10 @@ pub mod record {
     pub const BLOCK: u8 = 1;
     /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request.
     pub const OUT_OF_MEMORY: u8 = 2;
-    /// [`super::MemoryRecord`]: `cudaMalloc` returned success.
-    pub const SEGMENT_ALLOC: u8 = 3;
-    /// [`super::MemoryRecord`]: `cudaFree` returned success.
-    pub const SEGMENT_FREE: u8 = 4;
+    /// [`super::CudaRecord`]: a function of CUDA that manages memory returned success.
+    pub const CUDA_CALL: u8 = 3;
+    /// [`super::CudaStackRecord`]: as [`CUDA_CALL`], with a piece of the thread's stack.
+    pub const CUDA_CALL_WITH_STACK: u8 = 4;
     /// [`super::MemoryRecord`]: this thread entered autograd's engine and will wait there for the
     /// `GraphTask` at `addr`.
     pub const BACKWARD: u8 = 5;
@@ -73,7 +76,102 @@ pub const DEVICE_TYPE_CUDA: u8 = 1;
 /// The device byte of records that cannot know their device.
 pub const DEVICE_UNKNOWN: u8 = 0xff;
 
-/// One event of the allocator, of libcudart or of autograd's engine.
+/// What the programs are told of a probed function of CUDA: the cookie of its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaCookie {
+    /// Names the function to user space.
+    pub function: u8,
+    /// Whether somebody wants to know who called.
+    pub wants_stack: bool,
+    /// The argument, counted from 0, that points to a description which is read at the entry.
+    pub description: Option<u8>,
+}
+
+impl CudaCookie {
+    const WANTS_STACK: u64 = 1 << 8;
+    const DESCRIPTION_SHIFT: u32 = 16;
+
+    /// As one word.
+    pub const fn to_word(self) -> u64 {
+        let stack = if self.wants_stack {
+            Self::WANTS_STACK
+        } else {
+            0
+        };
+        let description = match self.description {
+            Some(argument) => (argument as u64 + 1) << Self::DESCRIPTION_SHIFT,
+            None => 0,
+        };
+        self.function as u64 | stack | description
+    }
+
+    /// What [`Self::to_word`] gave.
+    pub const fn of_word(word: u64) -> Self {
+        Self {
+            function: word as u8,
+            wants_stack: word & Self::WANTS_STACK != 0,
+            description: match (word >> Self::DESCRIPTION_SHIFT) as u8 {
+                0 => None,
+                argument => Some(argument - 1),
+            },
+        }
+    }
+}
+
+/// A call of a function of CUDA that succeeded: the outermost one, where such functions call each
+/// other. What the numbers mean depends on the function; user space knows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaRecord {
+    /// [`record::CUDA_CALL`] or [`record::CUDA_CALL_WITH_STACK`].
+    pub kind: u8,
+    /// [`CudaCookie::function`].
+    pub function: u8,
+    /// One of [`stack_state`]; about the Python stack.
+    pub stack_state: u8,
+    /// [`CudaCookie::wants_stack`].
+    pub wants_stack: u8,
+    /// Thread, in the initial PID namespace.
+    pub tid: u32,
+    /// Process, in the initial PID namespace.
+    pub tgid: u32,
+    /// Zero.
+    pub pad: u32,
+    /// `bpf_ktime_get_ns`, when it returned.
+    pub time_ns: u64,
+    /// The arguments that came in registers.
+    pub args: [u64; 6],
+    /// Where it returned to.
+    pub caller: u64,
+    /// The words above the return address at the entry: arguments that came on the stack.
+    pub on_stack: [u64; 3],
+    /// What lay at the description's address at the entry, zeroes where there is none.
+    pub description: [u64; 4],
+    /// What the first argument points to, when it returned.
+    pub out: [u64; 4],
+    /// What the second argument points to, when it returned.
+    pub second_out: u64,
+    /// Hash of the Python stack, or what [`stack_state`] says.
+    pub stack: u64,
+}
+
+/// Bytes of a thread's stack that are copied at most.
+pub const STACK_COPY: usize = 16 << 10;
+
+/// A [`CudaRecord`] of a thread that runs no Python, with what its stack is unwound from: the
+/// registers as they stand in the caller, whose next instruction is [`CudaRecord::caller`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaStackRecord {
+    /// The call.
+    pub call: CudaRecord,
+    /// The frame pointer.
+    pub frame_pointer: u64,
+    /// The innermost part of the stack; its address is the stack pointer.
+    pub stack: Stretch<STACK_COPY>,
+}
+
+/// One event of the allocator or of autograd's engine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRecord {
@@ -128,7 +226,8 @@ pub struct FrameRecord {
     /// Address of the code object in the low 56 bits, `owner` of the frame in the high 8. (User
     /// addresses on x86-64 have at most 56 bits, also with five-level paging.)
     pub code_and_owner: u64,
-    /// The frame's instruction pointer (`prev_instr` or `instr_ptr`).
+    /// The frame's instruction pointer (`prev_instr` or `instr_ptr`); before 3.11 the word that
+    /// begins with `f_lasti`, an int.
     pub instr: u64,
 }
 
@@ -173,7 +272,7 @@ pub struct Stretch<const N: usize> {
     pub bytes: [u8; N],
 }
 
-/// Bytes of a code object that hold every field that is read, on CPython 3.11 to 3.15.
+/// Bytes of a code object that hold every field that is read, on CPython 3.9 to 3.15.
 pub const CODE_HEAD: usize = 208;
 
 /// A code object that a sent stack names, and what it points to, just before it is freed: user
@@ -193,7 +292,7 @@ pub struct CodeRecord {
     pub file: Stretch<320>,
     /// `co_name`.
     pub name: Stretch<160>,
-    /// `co_linetable`.
+    /// `co_linetable` or `co_lnotab`.
     pub lines: Stretch<2048>,
 }
 
@@ -202,42 +301,67 @@ pub struct CodeRecord {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PythonConfig {
-    /// From the thread pointer to the value of the thread-specific key that holds the thread
-    /// state, where the key lies in the first block of keys.
-    pub tss_slot: u32,
-    /// 0, or from the thread pointer to the pointer to a second-level block of keys.
-    pub tss_second: u32,
-    /// From the start of that second-level block to the value.
-    pub tss_second_slot: u32,
+    /// The way from a thread's pointer to the word that holds its thread state: the first is added
+    /// to the thread pointer, each further one to what is read there.
+    pub tss_steps: [i32; 3],
+    /// How many of [`Self::tss_steps`] there are: 1 to 3.
+    pub tss_count: u32,
     /// `PyThreadState.thread_id`.
     pub ts_thread_id: u16,
-    /// `PyThreadState.native_thread_id`.
-    pub ts_native_thread_id: u16,
-    /// `PyThreadState.cframe` or `PyThreadState.current_frame`.
+    /// A second word by which a thread state is known again: `PyThreadState.native_thread_id`, or
+    /// `.id` where there is none.
+    pub ts_identity: u16,
+    /// `PyThreadState.cframe`, `.current_frame` or `.frame`.
     pub ts_frame: u16,
-    /// `_PyCFrame.current_frame`; [`Self::NO_CFRAME`] where the thread state holds the frame
-    /// itself.
+    /// `PyThreadState.base_frame`, a frame that runs nothing and lies below all others;
+    /// [`Self::NONE`] where there is none.
+    pub ts_base_frame: u16,
+    /// `_PyCFrame.current_frame`; [`Self::NONE`] where the thread state holds the frame itself.
     pub cframe_current: u16,
-    /// `_PyInterpreterFrame.f_code` or `.f_executable`.
+    /// `_PyInterpreterFrame.f_code` or `.f_executable`, or `PyFrameObject.f_code`.
     pub f_code: u16,
-    /// `_PyInterpreterFrame.previous`.
+    /// `_PyInterpreterFrame.previous` or `PyFrameObject.f_back`.
     pub f_previous: u16,
-    /// `_PyInterpreterFrame.prev_instr` or `.instr_ptr`.
+    /// `_PyInterpreterFrame.prev_instr` or `.instr_ptr`, or `PyFrameObject.f_lasti`.
     pub f_instr: u16,
-    /// `_PyInterpreterFrame.owner`.
+    /// `_PyInterpreterFrame.owner`, or a byte that is always zero where frames have no owner.
     pub f_owner: u16,
+    /// Bytes of a frame up to the end of the last of these fields: never more than
+    /// [`FRAME_HEADER`].
+    pub f_size: u16,
+    /// `PyCodeObject.co_filename`; `co_name` is the next word.
+    pub co_filename: u16,
+    /// `PyCodeObject.co_linetable` or `.co_lnotab`.
+    pub co_lines: u16,
     /// `0x030c` for 3.12; 0 where there is no Python that memprobe knows.
     pub version: u32,
-    /// `PyCodeObject.co_filename`; `co_name` is the next word, `co_linetable` the one after
-    /// `co_qualname`.
-    pub co_filename: u32,
     /// Zero.
     pub pad: u32,
 }
 
 impl PythonConfig {
-    /// [`Self::cframe_current`] of an interpreter without cframes.
-    pub const NO_CFRAME: u16 = 0xffff;
+    /// An offset of something that this version does not have.
+    pub const NONE: u16 = 0xffff;
+
+    /// Of a process without a Python that memprobe knows.
+    pub const UNKNOWN: Self = Self {
+        tss_steps: [0; 3],
+        tss_count: 0,
+        ts_thread_id: 0,
+        ts_identity: 0,
+        ts_frame: 0,
+        ts_base_frame: 0,
+        cframe_current: 0,
+        f_code: 0,
+        f_previous: 0,
+        f_instr: 0,
+        f_owner: 0,
+        f_size: 0,
+        co_filename: 0,
+        co_lines: 0,
+        version: 0,
+        pad: 0,
+    };
 }
 
 /// Something in the life of a process.
@@ -316,7 +440,9 @@ const _: () = {
     assert!(size_of::<StackRecord>() == 16 + 16 * FRAME_ROOM);
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
-    assert!(size_of::<PythonConfig>() == 40);
-    assert!(size_of::<ProcessConfig>() == 72);
+    assert!(size_of::<PythonConfig>() == 48);
+    assert!(size_of::<ProcessConfig>() == 80);
     assert!(size_of::<ProcessRecord>() == 24);
+    assert!(size_of::<CudaRecord>() == 184);
+    assert!(size_of::<CudaStackRecord>() == 184 + 8 + 16 + STACK_COPY);
 };

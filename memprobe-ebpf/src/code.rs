@@ -17,7 +17,7 @@ use crate::ring::count;
 use crate::thread::Caller;
 
 /// `PyCode_Type.tp_dealloc`, which is `code_dealloc(PyCodeObject *co)`
-/// (Objects/codeobject.c@v3.11.7).
+/// (Objects/codeobject.c@v3.9.18 to @v3.15.2).
 #[uprobe]
 pub fn code_freed(ctx: ProbeContext) -> u32 {
     let caller = Caller::current();
@@ -47,19 +47,22 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
         (*record).pad = [0; 3];
         (*record).tgid = caller.tgid;
         copy(&raw mut (*record).code, code);
-        let names = (process.read().python.co_filename & 0x7f) as usize;
-        let bytes = (&raw const (*record).code.bytes).cast::<u8>().add(names);
+        let python = &raw const (*process).python;
+        let bytes = (&raw const (*record).code.bytes).cast::<u8>();
+        let names = bytes.add(usize::from((*python).co_filename & 0x7f));
+        // A number that this mask lets through may lie behind the copy, never behind the record.
+        let lines = bytes.add(usize::from((*python).co_lines & 0xff));
         copy(
             &raw mut (*record).file,
-            bytes.cast::<u64>().read_unaligned(),
+            names.cast::<u64>().read_unaligned(),
         );
         copy(
             &raw mut (*record).name,
-            bytes.add(8).cast::<u64>().read_unaligned(),
+            names.add(8).cast::<u64>().read_unaligned(),
         );
         copy(
             &raw mut (*record).lines,
-            bytes.add(24).cast::<u64>().read_unaligned(),
+            lines.cast::<u64>().read_unaligned(),
         );
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));

@@ -1,25 +1,23 @@
-//! Walking the Python stack of the current thread, for CPython 3.11 and newer.
+//! Walking the Python stack of the current thread, for CPython 3.9 and newer.
 //!
-//! The thread state comes from the thread-specific key behind `PyGILState_GetThisThreadState()`,
-//! which is right also for threads that have released the GIL (as PyTorch does around its
-//! operators); `tstate_current` is not. Frames are read in windows: frames of nested calls lie
-//! side by side on the interpreter's data stack, callers at lower addresses, and the frames that
-//! the interpreter keeps on the C stack (3.12) lie there with callers at higher addresses.
+//! The thread state comes from the thread-specific key (from 3.15 on the thread-local variable)
+//! behind `PyGILState_GetThisThreadState()`, which is right also for threads that have released the
+//! GIL (as PyTorch does around its operators); `tstate_current` is not. Frames are read in windows:
+//! frames of nested calls lie side by side on the interpreter's data stack, callers at lower
+//! addresses, and the frames that the interpreter keeps on the C stack (3.12) lie there with callers
+//! at higher addresses. Before 3.11 frames are objects anywhere on the heap: one read each.
 
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
     FRAME_HEADER, FRAME_ROOM, FrameRecord, MAX_WALKED, ProcessConfig, PythonConfig, StackHead,
-    counter, record, stack_state,
+    THREAD_STATE, counter, record, stack_state,
 };
 
 use crate::autograd;
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};
 use crate::ring::count;
 use crate::thread::{Caller, SENT, Thread, WINDOW};
-
-/// Bytes of the thread state that hold every field of [`PythonConfig`]'s `ts_*`.
-const THREAD_STATE: usize = 256;
 
 /// Bytes before the `_PyCFrame` that its window covers: the interpreter's own frame of the same C
 /// function can lie on either side.
@@ -31,6 +29,11 @@ const C_STACK_REACH: u64 = 1 << 20;
 
 /// Bytes of the smallest page on x86-64.
 const PAGE: u64 = 4096;
+
+/// The bits of a frame's code that are the address of a code object. The lowest two are the
+/// interpreter's own marks from 3.14 on (`Py_TAG_BITS`, Include/internal/pycore_stackref.h); an
+/// object's address has none of them.
+const CODE_ADDRESS: u64 = ((1 << FrameRecord::OWNER_SHIFT) - 1) & !3;
 
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
@@ -101,7 +104,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
         // SAFETY: THREAD_STATE bytes of the windows.
         && unsafe { read(window, THREAD_STATE as u32, thread.state) }
         && unsafe { field(window, config.ts_thread_id) } == thread.thread_id
-        && unsafe { field(window, config.ts_native_thread_id) } == thread.native_thread_id;
+        && unsafe { field(window, config.ts_identity) } == thread.identity;
     if !known {
         let state = find_state(config)?;
         // SAFETY: as above.
@@ -113,12 +116,15 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
         thread.graph_task = 0;
         // SAFETY: within the THREAD_STATE bytes just read.
         thread.thread_id = unsafe { field(window, config.ts_thread_id) };
-        thread.native_thread_id = unsafe { field(window, config.ts_native_thread_id) };
+        thread.identity = unsafe { field(window, config.ts_identity) };
     }
     // SAFETY: within the THREAD_STATE bytes just read.
     let pointer = unsafe { field(window, config.ts_frame) };
-    if config.cframe_current == 0xffff {
-        return Ok(pointer);
+    if config.cframe_current == PythonConfig::NONE {
+        // SAFETY: as above.
+        let base = unsafe { field(window, config.ts_base_frame) };
+        let runs_nothing = config.ts_base_frame != PythonConfig::NONE && pointer == base;
+        return Ok(if runs_nothing { 0 } else { pointer });
     }
     let base = pointer - BEFORE_CFRAME;
     // SAFETY: the second window is WINDOW bytes.
@@ -138,12 +144,12 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
 /// Reads a word of a structure that lies at `base` of a window.
 ///
 /// # Safety
-/// `base` is followed by at least 264 bytes of the map value.
+/// `base` is followed by at least 512 bytes of the map value.
 #[inline(always)]
 unsafe fn field(base: *const u8, offset: u16) -> u64 {
-    // SAFETY: the mask keeps it within 256 bytes and aligned, as these fields are. (For a word that
+    // SAFETY: the mask keeps it within 512 bytes and aligned, as these fields are. (For a word that
     // may be unaligned the compiler reads and joins eight bytes.)
-    unsafe { base.add((offset & 0xf8) as usize).cast::<u64>().read() }
+    unsafe { base.add((offset & 0x1f8) as usize).cast::<u64>().read() }
 }
 
 /// The current thread's thread pointer.
@@ -156,29 +162,34 @@ pub fn thread_pointer() -> Option<u64> {
     }
 }
 
-/// The current thread's `PyThreadState`, from the thread-specific key.
+/// The current thread's `PyThreadState`, by the way that the configuration names.
 #[inline(always)]
 fn find_state(config: &PythonConfig) -> Result<u64, u8> {
-    // SAFETY: helpers check the addresses they read.
-    unsafe {
-        let Some(thread_pointer) = thread_pointer() else {
-            return Err(stack_state::UNREADABLE);
-        };
-        let slot = if config.tss_second == 0 {
-            thread_pointer + u64::from(config.tss_slot)
-        } else {
-            let block = thread_pointer + u64::from(config.tss_second);
-            match bpf_probe_read_user(block as *const u64) {
-                Ok(0) => return Err(stack_state::NO_THREAD_STATE),
-                Ok(block) => block + u64::from(config.tss_second_slot),
-                Err(_) => return Err(stack_state::UNREADABLE),
-            }
-        };
-        match bpf_probe_read_user(slot as *const u64) {
-            Ok(0) => Err(stack_state::NO_THREAD_STATE),
-            Ok(state) => Ok(state),
-            Err(_) => Err(stack_state::UNREADABLE),
-        }
+    let Some(thread_pointer) = thread_pointer() else {
+        return Err(stack_state::UNREADABLE);
+    };
+    let [first, second, third] = config.tss_steps;
+    let mut at = thread_pointer.wrapping_add_signed(first.into());
+    if config.tss_count > 1 {
+        at = follow(at)?.wrapping_add_signed(second.into());
+    }
+    if config.tss_count > 2 {
+        at = follow(at)?.wrapping_add_signed(third.into());
+    }
+    follow(at)
+}
+
+/// The pointer at `at`, where the thread has one there.
+#[inline(always)]
+fn follow(at: u64) -> Result<u64, u8> {
+    /// What a thread has in place of a block of thread-local storage that it has not used
+    /// (`TLS_DTV_UNALLOCATED`, sysdeps/generic/dl-dtv.h in glibc).
+    const UNALLOCATED: u64 = u64::MAX;
+    // SAFETY: the helper checks the address.
+    match unsafe { bpf_probe_read_user(at as *const u64) } {
+        Ok(0 | UNALLOCATED) => Err(stack_state::NO_THREAD_STATE),
+        Ok(pointer) => Ok(pointer),
+        Err(_) => Err(stack_state::UNREADABLE),
     }
 }
 
@@ -215,7 +226,7 @@ fn collect(
                     let into = windows.add(WINDOW);
                     if !read(into, WINDOW as u32, frame) {
                         thread.c_window = NO_WINDOW;
-                        read(into, FRAME_HEADER as u32, frame);
+                        read(into, u32::from(config.f_size & 0x7f), frame);
                     }
                 }
             } else {
@@ -236,7 +247,7 @@ fn collect(
                         at = LAST;
                         read(
                             windows.add(WINDOW - FRAME_HEADER),
-                            FRAME_HEADER as u32,
+                            u32::from(config.f_size & 0x7f),
                             frame,
                         );
                     }
@@ -250,8 +261,7 @@ fn collect(
             let code = header(base, config.f_code);
             let instr = header(base, config.f_instr);
             let owner = *base.add((config.f_owner & 0x7f) as usize);
-            let word = (code & ((1 << FrameRecord::OWNER_SHIFT) - 1))
-                | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
+            let word = (code & CODE_ADDRESS) | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
             let slot = frames.add(count & (FRAME_ROOM - 1));
             (*slot).code_and_owner = word;
             (*slot).instr = instr;

@@ -14,10 +14,10 @@ use memprobe::export::trace_event::TraceWriter;
 use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::recording::Header;
-use memprobe::symbolize::Symbolizer;
 use memprobe::symbolize::python::CodeCache;
 use memprobe::symbolize::python::cache::Limits;
 use memprobe::symbolize::python::layout::PythonLayout;
+use memprobe::symbolize::{Past, Symbolizer};
 use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
@@ -50,7 +50,7 @@ fn tgid() -> Tgid {
 /// Nothing is known of a Python 3.11's code objects.
 fn code() -> CodeCache {
     let layout = PythonLayout::of(11).expect("3.11 is known");
-    CodeCache::with_limits(layout, 0x2000, Limits::default())
+    CodeCache::with_limits(*layout, 0x2000, Limits::default())
 }
 
 /// Records as the ring buffer holds them.
@@ -134,7 +134,7 @@ impl Records {
 
 /// What memprobe does with a record before it is anybody's.
 fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
-    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()));
+    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()), Past::Unknown);
     feed(&mut symbolizer, &Records::stacks(), &mut sink);
     symbolizer
 }

@@ -16,12 +16,15 @@ const FIXTURE: &str = concat!(
 );
 
 /// Versions that memprobe reads, and some that it must refuse.
-const SUPPORTED: [&str; 2] = ["3.11", "3.12"];
-const UNSUPPORTED: [(&str, u8); 3] = [("3.9", 9), ("3.10", 10), ("3.13", 13)];
+const SUPPORTED: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
+const UNSUPPORTED: [(&str, u8); 1] = [("3.8", 8)];
 
-/// The interpreters of a version on this machine: on the path, of Debian and of pyenv.
+/// Names more interpreters, as `PATH` does folders. `cargo xtask test` sets it.
+const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
+
+/// The interpreters of a version on this machine: on the path, of Debian, of pyenv, and those that
+/// the environment names.
 fn interpreters(version: &str) -> Vec<PathBuf> {
-    let name = format!("python{version}");
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
     places.push("/usr/bin".into());
@@ -35,25 +38,32 @@ fn interpreters(version: &str) -> Vec<PathBuf> {
             .flatten();
         places.extend(versions.map(|entry| entry.path().join("bin")));
     }
+    let named = std::env::var_os(TEST_PYTHONS).unwrap_or_default();
+    let name = format!("python{version}");
     let mut found: Vec<PathBuf> = places
         .into_iter()
-        .filter_map(|place| {
-            // A shim of pyenv is a script: the interpreter itself says where it is.
-            let output = Command::new(place.join(&name))
-                .args([
-                    "-c",
-                    "import os, sys; print(os.path.realpath(sys.executable))",
-                ])
-                .stderr(Stdio::null())
-                .output()
-                .ok()?;
-            let text = String::from_utf8(output.stdout).ok()?;
-            output.status.success().then(|| PathBuf::from(text.trim()))
-        })
+        .map(|place| place.join(&name))
+        .chain(std::env::split_paths(&named))
+        .filter_map(|python| interpreter_of(&python, version))
         .collect();
     found.sort();
     found.dedup();
     found
+}
+
+/// The interpreter that a program starts, if it is of this version. (A shim of pyenv is a script: the
+/// interpreter itself says where it is.)
+fn interpreter_of(program: &Path, version: &str) -> Option<PathBuf> {
+    let question = "import os, sys; print('%d.%d' % sys.version_info[:2]); \
+                    print(os.path.realpath(sys.executable))";
+    let output = Command::new(program)
+        .args(["-c", question])
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    let (found, path) = text.split_once('\n')?;
+    (output.status.success() && found == version).then(|| path.trim().into())
 }
 
 /// Every supported interpreter of this machine. Without any, the test says what to install.
@@ -111,6 +121,7 @@ impl Target {
             file: frame[0].as_str().unwrap().into(),
             line: frame[1].as_u64().unwrap().try_into().unwrap(),
             function: frame[2].as_str().unwrap().into(),
+            library: None,
         };
         self.first_line["stacks"]
             .as_object()
@@ -158,7 +169,7 @@ fn compare(target: &Target, process: &PythonProcess, cache: &mut CodeCache) -> u
         assert_eq!(state.native_thread_id, target.native_id(thread_id));
         let memory = process.memory();
         assert_eq!(
-            process.key.value(&memory, thread_id).unwrap(),
+            process.way.value(&memory, thread_id).unwrap(),
             state.address
         );
         let chain = process.frames(state).unwrap();

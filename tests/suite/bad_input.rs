@@ -110,7 +110,7 @@ fn an_output_that_cannot_be_written_is_an_error_with_what_to_do() {
     let read_only = Mounted::tmpfs(folder.path(), "ro");
     let cases = [
         (folder.path().join("missing/trace.json"), "mkdir"),
-        (folder.path().to_owned(), "directory"),
+        (folder.path().join("missing/run/"), "mkdir"),
         (read_only.path.path().join("trace.json"), "-o"),
         ("/dev/full".into(), "No space left"),
     ];

@@ -70,6 +70,91 @@ pub fn held_by(pid: u32) -> BTreeSet<Held> {
     held
 }
 
+/// How many entries a hash map of a process has: the one whose values are of so many bytes.
+///
+/// # Panics
+///
+/// Where the process has no such map, or the kernel does not tell.
+pub fn entries(pid: u32, value_bytes: impl Fn(u64) -> bool) -> usize {
+    /// `BPF_MAP_TYPE_HASH` (linux/bpf.h).
+    const HASH: u64 = 1;
+    let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("the process is there");
+    for file in files {
+        let text = fs::read_to_string(file.expect("an entry").path()).unwrap_or_default();
+        let number = |word: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+            let (_, number) = lines.find(|(name, _)| *name == word)?;
+            number.trim().parse::<u64>().ok()
+        };
+        if number("map_type") == Some(HASH) && number("value_size").is_some_and(&value_bytes) {
+            let id = number("map_id").and_then(|id| u32::try_from(id).ok());
+            return keys(id.expect("maps have ids"));
+        }
+    }
+    panic!("process {pid} has no such map");
+}
+
+/// How many keys a map has, whose keys are of 32 bits.
+fn keys(map: u32) -> usize {
+    /// `BPF_MAP_GET_FD_BY_ID` and `BPF_MAP_GET_NEXT_KEY` of `enum bpf_cmd` (linux/bpf.h).
+    const GET_FD_BY_ID: i64 = 14;
+    const GET_NEXT_KEY: i64 = 4;
+    /// The part of `union bpf_attr` for the latter.
+    #[repr(C)]
+    struct NextKey {
+        map_fd: u32,
+        pad: u32,
+        key: u64,
+        next_key: u64,
+    }
+    let ids = NextId {
+        start_id: map,
+        ..NextId::default()
+    };
+    // SAFETY: the kernel reads no more than the given size of `ids`.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            GET_FD_BY_ID,
+            &raw const ids,
+            size_of::<NextId>(),
+        )
+    };
+    let fd = i32::try_from(fd).expect("a descriptor");
+    assert!(fd >= 0, "map {map}: {}", std::io::Error::last_os_error());
+    let (mut key, mut next) = (0_u32, 0_u32);
+    let mut count = 0;
+    loop {
+        let attributes = NextKey {
+            map_fd: fd.unsigned_abs(),
+            pad: 0,
+            key: if count == 0 {
+                0
+            } else {
+                (&raw const key) as u64
+            },
+            next_key: (&raw mut next) as u64,
+        };
+        // SAFETY: both addresses are those of 32 bits that live as long as the call.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_bpf,
+                GET_NEXT_KEY,
+                &raw const attributes,
+                size_of::<NextKey>(),
+            )
+        };
+        if result != 0 {
+            break;
+        }
+        key = next;
+        count += 1;
+    }
+    // SAFETY: a descriptor of our own that nobody uses any more.
+    unsafe { libc::close(fd) };
+    count
+}
+
 /// Bytes of a library's code in a process that are not those of the file: the kernel's
 /// breakpoints. Code has no relocations.
 pub fn patched_bytes(pid: u32, library: &str) -> usize {

@@ -6,11 +6,15 @@
 
 pub mod agreement;
 pub mod bpf;
+pub mod confinement;
+pub mod cuda_programs;
 pub mod events;
 pub mod ground;
 pub mod ledger;
 pub mod memprobe;
 pub mod process;
+pub mod programs;
+pub mod pythons;
 pub mod pytorch;
 pub mod reference;
 pub mod rehearsal;

@@ -23,7 +23,10 @@ const ROUNDING: u64 = 512;
 
 /// What one of the recordings says.
 struct Excerpt {
+    /// What happened.
     events: Vec<Event>,
+    /// The blocks that were found at attach, by address.
+    held: HashMap<u64, u64>,
     report: Value,
 }
 
@@ -81,8 +84,16 @@ fn attach_repeatedly(
         std::thread::sleep(Duration::from_millis(300) + moments.next(Duration::from_millis(200)));
         let printed = recording.interrupt();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        let (held, events): (Vec<_>, Vec<_>) = ground
+            .events(&file)
+            .into_iter()
+            .partition(|event| event.action == "held");
+        let held = held
+            .iter()
+            .filter_map(|held| Some((held.addr?, held.size?)));
         excerpts.push(Excerpt {
-            events: ground.events(&file),
+            events,
+            held: held.collect(),
             report: ground.report(&file),
         });
     }
@@ -146,6 +157,14 @@ fn check_before(
         seen.copied()
             .unwrap_or_else(|| requested.next_multiple_of(ROUNDING))
     };
+    let found: HashMap<u64, u64> = live.iter().map(|block| (*block.0, size(block))).collect();
+    if excerpt.held != found {
+        return Err(format!(
+            "blocks at attach: {} by PyTorch's history, {} by memprobe",
+            found.len(),
+            excerpt.held.len()
+        ));
+    }
     let at_attach: u64 = live.iter().map(size).sum();
     let said = ledger.before[&0].allocated;
     if said != at_attach {

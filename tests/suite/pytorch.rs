@@ -53,6 +53,12 @@ impl PyTorch {
         &self.python
     }
 
+    /// The virtual environment that it belongs to.
+    pub fn environment(&self) -> PathBuf {
+        let bin = self.python.parent().expect("an interpreter lies in bin");
+        bin.parent().expect("and that in an environment").to_owned()
+    }
+
     /// Whether there are, or can be simulated, so many GPUs. Where not, says so in a line.
     pub fn has_devices(&self, wanted: u32) -> bool {
         if self.simulated_libraries().is_some() {
@@ -74,6 +80,13 @@ impl PyTorch {
     /// simulation that this process may have.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.python);
+        self.settle(&mut command);
+        command
+    }
+
+    /// Gives a command what [`Self::command`] has beside the interpreter: directory and
+    /// environment.
+    pub fn settle(&self, command: &mut Command) {
         command
             .current_dir(workloads())
             .env("PYTHONDONTWRITEBYTECODE", "1");
@@ -82,7 +95,6 @@ impl PyTorch {
                 command.env_remove(name);
             }
         }
-        command
     }
 
     /// A command that runs a workload (`mlp_adam.py`) under PyTorch's own recorder, which writes

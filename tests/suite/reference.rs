@@ -17,6 +17,8 @@ pub struct Reference {
     pub pid: u32,
     /// 0, or what the workload exited with.
     pub exit_status: i32,
+    /// When the recording ended, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub end_ns: u64,
     /// One per device, in order.
     pub devices: Vec<DeviceEvents>,
     /// The moments that the workload marked, for every device.

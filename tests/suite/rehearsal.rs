@@ -122,10 +122,7 @@ impl BothSides {
         let printed = recording.finish();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
         let events = ground.events(&file);
-        Ok(Self {
-            reference: rehearsal.finish(),
-            events,
-        })
+        Ok(Self::until_the_end_of(rehearsal.finish(), events))
     }
 
     /// Has memprobe start the workload.
@@ -148,11 +145,15 @@ impl BothSides {
         }
         let printed = Background::start(&mut command).finish().succeeded();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
-        Self {
-            events: ground.events(&file),
-            reference: Reference::read(&folder.path().join("reference.json"))
-                .expect("the reference"),
-        }
+        let reference = Reference::read(&folder.path().join("reference.json"));
+        Self::until_the_end_of(reference.expect("the reference"), ground.events(&file))
+    }
+
+    /// What memprobe saw up to the end of PyTorch's own recording. PyTorch 2.1 frees workspaces to
+    /// make its snapshot.
+    fn until_the_end_of(reference: Reference, mut events: Vec<Event>) -> Self {
+        events.retain(|event| event.time_ns <= reference.end_ns);
+        Self { reference, events }
     }
 
     /// Compares both sides: events, frames, and the allocator's totals at every checkpoint and at

@@ -12,6 +12,8 @@ What is written, as JSON:
     pid             process id
     arguments       the workload's command line
     exit_status     0, or what the workload gave to sys.exit
+    end_ns          when the recording ended, by CLOCK_MONOTONIC; what PyTorch 2.1 frees to make its
+                    snapshot comes after it
     devices         [{device, events: [{action, addr, size, stream, time_us, frames}]}]
                     size is what the tensor asked for; the allocator rounds it up (see `live`);
                     time_us is 0 where PyTorch keeps no times
@@ -161,13 +163,10 @@ def live_blocks(snapshot, device):
     return live
 
 
-def final_state(snapshot):
+def final_state():
+    """The totals of every device, before a snapshot: that of 2.1 frees workspaces."""
     return [
-        {
-            **totals(device),
-            "live": live_blocks(snapshot, device),
-            "stats": dict(torch.cuda.memory_stats(device)),
-        }
+        {**totals(device), "stats": dict(torch.cuda.memory_stats(device))}
         for device in range(torch.cuda.device_count())
     ]
 
@@ -184,19 +183,23 @@ def main():
     status, namespace = run(options.workload, options.arguments)
 
     torch.cuda.synchronize()
+    end, final = time.monotonic_ns(), final_state()
     snapshot = torch.cuda.memory._snapshot()
+    for device, state in enumerate(final):
+        state["live"] = live_blocks(snapshot, device)
     reference = {
         "torch": torch.__version__,
         "python": sys.version.split()[0],
         "pid": os.getpid(),
         "arguments": [options.workload, *options.arguments],
         "exit_status": status,
+        "end_ns": end,
         "devices": [
             {"device": device, "events": events_of(trace)}
             for device, trace in enumerate(snapshot["device_traces"])
         ],
         "checkpoints": kept.kept,
-        "final": final_state(snapshot),
+        "final": final,
     }
     stop_recording()
     # Written whole or not at all: a reader that sees the file sees all of it.

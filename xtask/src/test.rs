@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::ebpf::{self, Checked};
 use crate::kernels;
 use crate::process;
+use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 
@@ -71,6 +72,11 @@ fn announce(extent: Extent) -> Result<()> {
             "                                            into {}",
             cache.join("pytorch").display()
         );
+        println!("  each Python from 3.9 to 3.15 that is missing here  about 30 MB, by apt-get,");
+        println!(
+            "                                            into {}",
+            cache.join("python").display()
+        );
     }
     Ok(())
 }
@@ -106,6 +112,10 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
     })?;
     if extent == Extent::Whole {
         variables.extend(set_up_every(steps)?);
+        steps.take("every Python", || {
+            variables.push((python::TEST_PYTHONS, python::for_tests()));
+            Ok(())
+        })?;
         steps.take("tracefs", mount_tracefs)?;
         steps.take("memprobe itself", || {
             process::run(cargo(repository).args(["build", "--release", "--package", "memprobe"]))?;

@@ -12,24 +12,31 @@ use super::{parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::record::{Recording, Subject};
 
-/// Record every allocation of a process to a file
+/// Record every allocation of a process to a file, or of many to a directory
 ///
 /// The file is a trace that opens in ui.perfetto.dev and chrome://tracing, and that `memprobe
-/// report` prints. Recording ends on Ctrl-C, when the process ends, or after --duration.
+/// report` prints. Of a command all processes are followed that it makes; a directory (a path that
+/// ends in /) gets a file for each that uses GPU memory, a file holds the first of them. Recording
+/// ends on Ctrl-C, when the process or command ends, or after --duration.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   sudo memprobe record -o trace.json --pid 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py --epochs 3
+  sudo memprobe record -o run/ -- torchrun --nproc-per-node 4 train.py
+  sudo memprobe record -o run/ --pid 1234 --children
   memprobe report trace.json")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
 pub struct Record {
-    /// Write the recording here (`-` for standard output)
+    /// Write the recording here (`-` for standard output, `DIR/` for a file a process)
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// Record this running process
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
+    /// Record the processes that descend from it too
+    #[arg(short, long, requires = "pid")]
+    children: bool,
     /// Stop after this long, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
@@ -47,7 +54,8 @@ pub struct Record {
 impl Record {
     pub(super) fn run(self) -> Result<ExitCode> {
         let subject = match self.pid {
-            Some(pid) => Subject::Running(Tgid(pid)),
+            Some(pid) if self.children => Subject::Family(Tgid(pid)),
+            Some(pid) => Subject::Process(Tgid(pid)),
             None => Subject::Command(self.command),
         };
         Recording {

@@ -1,30 +1,32 @@
 //! `memprobe report`.
 
-use std::io::{BufWriter, IsTerminal as _};
+use std::io::{BufWriter, ErrorKind, IsTerminal as _, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::model::snapshot::Grouping;
-use crate::recording::Reader;
-use crate::report::{self, By, Colour, Format, ReportOptions, Sort, Top};
+use crate::recording::{Reader, recordings_in};
+use crate::report::{self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, Top};
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
 
 /// Print what a recording holds: the lines that held memory, or every event
 ///
-/// Needs no root, no GPU and none of the recorded process's files.
+/// Of a directory that `record` wrote, every recording in turn and what they come to. Needs no root,
+/// no GPU and none of the recorded process's files.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   memprobe report trace.json
   memprobe report trace.json --sort live --all
+  memprobe report run/
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 pub struct Report {
-    /// The recording that `memprobe record` wrote
+    /// The recording that `memprobe record` wrote, or a directory of them
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// What a row stands for
@@ -97,9 +99,36 @@ enum Naming {
 impl Report {
     pub(super) fn run(self) -> Result<ExitCode> {
         let file = self.file.display().to_string();
+        if self.file.is_dir() {
+            return self.run_on_directory().context(file);
+        }
         let reader = Reader::open(&self.file).with_context(|| file.clone())?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         report::write(reader, &self.options(), &mut out).context(file)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// One recording after the other, and what they come to.
+    fn run_on_directory(&self) -> Result<ExitCode> {
+        let options = self.options();
+        let files = recordings_in(&self.file)?;
+        let Some(first) = files.first() else {
+            bail!(
+                "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
+            );
+        };
+        if !report::is_possible_for_many(&options) {
+            bail!(
+                "of a directory there is a table of lines, as text or JSON; for other reports give one of its \
+                 files, such as {}",
+                first.display()
+            );
+        }
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        match report_on(&files, &options, &mut out) {
+            Err(ReportError::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {}
+            outcome => outcome?,
+        }
         Ok(ExitCode::SUCCESS)
     }
 
@@ -142,4 +171,20 @@ impl Report {
             },
         }
     }
+}
+
+fn report_on(
+    files: &[PathBuf],
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<(), ReportError> {
+    let mut many = Many::begin(options, out)?;
+    for path in files {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        match Reader::open(path) {
+            Ok(reader) => many.add(&name, reader)?,
+            Err(error) => many.add_unreadable(&name, &error)?,
+        }
+    }
+    many.finish()
 }

@@ -1,5 +1,6 @@
 //! Recordings and other files that outlive memprobe, for people and for other tools.
 
+pub mod directory;
 mod fields;
 pub mod json;
 pub mod output;

@@ -63,6 +63,8 @@ pub struct AllocatorVariable(pub u64);
 /// Why the allocator in use cannot be told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAllocator {
+    /// The process cannot be looked at.
+    Process(String),
     /// The library that holds it cannot be read, or is not as expected.
     Library(String),
     /// The process has loaded the library more than once.
@@ -76,6 +78,7 @@ pub enum NoAllocator {
 impl fmt::Display for NoAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Process(why) => f.write_str(why),
             Self::Library(why) => write!(f, "{LIBRARY} cannot be read: {why}"),
             Self::Several => write!(f, "{LIBRARY} is loaded more than once"),
             Self::Unreadable(why) => why.fmt(f),

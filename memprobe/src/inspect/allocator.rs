@@ -49,6 +49,14 @@ impl AllocatorTables {
         here.fold(0, |sum, block| sum.saturating_add(block.size.0))
     }
 
+    /// Leaves out what the allocator counts itself: nothing proves that it was found.
+    fn without_counters(self) -> Self {
+        Self {
+            devices: Vec::new(),
+            ..self
+        }
+    }
+
     /// Whether nothing moved while the tables were read and they add up to the allocator's totals.
     fn is_consistent(&self) -> bool {
         let known = |device| {
@@ -142,8 +150,11 @@ pub fn read(
     // What nearly fits may be another version's. A layout that is calibrated adds up.
     let calibrated = calibrate::calibrate(memory, object);
     let calibrated = calibrated.and_then(|layout| read_as(memory, object, &layout).ok());
-    if let Some(tables) = calibrated.or(found) {
+    if let Some(tables) = calibrated {
         return Ok(tables);
+    }
+    if let Some(tables) = found {
+        return Ok(tables.without_counters());
     }
     memory.read_u64(object).map_err(Why::Unreadable)?;
     Err(Why::UnknownLayout(version.map(str::to_owned)))

@@ -15,7 +15,7 @@ const AT_ONCE: u64 = 40_000;
 /// The multiplier of `fibonacci_hash_policy`.
 const GOLDEN: u64 = 11_400_714_819_323_198_485;
 
-/// Slots of the largest table that is read (the allocator has 67 of them from 2.2 on).
+/// Slots of the largest table that is read (the allocator has 67 of them from 2.3 on).
 const MOST_SLOTS: u64 = 1 << 26;
 
 /// How often one table is read when it changes meanwhile.

@@ -53,16 +53,51 @@ const fn counters(devices: u64) -> CounterLayout {
     }
 }
 
+/// The table of versions that have one for all blocks.
+const ONE: TableLayout = TableLayout {
+    offset: 48,
+    shards: 1,
+};
+
+/// The tables of versions that have shards.
+const SHARDED: TableLayout = TableLayout {
+    offset: 4352,
+    shards: 67,
+};
+
 /// The layouts that are known.
-pub(super) const LAYOUTS: &[Layout] = &[Layout {
-    versions: [(2, 11), (2, 15)],
-    tables: TableLayout {
-        offset: 4352,
-        shards: 67,
+pub(super) const LAYOUTS: &[Layout] = &[
+    Layout {
+        versions: [(2, 0), (2, 1)],
+        tables: ONE,
+        block: BlockLayout { size: 0x30 },
+        counters: counters(80),
     },
-    block: BlockLayout { size: 0x38 },
-    counters: counters(22584),
-}];
+    Layout {
+        versions: [(2, 2), (2, 2)],
+        tables: ONE,
+        block: BlockLayout { size: 0x30 },
+        counters: counters(16096),
+    },
+    Layout {
+        versions: [(2, 3), (2, 4)],
+        tables: SHARDED,
+        block: BlockLayout { size: 0x30 },
+        counters: counters(22512),
+    },
+    Layout {
+        versions: [(2, 5), (2, 10)],
+        tables: SHARDED,
+        block: BlockLayout { size: 0x30 },
+        counters: counters(22584),
+    },
+    Layout {
+        versions: [(2, 11), (2, 15)],
+        tables: SHARDED,
+        block: BlockLayout { size: 0x38 },
+        counters: counters(22584),
+    },
+];
 
 impl Layout {
     /// Whether this version has it.

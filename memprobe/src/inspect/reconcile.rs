@@ -263,6 +263,7 @@ impl Reconciler {
                     device: Some(*device),
                     totals: Some(before.totals),
                     stack: StackId::NONE,
+                    call: None,
                 })
             }));
         }
@@ -334,6 +335,7 @@ mod tests {
                 device: Some(CUDA_0),
                 totals: (action != Action::SegmentAlloc).then_some(self.totals[0]),
                 stack: StackId::NONE,
+                call: None,
             };
             self.reconciler.push(Event::Memory(event));
             event

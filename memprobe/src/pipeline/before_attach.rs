@@ -1,7 +1,7 @@
 //! What was live before the first event, read while the process runs and put first.
 
 use crate::event::{Event, Tgid, TimeNs};
-use crate::inspect::active::AllocatorVariable;
+use crate::inspect::active::{AllocatorVariable, NoAllocator};
 use crate::inspect::allocator::{self, AllocatorTables, Why};
 use crate::inspect::reconcile::Reconciler;
 use crate::target::maps::Maps;
@@ -14,6 +14,7 @@ const ATTEMPTS: u32 = 40;
 /// Reads what a process held when its probes were in place, and keeps its events back until then.
 pub(super) struct BeforeAttach {
     memory: ProcessMemory,
+    variable: Option<AllocatorVariable>,
     version: Option<String>,
     reconciler: Reconciler,
     tables: Result<AllocatorTables, Why>,
@@ -29,6 +30,7 @@ impl BeforeAttach {
         let since = super::now();
         Self {
             memory: ProcessMemory::new(tgid),
+            variable: None,
             version: None,
             reconciler: Reconciler::new(tgid, since),
             tables: Ok(AllocatorTables::default()),
@@ -52,8 +54,26 @@ impl BeforeAttach {
 
     fn read(&mut self) {
         self.attempts += 1;
-        self.tables = read(&self.memory, self.version.as_deref());
+        self.tables = self.read_tables();
         self.read = super::now();
+    }
+
+    /// Where PyTorch's library is not loaded yet, nothing was allocated.
+    fn read_tables(&mut self) -> Result<AllocatorTables, Why> {
+        let variable = match self.variable {
+            Some(variable) => variable,
+            None => match self.find()? {
+                Some(variable) => *self.variable.insert(variable),
+                None => return Ok(AllocatorTables::default()),
+            },
+        };
+        allocator::read(&self.memory, variable, self.version.as_deref())
+    }
+
+    fn find(&self) -> Result<Option<AllocatorVariable>, Why> {
+        let tgid = self.memory.tgid();
+        let maps = Maps::of(tgid).map_err(|error| NoAllocator::Process(error.to_string()))?;
+        Ok(AllocatorVariable::find(tgid, &maps)?)
     }
 
     /// Takes the next event of the process.
@@ -107,15 +127,5 @@ impl BeforeAttach {
     /// The next event, in order.
     pub(super) fn pop(&mut self) -> Option<Event> {
         self.reconciler.pop()
-    }
-}
-
-/// Finds the allocator and reads its tables. Where PyTorch's library is not loaded yet, nothing
-/// was allocated.
-fn read(memory: &ProcessMemory, version: Option<&str>) -> Result<AllocatorTables, Why> {
-    let maps = Maps::of(memory.tgid()).unwrap_or_default();
-    match AllocatorVariable::find(memory.tgid(), &maps)? {
-        Some(variable) => allocator::read(memory, variable, version),
-        None => Ok(AllocatorTables::default()),
     }
 }

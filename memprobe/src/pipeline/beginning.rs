@@ -129,6 +129,7 @@ mod tests {
                 reserved: Bytes(reserved),
             }),
             stack: StackId::NONE,
+            call: None,
         }
     }
 

@@ -13,6 +13,7 @@ mod interrupts;
 mod lookout;
 mod process;
 mod progress;
+mod recorder;
 mod session;
 mod source;
 

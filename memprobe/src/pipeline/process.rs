@@ -8,8 +8,8 @@ use crate::event::{Event, Losses, Tgid};
 use crate::model::snapshot::Target;
 use crate::probe::attaching::Attaching;
 use crate::probe::watched::Watched;
-use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
+use crate::symbolize::{Past, Symbolizer};
 use crate::target::container;
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
@@ -22,16 +22,16 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
 const LOOK_SOON: Duration = Duration::from_millis(2);
 
-/// How often at most where the process's loader tells of libraries: only Python's start is waited
-/// for, which is long over when the first library of PyTorch is mapped.
+/// How often where the process's loader tells of libraries: only the start of Python or of a library
+/// is waited for, which is over before the first allocation.
 const LOOK_TOLD: Duration = Duration::from_millis(20);
 
 /// How often at least.
 const LOOK_SELDOM: Duration = Duration::from_secs(2);
 
-/// How long an event waits for another of the same process: one that tells the device of a segment
-/// comes at once or not at all.
-const PATIENCE: Duration = Duration::from_millis(5);
+/// How long after the last record a segment waits for its thread to tell the device. On a busy machine
+/// the thread may be kept from running just then.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What share of the time may be spent with looking at one process.
 const LOOKING_SHARE: u32 = 5;
@@ -68,7 +68,7 @@ pub(super) struct Process {
     pub(super) attaching: Attaching,
     pub(super) symbolizer: Symbolizer<ProcessMemory>,
     pub(super) beginning: Beginning,
-    /// What it held before its first event; a forked child holds nothing.
+    /// What it held before its first event; the child of a probed process holds nothing.
     before: Option<BeforeAttach>,
     /// The last that was said to be waited for.
     pub(super) waiting_for: String,
@@ -80,6 +80,7 @@ pub(super) struct Process {
     pub(super) is_busy: bool,
     /// When the last record of it was read.
     pub(super) heard: Instant,
+    torch: Option<String>,
     since: Instant,
     next_look: Option<Instant>,
     looked: Instant,
@@ -107,7 +108,7 @@ impl Process {
             origin,
             phase: Phase::Looking,
             attaching,
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None),
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
             beginning: Beginning::new(birth),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
@@ -115,6 +116,7 @@ impl Process {
             lost_before: Losses::default(),
             is_busy: false,
             heard: now,
+            torch: None,
             since: now,
             next_look: Some(now),
             looked: now,
@@ -138,10 +140,12 @@ impl Process {
         let code = attaching.python().map(CodeCache::new);
         Self {
             parent: Some(parent.tgid),
+            torch: parent.torch.clone(),
             phase: parent.phase,
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code),
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None),
             beginning: Beginning::new(birth),
-            before: (birth == Birth::Seen).then(|| BeforeAttach::of(tgid)),
+            // Where the probes are in place already, nothing can come before them.
+            before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
             // What its parent waits for it has; of itself it tells by its loader or by an exec.
             next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_TOLD),
             ..Self::new(watched, tgid, Origin::Started, attaching, now)
@@ -152,24 +156,31 @@ impl Process {
     pub(super) fn execute(&mut self, now: Instant) {
         self.origin = Origin::Started;
         self.phase = Phase::Looking;
-        self.symbolizer = Symbolizer::new(self.tgid, ProcessMemory::new(self.tgid), None);
+        let memory = ProcessMemory::new(self.tgid);
+        self.symbolizer = Symbolizer::new(self.tgid, memory, None, Past::None);
         self.beginning = Beginning::new(Birth::Seen);
         self.before = Some(BeforeAttach::of(self.tgid));
         self.waiting_for.clear();
         self.told_probes = 0;
+        self.torch = None;
         self.since = now;
         self.next_look = Some(now);
     }
 
     /// What is known of it.
     pub(super) fn target(&self) -> Target {
+        let python = self.attaching.python();
         Target {
-            python: self
-                .attaching
-                .python()
-                .map(|python| python.version.to_string()),
-            torch: facts::torch_version(self.tgid),
+            python: python.map(|python| python.version.to_string()),
+            torch: self.torch.clone(),
             ..identified(self.tgid)
+        }
+    }
+
+    /// Reads the version of its PyTorch, unless that is known.
+    pub(super) fn read_torch(&mut self) {
+        if self.torch.is_none() {
+            self.torch = facts::torch_version(self.tgid);
         }
     }
 
@@ -202,14 +213,17 @@ impl Process {
                 self.next_look = None;
                 return;
             }
+            // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
+            _ if self.attaching.is_impatient() => {
+                (self.age(end) / 64).clamp(LOOK_TOLD, LOOK_SELDOM)
+            }
+            _ if self.attaching.is_told_of_libraries() => LOOK_SELDOM,
             Phase::Attached => LOOK_SELDOM,
             Phase::Looking => {
                 let soon = match self.origin {
-                    _ if self.attaching.is_told_of_libraries() => LOOK_TOLD,
                     Origin::Running => LOOK_AGAIN,
                     Origin::Started => LOOK_SOON,
                 };
-                // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
                 (self.age(end) / 64).clamp(soon, LOOK_SELDOM)
             }
         };
@@ -224,8 +238,10 @@ impl Process {
     /// Its probes are in place: what it held before can be read.
     pub(super) fn attached(&mut self) {
         self.phase = Phase::Attached;
+        self.read_torch();
+        self.symbolizer.look_at_code();
         if let Some(before) = &mut self.before {
-            before.begin(facts::torch_version(self.tgid));
+            before.begin(self.torch.clone());
         }
     }
 
@@ -311,6 +327,14 @@ impl Process {
                 _ => return Some(event),
             }
         }
+    }
+}
+
+/// What a process can have done with CUDA before memprobe looked.
+fn past(origin: Origin) -> Past {
+    match origin {
+        Origin::Running => Past::Unknown,
+        Origin::Started => Past::None,
     }
 }
 

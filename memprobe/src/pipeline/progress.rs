@@ -1,5 +1,6 @@
 //! The line that `record` writes about itself while it runs.
 
+use std::collections::HashSet;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ pub(super) struct Progress {
     terminal: bool,
     started: Instant,
     shown: Option<Instant>,
+    said: HashSet<String>,
 }
 
 /// What there is to tell.
@@ -36,6 +38,7 @@ impl Progress {
             terminal: std::io::stderr().is_terminal(),
             started: Instant::now(),
             shown: None,
+            said: HashSet::new(),
         }
     }
 
@@ -44,6 +47,13 @@ impl Progress {
         if !self.quiet {
             self.clear();
             tell(&format!("memprobe: {text}\n"));
+        }
+    }
+
+    /// As [`Self::say`], unless it was said before: of many processes it is said of one.
+    pub(super) fn say_once(&mut self, text: &str) {
+        if self.said.insert(text.to_owned()) {
+            self.say(text);
         }
     }
 

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use tokio::time::Instant;
@@ -12,17 +12,15 @@ use tokio::time::Instant;
 use super::command::Started;
 use super::interrupts::Interrupts;
 use super::process::Origin;
-use super::progress::{Progress, Told};
+use super::progress::Progress;
+use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
-use crate::event::{AtAttach, Event, Tgid};
-use crate::export::output::OutputPlan;
-use crate::export::trace_event::TraceWriter;
-use crate::label;
-use crate::model::snapshot::{Grouping, ProbeStatus, Target};
+use crate::event::{Losses, Tgid};
+use crate::probe::attach::AttachError;
 use crate::probe::kernel;
 use crate::probe::loader::Watch;
 use crate::probe::watched::Watched;
-use crate::recording::{EndReason, Header};
+use crate::recording::EndReason;
 
 /// How often what was written is handed to the operating system.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -30,8 +28,10 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// What to record.
 pub enum Subject {
     /// A process that runs already.
-    Running(Tgid),
-    /// A command to start: its program and arguments.
+    Process(Tgid),
+    /// A process that runs already, and all that descend from it.
+    Family(Tgid),
+    /// A command to start, and all that descends from it: its program and arguments.
     Command(Vec<OsString>),
 }
 
@@ -61,166 +61,173 @@ impl Recording {
 
     async fn run_inside(self) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
-        let output = OutputPlan::check(&self.output)?;
-        let mut session = HostSession::load(Watch::One, self.ring_bytes)?;
+        let command = match &self.subject {
+            Subject::Command(words) => Some(joined(words)),
+            Subject::Process(_) | Subject::Family(_) => None,
+        };
+        let destination = Destination::check(&self.output, command)?;
+        let watch = match &self.subject {
+            Subject::Process(_) => Watch::One,
+            Subject::Family(_) | Subject::Command(_) => Watch::Family,
+        };
+        let mut session = HostSession::load(watch, self.ring_bytes)?;
         let (mut command, watched, origin) = match &self.subject {
-            Subject::Running(tgid) => (None, Watched::open(*tgid)?, Origin::Running),
+            Subject::Process(tgid) | Subject::Family(tgid) => {
+                (None, Watched::open(*tgid)?, Origin::Running)
+            }
             Subject::Command(words) => {
                 let command = Started::spawn(words)?;
                 let watched = Watched::open(command.tgid())?;
                 (Some(command), watched, Origin::Started)
             }
         };
-        let mut progress = Progress::new(self.quiet);
-        let tgid = watched.tgid;
-        session.add(watched, origin)?;
-        let ready = wait_for_probes(&mut session, tgid, &mut progress);
-        let (target, probes) = tokio::select! {
-            ready = ready => ready.inspect_err(|_| {
-                if let Some(command) = &mut command {
-                    command.leave_running(&mut Progress::new(self.quiet));
-                }
-            })?,
-            () = interrupts.next() => {
-                progress.say("interrupted before there was anything to record; nothing was written");
-                return Ok(ExitCode::from(130));
-            }
+        let root = watched.tgid;
+        match watch {
+            Watch::One => session.add(watched, origin)?,
+            Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
+        }
+        let mut run = Run {
+            session,
+            intake: Intake {
+                watch,
+                root,
+                recorder: Recorder::new(destination),
+                progress: Progress::new(self.quiet),
+                duration: self.duration,
+                deadline: None,
+                refusal: None,
+            },
         };
-        progress.say(&format!(
-            "recording {} to {}; press Ctrl-C to end",
-            label::process(&target).unwrap_or_default(),
-            self.output.display()
-        ));
-        progress.start();
-        let header = header(target, probes);
-        let reason = self
-            .write(session, header, output, &mut progress, &mut interrupts)
-            .await?;
+        let reason = run.record(&mut interrupts).await;
+        let reason = reason.inspect_err(|_| {
+            if let Some(command) = &mut command {
+                command.leave_running(&mut Progress::new(self.quiet));
+            }
+        })?;
+        let Some(reason) = reason else {
+            run.intake
+                .progress
+                .say("interrupted before there was anything to record; nothing was written");
+            return Ok(ExitCode::from(INTERRUPTED));
+        };
         match &mut command {
             Some(command) if reason == EndReason::TargetExited => command.exit_code(),
             Some(command) => {
-                command.leave_running(&mut progress);
+                command.leave_running(&mut run.intake.progress);
                 Ok(ExitCode::SUCCESS)
             }
             None => Ok(ExitCode::SUCCESS),
         }
     }
+}
 
-    /// Writes events until it is time to end, and the end.
-    async fn write(
-        &self,
-        mut session: HostSession,
-        mut header: Header,
-        output: OutputPlan,
-        progress: &mut Progress,
-        interrupts: &mut Interrupts,
-    ) -> Result<EndReason> {
-        let out = output.create()?;
-        let name = out.name();
-        let mut writer = TraceWriter::new(out, name, &header, Grouping::default())?;
-        let deadline = self.duration.map(|duration| Instant::now() + duration);
+/// Exit status where there was nothing to record when Ctrl-C came (128 + SIGINT).
+const INTERRUPTED: u8 = 130;
+
+/// A recording that is being made.
+struct Run {
+    session: HostSession,
+    intake: Intake,
+}
+
+impl Run {
+    /// Records until it is time to end; `None` where it was interrupted before there was anything to
+    /// record.
+    async fn record(&mut self, interrupts: &mut Interrupts) -> Result<Option<EndReason>> {
+        let Self { session, intake } = self;
         let mut flushed = Instant::now();
         let reason = loop {
-            let mut ended = false;
-            let mut write = |event: HostEvent| {
-                match event.item {
-                    HostItem::Event(event) => {
-                        tell_unread(&event, progress);
-                        writer.event(&event)?;
-                    }
-                    HostItem::Attached { target, probes, .. } => {
-                        header.target = target;
-                        header.probes = probes;
-                        writer.describe(&header)?;
-                    }
-                    HostItem::Notice(notice) => progress.say(&notice),
-                    HostItem::Executed(target) => {
-                        header.target = target;
-                        writer.describe(&header)?;
-                    }
-                    HostItem::Ended => ended = true,
-                    HostItem::Found { .. } | HostItem::Waiting(_) | HostItem::Refused(_) => {}
+            match wait(session, intake.deadline, interrupts).await {
+                ControlFlow::Continue(()) => {
+                    session.drain(|event| intake.take(event))?;
                 }
-                Ok(())
-            };
-            match wait(&mut session, deadline, interrupts).await {
-                ControlFlow::Continue(()) => session.drain(&mut write).map(drop)?,
-                ControlFlow::Break(reason) => {
-                    session.drain_all(&mut write)?;
-                    break reason;
-                }
+                ControlFlow::Break(_) if !intake.recorder.has_attached() => return Ok(None),
+                ControlFlow::Break(reason) => break reason,
             }
-            if ended {
+            if !session.is_watched(intake.root) {
                 break EndReason::TargetExited;
+            }
+            if let Some(refusal) = intake.refusal.take_if(|_| session.len() == 1) {
+                return Err(refusal.into());
             }
             if flushed.elapsed() >= FLUSH {
                 flushed = Instant::now();
-                writer.flush()?;
+                intake.recorder.flush()?;
             }
-            progress.show(told(&session, &writer));
+            if intake.recorder.has_attached() {
+                intake.progress.show(intake.recorder.told(session.losses()));
+            }
         };
-        let told = told(&session, &writer);
-        let written = writer.finish(reason)?.commit()?;
-        progress.clear();
-        progress.say(&format!("{} ({})", progress.line(told), reason.as_str()));
-        if let Some(file) = written {
-            let file = file.display();
-            progress.say(&format!(
-                "see it with `memprobe report {file}`, or open it in ui.perfetto.dev"
-            ));
-        }
-        Ok(reason)
+        session.drain_all(|event| intake.take(event))?;
+        intake.finish(reason, session.losses())?;
+        Ok(Some(reason))
     }
 }
 
-/// Says where the blocks that were live at attach are one row, and why.
-fn tell_unread(event: &Event, progress: &mut Progress) {
-    if let Event::AtAttach(AtAttach {
-        unread: Some(why), ..
-    }) = event
-    {
-        progress.say(&format!(
-            "what was allocated before cannot be told block by block: {}",
-            label::clean(why)
-        ));
-    }
+/// What becomes of what the session tells.
+struct Intake {
+    watch: Watch,
+    /// The process that was asked for, or the command.
+    root: Tgid,
+    recorder: Recorder,
+    progress: Progress,
+    duration: Option<Duration>,
+    deadline: Option<Instant>,
+    /// Why the root cannot be probed.
+    refusal: Option<AttachError>,
 }
 
-/// Waits until the probes are in place.
-async fn wait_for_probes(
-    session: &mut HostSession,
-    tgid: Tgid,
-    progress: &mut Progress,
-) -> Result<(Target, Vec<ProbeStatus>)> {
-    loop {
-        let mut attached = None;
-        session.drain(|event| {
-            match event.item {
-                HostItem::Waiting(what) => progress.say(&what),
-                HostItem::Refused(error) => return Err(error.into()),
-                HostItem::Attached {
-                    target,
-                    probes,
-                    missing,
-                } => {
-                    for missing in missing {
-                        progress.say(&missing);
-                    }
-                    attached = Some((target, probes));
-                }
-                HostItem::Ended => bail!(
-                    "process {} ended before it used PyTorch's CUDA allocator",
-                    tgid.0
-                ),
-                HostItem::Notice(notice) => progress.say(&notice),
-                HostItem::Found { .. } | HostItem::Executed(_) | HostItem::Event(_) => {}
+impl Intake {
+    fn take(&mut self, event: HostEvent) -> Result<()> {
+        let is_root = event.tgid == self.root;
+        match event.item {
+            HostItem::Waiting(what) if is_root => {
+                self.progress.say(&what);
+                return Ok(());
             }
-            Ok(())
-        })?;
-        if let Some(attached) = attached {
-            return Ok(attached);
+            HostItem::Refused(error) if is_root => {
+                self.refusal = Some(error);
+                return Ok(());
+            }
+            HostItem::Ended if is_root && self.recorder.has_attached() => {
+                self.recorder.open_early(event.tgid, &mut self.progress)?;
+            }
+            _ => {}
         }
-        session.wait().await;
+        let is_first =
+            matches!(event.item, HostItem::Attached { .. }) && !self.recorder.has_attached();
+        let tgid = event.tgid;
+        self.recorder.take(event, &mut self.progress)?;
+        if is_first {
+            if self.watch == Watch::One {
+                self.recorder.open_early(tgid, &mut self.progress)?;
+            }
+            self.progress.start();
+            self.deadline = self.duration.map(|duration| Instant::now() + duration);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, reason: EndReason, losses: Losses) -> Result<()> {
+        if !self.recorder.has_attached() {
+            return match self.refusal.take() {
+                Some(refusal) => Err(refusal.into()),
+                None => bail!(
+                    "process {} ended before it used PyTorch's CUDA allocator",
+                    self.root.0
+                ),
+            };
+        }
+        self.recorder.open_early(self.root, &mut self.progress)?;
+        // Those that are left descend from the one that was asked for.
+        let left = match reason {
+            EndReason::TargetExited => EndReason::ParentExited,
+            reason => reason,
+        };
+        self.recorder.finish(left)?;
+        let told = self.recorder.told(losses);
+        self.recorder.say_end(told, reason, &mut self.progress);
+        Ok(())
     }
 }
 
@@ -244,22 +251,8 @@ async fn wait(
     }
 }
 
-fn told<W: std::io::Write>(session: &HostSession, writer: &TraceWriter<W>) -> Told {
-    Told {
-        events: writer.events(),
-        bytes: writer.bytes(),
-        losses: session.losses(),
-    }
-}
-
-/// What is known when the recording starts.
-fn header(target: Target, probes: Vec<ProbeStatus>) -> Header {
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
-    Header {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        start: super::now(),
-        wall_start_ms: since_1970.and_then(|time| u64::try_from(time.as_millis()).ok()),
-        target,
-        probes,
-    }
+/// A command as one line.
+fn joined(words: &[OsString]) -> String {
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    words.join(" ")
 }

@@ -12,7 +12,7 @@ use crate::decode::{ProcessStep, Record, decode};
 use crate::event::{Event, Losses, Tgid};
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
-use crate::probe::attaching::{Attaching, Step};
+use crate::probe::attaching::{self, Attaching, Step};
 use crate::probe::files::ProbedFiles;
 use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
@@ -20,6 +20,8 @@ use crate::probe::loader::{Counters, Loader, Watch};
 use crate::probe::ring::Records;
 use crate::probe::watched::Watched;
 use crate::symbolize::python::CodeCache;
+use crate::target::facts;
+use crate::target::maps::Maps;
 
 /// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
 const POLL: Duration = Duration::from_millis(5);
@@ -144,13 +146,45 @@ impl HostSession {
             return Ok(());
         }
         let attaching = Attaching::new(tgid, self.watch);
-        self.loader
+        let is_new = self
+            .loader
             .admit(tgid, attaching.config(super::now()))
             .with_context(|| format!("watching process {}", tgid.0))?;
+        if !is_new {
+            // The kernel's programs were faster, and their word of it is on its way.
+            return Ok(());
+        }
         let now = Instant::now();
         let process = Process::new(Some(watched), tgid, origin, attaching, now);
         self.found(process);
         Ok(())
+    }
+
+    /// Watches a process and those that descend from it, also those that it makes later.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+        let root = watched.tgid;
+        self.add(watched, origin)?;
+        // Whoever is watched by now has its children watched from their first instruction on; those
+        // that were made before that are found by looking until there is nobody new.
+        loop {
+            let before = self.processes.len();
+            for tgid in facts::descendants(root) {
+                if let Some(watched) = Watched::if_there(tgid) {
+                    self.add(watched, Origin::Running)?;
+                }
+            }
+            if self.processes.len() == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// How many processes are watched.
+    pub(super) fn len(&self) -> usize {
+        self.processes.len()
     }
 
     /// Whether a process is watched and was not heard to have ended.
@@ -274,13 +308,14 @@ impl HostSession {
     fn follow(&mut self, step: ProcessStep, tgid: Tgid, parent: Tgid) {
         match step {
             ProcessStep::Forked => self.fork(tgid, parent),
-            ProcessStep::Found if !self.processes.contains_key(&tgid.0) => self.adopt(tgid),
-            ProcessStep::Found => {}
+            ProcessStep::Found => self.readmit(tgid),
             ProcessStep::Executed => self.execute(tgid),
             ProcessStep::Exited => self.end(tgid),
             ProcessStep::LibraryMapped => match self.processes.get_mut(&tgid.0) {
                 Some(process) => process.look_soon(),
-                None => self.adopt(tgid),
+                // Of the processes of a host those are watched that have something to probe.
+                None if uses_cuda(tgid) => self.adopt(tgid),
+                None => {}
             },
         }
     }
@@ -289,9 +324,23 @@ impl HostSession {
     fn adopt(&mut self, tgid: Tgid) {
         let now = Instant::now();
         let attaching = Attaching::new(tgid, self.watch);
+        // It may be admitted already, or gone: both are well.
+        let _ = self.loader.admit(tgid, attaching.config(super::now()));
         let watched = Watched::if_there(tgid);
         let process = Process::new(watched, tgid, Origin::Running, attaching, now);
         self.found(process);
+    }
+
+    /// The kernel's programs let a process through of which they knew nothing.
+    fn readmit(&mut self, tgid: Tgid) {
+        match self.processes.get(&tgid.0) {
+            Some(process) => {
+                let config = process.attaching.config(super::now());
+                // It may be gone, which is well.
+                let _ = self.loader.revise(tgid, config);
+            }
+            None => self.adopt(tgid),
+        }
     }
 
     fn fork(&mut self, tgid: Tgid, parent: Tgid) {
@@ -465,6 +514,7 @@ impl HostSession {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
+        process.read_torch();
         let probes = process.attaching.probes().to_vec();
         process.told_probes = probes.len();
         let item = HostItem::Attached {
@@ -500,7 +550,8 @@ impl HostSession {
     fn tell_losses(&mut self) {
         let losses = Losses {
             events: self.counters.events_lost(),
-            stacks: self.counters.stacks_lost(),
+            // Without the word of a process's start or end its lines are not known.
+            stacks: self.counters.stacks_lost() + self.counters.processes_lost(),
             malformed: self.malformed,
         };
         if losses != self.losses {
@@ -523,6 +574,7 @@ impl HostSession {
         if lost != self.processes_lost {
             self.processes_lost = lost;
             for process in self.processes.values_mut() {
+                process.attaching.doubt();
                 process.look_soon();
             }
         }
@@ -530,10 +582,9 @@ impl HostSession {
         if refused != self.refused_rooms {
             self.refused_rooms = refused;
             let notice = format!(
-                "{} processes and {} events of threads were left out: memprobe watches {} processes at most",
+                "memprobe has no room for more: {} processes are not seen at all, and {} events have no stack",
                 self.counters.processes_refused(),
                 self.counters.threads_refused(),
-                self.processes.len(),
             );
             if let Some(first) = self.processes.keys().next() {
                 let tgid = Tgid(*first);
@@ -541,6 +592,11 @@ impl HostSession {
             }
         }
     }
+}
+
+/// Whether a process has something to be probed.
+fn uses_cuda(tgid: Tgid) -> bool {
+    Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps))
 }
 
 /// Whether an error is none that a user has to hear of: it may pass, or the process is one of many

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use memprobe_common::ThreadLocal;
 
-use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe, TORCH_CPU};
+use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe};
 use super::loader::{Link, Loader, Reach};
 use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
@@ -138,27 +138,56 @@ impl Located {
         };
         let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, self.function_offset, reach);
+            let link = loader.attach(program, &self.file, self.function_offset, None, reach);
             links.push(link.map_err(refused)?);
         }
         let entry = self.function_offset + self.place.offset;
-        let link = loader.attach(self.probe.entry, &self.file, entry, reach);
+        let link = loader.attach(
+            self.probe.entry,
+            &self.file,
+            entry,
+            self.probe.cookie,
+            reach,
+        );
         links.push(link.map_err(refused)?);
         Ok(links)
     }
 }
 
-/// Where the threads of a process keep the `GraphTask` that they work for.
-pub fn graph_task_place(tgid: Tgid, maps: &Maps) -> Option<ThreadLocal> {
-    let library = maps.library(TORCH_CPU)?;
-    let loaded = LoadedImage::open(&library, tgid).ok()?;
-    let offset = loaded.image.thread_local(CURRENT_GRAPH_TASK).ok()??;
-    let number = loaded.image.thread_local_number().ok()??;
-    let module = ProcessMemory::new(tgid)
-        .read_u64(number.wrapping_add(loaded.bias))
-        .ok()
-        .filter(|module| *module > 0)?;
-    Some(ThreadLocal { module, offset })
+/// Where in a library the variable is described that holds a thread's `GraphTask`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphTaskSymbol {
+    /// Of the variable, in the library's thread-local block.
+    offset: u64,
+    /// Address, in the file, of the word that holds the library's number among those with
+    /// thread-local storage.
+    number: u64,
+}
+
+impl GraphTaskSymbol {
+    /// Looks into a library of a process; `None` where it does not say. The answer holds for every
+    /// process that uses the file.
+    pub fn find(tgid: Tgid, library: &MappedFile) -> Option<Self> {
+        let image = ElfImage::from_file(library.open(tgid).ok()?.0).ok()?;
+        Some(Self {
+            offset: image.thread_local(CURRENT_GRAPH_TASK).ok()??,
+            number: image.thread_local_number().ok()??,
+        })
+    }
+
+    /// Where the threads of a process keep the `GraphTask` that they work for; `None` as long as the
+    /// loader has not given the library a number.
+    pub fn place(self, tgid: Tgid, library: &MappedFile) -> Option<ThreadLocal> {
+        let loaded = LoadedImage::open(library, tgid).ok()?;
+        let module = ProcessMemory::new(tgid)
+            .read_u64(self.number.wrapping_add(loaded.bias))
+            .ok()
+            .filter(|module| *module > 0)?;
+        Some(ThreadLocal {
+            module,
+            offset: self.offset,
+        })
+    }
 }
 
 /// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use memprobe_common::{ProcessConfig, process_flag};
 
-use super::attach::{AttachError, Located, graph_task_place, was_built_without_cuda};
+use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{CODE_FREED, DYNAMIC_LOADERS, LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU};
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Watch};
@@ -39,6 +39,22 @@ pub struct Attaching {
     probes: Vec<ProbeStatus>,
     missing: Vec<String>,
     has_loader: bool,
+    graph_task: Search,
+    /// Its Python has not started yet.
+    is_starting: bool,
+    /// Its caching allocator has no function to be heard by.
+    lacks_allocator: bool,
+}
+
+/// How far the search for autograd's thread-local has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Search {
+    /// Autograd's library is not mapped.
+    Unneeded,
+    /// The loader has not set it up.
+    Waiting,
+    /// It was found, or cannot be.
+    Over,
 }
 
 /// A file of the process that is still to be probed.
@@ -67,6 +83,9 @@ impl Attaching {
             probes: Vec::new(),
             missing: Vec::new(),
             has_loader: false,
+            graph_task: Search::Unneeded,
+            is_starting: false,
+            lacks_allocator: false,
         }
     }
 
@@ -98,6 +117,13 @@ impl Attaching {
         *self = Self::new(self.tgid, self.watch);
     }
 
+    /// Finds out anew what Python it runs: what was known may be out of date.
+    pub fn doubt(&mut self) {
+        self.python = None;
+        self.not_python = None;
+        self.graph_task = Search::Unneeded;
+    }
+
     /// Its Python, once that is known.
     pub fn python(&self) -> Option<&PythonProcess> {
         self.python.as_ref()
@@ -113,9 +139,15 @@ impl Attaching {
         &self.missing
     }
 
-    /// Whether the process's own loader tells when it maps a library.
+    /// Whether the process's own loader tells when it maps a library: nothing else need be looked
+    /// for.
     pub fn is_told_of_libraries(&self) -> bool {
         self.has_loader
+    }
+
+    /// Whether something will be there soon that nobody tells of.
+    pub fn is_impatient(&self) -> bool {
+        self.is_starting || self.graph_task == Search::Waiting
     }
 
     /// Does what can be done now; probes one file at most.
@@ -131,10 +163,12 @@ impl Attaching {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.follow_loader(loader, files, &maps);
+        self.is_starting = false;
         if self.python.is_none() {
             match self.find_python(&maps) {
                 Ok(python) => self.use_python(loader, files, python, now)?,
                 Err(AttachError::Python(_, DetectError::NotInitializedYet)) => {
+                    self.is_starting = true;
                     let what = format!("waiting for Python to start in PID {}", self.tgid.0);
                     return Ok(Step::Waiting(what));
                 }
@@ -144,9 +178,10 @@ impl Attaching {
             }
         }
         if let Some(pending) = self.pending(&maps) {
-            self.probe(loader, files, &maps, pending, now)?;
+            self.probe(loader, files, pending)?;
             return Ok(Step::Again);
         }
+        self.find_graph_task(loader, files, &maps, now)?;
         if self.is_complete() {
             return Ok(Step::Done);
         }
@@ -253,14 +288,9 @@ impl Attaching {
         &mut self,
         loader: &mut Loader,
         files: &mut ProbedFiles,
-        maps: &Maps,
         pending: Pending,
-        now: TimeNs,
     ) -> Result<(), AttachError> {
         let Pending { family, file } = pending;
-        if family == TORCH_CPU && self.config.graph_task.module == 0 {
-            self.find_graph_task(loader, maps, now)?;
-        }
         let probed = self.probe_file(loader, files, &file, family, |tgid| {
             let probes = PROBES.iter().filter(|probe| probe.library == family);
             // All are located before the first is attached: from then on events come, and nobody
@@ -282,10 +312,11 @@ impl Attaching {
         locate: impl FnOnce(Tgid) -> Vec<(&'static Probe, Result<Located, AttachError>)>,
     ) -> Arc<Probed> {
         let key = ProbedFiles::key(file, family, self.reach());
-        let probed = match files.share(key, self.tgid) {
-            Some(probed) => probed,
-            None => files.probe(loader, key, self.tgid, locate(self.tgid)),
-        };
+        let tgid = self.tgid;
+        let probed = files
+            .share(key, tgid)
+            .or_else(|| files.share_twin(key, tgid, file))
+            .unwrap_or_else(|| files.probe(loader, key, tgid, file, locate(tgid)));
         if !self.files.contains(&key) {
             self.files.push(key);
         }
@@ -296,7 +327,12 @@ impl Attaching {
         if let Some(error) = &probed.refused {
             return Err(AttachError::Shared(error.clone()));
         }
-        self.probes.extend(probed.probes.iter().cloned());
+        for probe in &probed.probes {
+            if !self.probes.contains(probe) {
+                self.probes.push(probe.clone());
+            }
+        }
+        self.lacks_allocator |= probed.lacks_allocator;
         for missing in &probed.missing {
             if !self.missing.contains(missing) {
                 self.missing.push(missing.clone());
@@ -310,21 +346,30 @@ impl Attaching {
     fn find_graph_task(
         &mut self,
         loader: &mut Loader,
+        files: &mut ProbedFiles,
         maps: &Maps,
         now: TimeNs,
     ) -> Result<(), AttachError> {
-        match graph_task_place(self.tgid, maps) {
-            Some(place) => {
-                self.config.graph_task = place;
-                self.tell(loader, now)
-            }
-            None => {
-                let why = "autograd's current_graph_task was not found: when several threads run backward() \
-                           at once, their memory has no line";
-                self.missing.push(why.to_owned());
-                Ok(())
-            }
+        if self.graph_task == Search::Over {
+            return Ok(());
         }
+        let Some(library) = maps.library(TORCH_CPU) else {
+            return Ok(());
+        };
+        let Some(symbol) = files.graph_task(self.tgid, &library) else {
+            self.graph_task = Search::Over;
+            let why = "autograd's current_graph_task was not found: when several threads run backward() \
+                       at once, their memory has no line";
+            self.missing.push(why.to_owned());
+            return Ok(());
+        };
+        let Some(place) = symbol.place(self.tgid, &library) else {
+            self.graph_task = Search::Waiting;
+            return Ok(());
+        };
+        self.graph_task = Search::Over;
+        self.config.graph_task = place;
+        self.tell(loader, now)
     }
 
     /// Whether every probe is in place that memprobe cannot do without.
@@ -332,8 +377,8 @@ impl Attaching {
         if self.python.is_none() {
             return !self.probes.is_empty();
         }
-        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Required);
-        required.all(|probe| self.has(probe))
+        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+        self.lacks_allocator || required.all(|probe| self.has(probe))
     }
 
     fn has(&self, probe: &Probe) -> bool {
@@ -345,12 +390,12 @@ impl Attaching {
     pub fn has_allocator(&self) -> bool {
         PROBES
             .iter()
-            .any(|probe| probe.need == Need::Required && self.has(probe))
+            .any(|probe| probe.need == Need::Allocator && self.has(probe))
     }
 }
 
 /// Whether a library is mapped that is probed.
-fn uses_cuda(maps: &Maps) -> bool {
+pub fn uses_cuda(maps: &Maps) -> bool {
     PROBES
         .iter()
         .any(|probe| maps.library(probe.library).is_some())

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, MapData, MapError, RingBuf};
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeLink, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
 use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
@@ -154,13 +154,26 @@ impl Loader {
         Ok(Counters(Array::try_from(map)?))
     }
 
-    /// Lets the events of a process through.
+    /// Lets the events of a process through; says whether they were not let through before. (The
+    /// programs themselves admit the children of those that are watched.)
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<()> {
-        self.processes()?.insert(tgid.0, ConfigValue(config), 0)?;
-        Ok(())
+    pub fn admit(&mut self, tgid: Tgid, config: ProcessConfig) -> Result<bool> {
+        /// `BPF_NOEXIST` (linux/bpf.h).
+        const ONLY_IF_NEW: u64 = 1;
+        match self
+            .processes()?
+            .insert(tgid.0, ConfigValue(config), ONLY_IF_NEW)
+        {
+            Ok(()) => Ok(true),
+            Err(MapError::SyscallError(error))
+                if error.io_error.kind() == std::io::ErrorKind::AlreadyExists =>
+            {
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Says anew what is known of a process, unless it has ended meanwhile.
@@ -202,7 +215,8 @@ impl Loader {
         Ok(HashMap::try_from(map)?)
     }
 
-    /// Attaches a program at a file offset of a library.
+    /// Attaches a program at a file offset of a library; `cookie` tells a program that serves several
+    /// functions which one it is.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -211,6 +225,7 @@ impl Loader {
         program: &str,
         library: &Path,
         offset: u64,
+        cookie: Option<u64>,
         reach: Reach,
     ) -> Result<Link> {
         let scope = match reach {
@@ -224,8 +239,12 @@ impl Loader {
             .program_mut(program)
             .with_context(|| format!("the object has no program {program}"))?
             .try_into()?;
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie,
+        };
         let link = uprobe
-            .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
+            .attach(point, library, scope)
             .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
         Ok(Link(uprobe.take_link(link)?))
     }

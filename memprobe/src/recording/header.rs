@@ -41,6 +41,9 @@ pub enum EndReason {
     Interrupted,
     /// The target has ended.
     TargetExited,
+    /// The command that memprobe started, or the process that it was asked for, has ended; this one,
+    /// which descends from it, runs on.
+    ParentExited,
     /// memprobe could not go on.
     Failed,
 }
@@ -52,6 +55,7 @@ impl EndReason {
             Self::Duration => "duration over",
             Self::Interrupted => "interrupted",
             Self::TargetExited => "target exited",
+            Self::ParentExited => "parent exited",
             Self::Failed => "failed",
         }
     }
@@ -62,6 +66,7 @@ impl EndReason {
             Self::Duration,
             Self::Interrupted,
             Self::TargetExited,
+            Self::ParentExited,
             Self::Failed,
         ]
         .into_iter()

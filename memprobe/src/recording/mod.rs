@@ -20,6 +20,7 @@
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
+mod directory;
 mod error;
 mod header;
 mod line;
@@ -27,6 +28,7 @@ mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
 
+pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};

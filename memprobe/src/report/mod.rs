@@ -3,11 +3,13 @@
 mod events;
 mod host;
 mod lines;
+mod many;
 mod replay;
 mod structured;
 mod table;
 
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
+pub use many::{Many, is_possible as is_possible_for_many};
 
 use std::fmt;
 use std::io::{self, BufRead, Write};

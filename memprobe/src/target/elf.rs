@@ -7,6 +7,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -351,6 +352,16 @@ impl ElfImage {
             .into_iter()
             .find(|&(_, count)| count == most)
             .map(|(bias, _)| bias)
+    }
+
+    /// Where a section of that name lies and what it holds, if it has no more than `most` bytes.
+    pub fn section_contents(&self, name: &str, most: u64) -> Option<(Range<u64>, Vec<u8>)> {
+        let section = self.section(name).filter(|section| section.size <= most)?;
+        let bytes = self.section_bytes(section).ok()?;
+        Some((
+            section.vaddr..section.vaddr.checked_add(section.size)?,
+            bytes,
+        ))
     }
 
     fn section_bytes(&self, section: &Section) -> Result<Vec<u8>, ElfError> {

@@ -13,8 +13,7 @@ const MOST: u64 = 256 << 10;
 
 /// The command line, joined by spaces; empty where it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
-    let words =
-        fs::File::open(format!("/proc/{}/cmdline", tgid.0)).map_or_else(|_| Vec::new(), read);
+    let words = read_own(tgid, "cmdline");
     let words: Vec<_> = words
         .split(|byte| *byte == 0)
         .map(String::from_utf8_lossy)
@@ -49,8 +48,7 @@ pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
 
 /// The process that made another one, or has taken it over.
 pub fn parent(tgid: Tgid) -> Option<Tgid> {
-    let status = fs::File::open(format!("/proc/{}/status", tgid.0)).map(read);
-    let status = status.unwrap_or_default();
+    let status = read_own(tgid, "status");
     let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     line.trim().parse().ok().map(Tgid)
@@ -88,6 +86,11 @@ fn parse_version(text: &str) -> Option<String> {
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || "._+-".contains(c));
     (plausible && !value.is_empty()).then(|| value.to_owned())
+}
+
+/// What `/proc` says of a process in one of its files; nothing where that cannot be read.
+fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
+    fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
 }
 
 /// Up to [`MOST`] bytes of a file.

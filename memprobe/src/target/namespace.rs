@@ -1,6 +1,7 @@
 //! Namespaces: whether a process sees the machine as memprobe does.
 
 use std::fs;
+use std::path::Path;
 
 use crate::event::Tgid;
 
@@ -101,11 +102,16 @@ pub fn foreign(tgid: Tgid) -> Vec<Kind> {
     Kind::ALL.into_iter().filter(is_foreign).collect()
 }
 
-/// Whether the root directory of a process is another one than memprobe's: a chroot, or another
-/// mount namespace. `None` where that cannot be read.
+/// Whether the root directory of a process is another one than memprobe's: a chroot, or that of a
+/// container. `None` where that cannot be read.
 pub fn has_other_root(tgid: Tgid) -> Option<bool> {
     use std::os::unix::fs::MetadataExt as _;
-    let theirs = fs::metadata(format!("/proc/{}/root/", tgid.0)).ok()?;
+    let link = format!("/proc/{}/root", tgid.0);
+    // The same directory may be mounted twice: the name tells that.
+    if fs::read_link(&link).ok()? != Path::new("/") {
+        return Some(true);
+    }
+    let theirs = fs::metadata(link + "/").ok()?;
     let ours = fs::metadata("/").ok()?;
     Some((theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino()))
 }

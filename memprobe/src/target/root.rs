@@ -48,7 +48,7 @@ impl Root {
     /// # Errors
     /// The operating system's.
     pub fn open(&self, path: &Path) -> io::Result<File> {
-        let path = self.from_root(path)?;
+        let path = self.below_root(path)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let opened = match openat2(&self.directory, &path, flags, Mode::empty(), resolve) {
@@ -88,7 +88,7 @@ impl Root {
     }
 
     /// The path from the root on, without a leading `/`.
-    fn from_root(&self, path: &Path) -> io::Result<PathBuf> {
+    fn below_root(&self, path: &Path) -> io::Result<PathBuf> {
         let whole = match (path.is_absolute(), &self.working) {
             (true, _) => path.to_owned(),
             (false, Some(working)) => self.inside(working).join(path),

@@ -73,7 +73,7 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
     };
     let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
     facts.push(format!("{since} {}", clock(time)));
-    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
+    facts.extend(device.map(|device| device.index.to_string()));
     facts
 }
 

@@ -7,8 +7,8 @@ use crate::event::{
     Bytes, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid, TimeNs, Totals,
 };
 use crate::model::snapshot::{
-    BeforeAttach, DeviceSnapshot, Health, LineRow, ProbeStatus, Site, Snapshot, StackRow, Target,
-    TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, LineRow, ProbeStatus, Site, Snapshot,
+    StackRow, Target, TargetState, Timeline,
 };
 
 const MIB: u64 = 1 << 20;
@@ -19,6 +19,7 @@ pub(super) fn frame(file: &str, line: u32, function: &str) -> Frame {
         file: file.into(),
         line,
         function: function.into(),
+        library: None,
     }
 }
 
@@ -235,6 +236,7 @@ pub(super) fn normal() -> Snapshot {
         started: TimeNs(100 * SECOND),
         now: TimeNs(851 * SECOND),
         devices: vec![device(0, lines(), 1126, 0)],
+        cuda: CudaSnapshot::default(),
         health: Health {
             events: 3_292_114,
             events_per_second: 1204.4,

@@ -129,6 +129,11 @@ pub const ROOMS: &[Room] = &[
         except: &[],
     },
     Room {
+        name: "cuda.rs",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        except: &[],
+    },
+    Room {
         name: "decode/",
         never: pure![&["crate::symbolize"], MODEL, WORDS],
         except: &[],

@@ -163,15 +163,9 @@ impl Workshop {
         fs::create_dir_all(cache.join("log"))
             .with_context(|| format!("cannot create {}", cache.display()))?;
         let environment = pytorch::set_up(&pytorch::Request {
-            interpreter: "3.11".parse()?,
-            torch: pytorch::DEFAULT_TORCH.to_owned(),
+            gpus: pytorch::Gpus::Simulated,
+            ..pytorch::Request::new("3.11".parse()?, pytorch::DEFAULT_TORCH)
         })?;
-        if !environment.simulated {
-            bail!(
-                "the guests have no GPU and need a PyTorch with simulated CUDA, which is not set up where there \
-                 is a GPU.\nRun this on a machine without one."
-            );
-        }
         let busybox = busybox(&cache)?;
         let system = disk::system(&environment, &busybox, repository.root(), &cache)?;
         Ok(Self {

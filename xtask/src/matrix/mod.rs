@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use tempfile::TempDir;
 
 use crate::process;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, RELEASES, Release, Request, Shelf};
@@ -62,6 +63,8 @@ struct Pair {
 struct Run {
     cell_program: PathBuf,
     memprobe: PathBuf,
+    /// The folder of both.
+    _programs: TempDir,
     /// Names the build of memprobe and of the comparison.
     build: String,
     date: String,
@@ -85,6 +88,10 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let pairs = pairs(options)?;
     let run = Run::prepare(repository)?;
     let workloads = workloads(&run, options)?;
+    let mut alone = alone()?;
+    let _alone = alone.try_write().map_err(|_| {
+        anyhow!("another `cargo xtask matrix` runs on this machine: wait for its end")
+    })?;
     pytorch::discard()?;
     let mut bad = 0;
     for (at, pair) in pairs.iter().enumerate() {
@@ -106,12 +113,12 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         if wanted.is_empty() {
             continue;
         }
-        for cell in try_pair(&run, pair, &wanted, options.keep)? {
+        try_pair(&run, pair, &wanted, options.keep, |cell| {
             bad += usize::from(cell.outcome.is_bad());
             store.put(cell);
-        }
-        store.save()?;
-        write_page(&page, &store)?;
+            store.save()?;
+            write_page(&page, &store)
+        })?;
         if bad > 0 && options.fail_fast {
             break;
         }
@@ -124,8 +131,25 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Sets a pair up, tries its workloads, and deletes it where it is not to be kept.
-fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result<Vec<Cell>> {
+/// A lock on the environments that are wanted for a run only.
+fn alone() -> Result<fd_lock::RwLock<fs::File>> {
+    let cache = cache_folder()?;
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    let path = cache.join("matrix.lock");
+    let file =
+        fs::File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(fd_lock::RwLock::new(file))
+}
+
+/// Sets a pair up, tries its workloads, and deletes it where it is not to be kept. Each cell is
+/// given to `done` at once, so that an interrupted run loses none.
+fn try_pair(
+    run: &Run,
+    pair: &Pair,
+    workloads: &[&String],
+    keep: bool,
+    mut done: impl FnMut(Cell) -> Result<()>,
+) -> Result<()> {
     let request = Request {
         interpreter: pair.interpreter.clone(),
         torch: pair.release.torch.to_owned(),
@@ -143,13 +167,11 @@ fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result
             println!("  cannot be set up: {error:#}");
             let outcome = Outcome::failed(&format!("cannot be set up: {error:#}"));
             pytorch::discard()?;
-            return Ok(workloads
+            return workloads
                 .iter()
-                .map(|name| run.cell(pair, name, "", outcome.clone()))
-                .collect());
+                .try_for_each(|name| done(run.cell(pair, name, "", outcome.clone())));
         }
     };
-    let mut cells = Vec::new();
     for name in workloads {
         let start = Instant::now();
         let outcome = cell::attempt(&run.cell_program, &run.memprobe, &environment.python, name);
@@ -158,12 +180,12 @@ fn try_pair(run: &Run, pair: &Pair, workloads: &[&String], keep: bool) -> Result
             outcome.in_a_line(),
             start.elapsed().as_secs_f64()
         );
-        cells.push(run.cell(pair, name, &environment.python_version, outcome));
+        done(run.cell(pair, name, &environment.python_version, outcome))?;
     }
     if request.shelf == Shelf::Passing {
         pytorch::discard()?;
     }
-    Ok(cells)
+    Ok(())
 }
 
 /// Whether the tests use this pair too.
@@ -201,7 +223,7 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     for interpreter in asked {
         match interpreter.present() {
             Some(info) => pythons.push((interpreter, info.minor_version())),
-            None => println!("SKIPPED: {interpreter:?} is not on this machine"),
+            None => println!("SKIPPED: {interpreter} is not on this machine"),
         }
     }
     let mut pairs = Vec::new();
@@ -251,8 +273,11 @@ impl Run {
         };
         process::run(cargo().args(["--release", "--package", "memprobe"]))?;
         process::run(cargo().args(["--package", "memprobe-tests", "--bin", CELL_PROGRAM]))?;
-        let memprobe = repository.target().join("release/memprobe");
-        let cell_program = repository.target().join("debug").join(CELL_PROGRAM);
+        // Copies: a build while the matrix runs would otherwise be tried half-way through.
+        let programs = tempfile::tempdir().context("cannot make a folder for the programs")?;
+        let memprobe = copy(&repository.target().join("release/memprobe"), &programs)?;
+        let built = repository.target().join("debug").join(CELL_PROGRAM);
+        let cell_program = copy(&built, &programs)?;
         let read =
             |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         Ok(Self {
@@ -260,6 +285,7 @@ impl Run {
                 .to_owned(),
             memprobe,
             cell_program,
+            _programs: programs,
             date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
             kernel: process::answer(Command::new("uname").arg("-sr"))?,
         })
@@ -277,6 +303,14 @@ impl Run {
             outcome,
         }
     }
+}
+
+fn copy(program: &Path, folder: &TempDir) -> Result<PathBuf> {
+    let name = program.file_name().unwrap_or_default();
+    let copy = folder.path().join(name);
+    fs::copy(program, &copy)
+        .with_context(|| format!("cannot copy {} to {}", program.display(), copy.display()))?;
+    Ok(copy)
 }
 
 /// An environment that does not fit would end in pip's words about a full disk.

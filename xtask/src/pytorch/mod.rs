@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-pub use interpreter::{Interpreter, PythonVersion};
+pub use interpreter::{Interpreter, PythonVersion, install_with_apt};
 pub use releases::{RELEASES, Release, TESTED, TestedPair, release_of};
 
 use crate::{process, repository};
@@ -186,10 +186,18 @@ fn announce(base: &PythonInfo, request: &Request, cuda: Cuda, folder: &Path) {
     }
 }
 
-/// Asks the environment's PyTorch for its GPUs.
+/// Asks the environment's PyTorch for its GPUs, and has it train for a step. That also compiles
+/// the modules that a training needs, which pip was told to leave ([`Venv::create`]).
 fn verify(venv: &Venv, cuda: Cuda) -> Result<()> {
-    let question =
-        "import torch; print(torch.cuda.is_available(), torch.ones(1, device='cuda').shape)";
+    // An interpreter that ends right after backward() may abort: autograd's threads still drop
+    // Python objects.
+    let question = "import time, torch, torch.utils.data\n\
+         print(torch.cuda.is_available())\n\
+         model = torch.nn.Linear(2, 2).to('cuda')\n\
+         optimizer = torch.optim.Adam(model.parameters())\n\
+         model(torch.ones(1, 2, device='cuda')).sum().backward()\n\
+         optimizer.step()\n\
+         time.sleep(0.2)";
     let answer = process::answer(
         std::process::Command::new(venv.python())
             .args(["-c", question])

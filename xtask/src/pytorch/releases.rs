@@ -72,15 +72,15 @@ pub struct TestedPair {
 pub const TESTED: [TestedPair; 3] = [
     TestedPair {
         torch: "2.15.0",
-        pythons: &[12, 11],
+        pythons: &[15, 14, 13, 12, 11],
     },
     TestedPair {
         torch: "2.6.0",
-        pythons: &[11, 12],
+        pythons: &[11, 12, 10],
     },
     TestedPair {
         torch: "2.0.1",
-        pythons: &[11],
+        pythons: &[9, 10, 11],
     },
 ];
 

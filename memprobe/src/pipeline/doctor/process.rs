@@ -6,9 +6,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::cuda::Api;
 use crate::event::Tgid;
+use crate::probe::attach::AttachError;
 use crate::probe::attach::Located;
-use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe};
+use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe, WITHOUT_BLOCKS};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::function;
 use crate::probe::prologue::written;
@@ -136,9 +138,8 @@ impl Process {
                 process.findings.push(finding);
             }
         }
-        for probe in PROBES {
-            let located = Located::find(probe, tgid, &maps);
-            process.probes.push(Place::of(tgid, &maps, probe, located));
+        for probe in PROBES.iter() {
+            process.look_for(probe, tgid, &maps);
         }
         process.findings.push(torch(tgid, &maps));
         process.findings.push(process.layer());
@@ -150,6 +151,18 @@ impl Process {
         let libraries = self.libraries.iter().map(|library| &library.finding);
         let probes = self.probes.iter().map(|place| &place.finding);
         self.findings.iter().chain(libraries).chain(probes)
+    }
+
+    /// Where a probe goes in each copy of its library: a process may have loaded several.
+    fn look_for(&mut self, probe: &'static Probe, tgid: Tgid, maps: &Maps) {
+        let copies = maps.libraries(probe.library);
+        if copies.is_empty() {
+            self.probes.push(Place::of(tgid, maps, probe, None));
+        }
+        for file in &copies {
+            let located = Some(Located::find_in(probe, tgid, file));
+            self.probes.push(Place::of(tgid, maps, probe, located));
+        }
     }
 
     fn look_at_libraries(&mut self, tgid: Tgid, maps: &Maps, python: Option<&PythonProcess>) {
@@ -174,11 +187,30 @@ impl Process {
                 .find(|place| place.function == probe.function);
             place.is_some_and(|place| place.address.is_some())
         };
-        let required = PROBES.iter().filter(|probe| probe.need == Need::Required);
-        let missing = required.filter(|probe| !is_placed(probe)).count();
-        if missing == 0 {
+        let is_any_placed = |wanted: &dyn Fn(&Probe) -> bool| {
+            PROBES
+                .iter()
+                .any(|probe| wanted(probe) && is_placed(&probe))
+        };
+        if is_any_placed(&|probe| probe.need == Need::Allocator) {
             let words = "PyTorch's caching allocator, which reports each block";
             return Finding::ok("layer", words).with("layer", "allocator");
+        }
+        for (api, layer, words) in [
+            (
+                Api::Runtime,
+                "runtime",
+                "the calls into CUDA's runtime, as no caching allocator is there",
+            ),
+            (
+                Api::Driver,
+                "driver",
+                "the calls into CUDA's driver, as no caching allocator is there",
+            ),
+        ] {
+            if is_any_placed(&|probe| probe.library == api.library()) {
+                return Finding::ok("layer", words).with("layer", layer);
+            }
         }
         Finding::note("layer", "none yet: `attach` and `record` will wait")
             .with("layer", None::<&str>)
@@ -299,21 +331,20 @@ fn memory(tgid: Tgid, maps: &Maps) -> Finding {
 fn told_of(python: &PythonProcess) -> Finding {
     let path = python.library.path.display().to_string();
     let threads = python.thread_states().map(|states| states.len());
-    let text = match &threads {
-        Ok(threads) => format!(
-            "{} in {path}, its layout checked on {threads} thread{}",
-            python.version,
-            if *threads == 1 { "" } else { "s" }
-        ),
-        Err(_) => format!(
-            "{} in {path}, its layout checked on every thread",
-            python.version
-        ),
+    let checked = match &threads {
+        Ok(1) => "checked on its only thread".to_owned(),
+        Ok(threads) => format!("checked on {threads} threads"),
+        Err(_) => "checked on every thread".to_owned(),
     };
+    let source = python.layout_source();
+    let text = format!(
+        "{} in {path}; layout from {source}, {checked}",
+        python.version
+    );
     Finding::ok("python", text)
         .with("version", python.version.to_string())
         .with("library", path)
-        .with("layout", format!("3.{}", python.layout.minor))
+        .with("layout", source)
         .with("threads", threads.ok())
 }
 
@@ -325,10 +356,9 @@ fn torch(tgid: Tgid, maps: &Maps) -> Finding {
             "not imported yet: `attach` and `record` will wait for it",
         ),
         (Some(version), 1) => Finding::ok("pytorch", version.as_str()).with("version", version),
-        (Some(version), copies) => Finding::warn(
+        (Some(version), copies) => Finding::note(
             "pytorch",
-            format!("{version}, and {copies} copies of its libraries are loaded"),
-            "Only the first copy is probed: see that the process loads one PyTorch.",
+            format!("{version}; {copies} copies of its libraries are loaded, and each is probed"),
         )
         .with("version", version),
         (None, _) => Finding::note(
@@ -384,7 +414,7 @@ impl Place {
         tgid: Tgid,
         maps: &Maps,
         probe: &Probe,
-        located: Option<Result<Located, crate::probe::attach::AttachError>>,
+        located: Option<Result<Located, AttachError>>,
     ) -> Self {
         let mut place = Self {
             finding: Finding::note("probe", format!("{} is not mapped yet", probe.library)),
@@ -400,8 +430,19 @@ impl Place {
         match (located, probe.need) {
             (None, _) => {}
             (Some(Ok(located)), _) => place.fill(tgid, maps, &located),
-            (Some(Err(error)), Need::Required) => {
-                place.finding = Finding::from_error("probe", Level::Fail, error);
+            (Some(Err(AttachError::NoFunction { .. })), Need::WhereItIs) => {
+                let words = format!("{} is not in this version", probe.function);
+                place.finding = Finding::note("probe", words);
+            }
+            (Some(Err(error)), Need::WhereItIs) => {
+                place.finding = Finding::from_error("probe", Level::Warn, error);
+            }
+            (Some(Err(error)), Need::Allocator) => {
+                let finding = Finding::from_error("probe", Level::Warn, error);
+                place.finding = Finding {
+                    found: format!("{}; {WITHOUT_BLOCKS}", finding.found),
+                    ..finding
+                };
             }
             (Some(Err(error)), Need::Optional(without)) => {
                 let finding = Finding::from_error("probe", Level::Warn, error);

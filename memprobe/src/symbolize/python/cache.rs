@@ -57,7 +57,7 @@ pub enum Resolved {
 /// The code objects of one process, by address.
 #[derive(Debug)]
 pub struct CodeCache {
-    layout: &'static PythonLayout,
+    layout: PythonLayout,
     code_type: u64,
     limits: Limits,
     codes: HashMap<u64, Cached>,
@@ -82,7 +82,7 @@ impl CodeCache {
     }
 
     /// An empty cache for a process with this layout, whose `PyCode_Type` lies at `code_type`.
-    pub fn with_limits(layout: &'static PythonLayout, code_type: u64, limits: Limits) -> Self {
+    pub fn with_limits(layout: PythonLayout, code_type: u64, limits: Limits) -> Self {
         Self {
             layout,
             code_type,
@@ -123,12 +123,11 @@ impl CodeCache {
         instr: u64,
         owner: u8,
     ) -> Resolved {
-        let rules = &self.layout.frame;
-        if is_shim(rules, owner) {
+        if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
         let resolved = match self.load(memory, code) {
-            Ok(code) => frame_of(code, rules, instr, owner),
+            Ok(code) => frame_of(code, instr, owner),
             Err(_) => Resolved::Unreadable,
         };
         if resolved == Resolved::Unreadable {
@@ -139,12 +138,11 @@ impl CodeCache {
 
     /// As [`Self::resolve`], for a code object that was freed since, from what was kept of it.
     pub fn resolve_freed(&self, kept: &Stretches, code: u64, instr: u64, owner: u8) -> Resolved {
-        let rules = &self.layout.frame;
-        if is_shim(rules, owner) {
+        if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
-        match code::read_freed_code(kept, self.layout, self.code_type, code) {
-            Ok(code) => frame_of(&code, rules, instr, owner),
+        match code::read_freed_code(kept, &self.layout, self.code_type, code) {
+            Ok(code) => frame_of(&code, instr, owner),
             Err(_) => Resolved::Unreadable,
         }
     }
@@ -159,7 +157,7 @@ impl CodeCache {
     /// The code object that lies at `address` now, read now or before.
     fn load(&mut self, memory: &impl ReadMemory, address: u64) -> Result<&Code, Unreadable> {
         if !self.is_current(memory, address)? {
-            let read = code::read_code(memory, self.layout, self.code_type, address)?;
+            let read = code::read_code(memory, &self.layout, self.code_type, address)?;
             self.counters.read += 1;
             self.keep(address, read);
         }
@@ -182,7 +180,7 @@ impl CodeCache {
         let Some(cached) = self.codes.get(&address) else {
             return Ok(false);
         };
-        match code::fingerprint(memory, self.layout, self.code_type, address) {
+        match code::fingerprint(memory, &self.layout, self.code_type, address) {
             Ok(now) if now == cached.code.fingerprint => Ok(true),
             Ok(_) => {
                 self.counters.replaced += 1;
@@ -244,31 +242,31 @@ impl CodeCache {
 }
 
 /// Whether a frame with this owner runs no Python.
-fn is_shim(rules: &FrameLayout, owner: u8) -> bool {
-    rules.first_shim_owner.is_some_and(|first| owner >= first)
+pub(super) fn is_shim(layout: &FrameLayout, owner: u8) -> bool {
+    layout.first_shim_owner.is_some_and(|first| owner >= first)
 }
 
 /// The line at which a frame that runs `code` stands.
-fn frame_of(code: &Code, rules: &FrameLayout, instr: u64, owner: u8) -> Resolved {
+fn frame_of(code: &Code, instr: u64, owner: u8) -> Resolved {
     let place = code.place_of(instr);
     if place == Place::Elsewhere {
         return Resolved::Unreadable;
     }
-    // `_PyFrame_IsIncomplete` in `Include/internal/pycore_frame.h`@v3.11.7, v3.12.1.
-    if owner != rules.owned_by_generator && instr < code.first_traceable {
+    if owner != FrameLayout::OWNED_BY_GENERATOR && !code.is_set_up_at(instr) {
         return Resolved::Skip;
     }
     Resolved::Frame(Frame {
         file: code.file.clone(),
         line: code.line_of(place),
         function: code.name.clone(),
+        library: None,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::fake::{CODE_TYPE, FakeCode};
-    use super::super::layout::LAYOUTS;
+    use super::super::versions::LAYOUTS;
     use super::*;
     use crate::target::memory::fake::FakeMemory;
 
@@ -282,7 +280,12 @@ mod tests {
     };
 
     fn cache_for(layout: &'static PythonLayout) -> CodeCache {
-        CodeCache::with_limits(layout, CODE_TYPE, Limits::default())
+        CodeCache::with_limits(*layout, CODE_TYPE, Limits::default())
+    }
+
+    /// The versions whose frames name an instruction by its address.
+    fn addressed() -> impl Iterator<Item = &'static PythonLayout> {
+        LAYOUTS.iter().filter(|layout| layout.minor >= 11)
     }
 
     fn memory_with(code: &FakeCode, layout: &PythonLayout) -> FakeMemory {
@@ -316,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_frame_that_is_being_set_up_is_skipped_unless_a_generator_owns_it() {
-        for layout in &LAYOUTS {
+        for layout in addressed() {
             let memory = memory_with(&TRAIN, layout);
             let mut cache = cache_for(layout);
             let first = TRAIN.instr(layout, 0);
@@ -329,6 +332,22 @@ mod tests {
             assert_eq!(line(&resolve(&mut cache, first - 2, 1)), Some(40));
             assert_eq!(resolve(&mut cache, first - 4, 1), Resolved::Unreadable);
             assert_eq!(resolve(&mut cache, first + 3, 1), Resolved::Unreadable);
+        }
+    }
+
+    #[test]
+    fn before_3_11_a_frame_that_has_not_started_stands_on_the_first_line() {
+        for layout in LAYOUTS.iter().filter(|layout| layout.minor < 11) {
+            let memory = memory_with(&TRAIN, layout);
+            let mut cache = cache_for(layout);
+            let mut at = |lasti: u32| {
+                let instr = 0x55 << 32 | u64::from(lasti);
+                cache.resolve(&memory, TRAIN.address, instr, 0)
+            };
+            assert_eq!(line(&at(u32::MAX)), Some(40));
+            assert_eq!(line(&at(0)), Some(41));
+            assert_eq!(at(u32::MAX - 1), Resolved::Unreadable);
+            assert_eq!(at(24), Resolved::Unreadable);
         }
     }
 
@@ -428,12 +447,15 @@ mod tests {
                 Resolved::Frame(Frame {
                     file: "train.py".into(),
                     line: 42,
-                    function: "step".into()
+                    function: "step".into(),
+                    library: None,
                 })
             );
             assert_eq!(line(&at(11, 0)), Some(43));
-            assert_eq!(at(0, 0), Resolved::Skip);
-            assert_eq!(at(12, 0), Resolved::Unreadable);
+            if layout.minor >= 11 {
+                assert_eq!(at(0, 0), Resolved::Skip);
+                assert_eq!(at(12, 0), Resolved::Unreadable);
+            }
             assert_eq!(
                 cache.resolve_freed(&Stretches::default(), TRAIN.address, 0, 0),
                 Resolved::Unreadable
@@ -456,7 +478,9 @@ mod tests {
             let cache = cache_for(layout);
             let at = |unit| cache.resolve_freed(&kept, TRAIN.address, TRAIN.instr(layout, unit), 0);
             assert_eq!(line(&at(3)), Some(42));
-            assert_eq!(line(&at(4)), Some(0));
+            // Up to 3.9 a table that ends and one that was cut look the same.
+            let rest = if layout.minor < 10 { 42 } else { 0 };
+            assert_eq!(line(&at(4)), Some(rest));
         }
     }
 
@@ -468,7 +492,7 @@ mod tests {
             codes: 16,
             line_table_bytes: 60,
         };
-        let mut cache = CodeCache::with_limits(layout, CODE_TYPE, limits);
+        let mut cache = CodeCache::with_limits(*layout, CODE_TYPE, limits);
         for number in 0..100 {
             let code = FakeCode {
                 address: 0x100_0000 * (number + 1),

@@ -3,91 +3,17 @@
 
 use std::fmt;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 
+use super::cache::is_shim;
+use super::code::{self, Place};
 use super::layout::PythonLayout;
-use super::threads::{self, ThreadState};
+use super::slot::{self, StateWay};
+use super::threads::{self, RawFrame, ThreadState};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
 /// How often the stack of one thread is read anew where it changed meanwhile.
 const STACK_ATTEMPTS: usize = 8;
-
-/// Where glibc keeps the thread-specific values of `pthread_setspecific` (`struct pthread` in
-/// `nptl/descr.h`; x86-64, where `pthread_self()` is fsbase). The same from 2.27 to 2.43; libc says
-/// so itself in its data symbols `_thread_db_pthread_specific`, `_thread_db_sizeof_pthread_key_data`.
-mod glibc {
-    /// `specific_1stblock`: the first 32 keys, in the thread's own block.
-    pub(super) const FIRST_BLOCK: u32 = 0x310;
-    /// `specific`: pointers to the blocks of 32 keys each.
-    pub(super) const BLOCKS: u32 = 0x510;
-    /// `PTHREAD_KEY_2NDLEVEL_SIZE`.
-    pub(super) const KEYS_PER_BLOCK: u32 = 32;
-    /// `sizeof(struct pthread_key_data)`.
-    pub(super) const ENTRY: u32 = 16;
-    /// `pthread_key_data.data`.
-    pub(super) const DATA: u32 = 8;
-    /// `PTHREAD_KEYS_MAX`.
-    pub(super) const MAX_KEYS: u32 = 1024;
-}
-
-/// Where a thread finds its own `PyThreadState`: the value of a pthread key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TssKey(u32);
-
-/// How to get from fsbase to the value of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TssPath {
-    /// At this offset from fsbase.
-    Direct(u32),
-    /// Through a table whose pointer lies at an offset from fsbase.
-    Table {
-        /// Offset from fsbase of the pointer.
-        pointer: u32,
-        /// Offset of the value in the table.
-        slot: u32,
-    },
-}
-
-impl TssKey {
-    /// The key of this number; `None` where the C library gives out no such key.
-    pub fn new(number: u32) -> Option<Self> {
-        (number < glibc::MAX_KEYS).then_some(Self(number))
-    }
-
-    /// Its number.
-    pub fn number(self) -> u32 {
-        self.0
-    }
-
-    /// The way to its value.
-    pub fn path(self) -> TssPath {
-        let slot = |key| glibc::ENTRY * key + glibc::DATA;
-        if self.0 < glibc::KEYS_PER_BLOCK {
-            TssPath::Direct(glibc::FIRST_BLOCK + slot(self.0))
-        } else {
-            TssPath::Table {
-                pointer: glibc::BLOCKS + 8 * (self.0 / glibc::KEYS_PER_BLOCK),
-                slot: slot(self.0 % glibc::KEYS_PER_BLOCK),
-            }
-        }
-    }
-
-    /// The value that the thread with this `pthread_self()` has under the key; 0 where it has none.
-    ///
-    /// # Errors
-    /// [`Unreadable`], as where the thread has ended.
-    pub fn value(self, memory: &impl ReadMemory, thread_id: u64) -> Result<u64, Unreadable> {
-        match self.path() {
-            TssPath::Direct(offset) => memory.read_u64(thread_id.wrapping_add(offset.into())),
-            TssPath::Table { pointer, slot } => {
-                match memory.read_u64(thread_id.wrapping_add(pointer.into()))? {
-                    0 => Ok(0),
-                    table => memory.read_u64(table.wrapping_add(slot.into())),
-                }
-            }
-        }
-    }
-}
 
 /// Why a process does not look as its version should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,16 +22,19 @@ pub enum Mismatch {
     Threads(Unreadable),
     /// There are none.
     NoThreads,
-    /// The number of the interpreter's key is not one that the C library gives out.
-    NoSuchKey(u32),
-    /// A thread finds another value than its own state under the interpreter's key.
-    Key {
+    /// A thread finds another value than its own state at the end of the way.
+    State {
         /// The thread, as its own PID namespace numbers it.
         native_thread_id: u64,
         /// What it finds.
         value: u64,
     },
-    /// What a frame should run is no code object.
+    /// There is no place, or more than one, where every thread keeps its state.
+    NoWay {
+        /// How many places there are.
+        places: usize,
+    },
+    /// What a frame should run is no code object, or not the one that its instruction is of.
     Stack {
         /// The thread, as its own PID namespace numbers it.
         native_thread_id: u64,
@@ -126,14 +55,16 @@ impl fmt::Display for Mismatch {
         match self {
             Self::Threads(cause) => write!(f, "its list of threads: {cause}"),
             Self::NoThreads => f.write_str("it has no Python thread"),
-            Self::NoSuchKey(number) => write!(f, "its thread-specific key is {number}"),
-            Self::Key {
+            Self::State {
                 native_thread_id,
                 value,
             } => write!(
                 f,
-                "thread {native_thread_id} keeps {value:#x} where its thread state should be \
-                 (another C library than glibc?)"
+                "thread {native_thread_id} keeps {value:#x} where its thread state should be"
+            ),
+            Self::NoWay { places } => write!(
+                f,
+                "{places} places are found where every thread keeps its state"
             ),
             Self::Stack {
                 native_thread_id,
@@ -151,19 +82,20 @@ impl fmt::Display for Mismatch {
 
 /// What is to be proved.
 #[derive(Clone, Copy, Debug)]
-pub struct Claim {
+pub struct Claim<'a> {
     /// The offsets.
-    pub layout: &'static PythonLayout,
+    pub layout: &'a PythonLayout,
     /// Address of the interpreter.
     pub interpreter: u64,
     /// Address of `PyCode_Type`.
     pub code_type: u64,
-    /// The key of the thread states.
-    pub key: TssKey,
+    /// The way to the thread states.
+    pub way: StateWay,
 }
 
-/// Proves a claim on every thread: each finds its own state under the key, whether it holds the GIL
-/// or not, and each stack is a chain of frames with code objects that ends. Returns the threads.
+/// Proves a claim on every thread: each finds its own state, whether it holds the GIL or not, and
+/// each stack is a chain of frames that ends, with code objects that can be read and that have the
+/// instruction of their frame. Returns the threads.
 ///
 /// `is_alive` says of a `native_thread_id` whether there is such a thread still: a state may outlive
 /// its thread, and proves nothing then.
@@ -172,7 +104,7 @@ pub struct Claim {
 /// The first [`Mismatch`]. The process runs on meanwhile: try again before believing it.
 pub fn prove(
     memory: &impl ReadMemory,
-    claim: &Claim,
+    claim: &Claim<'_>,
     is_alive: impl Fn(u64) -> bool,
 ) -> Result<Vec<ThreadState>, Mismatch> {
     let states = threads::thread_states(memory, claim.layout, claim.interpreter)
@@ -180,24 +112,16 @@ pub fn prove(
     if states.is_empty() {
         return Err(Mismatch::NoThreads);
     }
-    // A thread may have several states in one interpreter (embedding programs do); its key names
-    // the one that it began with.
-    let mut of_thread: HashMap<u64, HashSet<u64>> = HashMap::new();
-    for state in &states {
-        of_thread
-            .entry(state.thread_id)
-            .or_default()
-            .insert(state.address);
-    }
+    let of_thread = slot::by_thread(&states);
     let mut known_codes = HashSet::new();
     let mut proved = 0;
     for state in states.iter().filter(|state| state.thread_id != 0) {
         let native_thread_id = state.native_thread_id;
-        let found = claim.key.value(memory, state.thread_id);
+        let found = claim.way.value(memory, state.thread_id);
         if !found.is_ok_and(|value| of_thread[&state.thread_id].contains(&value)) {
             if is_alive(native_thread_id) {
                 let value = found.unwrap_or_default();
-                return Err(Mismatch::Key {
+                return Err(Mismatch::State {
                     native_thread_id,
                     value,
                 });
@@ -216,26 +140,25 @@ pub fn prove(
 
 fn prove_stack(
     memory: &impl ReadMemory,
-    claim: &Claim,
+    claim: &Claim<'_>,
     state: &ThreadState,
     known_codes: &mut HashSet<u64>,
 ) -> Result<(), Mismatch> {
     let native_thread_id = state.native_thread_id;
+    let rules = &claim.layout.frame;
     let mut result = Ok(());
     for _ in 0..STACK_ATTEMPTS {
         result = match threads::frames(memory, claim.layout, state.address) {
             Ok(chain) if chain.truncated => Err(Mismatch::EndlessStack { native_thread_id }),
-            Ok(chain) => chain.frames.iter().try_for_each(|frame| {
-                if known_codes.contains(&frame.code) {
-                    return Ok(());
-                }
-                check_code(memory, claim, frame.code).map_err(|cause| Mismatch::Stack {
+            Ok(chain) => chain
+                .frames
+                .iter()
+                .filter(|frame| !is_shim(rules, frame.owner))
+                .try_for_each(|frame| prove_frame(memory, claim, frame, known_codes))
+                .map_err(|cause| Mismatch::Stack {
                     native_thread_id,
                     cause,
-                })?;
-                known_codes.insert(frame.code);
-                Ok(())
-            }),
+                }),
             Err(cause) => Err(Mismatch::Stack {
                 native_thread_id,
                 cause,
@@ -248,22 +171,30 @@ fn prove_stack(
     result
 }
 
-fn check_code(memory: &impl ReadMemory, claim: &Claim, code: u64) -> Result<(), Unreadable> {
-    let kind = memory.read_u64(code.wrapping_add(claim.layout.object.kind.into()))?;
-    if kind == claim.code_type {
-        Ok(())
-    } else {
-        Err(Unreadable {
-            address: code,
-            cause: Cause::NotAsExpected,
-        })
+fn prove_frame(
+    memory: &impl ReadMemory,
+    claim: &Claim<'_>,
+    frame: &RawFrame,
+    known_codes: &mut HashSet<u64>,
+) -> Result<(), Unreadable> {
+    if known_codes.contains(&frame.code) {
+        return Ok(());
     }
+    let code = code::read_code(memory, claim.layout, claim.code_type, frame.code)?;
+    if code.place_of(frame.instr) == Place::Elsewhere {
+        return Err(Unreadable {
+            address: frame.address,
+            cause: Cause::NotAsExpected,
+        });
+    }
+    known_codes.insert(frame.code);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::fake::{CODE_TYPE, FakeCode};
-    use super::super::layout::LAYOUTS;
+    use super::super::versions::LAYOUTS;
     use super::*;
     use crate::target::memory::fake::FakeMemory;
 
@@ -282,21 +213,20 @@ mod tests {
         units_of_lines: &[4],
     };
 
-    fn claim(layout: &'static PythonLayout, key: u32) -> Claim {
-        let key = TssKey::new(key).unwrap();
+    fn claim(layout: &PythonLayout, key: u32) -> Claim<'_> {
         Claim {
             layout,
             interpreter: INTERPRETER,
             code_type: CODE_TYPE,
-            key,
+            way: StateWay::to_key(key).unwrap(),
         }
     }
 
-    /// One thread that runs one frame and keeps its state under a key.
-    fn one_thread(layout: &PythonLayout, key: TssKey) -> FakeMemory {
+    /// One thread that runs one frame and keeps its state at the end of this way.
+    fn one_thread(layout: &PythonLayout, way: StateWay) -> FakeMemory {
         let mut memory = FakeMemory::default();
         for (address, size) in [
-            (INTERPRETER, 0x1000),
+            (INTERPRETER, 0x2000),
             (STATE, 0x400),
             (THREAD, 0x1000),
             (CFRAME, 0x40),
@@ -313,40 +243,30 @@ mod tests {
         point(INTERPRETER, layout.interpreter.threads.into(), STATE);
         point(STATE, thread.interpreter.into(), INTERPRETER);
         point(STATE, thread.thread_id.into(), THREAD);
-        point(STATE, thread.native_thread_id.into(), 4242);
-        point(STATE, thread.frame.into(), CFRAME);
-        point(CFRAME, thread.cframe_current.unwrap().into(), FRAME);
-        point(FRAME, layout.frame.code.into(), TRAIN.address);
-        match key.path() {
-            TssPath::Direct(offset) => point(THREAD, offset, STATE),
-            TssPath::Table { pointer, slot } => {
-                point(THREAD, pointer, TABLE);
-                point(TABLE, slot, STATE);
+        match thread.native_thread_id {
+            Some(offset) => point(STATE, offset.into(), 4242),
+            None => point(THREAD, 0x2d0, 4242),
+        }
+        match thread.cframe_current {
+            Some(current) => {
+                point(STATE, thread.frame.into(), CFRAME);
+                point(CFRAME, current.into(), FRAME);
             }
+            None => point(STATE, thread.frame.into(), FRAME),
+        }
+        // From 3.14 on with a mark.
+        let mark = if layout.minor >= 14 { 1 } else { 0 };
+        point(FRAME, layout.frame.code.into(), TRAIN.address | mark);
+        point(FRAME, layout.frame.instr.into(), TRAIN.instr(layout, 2));
+        match *way.steps() {
+            [offset] => point(THREAD, offset as u32, STATE),
+            [block, offset] => {
+                point(THREAD, block as u32, TABLE);
+                point(TABLE, offset as u32, STATE);
+            }
+            _ => unreachable!("keys have no other ways"),
         }
         memory
-    }
-
-    #[test]
-    fn the_way_to_a_key_is_that_of_glibc() {
-        let path = |number| TssKey::new(number).unwrap().path();
-        assert_eq!(path(0), TssPath::Direct(0x318));
-        assert_eq!(path(31), TssPath::Direct(0x508));
-        assert_eq!(
-            path(32),
-            TssPath::Table {
-                pointer: 0x518,
-                slot: 8
-            }
-        );
-        assert_eq!(
-            path(1023),
-            TssPath::Table {
-                pointer: 0x608,
-                slot: 504
-            }
-        );
-        assert_eq!(TssKey::new(1024), None);
     }
 
     #[test]
@@ -354,7 +274,7 @@ mod tests {
         for layout in &LAYOUTS {
             for key in [0, 1, 31, 32, 700] {
                 let claim = claim(layout, key);
-                let memory = one_thread(layout, claim.key);
+                let memory = one_thread(layout, claim.way);
                 let states = prove(&memory, &claim, |_| true).unwrap();
                 assert_eq!(states.len(), 1);
                 assert_eq!(states[0].native_thread_id, 4242);
@@ -365,11 +285,11 @@ mod tests {
     #[test]
     fn a_living_thread_that_finds_something_else_disproves_it() {
         let layout = &LAYOUTS[0];
-        let memory = one_thread(layout, TssKey::new(3).unwrap());
+        let memory = one_thread(layout, StateWay::to_key(3).unwrap());
         let claim = claim(layout, 4);
         assert_eq!(
             prove(&memory, &claim, |_| true),
-            Err(Mismatch::Key {
+            Err(Mismatch::State {
                 native_thread_id: 4242,
                 value: 0
             })
@@ -384,7 +304,7 @@ mod tests {
     fn a_frame_without_a_code_object_disproves_it() {
         for layout in &LAYOUTS {
             let claim = claim(layout, 0);
-            let mut memory = one_thread(layout, claim.key);
+            let mut memory = one_thread(layout, claim.way);
             memory.write(FRAME + u64::from(layout.frame.code), &STATE.to_le_bytes());
             assert!(matches!(
                 prove(&memory, &claim, |_| true),
@@ -397,10 +317,35 @@ mod tests {
     }
 
     #[test]
+    fn an_instruction_of_other_code_disproves_it() {
+        for layout in &LAYOUTS {
+            let claim = claim(layout, 0);
+            let mut memory = one_thread(layout, claim.way);
+            let beyond = TRAIN.instr(layout, 4);
+            memory.write(FRAME + u64::from(layout.frame.instr), &beyond.to_le_bytes());
+            assert!(matches!(
+                prove(&memory, &claim, |_| true),
+                Err(Mismatch::Stack { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn the_lowest_frame_of_a_thread_that_runs_nothing_is_no_frame() {
+        let layout = PythonLayout::of(15).unwrap();
+        let claim = claim(layout, 0);
+        let mut memory = one_thread(layout, claim.way);
+        let base = STATE + u64::from(layout.thread.base_frame.unwrap());
+        memory.write(base, &FRAME.to_le_bytes());
+        let chain = threads::frames(&memory, layout, STATE).unwrap();
+        assert_eq!(chain.frames, []);
+    }
+
+    #[test]
     fn circles_of_frames_and_of_threads_are_left() {
         for layout in &LAYOUTS {
             let claim = claim(layout, 0);
-            let mut memory = one_thread(layout, claim.key);
+            let mut memory = one_thread(layout, claim.way);
             memory.write(
                 FRAME + u64::from(layout.frame.previous),
                 &FRAME.to_le_bytes(),

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::layout::{CodeLayout, PythonLayout};
+use super::layout::{Instructions, LineFormat, PythonLayout};
 use super::line_table;
+use super::lnotab::{line_by_increments, line_by_ranges};
 use super::text::{self, field};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
@@ -27,7 +28,8 @@ pub struct Fingerprint {
     qualname: u64,
     line_table: u64,
     first_line: u32,
-    units: u64,
+    /// How many instructions there are, or where.
+    instructions: u64,
     version: u32,
 }
 
@@ -40,16 +42,35 @@ pub struct Code {
     pub name: Arc<str>,
     /// `co_firstlineno`.
     pub first_line: u32,
-    /// `co_linetable`; empty where it is longer than memprobe reads.
+    /// `co_linetable` or `co_lnotab`; empty where it is longer than memprobe reads.
     pub line_table: Box<[u8]>,
-    /// Address of the first instruction.
-    pub code_start: u64,
-    /// Bytes of all instructions.
-    pub code_size: u64,
-    /// Address of the first instruction that is not mere set-up of the frame.
-    pub first_traceable: u64,
+    /// What that means.
+    pub line_format: LineFormat,
+    /// Its instructions.
+    pub body: Body,
     /// Which code object it is.
     pub fingerprint: Fingerprint,
+}
+
+/// The instructions of a code object, and how a frame names one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// By its address.
+    Addressed {
+        /// Of the first.
+        start: u64,
+        /// Bytes of all.
+        size: u64,
+        /// Address of the first that is not mere set-up of the frame.
+        first_traceable: u64,
+    },
+    /// By how many come before it: an int in the lower half of a word.
+    Counted {
+        /// Bytes that are counted as one.
+        step: u8,
+        /// Bytes of all, where that is known.
+        size: Option<u64>,
+    },
 }
 
 /// Where an instruction lies in relation to a code object.
@@ -64,27 +85,60 @@ pub enum Place {
 }
 
 impl Code {
-    /// Where the instruction at this address lies.
+    /// Where the instruction lies that a frame names so.
     pub fn place_of(&self, instr: u64) -> Place {
-        // A new frame points to the unit before the first (`_PyFrame_Initialize`).
-        if instr == self.code_start.wrapping_sub(UNIT) {
-            return Place::NotStarted;
-        }
-        match instr.checked_sub(self.code_start) {
-            Some(offset) if offset < self.code_size && offset % UNIT == 0 => {
-                u32::try_from(offset).map_or(Place::Elsewhere, Place::At)
+        match self.body {
+            // A new frame points to the unit before the first (`_PyFrame_Initialize`).
+            Body::Addressed { start, .. } if instr == start.wrapping_sub(UNIT) => Place::NotStarted,
+            Body::Addressed { start, size, .. } => match instr.checked_sub(start) {
+                Some(offset) if offset < size && offset % UNIT == 0 => {
+                    u32::try_from(offset).map_or(Place::Elsewhere, Place::At)
+                }
+                _ => Place::Elsewhere,
+            },
+            Body::Counted { step, size } => {
+                let count = instr as u32;
+                // A new frame counts from -1.
+                if count == u32::MAX {
+                    return Place::NotStarted;
+                }
+                match count.checked_mul(step.into()) {
+                    Some(offset) if size.is_none_or(|size| u64::from(offset) < size) => {
+                        Place::At(offset)
+                    }
+                    _ => Place::Elsewhere,
+                }
             }
-            _ => Place::Elsewhere,
+        }
+    }
+
+    /// Whether a frame that names this instruction is only being set up
+    /// (`_PyFrame_IsIncomplete` in `Include/internal/pycore_frame.h`@v3.11.7 to @v3.13.0,
+    /// `pycore_interpframe.h`@v3.14.10, v3.15.2).
+    pub fn is_set_up_at(&self, instr: u64) -> bool {
+        match self.body {
+            Body::Addressed {
+                first_traceable, ..
+            } => instr >= first_traceable,
+            Body::Counted { .. } => true,
         }
     }
 
     /// The line of a place, as `PyCode_Addr2Line` gives it; 0 where it has none.
     pub fn line_of(&self, place: Place) -> u32 {
-        match place {
-            Place::NotStarted => self.first_line,
-            Place::At(offset) => line_table::locate(&self.line_table, self.first_line, offset)
-                .map_or(0, |location| location.line),
-            Place::Elsewhere => 0,
+        let Place::At(offset) = place else {
+            return match place {
+                Place::NotStarted => self.first_line,
+                _ => 0,
+            };
+        };
+        let (table, first) = (&self.line_table, self.first_line);
+        match self.line_format {
+            LineFormat::Increments => line_by_increments(table, first, offset),
+            LineFormat::Ranges => line_by_ranges(table, first, offset).unwrap_or(0),
+            LineFormat::Locations => {
+                line_table::locate(table, first, offset).map_or(0, |location| location.line)
+            }
         }
     }
 }
@@ -93,7 +147,7 @@ impl Code {
 struct Head {
     references: u64,
     fingerprint: Fingerprint,
-    first_traceable: u64,
+    body: Body,
 }
 
 /// The fingerprint of the code object at `address`.
@@ -119,8 +173,12 @@ pub fn read_code(
     code_type: u64,
     address: u64,
 ) -> Result<Code, Unreadable> {
-    let head = living_head(memory, layout, code_type, address)?;
-    let code = with_head(memory, layout, address, &head)?;
+    let mut head = living_head(memory, layout, code_type, address)?;
+    if let Body::Counted { size, .. } = &mut head.body {
+        let object = head.fingerprint.instructions;
+        *size = Some(memory.read_u64(object.wrapping_add(layout.bytes.size.into()))?);
+    }
+    let code = with_head(memory, layout, &head)?;
     // The strings are as good as the object that holds them: if that is still the same one, nobody
     // has freed them meanwhile.
     if fingerprint(memory, layout, code_type, address)? == code.fingerprint {
@@ -143,14 +201,13 @@ pub fn read_freed_code(
     address: u64,
 ) -> Result<Code, Unreadable> {
     let head = head(kept, layout, code_type, address)?;
-    with_head(kept, layout, address, &head)
+    with_head(kept, layout, &head)
 }
 
 /// Reads what a code object points to.
 fn with_head(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
-    address: u64,
     head: &Head,
 ) -> Result<Code, Unreadable> {
     let fingerprint = head.fingerprint;
@@ -160,9 +217,8 @@ fn with_head(
         name: string(fingerprint.name)?.into(),
         first_line: fingerprint.first_line,
         line_table: read_line_table(memory, layout, fingerprint.line_table)?,
-        code_start: address.wrapping_add(layout.code.instructions.into()),
-        code_size: fingerprint.units.saturating_mul(UNIT),
-        first_traceable: head.first_traceable,
+        line_format: layout.code.line_format,
+        body: head.body,
         fingerprint,
     })
 }
@@ -196,38 +252,43 @@ fn head(
     code_type: u64,
     address: u64,
 ) -> Result<Head, Unreadable> {
-    let CodeLayout {
-        units,
-        first_line,
-        file,
-        name,
-        qualname,
-        line_table,
-        first_traceable,
-        instructions,
-        version,
-    } = &layout.code;
-    let mut head = vec![0; usize::from(*instructions)];
+    let code = &layout.code;
+    let mut head = vec![0; usize::from(code.size)];
     memory.read(address, &mut head)?;
     let word = |offset: u16| u64::from_le_bytes(field(&head, offset));
     let half = |offset: u16| u32::from_le_bytes(field(&head, offset));
     if word(layout.object.kind) != code_type {
         return Err(not_as_expected(address));
     }
+    let (instructions, body) = match code.instructions {
+        Instructions::Apart { object, step } => (word(object), Body::Counted { step, size: None }),
+        Instructions::Inline {
+            units,
+            start,
+            first_traceable,
+        } => {
+            let (units, set_up) = (word(units), u64::from(half(first_traceable)) * UNIT);
+            let start = address.wrapping_add(start.into());
+            let body = Body::Addressed {
+                start,
+                size: units.saturating_mul(UNIT),
+                first_traceable: start.wrapping_add(set_up),
+            };
+            (units, body)
+        }
+    };
     Ok(Head {
         references: word(layout.object.references),
         fingerprint: Fingerprint {
-            file: word(*file),
-            name: word(*name),
-            qualname: word(*qualname),
-            line_table: word(*line_table),
-            first_line: half(*first_line),
-            units: word(*units),
-            version: version.map_or(0, half),
+            file: word(code.file),
+            name: word(code.name()),
+            qualname: code.qualname.map_or(0, word),
+            line_table: word(code.line_table),
+            first_line: half(code.first_line),
+            instructions,
+            version: code.version.map_or(0, half),
         },
-        first_traceable: address
-            .wrapping_add(u64::from(*instructions))
-            .wrapping_add(u64::from(half(*first_traceable)) * UNIT),
+        body,
     })
 }
 

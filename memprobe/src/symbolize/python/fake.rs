@@ -1,6 +1,6 @@
 //! A Python that exists only in a test: objects laid out by the very table that readers use.
 
-use super::layout::PythonLayout;
+use super::layout::{Instructions, LineFormat, PythonLayout};
 use crate::target::memory::fake::FakeMemory;
 
 /// Where `PyCode_Type` lies.
@@ -60,17 +60,27 @@ impl FakeCode<'_> {
     pub(super) fn map(&self, memory: &mut FakeMemory, layout: &PythonLayout) {
         let code = &layout.code;
         let units: u64 = self.units_of_lines.iter().copied().map(u64::from).sum();
-        let strings = [
-            (code.file, self.file),
-            (code.name, self.name),
-            (code.qualname, self.name),
-        ];
-        let mut bytes = vec![0; usize::from(code.instructions)];
+        let mut strings = vec![(code.file, self.file), (code.name(), self.name)];
+        strings.extend(code.qualname.map(|qualname| (qualname, self.name)));
+        let mut bytes = vec![0; usize::from(code.size)];
         put(&mut bytes, layout.object.references, &1_u64.to_le_bytes());
         put(&mut bytes, layout.object.kind, &CODE_TYPE.to_le_bytes());
-        put(&mut bytes, code.units, &units.to_le_bytes());
+        match code.instructions {
+            Instructions::Apart { object, .. } => {
+                let address = self.address + 0x9_0000;
+                put(&mut bytes, object, &address.to_le_bytes());
+                map_bytes(memory, layout, address, &vec![0; 2 * units as usize]);
+            }
+            Instructions::Inline {
+                units: count,
+                first_traceable,
+                ..
+            } => {
+                put(&mut bytes, count, &units.to_le_bytes());
+                put(&mut bytes, first_traceable, &1_u32.to_le_bytes());
+            }
+        }
         put(&mut bytes, code.first_line, &self.first_line.to_le_bytes());
-        put(&mut bytes, code.first_traceable, &1_u32.to_le_bytes());
         if let Some(version) = code.version {
             put(&mut bytes, version, &self.version.to_le_bytes());
         }
@@ -79,26 +89,43 @@ impl FakeCode<'_> {
             put(&mut bytes, offset, &address.to_le_bytes());
             map_str(memory, layout, address, text);
         }
-        let table: Vec<u8> = self
-            .units_of_lines
-            .iter()
-            .flat_map(|units| [0x80 | 13 << 3 | (units - 1), 2])
-            .collect();
         let address = self.address + 0x8_0000;
         put(&mut bytes, code.line_table, &address.to_le_bytes());
-        let mut object = vec![0; usize::from(layout.bytes.data)];
-        put(
-            &mut object,
-            layout.bytes.size,
-            &(table.len() as u64).to_le_bytes(),
-        );
-        object.extend(table);
-        memory.map(address, object);
+        map_bytes(memory, layout, address, &self.line_table(code.line_format));
         memory.map(self.address, bytes);
     }
 
-    /// The address of an instruction by its number of code units.
-    pub(super) fn instr(&self, layout: &PythonLayout, unit: u64) -> u64 {
-        self.address + u64::from(layout.code.instructions) + 2 * unit
+    /// Each entry goes on by a line.
+    fn line_table(&self, format: LineFormat) -> Vec<u8> {
+        let units = self.units_of_lines.iter();
+        match format {
+            // Lines come after the bytes before them.
+            LineFormat::Increments => {
+                let before = [0].into_iter().chain(units.copied());
+                let lines = before.take(self.units_of_lines.len());
+                lines.flat_map(|units| [2 * units, 1]).collect()
+            }
+            LineFormat::Ranges => units.flat_map(|units| [2 * units, 1]).collect(),
+            LineFormat::Locations => units
+                .flat_map(|units| [0x80 | 13 << 3 | (units - 1), 2])
+                .collect(),
+        }
     }
+
+    /// How a frame names an instruction, by its number of code units.
+    pub(super) fn instr(&self, layout: &PythonLayout, unit: u64) -> u64 {
+        match layout.code.instructions {
+            // In the upper half of the word lies something else.
+            Instructions::Apart { step, .. } => 0x55 << 32 | (2 * unit / u64::from(step)),
+            Instructions::Inline { start, .. } => self.address + u64::from(start) + 2 * unit,
+        }
+    }
+}
+
+fn map_bytes(memory: &mut FakeMemory, layout: &PythonLayout, address: u64, content: &[u8]) {
+    let mut object = vec![0; usize::from(layout.bytes.data)];
+    let size = content.len() as u64;
+    put(&mut object, layout.bytes.size, &size.to_le_bytes());
+    object.extend(content);
+    memory.map(address, object);
 }

@@ -3,13 +3,20 @@
 pub mod cache;
 pub mod calibrate;
 pub mod code;
+pub mod debug_offsets;
 pub mod detect;
+pub mod error;
 #[cfg(test)]
 mod fake;
+pub mod interpreter;
 pub mod layout;
 pub mod line_table;
+pub mod lnotab;
+pub mod slot;
 pub mod text;
 pub mod threads;
+pub mod versions;
 
 pub use cache::{CodeCache, Resolved};
-pub use detect::{DetectError, PythonProcess};
+pub use detect::PythonProcess;
+pub use error::DetectError;

@@ -11,6 +11,10 @@ const MAX_THREADS: usize = 16_384;
 /// raises it (`sys.setrecursionlimit`).
 const MAX_FRAMES: usize = 100_000;
 
+/// The bits of a frame's code that are the interpreter's own marks (`Py_TAG_BITS` in
+/// `Include/internal/pycore_stackref.h`@v3.14.10). An address has none of them in any version.
+const MARKS: u64 = 3;
+
 /// One `PyThreadState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadState {
@@ -19,20 +23,21 @@ pub struct ThreadState {
     /// `pthread_self()` of the thread; 0 where no thread has taken the state yet.
     pub thread_id: u64,
     /// `gettid()` of the thread as the target's own PID namespace numbers it; renewed in the child
-    /// of a fork (`PyOS_AfterFork_Child` in `Modules/posixmodule.c`@v3.11.7, v3.12.1).
+    /// of a fork (`PyOS_AfterFork_Child` in `Modules/posixmodule.c`@v3.11.7, v3.12.1). 0 where that
+    /// is not known.
     pub native_thread_id: u64,
 }
 
-/// One `_PyInterpreterFrame`, as the kernel side records it too.
+/// One frame, as the kernel side records it too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawFrame {
     /// Address of the frame.
     pub address: u64,
     /// Address of its code object.
     pub code: u64,
-    /// Address of its instruction.
+    /// Its instruction, as the frame names it.
     pub instr: u64,
-    /// Who owns it (`enum _frameowner`).
+    /// Who owns it (`enum _frameowner`); 0 where frames have no owner.
     pub owner: u8,
 }
 
@@ -58,8 +63,8 @@ pub fn thread_states(
     let thread = &layout.thread;
     let size = usize::from(
         thread
-            .native_thread_id
-            .max(thread.thread_id)
+            .thread_id
+            .max(thread.native_thread_id.unwrap_or(0))
             .max(thread.next)
             .max(thread.interpreter),
     ) + 8;
@@ -79,14 +84,29 @@ pub fn thread_states(
         if u64::from_le_bytes(field(&head, thread.interpreter)) != interpreter {
             return Err(strange);
         }
+        let thread_id = u64::from_le_bytes(field(&head, thread.thread_id));
+        let native_thread_id = match thread.native_thread_id {
+            Some(offset) => u64::from_le_bytes(field(&head, offset)),
+            None => kept_by_c_library(memory, thread_id),
+        };
         states.push(ThreadState {
             address,
-            thread_id: u64::from_le_bytes(field(&head, thread.thread_id)),
-            native_thread_id: u64::from_le_bytes(field(&head, thread.native_thread_id)),
+            thread_id,
+            native_thread_id,
         });
         address = u64::from_le_bytes(field(&head, thread.next));
     }
     Ok(states)
+}
+
+/// `gettid()` of a thread as glibc keeps it (`struct pthread.tid` in `nptl/descr.h`; x86-64, the same
+/// from 2.27 to 2.43), renewed in the child of a fork; 0 where the thread is gone.
+fn kept_by_c_library(memory: &impl ReadMemory, thread_id: u64) -> u64 {
+    const TID: u64 = 0x2d0;
+    memory
+        .read_u32(thread_id.wrapping_add(TID))
+        .unwrap_or(0)
+        .into()
 }
 
 /// The frames on the stack of a thread, without regard to what they run.
@@ -103,13 +123,7 @@ pub fn frames(
         return Ok(chain);
     };
     let frame = &layout.frame;
-    let size = usize::from(
-        frame
-            .code
-            .max(frame.previous)
-            .max(frame.instr)
-            .max(frame.owner),
-    ) + 8;
+    let size = usize::from(frame.size());
     let mut head = vec![0; size];
     while address != 0 {
         if chain.frames.len() == MAX_FRAMES {
@@ -119,9 +133,9 @@ pub fn frames(
         memory.read(address, &mut head)?;
         chain.frames.push(RawFrame {
             address,
-            code: u64::from_le_bytes(field(&head, frame.code)),
+            code: u64::from_le_bytes(field(&head, frame.code)) & !MARKS,
             instr: u64::from_le_bytes(field(&head, frame.instr)),
-            owner: head[usize::from(frame.owner)],
+            owner: frame.owner.map_or(0, |owner| head[usize::from(owner)]),
         });
         address = u64::from_le_bytes(field(&head, frame.previous));
     }
@@ -139,5 +153,10 @@ fn top_frame(
         Some(current) if holder != 0 => memory.read_u64(holder.wrapping_add(current.into()))?,
         Some(_) | None => holder,
     };
+    if let Some(base) = layout.thread.base_frame
+        && memory.read_u64(thread_state.wrapping_add(base.into()))? == top
+    {
+        return Ok(None);
+    }
     Ok((top != 0).then_some(top))
 }

@@ -1,0 +1,318 @@
+//! A directory of recordings: one a process, and an index that says which is which.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::output::{OutputError, OutputPlan};
+
+/// The name of the index.
+pub const INDEX: &str = "index.json";
+
+/// The version of the index. Fields may be added without a new one.
+const FORMAT: u32 = 1;
+
+/// The longest word of a command that names a file, in bytes.
+const LONGEST_WORD: usize = 40;
+
+/// A directory that recordings go to.
+#[derive(Debug)]
+pub struct OutputDirectory {
+    path: PathBuf,
+}
+
+/// Why a directory cannot be recorded to. Its text ends with what to do.
+#[derive(Debug)]
+pub enum DirectoryError {
+    /// It holds an earlier recording.
+    Taken(PathBuf),
+    /// Its parent is not there.
+    NoParent(PathBuf, PathBuf),
+    /// The operating system refuses.
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for DirectoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Taken(path) => write!(
+                f,
+                "cannot record to {0}: it holds an earlier recording ({INDEX}); name another directory, or remove \
+                 that one with `rm -r {0}`",
+                path.display()
+            ),
+            Self::NoParent(path, parent) => write!(
+                f,
+                "cannot record to {}: there is no directory {1}; make it with `mkdir -p {1}`",
+                path.display(),
+                parent.display()
+            ),
+            Self::Io(path, error) => write!(
+                f,
+                "cannot record to {}: {error}; name another directory with -o",
+                path.display()
+            ),
+        }
+    }
+}
+
+// The text holds what the operating system said: as a source it would be printed twice.
+impl std::error::Error for DirectoryError {}
+
+/// Whether a path is meant for a directory: it is one, or ends in `/`.
+pub fn is_directory(path: &Path) -> bool {
+    path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir()
+}
+
+impl OutputDirectory {
+    /// Looks whether a directory can be recorded to; creates nothing.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn check(path: &Path) -> Result<Self, DirectoryError> {
+        if path.join(INDEX).exists() {
+            return Err(DirectoryError::Taken(path.to_owned()));
+        }
+        if path.exists() && !path.is_dir() {
+            let error = io::Error::from(io::ErrorKind::NotADirectory);
+            return Err(DirectoryError::Io(path.to_owned(), error));
+        }
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        if !path.exists() && !parent.is_dir() {
+            let parent = parent.to_owned();
+            return Err(DirectoryError::NoParent(path.to_owned(), parent));
+        }
+        Ok(Self {
+            path: path.to_owned(),
+        })
+    }
+
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it, unless it is there.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn create(&self) -> Result<(), DirectoryError> {
+        match fs::create_dir(&self.path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                Err(DirectoryError::Io(self.path.clone(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the recording of a process goes. A process that runs a second program gets a second
+    /// file, and so does another one that comes to have its number.
+    ///
+    /// # Errors
+    /// As [`OutputPlan::check`].
+    pub fn plan(&self, stem: &str) -> Result<(String, OutputPlan), OutputError> {
+        let mut name = format!("{stem}.json");
+        let mut again = 1;
+        while self.path.join(&name).exists() {
+            again += 1;
+            name = format!("{stem}-{again}.json");
+        }
+        let plan = OutputPlan::check(&self.path.join(&name))?;
+        Ok((name, plan))
+    }
+
+    /// Writes the index, in place of the one that is there.
+    ///
+    /// # Errors
+    /// [`DirectoryError`].
+    pub fn write_index(&self, index: &Index) -> Result<(), DirectoryError> {
+        let refused = |error| DirectoryError::Io(self.path.join(INDEX), error);
+        let mut text = serde_json::to_vec_pretty(index).map_err(|error| refused(error.into()))?;
+        text.push(b'\n');
+        let partial = self.path.join(format!("{INDEX}.partial"));
+        fs::write(&partial, text).map_err(refused)?;
+        fs::rename(&partial, self.path.join(INDEX)).map_err(refused)
+    }
+}
+
+/// What the recordings of a directory are.
+#[derive(Debug, Serialize)]
+pub struct Index {
+    format: u32,
+    version: &'static str,
+    /// Whether memprobe ended the recording; it was killed otherwise, or still records.
+    pub finished: bool,
+    /// The command that memprobe started, joined by spaces.
+    pub command: Option<String>,
+    /// Every process that was watched, in the order in which they came.
+    pub processes: Vec<Entry>,
+}
+
+impl Index {
+    /// Of no process yet.
+    pub fn new(command: Option<String>) -> Self {
+        Self {
+            format: FORMAT,
+            version: env!("CARGO_PKG_VERSION"),
+            finished: false,
+            command,
+            processes: Vec::new(),
+        }
+    }
+}
+
+/// One process of an [`Index`].
+#[derive(Clone, Debug, Serialize)]
+pub struct Entry {
+    /// Its number.
+    pub pid: u32,
+    /// The number of the process that made it, where that was watched.
+    pub parent: Option<u32>,
+    /// Its rank among those that train together, where it says so.
+    pub rank: Option<u32>,
+    /// Its command line, joined by spaces.
+    pub command: String,
+    /// Its recording; none where it used no GPU memory.
+    pub file: Option<String>,
+    /// Memory events in it.
+    pub events: u64,
+    /// Why it ended; none while it runs.
+    pub end: Option<&'static str>,
+    /// What whoever looks at it should know.
+    pub notices: Vec<String>,
+}
+
+/// What the file of a process is called, without its ending: `rank0-1234-train`.
+pub fn file_stem(pid: u32, rank: Option<u32>, command: &str) -> String {
+    let word = program_word(command);
+    let mut stem = match rank {
+        Some(rank) => format!("rank{rank}-{pid}"),
+        None => pid.to_string(),
+    };
+    if !word.is_empty() {
+        stem.push('-');
+        stem.push_str(&word);
+    }
+    stem
+}
+
+/// The word of a command line that people call the program by: the script or module of a Python, the
+/// program otherwise. Nothing in it means anything to a shell or a path.
+fn program_word(command: &str) -> String {
+    let mut words = command.split_whitespace();
+    let program = basename(words.next().unwrap_or_default());
+    let name = if program.starts_with("python") || program.starts_with("pypy") {
+        script(words).unwrap_or(program)
+    } else {
+        program
+    };
+    let name = name.strip_suffix(".py").unwrap_or(name);
+    let mut plain = String::new();
+    for letter in name.chars() {
+        if plain.len() >= LONGEST_WORD {
+            break;
+        }
+        let harmless = letter.is_ascii_alphanumeric() || "_.+".contains(letter);
+        plain.push(if harmless { letter } else { '-' });
+    }
+    plain.trim_matches(['-', '.']).to_owned()
+}
+
+/// The script or module among the arguments of a Python (`python --help`).
+fn script<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    while let Some(word) = words.next() {
+        match word {
+            "-m" => return words.next(),
+            "-c" => return None,
+            // These have a value of their own.
+            "-W" | "-X" | "--check-hash-based-pycs" => {
+                words.next();
+            }
+            _ if word.starts_with('-') => {}
+            _ => return Some(basename(word)),
+        }
+    }
+    None
+}
+
+fn basename(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_called_by_rank_number_and_script() {
+        let stem = |rank, command| file_stem(1234, rank, command);
+        assert_eq!(
+            stem(Some(0), "python3 -u train.py --lr 1"),
+            "rank0-1234-train"
+        );
+        assert_eq!(
+            stem(None, "/usr/bin/python -X dev -m torch.distributed.run t.py"),
+            "1234-torch.distributed.run"
+        );
+        assert_eq!(
+            stem(None, "/venv/bin/python3.12 -c import torch"),
+            "1234-python3.12"
+        );
+        assert_eq!(stem(None, "/opt/a/b/solver -n 3"), "1234-solver");
+        assert_eq!(stem(None, ""), "1234");
+    }
+
+    #[test]
+    fn a_command_cannot_name_a_file_elsewhere() {
+        assert_eq!(file_stem(1, None, "../../etc/..passwd"), "1-passwd");
+        assert_eq!(
+            file_stem(1, None, "python x;rm\u{1b}[31m.py"),
+            "1-x-rm--31m"
+        );
+        assert_eq!(file_stem(1, None, "/.."), "1");
+        assert!(file_stem(1, None, &"x".repeat(500)).len() < 64);
+    }
+
+    #[test]
+    fn a_directory_is_a_path_that_ends_so_or_is_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(is_directory(folder.path()));
+        assert!(is_directory(Path::new("run/")));
+        assert!(!is_directory(Path::new("run")));
+        assert!(!is_directory(Path::new("-")));
+    }
+
+    #[test]
+    fn a_directory_with_an_earlier_recording_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().join("run/");
+        let directory = OutputDirectory::check(&run).expect("it can be made");
+        assert!(!run.exists(), "made too early");
+        directory.create().expect("made");
+        directory.write_index(&Index::new(None)).expect("written");
+        let error = OutputDirectory::check(&run).expect_err("it is taken");
+        assert!(error.to_string().contains("rm -r"), "{error}");
+        let missing = folder.path().join("a/b/");
+        let error = OutputDirectory::check(&missing).expect_err("no parent");
+        assert!(error.to_string().contains("mkdir -p"), "{error}");
+    }
+
+    #[test]
+    fn a_second_program_of_a_process_gets_a_second_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = OutputDirectory::check(folder.path()).expect("it is there");
+        let (name, plan) = directory.plan("7-train").expect("planned");
+        assert_eq!(name, "7-train.json");
+        drop(plan.create().expect("created"));
+        assert_eq!(
+            directory.plan("7-train").expect("planned").0,
+            "7-train-2.json"
+        );
+    }
+}

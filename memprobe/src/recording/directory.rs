@@ -1,0 +1,81 @@
+//! The recordings in a directory that `record` wrote.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The file beside the recordings that says which is which.
+const INDEX: &str = "index.json";
+
+/// The files of a directory that may be recordings, in the order in which people count: rank 2 comes
+/// before rank 10.
+///
+/// # Errors
+/// When the directory cannot be read.
+pub fn recordings_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let is_json = path.extension().is_some_and(|ending| ending == "json");
+        let is_index = path.file_name().is_some_and(|name| name == INDEX);
+        if is_json && !is_index && path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort_by_cached_key(|path| {
+        let name = path.file_name().unwrap_or_default();
+        counting_key(&name.to_string_lossy())
+    });
+    Ok(files)
+}
+
+/// A name as texts and numbers by turns; each number with its digits in front of it.
+fn counting_key(name: &str) -> Vec<(u128, String)> {
+    let mut key = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let text_ends = rest
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        let (text, tail) = rest.split_at(text_ends);
+        let number_ends = tail
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(tail.len());
+        let (number, tail) = tail.split_at(number_ends);
+        key.push((0, text.to_owned()));
+        key.push((number.parse().unwrap_or(0), number.to_owned()));
+        rest = tail;
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recordings_come_in_the_order_in_which_people_count() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let names = [
+            "rank10-7-x.json",
+            "index.json",
+            "rank2-9-x.json",
+            "notes.txt",
+            "12-x.json",
+            "9-x.json",
+        ];
+        for name in names {
+            fs::write(folder.path().join(name), "").expect("written");
+        }
+        fs::create_dir(folder.path().join("more.json")).expect("made");
+        let found = recordings_in(folder.path()).expect("read");
+        let found: Vec<_> = found
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str())
+            .collect();
+        assert_eq!(
+            found,
+            ["9-x.json", "12-x.json", "rank2-9-x.json", "rank10-7-x.json"]
+        );
+    }
+}

@@ -1,0 +1,361 @@
+//! Where a thread finds its own `PyThreadState`: what `PyGILState_GetThisThreadState()` returns, which
+//! is right whether the thread holds the GIL or not.
+
+use hashbrown::{HashMap, HashSet};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
+
+use super::threads::ThreadState;
+use crate::target::memory::{ReadMemory, Unreadable};
+
+/// Where glibc keeps the thread-specific values of `pthread_setspecific` (`struct pthread` in
+/// `nptl/descr.h`; x86-64, where `pthread_self()` is fsbase). The same from 2.27 to 2.43; libc says
+/// so itself in its data symbols `_thread_db_pthread_specific`, `_thread_db_sizeof_pthread_key_data`.
+mod glibc {
+    /// `specific_1stblock`: the first 32 keys, in the thread's own block.
+    pub(super) const FIRST_BLOCK: i32 = 0x310;
+    /// `specific`: pointers to the blocks of 32 keys each.
+    pub(super) const BLOCKS: i32 = 0x510;
+    /// `PTHREAD_KEY_2NDLEVEL_SIZE`.
+    pub(super) const KEYS_PER_BLOCK: i32 = 32;
+    /// `sizeof(struct pthread_key_data)`.
+    pub(super) const ENTRY: i32 = 16;
+    /// `pthread_key_data.data`.
+    pub(super) const DATA: i32 = 8;
+    /// `PTHREAD_KEYS_MAX`.
+    pub(super) const MAX_KEYS: u32 = 1024;
+    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the table of the blocks of
+    /// thread-local storage, by the number of the library.
+    pub(super) const LIBRARIES: i32 = 8;
+    /// `sizeof(dtv_t)`, which begins with the block's address (`sysdeps/generic/dl-dtv.h`).
+    pub(super) const LIBRARY_ENTRY: i32 = 16;
+    /// `TLS_DTV_UNALLOCATED`: in place of the address of a block that the thread has not used.
+    pub(super) const UNALLOCATED: u64 = u64::MAX;
+    /// The most libraries with thread-local storage that are believed.
+    pub(super) const MAX_LIBRARIES: u64 = 1 << 16;
+}
+
+/// How far below its thread pointer a thread's variables are searched for its state.
+const SEARCHED: usize = 4096;
+
+/// The way from a thread's pointer to the word that holds its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StateWay {
+    steps: [i32; 3],
+    count: usize,
+}
+
+impl StateWay {
+    /// To the value of the pthread key of this number; `None` where glibc gives out no such key.
+    pub fn to_key(number: u32) -> Option<Self> {
+        use glibc::{BLOCKS, DATA, ENTRY, FIRST_BLOCK, KEYS_PER_BLOCK, MAX_KEYS};
+        let number = i32::try_from(number).ok().filter(|_| number < MAX_KEYS)?;
+        let slot = |key| ENTRY * key + DATA;
+        Some(if number < KEYS_PER_BLOCK {
+            Self::of(&[FIRST_BLOCK + slot(number)])
+        } else {
+            let block = BLOCKS + 8 * (number / KEYS_PER_BLOCK);
+            Self::of(&[block, slot(number % KEYS_PER_BLOCK)])
+        })
+    }
+
+    /// To a variable at a fixed distance from the thread pointer.
+    pub fn to_variable(distance: i32) -> Self {
+        Self::of(&[distance])
+    }
+
+    /// To a variable in the block of the library with this number; `None` where there can be no
+    /// such library.
+    pub fn to_library_variable(library: u64, offset: i32) -> Option<Self> {
+        let number = i32::try_from(library)
+            .ok()
+            .filter(|_| (1..glibc::MAX_LIBRARIES).contains(&library))?;
+        let entry = glibc::LIBRARY_ENTRY * number;
+        Some(Self::of(&[glibc::LIBRARIES, entry, offset]))
+    }
+
+    fn of(steps: &[i32]) -> Self {
+        let mut all = [0; 3];
+        all[..steps.len()].copy_from_slice(steps);
+        Self {
+            steps: all,
+            count: steps.len(),
+        }
+    }
+
+    /// The first is added to the thread pointer, each further one to what is read there.
+    pub fn steps(&self) -> &[i32] {
+        &self.steps[..self.count]
+    }
+
+    /// What the thread with this `pthread_self()` has at the end of the way; 0 where it has nothing.
+    ///
+    /// # Errors
+    /// [`Unreadable`], as where the thread has ended.
+    pub fn value(&self, memory: &impl ReadMemory, thread_id: u64) -> Result<u64, Unreadable> {
+        let mut at = thread_id;
+        for (number, &step) in self.steps().iter().enumerate() {
+            if number > 0 && (at == 0 || at == glibc::UNALLOCATED) {
+                return Ok(0);
+            }
+            at = memory.read_u64(at.wrapping_add_signed(step.into()))?;
+        }
+        Ok(at)
+    }
+}
+
+/// The way that `PyGILState_GetThisThreadState()` takes to a thread-local variable, by its own
+/// instructions: `code`, which lies at `address`. It returns the variable and does nothing else
+/// (`Python/pystate.c`@v3.15.2), in one of the forms of "ELF Handling For Thread-Local Storage"
+/// (x86-64). `None` where the instructions are none of these.
+pub fn way_of_function(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<StateWay> {
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    let mut known = Held::Nothing;
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        match instruction.mnemonic() {
+            Mnemonic::Ret => return None,
+            Mnemonic::Lea if instruction.is_ip_rel_memory_operand() => {
+                known = Held::Address(instruction.ip_rel_memory_address());
+            }
+            Mnemonic::Call => known = known.after_call(memory)?,
+            Mnemonic::Mov if instruction.op1_kind() == OpKind::Memory => {
+                let displacement = instruction.memory_displacement64() as i32;
+                let in_thread = instruction.segment_prefix() == Register::FS;
+                match (instruction.memory_base(), in_thread, known) {
+                    (Register::None, true, _) => return Some(StateWay::to_variable(displacement)),
+                    (Register::RIP, false, _) => {
+                        let word = memory.read_u64(instruction.ip_rel_memory_address()).ok()?;
+                        known = Held::Distance(i32::try_from(word as i64).ok()?);
+                    }
+                    (_, true, Held::Distance(distance)) => {
+                        let distance = distance.checked_add(displacement)?;
+                        return Some(StateWay::to_variable(distance));
+                    }
+                    (_, false, Held::Block { library, offset }) => {
+                        let offset = offset.checked_add(displacement)?;
+                        return StateWay::to_library_variable(library, offset);
+                    }
+                    _ => return None,
+                }
+            }
+            Mnemonic::Push | Mnemonic::Pop | Mnemonic::Sub | Mnemonic::Add => {}
+            Mnemonic::Mov | Mnemonic::Nop | Mnemonic::Endbr64 => {}
+            _ => return None,
+        }
+    }
+    None
+}
+
+/// What the instructions so far have put into the register that matters.
+#[derive(Clone, Copy)]
+enum Held {
+    Nothing,
+    /// An address beside the code: of a `tls_index` or of a `tlsdesc`.
+    Address(u64),
+    /// The distance of something from the thread pointer.
+    Distance(i32),
+    /// A place in a library's block of thread-local storage.
+    Block {
+        library: u64,
+        offset: i32,
+    },
+}
+
+impl Held {
+    /// What `__tls_get_addr` returns for the `tls_index` whose address it was given: the number of a
+    /// library and an offset, as the loader wrote them.
+    fn after_call(self, memory: &impl ReadMemory) -> Option<Self> {
+        let Self::Address(index) = self else {
+            return None;
+        };
+        Some(Self::Block {
+            library: memory.read_u64(index).ok()?,
+            offset: i32::try_from(memory.read_u64(index.wrapping_add(8)).ok()?).ok()?,
+        })
+    }
+}
+
+/// Searches the values of all pthread keys for one under which every thread has its own state.
+/// Where several fit, the oldest: an extension can keep the same under a key of its own, which it
+/// was given after the interpreter had its own. `None` where no key fits.
+pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<StateWay> {
+    let ways = (0..glibc::MAX_KEYS).filter_map(StateWay::to_key);
+    let mut ways: Vec<StateWay> = ways.collect();
+    for (thread_id, own) in by_thread(states) {
+        ways.retain(|way| {
+            way.value(memory, thread_id)
+                .is_ok_and(|value| own.contains(&value))
+        });
+    }
+    ways.first().copied()
+}
+
+/// Searches what lies below the thread pointers for a word that holds every thread's own state.
+/// Empty where there is none; several where it cannot be told which is the right one.
+pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<StateWay> {
+    let mut found: Option<Vec<StateWay>> = None;
+    for (thread_id, own) in by_thread(states) {
+        let Ok(bytes) = memory.read_array::<SEARCHED>(thread_id.wrapping_sub(SEARCHED as u64))
+        else {
+            continue;
+        };
+        let is_own = |word: &[u8; 8]| own.contains(&u64::from_le_bytes(*word));
+        match &mut found {
+            Some(found) => found.retain(|way| {
+                let at = SEARCHED.wrapping_add_signed(way.steps[0] as isize);
+                bytes.as_chunks().0.get(at / 8).is_some_and(is_own)
+            }),
+            None => {
+                let words = bytes.as_chunks().0.iter().enumerate();
+                let own = words.filter(|(_, word)| is_own(word));
+                let ways = own.map(|(at, _)| (8 * at) as i32 - SEARCHED as i32);
+                found = Some(ways.map(StateWay::to_variable).collect());
+            }
+        }
+    }
+    found.unwrap_or_default()
+}
+
+/// The states of each thread: it may have several in one interpreter (embedding programs do), of
+/// which it finds the one that it began with.
+pub(super) fn by_thread(states: &[ThreadState]) -> HashMap<u64, HashSet<u64>> {
+    let mut of_thread: HashMap<u64, HashSet<u64>> = HashMap::new();
+    for state in states.iter().filter(|state| state.thread_id != 0) {
+        of_thread
+            .entry(state.thread_id)
+            .or_default()
+            .insert(state.address);
+    }
+    of_thread
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::memory::fake::FakeMemory;
+
+    const THREAD: u64 = 0x7_0000;
+    const STATE: u64 = 0x2_0000;
+
+    fn steps(number: u32) -> Vec<i32> {
+        StateWay::to_key(number).unwrap().steps().to_vec()
+    }
+
+    fn word(memory: &mut FakeMemory, at: u64, value: u64) {
+        memory.write(at, &value.to_le_bytes());
+    }
+
+    fn threads(count: u64) -> (FakeMemory, Vec<ThreadState>) {
+        let mut memory = FakeMemory::default();
+        let state = |number| ThreadState {
+            address: STATE + 0x100 * number,
+            thread_id: THREAD + 0x1_0000 * number,
+            native_thread_id: 100 + number,
+        };
+        let states: Vec<_> = (0..count).map(state).collect();
+        for state in &states {
+            memory.map(state.thread_id - 0x1000, vec![0; 0x2000]);
+        }
+        (memory, states)
+    }
+
+    #[test]
+    fn the_way_to_a_key_is_that_of_glibc() {
+        assert_eq!(steps(0), [0x318]);
+        assert_eq!(steps(31), [0x508]);
+        assert_eq!(steps(32), [0x518, 8]);
+        assert_eq!(steps(1023), [0x608, 504]);
+        assert_eq!(StateWay::to_key(1024), None);
+    }
+
+    #[test]
+    fn a_library_variable_that_a_thread_has_not_used_is_nothing() {
+        let way = StateWay::to_library_variable(2, 0x28).unwrap();
+        assert_eq!(way.steps(), [8, 32, 0x28]);
+        let (mut memory, _) = threads(1);
+        memory.map(0x9_0000, vec![0; 0x100]);
+        word(&mut memory, THREAD + 8, 0x9_0000);
+        for (block, value) in [(u64::MAX, Some(0)), (0, Some(0)), (0x9_0040, Some(STATE))] {
+            word(&mut memory, 0x9_0020, block);
+            word(&mut memory, 0x9_0068, STATE);
+            assert_eq!(way.value(&memory, THREAD).ok(), value);
+        }
+        assert_eq!(StateWay::to_library_variable(0, 8), None);
+        assert_eq!(StateWay::to_library_variable(u64::MAX, 8), None);
+    }
+
+    #[test]
+    fn every_form_of_the_function_is_read() {
+        let mut memory = FakeMemory::default();
+        memory.map(0x1_0000, vec![0; 0x100]);
+        word(&mut memory, 0x1_0000, 3);
+        word(&mut memory, 0x1_0008, 0x10);
+        word(&mut memory, 0x1_0010, -0x28_i64 as u64);
+        let way = |code: &[u8]| way_of_function(&memory, code, 0x9000);
+        // endbr64; mov rax, fs:-0x28; ret (Debian's python3.15)
+        let local = [
+            0xf3, 0x0f, 0x1e, 0xfa, 0x64, 0x48, 0x8b, 0x04, 0x25, 0xd8, 0xff, 0xff, 0xff, 0xc3,
+        ];
+        assert_eq!(way(&local), Some(StateWay::to_variable(-0x28)));
+        // push rbp; mov rbp, rsp; lea rdi, [rip+0x6ff5]; call …; pop rbp; mov rax, [rax+0x28]; ret
+        // (Debian's libpython3.15)
+        let library = [
+            &[0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x48, 0x89, 0xe5][..],
+            &[0x48, 0x8d, 0x3d, 0xf1, 0x6f, 0, 0],
+            &[0xe8, 0x5c, 0x9d, 0xcf, 0xff, 0x5d],
+            &[0x48, 0x8b, 0x80, 0x28, 0, 0, 0, 0xc3],
+        ]
+        .concat();
+        assert_eq!(way(&library), StateWay::to_library_variable(3, 0x38));
+        // mov rax, [rip+0x7009]; mov rax, fs:[rax]; ret
+        let early = [
+            0x48, 0x8b, 0x05, 0x09, 0x70, 0, 0, 0x64, 0x48, 0x8b, 0, 0xc3,
+        ];
+        assert_eq!(way(&early), Some(StateWay::to_variable(-0x28)));
+    }
+
+    #[test]
+    fn a_function_that_does_something_else_is_left() {
+        let memory = FakeMemory::default();
+        for code in [
+            &[0xc3][..],
+            &[],
+            &[0x48, 0x8b, 0x05, 0x09, 0x70, 0, 0, 0xc3],
+            &[0x31, 0xc0, 0xc3],
+            &[0xe8, 0, 0, 0, 0, 0x48, 0x8b, 0, 0xc3],
+        ] {
+            assert_eq!(way_of_function(&memory, code, 0x9000), None);
+        }
+    }
+
+    #[test]
+    fn the_oldest_key_under_which_every_thread_has_its_state_is_found() {
+        let (mut memory, states) = threads(3);
+        for state in &states {
+            word(&mut memory, state.thread_id + 0x318 + 16 * 5, state.address);
+            word(&mut memory, state.thread_id + 0x318 + 16 * 7, state.address);
+        }
+        word(&mut memory, states[0].thread_id + 0x318, states[0].address);
+        assert_eq!(find_key(&memory, &states), StateWay::to_key(5));
+        word(&mut memory, states[1].thread_id + 0x318 + 16 * 5, 0);
+        assert_eq!(find_key(&memory, &states), StateWay::to_key(7));
+        word(&mut memory, states[2].thread_id + 0x318 + 16 * 7, 0);
+        assert_eq!(find_key(&memory, &states), None);
+    }
+
+    #[test]
+    fn variables_that_hold_the_state_of_every_thread_are_found() {
+        let (mut memory, states) = threads(3);
+        assert_eq!(find_variables(&memory, &states), []);
+        for state in &states {
+            word(&mut memory, state.thread_id - 0x28, state.address);
+        }
+        word(&mut memory, states[0].thread_id - 0x20, states[0].address);
+        assert_eq!(
+            find_variables(&memory, &states),
+            [StateWay::to_variable(-0x28)]
+        );
+        assert_eq!(find_variables(&memory, &states[..1]).len(), 2);
+    }
+}

@@ -1,0 +1,298 @@
+//! The versions of CPython that memprobe knows: one row of offsets each. Python's own layout does
+//! not change within a minor version after its first release candidate.
+//!
+//! Every offset was taken from `offsetof` compiled against the headers of the named tag, and the
+//! integration tests walk real interpreters with them. From 3.13 on the interpreter says most of
+//! them itself ([`super::debug_offsets`]); a row is then what is checked against, and has the rest.
+
+use super::layout::{
+    BytesLayout, CodeLayout, FrameLayout, Instructions, InterpreterLayout, LineFormat,
+    ObjectLayout, PythonLayout, RuntimeLayout, StateSlot, StringLayout, ThreadLayout,
+};
+
+/// Every version that memprobe knows.
+pub static LAYOUTS: [PythonLayout; 7] = [
+    PYTHON_3_9,
+    PYTHON_3_10,
+    PYTHON_3_11,
+    PYTHON_3_12,
+    PYTHON_3_13,
+    PYTHON_3_14,
+    PYTHON_3_15,
+];
+
+impl PythonLayout {
+    /// The layout of CPython `3.minor`.
+    pub fn of(minor: u8) -> Option<&'static Self> {
+        LAYOUTS.iter().find(|layout| layout.minor == minor)
+    }
+}
+
+/// Such as `3.9 to 3.15`.
+pub fn known_versions() -> String {
+    match LAYOUTS {
+        [first, .., last] => format!("3.{} to 3.{}", first.minor, last.minor),
+    }
+}
+
+/// Of every version.
+const OBJECT: ObjectLayout = ObjectLayout {
+    references: 0,
+    kind: 8,
+    type_dealloc: 48,
+};
+
+/// Of every version.
+const BYTES: BytesLayout = BytesLayout { size: 16, data: 32 };
+
+/// Up to 3.11.
+const STRING_WITH_WCHAR: StringLayout = StringLayout {
+    length: 16,
+    state: 32,
+    kind_shift: 2,
+    compact: 0x20,
+    ascii: 0x40,
+    ascii_data: 48,
+    compact_data: 72,
+    data_pointer: 72,
+};
+
+/// From 3.12 on.
+const STRING: StringLayout = StringLayout {
+    ascii_data: 40,
+    compact_data: 56,
+    data_pointer: 56,
+    ..STRING_WITH_WCHAR
+};
+
+/// From 3.12 on; where the instructions begin differs.
+const fn code(start: u16, first_traceable: u16) -> CodeLayout {
+    CodeLayout {
+        size: start,
+        first_line: 68,
+        file: 112,
+        qualname: Some(128),
+        line_table: 136,
+        line_format: LineFormat::Locations,
+        instructions: Instructions::Inline {
+            units: 16,
+            start,
+            first_traceable,
+        },
+        version: Some(92),
+    }
+}
+
+/// From 3.12 on; what the instruction of a frame is differs, and where its owner stands.
+const fn frame(owner: u16) -> FrameLayout {
+    FrameLayout {
+        code: 0,
+        previous: 8,
+        instr: 56,
+        owner: Some(owner),
+        first_shim_owner: Some(3),
+    }
+}
+
+/// CPython 3.9 (v3.9.18).
+const PYTHON_3_9: PythonLayout = PythonLayout {
+    minor: 9,
+    runtime: RuntimeLayout {
+        initialized: Some(12),
+        main_interpreter: 40,
+        slot: StateSlot::Key {
+            initialized: 584,
+            number: 588,
+        },
+    },
+    interpreter: InterpreterLayout { threads: 8 },
+    thread: ThreadLayout {
+        next: 8,
+        interpreter: 16,
+        thread_id: 176,
+        native_thread_id: None,
+        id: 256,
+        frame: 24,
+        cframe_current: None,
+        base_frame: None,
+    },
+    frame: FrameLayout {
+        code: 32,
+        previous: 24,
+        instr: 104,
+        owner: None,
+        first_shim_owner: None,
+    },
+    code: CodeLayout {
+        size: 176,
+        first_line: 40,
+        file: 104,
+        qualname: None,
+        line_table: 120,
+        line_format: LineFormat::Increments,
+        instructions: Instructions::Apart {
+            object: 48,
+            step: 1,
+        },
+        version: None,
+    },
+    string: STRING_WITH_WCHAR,
+    bytes: BYTES,
+    object: OBJECT,
+};
+
+/// CPython 3.10 (v3.10.13).
+const PYTHON_3_10: PythonLayout = PythonLayout {
+    minor: 10,
+    frame: FrameLayout {
+        instr: 96,
+        ..PYTHON_3_9.frame
+    },
+    code: CodeLayout {
+        line_format: LineFormat::Ranges,
+        instructions: Instructions::Apart {
+            object: 48,
+            step: 2,
+        },
+        ..PYTHON_3_9.code
+    },
+    ..PYTHON_3_9
+};
+
+/// CPython 3.11 (v3.11.7).
+const PYTHON_3_11: PythonLayout = PythonLayout {
+    minor: 11,
+    runtime: RuntimeLayout {
+        initialized: Some(16),
+        main_interpreter: 48,
+        slot: StateSlot::Key {
+            initialized: 592,
+            number: 596,
+        },
+    },
+    interpreter: InterpreterLayout { threads: 16 },
+    thread: ThreadLayout {
+        next: 8,
+        interpreter: 16,
+        thread_id: 152,
+        native_thread_id: Some(160),
+        id: 240,
+        frame: 56,
+        cframe_current: Some(8),
+        base_frame: None,
+    },
+    frame: FrameLayout {
+        code: 32,
+        previous: 48,
+        instr: 56,
+        owner: Some(69),
+        first_shim_owner: None,
+    },
+    code: CodeLayout {
+        size: 184,
+        first_line: 72,
+        instructions: Instructions::Inline {
+            units: 16,
+            start: 184,
+            first_traceable: 168,
+        },
+        version: None,
+        ..code(184, 168)
+    },
+    string: STRING_WITH_WCHAR,
+    bytes: BYTES,
+    object: OBJECT,
+};
+
+/// CPython 3.12 (v3.12.1).
+const PYTHON_3_12: PythonLayout = PythonLayout {
+    minor: 12,
+    runtime: RuntimeLayout {
+        initialized: Some(16),
+        main_interpreter: 48,
+        slot: StateSlot::Key {
+            initialized: 1544,
+            number: 1548,
+        },
+    },
+    interpreter: InterpreterLayout { threads: 72 },
+    thread: ThreadLayout {
+        next: 8,
+        interpreter: 16,
+        thread_id: 136,
+        native_thread_id: Some(144),
+        id: 224,
+        frame: 56,
+        cframe_current: Some(0),
+        base_frame: None,
+    },
+    frame: frame(70),
+    code: code(192, 176),
+    string: STRING,
+    bytes: BYTES,
+    object: OBJECT,
+};
+
+/// CPython 3.13 (v3.13.0).
+const PYTHON_3_13: PythonLayout = PythonLayout {
+    minor: 13,
+    runtime: RuntimeLayout {
+        initialized: Some(600),
+        main_interpreter: 640,
+        slot: StateSlot::Key {
+            initialized: 2160,
+            number: 2164,
+        },
+    },
+    interpreter: InterpreterLayout { threads: 7344 },
+    thread: ThreadLayout {
+        next: 8,
+        interpreter: 16,
+        thread_id: 152,
+        native_thread_id: Some(160),
+        id: 224,
+        frame: 72,
+        cframe_current: None,
+        base_frame: None,
+    },
+    frame: frame(70),
+    code: code(200, 184),
+    string: STRING,
+    bytes: BYTES,
+    object: OBJECT,
+};
+
+/// CPython 3.14 (v3.14.10).
+const PYTHON_3_14: PythonLayout = PythonLayout {
+    minor: 14,
+    runtime: RuntimeLayout {
+        initialized: Some(776),
+        main_interpreter: 816,
+        slot: StateSlot::Key {
+            initialized: 2336,
+            number: 2340,
+        },
+    },
+    frame: frame(74),
+    code: code(208, 192),
+    ..PYTHON_3_13
+};
+
+/// CPython 3.15 (v3.15.2).
+const PYTHON_3_15: PythonLayout = PythonLayout {
+    minor: 15,
+    runtime: RuntimeLayout {
+        initialized: Some(904),
+        main_interpreter: 944,
+        slot: StateSlot::Variable,
+    },
+    interpreter: InterpreterLayout { threads: 7336 },
+    thread: ThreadLayout {
+        thread_id: 176,
+        native_thread_id: Some(184),
+        id: 248,
+        base_frame: Some(80),
+        ..PYTHON_3_13.thread
+    },
+    ..PYTHON_3_14
+};

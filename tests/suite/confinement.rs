@@ -1,0 +1,306 @@
+//! Programs that see the machine otherwise than memprobe does: in namespaces of their own, in a
+//! chroot, as another user, on other file systems. Everything that is mounted for them is mounted in
+//! a mount namespace of theirs and is gone when they are.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::ground::Ground;
+use crate::memprobe::lost;
+use crate::process::{Background, wait_until};
+use crate::pytorch::{PyTorch, workloads};
+use crate::reference::Reference;
+use crate::rehearsal::BothSides;
+
+/// The user `nobody`.
+pub const NOBODY: u32 = 65534;
+
+/// The name of the host within [`Confinement::Namespaces`].
+pub const HOST_NAME: &str = "trainer-0";
+
+/// How a program is confined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confinement {
+    /// PID, mount and UTS namespaces of its own, as in a container.
+    Namespaces,
+    /// A chroot within a mount namespace, with PyTorch and the workloads where no other process has
+    /// anything.
+    Chroot,
+    /// The user `nobody`, whose process has declared itself not dumpable.
+    OtherUser,
+    /// PyTorch lies on an overlay file system, as a container's image does.
+    Overlay,
+    /// PyTorch's own libraries are files that only this program uses.
+    OwnLibraries,
+}
+
+/// Starts the rest of its arguments with another host name.
+const NAMED: &str =
+    "echo \"$1\" > /proc/sys/kernel/hostname; export HOSTNAME=\"$1\"; shift; exec \"$@\"";
+
+/// Makes a root directory and goes there: the root, the environment, the workloads, the command.
+const CHROOT: &str = "set -e
+root=$1; environment=$2; workloads=$3; shift 3
+mount --rbind / \"$root\"
+mount -t tmpfs -o mode=755 memprobe-tests \"$root/mnt\"
+mkdir \"$root/mnt/environment\" \"$root/mnt/workloads\"
+mount --bind \"$environment\" \"$root/mnt/environment\"
+mount --bind \"$workloads\" \"$root/mnt/workloads\"
+exec chroot \"$root\" sh -c 'cd /mnt/workloads && exec \"$@\"' sh \"$@\"";
+
+/// Lays a file system over the environment: a folder to work in, the environment, the command.
+const OVERLAY: &str = "set -e
+folder=$1; environment=$2; shift 2
+mount -t overlay -o \"lowerdir=$environment,upperdir=$folder/upper,workdir=$folder/work\" overlay \"$folder/root\"
+exec \"$@\"";
+
+/// Mounts a folder over another: both, and the command.
+const INSTEAD: &str = "set -e
+mount --bind \"$1\" \"$2\"; shift 2
+exec \"$@\"";
+
+/// Runs a script as a process that nobody but root may look at (`PR_SET_DUMPABLE`).
+const UNDUMPABLE: &str = "
+import ctypes, runpy, sys
+assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0
+sys.argv = sys.argv[1:]
+sys.path.insert(0, '')
+runpy.run_path(sys.argv[0], run_name='__main__')
+";
+
+/// A workload under PyTorch's own recorder, confined, before its first allocation.
+pub struct Confined {
+    outermost: Background,
+    pid: u32,
+    folder: TempDir,
+    confinement: Confinement,
+    environment: PathBuf,
+}
+
+impl Confined {
+    /// Starts it; returns when CUDA is initialised and nothing is allocated. `None` where this
+    /// machine cannot do that, said in a line.
+    pub fn start(pytorch: &PyTorch, confinement: Confinement, workload: &[&str]) -> Option<Self> {
+        let folder = tempfile::tempdir().expect("a folder");
+        open_to_all(folder.path());
+        if let Some(why) = confinement.is_impossible(folder.path(), pytorch) {
+            println!("skipped: {confinement:?}: {why}");
+            return None;
+        }
+        let environment = pytorch.environment();
+        let mut command = confinement.command(pytorch, folder.path());
+        command
+            .arg("--out")
+            .arg(folder.path().join("reference.json"));
+        command.arg("--wait-file").arg(folder.path().join("go"));
+        command.args(workload);
+        let mut outermost = Background::start(&mut command);
+        outermost.wait_for("ready ");
+        let pid = match confinement {
+            Confinement::Namespaces => only_child(outermost.pid()),
+            _ => outermost.pid(),
+        };
+        Some(Self {
+            outermost,
+            pid,
+            folder,
+            confinement,
+            environment,
+        })
+    }
+
+    /// Its number as this process sees it.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Runs a command in its mount namespace.
+    pub fn beside(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--mount=/proc/{}/ns/mnt", self.pid))
+            .arg(program);
+        command
+    }
+
+    /// The files of PyTorch's libraries that it has loaded, in its mount namespace.
+    pub fn loaded(&self, names: &[&str]) -> Vec<PathBuf> {
+        let folder = match self.confinement {
+            Confinement::OwnLibraries => self.folder.path().join("lib"),
+            // Seen from within: this process does not see what is mounted there.
+            _ => {
+                let theirs = libraries(&self.environment);
+                let within = theirs.strip_prefix(&self.environment);
+                let root = self.folder.path().join("root");
+                root.join(within.expect("libraries lie in their environment"))
+            }
+        };
+        names.iter().map(|name| folder.join(name)).collect()
+    }
+
+    /// Records it to its end, and compares with what PyTorch saw.
+    pub fn record(self, ground: &Ground) -> (BothSides, PathBuf, TempDir, String) {
+        let file = self.folder.path().join("trace.json");
+        let recording = ground.record(self.pid, &file, &[]);
+        std::fs::write(self.folder.path().join("go"), "").expect("written");
+        let printed = recording.finish();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        self.outermost.finish().succeeded();
+        let reference = Reference::read(&self.folder.path().join("reference.json"));
+        let both = BothSides {
+            reference: reference.expect("the reference"),
+            events: ground.events(&file),
+        };
+        (both, file, self.folder, printed.stderr)
+    }
+}
+
+impl Confinement {
+    /// Why this machine cannot do that, found by trying.
+    fn is_impossible(self, folder: &Path, pytorch: &PyTorch) -> Option<String> {
+        let mut trial = match self {
+            Self::Namespaces => {
+                let mut command = Command::new("unshare");
+                command.args([
+                    "--pid",
+                    "--fork",
+                    "--mount",
+                    "--uts",
+                    "--mount-proc",
+                    "true",
+                ]);
+                command
+            }
+            Self::Chroot => mounting("mount -t tmpfs none /mnt", &[]),
+            Self::OtherUser => {
+                let mut command = as_nobody();
+                command.arg("true");
+                command
+            }
+            Self::Overlay => {
+                for name in ["upper", "work", "root"] {
+                    std::fs::create_dir(folder.join(name)).expect("a folder");
+                }
+                mounting(
+                    OVERLAY,
+                    &[folder, &pytorch.environment(), Path::new("true")],
+                )
+            }
+            Self::OwnLibraries => {
+                let own = folder.join("lib");
+                std::fs::create_dir(&own).expect("a folder");
+                let theirs = libraries(&pytorch.environment());
+                for entry in std::fs::read_dir(theirs).expect("PyTorch's libraries") {
+                    let entry = entry.expect("an entry");
+                    if !entry.path().is_file() {
+                        continue;
+                    }
+                    // Hard links: gigabytes are not copied.
+                    if let Err(error) =
+                        std::fs::hard_link(entry.path(), own.join(entry.file_name()))
+                    {
+                        return Some(format!("no hard links to PyTorch's libraries: {error}"));
+                    }
+                }
+                mounting("mount -t tmpfs none /mnt", &[])
+            }
+        };
+        let output = trial.output().ok()?;
+        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        (!output.status.success()).then_some(complaint)
+    }
+
+    /// Starts `reference.py`; its arguments are to follow.
+    fn command(self, pytorch: &PyTorch, folder: &Path) -> Command {
+        let environment = pytorch.environment();
+        let python = |root: &Path| {
+            let within = pytorch.python().strip_prefix(&environment);
+            root.join(within.expect("the interpreter lies in its environment"))
+        };
+        let mut confined = match self {
+            Self::Namespaces => {
+                let mut command = Command::new("unshare");
+                command.args(["--pid", "--fork", "--kill-child", "--mount", "--uts"]);
+                command.args(["--mount-proc", "sh", "-c", NAMED, "sh", HOST_NAME]);
+                command.arg(pytorch.python());
+                command
+            }
+            Self::Chroot => {
+                let root = folder.join("root");
+                std::fs::create_dir(&root).expect("a folder");
+                let there = python(Path::new("/mnt/environment"));
+                mounting(CHROOT, &[&root, &environment, &workloads(), &there])
+            }
+            Self::OtherUser => {
+                let mut command = as_nobody();
+                command.arg(pytorch.python()).args(["-c", UNDUMPABLE]);
+                command
+            }
+            Self::Overlay => {
+                let there = python(&folder.join("root"));
+                mounting(OVERLAY, &[folder, &environment, &there])
+            }
+            Self::OwnLibraries => mounting(
+                INSTEAD,
+                &[
+                    &folder.join("lib"),
+                    &libraries(&environment),
+                    pytorch.python(),
+                ],
+            ),
+        };
+        pytorch.settle(&mut confined);
+        confined.arg("reference.py");
+        confined
+    }
+}
+
+/// A shell script in a mount namespace of its own.
+fn mounting(script: &str, arguments: &[&Path]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]);
+    command.args(arguments);
+    command
+}
+
+/// As `nobody`, who may yet read what root alone may: the environment may lie in root's home.
+fn as_nobody() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    command.args([
+        "--inh-caps",
+        "+dac_read_search",
+        "--ambient-caps",
+        "+dac_read_search",
+    ]);
+    command
+}
+
+/// The folder of PyTorch's own libraries in an environment.
+fn libraries(environment: &Path) -> PathBuf {
+    let lib = environment.join("lib");
+    let pythons = std::fs::read_dir(&lib);
+    let python = pythons.ok().and_then(|mut entries| {
+        entries.find_map(|entry| {
+            let name = entry.ok()?.file_name();
+            name.to_str()?.starts_with("python3").then_some(name)
+        })
+    });
+    lib.join(python.unwrap_or_default())
+        .join("site-packages/torch/lib")
+}
+
+/// The only child of a process.
+fn only_child(pid: u32) -> u32 {
+    wait_until("the child of unshare", || {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        children.ok()?.split_whitespace().next()?.parse().ok()
+    })
+}
+
+fn open_to_all(folder: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("opened");
+}

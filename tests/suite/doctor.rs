@@ -1,0 +1,213 @@
+//! `memprobe doctor`, and the same words where another verb finds that it cannot work.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use memprobe_tests::confinement::NOBODY;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::{Background, Finished};
+use serde_json::Value;
+
+/// Starts the rest of its arguments under a filter of system calls that refuses `bpf` and
+/// `perf_event_open` on x86-64, as Docker's own does: `BPF_LD`, two `BPF_JEQ`, two `BPF_RET`
+/// (seccomp(2)).
+const FILTERED: &str = "
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 2, 0, 321), (0x15, 1, 0, 298), (0x06, 0, 0, 0x7fff0000),
+        (0x06, 0, 0, 0x00050001)]
+code = b''.join(struct.pack('HBBI', *one) for one in code)
+filter = ctypes.create_string_buffer(code)
+program = struct.pack('HxxxxxxQ', len(code) // 8, ctypes.addressof(filter))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, program, 0, 0) == 0
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// A call of the helper `bpf_get_current_pid_tgid` in a BPF program, and one of a helper that no
+/// kernel has.
+const CALL: [u8; 8] = [0x85, 0, 0, 0, 14, 0, 0, 0];
+const CALL_OF_NOTHING: [u8; 8] = [0x85, 0, 0, 0, 0xff, 0xff, 0, 0];
+
+/// What `doctor` says, as values.
+fn examination(finished: &Finished) -> Value {
+    serde_json::from_str(&finished.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {} {}", finished.stdout, finished.stderr))
+}
+
+/// What was found of the machine in one respect.
+fn found<'a>(examination: &'a Value, check: &str) -> &'a Value {
+    let findings = examination["machine"].as_array().expect("findings");
+    let finding = findings.iter().find(|finding| finding["check"] == check);
+    finding.unwrap_or_else(|| panic!("no finding {check}: {examination}"))
+}
+
+/// Runs a command that is `doctor` in some surroundings, in which memprobe cannot work.
+fn unfit(command: &mut Command) -> Value {
+    let finished = Background::start(command).finish();
+    assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
+    let examination = examination(&finished);
+    assert_eq!(examination["fit"], false);
+    for finding in examination["machine"].as_array().expect("findings") {
+        let failed = finding["level"] == "fail";
+        assert!(!failed || finding["remedy"].is_string(), "{finding}");
+    }
+    examination
+}
+
+#[test]
+fn where_memprobe_can_work_doctor_has_tried_it() {
+    let Some(ground) = Ground::take() else { return };
+    let finished = ground.run(&["doctor", "--format", "json"]).succeeded();
+    let examination = examination(&finished);
+    assert_eq!(examination["fit"], true);
+    assert_eq!(examination["process"], Value::Null);
+    let programs = &found(&examination, "programs")["facts"]["programs"];
+    assert!(programs.as_u64() > Some(0), "{programs}");
+    assert_eq!(found(&examination, "probe")["level"], "ok");
+    let text = ground.run(&["doctor"]).succeeded().stdout;
+    assert!(text.contains("memprobe can work here"), "{text}");
+    assert!(!text.contains('\x1b'), "colours in a pipe: {text}");
+}
+
+#[test]
+fn of_a_process_that_is_not_there_doctor_says_so() {
+    let Some(ground) = Ground::take() else { return };
+    let finished = ground.run(&["doctor", "--pid", "4194304"]);
+    assert_eq!(finished.status.code(), Some(2));
+    assert!(
+        finished.stdout.contains("there is no process 4194304"),
+        "{}",
+        finished.stdout
+    );
+}
+
+#[test]
+fn of_a_process_that_has_not_imported_pytorch_doctor_says_what_will_be_waited_for() {
+    let Some(ground) = Ground::take() else { return };
+    let mut command = ground.pytorch().command();
+    let wait = "print('up', flush=True); import time; time.sleep(600)";
+    let mut target = Background::start(command.args(["-c", wait]));
+    target.wait_for("up");
+    let pid = target.pid().to_string();
+    let text = ground.run(&["doctor", "--pid", &pid]).succeeded().stdout;
+    for words in ["not imported yet", "is not mapped yet", "can attach to"] {
+        assert!(text.contains(words), "{words:?} is missing in: {text}");
+    }
+}
+
+#[test]
+fn without_root_every_verb_says_so() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let readable = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), readable).expect("opened");
+    let copy = folder.path().join("memprobe");
+    std::fs::copy(&ground.memprobe, &copy).expect("copied");
+    let nobody = |arguments: &[&str]| {
+        let mut command = Command::new(&copy);
+        command.args(arguments).uid(NOBODY).gid(NOBODY);
+        command
+    };
+    let examination = unfit(&mut nobody(&["doctor", "--format", "json"]));
+    assert_eq!(found(&examination, "capabilities")["level"], "fail");
+    assert_eq!(found(&examination, "programs")["facts"]["errno"], 1);
+    let mut attach = nobody(&["attach", "--pid", "1"]);
+    let error = Background::start(&mut attach).finish().one_clear_error();
+    assert!(
+        error.contains("CAP_SYS_ADMIN") && error.contains("sudo"),
+        "{error}"
+    );
+}
+
+#[test]
+fn in_a_pid_namespace_of_its_own_memprobe_says_where_to_run_it() {
+    let Some(ground) = Ground::take() else { return };
+    let within = |arguments: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount", "--mount-proc"]);
+        command.arg(&ground.memprobe).args(arguments);
+        command
+    };
+    let examination = unfit(&mut within(&["doctor", "--format", "json"]));
+    assert_eq!(found(&examination, "pid_namespace")["level"], "fail");
+    let mut record = within(&["record", "-o", "/dev/null", "--pid", "1"]);
+    let error = Background::start(&mut record).finish().one_clear_error();
+    assert!(error.contains("--pid=host"), "{error}");
+}
+
+#[test]
+fn in_a_user_namespace_of_its_own_memprobe_says_that_root_there_is_none() {
+    let Some(ground) = Ground::take() else { return };
+    let mut command = Command::new("unshare");
+    command
+        .args(["--user", "--map-root-user"])
+        .arg(&ground.memprobe);
+    let examination = unfit(command.args(["doctor", "--format", "json"]));
+    assert_eq!(found(&examination, "user_namespace")["level"], "fail");
+}
+
+#[test]
+fn under_a_filter_of_system_calls_memprobe_says_what_to_let_through() {
+    let Some(ground) = Ground::take() else { return };
+    let within = |arguments: &[&str]| {
+        let mut command = Command::new(ground.pytorch().python());
+        command.args(["-c", FILTERED]).arg(&ground.memprobe);
+        command.args(arguments);
+        command
+    };
+    let examination = unfit(&mut within(&["doctor", "--format", "json"]));
+    assert_eq!(found(&examination, "seccomp")["facts"]["mode"], 2);
+    let programs = found(&examination, "programs");
+    assert_eq!(programs["facts"]["refused"], "map");
+    let remedy = programs["remedy"].as_str().unwrap_or_default();
+    assert!(remedy.contains("perf_event_open"), "{programs}");
+    let pid = std::process::id().to_string();
+    let mut record = within(&["record", "-o", "/dev/null", "--pid", &pid]);
+    let error = Background::start(&mut record).finish().one_clear_error();
+    assert!(error.contains("perf_event_open"), "{error}");
+}
+
+#[test]
+fn a_program_that_the_verifier_refuses_is_told_in_words_and_its_log_goes_to_a_file() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let object = folder.path().join("broken.o");
+    std::fs::write(&object, broken_object()).expect("written");
+    let broken = |arguments: &[&str]| {
+        let mut command = ground.memprobe();
+        command.env("MEMPROBE_BPF_OBJECT", &object).args(arguments);
+        command
+    };
+    let log = folder.path().join("verifier.log");
+    let file = log.to_str().expect("UTF-8");
+    let options = ["doctor", "--format", "json", "--verifier-log", file];
+    let examination = unfit(&mut broken(&options));
+    let programs = found(&examination, "programs");
+    assert_eq!(programs["facts"]["refused"], "program");
+    let log = std::fs::read_to_string(&log).expect("the log");
+    assert!(log.contains("func"), "no log of the verifier: {log}");
+    let last = log.lines().rev().find(|line| line.contains("func"));
+    let last = last.expect("just found");
+    assert!(!examination.to_string().contains(last), "{programs}");
+    let pid = std::process::id().to_string();
+    let mut record = broken(&["record", "-o", "/dev/null", "--pid", &pid]);
+    let error = Background::start(&mut record).finish().one_clear_error();
+    assert!(error.contains("--verifier-log"), "{error}");
+    assert!(!error.contains(last), "{error}");
+}
+
+/// memprobe's programs, of which the first that asks who runs it asks a helper that there is not.
+fn broken_object() -> Vec<u8> {
+    let built =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../memprobe-ebpf/object/memprobe.bpf.o");
+    let mut object = std::fs::read(built).expect("the built programs");
+    let at = object
+        .chunks_exact(8)
+        .position(|instruction| instruction == CALL)
+        .expect("a program asks who runs it");
+    object[at * 8..][..8].copy_from_slice(&CALL_OF_NOTHING);
+    object
+}

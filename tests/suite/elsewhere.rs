@@ -1,0 +1,257 @@
+//! Memprobe looks at processes that see the machine otherwise than it does: every event is the same as
+//! PyTorch's own recorder has it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use memprobe_tests::confinement::{Confined, Confinement, HOST_NAME};
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::PyTorch;
+use serde_json::Value;
+
+const WORKLOAD: [&str; 5] = ["mlp_adam.py", "--hidden", "256", "--steps", "20"];
+
+/// Libraries in which memprobe has probes.
+const PROBED: [&str; 2] = ["libc10.so", "libtorch_cpu.so"];
+
+/// What `doctor` finds in a process.
+fn doctor(ground: &Ground, pid: u32) -> Value {
+    let printed = ground
+        .run(&["doctor", "--pid", &pid.to_string(), "--format", "json"])
+        .succeeded();
+    let examination: Value = serde_json::from_str(&printed.stdout).expect("JSON");
+    assert_eq!(examination["fit"], true, "{}", printed.stdout);
+    examination["process"].clone()
+}
+
+/// One of the findings about a process.
+fn found<'a>(process: &'a Value, check: &str) -> &'a Value {
+    let findings = process["findings"].as_array().expect("findings");
+    let finding = findings.iter().find(|finding| finding["check"] == check);
+    finding.unwrap_or_else(|| panic!("no finding {check}: {process}"))
+}
+
+/// Records it from its first allocation to its end; both sides must agree. Gives what `record` said
+/// and the report.
+fn agrees(ground: &Ground, confined: Confined, name: &str) -> (String, Value) {
+    let (both, file, _folder, said) = confined.record(ground);
+    let agreement = both.agree(name);
+    assert!(agreement.stacks >= 100, "too little was compared");
+    (said, ground.report(&file))
+}
+
+fn for_each_python(run: impl Fn(&Ground, &PyTorch)) {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        run(&ground, pytorch);
+    }
+}
+
+#[test]
+fn a_process_in_namespaces_of_its_own_is_recorded_exactly_under_both_its_numbers() {
+    for_each_python(|ground, pytorch| {
+        let Some(confined) = Confined::start(pytorch, Confinement::Namespaces, &WORKLOAD) else {
+            return;
+        };
+        let pid = confined.pid();
+        let process = doctor(ground, pid);
+        assert_eq!(
+            (&process["pid"], &process["inner_pid"]),
+            (&pid.into(), &1.into())
+        );
+        let namespaces = found(&process, "container")["facts"]["namespaces"].to_string();
+        for kind in ["mount", "PID", "host name"] {
+            assert!(namespaces.contains(kind), "{namespaces}");
+        }
+        let (said, report) = agrees(ground, confined, "namespaces");
+        let numbers = format!("PID {pid} (1 in its own namespace)");
+        assert!(said.contains(&numbers), "{said}");
+        assert_eq!(
+            (&report["pid"], &report["inner_pid"]),
+            (&pid.into(), &1.into())
+        );
+    });
+}
+
+#[test]
+fn a_process_in_a_container_is_named_by_it() {
+    let Some(ground) = Ground::take() else { return };
+    let Some(group) = ControlGroup::of_docker() else {
+        return;
+    };
+    let pytorch = ground.pytorch();
+    let Some(confined) = Confined::start(pytorch, Confinement::Namespaces, &WORKLOAD) else {
+        return;
+    };
+    group.take(confined.pid());
+    let process = doctor(&ground, confined.pid());
+    let facts = &found(&process, "container")["facts"];
+    assert_eq!(facts["engine"], "docker");
+    assert_eq!(facts["id"], ControlGroup::ID);
+    assert_eq!(facts["host_name"], HOST_NAME);
+    let (said, report) = agrees(&ground, confined, "container");
+    assert!(said.contains(&format!("(1 in {HOST_NAME})")), "{said}");
+    assert_eq!(report["container"], HOST_NAME);
+}
+
+#[test]
+fn a_process_in_a_chroot_is_recorded_exactly() {
+    for_each_python(|ground, pytorch| {
+        let Some(confined) = Confined::start(pytorch, Confinement::Chroot, &WORKLOAD) else {
+            return;
+        };
+        let process = doctor(ground, confined.pid());
+        assert_eq!(found(&process, "container")["facts"]["other_root"], true);
+        assert!(
+            found(&process, "pytorch")["facts"]["version"].is_string(),
+            "{process}"
+        );
+        // From within its mount namespace it is a chroot and nothing else.
+        let mut beside = confined.beside(&ground.memprobe);
+        beside.args([
+            "doctor",
+            "--pid",
+            &confined.pid().to_string(),
+            "--format",
+            "json",
+        ]);
+        let printed = Background::start(&mut beside).finish().succeeded();
+        let examination: Value = serde_json::from_str(&printed.stdout).expect("JSON");
+        let facts = &found(&examination["process"], "container")["facts"];
+        assert_eq!(facts["namespaces"], Value::Array(Vec::new()));
+        assert_eq!(facts["other_root"], true);
+        assert!(found(&examination["process"], "pytorch")["facts"]["version"].is_string());
+        agrees(ground, confined, "chroot");
+    });
+}
+
+#[test]
+fn a_process_of_another_user_that_may_not_be_dumped_is_recorded_exactly() {
+    for_each_python(|ground, pytorch| {
+        let Some(confined) = Confined::start(pytorch, Confinement::OtherUser, &WORKLOAD) else {
+            return;
+        };
+        let process = doctor(ground, confined.pid());
+        assert_eq!(found(&process, "process")["facts"]["uid"], 65534);
+        agrees(ground, confined, "other user");
+    });
+}
+
+#[test]
+fn a_process_on_an_overlay_file_system_is_recorded_exactly_after_its_libraries_are_deleted() {
+    for_each_python(|ground, pytorch| {
+        let Some(confined) = Confined::start(pytorch, Confinement::Overlay, &WORKLOAD) else {
+            return;
+        };
+        let loaded = |process: &Value| {
+            assert!(found(process, "pytorch")["facts"]["version"].is_string());
+        };
+        loaded(&doctor(ground, confined.pid()));
+        for file in confined.loaded(&PROBED) {
+            let mut remove = confined.beside(Path::new("rm"));
+            Background::start(remove.arg(&file)).finish().succeeded();
+        }
+        are_deleted(&doctor(ground, confined.pid()));
+        agrees(ground, confined, "overlay, deleted");
+    });
+}
+
+#[test]
+fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_that_it_has_loaded() {
+    for_each_python(|ground, pytorch| {
+        let Some(confined) = Confined::start(pytorch, Confinement::OwnLibraries, &WORKLOAD) else {
+            return;
+        };
+        for file in confined.loaded(&PROBED) {
+            // As package managers do: a new file takes the name of the old.
+            let new = file.with_extension("new");
+            std::fs::write(&new, "a library of another version").expect("written");
+            std::fs::rename(&new, &file).expect("replaced");
+        }
+        let process = doctor(ground, confined.pid());
+        are_deleted(&process);
+        let version = &found(&process, "pytorch")["facts"]["version"];
+        assert_eq!(
+            *version,
+            Value::Null,
+            "the version may be that of the new files"
+        );
+        agrees(ground, confined, "upgraded");
+    });
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_is_looked_at_is_told_of_in_words() {
+    let Some(ground) = Ground::take() else { return };
+    for after in [0, 2, 5, 10, 20, 50, 100, 200, 400, 800] {
+        for verb in [&["doctor"][..], &["record", "-q", "-o", "/dev/null"]] {
+            let wait = "print('up', flush=True); import time; time.sleep(600)";
+            let mut command = ground.pytorch().command();
+            let mut target = Background::start(command.args(["-c", wait]));
+            target.wait_for("up");
+            let pid = target.pid().to_string();
+            let mut looking = ground.memprobe();
+            let looking = Background::start(looking.args(verb).args(["--pid", &pid]));
+            std::thread::sleep(Duration::from_millis(after));
+            drop(target);
+            let finished = looking.finish();
+            let said = format!("{}{}", finished.stdout, finished.stderr);
+            assert!(!said.contains("panicked"), "after {after} ms: {said}");
+            match verb[0] {
+                "doctor" => assert!(
+                    said.contains("process") || said.contains("attach"),
+                    "{said}"
+                ),
+                _ => drop(finished.one_clear_error()),
+            }
+        }
+    }
+}
+
+/// That the probed libraries have no name any more, and were found all the same.
+fn are_deleted(process: &Value) {
+    for name in PROBED {
+        let libraries = process["libraries"].as_array().expect("libraries");
+        let library = libraries.iter().find(|library| library["name"] == name);
+        let library = library.unwrap_or_else(|| panic!("no {name}: {process}"));
+        assert_eq!(library["deleted"], true, "{library}");
+        assert!(library["build_id"].is_string(), "{library}");
+    }
+    for probe in process["probes"].as_array().expect("probes") {
+        assert!(probe["address"].is_u64(), "{probe}");
+    }
+}
+
+/// A control group that is named as Docker names those of its containers.
+struct ControlGroup(std::path::PathBuf);
+
+impl ControlGroup {
+    const ID: &str = "3f1e9abc0123d5c5e5f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6";
+
+    /// `None` where none can be made, said in a line.
+    fn of_docker() -> Option<Self> {
+        let name = format!("docker-{}.scope", Self::ID);
+        let made = ["", "unified", "pids", "freezer"]
+            .map(|hierarchy| Path::new("/sys/fs/cgroup").join(hierarchy))
+            .into_iter()
+            .filter(|folder| folder.join("cgroup.procs").exists())
+            .map(|folder| folder.join(&name))
+            .find(|group| std::fs::create_dir(group).is_ok() || group.is_dir());
+        if made.is_none() {
+            println!("skipped: no control group can be made");
+        }
+        made.map(Self)
+    }
+
+    fn take(&self, pid: u32) {
+        std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("moved");
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        // It stays while a process is in it; it is used again then.
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

@@ -1,0 +1,412 @@
+//! Many processes at once: those that descend from one, from their first allocation to their end.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use memprobe_tests::bpf;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::programs::{Family, Ledger};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Bytes of what the kernel's side knows of a process.
+const PROCESS_BYTES: u64 = 72;
+
+#[test]
+fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_leave_nothing() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let root = Background::start(&mut family.command(&["churn", "400", "50", "300"]));
+    let run = family.path("run/");
+    let mut recording = ground.record_unready(root.pid(), &run, &["--children"]);
+    recording.memprobe.wait_for("recording PID");
+    let memprobe = recording.memprobe.pid();
+    let held = bpf::held_by(memprobe);
+    wait_until("the end of the churn", || {
+        family.path("ledgers/over").exists().then_some(())
+    });
+
+    // Only the root is left: so are its entries, and no file of anybody else.
+    wait_until("the kernel's side forgets those that ended", || {
+        (bpf::entries(memprobe, |bytes| bytes == PROCESS_BYTES) == 1).then_some(())
+    });
+    let threads = bpf::entries(memprobe, |bytes| bytes > 4096);
+    assert!(threads <= 1, "{threads} threads are remembered");
+    wait_until("memprobe closes what it had open", || {
+        (open_recordings(memprobe, &run) == 0).then_some(())
+    });
+    assert_eq!(bpf::held_by(memprobe), held, "programs, maps or links leak");
+    let pidfds = open_files(memprobe, "anon_inode:[pidfd]");
+    assert!(pidfds <= 1, "{pidfds} processes are held");
+
+    fs::write(family.path("ledgers/leave"), "").expect("written");
+    let printed = recording.finish();
+    root.finish().succeeded();
+    assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
+    let ledgers = family.ledgers();
+    assert_eq!(ledgers.len(), 800, "the churn itself went wrong");
+    assert_told(&ground.report(&run), &ledgers);
+    println!("{} processes were told to the byte", ledgers.len());
+}
+
+/// Files of a directory that a process has open.
+fn open_recordings(pid: u32, run: &Path) -> usize {
+    open_files(pid, &run.to_string_lossy())
+}
+
+fn open_files(pid: u32, beginning: &str) -> usize {
+    let files = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there");
+    files
+        .filter_map(|file| fs::read_link(file.ok()?.path()).ok())
+        .filter(|file| file.to_string_lossy().starts_with(beginning))
+        .count()
+}
+
+/// Every process has a recording that says what it said itself, and nobody else has one.
+fn assert_told(report: &Value, ledgers: &[Ledger]) {
+    let recordings = report["recordings"].as_array().expect("recordings");
+    assert_eq!(recordings.len(), ledgers.len(), "recordings");
+    for ledger in ledgers {
+        let of_it: Vec<_> = recordings
+            .iter()
+            .filter(|recording| recording["pid"] == ledger.pid)
+            .collect();
+        let [recording] = of_it.as_slice() else {
+            panic!("{} recordings of {ledger:?}", of_it.len());
+        };
+        // One segment besides.
+        assert_eq!(
+            recording["events"],
+            ledger.events + 1,
+            "{ledger:?}: {recording}"
+        );
+        let device = &recording["devices"][0];
+        assert_eq!(
+            device["allocated"], ledger.allocated,
+            "{ledger:?}: {recording}"
+        );
+        assert_eq!(
+            device["reserved"], ledger.reserved,
+            "{ledger:?}: {recording}"
+        );
+        assert_eq!(device["before_attach"], 0, "{ledger:?}: {recording}");
+        assert_eq!(recording["disagreements"], 0, "{ledger:?}: {recording}");
+        assert_eq!(recording["end"], "target exited", "{ledger:?}: {recording}");
+    }
+}
+
+#[test]
+fn eight_ranks_at_once_are_told_to_the_byte() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let run = family.path("run/");
+    let mut command = ground.memprobe();
+    // Room for all that happens: how fast memprobe reads depends on the machine.
+    command.args(["record", "--buffer-size", "256MiB", "-o"]);
+    command.arg(&run).arg("--").arg(family.path("family"));
+    command.arg(family.path("ledgers"));
+    command.args(["ranks", "8", "40000", "25000"]);
+    let printed = Background::start(&mut command).finish().succeeded();
+    assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
+    let ledgers = family.ledgers();
+    assert_eq!(ledgers.len(), 8);
+    assert_told(&ground.report(&run), &ledgers);
+}
+
+#[test]
+fn a_second_copy_of_the_libraries_in_the_same_process_is_probed_too() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let (allocator, runtime) = (family.copy("libc10.so"), family.copy("libcudart.so.13"));
+    let file = family.path("trace.json");
+    let mut command = ground.memprobe();
+    command.arg("record").arg("-o").arg(&file).arg("--");
+    command
+        .arg(family.path("family"))
+        .arg(family.path("ledgers"));
+    command.arg("copy").arg(allocator).arg(runtime).arg("1000");
+    Background::start(&mut command).finish().succeeded();
+    let ledgers = family.ledgers();
+    let report = ground.report(&file);
+    assert_eq!(report["events"], ledgers[0].events + 1, "{report}");
+    assert_eq!(report["devices"][0]["allocated"], ledgers[0].allocated);
+    assert_eq!(report["disagreements"], 0);
+}
+
+#[test]
+fn a_library_that_two_containers_share_is_probed_once() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let layers = family.path("layers");
+    let Some(_mounted) = Mounted::layers(&layers) else {
+        println!("skipped: overlayfs cannot be mounted here");
+        return;
+    };
+    for name in ["family", "libc10.so", "libcudart.so.13"] {
+        fs::copy(family.path(name), layers.join("image").join(name)).expect("copied");
+    }
+    let Some(_containers) = Mounted::containers(&layers) else {
+        println!("skipped: overlayfs cannot be mounted here");
+        return;
+    };
+    let ledgers = family.path("ledgers");
+    let one = |number: u32| {
+        let program = layers.join(format!("{number}/root/family"));
+        format!(
+            "{} {} ranks 1 500 50000",
+            program.display(),
+            ledgers.display()
+        )
+    };
+    let run = family.path("run/");
+    let script = format!("{} & {} & wait", one(1), one(2));
+    let printed = record(&ground, &run, Command::new("bash").args(["-c", &script]));
+    assert!(printed.status.success(), "{}", printed.stderr);
+    let ledgers = family.ledgers();
+    assert_eq!(ledgers.len(), 2, "{}", printed.stderr);
+    assert_told(&ground.report(&run), &ledgers);
+}
+
+/// Something mounted, until the test ends.
+struct Mounted(Vec<std::path::PathBuf>);
+
+impl Mounted {
+    /// A file system that can lie below an overlay, with a folder for an image.
+    fn layers(at: &Path) -> Option<Self> {
+        fs::create_dir(at).expect("made");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "tmpfs"])
+            .arg(at)
+            .status();
+        mount.ok()?.success().then_some(())?;
+        let mounted = Self(vec![at.to_owned()]);
+        fs::create_dir(at.join("image")).expect("made");
+        Some(mounted)
+    }
+
+    /// Two containers made from the image.
+    fn containers(layers: &Path) -> Option<Self> {
+        let mut mounted = Self(Vec::new());
+        for number in ["1", "2"] {
+            let own = |name: &str| layers.join(number).join(name);
+            for name in ["upper", "work", "root"] {
+                fs::create_dir_all(own(name)).expect("made");
+            }
+            let options = format!(
+                "lowerdir={},upperdir={},workdir={}",
+                layers.join("image").display(),
+                own("upper").display(),
+                own("work").display()
+            );
+            let mut mount = Command::new("mount");
+            mount
+                .args(["-t", "overlay", "overlay", "-o", &options])
+                .arg(own("root"));
+            mount.status().ok()?.success().then_some(())?;
+            mounted.0.push(own("root"));
+        }
+        Some(mounted)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        for at in self.0.iter().rev() {
+            // What is left is the test machine's own affair.
+            let _ = Command::new("umount").arg(at).status();
+        }
+    }
+}
+
+#[test]
+fn what_happened_before_the_probes_were_in_place_is_said() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let (allocator, runtime) = (family.copy("libc10.so"), family.copy("libcudart.so.13"));
+    let run = family.path("run/");
+    let mut command = ground.memprobe();
+    command
+        .arg("record")
+        .arg("-o")
+        .arg(&run)
+        .args(["--duration", "1s"]);
+    command
+        .arg("--")
+        .arg(family.path("family"))
+        .arg(family.path("ledgers"));
+    command
+        .arg("hasty")
+        .arg(allocator)
+        .arg(runtime)
+        .arg("1000000000");
+    let mut hasty = Background::start(&mut command);
+    let said = hasty.wait_for("PID");
+    let pid = index(&run, &mut hasty);
+    let printed = hasty.finish();
+    kill(pid);
+    let recordings = ground.report(&run);
+    let before = recordings["recordings"][0]["devices"][0]["before_attach"].as_u64();
+    assert!(
+        before == Some(0) || printed.stderr.contains("before the probes were in place"),
+        "{before:?} bytes came before, and nothing is said: {said}\n{}",
+        printed.stderr
+    );
+}
+
+/// The first process of a run's index, once there is one.
+fn index(run: &Path, memprobe: &mut Background) -> u32 {
+    wait_until("an index", || {
+        let _ = memprobe.has_ended();
+        let text = fs::read(run.join("index.json")).ok()?;
+        let index: Value = serde_json::from_slice(&text).ok()?;
+        let pid = index["processes"][0]["pid"].as_u64()?;
+        u32::try_from(pid).ok()
+    })
+}
+
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    // It may be over.
+    let _ = rustix::process::kill_process(pid.expect("a PID"), Signal::KILL);
+}
+
+#[test]
+fn each_rank_of_torchrun_is_recorded_from_its_first_allocation() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().join("run/");
+        let words = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "ranks.py",
+        ];
+        let printed = record(&ground, &run, pytorch.command().args(words));
+        assert!(printed.status.success(), "{}", printed.stderr);
+        let report = ground.report(&run);
+        let recordings = report["recordings"].as_array().expect("recordings");
+        assert_eq!(recordings.len(), 2, "{}", printed.stderr);
+        for (rank, recording) in recordings.iter().enumerate() {
+            let name = recording["recording"].as_str().expect("a name");
+            assert!(name.starts_with(&format!("rank{rank}-")), "{name}");
+            assert!(name.ends_with("-ranks.json"), "{name}");
+            assert_holds(recording, &printed.stdout);
+            let line = &recording["devices"][0]["lines"][0];
+            assert_eq!(line["line"], 9, "{recording}");
+        }
+    }
+}
+
+#[test]
+fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().join("run/");
+        let printed = record(&ground, &run, pytorch.command().arg("generations.py"));
+        assert_eq!(printed.status.code(), Some(4), "{}", printed.stderr);
+        let report = ground.report(&run);
+        let recordings = report["recordings"].as_array().expect("recordings");
+        let told = printed
+            .stdout
+            .lines()
+            .filter(|line| line.starts_with("pid "));
+        assert_eq!(recordings.len(), told.count(), "{}", printed.stderr);
+        for recording in recordings {
+            assert_eq!(recording["devices"][0]["before_attach"], 0, "{recording}");
+            let peak = &recording["devices"][0]["peak_allocated"];
+            let pid = &recording["pid"];
+            let line = format!("pid {pid} allocated {peak}\n");
+            assert!(printed.stdout.contains(&line), "{line}{}", printed.stdout);
+            let lines = recording["devices"][0]["lines"].as_array().expect("lines");
+            let [line] = lines.as_slice() else {
+                panic!("one line allocates: {recording}");
+            };
+            let file = line["file"].as_str().expect("a file");
+            assert!(
+                file == "<string>" || file.ends_with("generations.py"),
+                "{file}"
+            );
+        }
+        // The one that was forked after CUDA was used is known and holds nothing.
+        assert!(
+            printed.stderr.contains("CUDA does not survive a fork"),
+            "{}",
+            printed.stderr
+        );
+    }
+}
+
+/// Records a command to a directory, to its end.
+fn record(ground: &Ground, run: &Path, command: &mut Command) -> memprobe_tests::process::Finished {
+    let mut memprobe = ground.memprobe();
+    memprobe.arg("record").arg("-o").arg(run).arg("--");
+    memprobe.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => memprobe.env(name, value),
+            None => memprobe.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        memprobe.current_dir(folder);
+    }
+    let printed = Background::start(&mut memprobe).finish();
+    assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
+    printed
+}
+
+/// A recording ends with what its process said that it holds.
+fn assert_holds(recording: &Value, said: &str) {
+    let device = &recording["devices"][0];
+    let (pid, allocated) = (&recording["pid"], &device["allocated"]);
+    let line = format!("pid {pid} allocated {allocated}\n");
+    assert!(said.contains(&line), "{line}{said}");
+    assert_eq!(device["before_attach"], 0, "{recording}");
+}
+
+#[test]
+fn a_file_holds_one_process_and_says_whom_it_leaves_out() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let file = family.path("trace.json");
+    let mut command = ground.memprobe();
+    command.arg("record").arg("-o").arg(&file).arg("--");
+    command
+        .arg(family.path("family"))
+        .arg(family.path("ledgers"));
+    command.args(["ranks", "2", "1000", "10000"]);
+    let printed = Background::start(&mut command).finish().succeeded();
+    assert!(
+        printed.stderr.contains("not recorded: PID"),
+        "{}",
+        printed.stderr
+    );
+    assert!(printed.stderr.contains("-o run/"), "{}", printed.stderr);
+    let report = ground.report(&file);
+    let ledgers = family.ledgers();
+    let ledger = ledgers.iter().find(|ledger| report["pid"] == ledger.pid);
+    let ledger = ledger.expect("one of the two");
+    assert_eq!(report["events"], ledger.events + 1);
+}
+
+#[test]
+fn a_directory_with_an_earlier_recording_is_not_written_to() {
+    let Some(ground) = Ground::take() else { return };
+    let family = Family::build();
+    let run = family.path("run/");
+    fs::create_dir(&run).expect("made");
+    fs::write(run.join("index.json"), "{}").expect("written");
+    let path = run.to_str().expect("UTF-8");
+    let error = ground
+        .run(&["record", "-o", path, "--", "true"])
+        .one_clear_error();
+    assert!(error.contains("rm -r"), "{error}");
+}

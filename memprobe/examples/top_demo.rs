@@ -278,6 +278,7 @@ fn facts(user: &str, rank: Option<u32>) -> ProcessFacts {
             local: Some(rank),
             world: Some(4),
         }),
+        forked_from: None,
     }
 }
 

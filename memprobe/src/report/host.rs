@@ -471,6 +471,7 @@ mod tests {
         worker.tgid = Tgid(40);
         worker.state = ProcessState::Probed;
         worker.driver.clear();
+        worker.events = 0;
         HostSnapshot {
             started: TimeNs(0),
             now: TimeNs(5),

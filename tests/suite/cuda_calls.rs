@@ -182,3 +182,148 @@ fn code_without_frame_pointers_has_native_stacks_with_lines() {
         }
     }
 }
+
+/// What memprobe made of `cuda_layers.py`, and what the workload says of itself.
+struct Layered {
+    facts: Value,
+    report: Value,
+    events: Vec<Event>,
+}
+
+impl Layered {
+    fn of(ground: &Ground, variable: Option<(&str, &str)>, options: &[&str]) -> Self {
+        let folder = tempdir().expect("a folder");
+        let (trace, out) = (
+            folder.path().join("trace.json"),
+            folder.path().join("facts.json"),
+        );
+        let mut command = ground.memprobe();
+        command.arg("record").arg("-o").arg(&trace).arg("--");
+        command.arg(ground.pytorch().python());
+        command.arg(memprobe_tests::pytorch::workloads().join("cuda_layers.py"));
+        command.arg("--out").arg(&out).args(options).envs(variable);
+        memprobe_tests::process::Background::start(&mut command)
+            .finish()
+            .succeeded();
+        let facts = std::fs::read(&out).expect("the workload wrote what it holds");
+        Self {
+            facts: serde_json::from_slice(&facts).expect("JSON"),
+            report: ground.report(&trace),
+            events: ground.events(&trace),
+        }
+    }
+
+    /// Bytes that the events of a kind leave live.
+    fn live(&self, alloc: &str, free: &str, space: Option<&str>) -> u64 {
+        let of_space = |event: &&Event| space.is_none() || event.space.as_deref() == space;
+        self.events
+            .iter()
+            .filter(of_space)
+            .fold(0, |live, event| match event.size {
+                Some(size) if event.action == alloc => live + size,
+                Some(size) if event.action == free => live - size,
+                _ => live,
+            })
+    }
+
+    /// The calls into CUDA are the allocations, each with the line that asked for it.
+    fn assert_calls_are_the_allocations(&self) {
+        assert_eq!(self.report["layer"], "CUDA runtime calls");
+        let device = &self.report["devices"][0];
+        assert_eq!(device["device"], 0);
+        assert_eq!(device["allocated"], self.facts["requested"]);
+        assert_eq!(
+            self.live("cuda_alloc", "cuda_free", Some("device")),
+            self.facts["requested"]
+        );
+        let lines = device["lines"].as_array().expect("a list");
+        assert!(
+            lines.iter().all(|line| line["function"] == "keep_some"),
+            "{lines:?}"
+        );
+        self.assert_pinned_is_apart();
+    }
+
+    /// Blocks are the allocations, and segments what is reserved: nothing is there twice.
+    fn assert_blocks_are_the_allocations(&self) {
+        assert_eq!(self.report["layer"], "PyTorch's caching allocator");
+        let device = &self.report["devices"][0];
+        assert_eq!(device["allocated"], self.facts["allocated"]);
+        assert_eq!(device["reserved"], self.facts["reserved"]);
+        assert_eq!(self.live("alloc", "free", None), self.facts["allocated"]);
+        assert_eq!(
+            self.live("segment_alloc", "segment_free", None),
+            self.facts["reserved"]
+        );
+        for space in ["device", "virtual"] {
+            assert_eq!(
+                self.live("cuda_alloc", "cuda_free", Some(space)),
+                0,
+                "{space}"
+            );
+        }
+        self.assert_pinned_is_apart();
+    }
+
+    fn assert_pinned_is_apart(&self) {
+        let rows = self.report["cuda"].as_array().expect("a list");
+        let [row] = rows.as_slice() else {
+            panic!("pinned memory alone: {rows:?}")
+        };
+        assert_eq!(
+            (&row["space"], &row["lines"][0]["function"]),
+            (&"pinned".into(), &"main".into())
+        );
+        // PyTorch rounds it up to a power of two.
+        let pinned = self.facts["pinned"].as_u64().expect("a number");
+        assert_eq!(row["live"], pinned.next_power_of_two());
+    }
+}
+
+#[test]
+fn segments_are_reserved_memory_and_no_allocations_of_their_own() {
+    let Some(ground) = Ground::take() else { return };
+    Layered::of(&ground, None, &[]).assert_blocks_are_the_allocations();
+}
+
+#[test]
+fn expandable_segments_are_what_is_mapped() {
+    let Some(ground) = Ground::take() else { return };
+    let expandable = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    let layered = Layered::of(&ground, Some(expandable), &[]);
+    layered.assert_blocks_are_the_allocations();
+    assert!(
+        layered
+            .events
+            .iter()
+            .any(|event| event.function.as_deref() == Some("cuMemMap"))
+    );
+}
+
+#[test]
+fn without_caching_the_calls_are_the_allocations() {
+    let Some(ground) = Ground::take() else { return };
+    for variable in [
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+    ] {
+        Layered::of(&ground, Some(variable), &[]).assert_calls_are_the_allocations();
+    }
+}
+
+#[test]
+fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempdir().expect("a folder");
+    let library = memprobe_tests::cuda_programs::pluggable_allocator(folder.path());
+    let library = library.to_str().expect("UTF-8");
+    let layered = Layered::of(&ground, None, &["--pluggable", library]);
+    layered.assert_calls_are_the_allocations();
+    let by_it = layered.events.iter().filter(|event| {
+        event
+            .native
+            .first()
+            .is_some_and(|frame| frame.function.starts_with("plug_malloc"))
+    });
+    assert_eq!(by_it.count(), 52);
+}

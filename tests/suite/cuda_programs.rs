@@ -137,6 +137,17 @@ fn source(name: &str) -> PathBuf {
     programs.join(name)
 }
 
+/// Builds `programs/pluggable.c`, an allocator for PyTorch, whose CUDA is that of the process.
+pub fn pluggable_allocator(folder: &Path) -> PathBuf {
+    let path = folder.join("libpluggable.so");
+    let mut command = compiler();
+    command
+        .args(["-shared", "-Wl,--unresolved-symbols=ignore-all"])
+        .arg(source("pluggable.c"));
+    succeed(command.arg("-o").arg(&path));
+    path
+}
+
 /// Starts a program that waits until `go` is there.
 pub fn start(program: &Path, go: &Path) -> Background {
     let mut command = Command::new(program);

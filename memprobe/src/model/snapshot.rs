@@ -70,6 +70,14 @@ pub struct CudaSnapshot {
     pub rows: Vec<OutsideRow>,
 }
 
+impl CudaSnapshot {
+    /// Bytes of all rows.
+    pub fn live(&self) -> Bytes {
+        let live = self.rows.iter().map(|row| row.live.0);
+        Bytes(live.fold(0, u64::saturating_add))
+    }
+}
+
 /// What a library got from CUDA of one kind of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutsideRow {
@@ -152,6 +160,14 @@ pub struct ProbeStatus {
     pub offset: u64,
     /// Whether the kernel emulates the instruction there (cheap) or must single-step it.
     pub emulated: bool,
+}
+
+impl ProbeStatus {
+    /// Whether it is hit so often that single-stepping it is felt: those on CUDA's own functions are
+    /// not.
+    pub fn is_busy(&self) -> bool {
+        !self.function.starts_with("cu")
+    }
 }
 
 /// The memory of one device.

@@ -285,13 +285,20 @@ impl Process {
 
     /// Puts events behind what it held before them, once that is known.
     fn keep_back(&mut self) {
+        let was_whole = self.beginning.is_whole();
         while self.before.is_some() {
             let Some(event) = self.admitted() else {
-                return;
+                break;
             };
             if let Some(before) = &mut self.before {
                 before.push(event);
             }
+        }
+        if let Some(before) = &mut self.before
+            && !was_whole
+            && self.beginning.is_whole()
+        {
+            before.settle_with_nothing();
         }
     }
 

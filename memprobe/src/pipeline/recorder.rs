@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, Told};
 use super::session::{HostEvent, HostItem};
-use crate::event::{AtAttach, Event, Losses, Tgid};
+use crate::event::{Event, Losses, Tgid};
 use crate::export::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
 use crate::export::output::{OutputFile, OutputPlan};
 use crate::export::trace_event::TraceWriter;
@@ -117,10 +117,7 @@ impl Recorder {
         let HostEvent { tgid, item } = event;
         match item {
             HostItem::Found { parent, target } => self.found(tgid, parent, target),
-            HostItem::Event(event) => {
-                tell_unread(&event, progress);
-                return self.event(tgid, event, progress);
-            }
+            HostItem::Event(event) => return self.event(tgid, event, progress),
             HostItem::Attached {
                 target,
                 probes,
@@ -477,19 +474,6 @@ fn named(tgid: Tgid, target: &Target) -> String {
     let command = clean(&target.command);
     let short: String = command.chars().take(60).collect();
     format!("PID {} ({short})", tgid.0)
-}
-
-/// Says where the blocks that were live at attach are one row, and why.
-fn tell_unread(event: &Event, progress: &mut Progress) {
-    if let Event::AtAttach(AtAttach {
-        unread: Some(why), ..
-    }) = event
-    {
-        progress.say(&format!(
-            "what was allocated before cannot be told block by block: {}",
-            clean(why)
-        ));
-    }
 }
 
 /// What is known when the recording of a process starts.

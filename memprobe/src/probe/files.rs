@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::attach::{AttachError, GraphTaskSymbol, Located};
+use super::attach::{AttachError, GraphTaskSymbol, Located, attach_cuda};
 use super::catalog::{Need, Probe, WITHOUT_BLOCKS};
 use super::loader::{Link, Loader, Reach};
 use crate::event::Tgid;
@@ -148,6 +148,24 @@ impl ProbedFiles {
         let mut probed = Probed::default();
         let mut links = Vec::new();
         let mut breakpoint = None;
+        let is_cuda = |probe: &Probe, located: &Result<Located, AttachError>| {
+            probe.cookie.is_some() && located.is_ok()
+        };
+        let (cuda, located): (Vec<_>, Vec<_>) = located
+            .into_iter()
+            .partition(|(probe, located)| is_cuda(probe, located));
+        let cuda: Vec<_> = cuda
+            .into_iter()
+            .filter_map(|(_, found)| found.ok())
+            .collect();
+        match attach_cuda(&cuda, loader, key.reach) {
+            Ok(attached) => {
+                links.extend(attached);
+                probed.probes.extend(cuda.iter().map(Located::status));
+                breakpoint = cuda.first().map(|located| located.function_offset);
+            }
+            Err(error) => probed.missing.push(error.to_string()),
+        }
         for (probe, located) in located {
             let attached = located.and_then(|located| {
                 links.extend(located.attach(loader, key.reach)?);

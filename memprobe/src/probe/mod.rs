@@ -11,6 +11,8 @@ pub mod heap;
 pub mod kernel;
 pub mod loader;
 pub mod machine;
+mod many;
+mod positions;
 pub mod preflight;
 pub mod prologue;
 pub mod refusal;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, stack_state};
 
-use crate::decode::{MemoryKind, Record};
+use crate::decode::{MemoryKind, Record, StackCopy};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, StackId, Tgid, Tid,
     TimeNs, Totals,
@@ -53,7 +53,7 @@ pub struct Symbolizer<M> {
 /// A record that waits for those behind it.
 enum Queued {
     Memory(MemoryKind, MemoryRecord),
-    Cuda(Box<CudaRecord>, Called),
+    Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
 }
 
@@ -122,12 +122,7 @@ impl<M: ReadMemory> Symbolizer<M> {
                 self.queue.push_back(Queued::Memory(kind, memory));
             }
             Record::Cuda(call, copy) if call.tgid == self.tgid.0 => {
-                // At once: the process may end, or unload the library.
-                let called = match copy {
-                    Some(copy) => Called::Native(self.native.unwind(call.caller, &copy)),
-                    None => Called::From(self.native.caller(call.caller)),
-                };
-                self.queue.push_back(Queued::Cuda(call, called));
+                self.queue.push_back(Queued::Cuda(call, copy));
             }
             Record::Stack(head, frames) if head.tgid == self.tgid.0 => {
                 if let Some(pending) = self.stacks.read(head, frames) {
@@ -182,7 +177,14 @@ impl<M: ReadMemory> Symbolizer<M> {
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
                 Queued::Memory(kind, memory) => self.push_memory(kind, &memory),
-                Queued::Cuda(call, called) => self.push_call(&call, called),
+                // Not before: reading symbols takes time, in which code objects may go.
+                Queued::Cuda(call, copy) => {
+                    let called = match copy {
+                        Some(copy) => Called::Native(self.native.unwind(call.caller, &copy)),
+                        None => Called::From(self.native.caller(call.caller)),
+                    };
+                    self.push_call(&call, called);
+                }
                 Queued::Stack(pending) => {
                     if let Some((id, stack)) = self.stacks.define(pending) {
                         self.ready.push(Event::Stack(id, stack));

@@ -34,6 +34,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const LARGEST_TABLES: u64 = 128 << 20;
 const ALL_TABLES: u64 = 512 << 20;
 
+/// The largest file whose functions are named. Reading the symbols of libtorch_cuda (500 MB) would
+/// take seconds, and keep memprobe from reading what the process does meanwhile.
+const LARGEST_NAMED: u64 = 64 << 20;
+
 /// Stands for a library where code lies in no file: compiled while the program runs.
 const NO_FILE: &str = "[generated code]";
 
@@ -167,6 +171,12 @@ impl NativeCode {
         let Some(file) = library.opened(self.tgid) else {
             return [unnamed(path, offset)].into();
         };
+        if file
+            .metadata()
+            .is_ok_and(|facts| facts.len() > LARGEST_NAMED)
+        {
+            return [unnamed(path, offset)].into();
+        }
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
         let source = Source::Elf(Elf::new(link));
         let symbolizer = self.symbolizer.get_or_insert_default();

@@ -4,7 +4,7 @@ use super::super::ReportOptions;
 use super::super::lines::Lines;
 use super::{BLOCKS, Row, Style, push_line, render_rows};
 use crate::bytes::human;
-use crate::event::{Bytes, DeviceIndex};
+use crate::event::DeviceIndex;
 use crate::label::{FileNames, clean, count};
 use crate::model::snapshot::{CudaSnapshot, Layer, LineRow, OutsideRow};
 
@@ -30,16 +30,12 @@ pub(super) fn render(
     if cuda.rows.is_empty() {
         return;
     }
-    let total: u64 = cuda
-        .rows
-        .iter()
-        .fold(0, |sum, row| sum.saturating_add(row.live.0));
     let of = match cuda.layer {
         Layer::Allocator => "outside the caching allocator",
         _ => "that CUDA gave out on the host, or where it is needed",
     };
     push_line(text, "");
-    let head = format!("memory {of}: {}", human(Bytes(total)));
+    let head = format!("memory {of}: {}", human(cuda.live()));
     push_line(text, &style.strong(&head));
     let names = FileNames::of(frames(cuda).map(|frame| &frame.file));
     let rows: Vec<Row> = cuda

@@ -169,7 +169,8 @@ impl HostState {
             | Wanted::Device(_)
             | Wanted::Regroup
             | Wanted::Source
-            | Wanted::Probes => {
+            | Wanted::Probes
+            | Wanted::Outside => {
                 self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
             }
             Wanted::Redraw => {}

@@ -342,6 +342,26 @@ pub struct PythonConfig {
 impl PythonConfig {
     /// An offset of something that this version does not have.
     pub const NONE: u16 = 0xffff;
+
+    /// Of a process without a Python that memprobe knows.
+    pub const UNKNOWN: Self = Self {
+        tss_steps: [0; 3],
+        tss_count: 0,
+        ts_thread_id: 0,
+        ts_identity: 0,
+        ts_frame: 0,
+        ts_base_frame: 0,
+        cframe_current: 0,
+        f_code: 0,
+        f_previous: 0,
+        f_instr: 0,
+        f_owner: 0,
+        f_size: 0,
+        co_filename: 0,
+        co_lines: 0,
+        version: 0,
+        pad: 0,
+    };
 }
 
 /// Something in the life of a process.

@@ -46,7 +46,7 @@ pub fn watched(caller: Caller) -> Option<&'static ProcessConfig> {
 
 /// A process of which nothing is known.
 const UNKNOWN: ProcessConfig = ProcessConfig {
-    python: NO_PYTHON,
+    python: PythonConfig::UNKNOWN,
     generation: 0,
     graph_task: NOWHERE,
     flags: 0,
@@ -55,25 +55,6 @@ const UNKNOWN: ProcessConfig = ProcessConfig {
 const NOWHERE: ThreadLocal = ThreadLocal {
     module: 0,
     offset: 0,
-};
-
-const NO_PYTHON: PythonConfig = PythonConfig {
-    tss_steps: [0; 3],
-    tss_count: 0,
-    ts_thread_id: 0,
-    ts_identity: 0,
-    ts_frame: 0,
-    ts_base_frame: 0,
-    cframe_current: 0,
-    f_code: 0,
-    f_previous: 0,
-    f_instr: 0,
-    f_owner: 0,
-    f_size: 0,
-    co_filename: 0,
-    co_lines: 0,
-    version: 0,
-    pad: 0,
 };
 
 /// `sched_process_fork(struct task_struct *parent, struct task_struct *child)`: before the child
@@ -131,7 +112,7 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
     let _ = THREADS.remove(&caller.tid);
     // SAFETY: a map value; the process has no other thread that could use it.
     unsafe {
-        (*process).python = NO_PYTHON;
+        (*process).python = PythonConfig::UNKNOWN;
         (*process).graph_task = NOWHERE;
         (*process).generation = bpf_ktime_get_ns();
     }

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 /// Bytes of what the kernel's side knows of a process.
-const PROCESS_BYTES: u64 = 72;
+const PROCESS_BYTES: u64 = 80;
 
 #[test]
 fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_leave_nothing() {

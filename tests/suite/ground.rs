@@ -17,14 +17,23 @@ pub struct Ground {
 impl Ground {
     /// Waits for the turn. Without root or PyTorch, says in a line why the test is skipped.
     pub fn take() -> Option<Self> {
+        let mut pytorches = vec![PyTorch::of_this_run()?];
+        pytorches.extend(PyTorch::older());
+        let ground = Self::without_pytorch()?;
+        Some(Self {
+            pytorches,
+            ..ground
+        })
+    }
+
+    /// As [`Self::take`], for tests that need no PyTorch.
+    pub fn without_pytorch() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: attaching probes needs root; run `sudo -E cargo xtask test`");
             return None;
         }
-        let mut pytorches = vec![PyTorch::of_this_run()?];
-        pytorches.extend(PyTorch::older());
         Some(Self {
-            pytorches,
+            pytorches: Vec::new(),
             memprobe: built_memprobe(),
             _turn: turn(),
         })

@@ -6,6 +6,7 @@ mod ebpf;
 mod kernels;
 mod matrix;
 mod process;
+mod python;
 mod pytorch;
 mod repository;
 mod test;

@@ -52,6 +52,7 @@ pub struct Reconciler {
     events: VecDeque<Event>,
     settled: bool,
     latest: TimeNs,
+    has_lost: bool,
 }
 
 /// The state of a device just before its first event.
@@ -82,13 +83,16 @@ impl Reconciler {
             events: VecDeque::new(),
             settled: false,
             latest: since,
+            has_lost: false,
         }
     }
 
     /// Takes the next event of the process.
     pub fn push(&mut self, event: Event) {
-        if let Event::Memory(memory) = &event {
-            self.latest = self.latest.max(memory.time);
+        match &event {
+            Event::Memory(memory) => self.latest = self.latest.max(memory.time),
+            Event::Loss(losses) => self.has_lost |= losses.events > 0 || losses.malformed > 0,
+            _ => {}
         }
         self.events.push_back(event);
     }
@@ -101,6 +105,12 @@ impl Reconciler {
     /// Whether events are passed on by now.
     pub fn is_settled(&self) -> bool {
         self.settled
+    }
+
+    /// Whether events are missing among those that were taken. Then a right sum proves nothing: one
+    /// block may stand for another of its size.
+    pub fn has_lost(&self) -> bool {
+        self.has_lost
     }
 
     /// Whether so many events wait that no more should.
@@ -293,6 +303,7 @@ fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
 mod tests {
     use super::super::allocator::{DeviceCounters, HeldBlock};
     use super::*;
+    use crate::event::Losses;
 
     const CUDA_0: DeviceIndex = DeviceIndex(0);
 
@@ -467,6 +478,25 @@ mod tests {
                 .count(),
             1
         );
+    }
+
+    #[test]
+    fn after_a_loss_the_events_are_not_all_there() {
+        let mut scene = Scene::with(512);
+        let loss = |events, stacks| {
+            Event::Loss(Losses {
+                events,
+                stacks,
+                malformed: 0,
+            })
+        };
+        scene.reconciler.push(loss(0, 5));
+        assert!(
+            !scene.reconciler.has_lost(),
+            "the event is there, without its stack"
+        );
+        scene.reconciler.push(loss(1, 5));
+        assert!(scene.reconciler.has_lost());
     }
 
     #[test]

@@ -1,15 +1,30 @@
 //! What was live before the first event, read while the process runs and put first.
 
-use crate::event::{Event, Tgid, TimeNs};
+use crate::event::{AtAttach, Event, Tgid, TimeNs};
 use crate::inspect::active::{AllocatorVariable, NoAllocator};
 use crate::inspect::allocator::{self, AllocatorTables, Why};
 use crate::inspect::reconcile::Reconciler;
+use crate::label::clean;
 use crate::target::maps::Maps;
 use crate::target::memory::ProcessMemory;
 
 /// How often the tables are read before what does not add up is given up: a process may change
 /// them while they are read.
 const ATTEMPTS: u32 = 40;
+
+/// What whoever looks at the process should know, where `event` says that its blocks are one row.
+pub(super) fn notice(event: &Event) -> Option<String> {
+    let Event::AtAttach(AtAttach {
+        unread: Some(why), ..
+    }) = event
+    else {
+        return None;
+    };
+    Some(format!(
+        "what was allocated before cannot be told block by block: {}",
+        clean(why)
+    ))
+}
 
 /// Reads what a process held when its probes were in place, and keeps its events back until then.
 pub(super) struct BeforeAttach {
@@ -22,6 +37,10 @@ pub(super) struct BeforeAttach {
     read: TimeNs,
     /// How often they were; 0 while the probes are not in place.
     attempts: u32,
+    /// Whether there was any event.
+    has_events: bool,
+    /// The events that were taken last may be older than the tables.
+    is_ahead: bool,
 }
 
 impl BeforeAttach {
@@ -36,6 +55,8 @@ impl BeforeAttach {
             tables: Ok(AllocatorTables::default()),
             read: since,
             attempts: 0,
+            has_events: false,
+            is_ahead: false,
         }
     }
 
@@ -44,6 +65,7 @@ impl BeforeAttach {
         if self.attempts == 0 {
             self.version = version;
             self.read();
+            self.is_ahead = true;
         }
     }
 
@@ -78,10 +100,21 @@ impl BeforeAttach {
 
     /// Takes the next event of the process.
     pub(super) fn push(&mut self, event: Event) {
+        self.has_events = true;
         self.reconciler.push(event);
     }
 
-    /// Goes on, after events were taken; `all` says that none is left that has happened by now.
+    /// The process was watched from its birth on, and its first event says that nothing came before:
+    /// there is nothing to read.
+    pub(super) fn settle_with_nothing(&mut self) {
+        if !self.reconciler.is_settled() {
+            // Where something does not add up after all, the tables say what.
+            let _ = self.reconciler.settle(&AllocatorTables::default());
+        }
+    }
+
+    /// Goes on, after events were taken; `all` says that none is left that had happened by then. The
+    /// first time after [`Self::begin`] they may have been taken before it.
     pub(super) fn settle(&mut self, all: bool) {
         let reconciler = &mut self.reconciler;
         if reconciler.is_settled() {
@@ -90,7 +123,10 @@ impl BeforeAttach {
         if reconciler.is_full() {
             return self.give_up("too much happened while they were read");
         }
-        if self.attempts == 0 {
+        if reconciler.has_lost() {
+            return self.give_up("events were lost while they were read");
+        }
+        if self.attempts == 0 || std::mem::take(&mut self.is_ahead) {
             return;
         }
         // Until then there may be events that the tables know of already.
@@ -113,6 +149,11 @@ impl BeforeAttach {
 
     /// Goes on without, if need be: the process or the recording ends, or it cannot be probed.
     pub(super) fn finish(&mut self, why: &str) {
+        if self.attempts == 0 && !self.has_events {
+            // Neither probed nor heard of: there is nothing to say of it.
+            return;
+        }
+        self.is_ahead = false;
         self.settle(true);
         if !self.reconciler.is_settled() {
             self.give_up(why);

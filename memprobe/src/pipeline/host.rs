@@ -75,7 +75,7 @@ impl Watching {
         };
         let mut session = HostSession::load(watch, ring_bytes)?;
         if let Some(root) = root {
-            session.add(root, Origin::Running)?;
+            session.add_family(root, Origin::Running)?;
         }
         Ok(Self {
             session,

@@ -68,7 +68,7 @@ pub(super) struct Process {
     pub(super) attaching: Attaching,
     pub(super) symbolizer: Symbolizer<ProcessMemory>,
     pub(super) beginning: Beginning,
-    /// What it held before its first event; a forked child holds nothing.
+    /// What it held before its first event; the child of a probed process holds nothing.
     before: Option<BeforeAttach>,
     /// The last that was said to be waited for.
     pub(super) waiting_for: String,
@@ -144,7 +144,8 @@ impl Process {
             phase: parent.phase,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None),
             beginning: Beginning::new(birth),
-            before: (birth == Birth::Seen).then(|| BeforeAttach::of(tgid)),
+            // Where the probes are in place already, nothing can come before them.
+            before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
             // What its parent waits for it has; of itself it tells by its loader or by an exec.
             next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_TOLD),
             ..Self::new(watched, tgid, Origin::Started, attaching, now)
@@ -237,8 +238,8 @@ impl Process {
     /// Its probes are in place: what it held before can be read.
     pub(super) fn attached(&mut self) {
         self.phase = Phase::Attached;
-        self.symbolizer.look_at_code();
         self.read_torch();
+        self.symbolizer.look_at_code();
         if let Some(before) = &mut self.before {
             before.begin(self.torch.clone());
         }
@@ -284,13 +285,20 @@ impl Process {
 
     /// Puts events behind what it held before them, once that is known.
     fn keep_back(&mut self) {
+        let was_whole = self.beginning.is_whole();
         while self.before.is_some() {
             let Some(event) = self.admitted() else {
-                return;
+                break;
             };
             if let Some(before) = &mut self.before {
                 before.push(event);
             }
+        }
+        if let Some(before) = &mut self.before
+            && !was_whole
+            && self.beginning.is_whole()
+        {
+            before.settle_with_nothing();
         }
     }
 

@@ -9,14 +9,14 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, Told};
 use super::session::{HostEvent, HostItem};
-use crate::event::{AtAttach, Event, Losses, Tgid};
+use crate::event::{Event, Losses, Tgid};
 use crate::export::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
 use crate::export::output::{OutputFile, OutputPlan};
 use crate::export::trace_event::TraceWriter;
 use crate::label::{self, clean, counted};
 use crate::model::snapshot::{Grouping, Target};
 use crate::recording::{EndReason, Header};
-use crate::target::facts;
+use crate::target::rank::Rank;
 
 /// Where a recording goes.
 pub(super) enum Destination {
@@ -117,10 +117,7 @@ impl Recorder {
         let HostEvent { tgid, item } = event;
         match item {
             HostItem::Found { parent, target } => self.found(tgid, parent, target),
-            HostItem::Event(event) => {
-                tell_unread(&event, progress);
-                return self.event(tgid, event, progress);
-            }
+            HostItem::Event(event) => return self.event(tgid, event, progress),
             HostItem::Attached {
                 target,
                 probes,
@@ -154,7 +151,7 @@ impl Recorder {
     }
 
     fn found(&mut self, tgid: Tgid, parent: Option<Tgid>, target: Target) {
-        let rank = facts::rank(tgid);
+        let rank = Rank::of(tgid).map(|rank| rank.global);
         let entry = self.enter(tgid, parent, rank, &target);
         let recorded = Recorded {
             header: header(target),
@@ -323,7 +320,7 @@ impl Recorder {
                 recorded.kept.clear();
                 recorded.header = header;
                 // A launcher sets it for the program that it starts.
-                recorded.rank = facts::rank(tgid);
+                recorded.rank = Rank::of(tgid).map(|rank| rank.global);
             }
             self.note_entry(tgid);
             return Ok(());
@@ -477,19 +474,6 @@ fn named(tgid: Tgid, target: &Target) -> String {
     let command = clean(&target.command);
     let short: String = command.chars().take(60).collect();
     format!("PID {} ({short})", tgid.0)
-}
-
-/// Says where the blocks that were live at attach are one row, and why.
-fn tell_unread(event: &Event, progress: &mut Progress) {
-    if let Event::AtAttach(AtAttach {
-        unread: Some(why), ..
-    }) = event
-    {
-        progress.say(&format!(
-            "what was allocated before cannot be told block by block: {}",
-            clean(why)
-        ));
-    }
 }
 
 /// What is known when the recording of a process starts.

@@ -7,6 +7,7 @@ use anyhow::{Context as _, Result};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
+use super::before_attach;
 use super::process::{Origin, Phase, Process};
 use crate::decode::{ProcessStep, Record, decode};
 use crate::event::{Event, Losses, Tgid};
@@ -18,7 +19,7 @@ use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Watch};
 use crate::probe::ring::Records;
-use crate::probe::watched::Watched;
+use crate::probe::watched::{Watched, allow_many_files};
 use crate::symbolize::python::CodeCache;
 use crate::target::facts;
 use crate::target::maps::Maps;
@@ -117,6 +118,9 @@ impl HostSession {
     pub(super) fn load(watch: Watch, ring_bytes: u32) -> Result<Self> {
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
         heap::give_back_freed();
+        if watch == Watch::Everyone {
+            allow_many_files();
+        }
         let now = Instant::now();
         Ok(Self {
             watch,
@@ -165,6 +169,7 @@ impl HostSession {
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+        allow_many_files();
         let root = watched.tgid;
         self.add(watched, origin)?;
         // Whoever is watched by now has its children watched from their first instruction on; those
@@ -219,7 +224,9 @@ impl HostSession {
     /// # Errors
     /// The first error of `sink`, after which nothing more is passed on.
     pub(super) fn drain(&mut self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<usize> {
+        let end = self.records.end();
         let taken = self.take_records();
+        let all = self.records.has_passed(end);
         let now = Instant::now();
         if taken > 0 {
             self.heard = now;
@@ -234,7 +241,7 @@ impl HostSession {
         while let Some(event) = self.told.pop_front() {
             sink(event)?;
         }
-        self.settle(now, taken < BATCH, &mut sink)?;
+        self.settle(now, all, &mut sink)?;
         Ok(taken)
     }
 
@@ -409,8 +416,10 @@ impl HostSession {
         };
         process.finish(why);
         while let Some(event) = process.pop() {
-            let item = HostItem::Event(event);
-            self.told.push_back(HostEvent { tgid, item });
+            let notice = before_attach::notice(&event).map(HostItem::Notice);
+            for item in notice.into_iter().chain([HostItem::Event(event)]) {
+                self.told.push_back(HostEvent { tgid, item });
+            }
         }
         if let Some(notice) = process.beginning.tell() {
             let item = HostItem::Notice(notice);
@@ -432,8 +441,10 @@ impl HostSession {
             };
             process.settle(now, all);
             while let Some(event) = process.pop() {
-                let item = HostItem::Event(event);
-                sink(HostEvent { tgid, item })?;
+                let notice = before_attach::notice(&event).map(HostItem::Notice);
+                for item in notice.into_iter().chain([HostItem::Event(event)]) {
+                    sink(HostEvent { tgid, item })?;
+                }
             }
             if let Some(notice) = process.beginning.tell() {
                 let item = HostItem::Notice(notice);

@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod loader;
 pub mod machine;
 mod many;
+mod positions;
 pub mod preflight;
 pub mod prologue;
 pub mod refusal;

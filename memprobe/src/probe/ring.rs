@@ -5,8 +5,17 @@ use std::io;
 use aya::maps::{MapData, RingBuf};
 use tokio::io::unix::AsyncFd;
 
+use super::positions::Positions;
+
 /// Records in the order in which the programs reserved them.
-pub struct Records(AsyncFd<RingBuf<MapData>>);
+pub struct Records {
+    ring: AsyncFd<RingBuf<MapData>>,
+    positions: Positions,
+}
+
+/// A place in the stream of records: those before it were reserved when it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(u64);
 
 impl Records {
     /// Wraps the map. Must be called within a tokio runtime.
@@ -14,19 +23,33 @@ impl Records {
     /// # Errors
     /// When the runtime cannot watch it.
     pub fn new(ring: RingBuf<MapData>) -> io::Result<Self> {
-        super::descriptor::watch_ring(ring).map(Self)
+        Ok(Self {
+            positions: Positions::of(&ring)?,
+            ring: super::descriptor::watch_ring(ring)?,
+        })
+    }
+
+    /// Where the records that programs have begun until now end. One that a program is still
+    /// writing hides those behind it: that there is no next one does not say that all were read.
+    pub fn end(&self) -> Place {
+        Place(self.positions.reserved())
+    }
+
+    /// Whether all records before this place were read.
+    pub fn has_passed(&self, place: Place) -> bool {
+        self.positions.read() >= place.0
     }
 
     /// Waits until a program wakes the reader. Most records are sent in silence: poll as well.
     pub async fn woken(&self) {
-        if let Ok(mut ready) = self.0.readable().await {
+        if let Ok(mut ready) = self.ring.readable().await {
             ready.clear_ready();
         }
     }
 
     /// The next record's bytes, passed to `take`; says whether there was one.
     pub fn next(&mut self, take: impl FnOnce(&[u8])) -> bool {
-        self.0
+        self.ring
             .get_mut()
             .next()
             .map(|record| take(&record))

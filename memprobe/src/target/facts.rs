@@ -20,25 +20,6 @@ pub fn command_line(tgid: Tgid) -> String {
     words.join(" ").trim_end().to_owned()
 }
 
-/// The process's rank among those that train together, as its launcher told it in its environment.
-pub fn rank(tgid: Tgid) -> Option<u32> {
-    /// torchrun (docs of torch.distributed.run, "Environment Variables"), OpenMPI, MPICH and its kin,
-    /// Slurm.
-    const NAMES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
-    let environment = read_own(tgid, "environ");
-    NAMES
-        .iter()
-        .find_map(|name| variable(&environment, name)?.parse().ok())
-}
-
-/// The value of a variable in the text of an environment.
-fn variable<'a>(environment: &'a [u8], name: &str) -> Option<&'a str> {
-    let mut variables = environment.split(|byte| *byte == 0);
-    let value = variables
-        .find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-    std::str::from_utf8(value).ok()
-}
-
 /// The processes that descend from one, without itself, parents before children.
 pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
     let Ok(entries) = fs::read_dir("/proc") else {
@@ -128,14 +109,6 @@ mod tests {
         assert_eq!(parse_version("__version__ = '\x1b[31m'"), None);
         assert_eq!(parse_version("__version__ = ''"), None);
         assert_eq!(parse_version("nothing"), None);
-    }
-
-    #[test]
-    fn a_rank_is_read_from_the_environment_of_a_launcher() {
-        let environment = b"PATH=/bin\0LOCAL_RANK=1\0RANK=5\0";
-        assert_eq!(variable(environment, "RANK"), Some("5"));
-        assert_eq!(variable(environment, "SLURM_PROCID"), None);
-        assert_eq!(variable(b"RANKS=1", "RANK"), None);
     }
 
     #[test]

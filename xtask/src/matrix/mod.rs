@@ -11,8 +11,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
+use tempfile::TempDir;
 
 use crate::process;
+use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, RELEASES, Release, Request, Shelf};
 use crate::repository::{Repository, cache_folder};
 use cell::{Cell, Outcome};
@@ -62,6 +64,8 @@ struct Pair {
 struct Run {
     cell_program: PathBuf,
     memprobe: PathBuf,
+    /// The folder of both.
+    _programs: TempDir,
     /// Names the build of memprobe and of the comparison.
     build: String,
     date: String,
@@ -198,7 +202,7 @@ fn is_tested(pair: &Pair) -> bool {
     })
 }
 
-/// Every pair that is asked for, that PyPI has a wheel for, and whose Python is here.
+/// Every pair that is asked for, that PyPI has a wheel for, and whose Python is here or can be had.
 fn pairs(options: &Options) -> Result<Vec<Pair>> {
     for torch in &options.torch {
         if pytorch::release_of(torch).is_none() {
@@ -210,7 +214,7 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
         }
     }
     let asked = if options.python.is_empty() {
-        (9..=15)
+        python::MINORS
             .map(|minor| Interpreter::Version(PythonVersion::three(minor)))
             .collect()
     } else {
@@ -218,9 +222,9 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     };
     let mut pythons = Vec::new();
     for interpreter in asked {
-        match interpreter.present() {
-            Some(info) => pythons.push((interpreter, info.minor_version())),
-            None => println!("SKIPPED: {interpreter} is not on this machine"),
+        match interpreter.find() {
+            Ok(info) => pythons.push((interpreter, info.minor_version())),
+            Err(missing) => println!("SKIPPED: {interpreter}: {missing:#}"),
         }
     }
     let mut pairs = Vec::new();
@@ -270,8 +274,11 @@ impl Run {
         };
         process::run(cargo().args(["--release", "--package", "memprobe"]))?;
         process::run(cargo().args(["--package", "memprobe-tests", "--bin", CELL_PROGRAM]))?;
-        let memprobe = repository.target().join("release/memprobe");
-        let cell_program = repository.target().join("debug").join(CELL_PROGRAM);
+        // Copies: a build while the matrix runs would otherwise be tried half-way through.
+        let programs = tempfile::tempdir().context("cannot make a folder for the programs")?;
+        let memprobe = copy(&repository.target().join("release/memprobe"), &programs)?;
+        let built = repository.target().join("debug").join(CELL_PROGRAM);
+        let cell_program = copy(&built, &programs)?;
         let read =
             |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         Ok(Self {
@@ -279,6 +286,7 @@ impl Run {
                 .to_owned(),
             memprobe,
             cell_program,
+            _programs: programs,
             date: process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?,
             kernel: process::answer(Command::new("uname").arg("-sr"))?,
         })
@@ -296,6 +304,14 @@ impl Run {
             outcome,
         }
     }
+}
+
+fn copy(program: &Path, folder: &TempDir) -> Result<PathBuf> {
+    let name = program.file_name().unwrap_or_default();
+    let copy = folder.path().join(name);
+    fs::copy(program, &copy)
+        .with_context(|| format!("cannot copy {} to {}", program.display(), copy.display()))?;
+    Ok(copy)
 }
 
 /// An environment that does not fit would end in pip's words about a full disk.

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::process;
+use crate::python;
 
 /// Which Python to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +52,11 @@ impl PythonVersion {
     /// `3.minor`.
     pub fn three(minor: u8) -> Self {
         Self { major: 3, minor }
+    }
+
+    /// 11 of `3.11`.
+    pub fn minor(self) -> u8 {
+        self.minor
     }
 }
 
@@ -117,6 +123,11 @@ fn find_version(version: PythonVersion) -> Result<PythonInfo> {
     {
         return Ok(found);
     }
+    let unpacked = python::unpack(version).and_then(|program| probe(&program));
+    let Err(error) = unpacked else {
+        return unpacked;
+    };
+    eprintln!("{error:#}");
     bail!(
         "no Python {version} found: looked for python{version} in PATH, among pyenv's versions and \
          in /usr/bin.\nInstall one, for instance with `pyenv install {version}` or \
@@ -142,6 +153,7 @@ fn candidates(version: PythonVersion) -> Vec<PathBuf> {
             .map(|folder| folder.join("bin").join(&name)),
     );
     paths.extend(["/usr/local/bin", "/usr/bin"].map(|folder| Path::new(folder).join(&name)));
+    paths.extend(python::present(version));
     let mut seen = HashSet::new();
     paths.retain(|path| path.is_file() && seen.insert(path.clone()));
     paths

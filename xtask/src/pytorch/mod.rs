@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 
-pub use interpreter::{Interpreter, PythonVersion};
+pub use interpreter::{Interpreter, PythonVersion, install_with_apt};
 pub use releases::{RELEASES, Release, TESTED, TestedPair, release_of};
 
 use crate::{process, repository};

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::Cuda;
@@ -182,22 +182,14 @@ fn remove(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How to install packages into an environment.
-struct Pip {
-    /// The interpreter that has pip.
-    runner: PathBuf,
-    /// The environment to install into.
-    target: PathBuf,
-}
+/// How to install packages into an environment: by its own interpreter.
+struct Pip(PathBuf);
 
 impl Pip {
     fn install(&self, requirements: &[&str]) -> Result<()> {
-        let mut command = Command::new(&self.runner);
-        command.args(["-m", "pip"]);
-        if self.runner != self.target {
-            command.arg("--python").arg(&self.target);
-        }
+        let mut command = Command::new(&self.0);
         command
+            .args(["-m", "pip"])
             // The environment itself is the cache: a second copy of each wheel would double what
             // is taken of the disk. Nothing is compiled: what has no wheel is an error.
             .args(["install", "--disable-pip-version-check", "--no-cache-dir"])
@@ -217,7 +209,6 @@ impl Pip {
 /// An environment without packages, and the pip to fill it. Debian splits venv and ensurepip off
 /// Python, so both may be missing.
 fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
-    let target = python_in(folder);
     let venv = |extra: &[&str]| {
         process::answer(
             Command::new(&base.executable)
@@ -226,11 +217,9 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
                 .arg(folder),
         )
     };
+    let pip = Pip(python_in(folder));
     if venv(&[]).is_ok() {
-        return Ok(Pip {
-            runner: target.clone(),
-            target,
-        });
+        return Ok(pip);
     }
     let package = format!("python{}-venv", base.minor_version());
     if let Err(error) = venv(&["--without-pip"]) {
@@ -238,10 +227,7 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
             && interpreter::install_with_apt(&[&package])
             && venv(&[]).is_ok();
         if installed {
-            return Ok(Pip {
-                runner: target.clone(),
-                target,
-            });
+            return Ok(pip);
         }
         return Err(error.context(format!(
             "{} cannot make virtual environments: install its venv module \
@@ -249,24 +235,58 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
             base.executable.display()
         )));
     }
-    match another_pip() {
-        Some(runner) => Ok(Pip { runner, target }),
-        None => bail!(
-            "{} has no pip and no other Python here has one: install it \
+    if install_own_pip(base, &pip.0)? {
+        return Ok(pip);
+    }
+    let packages = folder.join(format!("lib/python{}/site-packages", base.minor_version()));
+    lend_pip(&packages).with_context(|| {
+        format!(
+            "{} has no pip, and that of another Python could not be used to get one: install it \
              (`sudo apt-get install {package}` on Debian) or name another Python with --python",
             base.executable.display()
-        ),
-    }
+        )
+    })?;
+    Ok(pip)
 }
 
-/// A Python whose pip can install into another environment (`--python`, since pip 22.3).
-fn another_pip() -> Option<PathBuf> {
-    let python = process::on_path("python3")?;
-    let answer = process::answer(Command::new(&python).args(["-m", "pip", "--version"])).ok()?;
-    let version = answer.split_whitespace().nth(1)?;
-    let mut numbers = version
-        .split('.')
-        .map(|number| number.parse::<u32>().unwrap_or(0));
-    let recent = (numbers.next()?, numbers.next()?) >= (22, 3);
-    recent.then_some(python)
+/// Installs the pip that a distribution keeps beside its Python as a wheel, where it does; whether it
+/// did. (Its ensurepip looks for that only where the distribution is installed.)
+fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
+    let prefix = base.executable.parent().and_then(Path::parent);
+    let wheels = prefix.map(|prefix| prefix.join("share/python-wheels"));
+    let Some(Ok(entries)) = wheels.map(fs::read_dir) else {
+        return Ok(false);
+    };
+    let is_pip = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("pip-") && name.ends_with(".whl")
+    };
+    let wheel = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(is_pip);
+    let Some(wheel) = wheel else {
+        return Ok(false);
+    };
+    // A wheel can be run as a program and as the package to install at once.
+    process::answer(
+        Command::new(target)
+            .arg(wheel.join("pip"))
+            .args(["install", "--no-index", "--no-cache-dir"])
+            .arg(&wheel)
+            .env("PIP_ROOT_USER_ACTION", "ignore"),
+    )
+    .map(|_| true)
+}
+
+/// Installs the newest pip, which is pure Python, by whichever pip this machine has. That one may be
+/// too old to install anything else for a newer Python.
+fn lend_pip(packages: &Path) -> Result<()> {
+    let python = process::on_path("python3").context("there is no python3 in PATH")?;
+    process::run(
+        Command::new(python)
+            .args(["-m", "pip", "install", "--disable-pip-version-check"])
+            .args(["--no-cache-dir", "--no-deps", "--target"])
+            .arg(packages)
+            .arg("pip"),
+    )
 }

@@ -139,8 +139,7 @@ impl Process {
             }
         }
         for probe in PROBES.iter() {
-            let located = Located::find(probe, tgid, &maps);
-            process.probes.push(Place::of(tgid, &maps, probe, located));
+            process.look_for(probe, tgid, &maps);
         }
         process.findings.push(torch(tgid, &maps));
         process.findings.push(process.layer());
@@ -152,6 +151,18 @@ impl Process {
         let libraries = self.libraries.iter().map(|library| &library.finding);
         let probes = self.probes.iter().map(|place| &place.finding);
         self.findings.iter().chain(libraries).chain(probes)
+    }
+
+    /// Where a probe goes in each copy of its library: a process may have loaded several.
+    fn look_for(&mut self, probe: &'static Probe, tgid: Tgid, maps: &Maps) {
+        let copies = maps.libraries(probe.library);
+        if copies.is_empty() {
+            self.probes.push(Place::of(tgid, maps, probe, None));
+        }
+        for file in &copies {
+            let located = Some(Located::find_in(probe, tgid, file));
+            self.probes.push(Place::of(tgid, maps, probe, located));
+        }
     }
 
     fn look_at_libraries(&mut self, tgid: Tgid, maps: &Maps, python: Option<&PythonProcess>) {
@@ -320,21 +331,20 @@ fn memory(tgid: Tgid, maps: &Maps) -> Finding {
 fn told_of(python: &PythonProcess) -> Finding {
     let path = python.library.path.display().to_string();
     let threads = python.thread_states().map(|states| states.len());
-    let text = match &threads {
-        Ok(threads) => format!(
-            "{} in {path}, its layout checked on {threads} thread{}",
-            python.version,
-            if *threads == 1 { "" } else { "s" }
-        ),
-        Err(_) => format!(
-            "{} in {path}, its layout checked on every thread",
-            python.version
-        ),
+    let checked = match &threads {
+        Ok(1) => "checked on its only thread".to_owned(),
+        Ok(threads) => format!("checked on {threads} threads"),
+        Err(_) => "checked on every thread".to_owned(),
     };
+    let source = python.layout_source();
+    let text = format!(
+        "{} in {path}; layout from {source}, {checked}",
+        python.version
+    );
     Finding::ok("python", text)
         .with("version", python.version.to_string())
         .with("library", path)
-        .with("layout", format!("3.{}", python.layout.minor))
+        .with("layout", source)
         .with("threads", threads.ok())
 }
 
@@ -346,10 +356,9 @@ fn torch(tgid: Tgid, maps: &Maps) -> Finding {
             "not imported yet: `attach` and `record` will wait for it",
         ),
         (Some(version), 1) => Finding::ok("pytorch", version.as_str()).with("version", version),
-        (Some(version), copies) => Finding::warn(
+        (Some(version), copies) => Finding::note(
             "pytorch",
-            format!("{version}, and {copies} copies of its libraries are loaded"),
-            "Only the first copy is probed: see that the process loads one PyTorch.",
+            format!("{version}; {copies} copies of its libraries are loaded, and each is probed"),
         )
         .with("version", version),
         (None, _) => Finding::note(

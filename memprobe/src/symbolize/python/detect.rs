@@ -113,6 +113,15 @@ impl PythonProcess {
         })
     }
 
+    /// Where the offsets come from, in a few words.
+    pub fn layout_source(&self) -> &'static str {
+        if self.version.minor >= debug_offsets::FIRST_MINOR {
+            "its own _Py_DebugOffsets"
+        } else {
+            "memprobe's table of versions"
+        }
+    }
+
     /// What the stack walk in the kernel needs to know of this process.
     pub fn kernel_config(&self) -> PythonConfig {
         /// Of a pointer, a byte that is zero: user addresses have at most 56 bits.

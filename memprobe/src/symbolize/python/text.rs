@@ -27,7 +27,8 @@ impl Kind {
     }
 }
 
-/// Reads the str at `address`. What is no character (a lone surrogate, as in undecodable file
+/// Reads the str at `address`; of one that is known in part only ([`ReadMemory::read_prefix`]) its
+/// beginning. What is no character (a lone surrogate, as in undecodable file
 /// names) becomes U+FFFD.
 ///
 /// # Errors
@@ -62,8 +63,9 @@ pub fn read_str(
     };
     let kept = length.min(MAX_NAME_CHARS);
     let limit = (MAX_NAME_CHARS * Kind::Ucs4.width()) as usize;
-    let mut text = decode(kind, &memory.read_bytes(data, kept * kind.width(), limit)?);
-    if kept < length {
+    let bytes = memory.read_prefix(data, kept * kind.width(), limit)?;
+    let mut text = decode(kind, &bytes);
+    if bytes.len() as u64 / kind.width() < length {
         text.push('…');
     }
     Ok(text)
@@ -133,6 +135,27 @@ mod tests {
             memory.map(AT, object);
             memory.map(0x9000, vec![b'a', 0, 0x00, 0xd8, 0x3b, 0x04]);
             assert_eq!(read(layout, &memory).unwrap(), "a\u{fffd}л");
+        }
+    }
+
+    #[test]
+    fn of_a_string_that_was_kept_in_part_the_beginning_is_read() {
+        for layout in &LAYOUTS {
+            for (text, kept, beginning) in [
+                ("a_long_name", 4, "a_lo…"),
+                ("мир и труд", 5, "ми…"),
+                ("мир", 6, "мир"),
+            ] {
+                let mut memory = FakeMemory::default();
+                map_str(&mut memory, layout, AT, text);
+                let header = if text.is_ascii() {
+                    layout.string.ascii_data
+                } else {
+                    layout.string.compact_data
+                };
+                let memory = memory.kept(&[(AT, usize::from(header) + kept)]);
+                assert_eq!(read_str(&memory, &layout.string, AT).unwrap(), beginning);
+            }
         }
     }
 

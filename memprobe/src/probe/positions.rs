@@ -1,0 +1,61 @@
+//! How far a ring buffer was written and read.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of a page (x86-64; memprobe supports no other machine yet).
+const PAGE: usize = 4096;
+
+/// The two positions of a ring buffer, in bytes since its beginning: the reader's is the first word
+/// of its mapping, the programs' that of the next page (`struct bpf_ringbuf` of
+/// kernel/bpf/ringbuf.c@v5.15; `tools/lib/bpf/ringbuf.c` maps them likewise).
+#[derive(Debug)]
+pub(super) struct Positions(NonNull<AtomicU64>);
+
+impl Positions {
+    /// Maps the positions of a ring buffer, to be read.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn of(ring: &impl AsRawFd) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address that the kernel chooses; nothing of ours is replaced.
+        let start = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                2 * PAGE,
+                libc::PROT_READ,
+                libc::MAP_SHARED,
+                ring.as_raw_fd(),
+                0,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(start.cast())
+            .map(Self)
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// How far it was read.
+    pub(super) fn read(&self) -> u64 {
+        // SAFETY: mapped as long as `self` lives and aligned to a page; the kernel and the reader
+        // write it as one word.
+        unsafe { self.0.as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// How far room for records was given out.
+    pub(super) fn reserved(&self) -> u64 {
+        // SAFETY: as above; two pages were mapped.
+        unsafe { self.0.byte_add(PAGE).as_ref() }.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Positions {
+    fn drop(&mut self) {
+        // SAFETY: what `of` mapped, and nobody refers to it any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), 2 * PAGE) };
+    }
+}

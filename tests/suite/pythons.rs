@@ -1,0 +1,62 @@
+//! The Pythons that the suite runs on without a PyTorch.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Names interpreters, as `PATH` does folders. `cargo xtask test` sets it.
+pub const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
+
+/// The minor versions that memprobe reads.
+const MINORS: std::ops::RangeInclusive<u8> = 9..=15;
+
+/// An interpreter.
+#[derive(Debug, Clone)]
+pub struct Python {
+    /// Such as `3.14.10`.
+    pub version: String,
+    /// The program.
+    pub program: PathBuf,
+}
+
+/// Those that the environment names, oldest first. Says in a line which versions are missing.
+pub fn of_this_run() -> Vec<Python> {
+    let named = std::env::var_os(TEST_PYTHONS).unwrap_or_default();
+    let mut found: Vec<((u8, u8), Python)> = std::env::split_paths(&named)
+        .filter(|program| !program.as_os_str().is_empty())
+        .map(asked)
+        .collect();
+    found.sort_by_key(|(numbers, _)| *numbers);
+    for minor in MINORS {
+        if !found.iter().any(|((known, _), _)| *known == minor) {
+            println!(
+                "skipped: {TEST_PYTHONS} names no Python 3.{minor}; `cargo xtask test` installs it \
+                 where it can"
+            );
+        }
+    }
+    found.into_iter().map(|(_, python)| python).collect()
+}
+
+/// Asks an interpreter for its minor and micro version.
+///
+/// # Panics
+///
+/// Where it does not run: who names an interpreter wants it tested.
+fn asked(program: PathBuf) -> ((u8, u8), Python) {
+    let question = "import sys; print(*sys.version_info[1:3])";
+    let answer = Command::new(&program).args(["-I", "-c", question]).output();
+    let answer = answer.unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+    let text = String::from_utf8_lossy(&answer.stdout).into_owned();
+    let numbers = text
+        .trim()
+        .split_once(' ')
+        .and_then(|(minor, micro)| Some((minor.parse().ok()?, micro.parse().ok()?)));
+    let Some((minor, micro)) = numbers else {
+        panic!(
+            "{} does not answer like Python: {answer:?}",
+            program.display()
+        );
+    };
+    let version = format!("3.{minor}.{micro}");
+    ((minor, micro), Python { version, program })
+}

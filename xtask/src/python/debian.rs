@@ -1,0 +1,302 @@
+//! Pythons of Debian's and Ubuntu's releases, unpacked into the cache beside the C library that they
+//! were built for; nothing of this machine is changed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::process;
+use crate::pytorch::{PythonVersion, install_with_apt};
+use crate::repository::cache_folder;
+
+/// A release of a distribution, and which Pythons of it are used.
+struct Release {
+    suite: &'static str,
+    components: &'static str,
+    mirror: &'static str,
+    /// The keys that its index is signed with, and the package that has them.
+    keys: &'static str,
+    keys_package: &'static str,
+    c_library: CLibrary,
+    /// Minor versions.
+    pythons: &'static [u8],
+}
+
+/// The C library that the Pythons of a release run with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CLibrary {
+    /// The release's own.
+    Own,
+    /// That of this machine: the release's loader is too old to be told its program's name
+    /// (`--argv0`, glibc 2.33).
+    OfThisMachine,
+}
+
+const DEBIAN: Release = Release {
+    suite: "",
+    components: "main",
+    mirror: "http://deb.debian.org/debian",
+    keys: "/usr/share/keyrings/debian-archive-keyring.gpg",
+    keys_package: "debian-archive-keyring",
+    c_library: CLibrary::Own,
+    pythons: &[],
+};
+
+const UBUNTU: Release = Release {
+    suite: "",
+    components: "main universe",
+    mirror: "http://archive.ubuntu.com/ubuntu",
+    keys: "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+    keys_package: "ubuntu-keyring",
+    c_library: CLibrary::Own,
+    pythons: &[],
+};
+
+/// One row for each release that has a Python which others lack.
+const RELEASES: [Release; 6] = [
+    Release {
+        suite: "sid",
+        pythons: &[14, 15],
+        ..DEBIAN
+    },
+    Release {
+        suite: "trixie",
+        pythons: &[13],
+        ..DEBIAN
+    },
+    Release {
+        suite: "noble",
+        pythons: &[12],
+        ..UBUNTU
+    },
+    Release {
+        suite: "bookworm",
+        pythons: &[11],
+        ..DEBIAN
+    },
+    Release {
+        suite: "jammy",
+        pythons: &[10],
+        ..UBUNTU
+    },
+    Release {
+        suite: "bullseye",
+        c_library: CLibrary::OfThisMachine,
+        pythons: &[9],
+        ..DEBIAN
+    },
+];
+
+/// Where the C library of a release may lie.
+const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
+
+/// The file whose presence says that a release is whole.
+const WHOLE: &str = "memprobe-whole";
+
+/// The Python of this version that was unpacked before.
+pub fn present(version: PythonVersion) -> Option<PathBuf> {
+    let release = RELEASES
+        .iter()
+        .find(|release| release.pythons.contains(&version.minor()))?;
+    let folder = release.folder().ok()?;
+    let program = wrapper(&folder, version.minor());
+    (folder.join(WHOLE).exists() && program.exists()).then_some(program)
+}
+
+/// The Python of this version, downloaded and unpacked where it is missing.
+///
+/// # Errors
+/// Where no release has it, or it cannot be downloaded.
+pub fn unpack(version: PythonVersion) -> Result<PathBuf> {
+    if let Some(program) = present(version) {
+        return Ok(program);
+    }
+    let Some(release) = RELEASES
+        .iter()
+        .find(|release| release.pythons.contains(&version.minor()))
+    else {
+        bail!("no release of Debian or Ubuntu that is known here has Python {version}");
+    };
+    for program in ["apt-get", "dpkg-deb"] {
+        if process::on_path(program).is_none() {
+            bail!(
+                "Python {version} comes from {}, which takes {program}",
+                release.suite
+            );
+        }
+    }
+    release
+        .unpack()
+        .with_context(|| format!("Python {version} could not be had from {}", release.suite))?;
+    present(version).with_context(|| format!("{} has no Python {version} any more", release.suite))
+}
+
+/// The script that runs the Python of an unpacked release. In the folder of the programs, where
+/// Python looks for its library from.
+fn wrapper(folder: &Path, minor: u8) -> PathBuf {
+    folder.join(format!("usr/bin/memprobe-python3.{minor}"))
+}
+
+impl Release {
+    fn folder(&self) -> Result<PathBuf> {
+        Ok(cache_folder()?.join("python").join(self.suite))
+    }
+
+    /// Downloads the packages with an apt that keeps all it knows in a folder of its own, and
+    /// unpacks them.
+    fn unpack(&self) -> Result<()> {
+        if !Path::new(self.keys).exists() && !install_with_apt(&[self.keys_package]) {
+            bail!(
+                "the keys of its index are missing: install the package {}",
+                self.keys_package
+            );
+        }
+        let folder = self.folder()?;
+        if folder.exists() {
+            fs::remove_dir_all(&folder)
+                .with_context(|| format!("cannot remove {}", folder.display()))?;
+        }
+        let apt = folder.join("apt");
+        for part in ["state/lists/partial", "cache/archives/partial", "etc"] {
+            fs::create_dir_all(apt.join(part))
+                .with_context(|| format!("cannot make {}", apt.display()))?;
+        }
+        self.configure(&apt)?;
+        let get = || {
+            let mut command = Command::new("apt-get");
+            command.env("APT_CONFIG", apt.join("apt.conf")).arg("-qq");
+            command
+        };
+        process::run(get().arg("update"))?;
+        process::run(
+            get()
+                .args(["install", "--yes", "--download-only", "libstdc++6"])
+                .args(self.pythons.iter().map(|minor| format!("python3.{minor}")))
+                .args(
+                    self.pythons
+                        .iter()
+                        .map(|minor| format!("python3.{minor}-venv")),
+                ),
+        )?;
+        for package in fs::read_dir(apt.join("cache/archives"))? {
+            let package = package?.path();
+            let name = package.file_name().unwrap_or_default().to_string_lossy();
+            let is_unwanted =
+                self.c_library == CLibrary::OfThisMachine && name.starts_with("libc6_");
+            if name.ends_with(".deb") && !is_unwanted {
+                process::run_unseen(
+                    Command::new("dpkg-deb")
+                        .arg("-x")
+                        .arg(&package)
+                        .arg(&folder),
+                )?;
+            }
+        }
+        // All that is needed is unpacked; the index alone has 60 MB.
+        fs::remove_dir_all(&apt).with_context(|| format!("cannot remove {}", apt.display()))?;
+        for &minor in self.pythons {
+            write_wrapper(&folder, self.c_library, minor)?;
+        }
+        fs::write(folder.join(WHOLE), "").context("cannot write into the cache")
+    }
+
+    /// An apt that takes nothing as installed, and asks this release alone.
+    fn configure(&self, apt: &Path) -> Result<()> {
+        let at = apt.display();
+        let user = if process::is_root() {
+            // The user that apt downloads as has no way into the cache.
+            "APT::Sandbox::User \"root\";\n"
+        } else {
+            ""
+        };
+        let configuration = format!(
+            "Dir::State \"{at}/state\";\n\
+             Dir::State::status \"{at}/status\";\n\
+             Dir::Cache \"{at}/cache\";\n\
+             Dir::Etc::sourcelist \"{at}/sources.list\";\n\
+             Dir::Etc::sourceparts \"{at}/etc\";\n\
+             Dir::Etc::preferencesparts \"{at}/etc\";\n\
+             APT::Architecture \"amd64\";\n\
+             APT::Architectures {{ \"amd64\"; }};\n\
+             APT::Install-Recommends \"false\";\n\
+             Acquire::Languages \"none\";\n\
+             {user}"
+        );
+        let source = format!(
+            "deb [signed-by={}] {} {} {}\n",
+            self.keys, self.mirror, self.suite, self.components
+        );
+        for (name, text) in [
+            ("apt.conf", configuration.as_str()),
+            ("sources.list", source.as_str()),
+            ("status", ""),
+        ] {
+            let path = apt.join(name);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes the script that starts a Python with its own C library, as whichever name it was called:
+/// that is how an environment knows itself.
+fn write_wrapper(folder: &Path, c_library: CLibrary, minor: u8) -> Result<()> {
+    let own = || {
+        let places = LIBRARIES.iter();
+        places
+            .map(|place| folder.join(place).join("ld-linux-x86-64.so.2"))
+            .find(|loader| loader.exists())
+            .context("there is no C library in it")
+    };
+    let loader = match c_library {
+        CLibrary::Own => own()?,
+        CLibrary::OfThisMachine => PathBuf::from("/lib64/ld-linux-x86-64.so.2"),
+    };
+    let libraries = LIBRARIES.map(|place| folder.join(place).display().to_string());
+    let script = format!(
+        "#!/bin/sh\n\
+         exec '{}' --library-path '{}' --argv0 \"$0\" '{}' \"$@\"\n",
+        loader.display(),
+        libraries.join(":"),
+        folder.join(format!("usr/bin/python3.{minor}")).display()
+    );
+    let path = wrapper(folder, minor);
+    fs::write(&path, script).with_context(|| format!("cannot write {}", path.display()))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_version_comes_from_one_release() {
+        for minor in crate::python::MINORS {
+            let releases = RELEASES
+                .iter()
+                .filter(|release| release.pythons.contains(&minor));
+            assert!(releases.count() <= 1, "3.{minor}");
+        }
+    }
+
+    #[test]
+    fn a_wrapper_names_its_loader_its_libraries_and_its_python() {
+        let folder = tempfile::tempdir().unwrap();
+        let loader = folder.path().join("lib/x86_64-linux-gnu");
+        fs::create_dir_all(&loader).unwrap();
+        fs::create_dir_all(folder.path().join("usr/bin")).unwrap();
+        assert!(write_wrapper(folder.path(), CLibrary::Own, 14).is_err());
+        fs::write(loader.join("ld-linux-x86-64.so.2"), "").unwrap();
+        write_wrapper(folder.path(), CLibrary::Own, 14).unwrap();
+        let script = fs::read_to_string(wrapper(folder.path(), 14)).unwrap();
+        assert!(script.contains("/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2' --library-path"));
+        assert!(
+            script.ends_with("/usr/bin/python3.14' \"$@\"\n"),
+            "{script}"
+        );
+    }
+}

@@ -253,6 +253,7 @@ impl Actor {
         };
         let held: u64 = self.blocks.iter().sum();
         Some(Event::Memory(MemoryEvent {
+            call: None,
             time,
             tgid: self.tgid,
             tid: Tid(self.tgid.0),
@@ -265,7 +266,6 @@ impl Actor {
                 reserved: Bytes((held + self.most / 8) * MIB),
             }),
             stack: StackId((dice % 5) as u32 + 1),
-            call: None,
         }))
     }
 }
@@ -283,10 +283,10 @@ fn facts(user: &str, rank: Option<u32>) -> ProcessFacts {
 
 fn stack(line: u32) -> Event {
     let frame = |line, function: &str| Frame {
+        library: None,
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),
-        library: None,
     };
     let stack = Stack {
         kind: StackKind::Python,

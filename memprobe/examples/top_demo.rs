@@ -265,7 +265,6 @@ impl Actor {
                 reserved: Bytes((held + self.most / 8) * MIB),
             }),
             stack: StackId((dice % 5) as u32 + 1),
-            call: None,
         }))
     }
 }
@@ -287,7 +286,6 @@ fn stack(line: u32) -> Event {
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),
-        library: None,
     };
     let stack = Stack {
         kind: StackKind::Python,

@@ -34,9 +34,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 const LARGEST_TABLES: u64 = 128 << 20;
 const ALL_TABLES: u64 = 512 << 20;
 
-/// The largest file whose functions are named. Reading the symbols of libtorch_cuda (500 MB) would
-/// take seconds, and keep memprobe from reading what the process does meanwhile.
-const LARGEST_NAMED: u64 = 64 << 20;
+/// The largest table of symbols (24 bytes each) by which functions are named. That of libtorch_cuda
+/// would take seconds, and keep memprobe from reading what the process does meanwhile.
+const LARGEST_SYMBOLS: u64 = 12 << 20;
+
+/// The largest file in which lines of source are looked for.
+const LARGEST_WITH_LINES: u64 = 64 << 20;
 
 /// Stands for a library where code lies in no file: compiled while the program runs.
 const NO_FILE: &str = "[generated code]";
@@ -69,6 +72,8 @@ struct Library {
     /// Held open, so that it can be read when the process is gone.
     file: Option<File>,
     unwinds: Unwinds,
+    /// Whether its symbols are few enough to be read, once that was asked.
+    named: Option<bool>,
 }
 
 /// Whether calls can be followed through a library.
@@ -250,6 +255,7 @@ impl NativeCode {
                 file: known.and_then(|library| library.file.take()),
                 mapped,
                 unwinds: Unwinds::NotYetTried,
+                named: None,
             });
         }
         self.code.sort_by_key(|(range, _)| range.start);
@@ -282,6 +288,21 @@ impl Library {
             self.file = open.ok().or_else(|| self.open_without_process());
         }
         self.file.as_ref()
+    }
+
+    /// Whether its symbols are few enough to be read.
+    fn is_named(&mut self) -> bool {
+        if let Some(named) = self.named {
+            return named;
+        }
+        let file = self.file.as_ref().and_then(|file| file.try_clone().ok());
+        let image = file.and_then(|file| ElfImage::from_file(file).ok());
+        let named = image.is_some_and(|image| {
+            let symbols = image.section(".symtab");
+            symbols.is_none_or(|symbols| symbols.size <= LARGEST_SYMBOLS)
+        });
+        self.named = Some(named);
+        named
     }
 
     /// The file at its path as memprobe sees it, if it is the very one that the process had mapped.

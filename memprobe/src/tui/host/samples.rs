@@ -15,7 +15,6 @@ fn line(file: &str, line: u32, function: &str) -> Holder {
         file: file.into(),
         line,
         function: function.into(),
-        library: None,
     }))
 }
 

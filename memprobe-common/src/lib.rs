@@ -24,10 +24,10 @@ pub mod record {
     pub const BLOCK: u8 = 1;
     /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request.
     pub const OUT_OF_MEMORY: u8 = 2;
-    /// [`super::MemoryRecord`]: `cudaMalloc` returned success.
-    pub const SEGMENT_ALLOC: u8 = 3;
-    /// [`super::MemoryRecord`]: `cudaFree` returned success.
-    pub const SEGMENT_FREE: u8 = 4;
+    /// [`super::CudaRecord`]: a function of CUDA that manages memory returned success.
+    pub const CUDA_CALL: u8 = 3;
+    /// [`super::CudaStackRecord`]: as [`CUDA_CALL`], with a piece of the thread's stack.
+    pub const CUDA_CALL_WITH_STACK: u8 = 4;
     /// [`super::MemoryRecord`]: this thread entered autograd's engine and will wait there for the
     /// `GraphTask` at `addr`.
     pub const BACKWARD: u8 = 5;
@@ -76,7 +76,102 @@ pub const DEVICE_TYPE_CUDA: u8 = 1;
 /// The device byte of records that cannot know their device.
 pub const DEVICE_UNKNOWN: u8 = 0xff;
 
-/// One event of the allocator, of libcudart or of autograd's engine.
+/// What the programs are told of a probed function of CUDA: the cookie of its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaCookie {
+    /// Names the function to user space.
+    pub function: u8,
+    /// Whether somebody wants to know who called.
+    pub wants_stack: bool,
+    /// The argument, counted from 0, that points to a description which is read at the entry.
+    pub description: Option<u8>,
+}
+
+impl CudaCookie {
+    const WANTS_STACK: u64 = 1 << 8;
+    const DESCRIPTION_SHIFT: u32 = 16;
+
+    /// As one word.
+    pub const fn to_word(self) -> u64 {
+        let stack = if self.wants_stack {
+            Self::WANTS_STACK
+        } else {
+            0
+        };
+        let description = match self.description {
+            Some(argument) => (argument as u64 + 1) << Self::DESCRIPTION_SHIFT,
+            None => 0,
+        };
+        self.function as u64 | stack | description
+    }
+
+    /// What [`Self::to_word`] gave.
+    pub const fn of_word(word: u64) -> Self {
+        Self {
+            function: word as u8,
+            wants_stack: word & Self::WANTS_STACK != 0,
+            description: match (word >> Self::DESCRIPTION_SHIFT) as u8 {
+                0 => None,
+                argument => Some(argument - 1),
+            },
+        }
+    }
+}
+
+/// A call of a function of CUDA that succeeded: the outermost one, where such functions call each
+/// other. What the numbers mean depends on the function; user space knows.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CudaRecord {
+    /// [`record::CUDA_CALL`] or [`record::CUDA_CALL_WITH_STACK`].
+    pub kind: u8,
+    /// [`CudaCookie::function`].
+    pub function: u8,
+    /// One of [`stack_state`]; about the Python stack.
+    pub stack_state: u8,
+    /// [`CudaCookie::wants_stack`].
+    pub wants_stack: u8,
+    /// Thread, in the initial PID namespace.
+    pub tid: u32,
+    /// Process, in the initial PID namespace.
+    pub tgid: u32,
+    /// Zero.
+    pub pad: u32,
+    /// `bpf_ktime_get_ns`, when it returned.
+    pub time_ns: u64,
+    /// The arguments that came in registers.
+    pub args: [u64; 6],
+    /// Where it returned to.
+    pub caller: u64,
+    /// The words above the return address at the entry: arguments that came on the stack.
+    pub on_stack: [u64; 3],
+    /// What lay at the description's address at the entry, zeroes where there is none.
+    pub description: [u64; 4],
+    /// What the first argument points to, when it returned.
+    pub out: [u64; 4],
+    /// What the second argument points to, when it returned.
+    pub second_out: u64,
+    /// Hash of the Python stack, or what [`stack_state`] says.
+    pub stack: u64,
+}
+
+/// Bytes of a thread's stack that are copied at most.
+pub const STACK_COPY: usize = 16 << 10;
+
+/// A [`CudaRecord`] of a thread that runs no Python, with what its stack is unwound from: the
+/// registers as they stand in the caller, whose next instruction is [`CudaRecord::caller`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaStackRecord {
+    /// The call.
+    pub call: CudaRecord,
+    /// The frame pointer.
+    pub frame_pointer: u64,
+    /// The innermost part of the stack; its address is the stack pointer.
+    pub stack: Stretch<STACK_COPY>,
+}
+
+/// One event of the allocator or of autograd's engine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryRecord {
@@ -348,4 +443,6 @@ const _: () = {
     assert!(size_of::<PythonConfig>() == 48);
     assert!(size_of::<ProcessConfig>() == 80);
     assert!(size_of::<ProcessRecord>() == 24);
+    assert!(size_of::<CudaRecord>() == 184);
+    assert!(size_of::<CudaStackRecord>() == 184 + 8 + 16 + STACK_COPY);
 };

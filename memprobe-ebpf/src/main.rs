@@ -1,4 +1,4 @@
-//! memprobe's eBPF programs: uprobes on PyTorch's caching allocator, on libcudart and on
+//! memprobe's eBPF programs: uprobes on PyTorch's caching allocator, on CUDA and on
 //! autograd's engine, each telling user space what happened and on which line of Python.
 //!
 //! One file a probe family; `lifecycle` says which processes are watched, `python` walks the interpreter's frames, `thread` keeps what is known
@@ -10,7 +10,7 @@
 mod allocator;
 mod autograd;
 mod code;
-mod cudart;
+mod cuda;
 mod lifecycle;
 mod maps;
 mod python;

@@ -4,6 +4,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, RingBuf};
 use memprobe_common::{ProcessConfig, counter};
 
+use crate::cuda::PendingCall;
 use crate::thread::Thread;
 
 /// Every record, in the order in which it was reserved. User space sets the size.
@@ -30,6 +31,11 @@ pub static THREADS: HashMap<u32, Thread> = HashMap::with_max_entries(1024, 0);
 /// program's stack).
 #[map]
 pub static NEW_THREAD: Array<Thread> = Array::with_max_entries(1, 0);
+
+/// The call into CUDA that a thread is in, by tid. An entry lasts as long as the call, so that the
+/// map is nearly always empty; one of a thread that died inside is pushed out some day.
+#[map]
+pub static CALLS: LruHashMap<u32, PendingCall> = LruHashMap::with_max_entries(8192, 0);
 
 /// Stack hashes whose frames were sent. Losing one costs sending it again.
 #[map]

@@ -27,8 +27,6 @@ pub struct Thread {
     pub sent: [u64; SENT],
     /// Where it keeps the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
-    /// The `cudaMalloc` or `cudaFree` that this thread is in.
-    pub call: PendingCall,
     /// The address that the first window was read from, or `NO_WINDOW`.
     pub data_window: u64,
     /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather
@@ -42,15 +40,6 @@ pub struct Thread {
     pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],
     /// The stack being built.
     pub stack: StackRecord,
-}
-
-/// A call into libcudart that has not returned yet.
-#[repr(C)]
-pub struct PendingCall {
-    /// `cudaMalloc`'s `void **devPtr`, or `cudaFree`'s `void *devPtr`.
-    pub pointer: u64,
-    /// `cudaMalloc`'s `size_t size`; 0 in `cudaFree`.
-    pub size: u64,
 }
 
 /// The calling process and thread.

@@ -106,6 +106,7 @@ impl Program {
             device: Some(DeviceIndex(0)),
             totals: Some(totals),
             stack: StackId(stack),
+            call: None,
         })
     }
 
@@ -152,6 +153,7 @@ fn stack(id: u32) -> Arc<Stack> {
         file: file.into(),
         line,
         function: "forward".into(),
+        library: None,
     };
     let mut frames = vec![frame(
         "/usr/lib/python3.12/site-packages/torch/nn/functional.py",

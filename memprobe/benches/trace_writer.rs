@@ -24,6 +24,7 @@ fn stream() -> Vec<Event> {
             file: format!("/home/me/project/package/module_{}.py", (id + depth) % 40).into(),
             line: (id * 7 + depth) as u32 % 900 + 1,
             function: format!("function_{depth}").into(),
+            library: None,
         };
         let frames = (0..20).map(frame).collect();
         let stack = Stack {
@@ -57,6 +58,7 @@ fn stream() -> Vec<Event> {
             } else {
                 StackId((pair % STACKS) as u32 + 1)
             },
+            call: None,
         })
     };
     (0..STACKS)

@@ -14,10 +14,10 @@ use memprobe::export::trace_event::TraceWriter;
 use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::recording::Header;
-use memprobe::symbolize::Symbolizer;
 use memprobe::symbolize::python::CodeCache;
 use memprobe::symbolize::python::cache::Limits;
 use memprobe::symbolize::python::layout::PythonLayout;
+use memprobe::symbolize::{Past, Symbolizer};
 use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
@@ -134,7 +134,7 @@ impl Records {
 
 /// What memprobe does with a record before it is anybody's.
 fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
-    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()));
+    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()), Past::Unknown);
     feed(&mut symbolizer, &Records::stacks(), &mut sink);
     symbolizer
 }

@@ -71,7 +71,7 @@ fn main() -> Result<()> {
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
-    for probe in PROBES {
+    for probe in PROBES.iter() {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         links.extend(located.attach(loader, Reach::Process(tgid))?);

@@ -265,6 +265,7 @@ impl Actor {
                 reserved: Bytes((held + self.most / 8) * MIB),
             }),
             stack: StackId((dice % 5) as u32 + 1),
+            call: None,
         }))
     }
 }
@@ -277,6 +278,7 @@ fn facts(user: &str, rank: Option<u32>) -> ProcessFacts {
             local: Some(rank),
             world: Some(4),
         }),
+        forked_from: None,
     }
 }
 
@@ -285,6 +287,7 @@ fn stack(line: u32) -> Event {
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),
+        library: None,
     };
     let stack = Stack {
         kind: StackKind::Python,

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use memprobe::event::{Bytes, DeviceIndex, Frame, Losses, Stack, StackKind, Tgid, TimeNs, Totals};
 use memprobe::model::snapshot::{
-    BeforeAttach, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site, Snapshot, StackRow,
-    Target, TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
+    Snapshot, StackRow, Target, TargetState, Timeline,
 };
 use memprobe::tui::{self, Command, SourceText};
 use tokio::signal::unix::{SignalKind, signal};
@@ -311,6 +311,7 @@ impl Run {
             started: TimeNs(0),
             now: TimeNs(self.ticks * STEP),
             devices,
+            cuda: CudaSnapshot::default(),
             health: Health {
                 events,
                 events_per_second: if events == 0 {
@@ -361,6 +362,7 @@ fn frame(file: String, line: u32, function: &str) -> Frame {
         file: file.into(),
         line,
         function: function.into(),
+        library: None,
     }
 }
 

@@ -34,6 +34,21 @@ pub struct DeviceIndex(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub u32);
 
+impl DeviceIndex {
+    /// Stands for the device of memory of which it is not known on which one it lies.
+    pub const UNKNOWN: Self = Self(u8::MAX);
+}
+
+impl fmt::Display for DeviceIndex {
+    /// `cuda:0`, as PyTorch calls it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::UNKNOWN => f.pad("cuda:?"),
+            Self(index) => f.pad(&format!("cuda:{index}")),
+        }
+    }
+}
+
 impl Tid {
     /// The thread of what memprobe found: nobody knows who allocated it.
     pub const UNKNOWN: Self = Self(0);
@@ -72,10 +87,14 @@ pub enum Action {
     Alloc,
     /// The caching allocator took a block back.
     Free,
-    /// libcudart gave out memory (`cudaMalloc`): a segment where the caching allocator asked.
+    /// CUDA gave the caching allocator a segment.
     SegmentAlloc,
-    /// libcudart took memory back (`cudaFree`).
+    /// The caching allocator gave a segment back.
     SegmentFree,
+    /// CUDA gave out memory to somebody else.
+    CudaAlloc,
+    /// Memory that CUDA had given to somebody else was given back.
+    CudaFree,
     /// The caching allocator gave up: an out-of-memory error follows in the target.
     OutOfMemory,
     /// Nothing happened: the block was live when memprobe attached, by the allocator's own tables.
@@ -90,6 +109,8 @@ impl Action {
             Self::Free => "free",
             Self::SegmentAlloc => "segment_alloc",
             Self::SegmentFree => "segment_free",
+            Self::CudaAlloc => "cuda_alloc",
+            Self::CudaFree => "cuda_free",
             Self::OutOfMemory => "oom",
             Self::Held => "held",
         }
@@ -102,6 +123,8 @@ impl Action {
             Self::Free,
             Self::SegmentAlloc,
             Self::SegmentFree,
+            Self::CudaAlloc,
+            Self::CudaFree,
             Self::OutOfMemory,
             Self::Held,
         ]
@@ -110,7 +133,68 @@ impl Action {
     }
 }
 
-/// One event of the allocator or of libcudart.
+/// Where memory lies that CUDA gives out.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Space {
+    /// On a device.
+    Device,
+    /// On a device, with addresses that are chosen and mapped apart from it (`cuMemCreate`).
+    Virtual,
+    /// On a device, in an order of its own (`cudaMallocArray`). The sizes are those asked for; a
+    /// device may pad them.
+    Array,
+    /// On a device or on the host, as it is used (`cudaMallocManaged`).
+    Managed,
+    /// On the host (`cudaHostAlloc`).
+    Pinned,
+    /// On the host: memory of the process that was pinned later (`cudaHostRegister`).
+    Registered,
+}
+
+impl Space {
+    /// All of them, as they are told apart in tables.
+    pub const ALL: [Self; 6] = [
+        Self::Device,
+        Self::Virtual,
+        Self::Array,
+        Self::Managed,
+        Self::Pinned,
+        Self::Registered,
+    ];
+
+    /// The word used in recordings and reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Virtual => "virtual",
+            Self::Array => "array",
+            Self::Managed => "managed",
+            Self::Pinned => "pinned",
+            Self::Registered => "registered",
+        }
+    }
+
+    /// The space that [`Self::as_str`] wrote.
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|space| space.as_str() == word)
+    }
+
+    /// Whether it takes memory of a device for certain.
+    pub const fn is_on_device(self) -> bool {
+        matches!(self, Self::Device | Self::Virtual | Self::Array)
+    }
+}
+
+/// A call into CUDA.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct CudaCall {
+    /// The function, as CUDA's documentation names it; one of [`crate::cuda::FUNCTIONS`].
+    pub function: &'static str,
+    /// Where the memory lies.
+    pub space: Space,
+}
+
+/// One event of the allocator or of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEvent {
     /// When it happened.
@@ -121,10 +205,11 @@ pub struct MemoryEvent {
     pub tid: Tid,
     /// What happened.
     pub action: Action,
-    /// The block or segment; 0 for an out-of-memory event.
+    /// The block, the segment or what CUDA gave out: an address, but a handle for
+    /// [`Space::Virtual`] and [`Space::Array`]; 0 for an out-of-memory event.
     pub addr: Address,
-    /// Bytes of the block (rounded by the allocator), of the segment (0 where a freed segment was
-    /// not seen before), or of the request that failed.
+    /// Bytes of the block (rounded by the allocator), of the segment or of what CUDA gave out (0
+    /// where what is freed was not seen before), or of the request that failed.
     pub size: Bytes,
     /// The device; `None` where it cannot be known (a segment that no block lies in).
     pub device: Option<DeviceIndex>,
@@ -133,6 +218,8 @@ pub struct MemoryEvent {
     pub totals: Option<Totals>,
     /// Where it was asked for; [`StackId::NONE`] for frees.
     pub stack: StackId,
+    /// The call into CUDA; `None` for blocks. For what is freed, `space` is that of the memory.
+    pub call: Option<CudaCall>,
 }
 
 /// What the caching allocator held on one device when memprobe attached. The blocks that are known
@@ -163,6 +250,13 @@ pub struct Totals {
     pub reserved: Bytes,
 }
 
+impl Stack {
+    /// The library that called into CUDA, where the stack is one of such a call.
+    pub fn calling_library(&self) -> Option<&Arc<str>> {
+        self.frames.first()?.library.as_ref()
+    }
+}
+
 impl Totals {
     /// The higher of each total.
     pub fn higher(self, other: Self) -> Self {
@@ -173,15 +267,19 @@ impl Totals {
     }
 }
 
-/// One line of Python on a stack.
+/// One line of Python on a stack, or a place in native code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// `co_filename`.
+    /// `co_filename`; in native code the source file, empty where that is not known.
     pub file: Arc<str>,
-    /// The line being executed; 0 where the code object has none for this instruction.
+    /// The line being executed; 0 where the code object has none for this instruction, or the
+    /// source is not known.
     pub line: u32,
-    /// `co_name`.
+    /// `co_name`; in native code the function, or the offset in the library where it has no symbol
+    /// there.
     pub function: Arc<str>,
+    /// The library or program, for native code; `None` for Python.
+    pub library: Option<Arc<str>>,
 }
 
 /// A stack and what is known of it.
@@ -189,7 +287,8 @@ pub struct Frame {
 pub struct Stack {
     /// Whose stack it is.
     pub kind: StackKind,
-    /// Innermost first. Empty for [`StackKind::Unknown`].
+    /// Innermost first. For [`StackKind::Unknown`] there is at most the native code that called
+    /// into CUDA.
     pub frames: Vec<Frame>,
     /// There were more outer frames than could be kept.
     pub truncated: bool,
@@ -198,8 +297,11 @@ pub struct Stack {
 /// Whose stack it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StackKind {
-    /// The Python stack of the thread that called.
+    /// The Python stack of the thread that called. Where it called into CUDA, the innermost frame is
+    /// the native code that did.
     Python,
+    /// The native stack of a thread that runs no Python.
+    Native,
     /// The thread that called runs no Python (autograd); the frames are those of the thread that
     /// waits for it in `backward()`.
     Waiting {

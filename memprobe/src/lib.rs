@@ -7,6 +7,7 @@
 
 pub mod bytes;
 pub mod cli;
+pub mod cuda;
 pub mod decode;
 pub mod driver;
 pub mod event;

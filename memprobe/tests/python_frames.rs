@@ -121,6 +121,7 @@ impl Target {
             file: frame[0].as_str().unwrap().into(),
             line: frame[1].as_u64().unwrap().try_into().unwrap(),
             function: frame[2].as_str().unwrap().into(),
+            library: None,
         };
         self.first_line["stacks"]
             .as_object()

@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define EXPORTED __attribute__((visibility("default"), noinline))
+/* Aligned so that a breakpoint within 64 bytes of a function's start is the function's own. */
+#define EXPORTED __attribute__((visibility("default"), noinline, aligned(64)))
 
 #ifdef C10
 /* c10::Device: a type (1 is CUDA) and an index, a byte each, passed by value. */

@@ -12,7 +12,7 @@ pub struct Event {
     pub time_ns: u64,
     /// The thread; none for `held`.
     pub tid: Option<u32>,
-    /// `alloc`, `free`, `segment_alloc`, `segment_free`, `oom` or `held`.
+    /// `alloc`, `free`, `segment_alloc`, `segment_free`, `cuda_alloc`, `cuda_free`, `oom` or `held`.
     pub action: String,
     /// The block or segment; none for `oom`.
     pub addr: Option<u64>,
@@ -24,8 +24,17 @@ pub struct Event {
     pub allocated: Option<u64>,
     /// As `allocated`.
     pub reserved: Option<u64>,
+    /// The function of CUDA; none for blocks.
+    #[serde(default)]
+    pub function: Option<String>,
+    /// The kind of memory that CUDA gave out; none for blocks.
+    #[serde(default)]
+    pub space: Option<String>,
     /// Innermost first.
     pub stack: Vec<TraceFrame>,
+    /// The native code that called into CUDA, innermost first.
+    #[serde(default)]
+    pub native: Vec<NativeFrame>,
     /// The thread's name, where it runs no Python.
     #[serde(default)]
     pub thread: Option<String>,
@@ -38,6 +47,20 @@ pub struct Event {
     /// Outer frames are missing.
     #[serde(default)]
     pub stack_truncated: Option<bool>,
+}
+
+/// A place in native code.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NativeFrame {
+    /// The source; empty where it is not known.
+    pub file: String,
+    /// The line; none where it is not known.
+    pub line: Option<u32>,
+    /// The function.
+    pub function: String,
+    /// The library or program.
+    pub library: String,
 }
 
 /// Reads one event a line.

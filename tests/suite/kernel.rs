@@ -1,9 +1,10 @@
-//! On a kernel that is too old memprobe says so, and what would do.
+//! What memprobe makes of the kernel that it runs on.
 
 use std::fs;
 
 use memprobe_tests::ground::Ground;
 use memprobe_tests::process::Background;
+use serde_json::Value;
 
 /// The oldest kernel that memprobe works on, as its README says.
 const OLDEST: (u32, u32) = (5, 15);
@@ -11,25 +12,74 @@ const OLDEST: (u32, u32) = (5, 15);
 #[test]
 fn a_kernel_that_is_too_old_is_refused_with_words() {
     let Some(ground) = Ground::take() else { return };
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
-    let mut numbers = release.split(['.', '-']).map(|part| part.parse().ok());
-    let version = (numbers.next().flatten(), numbers.next().flatten());
-    if version >= (Some(OLDEST.0), Some(OLDEST.1)) {
-        println!("skipped: {} is not too old", release.trim());
+    let release = release();
+    if !is_too_old(&release) {
+        println!("skipped: {release} is not too old");
         return;
     }
     let mut command = ground.pytorch().command();
-    let mut target = Background::start(command.args(["steady.py", "--seconds", "600"]));
-    target.wait_for("PID ");
+    let waits = "import time; print('up', flush=True); time.sleep(600)";
+    let mut target = Background::start(command.args(["-c", waits]));
+    target.wait_for("up");
     let pid = target.pid().to_string();
     for verb in [&["record", "-o", "/dev/null"][..], &["attach"]] {
         let error = ground
             .run(&[verb, &["--pid", &pid]].concat())
             .one_clear_error();
-        for words in [release.trim(), "needs Linux 5.15 or newer"] {
+        for words in [release.as_str(), "needs Linux 5.15 or newer"] {
             assert!(error.contains(words), "{words:?} is not in: {error}");
         }
         println!("{}: {}", verb[0], error.replace('\n', " "));
     }
     assert!(!target.has_ended());
+    let (doctor, status) = doctor(&ground);
+    assert_eq!(status, Some(2), "{doctor}");
+    assert_eq!(check(&doctor, "kernel")["level"], "fail", "{doctor}");
+}
+
+#[test]
+fn every_program_passes_the_verifier_and_a_probe_fires() {
+    let Some(ground) = Ground::take() else { return };
+    let release = release();
+    if is_too_old(&release) {
+        println!("skipped: {release} is too old");
+        return;
+    }
+    let (doctor, status) = doctor(&ground);
+    assert_eq!(status, Some(0), "{doctor}");
+    for name in ["programs", "probe"] {
+        let check = check(&doctor, name);
+        assert_eq!(check["level"], "ok", "{check}");
+        println!(
+            "Linux {release}: {name}: {}",
+            check["found"].as_str().expect("words")
+        );
+    }
+}
+
+/// What `doctor` finds, and its exit status.
+fn doctor(ground: &Ground) -> (Value, Option<i32>) {
+    let finished = ground.run(&["doctor", "--format", "json"]);
+    let found = serde_json::from_str(&finished.stdout);
+    let found = found.unwrap_or_else(|error| panic!("{error}: {finished:?}"));
+    (found, finished.status.code())
+}
+
+/// A check of `doctor` on the machine.
+fn check<'a>(doctor: &'a Value, name: &str) -> &'a Value {
+    let checks = doctor["machine"].as_array().expect("checks");
+    let found = checks.iter().find(|check| check["check"] == name);
+    found.unwrap_or_else(|| panic!("no {name}: {doctor}"))
+}
+
+/// What the kernel calls itself.
+fn release() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    release.trim().to_owned()
+}
+
+fn is_too_old(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse().ok());
+    let version = (numbers.next().flatten(), numbers.next().flatten());
+    version < (Some(OLDEST.0), Some(OLDEST.1))
 }

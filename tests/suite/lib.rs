@@ -7,6 +7,7 @@
 pub mod agreement;
 pub mod bpf;
 pub mod confinement;
+pub mod cuda_programs;
 pub mod events;
 pub mod ground;
 pub mod ledger;

@@ -58,15 +58,17 @@ fn announce(extent: Extent) -> Result<()> {
         cache.display()
     );
     if extent == Extent::Whole {
-        let releases = pytorch::TESTED.map(|pair| pair.torch);
+        let mut releases = pytorch::TESTED.map(|pair| pair.torch).to_vec();
         let megabytes: u32 = releases
             .iter()
             .filter_map(|torch| Some(pytorch::release_of(torch)?.wheel_mb))
             .sum();
+        releases.dedup();
         println!(
-            "  {:<40}  {:.1} GB (with a GPU 3 GB more)",
+            "  {:<40}  {:.1} GB in {} wheels (with a GPU 3 GB more)",
             format!("PyTorch {}", releases.join(", ")),
-            f64::from(megabytes) / 1000.0
+            f64::from(megabytes) / 1000.0,
+            pytorch::TESTED.len()
         );
         println!(
             "                                            into {}",
@@ -111,11 +113,11 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
         process::run(cargo(repository).args(lints))
     })?;
     if extent == Extent::Whole {
-        variables.extend(set_up_every(steps)?);
         steps.take("every Python", || {
             variables.push((python::TEST_PYTHONS, python::for_tests()));
             Ok(())
         })?;
+        variables.extend(set_up_every(steps)?);
         steps.take("tracefs", mount_tracefs)?;
         steps.take("memprobe itself", || {
             process::run(cargo(repository).args(["build", "--release", "--package", "memprobe"]))?;
@@ -181,7 +183,7 @@ fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
         })?;
     }
     let Some((newest, older)) = interpreters.split_first() else {
-        bail!("no Python to test on: install Python 3.11 or 3.12 and run this again");
+        bail!("no Python to test on: install Python 3.13, 3.12 or 3.11 and run this again");
     };
     let mut variables = vec![(NEWEST, newest.clone().into_os_string())];
     if !older.is_empty() {
@@ -190,7 +192,7 @@ fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
     Ok(variables)
 }
 
-/// The first of a pair's Pythons that is here, or else the first that can be installed.
+/// The first of a pair's Pythons that is here, or else the first that can be installed or unpacked.
 fn interpreter_of(pair: TestedPair) -> Option<Interpreter> {
     let version = |minor: &u8| Interpreter::Version(PythonVersion::three(*minor));
     let mut versions = pair.pythons.iter().map(version);

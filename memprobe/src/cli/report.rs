@@ -112,7 +112,7 @@ impl Report {
     fn run_on_directory(&self) -> Result<ExitCode> {
         let options = self.options();
         let files = recordings_in(&self.file)?;
-        let Some(first) = files.first() else {
+        let Some(first) = files.iter().find(|file| Reader::open(file).is_ok()) else {
             bail!(
                 "this directory holds no recording: give one that `memprobe record -o DIR/` wrote"
             );

@@ -3,7 +3,8 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    CodeRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord, StackHead, Stretch, record,
+    CodeRecord, CudaRecord, CudaStackRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
+    STACK_COPY, StackHead, Stretch, record,
 };
 
 use crate::event::Tgid;
@@ -11,8 +12,10 @@ use crate::event::Tgid;
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// An event of the allocator, of libcudart or of autograd's engine.
+    /// An event of the allocator or of autograd's engine.
     Memory(MemoryKind, MemoryRecord),
+    /// A call into CUDA that succeeded, with a copy of the stack where the thread runs no Python.
+    Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     /// The frames behind a stack hash.
     Stack(StackHead, Vec<FrameRecord>),
     /// A code object of a sent stack was freed.
@@ -26,6 +29,7 @@ impl Record {
     pub fn tgid(&self) -> Tgid {
         Tgid(match self {
             Self::Memory(_, memory) => memory.tgid,
+            Self::Cuda(call, _) => call.tgid,
             Self::Stack(head, _) => head.tgid,
             Self::CodeFreed(freed) => freed.tgid,
             Self::Process(_, process) => process.tgid,
@@ -59,6 +63,17 @@ pub struct FreedCode {
     pub memory: [(u64, Vec<u8>); 4],
 }
 
+/// What the stack of a thread is unwound from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StackCopy {
+    /// Address of the first byte: the stack pointer.
+    pub address: u64,
+    /// The frame pointer.
+    pub frame_pointer: u64,
+    /// The innermost part of the stack.
+    pub bytes: Vec<u8>,
+}
+
 /// What a memory record tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
@@ -66,10 +81,6 @@ pub enum MemoryKind {
     Block,
     /// The allocator ran out of memory.
     OutOfMemory,
-    /// `cudaMalloc` succeeded.
-    SegmentAlloc,
-    /// `cudaFree` succeeded.
-    SegmentFree,
     /// The thread entered autograd's engine.
     Backward,
 }
@@ -86,9 +97,9 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let kind = match *bytes.first().ok_or(Malformed)? {
         record::BLOCK => MemoryKind::Block,
         record::OUT_OF_MEMORY => MemoryKind::OutOfMemory,
-        record::SEGMENT_ALLOC => MemoryKind::SegmentAlloc,
-        record::SEGMENT_FREE => MemoryKind::SegmentFree,
         record::BACKWARD => MemoryKind::Backward,
+        record::CUDA_CALL => return decode_call(bytes),
+        record::CUDA_CALL_WITH_STACK => return decode_call_with_stack(bytes),
         record::STACK => return decode_stack(bytes),
         record::CODE_FREED => return decode_freed(bytes),
         record::FORKED => return decode_process(ProcessStep::Forked, bytes),
@@ -119,6 +130,50 @@ fn decode_memory(bytes: &[u8]) -> Result<MemoryRecord, Malformed> {
         reserved: word64(bytes, 48),
         stack: word64(bytes, 56),
     })
+}
+
+/// Decodes a call into CUDA.
+fn decode_call(bytes: &[u8]) -> Result<Record, Malformed> {
+    let bytes: &[u8; size_of::<CudaRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    Ok(Record::Cuda(Box::new(cuda_record(bytes)), None))
+}
+
+/// Decodes a call into CUDA that comes with a copy of the stack.
+fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
+    const STACK: usize = offset_of!(CudaStackRecord, stack);
+    const BYTES: usize = STACK + size_of::<Stretch<0>>();
+    if bytes.len() != size_of::<CudaStackRecord>() {
+        return Err(Malformed);
+    }
+    let call = bytes[..size_of::<CudaRecord>()].try_into();
+    let length = usize::try_from(word64(bytes, STACK + 8)).unwrap_or(STACK_COPY);
+    let copy = StackCopy {
+        address: word64(bytes, STACK),
+        frame_pointer: word64(bytes, offset_of!(CudaStackRecord, frame_pointer)),
+        bytes: bytes[BYTES..BYTES + length.min(STACK_COPY)].to_vec(),
+    };
+    let call = cuda_record(call.expect("as long as a call"));
+    Ok(Record::Cuda(Box::new(call), Some(Box::new(copy))))
+}
+
+fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
+    CudaRecord {
+        kind: bytes[0],
+        function: bytes[1],
+        stack_state: bytes[2],
+        wants_stack: bytes[3],
+        tid: word32(bytes, 4),
+        tgid: word32(bytes, 8),
+        pad: 0,
+        time_ns: word64(bytes, offset_of!(CudaRecord, time_ns)),
+        args: words(bytes, offset_of!(CudaRecord, args)),
+        caller: word64(bytes, offset_of!(CudaRecord, caller)),
+        on_stack: words(bytes, offset_of!(CudaRecord, on_stack)),
+        description: words(bytes, offset_of!(CudaRecord, description)),
+        out: words(bytes, offset_of!(CudaRecord, out)),
+        second_out: word64(bytes, offset_of!(CudaRecord, second_out)),
+        stack: word64(bytes, offset_of!(CudaRecord, stack)),
+    }
 }
 
 /// Decodes the 24 bytes of a process record.
@@ -185,6 +240,10 @@ fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
         code: memory[0].0,
         memory,
     })))
+}
+
+fn words<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
+    std::array::from_fn(|index| word64(bytes, at + 8 * index))
 }
 
 fn word32(bytes: &[u8], at: usize) -> u32 {

@@ -46,6 +46,13 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
         line.extend_from_slice(b",\"reserved\":");
         json::push_number(line, totals.reserved.0);
     }
+    if let Some(call) = event.call {
+        line.extend_from_slice(b",\"function\":\"");
+        line.extend_from_slice(call.function.as_bytes());
+        line.extend_from_slice(b"\",\"space\":\"");
+        line.extend_from_slice(call.space.as_str().as_bytes());
+        line.push(b'"');
+    }
 }
 
 pub(super) fn push_name(line: &mut Vec<u8>, name: &str) {
@@ -70,6 +77,7 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     json::push_number(line, id.0);
     let (kind, thread, reason) = match &stack.kind {
         StackKind::Python => ("python", None, None),
+        StackKind::Native => ("native", None, None),
         StackKind::Waiting { thread } => ("waiting", Some(thread), None),
         StackKind::Unknown { thread, reason } => ("unknown", Some(thread), Some(reason)),
     };
@@ -96,6 +104,10 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
         json::push_number(line, frame.line);
         line.extend_from_slice(b",\"function\":");
         json::push_string(line, &frame.function);
+        if let Some(library) = &frame.library {
+            line.extend_from_slice(b",\"library\":");
+            json::push_string(line, library);
+        }
         line.push(b'}');
         if line.len() - begin > MAX_LINE - 1024 {
             line.truncate(end);

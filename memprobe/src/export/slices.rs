@@ -1,4 +1,4 @@
-//! Blocks and segments as async slices: how their records begin, and which are open.
+//! Blocks, segments and other memory of CUDA as async slices: how their records begin, and which are open.
 
 use hashbrown::HashMap;
 
@@ -19,6 +19,7 @@ pub(super) struct SliceKind {
 pub(super) enum Slices {
     Blocks,
     Segments,
+    Cuda,
 }
 
 pub(super) const BLOCK: SliceKind = SliceKind {
@@ -39,14 +40,21 @@ pub(super) const SEGMENT: SliceKind = SliceKind {
     unpaired_name: "free of a segment allocated unseen",
 };
 
+pub(super) const CUDA: SliceKind = SliceKind {
+    of: Slices::Cuda,
+    begin: b"b\",\"cat\":\"cuda",
+    end: b"e\",\"cat\":\"cuda",
+    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"cuda",
+    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"cuda_free",
+    unpaired_name: "free of CUDA memory allocated unseen",
+};
+
 impl SliceKind {
     pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, namer: Namer) {
         match (self.of, namer) {
             (Slices::Segments, _) => line.extend_from_slice(b"segment (cudaMalloc)"),
-            (Slices::Blocks, Namer::BeforeAttach) => {
-                line.extend_from_slice(BEFORE_ATTACH.as_bytes());
-            }
-            (Slices::Blocks, Namer::Stack(stack)) => match stacks.text(stack) {
+            (_, Namer::BeforeAttach) => line.extend_from_slice(BEFORE_ATTACH.as_bytes()),
+            (_, Namer::Stack(stack)) => match stacks.text(stack) {
                 Some(text) => line.extend_from_slice(&text.name),
                 None => line.extend_from_slice(b"(unknown stack)"),
             },
@@ -63,7 +71,7 @@ pub(super) enum Namer {
     BeforeAttach,
 }
 
-/// Blocks or segments that are live, with what names their slice. Addresses of all
+/// Memory of one kind that is live, with what names their slice. Addresses of all
 /// devices of a process lie in one space (CUDA's unified virtual addressing).
 pub(super) struct OpenSlices {
     pub live: HashMap<u64, Namer>,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::event::{Frame, Stack, StackId};
-use crate::label::{CUT, FileNames, clean, fit, fit_end, named_site, named_stack, place};
+use crate::label::{
+    CUT, FileNames, clean, fit, fit_end, named_site, named_stack, native_place, place,
+};
 use crate::model::grouping::site;
 use crate::model::snapshot::Grouping;
 
@@ -113,6 +115,9 @@ fn frames(stack: &Stack) -> Vec<u8> {
 
 /// A frame whose names are cut where they are endless.
 fn shown_frame(frame: &Frame) -> String {
+    if let Some(place) = native_place(frame) {
+        return fit(&place, SHOWN_COLUMNS, CUT);
+    }
     let function = fit(&clean(&frame.function), SHOWN_COLUMNS, CUT);
     let file = fit_end(&FileNames::default().short(&frame.file), SHOWN_COLUMNS, CUT);
     place(&file, frame.line, &function)
@@ -134,6 +139,7 @@ mod tests {
             file: file.into(),
             line,
             function: function.into(),
+            library: None,
         }
     }
 

@@ -19,7 +19,7 @@ use super::fields::{
     clip, push_args, push_id, push_name, push_process, push_record, push_stack, push_ts,
 };
 use super::json;
-use super::slices::{BLOCK, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::slices::{BLOCK, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
     Action, AtAttach, Event, Losses, MemoryEvent, Stack, StackId, Tid, TimeNs, Totals,
@@ -49,6 +49,7 @@ pub struct TraceWriter<W: Write> {
     stacks: StackTexts,
     blocks: OpenSlices,
     segments: OpenSlices,
+    cuda: OpenSlices,
     counters: HashMap<u8, Totals>,
 }
 
@@ -104,6 +105,7 @@ impl<W: Write> TraceWriter<W> {
             stacks: StackTexts::new(grouping),
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
+            cuda: OpenSlices::new(MAX_OPEN),
             counters: HashMap::new(),
         };
         writer.describe(header)?;
@@ -158,6 +160,7 @@ impl<W: Write> TraceWriter<W> {
     pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
         self.end_open_slices(&BLOCK)?;
         self.end_open_slices(&SEGMENT)?;
+        self.end_open_slices(&CUDA)?;
         self.repeat_counters();
         let end = EndRecord::from(&End {
             reason,
@@ -287,6 +290,8 @@ impl<W: Write> TraceWriter<W> {
             Action::Free => self.end(event, &BLOCK),
             Action::SegmentAlloc => self.begin(event, &SEGMENT),
             Action::SegmentFree => self.end(event, &SEGMENT),
+            Action::CudaAlloc => self.begin(event, &CUDA),
+            Action::CudaFree => self.end(event, &CUDA),
             Action::OutOfMemory => {
                 self.open_line(event, b"i\",\"s\":\"g\",\"cat\":\"oom", |line, _| {
                     line.extend_from_slice(b"out of memory");
@@ -359,6 +364,7 @@ impl<W: Write> TraceWriter<W> {
         match kind.of {
             Slices::Blocks => &mut self.blocks,
             Slices::Segments => &mut self.segments,
+            Slices::Cuda => &mut self.cuda,
         }
     }
 

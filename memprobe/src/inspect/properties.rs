@@ -239,6 +239,7 @@ impl Program {
                 reserved: Bytes(1 << 21),
             }),
             stack: StackId::NONE,
+            call: None,
         })
     }
 }

@@ -273,6 +273,7 @@ impl Reconciler {
                     device: Some(*device),
                     totals: Some(before.totals),
                     stack: StackId::NONE,
+                    call: None,
                 })
             }));
         }
@@ -345,6 +346,7 @@ mod tests {
                 device: Some(CUDA_0),
                 totals: (action != Action::SegmentAlloc).then_some(self.totals[0]),
                 stack: StackId::NONE,
+                call: None,
             };
             self.reconciler.push(Event::Memory(event));
             event

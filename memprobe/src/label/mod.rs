@@ -10,7 +10,8 @@ mod text;
 
 pub use host::{device_list, process_state, rank, short_command, top_line};
 pub use names::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, place, whole_frame,
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, native_place, place,
+    whole_frame,
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use process::process;

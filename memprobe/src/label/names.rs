@@ -47,8 +47,11 @@ impl FileNames {
         }
     }
 
-    /// `model.py:88 forward`.
+    /// `model.py:88 forward`, or `main (libtrain.so)` for native code of which no line is known.
     pub fn frame(&self, frame: &Frame) -> String {
+        if let Some(place) = native_place(frame) {
+            return place;
+        }
         place(
             &self.short(&frame.file),
             frame.line,
@@ -64,6 +67,9 @@ impl FileNames {
 
 /// A frame by the whole path of its file.
 pub fn whole_frame(frame: &Frame) -> String {
+    if let Some(place) = native_place(frame) {
+        return place;
+    }
     place(&clean(&frame.file), frame.line, &clean(&frame.function))
 }
 
@@ -90,12 +96,22 @@ pub fn named_stack(stack: &Stack, most: usize, frame: impl Fn(&Frame) -> String)
     }
     let steps = steps.join(" <- ");
     match &stack.kind {
-        StackKind::Python => steps,
+        StackKind::Python | StackKind::Native => steps,
         StackKind::Waiting { thread } => {
             format!("{}, backward() called at {steps}", clean(thread))
         }
         StackKind::Unknown { thread, reason } => format!("{}: {}", clean(thread), reason.as_str()),
     }
+}
+
+/// `main (libtrain.so)`, for native code of which no line is known.
+pub fn native_place(frame: &Frame) -> Option<String> {
+    let library = frame.library.as_ref().filter(|_| frame.file.is_empty())?;
+    Some(format!(
+        "{} ({})",
+        clean(&frame.function),
+        clean(tail(library, 1))
+    ))
 }
 
 /// `model.py:88 forward` of cleaned names; the line is `?` where there is none.
@@ -143,6 +159,7 @@ mod tests {
             file: file.into(),
             line,
             function: function.into(),
+            library: None,
         }
     }
 

@@ -23,8 +23,10 @@ pub enum Applied {
     },
     /// A block is live no more.
     Free(Freed),
-    /// libcudart gave out or took back memory. The ledger does not follow segments.
+    /// The caching allocator got or gave back a segment. The ledger does not follow them.
     Segment,
+    /// CUDA gave memory to somebody else, or took it back.
+    Cuda,
     /// The allocator gave up.
     OutOfMemory,
     /// Not an event of an allocator: no device, or numbers beyond any address. It changed nothing

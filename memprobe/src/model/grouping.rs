@@ -119,6 +119,7 @@ fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
 /// program, so the line of the user names the row in both groupings.
 pub fn site(stack: &Stack, grouping: Grouping) -> Site {
     let (thread, grouping, wrap): (_, _, fn(Frame) -> Site) = match &stack.kind {
+        StackKind::Native => ("".into(), grouping, Site::Line),
         StackKind::Python => ("".into(), grouping, Site::Line),
         StackKind::Waiting { thread } => (thread.clone(), Grouping::User, Site::Backward),
         StackKind::Unknown { thread, reason } => {
@@ -128,8 +129,9 @@ pub fn site(stack: &Stack, grouping: Grouping) -> Site {
             };
         }
     };
-    match naming_frame(&stack.frames, grouping) {
-        Some(index) => wrap(stack.frames[index].clone()),
+    let frames = naming_frames(stack);
+    match naming_frame(frames, grouping) {
+        Some(index) => wrap(frames[index].clone()),
         None => Site::NoLine {
             thread,
             reason: NoStack::NoPythonFrames.as_str(),
@@ -137,11 +139,61 @@ pub fn site(stack: &Stack, grouping: Grouping) -> Site {
     }
 }
 
+/// The frames of which one names the row: all that are Python where there is Python.
+fn naming_frames(stack: &Stack) -> &[Frame] {
+    let native = match stack.kind {
+        StackKind::Native => 0,
+        _ => {
+            let is_native = |frame: &&Frame| frame.library.is_some();
+            stack.frames.iter().take_while(is_native).count()
+        }
+    };
+    &stack.frames[native..]
+}
+
+/// Whose code a frame is, as far as its names tell.
+pub fn origin_of(frame: &Frame) -> Origin {
+    match &frame.library {
+        None => origin(&frame.file),
+        Some(library) => origin_of_native(library, &frame.function),
+    }
+}
+
+/// Whose native code a function of a library is. A program's own code lies outside of the folders
+/// of the system; CUDA's runtime may be linked into it.
+fn origin_of_native(library: &str, function: &str) -> Origin {
+    const SYSTEM: [&str; 4] = ["/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"];
+    const NVIDIA: [&str; 5] = ["libcu", "libnv", "libnccl", "libnpp", "libnvidia"];
+    let name = library.rsplit('/').next().unwrap_or(library);
+    let is_cuda = |prefix: &str| {
+        let rest = function.strip_prefix(prefix).unwrap_or_default();
+        rest.starts_with(|next: char| next.is_ascii_uppercase())
+    };
+    if is_cuda("cuda") || is_cuda("cu") || function.contains("cudart") {
+        return Origin::Package;
+    }
+    match origin(library) {
+        Origin::User if NVIDIA.iter().any(|prefix| name.starts_with(prefix)) => Origin::Package,
+        Origin::User | Origin::Launcher => {
+            let of_system = library.starts_with('[')
+                || name.starts_with("libpython")
+                || name.starts_with("libstdc++.so")
+                || SYSTEM.iter().any(|folder| library.starts_with(folder));
+            if of_system {
+                Origin::StandardLibrary
+            } else {
+                Origin::User
+            }
+        }
+        other => other,
+    }
+}
+
 /// The rule at the head of this file; 0 if nothing is better.
 fn user_frame(frames: &[Frame]) -> usize {
     let mut package = None;
     for (index, frame) in frames.iter().enumerate() {
-        match origin(&frame.file) {
+        match origin_of(frame) {
             Origin::User if !starts_a_worker(frames, index) => return index,
             Origin::Package => package = package.or(Some(index)),
             _ => {}
@@ -171,6 +223,7 @@ mod tests {
                 file: (*file).into(),
                 line: 1,
                 function: "f".into(),
+                library: None,
             })
             .collect()
     }

@@ -11,6 +11,7 @@ mod applied;
 mod blocks;
 mod brief;
 mod caps;
+mod cuda;
 mod device;
 pub mod grouping;
 mod holders;
@@ -35,6 +36,7 @@ pub use timeline::MAX_POINTS;
 use crate::event::{Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, TimeNs};
 use agreement::Agreement;
 use caps::Budget;
+use cuda::Cuda;
 use device::{Device, Difference};
 use names::{Definition, Names};
 use rate::{Rate, Ticks};
@@ -57,6 +59,7 @@ pub struct Model {
     names: Names,
     budget: Budget,
     devices: BTreeMap<DeviceIndex, Device>,
+    cuda: Cuda,
     unread_at_attach: Option<Arc<str>>,
 }
 
@@ -83,6 +86,7 @@ impl Model {
             names: Names::new(caps),
             budget: Budget::new(&caps),
             devices: BTreeMap::new(),
+            cuda: Cuda::default(),
             unread_at_attach: None,
         }
     }
@@ -121,6 +125,7 @@ impl Model {
                     self.devices
                         .values_mut()
                         .for_each(|device| device.forget_stack(*id));
+                    self.cuda.forget_stack(*id);
                 }
                 Applied::Noted
             }
@@ -181,6 +186,9 @@ impl Model {
         if matches!(event.action, Action::SegmentAlloc | Action::SegmentFree) {
             return Applied::Segment;
         }
+        if matches!(event.action, Action::CudaAlloc | Action::CudaFree) {
+            return self.apply_cuda(event);
+        }
         let Some(index) = device::plausible_device(event) else {
             self.malformed = self.malformed.saturating_add(1);
             self.agreement.lost(event.time);
@@ -199,6 +207,19 @@ impl Model {
         };
         self.judge(event.time, difference);
         applied
+    }
+
+    fn apply_cuda(&mut self, event: &MemoryEvent) -> Applied {
+        let Some(call) = cuda::plausible(event) else {
+            self.malformed = self.malformed.saturating_add(1);
+            return Applied::Malformed;
+        };
+        let (names, budget) = (&self.names, &mut self.budget);
+        if event.action == Action::CudaAlloc {
+            self.cuda.alloc(event, call, self.started, names, budget)
+        } else {
+            self.cuda.free(event, call, budget)
+        }
     }
 
     fn judge(&mut self, time: TimeNs, difference: Difference) {
@@ -220,22 +241,31 @@ impl Model {
             self.devices
                 .values_mut()
                 .for_each(|device| device.tick(interval));
+            self.cuda.tick(interval);
         } else if first {
             self.events_rate.start(self.events);
             self.devices.values_mut().for_each(Device::start_rates);
+            self.cuda.start_rates();
         }
     }
 
     /// Everything a view needs, as of `now`.
     pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
-        let devices = self.devices.iter();
+        let allocator_speaks = !self.devices.is_empty();
+        let devices = if allocator_speaks {
+            let devices = self.devices.iter();
+            devices
+                .map(|(index, device)| device.snapshot(*index, now, grouping))
+                .collect()
+        } else {
+            self.cuda.devices(now, grouping)
+        };
         Snapshot {
             target: self.target.clone(),
             started: self.started,
             now,
-            devices: devices
-                .map(|(index, device)| device.snapshot(*index, now, grouping))
-                .collect(),
+            devices,
+            cuda: self.cuda.snapshot(allocator_speaks, grouping),
             health: Health {
                 events: self.events,
                 events_per_second: self.events_rate.per_second(),

@@ -110,6 +110,7 @@ impl Reference {
                 device: Some(DeviceIndex(0)),
                 totals: Some(self.totals()),
                 stack: StackId::NONE,
+                call: None,
             }));
             assert_eq!(applied, Applied::Held { kept: true });
             check_sums(model);
@@ -152,6 +153,7 @@ impl Reference {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
+            call: None,
         };
         Some((event, freed))
     }
@@ -171,6 +173,7 @@ fn stack(id: u32) -> Arc<Stack> {
         file: file.into(),
         line,
         function: "f".into(),
+        library: None,
     };
     let torch = frame("/lib/python3.11/site-packages/torch/functional.py", id);
     let frames = vec![torch, frame("train.py", id / 2)];
@@ -411,6 +414,7 @@ fn garbage() -> impl Strategy<Value = Event> {
                 device: device.map(DeviceIndex),
                 totals,
                 stack: StackId(stack),
+                call: None,
             })
         });
     let found = (number(), 0..2_u8, number(), number(), number(), number()).prop_map(

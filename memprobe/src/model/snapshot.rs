@@ -4,7 +4,9 @@ pub mod host;
 
 use std::sync::Arc;
 
-use crate::event::{Bytes, DeviceIndex, Frame, Losses, Stack, Tgid, TimeNs, Totals};
+use crate::event::{
+    Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Totals,
+};
 
 /// Everything a view needs at one moment.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,8 +19,84 @@ pub struct Snapshot {
     pub now: TimeNs,
     /// One for each device that was seen, by index.
     pub devices: Vec<DeviceSnapshot>,
+    /// What CUDA gave to others than the caching allocator.
+    pub cuda: CudaSnapshot,
     /// How the measurement itself is doing.
     pub health: Health,
+}
+
+/// Which layer of software the table of lines comes from: the highest that speaks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Layer {
+    /// None has spoken yet.
+    #[default]
+    None,
+    /// The calls into libcuda are the allocations.
+    Driver,
+    /// The calls into libcudart are the allocations.
+    Runtime,
+    /// The blocks of PyTorch's caching allocator are the allocations.
+    Allocator,
+}
+
+impl Layer {
+    /// The layer of a call.
+    pub(super) fn of(call: CudaCall) -> Self {
+        if call.function.starts_with("cuda") {
+            Self::Runtime
+        } else {
+            Self::Driver
+        }
+    }
+
+    /// A few words for people and other programs.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "nothing yet",
+            Self::Driver => "CUDA driver calls",
+            Self::Runtime => "CUDA runtime calls",
+            Self::Allocator => "PyTorch's caching allocator",
+        }
+    }
+}
+
+/// What CUDA gave to others than the caching allocator. Where none speaks, memory of devices is in
+/// the table of lines, and the rest is here.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct CudaSnapshot {
+    /// Where the table of lines comes from.
+    pub layer: Layer,
+    /// By library and kind of memory, largest first.
+    pub rows: Vec<OutsideRow>,
+}
+
+impl CudaSnapshot {
+    /// Bytes of all rows.
+    pub fn live(&self) -> Bytes {
+        let live = self.rows.iter().map(|row| row.live.0);
+        Bytes(live.fold(0, u64::saturating_add))
+    }
+}
+
+/// What a library got from CUDA of one kind of memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutsideRow {
+    /// The library or program that called into CUDA, by its path.
+    pub library: Arc<str>,
+    /// The kind.
+    pub space: Space,
+    /// The device; `None` for memory of the host, and where it is not known.
+    pub device: Option<DeviceIndex>,
+    /// Bytes now live.
+    pub live: Bytes,
+    /// The highest that `live` has been.
+    pub peak: Bytes,
+    /// How many pieces are now live.
+    pub live_blocks: u64,
+    /// Calls that gave it memory since attach.
+    pub allocs: u64,
+    /// One row for each line that asked for it; in no particular order.
+    pub lines: Vec<LineRow>,
 }
 
 /// Who is looked at. Texts come from the target and may hold anything: views clean them.
@@ -82,6 +160,14 @@ pub struct ProbeStatus {
     pub offset: u64,
     /// Whether the kernel emulates the instruction there (cheap) or must single-step it.
     pub emulated: bool,
+}
+
+impl ProbeStatus {
+    /// Whether it is hit so often that single-stepping it is felt: those on CUDA's own functions are
+    /// not.
+    pub fn is_busy(&self) -> bool {
+        !self.function.starts_with("cu")
+    }
 }
 
 /// The memory of one device.

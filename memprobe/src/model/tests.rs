@@ -74,6 +74,7 @@ impl Scene {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
+            call: None,
         }
     }
 
@@ -152,6 +153,7 @@ fn frame(file: &str, line: u32) -> Frame {
         file: file.into(),
         line,
         function: "forward".into(),
+        library: None,
     }
 }
 

@@ -37,6 +37,8 @@ pub(super) struct BeforeAttach {
     read: TimeNs,
     /// How often they were; 0 while the probes are not in place.
     attempts: u32,
+    /// Whether there was any event.
+    has_events: bool,
     /// The events that were taken last may be older than the tables.
     is_ahead: bool,
 }
@@ -53,6 +55,7 @@ impl BeforeAttach {
             tables: Ok(AllocatorTables::default()),
             read: since,
             attempts: 0,
+            has_events: false,
             is_ahead: false,
         }
     }
@@ -97,7 +100,17 @@ impl BeforeAttach {
 
     /// Takes the next event of the process.
     pub(super) fn push(&mut self, event: Event) {
+        self.has_events = true;
         self.reconciler.push(event);
+    }
+
+    /// The process was watched from its birth on, and its first event says that nothing came before:
+    /// there is nothing to read.
+    pub(super) fn settle_with_nothing(&mut self) {
+        if !self.reconciler.is_settled() {
+            // Where something does not add up after all, the tables say what.
+            let _ = self.reconciler.settle(&AllocatorTables::default());
+        }
     }
 
     /// Goes on, after events were taken; `all` says that none is left that had happened by then. The
@@ -136,6 +149,10 @@ impl BeforeAttach {
 
     /// Goes on without, if need be: the process or the recording ends, or it cannot be probed.
     pub(super) fn finish(&mut self, why: &str) {
+        if self.attempts == 0 && !self.has_events {
+            // Neither probed nor heard of: there is nothing to say of it.
+            return;
+        }
         self.is_ahead = false;
         self.settle(true);
         if !self.reconciler.is_settled() {

@@ -25,6 +25,7 @@ pub(super) enum Birth {
 pub(super) struct Beginning {
     birth: Birth,
     verdict: Verdict,
+    is_whole: bool,
     untold: bool,
 }
 
@@ -50,6 +51,7 @@ impl Beginning {
                 Birth::Unseen => Verdict::Complete,
                 Birth::Seen | Birth::Forked => Verdict::Open,
             },
+            is_whole: false,
             untold: false,
         }
     }
@@ -61,13 +63,19 @@ impl Beginning {
         }
     }
 
+    /// Whether its first event was seen and nothing came before that.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
     /// Whether an event is about memory that the process holds.
     pub(super) fn admits(&mut self, event: &MemoryEvent) -> bool {
         if self.verdict == Verdict::Open
             && let Some(totals) = event.totals
         {
             self.verdict = self.judge(event, totals);
-            self.untold = self.verdict != Verdict::Complete;
+            self.is_whole = self.verdict == Verdict::Complete;
+            self.untold = !self.is_whole;
         }
         self.verdict != Verdict::Inherited
     }
@@ -129,6 +137,7 @@ mod tests {
                 reserved: Bytes(reserved),
             }),
             stack: StackId::NONE,
+            call: None,
         }
     }
 
@@ -136,7 +145,9 @@ mod tests {
     fn a_first_event_that_is_the_first_is_nothing_to_speak_of() {
         let mut beginning = Beginning::new(Birth::Seen);
         assert!(beginning.admits(&event(Action::SegmentAlloc, 2048, None)));
+        assert!(!beginning.is_whole(), "no total is known yet");
         assert!(beginning.admits(&event(Action::Alloc, 512, Some((512, 2048)))));
+        assert!(beginning.is_whole());
         assert_eq!(beginning.tell(), None);
     }
 
@@ -177,6 +188,7 @@ mod tests {
         let mut beginning = Beginning::new(Birth::Forked);
         beginning.lost();
         assert!(beginning.admits(&event(Action::Free, 512, Some((512, 2048)))));
+        assert!(!beginning.is_whole());
         assert_eq!(beginning.tell(), None);
     }
 }

@@ -8,8 +8,8 @@ use crate::event::{Event, Losses, Tgid};
 use crate::model::snapshot::Target;
 use crate::probe::attaching::Attaching;
 use crate::probe::watched::Watched;
-use crate::symbolize::Symbolizer;
 use crate::symbolize::python::CodeCache;
+use crate::symbolize::{Past, Symbolizer};
 use crate::target::container;
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
@@ -108,7 +108,7 @@ impl Process {
             origin,
             phase: Phase::Looking,
             attaching,
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None),
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
             beginning: Beginning::new(birth),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
@@ -142,7 +142,7 @@ impl Process {
             parent: Some(parent.tgid),
             torch: parent.torch.clone(),
             phase: parent.phase,
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code),
+            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None),
             beginning: Beginning::new(birth),
             // Where the probes are in place already, nothing can come before them.
             before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
@@ -156,7 +156,8 @@ impl Process {
     pub(super) fn execute(&mut self, now: Instant) {
         self.origin = Origin::Started;
         self.phase = Phase::Looking;
-        self.symbolizer = Symbolizer::new(self.tgid, ProcessMemory::new(self.tgid), None);
+        let memory = ProcessMemory::new(self.tgid);
+        self.symbolizer = Symbolizer::new(self.tgid, memory, None, Past::None);
         self.beginning = Beginning::new(Birth::Seen);
         self.before = Some(BeforeAttach::of(self.tgid));
         self.waiting_for.clear();
@@ -238,6 +239,7 @@ impl Process {
     pub(super) fn attached(&mut self) {
         self.phase = Phase::Attached;
         self.read_torch();
+        self.symbolizer.look_at_code();
         if let Some(before) = &mut self.before {
             before.begin(self.torch.clone());
         }
@@ -283,13 +285,20 @@ impl Process {
 
     /// Puts events behind what it held before them, once that is known.
     fn keep_back(&mut self) {
+        let was_whole = self.beginning.is_whole();
         while self.before.is_some() {
             let Some(event) = self.admitted() else {
-                return;
+                break;
             };
             if let Some(before) = &mut self.before {
                 before.push(event);
             }
+        }
+        if let Some(before) = &mut self.before
+            && !was_whole
+            && self.beginning.is_whole()
+        {
+            before.settle_with_nothing();
         }
     }
 
@@ -325,6 +334,14 @@ impl Process {
                 _ => return Some(event),
             }
         }
+    }
+}
+
+/// What a process can have done with CUDA before memprobe looked.
+fn past(origin: Origin) -> Past {
+    match origin {
+        Origin::Running => Past::Unknown,
+        Origin::Started => Past::None,
     }
 }
 

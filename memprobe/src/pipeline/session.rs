@@ -19,7 +19,7 @@ use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Watch};
 use crate::probe::ring::Records;
-use crate::probe::watched::Watched;
+use crate::probe::watched::{Watched, allow_many_files};
 use crate::symbolize::python::CodeCache;
 use crate::target::facts;
 use crate::target::maps::Maps;
@@ -118,6 +118,9 @@ impl HostSession {
     pub(super) fn load(watch: Watch, ring_bytes: u32) -> Result<Self> {
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
         heap::give_back_freed();
+        if watch == Watch::Everyone {
+            allow_many_files();
+        }
         let now = Instant::now();
         Ok(Self {
             watch,
@@ -166,6 +169,7 @@ impl HostSession {
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn add_family(&mut self, watched: Watched, origin: Origin) -> Result<()> {
+        allow_many_files();
         let root = watched.tgid;
         self.add(watched, origin)?;
         // Whoever is watched by now has its children watched from their first instruction on; those
@@ -230,7 +234,8 @@ impl HostSession {
         // Before the records are settled: what they leave out must not be taken for known.
         self.tell_losses();
         self.look(now);
-        if now.duration_since(self.swept) >= SWEEP {
+        // Whoever has ended may have records in the ring that were not reached yet.
+        if taken < BATCH && now.duration_since(self.swept) >= SWEEP {
             self.swept = now;
             self.sweep(now);
         }

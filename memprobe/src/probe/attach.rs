@@ -7,7 +7,7 @@ use std::sync::Arc;
 use memprobe_common::ThreadLocal;
 
 use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe};
-use super::loader::{Link, Loader, Reach};
+use super::loader::{Function, Link, Loader, Reach};
 use super::prologue::{Place, SEARCHED};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
@@ -138,14 +138,52 @@ impl Located {
         };
         let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, self.function_offset, reach);
+            let link = loader.attach(program, &self.file, self.function_offset, None, reach);
             links.push(link.map_err(refused)?);
         }
         let entry = self.function_offset + self.place.offset;
-        let link = loader.attach(self.probe.entry, &self.file, entry, reach);
+        let link = loader.attach(
+            self.probe.entry,
+            &self.file,
+            entry,
+            self.probe.cookie,
+            reach,
+        );
         links.push(link.map_err(refused)?);
         Ok(links)
     }
+}
+
+/// Attaches to functions of CUDA in one file; each has its own verdict, but they share the kernel's.
+///
+/// # Errors
+/// Where the kernel refuses.
+pub fn attach_cuda(
+    located: &[Located],
+    loader: &mut Loader,
+    reach: Reach,
+) -> Result<Vec<Link>, AttachError> {
+    let Some(first) = located.first() else {
+        return Ok(Vec::new());
+    };
+    let mut functions: Vec<_> = located
+        .iter()
+        .filter_map(|located| {
+            Some(Function {
+                offset: located.function_offset,
+                cookie: located.probe.cookie?,
+            })
+        })
+        .collect();
+    // Two names of one function are one function.
+    functions.sort_by_key(|function| function.offset);
+    functions.dedup_by_key(|function| function.offset);
+    loader
+        .attach_cuda(&first.file, &functions, reach)
+        .map_err(|error| AttachError::Refused {
+            function: first.probe.function,
+            why: format!("{error:#}"),
+        })
 }
 
 /// Where in a library the variable is described that holds a thread's `GraphTask`.

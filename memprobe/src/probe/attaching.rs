@@ -39,6 +39,8 @@ pub struct Attaching {
     probes: Vec<ProbeStatus>,
     missing: Vec<String>,
     has_loader: bool,
+    /// Its caching allocator has no function to be heard by.
+    lacks_allocator: bool,
     graph_task: Search,
     /// Its Python has not started yet.
     is_starting: bool,
@@ -81,6 +83,7 @@ impl Attaching {
             probes: Vec::new(),
             missing: Vec::new(),
             has_loader: false,
+            lacks_allocator: false,
             graph_task: Search::Unneeded,
             is_starting: false,
         }
@@ -329,6 +332,7 @@ impl Attaching {
                 self.probes.push(probe.clone());
             }
         }
+        self.lacks_allocator |= probed.lacks_allocator;
         for missing in &probed.missing {
             if !self.missing.contains(missing) {
                 self.missing.push(missing.clone());
@@ -373,8 +377,8 @@ impl Attaching {
         if self.python.is_none() {
             return !self.probes.is_empty();
         }
-        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Required);
-        required.all(|probe| self.has(probe))
+        let mut required = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+        self.lacks_allocator || required.all(|probe| self.has(probe))
     }
 
     fn has(&self, probe: &Probe) -> bool {
@@ -386,7 +390,7 @@ impl Attaching {
     pub fn has_allocator(&self) -> bool {
         PROBES
             .iter()
-            .any(|probe| probe.need == Need::Required && self.has(probe))
+            .any(|probe| probe.need == Need::Allocator && self.has(probe))
     }
 }
 

@@ -1,7 +1,11 @@
 //! Which functions are probed: the table that leads from a symbol to a program.
 
-use iced_x86::Register;
+use std::sync::LazyLock;
 
+use iced_x86::Register;
+use memprobe_common::CudaCookie;
+
+use crate::cuda::{FUNCTIONS, Function};
 use crate::target::elf::ThreadLocalName;
 
 /// One probed function.
@@ -19,6 +23,8 @@ pub struct Probe {
     pub returns: Option<&'static str>,
     /// The registers that the entry program reads.
     pub reads: &'static [Register],
+    /// What the programs are told of the function, where they serve several.
+    pub cookie: Option<u64>,
     /// Whether memprobe can do its work without it.
     pub need: Need,
 }
@@ -26,11 +32,18 @@ pub struct Probe {
 /// Whether memprobe can do its work without a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Without it there is nothing to show.
-    Required,
+    /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see
+    /// [`WITHOUT_BLOCKS`].
+    Allocator,
     /// Without it something is missing, which is said.
     Optional(&'static str),
+    /// Not every version of the library has it, and not every process has the library.
+    WhereItIs,
 }
+
+/// What is left where the caching allocator cannot be heard.
+pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
+                                  what it gets from CUDA";
 
 /// The library of autograd's engine.
 pub const TORCH_CPU: &str = "libtorch_cpu.so";
@@ -50,9 +63,35 @@ pub const CURRENT_GRAPH_TASK: &[ThreadLocalName] = &[
     },
 ];
 
-/// Every probe, in the order of attaching: the one with the most events last. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to 2.15 and of
-/// libcudart 11.0 to 13.2.
-pub const PROBES: &[Probe] = &[
+/// Every probe, in the order of attaching: the one with the most events last.
+pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
+    let cuda = (0..).zip(FUNCTIONS).map(of_cuda);
+    cuda.chain(PYTORCH).collect()
+});
+
+/// The probe on the function of CUDA with that number.
+fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
+    let cookie = CudaCookie {
+        function: number,
+        wants_stack: function.effect.wants_stack(),
+        description: function.effect.description(),
+    };
+    Probe {
+        function: function.symbol,
+        library: function.api.library(),
+        symbols: std::slice::from_ref(&function.symbol),
+        entry: "cuda_enter",
+        returns: Some("cuda_return"),
+        // Probes that return sit at the very entry: no register is written before.
+        reads: &[],
+        cookie: Some(cookie.to_word()),
+        need: Need::WhereItIs,
+    }
+}
+
+/// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
+/// 2.15.
+const PYTORCH: [Probe; 3] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -60,25 +99,8 @@ pub const PROBES: &[Probe] = &[
         entry: "report_out_of_memory",
         returns: None,
         reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
+        cookie: None,
         need: Need::Optional("out-of-memory errors are not seen"),
-    },
-    Probe {
-        function: "cudaMalloc",
-        library: "libcudart",
-        symbols: &["cudaMalloc"],
-        entry: "cuda_malloc",
-        returns: Some("cuda_malloc_return"),
-        reads: &[Register::RDI, Register::RSI],
-        need: Need::Optional("segments are not seen"),
-    },
-    Probe {
-        function: "cudaFree",
-        library: "libcudart",
-        symbols: &["cudaFree"],
-        entry: "cuda_free",
-        returns: Some("cuda_free_return"),
-        reads: &[Register::RDI],
-        need: Need::Optional("freed segments are not seen"),
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -91,6 +113,7 @@ pub const PROBES: &[Probe] = &[
         entry: "engine_execute",
         returns: None,
         reads: &[Register::RDX],
+        cookie: None,
         need: Need::Optional("memory of backward passes has no line"),
     },
     Probe {
@@ -106,7 +129,8 @@ pub const PROBES: &[Probe] = &[
             Register::RCX,
             Register::R8,
         ],
-        need: Need::Required,
+        cookie: None,
+        need: Need::Allocator,
     },
 ];
 
@@ -119,6 +143,7 @@ pub const CODE_FREED: Probe = Probe {
     entry: "code_freed",
     returns: None,
     reads: &[Register::RDI],
+    cookie: None,
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
 };
 
@@ -132,6 +157,7 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     entry: "library_mapped",
     returns: None,
     reads: &[],
+    cookie: None,
     need: Need::Optional("libraries that are loaded later are found by looking now and then"),
 };
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::attach::{AttachError, GraphTaskSymbol, Located};
-use super::catalog::{Need, Probe};
+use super::attach::{AttachError, GraphTaskSymbol, Located, attach_cuda};
+use super::catalog::{Need, Probe, WITHOUT_BLOCKS};
 use super::loader::{Link, Loader, Reach};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
@@ -40,6 +40,8 @@ pub struct Probed {
     pub probes: Vec<ProbeStatus>,
     /// What is missing for want of a probe.
     pub missing: Vec<String>,
+    /// Whether it is a PyTorch whose caching allocator has no function to be heard by.
+    pub lacks_allocator: bool,
     /// Why a probe that memprobe cannot do without is not there.
     pub refused: Option<Arc<AttachError>>,
 }
@@ -146,6 +148,24 @@ impl ProbedFiles {
         let mut probed = Probed::default();
         let mut links = Vec::new();
         let mut breakpoint = None;
+        let is_cuda = |probe: &Probe, located: &Result<Located, AttachError>| {
+            probe.cookie.is_some() && located.is_ok()
+        };
+        let (cuda, located): (Vec<_>, Vec<_>) = located
+            .into_iter()
+            .partition(|(probe, located)| is_cuda(probe, located));
+        let cuda: Vec<_> = cuda
+            .into_iter()
+            .filter_map(|(_, found)| found.ok())
+            .collect();
+        match attach_cuda(&cuda, loader, key.reach) {
+            Ok(attached) => {
+                links.extend(attached);
+                probed.probes.extend(cuda.iter().map(Located::status));
+                breakpoint = cuda.first().map(|located| located.function_offset);
+            }
+            Err(error) => probed.missing.push(error.to_string()),
+        }
         for (probe, located) in located {
             let attached = located.and_then(|located| {
                 links.extend(located.attach(loader, key.reach)?);
@@ -154,9 +174,15 @@ impl ProbedFiles {
             });
             match (attached, probe.need) {
                 (Ok(status), _) => probed.probes.push(status),
-                (Err(error), Need::Required) => {
+                (Err(error @ AttachError::NoFunction { .. }), Need::Allocator) => {
+                    probed.lacks_allocator = true;
+                    probed.missing.push(format!("{error}: {WITHOUT_BLOCKS}"));
+                }
+                (Err(error), Need::Allocator) => {
                     probed.refused.get_or_insert(Arc::new(error));
                 }
+                (Err(AttachError::NoFunction { .. }), Need::WhereItIs) => {}
+                (Err(error), Need::WhereItIs) => probed.missing.push(error.to_string()),
                 (Err(error), Need::Optional(without)) => {
                     probed.missing.push(format!("{error}: {without}"));
                 }

@@ -2,17 +2,20 @@
 //! memprobe dies: links are file descriptors, nothing is pinned.
 
 use std::num::NonZeroU32;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use aya::maps::{Array, HashMap, MapData, MapError, RingBuf};
-use aya::programs::uprobe::{UProbeAttachLocation, UProbeLink, UProbeScope};
+use aya::programs::uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLink, UProbeScope};
 use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
 use super::kernel::TaskOffsets;
+pub use super::many::Function;
+use super::many::Many;
 use super::refusal::Refusal;
 use crate::event::Tgid;
 
@@ -64,12 +67,27 @@ pub enum Reach {
 /// One attachment; dropped, it is gone.
 pub struct Link(
     // Held to be dropped.
-    #[expect(dead_code, reason = "dropping it takes the probe away")] UProbeLink,
+    #[expect(dead_code, reason = "dropping it takes the probe away")] Held,
 );
+
+/// What holds an attachment.
+#[expect(dead_code, reason = "dropping it takes the probe away")]
+enum Held {
+    /// One function.
+    One(UProbeLink),
+    /// Many functions of a file.
+    Many([OwnedFd; 2]),
+}
+
+/// The programs that serve all functions of CUDA.
+const CUDA_ENTRY: &str = "cuda_enter";
+const CUDA_RETURN: &str = "cuda_return";
 
 /// The programs in the kernel, and their attachments.
 pub struct Loader {
     ebpf: Ebpf,
+    /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
+    cuda: Option<Many>,
 }
 
 impl Loader {
@@ -89,6 +107,7 @@ impl Loader {
             })?),
             None => None,
         };
+        let object = replaced.as_deref().unwrap_or(OBJECT);
         let threads = match watch {
             Watch::One => THREADS_OF_ONE,
             Watch::Family | Watch::Everyone => THREADS_OF_MANY,
@@ -103,9 +122,13 @@ impl Loader {
             .override_global("WATCH_ALL", &watch_all, true)
             .map_max_entries("RECORDS", ring_bytes)
             .map_max_entries("THREADS", threads)
-            .load(replaced.as_deref().unwrap_or(OBJECT))
+            .load(object)
             .map_err(|error| Refusal::of_maps(&error))?;
+        let cuda = Many::load(&ebpf, object, CUDA_ENTRY, CUDA_RETURN);
         for (name, program) in ebpf.programs_mut() {
+            if cuda.is_some() && matches!(name, CUDA_ENTRY | CUDA_RETURN) {
+                continue;
+            }
             let loaded = match program {
                 Program::UProbe(uprobe) => uprobe.load(),
                 Program::RawTracePoint(tracepoint) => tracepoint.load(),
@@ -122,7 +145,7 @@ impl Loader {
                 .attach(tracepoint)
                 .with_context(|| format!("following processes through {tracepoint}"))?;
         }
-        Ok(Self { ebpf })
+        Ok(Self { ebpf, cuda })
     }
 
     /// How many programs were loaded.
@@ -215,7 +238,8 @@ impl Loader {
         Ok(HashMap::try_from(map)?)
     }
 
-    /// Attaches a program at a file offset of a library.
+    /// Attaches a program at a file offset of a library; `cookie` tells a program that serves several
+    /// functions which one it is.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -224,6 +248,7 @@ impl Loader {
         program: &str,
         library: &Path,
         offset: u64,
+        cookie: Option<u64>,
         reach: Reach,
     ) -> Result<Link> {
         let scope = match reach {
@@ -237,10 +262,43 @@ impl Loader {
             .program_mut(program)
             .with_context(|| format!("the object has no program {program}"))?
             .try_into()?;
+        let point = UProbeAttachPoint {
+            location: UProbeAttachLocation::AbsoluteOffset(offset),
+            cookie,
+        };
         let link = uprobe
-            .attach(UProbeAttachLocation::AbsoluteOffset(offset), library, scope)
+            .attach(point, library, scope)
             .map_err(|error| Refusal::of_probe(&library.display().to_string(), &error))?;
-        Ok(Link(uprobe.take_link(link)?))
+        Ok(Link(Held::One(uprobe.take_link(link)?)))
+    }
+
+    /// Attaches the programs for CUDA's functions to some in a library, at their entries and their
+    /// returns.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn attach_cuda(
+        &mut self,
+        library: &Path,
+        functions: &[Function],
+        reach: Reach,
+    ) -> Result<Vec<Link>> {
+        if let Some(many) = &self.cuda {
+            let links = many.attach(library, functions, reach).with_context(|| {
+                format!(
+                    "attaching to {} functions of {}",
+                    functions.len(),
+                    library.display()
+                )
+            })?;
+            return Ok(vec![Link(Held::Many(links))]);
+        }
+        let mut links = Vec::new();
+        for Function { offset, cookie } in functions {
+            links.push(self.attach(CUDA_RETURN, library, *offset, None, reach)?);
+            links.push(self.attach(CUDA_ENTRY, library, *offset, Some(*cookie), reach)?);
+        }
+        Ok(links)
     }
 
     /// How often a program ran and for how long. The kernel counts only while somebody asks it to

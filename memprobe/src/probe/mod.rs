@@ -11,6 +11,7 @@ pub mod heap;
 pub mod kernel;
 pub mod loader;
 pub mod machine;
+mod many;
 mod positions;
 pub mod preflight;
 pub mod prologue;

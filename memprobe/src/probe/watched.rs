@@ -5,7 +5,9 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit, test_kill_process,
+};
 
 use crate::event::Tgid;
 
@@ -14,7 +16,8 @@ use crate::event::Tgid;
 pub struct Watched {
     /// Its number.
     pub tgid: Tgid,
-    exit: OwnedFd,
+    /// None where memprobe has no descriptors left.
+    exit: Option<OwnedFd>,
 }
 
 impl Watched {
@@ -24,7 +27,10 @@ impl Watched {
     /// When there is no such process.
     pub fn open(tgid: Tgid) -> Result<Self> {
         match pidfd(tgid) {
-            Ok(exit) => Ok(Self { tgid, exit }),
+            Ok(exit) => Ok(Self {
+                tgid,
+                exit: Some(exit),
+            }),
             Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => bail!(
                 "there is no process {}.\nFind the right one with `pgrep -af python` (a thread's number is not enough: \
                  give the process's own).",
@@ -36,14 +42,21 @@ impl Watched {
 
     /// As [`Self::open`], where a process that is no more is nothing to speak of.
     pub fn if_there(tgid: Tgid) -> Option<Self> {
-        let exit = pidfd(tgid).ok()?;
+        let exit = match pidfd(tgid) {
+            Ok(exit) => Some(exit),
+            Err(Errno::MFILE | Errno::NFILE) => None,
+            Err(_) => return None,
+        };
         Some(Self { tgid, exit })
     }
 
     /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
+        let Some(exit) = &self.exit else {
+            return number(self.tgid).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH));
+        };
         // A pidfd becomes readable when the process ends and stays so.
-        let mut descriptors = [PollFd::new(&self.exit, PollFlags::IN)];
+        let mut descriptors = [PollFd::new(exit, PollFlags::IN)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -53,8 +66,23 @@ impl Watched {
 }
 
 fn pidfd(tgid: Tgid) -> Result<OwnedFd, Errno> {
-    let pid = i32::try_from(tgid.0).ok().and_then(Pid::from_raw);
-    pid.map_or(Err(Errno::SRCH), |pid| pidfd_open(pid, PidfdFlags::empty()))
+    number(tgid).map_or(Err(Errno::SRCH), |pid| pidfd_open(pid, PidfdFlags::empty()))
+}
+
+fn number(tgid: Tgid) -> Option<Pid> {
+    i32::try_from(tgid.0).ok().and_then(Pid::from_raw)
+}
+
+/// Lets memprobe open as many files as it may: it holds one for each process and each probe. Not to
+/// be called before a command is started, which would inherit it.
+pub fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // Without it there is room for the first thousand.
+    let _ = setrlimit(Resource::Nofile, raised);
 }
 
 #[cfg(test)]
@@ -72,6 +100,11 @@ mod tests {
         drop(child.stdin.take());
         child.wait().expect("it ends");
         assert!(watched.has_ended());
+        let unheld = Watched {
+            tgid: Tgid(std::process::id()),
+            exit: None,
+        };
+        assert!(!unheld.has_ended());
         assert!(Watched::if_there(Tgid(0)).is_none());
     }
 }

@@ -6,9 +6,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_FRAMES};
+use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Losses, MemoryEvent, NoStack, StackId, Tgid,
-    Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Space,
+    StackId, Tgid, Tid, TimeNs, Totals,
 };
 
 /// What a line says.
@@ -51,6 +52,8 @@ pub(super) struct FrameRecord<'a> {
     pub line: u32,
     #[serde(borrow)]
     pub function: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub library: Option<Cow<'a, str>>,
 }
 
 impl StackRecord<'_> {
@@ -87,6 +90,10 @@ struct MemoryArgs<'a> {
     allocated: Option<u64>,
     reserved: Option<u64>,
     stack_id: Option<u32>,
+    #[serde(borrow, default)]
+    function: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    space: Option<Cow<'a, str>>,
     #[serde(default)]
     held: bool,
 }
@@ -132,6 +139,9 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
         ("M", _) => metadata(&line),
         ("C", _) => Ok(Record::Other),
         ("b" | "i", "alloc") => memory(&line, Action::Alloc, start),
+        ("b" | "i", "cuda") => memory(&line, Action::CudaAlloc, start),
+        ("e", "cuda") => end_of_slice(&line, Action::CudaFree, start),
+        ("i", "cuda_free") => memory(&line, Action::CudaFree, start),
         ("b" | "i", "segment") => memory(&line, Action::SegmentAlloc, start),
         ("e", "alloc") => end_of_slice(&line, Action::Free, start),
         ("e", "segment") => end_of_slice(&line, Action::SegmentFree, start),
@@ -238,7 +248,24 @@ fn event(
         device: args.device.map(DeviceIndex),
         totals,
         stack: args.stack_id.map_or(StackId::NONE, StackId),
+        call: call(args)?,
     })
+}
+
+/// The call into CUDA, where the event says one.
+fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
+    let (function, space) = match (&args.function, &args.space) {
+        (Some(function), Some(space)) => (function, space),
+        (None, None) => return Ok(None),
+        _ => return Err("`function` without `space`".to_owned()),
+    };
+    let known = function_named(function)
+        .ok_or_else(|| format!("no function of CUDA: {:?}", first(function)))?;
+    let space = Space::parse(space).ok_or_else(|| format!("no `space`: {:?}", first(space)))?;
+    Ok(Some(CudaCall {
+        function: known.name,
+        space,
+    }))
 }
 
 fn line_time(line: &Line<'_>, start: TimeNs) -> Result<TimeNs, String> {

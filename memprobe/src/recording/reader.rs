@@ -274,6 +274,7 @@ impl<R: BufRead> Reader<R> {
         let thread = || record.thread.as_deref().ok_or("a stack without `thread`");
         let kind = match &*record.kind {
             "python" => StackKind::Python,
+            "native" => StackKind::Native,
             "waiting" => StackKind::Waiting {
                 thread: intern(&mut self.strings, thread()?),
             },
@@ -298,6 +299,7 @@ impl<R: BufRead> Reader<R> {
             file: intern(strings, &frame.file),
             line: frame.line,
             function: intern(strings, &frame.function),
+            library: (frame.library.as_deref()).map(|library| intern(strings, library)),
         };
         let frames = record.frames.iter().map(&mut frame).collect();
         let stack = Stack {

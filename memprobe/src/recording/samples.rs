@@ -39,6 +39,7 @@ pub(crate) fn frame(file: &str, line: u32, function: &str) -> Frame {
         file: file.into(),
         line,
         function: function.into(),
+        library: None,
     }
 }
 
@@ -65,6 +66,7 @@ pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> Memor
         device: Some(DeviceIndex(0)),
         totals: None,
         stack: StackId::NONE,
+        call: None,
     }
 }
 

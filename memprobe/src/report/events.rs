@@ -11,7 +11,8 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, Event, Losses, MemoryEvent, Stack, StackId, StackKind, Tid, TimeNs,
+    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Stack, StackId, StackKind, Tid,
+    TimeNs,
 };
 use crate::label::{FileNames, named_stack};
 use crate::recording::Reader;
@@ -32,7 +33,17 @@ struct Row<'a> {
     device: Option<u8>,
     allocated: Option<u64>,
     reserved: Option<u64>,
+    /// The function of CUDA.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<&'static str>,
+    /// Where the memory lies that CUDA gave out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<&'static str>,
     stack: &'a RawValue,
+    /// The native code that called into CUDA: the caller alone where there is Python, all of the
+    /// stack otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    native: Option<&'a RawValue>,
     /// The name of the thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     thread: Option<&'a str>,
@@ -76,10 +87,31 @@ pub(super) fn write<R: BufRead>(
     })
 }
 
+/// The frames of a stack as JSON.
+struct Json {
+    python: Box<RawValue>,
+    native: Option<Box<RawValue>>,
+}
+
+impl Json {
+    fn of(stack: &Stack) -> io::Result<Self> {
+        let is_native = |frame: &&Frame| frame.library.is_some();
+        let (native, python): (Vec<_>, Vec<_>) = stack.frames.iter().partition(is_native);
+        let json = |frames: Vec<&Frame>| {
+            let rows: Vec<FrameRow> = frames.into_iter().map(FrameRow::from).collect();
+            serde_json::value::to_raw_value(&rows)
+        };
+        Ok(Self {
+            python: json(python)?,
+            native: (!native.is_empty()).then(|| json(native)).transpose()?,
+        })
+    }
+}
+
 /// Stacks by their number, and their JSON.
 struct Stacks {
     stacks: HashMap<StackId, Arc<Stack>>,
-    json: HashMap<StackId, Box<RawValue>>,
+    json: HashMap<StackId, Json>,
     empty: Box<RawValue>,
 }
 
@@ -113,14 +145,12 @@ impl Stacks {
         if self.json.len() >= MAX_TEXTS {
             self.json.clear();
         }
-        let frames: Vec<FrameRow> = stack.frames.iter().map(FrameRow::from).collect();
-        self.json
-            .insert(id, serde_json::value::to_raw_value(&frames)?);
+        self.json.insert(id, Json::of(stack)?);
         Ok(())
     }
 
     /// The stack, and its frames as JSON once they are prepared.
-    fn with_json(&self, id: StackId) -> Option<(&Stack, &RawValue)> {
+    fn with_json(&self, id: StackId) -> Option<(&Stack, &Json)> {
         Some((self.stacks.get(&id)?, self.json.get(&id)?))
     }
 }
@@ -225,9 +255,9 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
     stacks.prepare(event.stack)?;
     let known = stacks.with_json(event.stack);
     let (mut stack, mut thread, mut waiting, mut no_stack) = (&*stacks.empty, None, None, None);
-    match known.map(|(stack, frames)| (&stack.kind, frames)) {
+    match known.map(|(stack, json)| (&stack.kind, &*json.python)) {
         None => {}
-        Some((StackKind::Python, frames)) => stack = frames,
+        Some((StackKind::Python | StackKind::Native, frames)) => stack = frames,
         Some((StackKind::Waiting { thread: name }, frames)) => {
             (thread, waiting) = (Some(&**name), Some(frames));
         }
@@ -250,7 +280,10 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         device: event.device.map(|device| device.0),
         allocated: event.totals.map(|totals| totals.allocated.0),
         reserved: event.totals.map(|totals| totals.reserved.0),
+        function: event.call.map(|call| call.function),
+        space: event.call.map(|call| call.space.as_str()),
         stack,
+        native: known.and_then(|(_, json)| json.native.as_deref()),
         thread,
         waiting,
         no_stack,
@@ -268,19 +301,17 @@ fn addr(event: &MemoryEvent) -> Option<u64> {
     (event.action != Action::OutOfMemory).then_some(event.addr.0)
 }
 
-/// The size of a freed segment is unknown where it was not seen being allocated.
+/// The size of what is given back to CUDA is unknown where it was not seen being allocated.
 fn size(event: &MemoryEvent) -> Option<u64> {
-    let unknown = event.action == Action::SegmentFree && event.size == Bytes(0);
+    let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree);
+    let unknown = is_free && event.size == Bytes(0);
     (!unknown).then_some(event.size.0)
 }
 
 /// One event for people.
 fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
     let since = i128::from(event.time.0) - i128::from(start.0);
-    let device = event.device.map_or_else(
-        || "cuda:?".to_owned(),
-        |device| format!("cuda:{}", device.0),
-    );
+    let device = event.device.unwrap_or(DeviceIndex::UNKNOWN);
     let size = size(event).map_or_else(|| "?".to_owned(), |size| human(Bytes(size)));
     let addr = addr(event).map_or_else(|| "-".to_owned(), |addr| format!("{addr:#x}"));
     let mut line = format!(
@@ -295,6 +326,9 @@ fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
             human(totals.allocated),
             human(totals.reserved)
         ));
+    }
+    if let Some(call) = event.call {
+        line.push_str(&format!("  {} ({})", call.function, call.space.as_str()));
     }
     if let Some(stack) = stack {
         line.push_str("  ");

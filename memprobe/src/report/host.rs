@@ -421,6 +421,7 @@ mod tests {
             file: "/srv/model.py".into(),
             line: 88,
             function: "forward\x1b".into(),
+            library: None,
         };
         ProcessRow {
             tgid: Tgid(tgid),
@@ -470,6 +471,7 @@ mod tests {
         worker.tgid = Tgid(40);
         worker.state = ProcessState::Probed;
         worker.driver.clear();
+        worker.events = 0;
         HostSnapshot {
             started: TimeNs(0),
             now: TimeNs(5),

@@ -35,7 +35,11 @@ impl Sum {
 
 impl<'a> Lines<'a> {
     pub(super) fn of(device: &'a DeviceSnapshot, options: &ReportOptions) -> Self {
-        let mut shown: Vec<&LineRow> = device.lines.iter().collect();
+        Self::among(&device.lines, options)
+    }
+
+    pub(super) fn among(lines: &'a [LineRow], options: &ReportOptions) -> Self {
+        let mut shown: Vec<&LineRow> = lines.iter().collect();
         shown.sort_by(|one, other| {
             let key = |row: &LineRow| {
                 let by = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
@@ -58,7 +62,7 @@ impl<'a> Lines<'a> {
         Self {
             shown,
             hidden: Sum::of(rest),
-            all: Sum::of(&device.lines),
+            all: Sum::of(lines),
         }
     }
 }

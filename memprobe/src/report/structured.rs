@@ -8,8 +8,8 @@ use serde::Serialize;
 use super::ReportOptions;
 use super::lines::{Lines, callers};
 use super::replay::Replay;
-use crate::event::Frame;
-use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
+use crate::event::{DeviceIndex, Frame};
+use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -33,12 +33,30 @@ struct Report<'a> {
     lost_stacks: u64,
     malformed: u64,
     disagreements: u64,
+    /// The layer of software that the lines come from.
+    layer: &'static str,
     devices: Vec<Device<'a>>,
+    /// What CUDA gave to others than the caching allocator.
+    cuda: Vec<Outside<'a>>,
+}
+
+/// What a library got from CUDA of one kind of memory.
+#[derive(Serialize)]
+struct Outside<'a> {
+    library: &'a str,
+    space: &'static str,
+    device: Option<u8>,
+    live: u64,
+    peak: u64,
+    live_blocks: u64,
+    allocs: u64,
+    lines: Vec<Line<'a>>,
 }
 
 #[derive(Serialize)]
 struct Device<'a> {
-    device: u8,
+    /// `null` where it is not known.
+    device: Option<u8>,
     allocated: u64,
     reserved: u64,
     peak_allocated: u64,
@@ -59,7 +77,7 @@ struct Device<'a> {
 /// also `before_attach` and `unaccounted`, so that `live` adds up to what the allocator says.
 #[derive(Serialize)]
 struct Line<'a> {
-    device: u8,
+    device: Option<u8>,
     kind: &'static str,
     file: Option<&'a str>,
     line: Option<u32>,
@@ -81,6 +99,9 @@ pub(super) struct FrameRow<'a> {
     file: &'a str,
     line: Option<u32>,
     function: &'a str,
+    /// For native code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    library: Option<&'a str>,
 }
 
 impl<'a> From<&'a Frame> for FrameRow<'a> {
@@ -89,6 +110,7 @@ impl<'a> From<&'a Frame> for FrameRow<'a> {
             file: &frame.file,
             line: known_line(frame),
             function: &frame.function,
+            library: frame.library.as_deref(),
         }
     }
 }
@@ -144,6 +166,13 @@ fn document<'a>(replay: &'a Replay, options: &ReportOptions) -> Report<'a> {
         lost_stacks: snapshot.health.losses.stacks,
         malformed: snapshot.health.losses.malformed,
         disagreements: snapshot.health.disagreements,
+        layer: snapshot.cuda.layer.as_str(),
+        cuda: snapshot
+            .cuda
+            .rows
+            .iter()
+            .map(|row| outside(row, options))
+            .collect(),
         devices: snapshot
             .devices
             .iter()
@@ -217,7 +246,7 @@ enum Callers {
 fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> {
     let lines = Lines::of(device, options);
     Device {
-        device: device.index.0,
+        device: known_device(device.index),
         allocated: device.totals.allocated.0,
         reserved: device.totals.reserved.0,
         peak_allocated: device.peak.allocated.0,
@@ -231,9 +260,32 @@ fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> 
         lines: lines
             .shown
             .iter()
-            .map(|row| line(device, row, Callers::Listed))
+            .map(|row| line(device.index, row, Callers::Listed))
             .collect(),
     }
+}
+
+fn outside<'a>(row: &'a OutsideRow, options: &ReportOptions) -> Outside<'a> {
+    let index = row.device.unwrap_or(DeviceIndex::UNKNOWN);
+    let lines = Lines::among(&row.lines, options);
+    Outside {
+        library: &row.library,
+        space: row.space.as_str(),
+        device: known_device(index),
+        live: row.live.0,
+        peak: row.peak.0,
+        live_blocks: row.live_blocks,
+        allocs: row.allocs,
+        lines: lines
+            .shown
+            .iter()
+            .map(|row| line(index, row, Callers::Listed))
+            .collect(),
+    }
+}
+
+fn known_device(index: DeviceIndex) -> Option<u8> {
+    (index != DeviceIndex::UNKNOWN).then_some(index.0)
 }
 
 fn flat<'a>(
@@ -252,16 +304,16 @@ fn flat<'a>(
     let rest = rest.map(|(kind, live, live_blocks)| Line {
         live,
         live_blocks,
-        ..empty(device, kind)
+        ..empty(device.index, kind)
     });
     lines
         .shown
         .into_iter()
-        .map(move |row| line(device, row, callers))
+        .map(move |row| line(device.index, row, callers))
         .chain(rest)
 }
 
-fn line<'a>(device: &DeviceSnapshot, row: &'a LineRow, listed: Callers) -> Line<'a> {
+fn line<'a>(device: DeviceIndex, row: &'a LineRow, listed: Callers) -> Line<'a> {
     let (kind, thread, reason) = match &row.site {
         Site::Line(_) => ("line", None, None),
         Site::Backward(_) => ("backward", None, None),
@@ -287,9 +339,9 @@ fn line<'a>(device: &DeviceSnapshot, row: &'a LineRow, listed: Callers) -> Line<
     }
 }
 
-fn empty<'a>(device: &DeviceSnapshot, kind: &'static str) -> Line<'a> {
+fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
     Line {
-        device: device.index.0,
+        device: known_device(device),
         kind,
         file: None,
         line: None,

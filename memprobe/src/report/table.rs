@@ -1,5 +1,7 @@
 //! The table of lines as text.
 
+mod outside;
+
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -12,8 +14,8 @@ use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
     percent, process, width as columns,
 };
-use crate::model::grouping::{Origin, origin};
-use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, LineRow, Snapshot};
+use crate::model::grouping::{Origin, origin_of};
+use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, Layer, LineRow, Snapshot};
 
 /// Columns that the name of a line gets at least, whatever the width.
 const NARROWEST: usize = 20;
@@ -42,6 +44,13 @@ pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
             push_line(&mut text, &style.warning(&line));
         }
     }
+    if matches!(replay.snapshot.cuda.layer, Layer::Runtime | Layer::Driver) {
+        let layer = replay.snapshot.cuda.layer.as_str();
+        let note = format!("No caching allocator speaks here: the lines are those of {layer}.");
+        for line in wrap(&note, options.width) {
+            push_line(&mut text, &line);
+        }
+    }
     if replay.snapshot.devices.is_empty() {
         push_line(&mut text, "");
         push_line(
@@ -54,9 +63,10 @@ pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
         for line in totals(device, options.width) {
             push_line(&mut text, &style.strong(&line));
         }
-        let rows = rows(device, options);
-        render_rows(&mut text, &rows, options.width, style);
+        let rows = rows(device, replay.snapshot.cuda.layer, options);
+        render_rows(&mut text, &HEADINGS, &rows, options.width, style);
     }
+    outside::render(&mut text, &replay.snapshot.cuda, options, style);
     text
 }
 
@@ -179,7 +189,7 @@ fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
     if device.ooms > 0 {
         facts.push(counted(device.ooms, "out-of-memory error"));
     }
-    let mut lines = vec![format!("{:<6}", format!("cuda:{}", device.index.0))];
+    let mut lines = vec![format!("{:<6}", device.index)];
     for fact in facts {
         let last = lines.len() - 1;
         let line = &mut lines[last];
@@ -203,7 +213,7 @@ fn before_attach(before: &BeforeAttach) -> String {
     }
 }
 
-fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
+fn rows(device: &DeviceSnapshot, layer: Layer, options: &ReportOptions) -> Vec<Row> {
     let lines = Lines::of(device, options);
     let frames = lines
         .shown
@@ -243,7 +253,10 @@ fn rows(device: &DeviceSnapshot, options: &ReportOptions) -> Vec<Row> {
             UNACCOUNTED,
         ));
     }
-    let total = "(total of the allocator)".to_owned();
+    let total = match layer {
+        Layer::Allocator => "(total of the allocator)".to_owned(),
+        layer => format!("(total of {})", layer.as_str()),
+    };
     let all = Sum {
         live_blocks: device.live_blocks,
         ..lines.all
@@ -278,7 +291,7 @@ fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
 /// The callers that are worth a place beside a line of the user's own code: those that are the
 /// user's too, and not the machinery between them. All of them where there are no such.
 fn told_callers(row: &LineRow) -> Vec<&Frame> {
-    let is_own = |frame: &&Frame| origin(&frame.file) == Origin::User;
+    let is_own = |frame: &&Frame| origin_of(frame) == Origin::User;
     let all = callers(row);
     let own: Vec<_> = all.iter().filter(is_own).collect();
     let line_is_own = row.site.frame().is_some_and(|line| is_own(&line));
@@ -318,10 +331,10 @@ fn bytes_row(live: String, blocks: Option<u64>, share: String, line: &str) -> Ro
     }
 }
 
-fn render_rows(text: &mut String, rows: &[Row], width: usize, style: Style) {
+fn render_rows(text: &mut String, titles: &[&str; 6], rows: &[Row], width: usize, style: Style) {
     let widths: [usize; 5] = std::array::from_fn(|column| {
         let cells = rows.iter().map(|row| columns(&row.numbers[column]));
-        cells.chain([HEADINGS[column].len()]).max().unwrap_or(0)
+        cells.chain([titles[column].len()]).max().unwrap_or(0)
     });
     let used: usize = widths.iter().map(|width| width + 2).sum();
     let room = width.saturating_sub(used).max(NARROWEST);
@@ -333,8 +346,8 @@ fn render_rows(text: &mut String, rows: &[Row], width: usize, style: Style) {
         }
         line
     };
-    let headings = numbers(std::array::from_fn(|column| HEADINGS[column]));
-    push_line(text, &style.strong(&format!("{headings}{}", HEADINGS[5])));
+    let headings = numbers(std::array::from_fn(|column| titles[column]));
+    push_line(text, &style.strong(&format!("{headings}{}", titles[5])));
     for row in rows {
         let cells = numbers(std::array::from_fn(|column| row.numbers[column].as_str()));
         let line = fit(&row.line, room, CUT);

@@ -1,6 +1,8 @@
 //! Records to events: hashes become stacks with files, lines and functions, threads get names,
 //! segments get devices.
 
+mod cuda;
+mod native;
 mod segments;
 mod stacks;
 mod waiting;
@@ -12,17 +14,19 @@ use std::fs;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, stack_state};
+use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, stack_state};
 
-use crate::decode::{MemoryKind, Record};
+use crate::decode::{MemoryKind, Record, StackCopy};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, StackId, Tgid, Tid, TimeNs,
-    Totals,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, StackId, Tgid, Tid,
+    TimeNs, Totals,
 };
 use crate::target::memory::ReadMemory;
 
-use segments::SegmentDevices;
-use stacks::{Pending, Stacks};
+use cuda::{Call, Cuda, Owner};
+use native::{NativeCode, Unwound};
+use segments::Segments;
+use stacks::{Interned, Pending, Stacks};
 use waiting::{GraphTasks, Waiters};
 
 /// Threads whose names are remembered; beyond that they are read again.
@@ -35,7 +39,9 @@ pub struct Symbolizer<M> {
     waiters: Waiters,
     graph_tasks: GraphTasks,
     names: HashMap<Tid, Arc<str>>,
-    ready: SegmentDevices,
+    native: NativeCode,
+    cuda: Cuda,
+    ready: Segments,
     /// Records in order, not yet events.
     queue: VecDeque<Queued>,
     /// How many of them were taken before the last [`Symbolizer::settle`].
@@ -47,20 +53,61 @@ pub struct Symbolizer<M> {
 /// A record that waits for those behind it.
 enum Queued {
     Memory(MemoryKind, MemoryRecord),
+    Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
+}
+
+/// Where native code called into CUDA.
+enum Called {
+    /// A thread whose Python stack is known.
+    From(Frame),
+    /// A thread that runs no Python.
+    Native(Unwound),
+}
+
+impl Called {
+    fn library(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::From(frame) => frame.library.as_ref(),
+            Self::Native(stack) => stack.frames.first()?.library.as_ref(),
+        }
+    }
+}
+
+/// A Python stack that is known.
+#[derive(Clone, Copy)]
+enum Known {
+    /// The thread's own.
+    Own(StackId),
+    /// That of the thread that waits for it.
+    Waiting(StackId),
+}
+
+/// What a process did before memprobe looked at it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Past {
+    /// Nothing with CUDA.
+    None,
+    /// Anything.
+    Unknown,
 }
 
 impl<M: ReadMemory> Symbolizer<M> {
     /// A symbolizer for one process, whose code objects are read through `memory`.
-    /// Without `code`, as long as its Python is not known, stacks have no lines.
-    pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>) -> Self {
+    /// Without `code`, as long as its Python is not known, stacks have no lines of Python.
+    pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: Past) -> Self {
         Self {
             tgid,
+            native: NativeCode::of(tgid),
+            cuda: match past {
+                Past::None => Cuda::from_the_start(),
+                Past::Unknown => Cuda::default(),
+            },
             stacks: Stacks::new(memory, code),
             waiters: Waiters::default(),
             graph_tasks: GraphTasks::default(),
             names: HashMap::new(),
-            ready: SegmentDevices::default(),
+            ready: Segments::default(),
             queue: VecDeque::new(),
             certain: 0,
             unsettled: 0,
@@ -74,6 +121,9 @@ impl<M: ReadMemory> Symbolizer<M> {
             Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => {
                 self.queue.push_back(Queued::Memory(kind, memory));
             }
+            Record::Cuda(call, copy) if call.tgid == self.tgid.0 => {
+                self.queue.push_back(Queued::Cuda(call, copy));
+            }
             Record::Stack(head, frames) if head.tgid == self.tgid.0 => {
                 if let Some(pending) = self.stacks.read(head, frames) {
                     self.unsettled = self.queue.len() + 1;
@@ -83,13 +133,22 @@ impl<M: ReadMemory> Symbolizer<M> {
             Record::CodeFreed(freed) if freed.tgid == self.tgid.0 => {
                 let pending = self.queue.iter_mut().filter_map(|queued| match queued {
                     Queued::Stack(pending) => Some(pending),
-                    Queued::Memory(..) => None,
+                    Queued::Memory(..) | Queued::Cuda(..) => None,
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::Memory(..) | Record::Stack(..) | Record::CodeFreed(_) | Record::Process(..) => {
-            }
+            Record::Memory(..)
+            | Record::Cuda(..)
+            | Record::Stack(..)
+            | Record::CodeFreed(_)
+            | Record::Process(..) => {}
         }
+    }
+
+    /// Takes note of the libraries that are there now: the process may end before it has called into
+    /// CUDA long enough.
+    pub fn look_at_code(&mut self) {
+        self.native.look();
     }
 
     /// Reads code objects by this from now on: the process's Python has become known, or it runs
@@ -118,6 +177,14 @@ impl<M: ReadMemory> Symbolizer<M> {
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
                 Queued::Memory(kind, memory) => self.push_memory(kind, &memory),
+                // Not before: reading symbols takes time, in which code objects may go.
+                Queued::Cuda(call, copy) => {
+                    let called = match copy {
+                        Some(copy) => Called::Native(self.native.unwind(call.caller, &copy)),
+                        None => Called::From(self.native.caller(call.caller)),
+                    };
+                    self.push_call(&call, called);
+                }
                 Queued::Stack(pending) => {
                     if let Some((id, stack)) = self.stacks.define(pending) {
                         self.ready.push(Event::Stack(id, stack));
@@ -165,7 +232,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         let tid = Tid(record.tid);
         let action = match kind {
             MemoryKind::Backward => {
-                let stack = self.stack_of(tid, record);
+                let stack = self.stack_of(tid, record.stack_state, record.stack);
                 self.waiters.enter(tid, stack);
                 self.graph_tasks.begin(record.addr, stack);
                 return;
@@ -173,14 +240,11 @@ impl<M: ReadMemory> Symbolizer<M> {
             MemoryKind::Block if record.size < 0 => Action::Free,
             MemoryKind::Block => Action::Alloc,
             MemoryKind::OutOfMemory => Action::OutOfMemory,
-            MemoryKind::SegmentAlloc => Action::SegmentAlloc,
-            MemoryKind::SegmentFree => Action::SegmentFree,
         };
-        let stack = self.stack_of(tid, record);
+        let stack = self.stack_of(tid, record.stack_state, record.stack);
         if record.stack_state == stack_state::PYTHON {
             self.waiters.seen(tid, stack);
         }
-        let segment = matches!(action, Action::SegmentAlloc | Action::SegmentFree);
         self.ready.push(Event::Memory(MemoryEvent {
             time: TimeNs(record.time_ns),
             tgid: self.tgid,
@@ -189,26 +253,90 @@ impl<M: ReadMemory> Symbolizer<M> {
             addr: Address(record.addr),
             size: Bytes(record.size.unsigned_abs()),
             device: (record.device != DEVICE_UNKNOWN).then_some(DeviceIndex(record.device)),
-            totals: (!segment).then_some(Totals {
+            totals: Some(Totals {
                 allocated: Bytes(record.allocated),
                 reserved: Bytes(record.reserved),
             }),
             stack,
+            call: None,
         }));
     }
 
-    /// The stack that a record names, defined in the stream before it is used.
-    fn stack_of(&mut self, tid: Tid, record: &MemoryRecord) -> StackId {
-        let reason = match record.stack_state {
-            stack_state::NONE => {
-                self.name(tid);
-                return StackId::NONE;
-            }
-            stack_state::PYTHON => match self.stacks.by_hash(record.stack) {
-                Some(id) => {
-                    self.name(tid);
-                    return id;
+    /// A call into CUDA that succeeded.
+    fn push_call(&mut self, record: &CudaRecord, called: Called) {
+        let Some(function) = crate::cuda::function(record.function) else {
+            return;
+        };
+        let owner = match called.library() {
+            Some(library) if is_caching_allocator(library) => Owner::Allocator,
+            _ => Owner::Other,
+        };
+        let tid = Tid(record.tid);
+        let stack = if record.wants_stack == 0 {
+            self.name(tid);
+            StackId::NONE
+        } else {
+            self.calling_stack(tid, record, called)
+        };
+        let call = Call {
+            function,
+            record,
+            owner,
+            stack,
+        };
+        self.cuda.apply(&call, &mut self.ready);
+    }
+
+    /// The stack of a call into CUDA: the native code that called, and the Python behind it.
+    fn calling_stack(&mut self, tid: Tid, record: &CudaRecord, called: Called) -> StackId {
+        let thread = self.name(tid);
+        let waiting = self.stack_behind(&thread, record.stack_state, record.stack);
+        if let Ok(Known::Own(stack)) = waiting {
+            self.waiters.seen(tid, stack);
+        }
+        let interned = match (waiting, called) {
+            (Ok(Known::Own(stack)), Called::From(frame)) => self.stacks.called(stack, &frame),
+            (Ok(Known::Own(stack)), Called::Native(_)) => (stack, None),
+            (Ok(Known::Waiting(waiting)), called) => {
+                let interned = self.stacks.waiting(&thread, waiting);
+                let id = self.defined(interned);
+                match called {
+                    Called::From(frame) => self.stacks.called(id, &frame),
+                    Called::Native(stack) => match stack.frames.first() {
+                        Some(frame) => self.stacks.called(id, frame),
+                        None => (id, None),
+                    },
                 }
+            }
+            (Err(_), Called::Native(stack)) => self.stacks.native(stack),
+            (Err(reason), Called::From(frame)) => {
+                let interned = self.stacks.unknown(&thread, reason);
+                let id = self.defined(interned);
+                self.stacks.called(id, &frame)
+            }
+        };
+        self.defined(interned)
+    }
+
+    /// The stack that a record names, defined in the stream before it is used.
+    fn stack_of(&mut self, tid: Tid, state: u8, word: u64) -> StackId {
+        let thread = self.name(tid);
+        if state == stack_state::NONE {
+            return StackId::NONE;
+        }
+        let interned = match self.stack_behind(&thread, state, word) {
+            Ok(Known::Own(stack)) => (stack, None),
+            Ok(Known::Waiting(waiting)) => self.stacks.waiting(&thread, waiting),
+            Err(reason) => self.stacks.unknown(&thread, reason),
+        };
+        self.defined(interned)
+    }
+
+    /// The Python stack behind a record of a thread, as far as it is known.
+    fn stack_behind(&self, thread: &str, state: u8, word: u64) -> Result<Known, NoStack> {
+        let reason = match state {
+            stack_state::PYTHON => match self.stacks.by_hash(word) {
+                Some(id) => return Ok(Known::Own(id)),
                 None => NoStack::Lost,
             },
             stack_state::NO_THREAD_STATE => NoStack::NoPythonThread,
@@ -217,20 +345,20 @@ impl<M: ReadMemory> Symbolizer<M> {
             stack_state::LOST => NoStack::Lost,
             _ => NoStack::UnknownPython,
         };
-        let thread = self.name(tid);
-        let waiting = match (reason, record.stack) {
+        match (reason, word) {
             (NoStack::Lost, _) => Err(reason),
-            (_, 0) if is_engine_thread(&thread) => self.waiters.the_one(),
+            (_, 0) if is_engine_thread(thread) => self.waiters.the_one().map(Known::Waiting),
             (NoStack::NoPythonFrames, graph_task) if graph_task != 0 => {
-                self.graph_tasks.waiting_for(graph_task).ok_or(reason)
+                let waiting = self.graph_tasks.waiting_for(graph_task);
+                waiting.map(Known::Waiting).ok_or(reason)
             }
             _ => Err(reason),
-        };
-        let (id, defined) = match waiting {
-            Ok(waiting) => self.stacks.waiting(&thread, waiting),
-            Err(reason) => self.stacks.unknown(&thread, reason),
-        };
-        if let Some(stack) = defined {
+        }
+    }
+
+    /// Defines a stack in the stream if it is new.
+    fn defined(&mut self, (id, stack): Interned) -> StackId {
+        if let Some(stack) = stack {
             self.ready.push(Event::Stack(id, stack));
         }
         id
@@ -253,6 +381,12 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.push(Event::Thread(tid, name.clone()));
         name
     }
+}
+
+/// Whether a library is the one of PyTorch's caching allocator.
+fn is_caching_allocator(library: &str) -> bool {
+    let name = library.rsplit('/').next().unwrap_or(library);
+    name.starts_with("libc10_cuda.so")
 }
 
 /// Autograd's engine names its device threads so (torch/csrc/autograd/engine.cpp@v2.15.0,

@@ -1,31 +1,36 @@
-//! Which device a segment lies on.
+//! What CUDA gave out and to whom: to the caching allocator (a segment) or to somebody else.
 //!
-//! libcudart's calls do not say their device. The caching allocator asks for a segment and at
-//! once hands out a block in it, on the same thread; that block's event names the device. So a
-//! new segment is held back, with everything behind it, until its thread's next event.
+//! CUDA's calls do not say what they are for. The caching allocator asks for a segment and at once
+//! hands out a block in it, on the same thread; that block's event also names the device. So memory
+//! of a device that is new is held back, with everything behind it, until its thread's next event.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use hashbrown::HashMap;
 
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Tid};
+use crate::event::{
+    Action, Address, Bytes, CudaCall, DeviceIndex, Event, MemoryEvent, Space, Tid, TimeNs,
+};
 
 /// The most events that are held back for a segment's sake.
 const HELD: usize = 65_536;
 
-/// Segments that are remembered, so that a free can tell what was freed.
+/// What CUDA gave out and is remembered, so that a free can tell what was freed.
 const REMEMBERED: usize = 1 << 20;
 
-/// Events on their way, in order, with the devices of segments filled in.
+/// Events on their way, in order, with what CUDA gave out told apart.
 #[derive(Default)]
-pub struct SegmentDevices {
+pub struct Segments {
     held: VecDeque<Event>,
-    /// Positions in `held`, counted from the first event ever, of segments without a device.
+    /// Positions in `held`, counted from the first event ever, of memory that may be a segment.
     waiting: Vec<Waiting>,
     /// The position of the front of `held`.
     front: u64,
-    /// Live segments.
-    segments: HashMap<Address, (Bytes, Option<DeviceIndex>)>,
+    live: HashMap<Place, Live>,
+    /// Where memory of devices lies that is taken for no segment: address and size.
+    others: BTreeMap<u64, u64>,
+    /// Whether the caching allocator has said anything.
+    allocator_speaks: bool,
 }
 
 struct Waiting {
@@ -35,73 +40,212 @@ struct Waiting {
     size: Bytes,
 }
 
-impl SegmentDevices {
+/// What names live memory. Handles and addresses may have the same number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Place {
+    /// An address.
+    Address(u64),
+    /// A `cudaArray_t` or `CUarray`.
+    Array(u64),
+    /// A `CUmemGenericAllocationHandle`.
+    Handle(u64),
+}
+
+impl Place {
+    /// The number.
+    pub const fn number(self) -> u64 {
+        let (Self::Address(number) | Self::Array(number) | Self::Handle(number)) = self;
+        number
+    }
+}
+
+/// Memory that CUDA gave out and has not taken back.
+#[derive(Clone, Copy, Debug)]
+pub struct Live {
+    /// Its size.
+    pub size: Bytes,
+    /// Its device, where that is known.
+    pub device: Option<DeviceIndex>,
+    /// The context that it goes with; `None` for the device's primary one.
+    pub context: Option<u64>,
+    /// Whether it outlives every context: physical memory.
+    pub outlives_contexts: bool,
+    call: CudaCall,
+    is_segment: bool,
+}
+
+/// Who gives memory back, where it is not known what it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Giver {
+    /// The library of the caching allocator.
+    Allocator,
+    /// Any other.
+    Other,
+}
+
+impl Segments {
     /// Takes the next event of the stream.
-    pub fn push(&mut self, mut event: Event) {
-        if let Event::Memory(memory) = &mut event {
+    pub fn push(&mut self, event: Event) {
+        if let Event::Memory(memory) = &event {
             self.settle(memory);
-            match memory.action {
-                Action::SegmentAlloc => {
-                    if self.segments.len() < REMEMBERED {
-                        self.segments.insert(memory.addr, (memory.size, None));
-                    }
-                    self.waiting.push(Waiting {
-                        position: self.front + self.held.len() as u64,
-                        tid: memory.tid,
-                        addr: memory.addr,
-                        size: memory.size,
-                    });
-                }
-                Action::SegmentFree => {
-                    if let Some((size, device)) = self.segments.remove(&memory.addr) {
-                        memory.size = size;
-                        memory.device = device;
-                    }
-                }
-                Action::Alloc | Action::Free | Action::OutOfMemory | Action::Held => {}
+            if matches!(memory.action, Action::Alloc | Action::Free) {
+                self.allocator_speaks = true;
+            }
+            if memory.action == Action::Alloc {
+                self.claim(memory);
             }
         }
-        self.held.push_back(event);
-        if self.held.len() > HELD {
-            self.waiting.clear();
+        self.hold(event);
+    }
+
+    /// CUDA gave out memory; `event` says so and by which call, as [`Action::CudaAlloc`] or, where it is certain that
+    /// the caching allocator asked, as [`Action::SegmentAlloc`].
+    pub fn give(&mut self, place: Place, context: Option<u64>, event: MemoryEvent) {
+        self.settle(&event);
+        let Some(call) = event.call else {
+            return;
+        };
+        let is_segment = event.action == Action::SegmentAlloc;
+        let live = Live {
+            size: event.size,
+            device: event.device,
+            context,
+            outlives_contexts: call.space == Space::Virtual,
+            call,
+            is_segment,
+        };
+        self.others.remove(&place.number());
+        if self.live.len() < REMEMBERED {
+            self.live.insert(place, live);
+        }
+        if !is_segment && call.space == Space::Device {
+            self.waiting.push(Waiting {
+                position: self.front + self.held.len() as u64,
+                tid: event.tid,
+                addr: event.addr,
+                size: event.size,
+            });
+        }
+        self.hold(Event::Memory(event));
+    }
+
+    /// Memory was given back; `event` says so, but neither what it was nor how much.
+    pub fn take(&mut self, place: Place, giver: Giver, mut event: MemoryEvent) {
+        self.settle(&event);
+        match self.live.remove(&place) {
+            Some(live) => live.describe(&mut event),
+            None if giver == Giver::Allocator && self.allocator_speaks => {
+                event.action = Action::SegmentFree;
+            }
+            None => {}
+        }
+        if let Place::Address(addr) = place {
+            self.others.remove(&addr);
+        }
+        self.hold(Event::Memory(event));
+    }
+
+    /// Everything for which `gone` holds was given back.
+    pub fn take_all(&mut self, gone: impl Fn(Place, &Live) -> bool, event: MemoryEvent) {
+        let live = self.live.iter();
+        let mut places: Vec<_> = live
+            .filter(|(place, live)| gone(**place, live))
+            .map(|(place, _)| *place)
+            .collect();
+        places.sort_unstable();
+        for place in places {
+            let event = MemoryEvent {
+                addr: Address(place.number()),
+                ..event
+            };
+            self.take(place, Giver::Other, event);
         }
     }
 
-    /// What `event` says of the segments that wait for their device.
+    fn hold(&mut self, event: Event) {
+        self.held.push_back(event);
+        if self.held.len() > HELD {
+            self.give_up();
+        }
+    }
+
+    /// What `event` says of the memory that waits to be told apart.
     fn settle(&mut self, event: &MemoryEvent) {
-        if self.waiting.is_empty() || event.action == Action::SegmentAlloc {
+        if self.waiting.is_empty() {
             return;
         }
-        let (front, held, segments) = (self.front, &mut self.held, &mut self.segments);
-        self.waiting.retain(|waiting| {
-            if waiting.tid != event.tid {
-                return true;
-            }
+        for waiting in std::mem::take(&mut self.waiting) {
             let inside = event
                 .addr
                 .0
                 .checked_sub(waiting.addr.0)
                 .is_some_and(|at| at < waiting.size.0);
-            if event.action != Action::Alloc || !inside {
-                return false;
+            if waiting.tid != event.tid {
+                self.waiting.push(waiting);
+            } else if event.action == Action::Alloc && inside {
+                self.is_segment(&waiting, event.device);
+            } else {
+                self.is_other(&waiting);
             }
-            if let Some((_, device)) = segments.get_mut(&waiting.addr) {
-                *device = event.device;
-            }
-            let at = usize::try_from(waiting.position - front).unwrap_or(usize::MAX);
-            if let Some(Event::Memory(segment)) = held.get_mut(at) {
-                segment.device = event.device;
-            }
-            false
-        });
+        }
+    }
+
+    fn is_segment(&mut self, waiting: &Waiting, device: Option<DeviceIndex>) {
+        if let Some(live) = self.live.get_mut(&Place::Address(waiting.addr.0)) {
+            live.device = device;
+            live.is_segment = true;
+        }
+        let at = usize::try_from(waiting.position - self.front).unwrap_or(usize::MAX);
+        if let Some(Event::Memory(segment)) = self.held.get_mut(at) {
+            segment.action = Action::SegmentAlloc;
+            segment.device = device;
+        }
+    }
+
+    fn is_other(&mut self, waiting: &Waiting) {
+        if self.live.contains_key(&Place::Address(waiting.addr.0)) {
+            self.others.insert(waiting.addr.0, waiting.size.0);
+        }
+    }
+
+    /// A block lies in memory that was taken for no segment: its event was long in coming. From
+    /// here on it is one.
+    fn claim(&mut self, block: &MemoryEvent) {
+        if self.others.is_empty() {
+            return;
+        }
+        let before = self.others.range(..=block.addr.0).next_back();
+        let Some((addr, _)) = before.filter(|(addr, size)| block.addr.0 - **addr < **size) else {
+            return;
+        };
+        let addr = *addr;
+        self.others.remove(&addr);
+        let Some(live) = self.live.get_mut(&Place::Address(addr)) else {
+            return;
+        };
+        let mut event = MemoryEvent {
+            addr: Address(addr),
+            totals: None,
+            stack: crate::event::StackId::NONE,
+            ..*block
+        };
+        live.describe(&mut event);
+        live.is_segment = true;
+        live.device = block.device;
+        self.held.push_back(Event::Memory(event));
+        self.held.push_back(Event::Memory(MemoryEvent {
+            action: Action::SegmentAlloc,
+            device: block.device,
+            ..event
+        }));
     }
 
     /// The next event that need not wait any more.
     pub fn pop(&mut self) -> Option<Event> {
         if self
             .waiting
-            .first()
-            .is_some_and(|waiting| waiting.position <= self.front)
+            .iter()
+            .any(|waiting| waiting.position <= self.front)
         {
             return None;
         }
@@ -110,9 +254,11 @@ impl SegmentDevices {
         Some(event)
     }
 
-    /// Stops waiting: the segments held back so far keep an unknown device.
+    /// Stops waiting: what was held back so far is no segment.
     pub fn give_up(&mut self) {
-        self.waiting.clear();
+        for waiting in std::mem::take(&mut self.waiting) {
+            self.is_other(&waiting);
+        }
     }
 
     /// Whether an event is held back.
@@ -121,27 +267,86 @@ impl SegmentDevices {
     }
 }
 
+impl Live {
+    /// Says of what an event takes back what it was.
+    fn describe(&self, event: &mut MemoryEvent) {
+        event.action = if self.is_segment {
+            Action::SegmentFree
+        } else {
+            Action::CudaFree
+        };
+        event.size = self.size;
+        event.device = self.device;
+        event.call = Some(CudaCall {
+            function: event.call.map_or(self.call.function, |call| call.function),
+            space: self.call.space,
+        });
+    }
+}
+
+/// An event of a call into CUDA about which nothing is known yet but when and by whom.
+pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent {
+    MemoryEvent {
+        time,
+        tgid,
+        tid,
+        action: Action::CudaFree,
+        addr: Address(0),
+        size: Bytes(0),
+        device: None,
+        totals: None,
+        stack: crate::event::StackId::NONE,
+        call: None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{StackId, Tgid, TimeNs, Totals};
+    use crate::event::{StackId, Tgid, Totals};
 
-    fn event(action: Action, tid: u32, addr: u64, size: u64, device: Option<u8>) -> Event {
-        Event::Memory(MemoryEvent {
-            time: TimeNs(1),
-            tgid: Tgid(1),
-            tid: Tid(tid),
+    const CALL: CudaCall = CudaCall {
+        function: "cudaMalloc",
+        space: Space::Device,
+    };
+
+    fn event(action: Action, tid: u32, addr: u64, size: u64, device: Option<u8>) -> MemoryEvent {
+        MemoryEvent {
             action,
             addr: Address(addr),
             size: Bytes(size),
             device: device.map(DeviceIndex),
             totals: device.map(|_| Totals::default()),
             stack: StackId::NONE,
-        })
+            ..event_of(TimeNs(1), Tgid(1), Tid(tid))
+        }
     }
 
-    fn drain(devices: &mut SegmentDevices) -> Vec<(Action, Option<u8>, u64)> {
-        std::iter::from_fn(|| devices.pop())
+    fn block(segments: &mut Segments, tid: u32, addr: u64, device: u8) {
+        segments.push(Event::Memory(event(
+            Action::Alloc,
+            tid,
+            addr,
+            8,
+            Some(device),
+        )));
+    }
+
+    fn malloc(segments: &mut Segments, tid: u32, addr: u64) {
+        let event = MemoryEvent {
+            call: Some(CALL),
+            ..event(Action::CudaAlloc, tid, addr, 0x1000, None)
+        };
+        segments.give(Place::Address(addr), None, event);
+    }
+
+    fn free(segments: &mut Segments, tid: u32, addr: u64, giver: Giver) {
+        let event = event(Action::CudaFree, tid, addr, 0, None);
+        segments.take(Place::Address(addr), giver, event);
+    }
+
+    fn drain(segments: &mut Segments) -> Vec<(Action, Option<u8>, u64)> {
+        std::iter::from_fn(|| segments.pop())
             .filter_map(|event| match event {
                 Event::Memory(memory) => {
                     Some((memory.action, memory.device.map(|d| d.0), memory.size.0))
@@ -152,56 +357,116 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_takes_the_device_of_the_block_that_follows_on_its_thread() {
-        let mut devices = SegmentDevices::default();
-        devices.push(event(Action::SegmentAlloc, 1, 0x1000, 0x1000, None));
-        devices.push(event(Action::Alloc, 2, 0x9000, 8, Some(0)));
+    fn memory_in_which_a_block_of_the_same_thread_follows_is_a_segment_of_its_device() {
+        let mut segments = Segments::default();
+        malloc(&mut segments, 1, 0x1000);
+        block(&mut segments, 2, 0x9000, 0);
         assert_eq!(
-            drain(&mut devices),
+            drain(&mut segments),
             [],
             "the order is kept, so everything waits"
         );
-        devices.push(event(Action::Alloc, 1, 0x1200, 8, Some(3)));
-        let seen = drain(&mut devices);
+        block(&mut segments, 1, 0x1200, 3);
+        let seen = drain(&mut segments);
         assert_eq!(seen[0], (Action::SegmentAlloc, Some(3), 0x1000));
         assert_eq!(seen.len(), 3);
     }
 
     #[test]
-    fn a_segment_without_a_block_keeps_an_unknown_device() {
-        let mut devices = SegmentDevices::default();
-        devices.push(event(Action::SegmentAlloc, 1, 0x1000, 0x1000, None));
-        devices.push(event(Action::Alloc, 1, 0x9000, 8, Some(0)));
-        assert_eq!(drain(&mut devices)[0], (Action::SegmentAlloc, None, 0x1000));
-        devices.push(event(Action::SegmentAlloc, 1, 0x3000, 0x1000, None));
-        assert!(devices.is_waiting());
-        devices.give_up();
-        assert_eq!(drain(&mut devices), [(Action::SegmentAlloc, None, 0x1000)]);
+    fn memory_in_which_no_block_follows_is_somebody_elses() {
+        let mut segments = Segments::default();
+        malloc(&mut segments, 1, 0x1000);
+        block(&mut segments, 1, 0x9000, 0);
+        assert_eq!(drain(&mut segments)[0], (Action::CudaAlloc, None, 0x1000));
+        malloc(&mut segments, 1, 0x3000);
+        assert!(segments.is_waiting());
+        segments.give_up();
+        assert_eq!(drain(&mut segments), [(Action::CudaAlloc, None, 0x1000)]);
     }
 
     #[test]
-    fn a_freed_segment_tells_its_size_and_device() {
-        let mut devices = SegmentDevices::default();
-        devices.push(event(Action::SegmentAlloc, 1, 0x1000, 0x1000, None));
-        devices.push(event(Action::Alloc, 1, 0x1000, 8, Some(1)));
-        devices.push(event(Action::SegmentFree, 1, 0x1000, 0, None));
-        devices.push(event(Action::SegmentFree, 1, 0x7000, 0, None));
-        let seen = drain(&mut devices);
-        assert_eq!(seen[2], (Action::SegmentFree, Some(1), 0x1000));
+    fn a_block_that_was_long_in_coming_makes_it_a_segment_after_all() {
+        let mut segments = Segments::default();
+        malloc(&mut segments, 1, 0x1000);
+        segments.give_up();
+        block(&mut segments, 1, 0x1800, 2);
+        free(&mut segments, 1, 0x1000, Giver::Allocator);
         assert_eq!(
-            seen[3],
-            (Action::SegmentFree, None, 0),
-            "a segment from before attach"
+            drain(&mut segments),
+            [
+                (Action::CudaAlloc, None, 0x1000),
+                (Action::CudaFree, None, 0x1000),
+                (Action::SegmentAlloc, Some(2), 0x1000),
+                (Action::Alloc, Some(2), 8),
+                (Action::SegmentFree, Some(2), 0x1000),
+            ]
         );
     }
 
     #[test]
-    fn a_target_that_never_allocates_in_its_segments_cannot_hold_back_events_without_end() {
-        let mut devices = SegmentDevices::default();
-        devices.push(event(Action::SegmentAlloc, 1, 0x1000, 0x1000, None));
-        for _ in 0..=HELD {
-            devices.push(event(Action::Free, 2, 0x10, 8, Some(0)));
+    fn what_is_given_back_tells_what_it_was() {
+        let mut segments = Segments::default();
+        malloc(&mut segments, 1, 0x1000);
+        block(&mut segments, 1, 0x1000, 1);
+        malloc(&mut segments, 1, 0x4000);
+        free(&mut segments, 1, 0x1000, Giver::Other);
+        free(&mut segments, 1, 0x4000, Giver::Allocator);
+        free(&mut segments, 1, 0x7000, Giver::Allocator);
+        free(&mut segments, 1, 0x8000, Giver::Other);
+        let seen = drain(&mut segments);
+        assert_eq!(
+            seen[3..],
+            [
+                (Action::SegmentFree, Some(1), 0x1000),
+                (Action::CudaFree, None, 0x1000),
+                (Action::SegmentFree, None, 0),
+                (Action::CudaFree, None, 0),
+            ],
+            "the last two are from before attach"
+        );
+    }
+
+    #[test]
+    fn a_context_takes_along_what_was_given_out_in_it() {
+        let mut segments = Segments::default();
+        for (addr, context) in [(0x1000, Some(7)), (0x3000, None), (0x2000, Some(7))] {
+            let event = MemoryEvent {
+                call: Some(CALL),
+                ..event(Action::CudaAlloc, 1, addr, addr, Some(0))
+            };
+            segments.give(Place::Address(addr), context, event);
         }
-        assert!(devices.pop().is_some());
+        segments.give_up();
+        let gone = event(Action::CudaFree, 1, 0, 0, None);
+        segments.take_all(|_, live| live.context == Some(7), gone);
+        let seen = drain(&mut segments);
+        assert_eq!(
+            seen[3..],
+            [
+                (Action::CudaFree, Some(0), 0x1000),
+                (Action::CudaFree, Some(0), 0x2000)
+            ]
+        );
+        assert!(segments.live.contains_key(&Place::Address(0x3000)));
+        assert!(!segments.live.contains_key(&Place::Address(0x1000)));
+    }
+
+    #[test]
+    fn handles_and_addresses_of_the_same_number_are_not_mixed_up() {
+        let mut segments = Segments::default();
+        malloc(&mut segments, 1, 0x1000);
+        let event = event(Action::CudaFree, 1, 0x1000, 0, None);
+        segments.take(Place::Array(0x1000), Giver::Other, event);
+        assert!(segments.live.contains_key(&Place::Address(0x1000)));
+    }
+
+    #[test]
+    fn a_target_that_never_allocates_in_its_segments_cannot_hold_back_events_without_end() {
+        let mut segments = Segments::default();
+        malloc(&mut segments, 1, 0x1000);
+        for _ in 0..=HELD {
+            segments.push(Event::Memory(event(Action::Free, 2, 0x10, 8, Some(0))));
+        }
+        assert!(segments.pop().is_some());
     }
 }

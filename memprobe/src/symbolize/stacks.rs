@@ -6,7 +6,8 @@ use hashbrown::HashMap;
 use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
 
 use crate::decode::FreedCode;
-use crate::event::{NoStack, Stack, StackId, StackKind};
+use crate::event::{Frame, NoStack, Stack, StackId, StackKind};
+use crate::symbolize::native::Unwound;
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
 
@@ -25,13 +26,15 @@ pub struct Stacks<M> {
     /// Every stack, by what it is: different hashes can stand for the same.
     ids: HashMap<Arc<Stack>, StackId>,
     waiting: HashMap<(Arc<str>, StackId), StackId>,
-    /// Python stacks by id, as those of waiting threads are made from them.
+    /// Stacks of calls into CUDA, by the stack behind and the native code that called.
+    called: HashMap<(StackId, Frame), StackId>,
+    /// Stacks by id, as others are made from them.
     defined: HashMap<StackId, Arc<Stack>>,
     next: u32,
 }
 
 /// A stack's name, and the stack itself where it is new.
-type Interned = (StackId, Option<Arc<Stack>>);
+pub type Interned = (StackId, Option<Arc<Stack>>);
 
 /// A stack whose frames were read, but whose code objects may have been freed before that.
 #[derive(Debug)]
@@ -67,6 +70,7 @@ impl<M: ReadMemory> Stacks<M> {
             by_hash: Default::default(),
             ids: HashMap::new(),
             waiting: HashMap::new(),
+            called: HashMap::new(),
             defined: HashMap::new(),
             next: StackId::NONE.0 + 1,
         }
@@ -142,9 +146,7 @@ impl<M: ReadMemory> Stacks<M> {
             self.by_hash[0].clear();
         }
         self.by_hash[0].insert(pending.head.hash, id);
-        let stack = new?;
-        self.defined.insert(id, stack.clone());
-        Some((id, stack))
+        Some((id, new?))
     }
 
     /// The stack that the kernel names by a hash.
@@ -178,6 +180,40 @@ impl<M: ReadMemory> Stacks<M> {
         (id, new)
     }
 
+    /// The stack of a call into CUDA by native code at `caller`, behind which lies the stack `id`.
+    pub fn called(&mut self, id: StackId, caller: &Frame) -> Interned {
+        let key = (id, caller.clone());
+        if let Some(id) = self.called.get(&key) {
+            return (*id, None);
+        }
+        let Some(behind) = self.defined.get(&id) else {
+            return (id, None);
+        };
+        let mut frames = Vec::with_capacity(behind.frames.len() + 1);
+        frames.push(caller.clone());
+        frames.extend(behind.frames.iter().cloned());
+        let stack = Stack {
+            kind: behind.kind.clone(),
+            frames,
+            truncated: behind.truncated,
+        };
+        let Some((called, new)) = self.intern(stack) else {
+            return (id, None);
+        };
+        self.called.insert(key, called);
+        (called, new)
+    }
+
+    /// The stack of native code alone.
+    pub fn native(&mut self, unwound: Unwound) -> Interned {
+        let stack = Stack {
+            kind: StackKind::Native,
+            frames: unwound.frames,
+            truncated: unwound.truncated,
+        };
+        self.intern(stack).unwrap_or((StackId::NONE, None))
+    }
+
     /// The stack of a thread of which no stack is known.
     pub fn unknown(&mut self, thread: &Arc<str>, reason: NoStack) -> Interned {
         let kind = StackKind::Unknown {
@@ -204,15 +240,17 @@ impl<M: ReadMemory> Stacks<M> {
         self.next += 1;
         let stack = Arc::new(stack);
         self.ids.insert(stack.clone(), id);
+        self.defined.insert(id, stack.clone());
         Some((id, Some(stack)))
     }
 }
 
 /// A frame whose code object could not be read.
-fn unreadable() -> crate::event::Frame {
-    crate::event::Frame {
+fn unreadable() -> Frame {
+    Frame {
         file: "<unreadable>".into(),
         line: 0,
         function: "?".into(),
+        library: None,
     }
 }

@@ -199,6 +199,7 @@ mod tests {
             file: "train.py".into(),
             line,
             function: "f".into(),
+            library: None,
         }
     }
 

@@ -12,7 +12,7 @@ use super::theme::Theme;
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{clean, clock, count, fit, percent, process, width};
-use crate::model::snapshot::{DeviceSnapshot, Snapshot, Target, TargetState};
+use crate::model::snapshot::{DeviceSnapshot, Layer, Snapshot, Target, TargetState};
 
 /// Between two tabs of devices.
 pub const BETWEEN_TABS: usize = 2;
@@ -66,6 +66,10 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
         );
     }
     facts.extend(process(&snapshot.target));
+    facts.extend(match snapshot.cuda.layer {
+        Layer::Runtime | Layer::Driver => Some(snapshot.cuda.layer.as_str().to_owned()),
+        Layer::Allocator | Layer::None => None,
+    });
     let since = match snapshot.health.state {
         TargetState::Recording => "recorded",
         TargetState::Waiting(_) => "waiting",
@@ -73,19 +77,14 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
     };
     let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
     facts.push(format!("{since} {}", clock(time)));
-    facts.extend(device.map(|device| format!("cuda:{}", device.index.0)));
+    facts.extend(device.map(|device| device.index.to_string()));
     facts
 }
 
 /// One tab a device.
 pub fn tabs(devices: &[DeviceSnapshot]) -> Vec<String> {
-    let tab = |device: &DeviceSnapshot| {
-        format!(
-            " cuda:{} {} ",
-            device.index.0,
-            human(device.totals.allocated)
-        )
-    };
+    let tab =
+        |device: &DeviceSnapshot| format!(" {} {} ", device.index, human(device.totals.allocated));
     devices.iter().map(tab).collect()
 }
 
@@ -125,7 +124,7 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
 pub fn draw_totals(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     let Some(device) = state.device() else { return };
     let lines = if area.height >= 2 {
-        in_two_lines(device, theme)
+        in_two_lines(device, state.shown.cuda.live(), theme)
     } else {
         vec![in_one_line(device, area.width, theme)]
     };
@@ -144,7 +143,7 @@ fn cached(device: &DeviceSnapshot) -> Bytes {
     )
 }
 
-fn in_two_lines(device: &DeviceSnapshot, theme: &Theme) -> Vec<Line<'static>> {
+fn in_two_lines(device: &DeviceSnapshot, outside: Bytes, theme: &Theme) -> Vec<Line<'static>> {
     let total = |name: &str, style: Style, now: Bytes, peak: Bytes| {
         vec![
             Span::styled(format!(" {name} "), style),
@@ -169,6 +168,9 @@ fn in_two_lines(device: &DeviceSnapshot, theme: &Theme) -> Vec<Line<'static>> {
         "   {} live blocks",
         count(device.live_blocks)
     )));
+    if outside > Bytes(0) {
+        second.push(Span::raw(format!("   outside {} (o)", human(outside))));
+    }
     if device.ooms > 0 {
         second.push(Span::raw("   "));
         second.push(Span::styled(

@@ -49,6 +49,8 @@ pub enum Wanted {
     Source,
     /// Show or hide the probes.
     Probes,
+    /// Show what CUDA gave to others than the caching allocator, or no longer.
+    Outside,
     /// Show or hide help.
     Help,
     /// Click on a cell.
@@ -136,6 +138,7 @@ fn in_table(key: &KeyEvent) -> Option<Wanted> {
         KeyCode::Char('i') => Wanted::Regroup,
         KeyCode::Char('s') => Wanted::Source,
         KeyCode::Char('p') => Wanted::Probes,
+        KeyCode::Char('o') => Wanted::Outside,
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => Wanted::Help,
         KeyCode::Char('q' | 'Q') | KeyCode::F(10) => Wanted::Quit,
         KeyCode::Esc => Wanted::Back,

@@ -1,4 +1,6 @@
-//! What lies over the table: help, and the probes.
+//! What lies over the table: help, the probes, and the memory outside the caching allocator.
+
+mod outside;
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -22,6 +24,14 @@ pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
             area,
             " Probes ",
             &probes(state, theme),
+            scroll,
+            theme,
+        ),
+        Overlay::Outside(scroll) => draw_box(
+            buffer,
+            area,
+            " Outside the caching allocator ",
+            &outside::lines(&state.shown.cuda, theme),
             scroll,
             theme,
         ),
@@ -83,7 +93,7 @@ pub(super) fn draw_box(
 /// Keys, columns and words.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let arrows = theme.glyphs.arrows;
-    let keys: [(&str, &str); 18] = [
+    let keys: [(&str, &str); 19] = [
         (arrows, "or j k, PgUp PgDn, Home End, wheel: move"),
         ("Enter", "open the row, or close it; so does a click on it"),
         (
@@ -110,6 +120,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "pause: the screen stands still, memprobe goes on counting",
         ),
         ("p", "the probes and how the kernel runs them"),
+        (
+            "o",
+            "memory outside the caching allocator, by library and kind",
+        ),
         ("q Ctrl-C", "quit; the target runs on unharmed"),
         (
             "Shift+mouse",

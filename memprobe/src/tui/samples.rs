@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::SourceText;
 use crate::event::{
-    Bytes, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid, TimeNs, Totals,
+    Bytes, DeviceIndex, Frame, Losses, NoStack, Space, Stack, StackKind, Tgid, TimeNs, Totals,
 };
 use crate::model::snapshot::{
-    BeforeAttach, DeviceSnapshot, Health, LineRow, ProbeStatus, Site, Snapshot, StackRow, Target,
-    TargetState, Timeline,
+    BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, Layer, LineRow, OutsideRow, ProbeStatus,
+    Site, Snapshot, StackRow, Target, TargetState, Timeline,
 };
 
 const MIB: u64 = 1 << 20;
@@ -19,6 +19,7 @@ pub(super) fn frame(file: &str, line: u32, function: &str) -> Frame {
         file: file.into(),
         line,
         function: function.into(),
+        library: None,
     }
 }
 
@@ -235,6 +236,7 @@ pub(super) fn normal() -> Snapshot {
         started: TimeNs(100 * SECOND),
         now: TimeNs(851 * SECOND),
         devices: vec![device(0, lines(), 1126, 0)],
+        cuda: CudaSnapshot::default(),
         health: Health {
             events: 3_292_114,
             events_per_second: 1204.4,
@@ -244,6 +246,51 @@ pub(super) fn normal() -> Snapshot {
             disagreements: 0,
             unread_at_attach: None,
         },
+    }
+}
+
+/// Libraries hold memory beside the caching allocator.
+pub(super) fn with_memory_outside() -> Snapshot {
+    let row = |library: &str, space, device: Option<u8>, live: u64, line: LineRow| OutsideRow {
+        library: library.into(),
+        space,
+        device: device.map(DeviceIndex),
+        live: Bytes(live),
+        peak: Bytes(live),
+        live_blocks: 3,
+        allocs: 4,
+        lines: vec![line],
+    };
+    let lines = lines();
+    let rows = vec![
+        row(
+            "/v/nvidia/nccl/lib/libnccl.so.2",
+            Space::Device,
+            Some(0),
+            3 << 30,
+            lines[0].clone(),
+        ),
+        row(
+            "/v/torch/lib/libtorch_cuda.so",
+            Space::Pinned,
+            None,
+            96 << 20,
+            lines[1].clone(),
+        ),
+        row(
+            "/opt/plan/libplan\u{1b}[2J.so",
+            Space::Virtual,
+            None,
+            2 << 20,
+            lines[2].clone(),
+        ),
+    ];
+    Snapshot {
+        cuda: CudaSnapshot {
+            layer: Layer::Allocator,
+            rows,
+        },
+        ..normal()
     }
 }
 

@@ -88,6 +88,18 @@ fn a_target_that_has_not_imported_torch_yet() {
 }
 
 #[test]
+fn memory_outside_the_caching_allocator() {
+    let shown = samples::with_memory_outside();
+    insta::assert_snapshot!("outside_100x24", screen(shown.clone(), MEDIUM, &[]));
+    insta::assert_snapshot!(
+        "outside_open",
+        screen(shown.clone(), SMALL, &[Wanted::Outside])
+    );
+    let none = samples::normal();
+    insta::assert_snapshot!("outside_none", screen(none, SMALL, &[Wanted::Outside]));
+}
+
+#[test]
 fn several_devices() {
     insta::assert_snapshot!(
         "devices_first",

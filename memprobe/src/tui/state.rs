@@ -23,6 +23,8 @@ pub enum Overlay {
     Help(usize),
     /// The probes, scrolled down by so many lines.
     Probes(usize),
+    /// What CUDA gave to others than the caching allocator, scrolled down by so many lines.
+    Outside(usize),
 }
 
 /// Whether the screen follows the target.
@@ -160,6 +162,7 @@ impl State {
             Wanted::Source => self.source = !self.source,
             Wanted::Help => self.overlay = toggled(self.overlay, Overlay::Help(0)),
             Wanted::Probes => self.overlay = toggled(self.overlay, Overlay::Probes(0)),
+            Wanted::Outside => self.overlay = toggled(self.overlay, Overlay::Outside(0)),
             Wanted::Click(column, row) => self.click(column, row),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Redraw => {}
@@ -217,7 +220,7 @@ impl State {
     }
 
     fn step(&mut self, by: isize) {
-        if let Overlay::Help(at) | Overlay::Probes(at) = &mut self.overlay {
+        if let Overlay::Help(at) | Overlay::Probes(at) | Overlay::Outside(at) = &mut self.overlay {
             // The drawing knows how long the text is and stops there.
             *at = at.saturating_add_signed(by).min(1000);
             return;
@@ -233,7 +236,7 @@ impl State {
 
     fn go_first(&mut self) {
         match &mut self.overlay {
-            Overlay::Help(at) | Overlay::Probes(at) => *at = 0,
+            Overlay::Help(at) | Overlay::Probes(at) | Overlay::Outside(at) => *at = 0,
             Overlay::None => self.selected = None,
         }
     }

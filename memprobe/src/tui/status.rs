@@ -13,7 +13,7 @@ use super::table::Subject;
 use super::theme::Theme;
 use crate::event::Losses;
 use crate::label::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
-use crate::model::snapshot::{Health, Site, TargetState};
+use crate::model::snapshot::{Health, ProbeStatus, Site, TargetState};
 
 /// The word for what is going on, and how it looks.
 fn word(state: &State, theme: &Theme) -> (&'static str, Style) {
@@ -115,7 +115,8 @@ fn probes(health: &Health) -> Option<(u8, String)> {
     if health.state != TargetState::Running {
         return None;
     }
-    let stepped = health.probes.iter().filter(|probe| !probe.emulated).count();
+    let is_slow = |probe: &&ProbeStatus| !probe.emulated && probe.is_busy();
+    let stepped = health.probes.iter().filter(is_slow).count();
     Some(match (health.probes.len(), stepped) {
         (0, _) => (0, "NO PROBES".to_owned()),
         (1, 0) => (4, "1 probe ok".to_owned()),

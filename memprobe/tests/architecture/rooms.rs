@@ -32,12 +32,13 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, giving back freed
+/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not know, giving back freed
 /// heap, descriptors that the runtime watches, the positions of a ring buffer, the memory of another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",
     "probe/loader.rs",
+    "probe/many.rs",
     "probe/positions.rs",
     "target/memory.rs",
 ];
@@ -106,6 +107,11 @@ pub const ROOMS: &[Room] = &[
     },
     Room {
         name: "event.rs",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        except: &[],
+    },
+    Room {
+        name: "cuda.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },

@@ -1,5 +1,6 @@
 /* Driver API: devices and contexts. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "driver.h"
@@ -152,7 +153,48 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 }
 
 SUCCEEDS(cuDevicePrimaryCtxRelease_v2)
-SUCCEEDS(cuDevicePrimaryCtxReset_v2)
+
+EXPORT int cuDevicePrimaryCtxReset_v2(int device)
+{
+    if (!exists(device))
+        return CUDA_INVALID_DEVICE;
+    sim_free_context(device, NULL);
+    return CUDA_OK;
+}
+
+EXPORT void *sim_current_context(void)
+{
+    struct context *context = top();
+    return !context || context == &primary[context->device] ? NULL : context;
+}
+
+EXPORT int cuCtxCreate_v2(struct context **out, unsigned, int device)
+{
+    if (!exists(device) || depth == CONTEXT_DEPTH)
+        return CUDA_INVALID_DEVICE;
+    struct context *context = malloc(sizeof *context);
+    if (!context)
+        return CUDA_OUT_OF_MEMORY;
+    *context = (struct context){ .device = device, .retained = true };
+    stack[depth++] = context;
+    sim_set_current_device(device);
+    *out = context;
+    return CUDA_OK;
+}
+
+EXPORT int cuCtxDestroy_v2(struct context *context)
+{
+    if (!context || context == &primary[context->device])
+        return CUDA_INVALID_CONTEXT;
+    sim_free_context(context->device, context);
+    if (top() == context)
+        depth--;
+    if (top())
+        sim_set_current_device(top()->device);
+    free(context);
+    return CUDA_OK;
+}
+
 SUCCEEDS(cuDevicePrimaryCtxSetFlags_v2)
 
 EXPORT int cuCtxGetCurrent(struct context **out)

@@ -67,7 +67,8 @@ EXPORT int cuMemHostRegister_v2(void *pointer, size_t size, unsigned)
 {
     if (!pointer || !size)
         return CUDA_INVALID_VALUE;
-    struct memory_range range = { pointer, size, sim_current_device(), MEMORY_REGISTERED };
+    struct memory_range range = { pointer, size, sim_current_device(), MEMORY_REGISTERED,
+                                  sim_current_context() };
     pthread_mutex_lock(&memory_lock);
     insert_range(range, 0);
     pthread_mutex_unlock(&memory_lock);

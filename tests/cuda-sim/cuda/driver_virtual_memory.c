@@ -143,7 +143,7 @@ EXPORT int cuMemMap(device_pointer at, size_t size, size_t offset, struct physic
         free(mapping);
         return CUDA_OUT_OF_MEMORY;
     }
-    struct memory_range range = { base, size, memory->device, MEMORY_MAPPED };
+    struct memory_range range = { base, size, memory->device, MEMORY_MAPPED, NULL };
     pthread_mutex_lock(&memory_lock);
     memory->references++;
     *mapping = (struct mapping){ base, size, memory, mappings };

@@ -112,7 +112,7 @@ EXPORT int sim_allocate(int device, size_t size, enum memory_kind kind, void **o
     if (take_bytes(device, charge)) {
         void *base = reserve_address_space(whole, unit, PROT_READ | PROT_WRITE);
         if (base) {
-            struct memory_range range = { base, whole, device, kind };
+            struct memory_range range = { base, whole, device, kind, sim_current_context() };
             insert_range(range, charge);
             *out = base;
             error = CUDA_OK;
@@ -140,6 +140,22 @@ EXPORT int sim_free(void *base, enum memory_kind kind)
         munmap(range.base, range.size);
     pthread_mutex_unlock(&memory_lock);
     return CUDA_OK;
+}
+
+EXPORT void sim_free_context(int device, const void *context)
+{
+    pthread_mutex_lock(&memory_lock);
+    for (size_t at = range_count; at-- > 0;) {
+        struct indexed_range gone = ranges[at];
+        if (gone.range.device != device || gone.range.context != context
+            || gone.range.kind == MEMORY_MAPPED)
+            continue;
+        give_bytes_back(device, gone.charge);
+        remove_range(gone.range.base);
+        if (gone.range.kind != MEMORY_REGISTERED)
+            munmap(gone.range.base, gone.range.size);
+    }
+    pthread_mutex_unlock(&memory_lock);
 }
 
 EXPORT bool sim_find(const void *pointer, struct memory_range *out)

@@ -20,11 +20,13 @@ EXPORT int cudaDeviceGetDefaultMemPool(struct pool **out, int device)
     return CUDA_OK;
 }
 
-EXPORT int cudaMallocAsync(void **out, size_t size, void *)
+EXPORT int cudaMallocAsync(void **out, size_t size, void *stream)
 {
     bind_context();
     int device = sim_current_device();
-    int error = sim_allocate(device, size, MEMORY_DEVICE, out);
+    device_pointer pointer = 0;
+    int error = cuMemAllocAsync(&pointer, size, stream);
+    *out = (void *)(uintptr_t)pointer;
     sim_trace("cudaMallocAsync device %d, %zu bytes -> %p, error %d", device, size, *out, error);
     struct memory_range range;
     if (!error && sim_find(*out, &range)) {
@@ -38,12 +40,12 @@ EXPORT int cudaMallocAsync(void **out, size_t size, void *)
     return report(error);
 }
 
-EXPORT int cudaFreeAsync(void *pointer, void *)
+EXPORT int cudaFreeAsync(void *pointer, void *stream)
 {
     struct memory_range range;
     if (!sim_find(pointer, &range))
         return report(CUDA_INVALID_VALUE);
-    int error = sim_free(pointer, MEMORY_DEVICE);
+    int error = cuMemFreeAsync((uintptr_t)pointer, stream);
     sim_trace("cudaFreeAsync %p, error %d", pointer, error);
     if (!error) {
         pthread_mutex_lock(&lock);

@@ -12,3 +12,19 @@ int cuMemHostAlloc(void **out, size_t size, unsigned flags);
 int cuMemFreeHost(void *pointer);
 int cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags);
 int cuMemHostUnregister(void *pointer);
+int cuMemAllocPitch_v2(device_pointer *out, size_t *pitch, size_t width, size_t height, unsigned element);
+int cuMemAllocAsync(device_pointer *out, size_t size, void *stream);
+int cuMemAllocFromPoolAsync(device_pointer *out, size_t size, void *pool, void *stream);
+int cuMemFreeAsync(device_pointer pointer, void *stream);
+int cuDevicePrimaryCtxReset_v2(int device);
+
+/* CUDA_ARRAY3D_DESCRIPTOR, cuda.h; without its third size and its flags CUDA_ARRAY_DESCRIPTOR */
+struct array_descriptor {
+    size_t width, height, depth;
+    int format;
+    unsigned channels;
+    unsigned flags;
+};
+
+int cuArray3DCreate_v2(void **out, const struct array_descriptor *descriptor);
+int cuArrayDestroy(void *array);

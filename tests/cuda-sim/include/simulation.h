@@ -53,12 +53,18 @@ struct memory_range {
     size_t size;
     int device;
     enum memory_kind kind;
+    /* The context that it goes with; NULL for the device's primary one. */
+    void *context;
 };
 
 /* CUDA_OK or CUDA_OUT_OF_MEMORY. Device memory comes in whole 2 MiB pages. */
 int sim_allocate(int device, size_t size, enum memory_kind kind, void **out);
 /* CUDA_INVALID_VALUE where no range of that kind starts at `base`. */
 int sim_free(void *base, enum memory_kind kind);
+/* Frees what was allocated in a context; NULL stands for the primary one of the device. */
+void sim_free_context(int device, const void *context);
+/* The context of the calling thread, NULL for a primary one. */
+void *sim_current_context(void);
 /* The range that `pointer` lies in. */
 bool sim_find(const void *pointer, struct memory_range *out);
 /* Copies or fills, or drops the write where CUDASIM_COPY is 0 and the target is on a device. */

@@ -196,8 +196,9 @@ fn parts(depends: &str) -> Vec<String> {
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .filter(|name| PARTS.iter().any(|part| name.starts_with(part)))
-        // More drivers, none of which a virtual machine has.
+        // More drivers, none of which a virtual machine has; and the same kernel without a signature.
         .filter(|name| !name.starts_with("linux-modules-extra-"))
+        .filter(|name| !name.starts_with("linux-image-unsigned-"))
         .map(str::to_owned)
         .collect()
 }
@@ -217,6 +218,7 @@ mod tests {
     fn an_image_and_its_modules_are_parts_of_a_kernel_and_firmware_is_not() {
         let depends = "linux-image-generic\n  Depends: linux-image-5.15.0-25-generic\n  \
                        Depends: linux-modules-extra-5.15.0-25-generic\n  Depends: linux-firmware\n  \
+                       |Depends: linux-image-a\n  Depends: linux-image-unsigned-5.15.0-25-generic\n  \
                        Depends: linux-modules-5.15.0-25-generic\n  Suggests: linux-image-x\n";
         assert_eq!(
             parts(depends),

@@ -106,18 +106,34 @@ pub struct Program {
     pub tests: &'static [&'static str],
     /// On which kernels it runs.
     pub on: Expected,
-    /// Whether it is among the few that are run where time is short.
-    pub brief: bool,
+    /// Those of its tests that run where time is short, if any.
+    pub brief: Option<&'static [&'static str]>,
+}
+
+/// How much is tried on a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// A few tests.
+    Brief,
+    /// All of them.
+    Whole,
 }
 
 /// The programs, in the order of their running.
-pub const PROGRAMS: [Program; 5] = [
+pub const PROGRAMS: [Program; 6] = [
     Program {
         package: "memprobe-tests",
         name: "kernel",
-        tests: &[],
+        tests: &["too_old"],
         on: Expected::Refused,
-        brief: true,
+        brief: Some(&["too_old"]),
+    },
+    Program {
+        package: "memprobe-tests",
+        name: "kernel",
+        tests: &["verifier"],
+        on: Expected::Works,
+        brief: Some(&["verifier"]),
     },
     Program {
         package: "memprobe",
@@ -130,14 +146,14 @@ pub const PROGRAMS: [Program; 5] = [
             "forked",
         ],
         on: Expected::Works,
-        brief: false,
+        brief: None,
     },
     Program {
         package: "memprobe-tests",
         name: "exactness",
         tests: &["perceptron", "threads", "started"],
         on: Expected::Works,
-        brief: true,
+        brief: Some(&["perceptron"]),
     },
     Program {
         package: "memprobe-tests",
@@ -150,16 +166,32 @@ pub const PROGRAMS: [Program; 5] = [
             "exit_status",
         ],
         on: Expected::Works,
-        brief: true,
+        brief: Some(&["losses"]),
     },
     Program {
         package: "memprobe-tests",
         name: "mid_attach",
         tests: &[],
         on: Expected::Works,
-        brief: false,
+        brief: None,
     },
 ];
+
+/// The programs of a run: those that are named, or all.
+pub fn programs(extent: Extent, only: &[&str]) -> Vec<Program> {
+    let named = |program: &Program| only.is_empty() || only.contains(&program.name);
+    PROGRAMS
+        .into_iter()
+        .filter(named)
+        .filter_map(|program| match extent {
+            Extent::Whole => Some(program),
+            Extent::Brief => Some(Program {
+                tests: program.brief?,
+                ..program
+            }),
+        })
+        .collect()
+}
 
 impl Kernel {
     /// The kernel of that name.
@@ -192,7 +224,8 @@ mod tests {
     #[test]
     fn every_expectation_has_a_program_that_tries_it_when_time_is_short() {
         for kernel in &KERNELS {
-            let tried = |program: &&Program| program.on == kernel.expected && program.brief;
+            let tried =
+                |program: &&Program| program.on == kernel.expected && program.brief.is_some();
             assert!(PROGRAMS.iter().any(|program| tried(&program)), "{kernel:?}");
         }
     }

@@ -91,6 +91,14 @@ impl Accelerator {
         }
     }
 
+    /// Its name in a table.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Kvm => "KVM",
+            Self::Tcg { .. } => "qemu",
+        }
+    }
+
     fn options(&self) -> [&'static str; 4] {
         match self {
             Self::Kvm => ["-accel", "kvm", "-cpu", "host"],

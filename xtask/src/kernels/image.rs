@@ -84,15 +84,7 @@ impl Image {
             );
             archive.unpack(package, &unpacked)?;
         }
-        let boot = fs::read_dir(unpacked.join("boot")).context("the package has no boot")?;
-        let kernel = boot
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| {
-                let name = path.file_name().unwrap_or_default();
-                name.to_string_lossy().starts_with("vmlinuz-")
-            })
-            .context("the package has no kernel")?;
-        fs::copy(kernel, folder.join("vmlinuz"))?;
+        fs::copy(kernel_in(&unpacked)?, folder.join("vmlinuz"))?;
         let image = Self {
             package: packages[0].name.clone(),
             version: packages[0].version.clone(),
@@ -116,23 +108,42 @@ impl Image {
     }
 }
 
-/// Copies the drivers and what they depend on, uncompressed; gives their names in the order of
-/// their loading. What is built into the kernel has no file.
-fn keep_modules(unpacked: &Path, into: &Path) -> Result<Vec<String>> {
-    fs::create_dir_all(into)?;
+/// The kernel in unpacked packages: `boot/vmlinuz-RELEASE`, or beside the modules.
+fn kernel_in(unpacked: &Path) -> Result<PathBuf> {
+    let beside = modules_in(unpacked)?.join("vmlinuz");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    let boot = fs::read_dir(unpacked.join("boot")).context("the packages have no kernel")?;
+    boot.filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            let name = path.file_name().unwrap_or_default();
+            name.to_string_lossy().starts_with("vmlinuz-")
+        })
+        .context("the packages have no kernel")
+}
+
+/// The folder of the modules in unpacked packages: `lib/modules/RELEASE`.
+fn modules_in(unpacked: &Path) -> Result<PathBuf> {
     let tree = ["lib/modules", "usr/lib/modules"]
         .into_iter()
         .map(|place| unpacked.join(place))
         .find(|place| place.is_dir())
         .context("the packages have no modules")?;
-    let release = fs::read_dir(&tree)?
-        .next()
-        .context("the packages have no modules")??
-        .path();
+    let release = fs::read_dir(&tree)?.next();
+    Ok(release.context("the packages have no modules")??.path())
+}
+
+/// Copies the drivers and what they depend on, uncompressed; gives their names in the order of
+/// their loading. What is built into the kernel has no file.
+fn keep_modules(unpacked: &Path, into: &Path) -> Result<Vec<String>> {
+    fs::create_dir_all(into)?;
+    let release = modules_in(unpacked)?;
+    let tree = release.parent().context("it lies in a folder")?;
     // depmod wants them below lib/modules.
     if !unpacked.join("lib/modules").exists() {
         fs::create_dir_all(unpacked.join("lib"))?;
-        std::os::unix::fs::symlink(&tree, unpacked.join("lib/modules"))?;
+        std::os::unix::fs::symlink(tree, unpacked.join("lib/modules"))?;
     }
     let name = release.file_name().unwrap_or_default();
     process::answer(Command::new("depmod").arg("-b").arg(unpacked).arg(name))?;

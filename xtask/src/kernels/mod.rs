@@ -21,10 +21,10 @@ use serde::Deserialize;
 use crate::process;
 use crate::pytorch::{self, Environment};
 use crate::repository::{Repository, cache_folder};
-use catalog::{KERNELS, Kernel, PROGRAMS, Program};
+use catalog::{Extent, KERNELS, Kernel, PROGRAMS, Program};
 use guest::{Accelerator, Guest};
 use image::{Freshness, Image};
-use report::Outcome;
+use report::Row;
 use script::Told;
 
 /// How long a guest may take where the processor runs it: against one that hangs.
@@ -48,7 +48,10 @@ pub struct Options {
     kernels: Vec<&'static Kernel>,
     /// Only this program of tests (exactness, robustness, ...); can be given again
     #[arg(long = "only", value_name = "PROGRAM", value_parser = known_program)]
-    only: Vec<&'static Program>,
+    only: Vec<&'static str>,
+    /// Only the few tests that the test command runs
+    #[arg(long)]
+    brief: bool,
     /// Look for newer kernels than those in the cache
     #[arg(long)]
     update: bool,
@@ -62,14 +65,15 @@ fn known_kernel(name: &str) -> Result<&'static Kernel, String> {
     Kernel::named(name).ok_or_else(|| format!("the kernels are: {}", names()))
 }
 
-fn known_program(name: &str) -> Result<&'static Program, String> {
-    let names = || PROGRAMS.map(|program| program.name).join(", ");
-    let found = PROGRAMS.iter().find(|program| program.name == name);
-    found.ok_or_else(|| format!("the programs are: {}", names()))
+fn known_program(name: &str) -> Result<&'static str, String> {
+    let mut names = PROGRAMS.map(|program| program.name).to_vec();
+    names.dedup();
+    let found = names.iter().find(|known| **known == name).copied();
+    found.ok_or_else(|| format!("the programs are: {}", names.join(", ")))
 }
 
-/// Runs the chosen tests on the chosen kernels, prints a table, and where that is all of them,
-/// writes `docs/kernels.md`.
+/// Runs the chosen tests on the chosen kernels, prints a table, and unless single programs were
+/// chosen, puts its rows into `docs/kernels.md`.
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     if options.list {
         for kernel in &KERNELS {
@@ -85,27 +89,26 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         true => Freshness::Newest,
         false => Freshness::Cached,
     };
-    let chosen = |program: &Program| options.only.is_empty() || options.only.contains(&program);
-    let programs: Vec<Program> = PROGRAMS.into_iter().filter(|it| chosen(it)).collect();
+    let extent = match options.brief {
+        true => Extent::Brief,
+        false => Extent::Whole,
+    };
+    let programs = catalog::programs(extent, &options.only);
 
     let workshop = Workshop::prepare(repository, &programs)?;
     let images = fetch(&kernels, &workshop.cache, freshness)?;
     let accelerator = Accelerator::find(&images[0].vmlinuz(), &workshop.cache)?;
     println!("guests are run by {accelerator}");
-    let mut outcomes = Vec::new();
+    let mut rows = Vec::new();
     for (kernel, image) in kernels.into_iter().zip(images) {
-        outcomes.push(workshop.try_kernel(kernel, image, &accelerator, &programs)?);
+        let row = workshop.try_kernel(kernel, &image, &accelerator, &programs)?;
+        if options.only.is_empty() {
+            report::keep(std::slice::from_ref(&row), &repository.root().join("docs"))?;
+        }
+        rows.push(row);
     }
-    print!("\n{}", report::table(&outcomes));
-    if options.kernels.is_empty() && options.only.is_empty() {
-        let page = repository.root().join("docs/kernels.md");
-        fs::create_dir_all(repository.root().join("docs"))?;
-        let date = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
-        let text = report::page(&outcomes, &accelerator, &workshop.versions(), &date);
-        fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))?;
-        println!("\nwritten to {}", page.display());
-    }
-    workshop.judge(&outcomes)
+    print!("\n{}", report::table(&rows));
+    workshop.judge(&rows)
 }
 
 /// The typical kernel with the few tests, where KVM makes that quick.
@@ -118,7 +121,7 @@ pub fn run_brief(repository: &Repository) -> Result<()> {
         skip(&why);
         return Ok(());
     }
-    let programs: Vec<Program> = PROGRAMS.into_iter().filter(|it| it.brief).collect();
+    let programs = catalog::programs(Extent::Brief, &[]);
     let workshop = Workshop::prepare(repository, &programs)?;
     let kernel = Kernel::named(catalog::TYPICAL).context("a kernel of the list")?;
     let image = Image::fetch(kernel, &workshop.cache, Freshness::Cached)?;
@@ -127,9 +130,9 @@ pub fn run_brief(repository: &Repository) -> Result<()> {
         skip(why);
         return Ok(());
     }
-    let outcome = workshop.try_kernel(kernel, image, &accelerator, &programs)?;
-    print!("\n{}", report::table(std::slice::from_ref(&outcome)));
-    workshop.judge(&[outcome])
+    let rows = [workshop.try_kernel(kernel, &image, &accelerator, &programs)?];
+    print!("\n{}", report::table(&rows));
+    workshop.judge(&rows)
 }
 
 fn fetch(kernels: &[&'static Kernel], cache: &Path, freshness: Freshness) -> Result<Vec<Image>> {
@@ -178,21 +181,12 @@ impl Workshop {
         })
     }
 
-    fn versions(&self) -> String {
-        format!(
-            "memprobe {}, Python {}, PyTorch {}",
-            env!("CARGO_PKG_VERSION"),
-            self.environment.python_version,
-            self.environment.torch
-        )
-    }
-
     /// Fails where memprobe did not do what is expected of it.
-    fn judge(&self, outcomes: &[Outcome]) -> Result<()> {
-        let bad: Vec<&str> = outcomes
+    fn judge(&self, rows: &[Row]) -> Result<()> {
+        let bad: Vec<&str> = rows
             .iter()
-            .filter(|outcome| !outcome.is_good())
-            .map(|outcome| outcome.kernel.name)
+            .filter(|row| !row.is_good())
+            .map(|row| row.kernel.as_str())
             .collect();
         if bad.is_empty() {
             return Ok(());
@@ -208,10 +202,10 @@ impl Workshop {
     fn try_kernel(
         &self,
         kernel: &'static Kernel,
-        image: Image,
+        image: &Image,
         accelerator: &Accelerator,
         programs: &[Program],
-    ) -> Result<Outcome> {
+    ) -> Result<Row> {
         println!("\n== {}: {}", kernel.name, kernel.why);
         let programs: Vec<Program> = programs
             .iter()
@@ -230,7 +224,7 @@ impl Workshop {
             &programs,
         );
         let initramfs = self.cache.join("initramfs.cpio");
-        initramfs::write(&image, &self.busybox, &initramfs)?;
+        initramfs::write(image, &self.busybox, &initramfs)?;
         let log = |kind: &str| self.cache.join(format!("log/{}-{kind}.log", kernel.name));
         let guest = Guest {
             vmlinuz: image.vmlinuz(),
@@ -266,12 +260,11 @@ impl Workshop {
             println!("  {complaint}: see {}", log("tests").display());
         }
         println!("  {} in {} s", told.release, took.as_secs());
-        Ok(Outcome {
-            kernel,
-            image,
-            told,
-            took,
-            complaints,
+        let day = process::answer(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
+        Ok(Row {
+            by: accelerator.name().to_owned(),
+            date: day,
+            ..Row::of(kernel, &image.version, &told, complaints)
         })
     }
 }
@@ -348,8 +341,10 @@ fn build(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, 
     for package in packages {
         tests.args(["--package", package]);
     }
-    for program in programs {
-        tests.args(["--test", program.name]);
+    let mut names: Vec<&str> = programs.iter().map(|program| program.name).collect();
+    names.dedup();
+    for name in names {
+        tests.args(["--test", name]);
     }
     eprintln!("  $ {}", process::shown(&tests));
     let output = tests.stderr(Stdio::inherit()).output()?;
@@ -365,7 +360,10 @@ fn build(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, 
         let path = built
             .get(program.name)
             .with_context(|| format!("cargo built no test program {}", program.name))?;
-        files.push((path.clone(), format!("bin/{}", program.name)));
+        let file = (path.clone(), format!("bin/{}", program.name));
+        if !files.contains(&file) {
+            files.push(file);
+        }
     }
     // What the tests read of the sources.
     for folder in ["tests/workloads", "memprobe/tests/fixtures"] {

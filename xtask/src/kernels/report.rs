@@ -1,134 +1,206 @@
-//! What came out, for people and for the repository.
+//! What came out, for people and for the repository: a row for each kernel, kept as data beside
+//! the page, so that one kernel can be tried again by itself.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
-use super::catalog::{Expected, Kernel};
-use super::guest::Accelerator;
-use super::image::Image;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use super::catalog::{Expected, KERNELS, Kernel};
 use super::script::Told;
 
 /// What became of a kernel.
-pub struct Outcome {
-    pub kernel: &'static Kernel,
-    pub image: Image,
-    pub told: Told,
-    /// From the start of the guest to its end.
-    pub took: Duration,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// The kernel's name in the list.
+    pub kernel: String,
+    /// What it calls itself.
+    pub release: String,
+    /// The version of its package.
+    pub version: String,
     /// What went against the expectation.
     pub complaints: Vec<String>,
+    /// What `doctor` says of loading the programs there.
+    pub programs: Option<String>,
+    /// The tests that passed.
+    pub tests: Vec<String>,
+    /// Events, and stacks of them, that agreed with PyTorch's own recorder.
+    pub events: u64,
+    pub stacks: u64,
+    /// What ran it.
+    pub by: String,
+    /// The day.
+    pub date: String,
 }
 
-impl Outcome {
+impl Row {
+    /// What a guest said, as a row.
+    pub fn of(kernel: &Kernel, version: &str, told: &Told, complaints: Vec<String>) -> Self {
+        let mut tests: Vec<String> = told
+            .programs
+            .iter()
+            .flat_map(|ran| ran.tests.clone())
+            .collect();
+        tests.sort_unstable();
+        Self {
+            kernel: kernel.name.to_owned(),
+            release: told.release.clone(),
+            version: version.to_owned(),
+            complaints,
+            programs: told.programs.iter().find_map(|ran| ran.programs.clone()),
+            tests,
+            events: told.programs.iter().map(|ran| ran.events).sum(),
+            stacks: told.programs.iter().map(|ran| ran.stacks).sum(),
+            by: String::new(),
+            date: String::new(),
+        }
+    }
+
     /// Whether memprobe did what is expected of it there.
     pub fn is_good(&self) -> bool {
         self.complaints.is_empty()
     }
 
-    fn cells(&self) -> [String; 6] {
-        let release = if self.told.release.is_empty() {
-            "did not start".to_owned()
-        } else {
-            self.told.release.clone()
-        };
-        let passed: usize = self.told.programs.iter().map(|ran| ran.passed).sum();
-        let events: u64 = self.told.programs.iter().map(|ran| ran.events).sum();
-        let stacks: u64 = self.told.programs.iter().map(|ran| ran.stacks).sum();
-        let result = match (self.is_good(), self.kernel.expected) {
+    fn cells(&self, kernel: &Kernel) -> [String; COLUMNS.len()] {
+        let result = match (self.is_good(), kernel.expected) {
             (true, Expected::Works) => "works".to_owned(),
             (true, Expected::Refused) => "refused with words".to_owned(),
             (false, _) => format!("**{}**", self.complaints.join("; ")),
         };
-        let compared = match events {
-            0 => "-".to_owned(),
-            _ => format!("{events} events, {stacks} stacks"),
-        };
+        let or_nothing = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+        let compared = format!("{} events, {} stacks", self.events, self.stacks);
         [
-            release,
-            format!("{} ({})", self.kernel.why, self.image.version),
+            or_nothing(Some(self.release.clone()).filter(|release| !release.is_empty())),
+            format!("{}: {}", kernel.origin(), kernel.why),
+            self.version.clone(),
             result,
-            passed.to_string(),
-            compared,
-            format!("{} s", self.took.as_secs()),
+            or_nothing(self.programs.clone()),
+            or_nothing(Some(compared).filter(|_| self.events > 0)),
+            self.tests.len().to_string(),
+            format!("{}, {}", self.date, self.by),
         ]
     }
 }
 
-/// The table, in Markdown.
-pub fn table(outcomes: &[Outcome]) -> String {
-    let head = [
-        "kernel",
-        "of",
-        "memprobe",
-        "tests passed",
-        "compared with PyTorch's recorder, none differing",
-        "took",
-    ];
-    let rows: Vec<[String; 6]> = outcomes.iter().map(Outcome::cells).collect();
-    let mut text = format!("| {} |\n|{}\n", head.join(" | "), "---|".repeat(head.len()));
+const COLUMNS: [&str; 8] = [
+    "kernel",
+    "of",
+    "package",
+    "memprobe",
+    "doctor there",
+    "compared with PyTorch's recorder, none differing",
+    "tests passed",
+    "tried",
+];
+
+/// The rows, in Markdown.
+pub fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "| {} |\n|{}\n",
+        COLUMNS.join(" | "),
+        "---|".repeat(COLUMNS.len())
+    );
     for row in rows {
-        text += &format!("| {} |\n", row.join(" | "));
+        if let Some(kernel) = Kernel::named(&row.kernel) {
+            text += &format!("| {} |\n", row.cells(kernel).join(" | "));
+        }
     }
     text
 }
 
-/// The page of the repository.
-pub fn page(outcomes: &[Outcome], accelerator: &Accelerator, versions: &str, date: &str) -> String {
-    let by = match accelerator {
-        Accelerator::Kvm => "KVM",
-        Accelerator::Tcg { .. } => "qemu's translation (no KVM)",
+/// Puts rows in the place of older ones in `kernels.json` of a folder, and writes its `kernels.md`.
+pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let data = folder.join("kernels.json");
+    let kept: Vec<Row> = match fs::read(&data) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .with_context(|| format!("{} cannot be read", data.display()))?,
+        Err(_) => Vec::new(),
     };
+    let mut all: BTreeMap<String, Row> = BTreeMap::new();
+    for row in kept.iter().chain(rows) {
+        all.insert(row.kernel.clone(), row.clone());
+    }
+    let all: Vec<Row> = KERNELS
+        .iter()
+        .filter_map(|kernel| all.remove(kernel.name))
+        .collect();
+    fs::write(&data, serde_json::to_string_pretty(&all)? + "\n")?;
+    fs::write(folder.join("kernels.md"), page(&all))?;
+    Ok(())
+}
+
+/// The page of the repository.
+fn page(rows: &[Row]) -> String {
+    let mut tests: BTreeMap<&str, usize> = BTreeMap::new();
+    for test in rows.iter().flat_map(|row| &row.tests) {
+        *tests.entry(test).or_default() += 1;
+    }
+    let tests: String = tests
+        .iter()
+        .map(|(test, kernels)| format!("* {} ({kernels})\n", test.replace('_', " ")))
+        .collect();
     format!(
         "# Kernels\n\n\
-         What memprobe does on the kernels of distributions, each booted in a virtual machine: {date}, {versions}, {by}.\n\
-         `cargo xtask kernels` runs it all and writes this page; [catalog.rs](../xtask/src/kernels/catalog.rs) has the kernels \
-         and the tests.\n\n\
+         What memprobe does on the kernels of distributions, each booted in a virtual machine with unmodified PyTorch on simulated CUDA.\n\
+         `cargo xtask kernels` tries them and writes this page; [catalog.rs](../xtask/src/kernels/catalog.rs) has the kernels and the tests.\n\
+         Loading takes longer under \"qemu\", which translates the guest's code, than under KVM.\n\n\
          {}\n\
-         On each kernel real training runs, unmodified PyTorch on the simulated CUDA, is recorded by memprobe and by PyTorch itself, and every \
-         event, size, frame and total is compared; memprobe is killed while it records, attached twice at once, given too little room, and \
-         attached twenty times at random moments.\n",
-        table(outcomes)
+         The tests that passed, all of the suite that CI runs on its own kernel too, with the number of kernels:\n\n{tests}",
+        table(rows)
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::catalog::KERNELS;
     use super::super::script::Ran;
     use super::*;
 
-    fn outcome(kernel: &'static Kernel, complaints: &[&str]) -> Outcome {
-        Outcome {
-            kernel,
-            image: serde_json::from_str(r#"{"package":"p","version":"6.1.9-1","modules":[]}"#)
-                .unwrap(),
-            told: Told {
-                release: "6.1.0-9-amd64".to_owned(),
-                programs: vec![Ran {
-                    passed: 4,
-                    events: 10,
-                    stacks: 5,
-                    ..Ran::default()
-                }],
-                over: true,
-            },
-            took: Duration::from_secs(3),
-            complaints: complaints.iter().map(|&it| it.to_owned()).collect(),
-        }
+    fn row(kernel: &Kernel, complaints: &[&str]) -> Row {
+        let told = Told {
+            release: "6.1.0-9-amd64".to_owned(),
+            programs: vec![Ran {
+                tests: vec!["every_event_agrees".to_owned()],
+                events: 10,
+                stacks: 5,
+                ..Ran::default()
+            }],
+            over: true,
+        };
+        let complaints = complaints.iter().map(|&it| it.to_owned()).collect();
+        Row::of(kernel, "6.1.9-1", &told, complaints)
     }
 
     #[test]
     fn a_row_says_what_memprobe_did() {
         let text = table(&[
-            outcome(&KERNELS[0], &[]),
-            outcome(&KERNELS[3], &[]),
-            outcome(&KERNELS[3], &["robustness did not end"]),
+            row(&KERNELS[0], &[]),
+            row(&KERNELS[3], &[]),
+            row(&KERNELS[3], &["robustness did not end"]),
         ]);
         let rows: Vec<&str> = text.lines().skip(2).collect();
-        assert!(rows[0].contains("| refused with words | 4 |"), "{text}");
+        assert!(rows[0].contains("| refused with words |"), "{text}");
         assert!(
-            rows[1].contains("| works | 4 | 10 events, 5 stacks |"),
+            rows[1].contains("| works | - | 10 events, 5 stacks | 1 |"),
             "{text}"
         );
         assert!(rows[2].contains("| **robustness did not end** |"), "{text}");
+    }
+
+    #[test]
+    fn a_kernel_that_is_tried_again_gets_a_new_row_and_the_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        keep(
+            &[row(&KERNELS[3], &["bad"]), row(&KERNELS[0], &[])],
+            folder.path(),
+        )
+        .unwrap();
+        keep(&[row(&KERNELS[3], &[])], folder.path()).unwrap();
+        let page = fs::read_to_string(folder.path().join("kernels.md")).unwrap();
+        assert!(!page.contains("bad"), "{page}");
+        assert_eq!(page.matches("6.1.9-1").count(), 2, "{page}");
+        assert!(page.contains("* every event agrees (2)"), "{page}");
     }
 }

@@ -62,6 +62,10 @@ pub struct Ran {
     /// Events, and stacks of them, that agreed with PyTorch's own recorder.
     pub events: u64,
     pub stacks: u64,
+    /// What `doctor` says of loading the programs.
+    pub programs: Option<String>,
+    /// The tests that passed.
+    pub tests: Vec<String>,
 }
 
 impl Told {
@@ -98,6 +102,10 @@ impl Ran {
             if !line.contains("names no PyTorch") || line.contains("MEMPROBE_TEST_PYTHON names") {
                 self.skipped.push(line.to_owned());
             }
+        } else if let Some(name) = passed_test(line) {
+            self.tests.push(name.to_owned());
+        } else if let Some((_, programs)) = line.split_once(": programs: ") {
+            self.programs = Some(programs.to_owned());
         } else if number_before(line, "differing") == Some(0) {
             self.events += number_before(line, "events").unwrap_or(0);
             self.stacks += number_before(line, "stacks").unwrap_or(0);
@@ -115,6 +123,11 @@ impl Ran {
             Some(status) => Some(format!("{name} ended with status {status}")),
         }
     }
+}
+
+/// The name in `test name ... ok`.
+fn passed_test(line: &str) -> Option<&str> {
+    line.strip_prefix("test ")?.strip_suffix(" ... ok")
 }
 
 /// The number in front of a word: 12 in `… 12 passed; …`.
@@ -157,6 +170,7 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; fini
         assert!(told.over);
         let ran = &told.programs[0];
         assert_eq!((ran.passed, ran.events, ran.stacks), (2, 4100, 1550));
+        assert_eq!(ran.tests, ["every_event"]);
         assert_eq!(ran.complaint(), None);
     }
 

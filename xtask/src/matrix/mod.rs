@@ -14,6 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use tempfile::TempDir;
 
 use crate::process;
+use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, RELEASES, Release, Request, Shelf};
 use crate::repository::{Repository, cache_folder};
 use cell::{Cell, Outcome};
@@ -201,7 +202,7 @@ fn is_tested(pair: &Pair) -> bool {
     })
 }
 
-/// Every pair that is asked for, that PyPI has a wheel for, and whose Python is here.
+/// Every pair that is asked for, that PyPI has a wheel for, and whose Python is here or can be had.
 fn pairs(options: &Options) -> Result<Vec<Pair>> {
     for torch in &options.torch {
         if pytorch::release_of(torch).is_none() {
@@ -213,7 +214,7 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
         }
     }
     let asked = if options.python.is_empty() {
-        (9..=15)
+        python::MINORS
             .map(|minor| Interpreter::Version(PythonVersion::three(minor)))
             .collect()
     } else {
@@ -221,9 +222,9 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     };
     let mut pythons = Vec::new();
     for interpreter in asked {
-        match interpreter.present() {
-            Some(info) => pythons.push((interpreter, info.minor_version())),
-            None => println!("SKIPPED: {interpreter} is not on this machine"),
+        match interpreter.find() {
+            Ok(info) => pythons.push((interpreter, info.minor_version())),
+            Err(missing) => println!("SKIPPED: {interpreter}: {missing:#}"),
         }
     }
     let mut pairs = Vec::new();

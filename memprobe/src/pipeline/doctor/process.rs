@@ -6,9 +6,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::cuda::Api;
 use crate::event::Tgid;
+use crate::probe::attach::AttachError;
 use crate::probe::attach::Located;
-use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe};
+use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe, WITHOUT_BLOCKS};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::function;
 use crate::probe::prologue::written;
@@ -136,7 +138,7 @@ impl Process {
                 process.findings.push(finding);
             }
         }
-        for probe in PROBES {
+        for probe in PROBES.iter() {
             process.look_for(probe, tgid, &maps);
         }
         process.findings.push(torch(tgid, &maps));
@@ -185,11 +187,30 @@ impl Process {
                 .find(|place| place.function == probe.function);
             place.is_some_and(|place| place.address.is_some())
         };
-        let required = PROBES.iter().filter(|probe| probe.need == Need::Required);
-        let missing = required.filter(|probe| !is_placed(probe)).count();
-        if missing == 0 {
+        let is_any_placed = |wanted: &dyn Fn(&Probe) -> bool| {
+            PROBES
+                .iter()
+                .any(|probe| wanted(probe) && is_placed(&probe))
+        };
+        if is_any_placed(&|probe| probe.need == Need::Allocator) {
             let words = "PyTorch's caching allocator, which reports each block";
             return Finding::ok("layer", words).with("layer", "allocator");
+        }
+        for (api, layer, words) in [
+            (
+                Api::Runtime,
+                "runtime",
+                "the calls into CUDA's runtime, as no caching allocator is there",
+            ),
+            (
+                Api::Driver,
+                "driver",
+                "the calls into CUDA's driver, as no caching allocator is there",
+            ),
+        ] {
+            if is_any_placed(&|probe| probe.library == api.library()) {
+                return Finding::ok("layer", words).with("layer", layer);
+            }
         }
         Finding::note("layer", "none yet: `attach` and `record` will wait")
             .with("layer", None::<&str>)
@@ -393,7 +414,7 @@ impl Place {
         tgid: Tgid,
         maps: &Maps,
         probe: &Probe,
-        located: Option<Result<Located, crate::probe::attach::AttachError>>,
+        located: Option<Result<Located, AttachError>>,
     ) -> Self {
         let mut place = Self {
             finding: Finding::note("probe", format!("{} is not mapped yet", probe.library)),
@@ -409,8 +430,19 @@ impl Place {
         match (located, probe.need) {
             (None, _) => {}
             (Some(Ok(located)), _) => place.fill(tgid, maps, &located),
-            (Some(Err(error)), Need::Required) => {
-                place.finding = Finding::from_error("probe", Level::Fail, error);
+            (Some(Err(AttachError::NoFunction { .. })), Need::WhereItIs) => {
+                let words = format!("{} is not in this version", probe.function);
+                place.finding = Finding::note("probe", words);
+            }
+            (Some(Err(error)), Need::WhereItIs) => {
+                place.finding = Finding::from_error("probe", Level::Warn, error);
+            }
+            (Some(Err(error)), Need::Allocator) => {
+                let finding = Finding::from_error("probe", Level::Warn, error);
+                place.finding = Finding {
+                    found: format!("{}; {WITHOUT_BLOCKS}", finding.found),
+                    ..finding
+                };
             }
             (Some(Err(error)), Need::Optional(without)) => {
                 let finding = Finding::from_error("probe", Level::Warn, error);

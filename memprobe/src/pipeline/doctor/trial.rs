@@ -129,7 +129,7 @@ fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
     let tgid = Tgid(std::process::id());
     let allocator = PROBES
         .iter()
-        .find(|probe| probe.need == Need::Required)
+        .find(|probe| probe.need == Need::Allocator)
         .context("no probe is required")?;
     let address = probed as *const () as u64;
     let maps = Maps::of(tgid).context("reading memprobe's own mappings")?;
@@ -140,7 +140,7 @@ fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
     let mut ring = loader.take_records()?;
     loader.admit(tgid, ProcessConfig::default())?;
     let own = "/proc/self/exe".as_ref();
-    let _link = loader.attach(allocator.entry, own, offset, Reach::Process(tgid))?;
+    let _link = loader.attach(allocator.entry, own, offset, None, Reach::Process(tgid))?;
     let before = Instant::now();
     black_box(probed(ADDRESS, SIZE, 0, 0, CUDA_DEVICE_7));
     while before.elapsed() < PATIENCE {

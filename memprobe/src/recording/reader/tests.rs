@@ -258,6 +258,7 @@ fn any_stack() -> impl Strategy<Value = Stack> {
         file,
         line,
         function,
+        library: None,
     });
     (kind, prop::collection::vec(frame, 0..40), any::<bool>()).prop_map(
         |(kind, frames, truncated)| Stack {
@@ -306,6 +307,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),
                 },
+                call: None,
             },
         )
 }

@@ -259,6 +259,7 @@ fn frame_of(code: &Code, instr: u64, owner: u8) -> Resolved {
         file: code.file.clone(),
         line: code.line_of(place),
         function: code.name.clone(),
+        library: None,
     })
 }
 
@@ -446,7 +447,8 @@ mod tests {
                 Resolved::Frame(Frame {
                     file: "train.py".into(),
                     line: 42,
-                    function: "step".into()
+                    function: "step".into(),
+                    library: None,
                 })
             );
             assert_eq!(line(&at(11, 0)), Some(43));

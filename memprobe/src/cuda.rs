@@ -1,0 +1,308 @@
+//! What CUDA's functions do with memory, as data: those of libcudart (CUDA Runtime API,
+//! `cuda_runtime_api.h`) and of libcuda (CUDA Driver API, `cuda.h`), CUDA 11.0 to 13.2.
+//!
+//! Every one of them answers with an `int` that is 0 for success.
+
+use crate::event::Space;
+
+/// Which of CUDA's two interfaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Api {
+    /// libcudart.
+    Runtime,
+    /// libcuda.
+    Driver,
+}
+
+impl Api {
+    /// How the file names of its library begin.
+    pub const fn library(self) -> &'static str {
+        match self {
+            Self::Runtime => "libcudart",
+            Self::Driver => "libcuda.so",
+        }
+    }
+}
+
+/// One function.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Its name in the documentation.
+    pub name: &'static str,
+    /// Whose it is.
+    pub api: Api,
+    /// Its name in the library's symbol table.
+    pub symbol: &'static str,
+    /// What it does.
+    pub effect: Effect,
+}
+
+/// What a function does once it succeeds. Arguments are counted from 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// Gives out memory. The name of the memory is written to where argument 0 points.
+    Allocates {
+        /// Where the memory lies.
+        space: Space,
+        /// How much it is.
+        size: Size,
+    },
+    /// Takes memory back that argument 0 names.
+    Frees(Named),
+    /// Pins memory of the process that is there already: argument 0 is its address, 1 its size.
+    Registers,
+    /// `cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp
+    /// *prop, …)`.
+    CreatesPhysical,
+    /// `cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)`.
+    RetainsPhysical,
+    /// `cuMemRelease(CUmemGenericAllocationHandle handle)`.
+    ReleasesPhysical,
+    /// `cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+    /// …)`.
+    Maps,
+    /// `cuMemUnmap(CUdeviceptr ptr, size_t size)`.
+    Unmaps,
+    /// Makes the device of argument 0 the calling thread's.
+    SetsDevice,
+    /// Makes the context of argument 0 the calling thread's.
+    SetsContext,
+    /// Puts the context of argument 0 on the calling thread's stack of contexts.
+    PushesContext,
+    /// Takes one off that stack.
+    PopsContext,
+    /// Writes a new context of the device of that argument to where argument 0 points, and puts it
+    /// on the calling thread's stack.
+    CreatesContext {
+        /// The argument that is the device.
+        device: u8,
+    },
+    /// Destroys the context of argument 0, and what was allocated in it.
+    DestroysContext,
+    /// `cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)`.
+    RetainsPrimary,
+    /// `cuDevicePrimaryCtxRelease_v2(CUdevice dev)`: destroys the context with the last reference.
+    ReleasesPrimary,
+    /// Destroys the primary context of the device of argument 0.
+    ResetsPrimary,
+    /// Destroys the primary context of the thread's device.
+    ResetsDevice,
+}
+
+/// How an allocation says its size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Size {
+    /// Argument 1.
+    Argument,
+    /// The pitch, written to where argument 1 points, times the rows: argument 3.
+    Pitched,
+    /// `cudaPitchedPtr` behind argument 0: its second word is the pitch; the extent is on the
+    /// stack: width, height, depth.
+    PitchedExtent,
+    /// `cudaChannelFormatDesc` behind argument 1; argument 2 is the width, 3 the height.
+    RuntimeArray,
+    /// As [`Self::RuntimeArray`], with the extent on the stack.
+    RuntimeArray3d,
+    /// `CUDA_ARRAY_DESCRIPTOR` behind argument 1.
+    DriverArray,
+    /// `CUDA_ARRAY3D_DESCRIPTOR` behind argument 1.
+    DriverArray3d,
+}
+
+/// What a name of memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Named {
+    /// An address.
+    Address,
+    /// A `cudaArray_t` or `CUarray`, which are the same.
+    Array,
+}
+
+impl Effect {
+    /// Whether it is of interest who called it.
+    pub const fn wants_stack(self) -> bool {
+        matches!(
+            self,
+            Self::Allocates { .. } | Self::Registers | Self::CreatesPhysical | Self::Maps
+        )
+    }
+
+    /// The argument that points to a description of what is wanted.
+    pub const fn description(self) -> Option<u8> {
+        match self {
+            Self::Allocates { size, .. } => match size {
+                Size::RuntimeArray
+                | Size::RuntimeArray3d
+                | Size::DriverArray
+                | Size::DriverArray3d => Some(1),
+                Size::Argument | Size::Pitched | Size::PitchedExtent => None,
+            },
+            Self::CreatesPhysical => Some(2),
+            _ => None,
+        }
+    }
+}
+
+const fn runtime(name: &'static str, effect: Effect) -> Function {
+    Function {
+        name,
+        api: Api::Runtime,
+        symbol: name,
+        effect,
+    }
+}
+
+const fn driver(name: &'static str, effect: Effect) -> Function {
+    Function {
+        name,
+        api: Api::Driver,
+        symbol: name,
+        effect,
+    }
+}
+
+/// The form for programs built with a default stream for each thread.
+const fn per_thread(name: &'static str, symbol: &'static str, of: Function) -> Function {
+    Function { name, symbol, ..of }
+}
+
+const fn allocates(space: Space, size: Size) -> Effect {
+    Effect::Allocates { space, size }
+}
+
+const DEVICE: Effect = allocates(Space::Device, Size::Argument);
+const MANAGED: Effect = allocates(Space::Managed, Size::Argument);
+const PINNED: Effect = allocates(Space::Pinned, Size::Argument);
+const FREES: Effect = Effect::Frees(Named::Address);
+const FREES_ARRAY: Effect = Effect::Frees(Named::Array);
+
+/// Every function that is probed. A recording names them; the kernel's records count them.
+pub const FUNCTIONS: &[Function] = &[
+    runtime("cudaMalloc", DEVICE),
+    runtime("cudaFree", FREES),
+    runtime("cudaMallocAsync", DEVICE),
+    per_thread(
+        "cudaMallocAsync",
+        "cudaMallocAsync_ptsz",
+        runtime("", DEVICE),
+    ),
+    runtime("cudaMallocFromPoolAsync", DEVICE),
+    per_thread(
+        "cudaMallocFromPoolAsync",
+        "cudaMallocFromPoolAsync_ptsz",
+        runtime("", DEVICE),
+    ),
+    runtime("cudaFreeAsync", FREES),
+    per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
+    runtime("cudaMallocManaged", MANAGED),
+    runtime("cudaMallocPitch", allocates(Space::Device, Size::Pitched)),
+    runtime(
+        "cudaMalloc3D",
+        allocates(Space::Device, Size::PitchedExtent),
+    ),
+    runtime(
+        "cudaMallocArray",
+        allocates(Space::Array, Size::RuntimeArray),
+    ),
+    runtime(
+        "cudaMalloc3DArray",
+        allocates(Space::Array, Size::RuntimeArray3d),
+    ),
+    runtime("cudaFreeArray", FREES_ARRAY),
+    runtime("cudaHostAlloc", PINNED),
+    runtime("cudaMallocHost", PINNED),
+    runtime("cudaFreeHost", FREES),
+    runtime("cudaHostRegister", Effect::Registers),
+    runtime("cudaHostUnregister", FREES),
+    runtime("cudaSetDevice", Effect::SetsDevice),
+    runtime("cudaDeviceReset", Effect::ResetsDevice),
+    driver("cuMemAlloc_v2", DEVICE),
+    driver("cuMemFree_v2", FREES),
+    driver("cuMemAllocAsync", DEVICE),
+    per_thread(
+        "cuMemAllocAsync",
+        "cuMemAllocAsync_ptsz",
+        driver("", DEVICE),
+    ),
+    driver("cuMemAllocFromPoolAsync", DEVICE),
+    per_thread(
+        "cuMemAllocFromPoolAsync",
+        "cuMemAllocFromPoolAsync_ptsz",
+        driver("", DEVICE),
+    ),
+    driver("cuMemFreeAsync", FREES),
+    per_thread("cuMemFreeAsync", "cuMemFreeAsync_ptsz", driver("", FREES)),
+    driver("cuMemAllocManaged", MANAGED),
+    driver(
+        "cuMemAllocPitch_v2",
+        allocates(Space::Device, Size::Pitched),
+    ),
+    driver(
+        "cuArrayCreate_v2",
+        allocates(Space::Array, Size::DriverArray),
+    ),
+    driver(
+        "cuArray3DCreate_v2",
+        allocates(Space::Array, Size::DriverArray3d),
+    ),
+    driver("cuArrayDestroy", FREES_ARRAY),
+    driver("cuMemHostAlloc", PINNED),
+    driver("cuMemAllocHost_v2", PINNED),
+    driver("cuMemFreeHost", FREES),
+    driver("cuMemHostRegister_v2", Effect::Registers),
+    driver("cuMemHostUnregister", FREES),
+    driver("cuMemCreate", Effect::CreatesPhysical),
+    driver("cuMemRetainAllocationHandle", Effect::RetainsPhysical),
+    driver("cuMemRelease", Effect::ReleasesPhysical),
+    driver("cuMemMap", Effect::Maps),
+    driver("cuMemUnmap", Effect::Unmaps),
+    driver("cuCtxCreate_v2", Effect::CreatesContext { device: 2 }),
+    driver("cuCtxCreate_v3", Effect::CreatesContext { device: 4 }),
+    driver("cuCtxCreate_v4", Effect::CreatesContext { device: 3 }),
+    driver("cuCtxDestroy_v2", Effect::DestroysContext),
+    driver("cuCtxSetCurrent", Effect::SetsContext),
+    driver("cuCtxPushCurrent_v2", Effect::PushesContext),
+    driver("cuCtxPopCurrent_v2", Effect::PopsContext),
+    driver("cuDevicePrimaryCtxRetain", Effect::RetainsPrimary),
+    driver("cuDevicePrimaryCtxRelease_v2", Effect::ReleasesPrimary),
+    driver("cuDevicePrimaryCtxReset_v2", Effect::ResetsPrimary),
+];
+
+/// The function that the kernel's records name by `number`.
+pub fn function(number: u8) -> Option<&'static Function> {
+    FUNCTIONS.get(usize::from(number))
+}
+
+/// The function of that name in the documentation.
+pub fn function_named(name: &str) -> Option<&'static Function> {
+    FUNCTIONS.iter().find(|function| function.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_has_a_number_and_every_symbol_is_there_once() {
+        assert!(u8::try_from(FUNCTIONS.len()).is_ok());
+        let mut symbols: Vec<_> = FUNCTIONS.iter().map(|function| function.symbol).collect();
+        symbols.sort_unstable();
+        symbols.dedup();
+        assert_eq!(symbols.len(), FUNCTIONS.len());
+        assert!(FUNCTIONS.iter().all(|function| !function.name.is_empty()));
+    }
+
+    #[test]
+    fn a_function_is_found_by_number_and_by_name() {
+        assert_eq!(
+            function(0).map(|function| function.name),
+            Some("cudaMalloc")
+        );
+        assert_eq!(function(255), None);
+        assert_eq!(
+            function_named("cuMemMap").map(|function| function.effect),
+            Some(Effect::Maps)
+        );
+        assert_eq!(function_named("malloc"), None);
+    }
+}

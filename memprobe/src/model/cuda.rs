@@ -1,0 +1,313 @@
+//! The ledger of what CUDA gave to others than the caching allocator.
+//!
+//! It is kept twice over: by library and kind of memory ("who has the rest"), and by device as if
+//! CUDA's calls were the allocator, which they are where no caching allocator speaks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::applied::Applied;
+use super::caps::Budget;
+use super::device::ADDRESS_LIMIT;
+use super::holders::{HolderIndex, Holders};
+use super::names::Names;
+use super::rate::Interval;
+use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
+use super::timeline::Recorder;
+use crate::event::{Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, TimeNs, Totals};
+
+/// The most groups; what comes on top is counted under [`OTHERS`].
+const MOST_GROUPS: usize = 4096;
+
+/// Stands for the libraries for which there was no room.
+const OTHERS: &str = "(other libraries)";
+
+/// Stands for the library of a call whose stack is not known.
+const UNKNOWN: &str = "(unknown library)";
+
+/// What CUDA gave to others than the caching allocator.
+#[derive(Debug, Default)]
+pub(super) struct Cuda {
+    live: HashMap<Name, Kept>,
+    groups: Vec<Group>,
+    by_key: HashMap<Key, usize>,
+    devices: BTreeMap<DeviceIndex, OnDevice>,
+    /// The highest layer that has spoken.
+    layer: Layer,
+}
+
+/// What names live memory: addresses, arrays and handles may have the same number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Name {
+    Address(u64),
+    Array(u64),
+    Handle(u64),
+}
+
+impl Name {
+    fn of(event: &MemoryEvent, space: Space) -> Self {
+        match space {
+            Space::Array => Self::Array(event.addr.0),
+            Space::Virtual => Self::Handle(event.addr.0),
+            Space::Device | Space::Managed | Space::Pinned | Space::Registered => {
+                Self::Address(event.addr.0)
+            }
+        }
+    }
+}
+
+/// Live memory, and where it is counted.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    size: Bytes,
+    group: usize,
+    holder: HolderIndex,
+    on_device: Option<(DeviceIndex, HolderIndex)>,
+}
+
+/// What is told apart in the table of libraries.
+type Key = (Arc<str>, Space, Option<DeviceIndex>);
+
+#[derive(Debug)]
+struct Group {
+    key: Key,
+    live: u64,
+    peak: u64,
+    blocks: u64,
+    allocs: u64,
+    holders: Holders,
+}
+
+/// A device, as far as CUDA's calls tell.
+#[derive(Debug)]
+struct OnDevice {
+    totals: Totals,
+    peak: Totals,
+    blocks: u64,
+    holders: Holders,
+    timeline: Recorder,
+}
+
+impl OnDevice {
+    fn change(&mut self, time: TimeNs, allocated: u64) {
+        let bytes = Bytes(allocated);
+        self.totals = Totals {
+            allocated: bytes,
+            reserved: bytes,
+        };
+        self.peak = self.peak.higher(self.totals);
+        self.timeline.record(time, self.totals);
+    }
+}
+
+impl Cuda {
+    /// CUDA gave out memory.
+    pub(super) fn alloc(
+        &mut self,
+        event: &MemoryEvent,
+        call: CudaCall,
+        started: TimeNs,
+        names: &Names,
+        budget: &mut Budget,
+    ) -> Applied {
+        self.layer = self.layer.max(Layer::of(call));
+        let name = Name::of(event, call.space);
+        self.end(name, event.time, budget);
+        let group = self.group_of(event, call.space, names);
+        let kept = budget.take_block();
+        let on_device = call.space.is_on_device().then(|| {
+            let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
+            let device = self.device_mut(index, started);
+            let holder = device
+                .holders
+                .holder_of(event.stack, event.tid, names, budget);
+            device.holders.count(holder, event.size);
+            if kept {
+                device.holders.hold(holder, event.size);
+                device.blocks += 1;
+                let allocated = device.totals.allocated.0.saturating_add(event.size.0);
+                device.change(event.time, allocated);
+            }
+            (index, holder)
+        });
+        let group_ = &mut self.groups[group];
+        let holder = group_
+            .holders
+            .holder_of(event.stack, event.tid, names, budget);
+        group_.holders.count(holder, event.size);
+        group_.allocs = group_.allocs.saturating_add(1);
+        if kept {
+            group_.holders.hold(holder, event.size);
+            group_.live = group_.live.saturating_add(event.size.0);
+            group_.peak = group_.peak.max(group_.live);
+            group_.blocks += 1;
+            let kept = Kept {
+                size: event.size,
+                group,
+                holder,
+                on_device,
+            };
+            self.live.insert(name, kept);
+        }
+        Applied::Cuda
+    }
+
+    /// Memory was given back to CUDA. What was given out before attach is not known, and not
+    /// counted.
+    pub(super) fn free(
+        &mut self,
+        event: &MemoryEvent,
+        call: CudaCall,
+        budget: &mut Budget,
+    ) -> Applied {
+        self.layer = self.layer.max(Layer::of(call));
+        self.end(Name::of(event, call.space), event.time, budget);
+        Applied::Cuda
+    }
+
+    fn end(&mut self, name: Name, time: TimeNs, budget: &mut Budget) {
+        let Some(kept) = self.live.remove(&name) else {
+            return;
+        };
+        budget.give_block_back();
+        let group = &mut self.groups[kept.group];
+        group.holders.release(kept.holder, kept.size);
+        group.live = group.live.saturating_sub(kept.size.0);
+        group.blocks = group.blocks.saturating_sub(1);
+        let device = kept
+            .on_device
+            .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
+        if let Some((device, holder)) = device {
+            device.holders.release(holder, kept.size);
+            device.blocks = device.blocks.saturating_sub(1);
+            let allocated = device.totals.allocated.0.saturating_sub(kept.size.0);
+            device.change(time, allocated);
+        }
+    }
+
+    fn device_mut(&mut self, index: DeviceIndex, started: TimeNs) -> &mut OnDevice {
+        self.devices.entry(index).or_insert_with(|| OnDevice {
+            totals: Totals::default(),
+            peak: Totals::default(),
+            blocks: 0,
+            holders: Holders::default(),
+            timeline: Recorder::new(started, Totals::default()),
+        })
+    }
+
+    fn group_of(&mut self, event: &MemoryEvent, space: Space, names: &Names) -> usize {
+        let stack = names.stack(event.stack);
+        let library = stack.and_then(|stack| stack.calling_library()).cloned();
+        let is_on_host = matches!(space, Space::Pinned | Space::Registered);
+        let device = event.device.filter(|_| !is_on_host);
+        let key = (library.unwrap_or_else(|| UNKNOWN.into()), space, device);
+        if let Some(group) = self.by_key.get(&key) {
+            return *group;
+        }
+        let key = if self.groups.len() < MOST_GROUPS {
+            key
+        } else {
+            (OTHERS.into(), space, device)
+        };
+        let (groups, new) = (&mut self.groups, key.clone());
+        *self.by_key.entry(key).or_insert_with(|| {
+            groups.push(Group {
+                key: new,
+                live: 0,
+                peak: 0,
+                blocks: 0,
+                allocs: 0,
+                holders: Holders::default(),
+            });
+            groups.len() - 1
+        })
+    }
+
+    /// From now on `id` stands for another stack.
+    pub(super) fn forget_stack(&mut self, id: StackId) {
+        self.holders_mut().for_each(|holders| holders.forget(id));
+    }
+
+    /// Brings the rates up to date.
+    pub(super) fn tick(&mut self, interval: Interval) {
+        self.holders_mut()
+            .for_each(|holders| holders.tick(interval));
+    }
+
+    /// From now on rates are measured.
+    pub(super) fn start_rates(&mut self) {
+        self.holders_mut().for_each(Holders::start_rates);
+    }
+
+    fn holders_mut(&mut self) -> impl Iterator<Item = &mut Holders> {
+        let groups = self.groups.iter_mut().map(|group| &mut group.holders);
+        let devices = self.devices.values_mut();
+        groups.chain(devices.map(|device| &mut device.holders))
+    }
+
+    /// What views see beside the caching allocator, where one speaks; otherwise what is on no
+    /// device for certain.
+    pub(super) fn snapshot(&self, allocator_speaks: bool, grouping: Grouping) -> CudaSnapshot {
+        let beside = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
+        let mut rows: Vec<_> = self
+            .groups
+            .iter()
+            .filter(beside)
+            .map(|group| row(group, grouping))
+            .collect();
+        rows.sort_by(|one, other| {
+            let key = |row: &OutsideRow| (std::cmp::Reverse((row.live, row.peak)), row.space);
+            key(one)
+                .cmp(&key(other))
+                .then_with(|| (&one.library, one.device).cmp(&(&other.library, other.device)))
+        });
+        CudaSnapshot {
+            layer: if allocator_speaks {
+                Layer::Allocator
+            } else {
+                self.layer
+            },
+            rows,
+        }
+    }
+
+    /// The devices as they are where CUDA's calls are the allocations.
+    pub(super) fn devices(&self, now: TimeNs, grouping: Grouping) -> Vec<DeviceSnapshot> {
+        let devices = self.devices.iter();
+        devices
+            .map(|(index, device)| DeviceSnapshot {
+                index: *index,
+                totals: device.totals,
+                peak: device.peak,
+                before_attach: BeforeAttach::default(),
+                unaccounted: 0,
+                live_blocks: device.blocks,
+                ooms: 0,
+                lines: device.holders.rows(grouping),
+                timeline: device.timeline.up_to(now),
+            })
+            .collect()
+    }
+}
+
+fn row(group: &Group, grouping: Grouping) -> OutsideRow {
+    let (library, space, device) = group.key.clone();
+    OutsideRow {
+        library,
+        space,
+        device,
+        live: Bytes(group.live),
+        peak: Bytes(group.peak),
+        live_blocks: group.blocks,
+        allocs: group.allocs,
+        lines: group.holders.rows(grouping),
+    }
+}
+
+/// The call of an event of CUDA, if its numbers can be: sums of all live memory must fit.
+pub(super) fn plausible(event: &MemoryEvent) -> Option<CudaCall> {
+    event.call.filter(|_| event.size.0 <= ADDRESS_LIMIT)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Physical memory of CUDA's virtual memory management: it is held until its handle was released
+//! as often as it was taken and nothing of it is mapped any more (CUDA Driver API, "Virtual Memory
+//! Management").
+
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
+
+use crate::event::{Bytes, DeviceIndex};
+
+/// The most handles and mappings that are followed.
+const MOST: usize = 1 << 20;
+
+/// Who asked for physical memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// PyTorch's caching allocator, for its expandable segments: mappings of it are segments.
+    Allocator,
+    /// Anybody else.
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    owner: Owner,
+    device: Option<DeviceIndex>,
+    /// References by handles and mappings.
+    references: u64,
+}
+
+/// The physical memory of one process.
+#[derive(Default)]
+pub struct Physical {
+    memory: HashMap<u64, Memory>,
+    /// By address: size and handle.
+    mappings: BTreeMap<u64, (u64, u64)>,
+    /// Other handles of the same memory.
+    aliases: HashMap<u64, u64>,
+}
+
+/// Something that was unmapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Unmapped {
+    /// Where it was.
+    pub addr: u64,
+    /// Whose memory it was.
+    pub owner: Owner,
+    /// The handle, if that was all that kept its memory.
+    pub gone: Option<u64>,
+}
+
+impl Physical {
+    /// `cuMemCreate`.
+    pub fn create(&mut self, handle: u64, owner: Owner, device: Option<DeviceIndex>) {
+        if self.memory.len() < MOST || self.memory.contains_key(&handle) {
+            let memory = Memory {
+                owner,
+                device,
+                references: 1,
+            };
+            self.memory.insert(handle, memory);
+        }
+    }
+
+    /// `cuMemRetainAllocationHandle` for what is mapped at `addr`, which gave `handle`; it need not be
+    /// the one that was mapped.
+    pub fn retain(&mut self, handle: u64, addr: u64) {
+        let before = self.mappings.range(..=addr).next_back();
+        let mapped = before.filter(|(start, (size, _))| addr - **start < *size);
+        let known = mapped.map_or(handle, |(_, (_, mapped))| *mapped);
+        let Some(memory) = self.memory.get_mut(&known) else {
+            return;
+        };
+        memory.references += 1;
+        if known != handle && self.aliases.len() < MOST {
+            self.aliases.insert(handle, known);
+        }
+    }
+
+    /// `cuMemRelease`: the memory that is gone with that, by the handle that it was made with.
+    pub fn release(&mut self, handle: u64) -> Option<(u64, Owner)> {
+        let handle = self.original(handle);
+        let memory = self.memory.get_mut(&handle)?;
+        memory.references -= 1;
+        let owner = memory.owner;
+        (memory.references == 0).then(|| {
+            self.memory.remove(&handle);
+            self.aliases.retain(|_, original| *original != handle);
+            (handle, owner)
+        })
+    }
+
+    fn original(&self, handle: u64) -> u64 {
+        self.aliases.get(&handle).copied().unwrap_or(handle)
+    }
+
+    /// `cuMemMap`: whose memory is mapped, and its device; `None` for memory that was not seen being
+    /// made, or of another process.
+    pub fn map(
+        &mut self,
+        addr: u64,
+        size: Bytes,
+        handle: u64,
+    ) -> Option<(Owner, Option<DeviceIndex>)> {
+        let handle = self.original(handle);
+        let memory = self.memory.get_mut(&handle)?;
+        if self.mappings.len() >= MOST {
+            return None;
+        }
+        memory.references += 1;
+        self.mappings.insert(addr, (size.0, handle));
+        Some((memory.owner, memory.device))
+    }
+
+    /// `cuMemUnmap`: what was mapped there.
+    pub fn unmap(&mut self, addr: u64, size: Bytes) -> Vec<Unmapped> {
+        let end = addr.saturating_add(size.0);
+        let inside: Vec<_> = self
+            .mappings
+            .range(addr..end)
+            .map(|(addr, (_, handle))| (*addr, *handle))
+            .collect();
+        let unmapped = inside.into_iter().map(|(addr, handle)| {
+            self.mappings.remove(&addr);
+            let owner = self
+                .memory
+                .get(&handle)
+                .map_or(Owner::Other, |memory| memory.owner);
+            let gone = self.release(handle).map(|(handle, _)| handle);
+            Unmapped { addr, owner, gone }
+        });
+        unmapped.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: Bytes = Bytes(2 << 20);
+
+    fn made() -> Physical {
+        let mut physical = Physical::default();
+        physical.create(7, Owner::Other, Some(DeviceIndex(1)));
+        physical
+    }
+
+    #[test]
+    fn memory_that_is_mapped_outlives_its_handle() {
+        let mut physical = made();
+        let mapped = physical.map(0x20_0000, PAGE, 7);
+        assert_eq!(mapped, Some((Owner::Other, Some(DeviceIndex(1)))));
+        assert_eq!(physical.release(7), None);
+        let unmapped = physical.unmap(0x20_0000, PAGE);
+        assert_eq!(
+            unmapped,
+            [Unmapped {
+                addr: 0x20_0000,
+                owner: Owner::Other,
+                gone: Some(7)
+            }]
+        );
+    }
+
+    #[test]
+    fn a_handle_outlives_its_mappings() {
+        let mut physical = made();
+        physical.map(0x20_0000, PAGE, 7);
+        physical.map(0x60_0000, PAGE, 7);
+        let unmapped = physical.unmap(0, Bytes(u64::MAX));
+        assert_eq!(unmapped.len(), 2);
+        assert!(unmapped.iter().all(|unmapped| unmapped.gone.is_none()));
+        physical.retain(7, 0);
+        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.release(7), Some((7, Owner::Other)));
+        assert_eq!(physical.release(7), None, "released once too often");
+    }
+
+    #[test]
+    fn two_handles_of_one_memory_keep_it_both() {
+        let mut physical = made();
+        physical.map(0x20_0000, PAGE, 7);
+        physical.retain(8, 0x20_1000);
+        assert_eq!(physical.release(7), None);
+        physical.unmap(0x20_0000, PAGE);
+        assert_eq!(physical.release(8), Some((7, Owner::Other)));
+    }
+
+    #[test]
+    fn only_what_begins_within_is_unmapped() {
+        let mut physical = made();
+        physical.map(0x20_0000, PAGE, 7);
+        physical.map(0x40_0000, PAGE, 7);
+        assert_eq!(physical.unmap(0x40_0000, PAGE).len(), 1);
+        assert_eq!(physical.unmap(0x40_0000, PAGE).len(), 0);
+        assert_eq!(physical.unmap(u64::MAX - 1, PAGE).len(), 0);
+    }
+
+    #[test]
+    fn memory_of_another_process_is_none_of_ours() {
+        let mut physical = Physical::default();
+        assert_eq!(physical.map(0x1000, PAGE, 9), None);
+        assert_eq!(physical.release(9), None);
+        assert_eq!(physical.unmap(0x1000, PAGE), []);
+    }
+}

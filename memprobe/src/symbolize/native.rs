@@ -1,0 +1,412 @@
+//! Places in native code: which library and function an address belongs to, and who called whom.
+//!
+//! Stacks are unwound by the tables that compilers write for exceptions (`.eh_frame`), since
+//! native code seldom keeps frame pointers. The kernel's side copies the registers and a piece of
+//! the stack; the tables are read from the files that the process has mapped.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blazesym::symbolize::source::{Elf, Source};
+use blazesym::symbolize::{Input, Sym, Symbolizer};
+use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+use framehop::{ExplicitModuleSectionInfo, FrameAddress, Module, Unwinder as _};
+use hashbrown::HashMap;
+use memprobe_common::MAX_FRAMES;
+use rustix::fs::{major, minor};
+
+use crate::decode::StackCopy;
+use crate::event::{Frame, Tgid};
+use crate::target::elf::ElfImage;
+use crate::target::maps::{MappedFile, Maps};
+
+/// Addresses whose names are remembered.
+const REMEMBERED: usize = 65_536;
+
+/// How often the mappings are read anew for an address that lies in none of them.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// The most that is read of one file's tables, and of all.
+const LARGEST_TABLES: u64 = 128 << 20;
+const ALL_TABLES: u64 = 512 << 20;
+
+/// The largest file whose functions are named. Reading the symbols of libtorch_cuda (500 MB) would
+/// take seconds, and keep memprobe from reading what the process does meanwhile.
+const LARGEST_NAMED: u64 = 64 << 20;
+
+/// Stands for a library where code lies in no file: compiled while the program runs.
+const NO_FILE: &str = "[generated code]";
+
+/// The native code of one process.
+pub struct NativeCode {
+    tgid: Tgid,
+    libraries: Vec<Library>,
+    /// By rising address: where code of `libraries` lies.
+    code: Vec<(Range<u64>, Place)>,
+    looked: Option<Instant>,
+    symbolizer: Option<Symbolizer>,
+    frames: HashMap<u64, Arc<[Frame]>>,
+    unwinder: UnwinderX86_64<Vec<u8>>,
+    cache: CacheX86_64,
+    tables: u64,
+}
+
+/// Where a stretch of code comes from.
+#[derive(Clone, Copy)]
+struct Place {
+    library: usize,
+    /// Its offset in the file.
+    offset: u64,
+}
+
+struct Library {
+    mapped: MappedFile,
+    path: Arc<str>,
+    /// Held open, so that it can be read when the process is gone.
+    file: Option<File>,
+    unwinds: Unwinds,
+}
+
+/// Whether calls can be followed through a library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unwinds {
+    NotYetTried,
+    Yes,
+    No,
+}
+
+/// A native stack.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unwound {
+    /// Innermost first.
+    pub frames: Vec<Frame>,
+    /// Whether callers may be missing.
+    pub truncated: bool,
+}
+
+impl NativeCode {
+    /// Of a process; nothing of it is read yet.
+    pub fn of(tgid: Tgid) -> Self {
+        Self {
+            tgid,
+            libraries: Vec::new(),
+            code: Vec::new(),
+            looked: None,
+            symbolizer: None,
+            frames: HashMap::new(),
+            unwinder: UnwinderX86_64::new(),
+            cache: CacheX86_64::new(),
+            tables: 0,
+        }
+    }
+
+    /// The place that a call returns to, as the last of the inlined functions there.
+    pub fn caller(&mut self, return_address: u64) -> Frame {
+        self.frames_at(return_address)
+            .first()
+            .cloned()
+            .unwrap_or_else(|| nowhere(return_address))
+    }
+
+    /// The stack of a call that returns to `return_address`.
+    pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
+        let mut frames = Vec::new();
+        let mut registers = UnwindRegsX86_64::new(return_address, copy.address, copy.frame_pointer);
+        let mut read = |address: u64| {
+            let at = address.checked_sub(copy.address).ok_or(())?;
+            let at = usize::try_from(at).map_err(drop)?;
+            let word = copy.bytes.get(at..).and_then(|rest| rest.first_chunk());
+            word.copied().map(u64::from_ne_bytes).ok_or(())
+        };
+        let mut next = Some(return_address);
+        let mut truncated = false;
+        while let Some(address) = next {
+            frames.extend(self.frames_at(address).iter().cloned());
+            // Without tables only a guess would be left.
+            let followed = self.can_unwind(address) && frames.len() < MAX_FRAMES;
+            let returns = FrameAddress::from_return_address(address);
+            let (true, Some(returns)) = (followed, returns) else {
+                truncated = true;
+                break;
+            };
+            let (unwinder, cache) = (&self.unwinder, &mut self.cache);
+            next = match unwinder.unwind_frame(returns, &mut registers, cache, &mut read) {
+                Ok(caller) => caller,
+                Err(_) => {
+                    truncated = true;
+                    None
+                }
+            };
+        }
+        truncated |= frames.len() > MAX_FRAMES;
+        frames.truncate(MAX_FRAMES);
+        Unwound { frames, truncated }
+    }
+
+    /// What lies before a return address, the innermost of inlined functions first.
+    fn frames_at(&mut self, return_address: u64) -> Arc<[Frame]> {
+        if let Some(frames) = self.frames.get(&return_address) {
+            return Arc::clone(frames);
+        }
+        let frames = self.look_up(return_address);
+        if self.frames.len() >= REMEMBERED {
+            self.frames.clear();
+        }
+        self.frames.insert(return_address, Arc::clone(&frames));
+        frames
+    }
+
+    fn look_up(&mut self, return_address: u64) -> Arc<[Frame]> {
+        // The call itself: what follows it may belong to another line or function.
+        let address = return_address.wrapping_sub(1);
+        let Some((place, offset)) = self.place_of(address) else {
+            return [nowhere(return_address)].into();
+        };
+        let library = &mut self.libraries[place.library];
+        let path = Arc::clone(&library.path);
+        let Some(file) = library.opened(self.tgid) else {
+            return [unnamed(path, offset)].into();
+        };
+        if file
+            .metadata()
+            .is_ok_and(|facts| facts.len() > LARGEST_NAMED)
+        {
+            return [unnamed(path, offset)].into();
+        }
+        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let source = Source::Elf(Elf::new(link));
+        let symbolizer = self.symbolizer.get_or_insert_default();
+        match symbolizer.symbolize_single(&source, Input::FileOffset(offset)) {
+            Ok(symbolized) => match symbolized.into_sym() {
+                Some(symbol) => named(&path, &symbol).into(),
+                None => [unnamed(path, offset)].into(),
+            },
+            Err(_) => [unnamed(path, offset)].into(),
+        }
+    }
+
+    /// The library that an address lies in, and the offset in its file.
+    fn place_of(&mut self, address: u64) -> Option<(Place, u64)> {
+        if self.find(address).is_none()
+            && self
+                .looked
+                .is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN)
+        {
+            self.look();
+        }
+        let (range, place) = self.find(address)?;
+        Some((*place, place.offset + (address - range.start)))
+    }
+
+    fn find(&self, address: u64) -> Option<&(Range<u64>, Place)> {
+        let after = self
+            .code
+            .partition_point(|(range, _)| range.start <= address);
+        self.code[..after]
+            .last()
+            .filter(|(range, _)| range.contains(&address))
+    }
+
+    /// Reads the mappings. What was known stays if the process is gone.
+    pub fn look(&mut self) {
+        self.looked = Some(Instant::now());
+        let Ok(maps) = Maps::of(self.tgid) else {
+            return;
+        };
+        if maps.mappings().is_empty() {
+            return;
+        }
+        let mut before = std::mem::take(&mut self.libraries);
+        self.code.clear();
+        self.frames.clear();
+        self.unwinder = UnwinderX86_64::new();
+        self.cache = CacheX86_64::new();
+        self.tables = 0;
+        for mapped in maps.files() {
+            if !mapped.is_executable() {
+                continue;
+            }
+            let library = self.libraries.len();
+            let executable = mapped
+                .mappings
+                .iter()
+                .filter(|mapping| mapping.perms.execute);
+            self.code.extend(executable.map(|mapping| {
+                let place = Place {
+                    library,
+                    offset: mapping.offset,
+                };
+                (mapping.start..mapping.end, place)
+            }));
+            let known = before.iter_mut().find(|library| {
+                (library.mapped.dev, library.mapped.inode) == (mapped.dev, mapped.inode)
+            });
+            self.libraries.push(Library {
+                path: mapped.path.to_string_lossy().into(),
+                file: known.and_then(|library| library.file.take()),
+                mapped,
+                unwinds: Unwinds::NotYetTried,
+            });
+        }
+        self.code.sort_by_key(|(range, _)| range.start);
+    }
+
+    /// Whether there are tables for the code that a call at `return_address` lies in.
+    fn can_unwind(&mut self, return_address: u64) -> bool {
+        let Some((place, _)) = self.place_of(return_address.wrapping_sub(1)) else {
+            return false;
+        };
+        let library = &mut self.libraries[place.library];
+        if library.unwinds == Unwinds::NotYetTried {
+            library.unwinds = Unwinds::No;
+            let room = ALL_TABLES.saturating_sub(self.tables).min(LARGEST_TABLES);
+            if let Some((module, bytes)) = library.module(self.tgid, room) {
+                self.tables += bytes;
+                self.unwinder.add_module(module);
+                library.unwinds = Unwinds::Yes;
+            }
+        }
+        library.unwinds == Unwinds::Yes
+    }
+}
+
+impl Library {
+    /// Its file, opened once.
+    fn opened(&mut self, tgid: Tgid) -> Option<&File> {
+        if self.file.is_none() {
+            let open = self.mapped.open(tgid).map(|(file, _)| file);
+            self.file = open.ok().or_else(|| self.open_without_process());
+        }
+        self.file.as_ref()
+    }
+
+    /// The file at its path as memprobe sees it, if it is the very one that the process had mapped.
+    fn open_without_process(&self) -> Option<File> {
+        let facts = std::fs::metadata(&self.mapped.path).ok()?;
+        let same = facts.is_file()
+            && facts.ino() == self.mapped.inode
+            && major(facts.dev()) == self.mapped.dev.major
+            && minor(facts.dev()) == self.mapped.dev.minor;
+        same.then(|| File::open(&self.mapped.path).ok()).flatten()
+    }
+
+    /// What the unwinder needs of it, and how many bytes that is.
+    fn module(&mut self, tgid: Tgid, room: u64) -> Option<(Module<Vec<u8>>, u64)> {
+        let file = self.opened(tgid)?.try_clone().ok()?;
+        let image = ElfImage::from_file(file).ok()?;
+        let bias = image.load_bias(&self.mapped.mappings)?;
+        let (frames_at, frames) = image.section_contents(".eh_frame", room)?;
+        let header = image.section_contents(".eh_frame_hdr", room);
+        let (header_at, header) = header.unzip();
+        let text = image.section(".text");
+        let text = text.map(|text| text.vaddr..text.vaddr.saturating_add(text.size));
+        let bytes = frames.len() + header.as_ref().map_or(0, Vec::len);
+        let sections = ExplicitModuleSectionInfo {
+            base_svma: 0,
+            text_svma: text,
+            eh_frame_svma: Some(frames_at),
+            eh_frame: Some(frames),
+            eh_frame_hdr_svma: header_at,
+            eh_frame_hdr: header,
+            ..ExplicitModuleSectionInfo::default()
+        };
+        let first = self.mapped.mappings.first()?;
+        let last = self.mapped.mappings.last()?;
+        let range = first.start..last.end;
+        let module = Module::new(self.path.to_string(), range, bias, sections);
+        Some((module, bytes as u64))
+    }
+}
+
+/// A symbol and the functions that are inlined there, the innermost first.
+fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
+    let frame = |name: &str, code: Option<&blazesym::symbolize::CodeInfo<'_>>| Frame {
+        file: code.map_or_else(|| "".into(), |code| code.to_path().to_string_lossy().into()),
+        line: code.and_then(|code| code.line).unwrap_or(0),
+        function: name.into(),
+        library: Some(Arc::clone(path)),
+    };
+    let inlined = symbol.inlined.iter().rev();
+    let mut frames: Vec<_> = inlined
+        .map(|inlined| frame(&inlined.name, inlined.code_info.as_ref()))
+        .collect();
+    frames.push(frame(&symbol.name, symbol.code_info.as_deref()));
+    frames
+}
+
+/// A place in a library that has no symbol there.
+fn unnamed(library: Arc<str>, offset: u64) -> Frame {
+    Frame {
+        file: "".into(),
+        line: 0,
+        function: format!("+{offset:#x}").into(),
+        library: Some(library),
+    }
+}
+
+/// A place in no library.
+fn nowhere(address: u64) -> Frame {
+    Frame {
+        file: "".into(),
+        line: 0,
+        function: format!("{address:#x}").into(),
+        library: Some(NO_FILE.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn here() -> NativeCode {
+        NativeCode::of(Tgid(std::process::id()))
+    }
+
+    #[test]
+    fn an_address_within_a_function_gives_its_name_and_library() {
+        let address = an_address_within_a_function_gives_its_name_and_library as *const () as u64;
+        let frame = here().caller(address + 2);
+        assert!(
+            frame.function.contains("an_address_within_a_function"),
+            "{frame:?}"
+        );
+        let this = std::env::current_exe().expect("a test has a path");
+        assert_eq!(frame.library.as_deref(), this.to_str());
+    }
+
+    #[test]
+    fn an_address_in_no_file_is_generated_code() {
+        let frame = here().caller(0x1234);
+        assert_eq!(frame.library.as_deref(), Some(NO_FILE));
+        assert_eq!(&*frame.function, "0x1234");
+    }
+
+    #[test]
+    fn a_stack_of_no_bytes_gives_the_caller_alone_and_says_so() {
+        let copy = StackCopy {
+            address: 0x7000,
+            frame_pointer: 0,
+            bytes: Vec::new(),
+        };
+        let address = here as *const () as u64;
+        let unwound = here().unwind(address + 2, &copy);
+        assert!(!unwound.frames.is_empty());
+        assert!(unwound.truncated);
+    }
+
+    #[test]
+    fn a_stack_of_nonsense_ends() {
+        let copy = StackCopy {
+            address: 0x7000,
+            frame_pointer: 0x7100,
+            bytes: vec![0x70; 16 << 10],
+        };
+        let address = here as *const () as u64;
+        let unwound = here().unwind(address + 2, &copy);
+        assert!(unwound.frames.len() <= MAX_FRAMES);
+    }
+}

@@ -1,0 +1,18 @@
+/* An allocator for torch.cuda.memory.CUDAPluggableAllocator. */
+#include <stddef.h>
+
+int cudaMalloc(void **out, size_t size);
+int cudaFree(void *pointer);
+
+__attribute__((visibility("default"))) void *plug_malloc(size_t size, int device, void *stream)
+{
+    (void)device, (void)stream;
+    void *pointer = NULL;
+    return cudaMalloc(&pointer, size) ? NULL : pointer;
+}
+
+__attribute__((visibility("default"))) void plug_free(void *pointer, size_t size, int device, void *stream)
+{
+    (void)size, (void)device, (void)stream;
+    cudaFree(pointer);
+}

@@ -1,0 +1,329 @@
+//! The calls into CUDA below the caching allocator: programs without PyTorch, each of which says
+//! what it holds. The ledger is right to the byte.
+
+use std::collections::BTreeMap;
+
+use memprobe_tests::cuda_programs::{Cuda, Cudart, start, truth};
+use memprobe_tests::events::Event;
+use memprobe_tests::ground::Ground;
+use serde_json::Value;
+use tempfile::tempdir;
+
+/// What memprobe made of a program that it recorded, and what the program says itself.
+struct Seen {
+    truth: BTreeMap<String, u64>,
+    events: Vec<Event>,
+    report: Value,
+}
+
+impl Seen {
+    /// Records a program from before its first call to its end.
+    fn of(ground: &Ground, cuda: &Cuda, program: &std::path::Path) -> Self {
+        let folder = tempdir().expect("a folder for the recording");
+        let file = folder.path().join("trace.json");
+        let go = cuda.file(&format!(
+            "go-{}",
+            program.file_name().expect("a name").to_string_lossy()
+        ));
+        let running = start(program, &go);
+        let recording = ground.record(running.pid(), &file, &[]);
+        std::fs::write(&go, "").expect("the program can be told to go");
+        let program = running.finish().succeeded();
+        recording.finish();
+        Self {
+            truth: truth(&program),
+            events: ground.events(&file),
+            report: ground.report(&file),
+        }
+    }
+
+    /// Bytes that are live at the end, by kind, as the events have it.
+    fn live(&self) -> BTreeMap<String, u64> {
+        let mut live: BTreeMap<String, u64> =
+            self.truth.keys().map(|kind| (kind.clone(), 0)).collect();
+        for event in &self.events {
+            let space = event.space.clone().expect("a call into CUDA has a space");
+            let size = event.size.unwrap_or(0);
+            let bytes = live.get_mut(&space).expect("a kind that the program knows");
+            match event.action.as_str() {
+                "cuda_alloc" => *bytes += size,
+                "cuda_free" => *bytes -= size,
+                other => panic!("a program without a caching allocator has no {other}"),
+            }
+        }
+        live
+    }
+
+    /// The events, the report's totals and the sums of its rows all say what the program says.
+    fn assert_right(&self) {
+        assert_eq!(self.live(), self.truth, "by the events");
+        let number = |value: &Value| value.as_u64().expect("a number");
+        let list = |value: &Value| value.as_array().expect("a list").clone();
+        let sum = |rows: &[Value]| rows.iter().map(|row| number(&row["live"])).sum::<u64>();
+        let on_devices: u64 = ["device", "virtual", "array"]
+            .iter()
+            .map(|kind| self.truth[*kind])
+            .sum();
+        let mut allocated = 0;
+        for device in list(&self.report["devices"]) {
+            let total = number(&device["allocated"]);
+            assert_eq!(
+                sum(&list(&device["lines"])),
+                total,
+                "lines of {}",
+                device["device"]
+            );
+            allocated += total;
+        }
+        assert_eq!(allocated, on_devices, "by the totals of the devices");
+        for kind in ["managed", "pinned", "registered"] {
+            let mut rows = list(&self.report["cuda"]);
+            rows.retain(|row| row["space"] == kind);
+            assert_eq!(sum(&rows), self.truth[kind], "{kind} by library");
+            let lines: Vec<_> = rows.iter().flat_map(|row| list(&row["lines"])).collect();
+            assert_eq!(sum(&lines), self.truth[kind], "{kind} by line");
+        }
+        assert_eq!(number(&self.report["lost_events"]), 0);
+    }
+}
+
+#[test]
+fn every_function_that_gives_out_memory_is_right_to_the_byte() {
+    let Some(ground) = Ground::take_without_pytorch() else {
+        return;
+    };
+    let cuda = Cuda::build();
+    for cudart in [Cudart::Dynamic, Cudart::Static] {
+        let program = cuda.program("every_call", cudart, &[]);
+        let seen = Seen::of(&ground, &cuda, &program);
+        seen.assert_right();
+        let names = |name: &str| {
+            seen.events
+                .iter()
+                .any(|event| event.function.as_deref() == Some(name))
+        };
+        assert!(names("cuMemAllocPitch_v2") && names("cuMemCreate"));
+        // The runtime within a program has no name; what it asks of the driver has.
+        assert_eq!(names("cudaMalloc3D"), cudart == Cudart::Dynamic);
+    }
+}
+
+#[test]
+fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
+    let Some(ground) = Ground::take_without_pytorch() else {
+        return;
+    };
+    let cuda = Cuda::build();
+    for cudart in [Cudart::Dynamic, Cudart::Static] {
+        let program = cuda.program("what_goes_wrong", cudart, &[]);
+        let seen = Seen::of(&ground, &cuda, &program);
+        seen.assert_right();
+    }
+}
+
+#[test]
+fn several_libraries_at_once_are_told_apart() {
+    let Some(ground) = Ground::take_without_pytorch() else {
+        return;
+    };
+    let cuda = Cuda::build();
+    let one = cuda.library("one", Cudart::Dynamic);
+    let two = cuda.library("two", Cudart::Static);
+    let program = cuda.program("several_libraries", Cudart::Dynamic, &[one, two]);
+    let seen = Seen::of(&ground, &cuda, &program);
+    seen.assert_right();
+    let held = |library: &str| {
+        let mine = seen.events.iter().filter(|event| {
+            event.action == "cuda_alloc"
+                && event.space.as_deref() == Some("device")
+                && event
+                    .native
+                    .first()
+                    .is_some_and(|frame| frame.library.ends_with(library))
+        });
+        mine.filter_map(|event| event.size).sum::<u64>()
+    };
+    assert_eq!(held("/libone.so"), 200 * 20_002);
+    assert_eq!(held("/libtwo.so"), 200 * 300_004);
+    assert_eq!(held("/several_libraries-Dynamic"), 2 * 200 * 1001);
+}
+
+#[test]
+fn code_without_frame_pointers_has_native_stacks_with_lines() {
+    let Some(ground) = Ground::take_without_pytorch() else {
+        return;
+    };
+    let cuda = Cuda::build();
+    for cudart in [Cudart::Dynamic, Cudart::Static] {
+        let program = cuda.program("every_call", cudart, &[]);
+        let seen = Seen::of(&ground, &cuda, &program);
+        for event in seen
+            .events
+            .iter()
+            .filter(|event| event.action == "cuda_alloc")
+        {
+            let functions: Vec<_> = event
+                .native
+                .iter()
+                .map(|frame| frame.function.as_str())
+                .collect();
+            let own = functions
+                .iter()
+                .position(|function| {
+                    ["runtime_calls", "driver_calls", "virtual_memory"].contains(function)
+                })
+                .unwrap_or_else(|| panic!("no function of the program: {functions:?}"));
+            assert!(functions[own + 1..].contains(&"main"), "{functions:?}");
+            let frame = &event.native[own];
+            assert!(
+                frame.file.ends_with("every_call.c") && frame.line.is_some(),
+                "{frame:?}"
+            );
+        }
+    }
+}
+
+/// What memprobe made of `cuda_layers.py`, and what the workload says of itself.
+struct Layered {
+    facts: Value,
+    report: Value,
+    events: Vec<Event>,
+}
+
+impl Layered {
+    fn of(ground: &Ground, variable: Option<(&str, &str)>, options: &[&str]) -> Self {
+        let folder = tempdir().expect("a folder");
+        let (trace, out) = (
+            folder.path().join("trace.json"),
+            folder.path().join("facts.json"),
+        );
+        let mut command = ground.memprobe();
+        command.arg("record").arg("-o").arg(&trace).arg("--");
+        command.arg(ground.pytorch().python());
+        command.arg(memprobe_tests::pytorch::workloads().join("cuda_layers.py"));
+        command.arg("--out").arg(&out).args(options).envs(variable);
+        memprobe_tests::process::Background::start(&mut command)
+            .finish()
+            .succeeded();
+        let facts = std::fs::read(&out).expect("the workload wrote what it holds");
+        Self {
+            facts: serde_json::from_slice(&facts).expect("JSON"),
+            report: ground.report(&trace),
+            events: ground.events(&trace),
+        }
+    }
+
+    /// Bytes that the events of a kind leave live.
+    fn live(&self, alloc: &str, free: &str, space: Option<&str>) -> u64 {
+        let of_space = |event: &&Event| space.is_none() || event.space.as_deref() == space;
+        self.events
+            .iter()
+            .filter(of_space)
+            .fold(0, |live, event| match event.size {
+                Some(size) if event.action == alloc => live + size,
+                Some(size) if event.action == free => live - size,
+                _ => live,
+            })
+    }
+
+    /// The calls into CUDA are the allocations, each with the line that asked for it.
+    fn assert_calls_are_the_allocations(&self) {
+        assert_eq!(self.report["layer"], "CUDA runtime calls");
+        let device = &self.report["devices"][0];
+        assert_eq!(device["device"], 0);
+        assert_eq!(device["allocated"], self.facts["requested"]);
+        assert_eq!(
+            self.live("cuda_alloc", "cuda_free", Some("device")),
+            self.facts["requested"]
+        );
+        let lines = device["lines"].as_array().expect("a list");
+        assert!(
+            lines.iter().all(|line| line["function"] == "keep_some"),
+            "{lines:?}"
+        );
+        self.assert_pinned_is_apart();
+    }
+
+    /// Blocks are the allocations, and segments what is reserved: nothing is there twice.
+    fn assert_blocks_are_the_allocations(&self) {
+        assert_eq!(self.report["layer"], "PyTorch's caching allocator");
+        let device = &self.report["devices"][0];
+        assert_eq!(device["allocated"], self.facts["allocated"]);
+        assert_eq!(device["reserved"], self.facts["reserved"]);
+        assert_eq!(self.live("alloc", "free", None), self.facts["allocated"]);
+        assert_eq!(
+            self.live("segment_alloc", "segment_free", None),
+            self.facts["reserved"]
+        );
+        for space in ["device", "virtual"] {
+            assert_eq!(
+                self.live("cuda_alloc", "cuda_free", Some(space)),
+                0,
+                "{space}"
+            );
+        }
+        self.assert_pinned_is_apart();
+    }
+
+    fn assert_pinned_is_apart(&self) {
+        let rows = self.report["cuda"].as_array().expect("a list");
+        let [row] = rows.as_slice() else {
+            panic!("pinned memory alone: {rows:?}")
+        };
+        assert_eq!(
+            (&row["space"], &row["lines"][0]["function"]),
+            (&"pinned".into(), &"main".into())
+        );
+        // PyTorch rounds it up to a power of two.
+        let pinned = self.facts["pinned"].as_u64().expect("a number");
+        assert_eq!(row["live"], pinned.next_power_of_two());
+    }
+}
+
+#[test]
+fn segments_are_reserved_memory_and_no_allocations_of_their_own() {
+    let Some(ground) = Ground::take() else { return };
+    Layered::of(&ground, None, &[]).assert_blocks_are_the_allocations();
+}
+
+#[test]
+fn expandable_segments_are_what_is_mapped() {
+    let Some(ground) = Ground::take() else { return };
+    let expandable = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
+    let layered = Layered::of(&ground, Some(expandable), &[]);
+    layered.assert_blocks_are_the_allocations();
+    assert!(
+        layered
+            .events
+            .iter()
+            .any(|event| event.function.as_deref() == Some("cuMemMap"))
+    );
+}
+
+#[test]
+fn without_caching_the_calls_are_the_allocations() {
+    let Some(ground) = Ground::take() else { return };
+    for variable in [
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+    ] {
+        Layered::of(&ground, Some(variable), &[]).assert_calls_are_the_allocations();
+    }
+}
+
+#[test]
+fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempdir().expect("a folder");
+    let library = memprobe_tests::cuda_programs::pluggable_allocator(folder.path());
+    let library = library.to_str().expect("UTF-8");
+    let layered = Layered::of(&ground, None, &["--pluggable", library]);
+    layered.assert_calls_are_the_allocations();
+    let by_it = layered.events.iter().filter(|event| {
+        event
+            .native
+            .first()
+            .is_some_and(|frame| frame.function.starts_with("plug_malloc"))
+    });
+    assert_eq!(by_it.count(), 52);
+}

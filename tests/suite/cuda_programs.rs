@@ -1,0 +1,171 @@
+//! C programs on the simulated CUDA, without PyTorch and without Python.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::process::{Background, Finished};
+use crate::pytorch::succeed;
+
+/// How a program gets CUDA's runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cudart {
+    /// As a library beside the program.
+    Dynamic,
+    /// Linked into the program, without a name that could be probed.
+    Static,
+}
+
+/// The simulated CUDA, built for programs of the tests.
+pub struct Cuda {
+    folder: TempDir,
+}
+
+/// What the static library's functions are built with, and what it consists of.
+const FLAGS: [&str; 6] = [
+    "-std=gnu2x",
+    "-O2",
+    "-g",
+    "-fPIC",
+    "-fomit-frame-pointer",
+    "-fcf-protection=none",
+];
+
+impl Cuda {
+    /// Builds the driver and the runtime.
+    ///
+    /// # Panics
+    ///
+    /// Where there is no C compiler, or it fails.
+    pub fn build() -> Self {
+        let folder = tempfile::tempdir().expect("a folder for what is built");
+        let cuda = Self { folder };
+        let hidden = ["-fvisibility=hidden", "-shared"];
+        cuda.compile("libcuda.so.1", "cuda", &hidden, &[]);
+        let driver = cuda.path("libcuda.so.1");
+        cuda.compile("libcudart.so.13", "cudart", &hidden, &[&driver]);
+        cuda.compile("cudart.o", "cudart", &["-r"], &[]);
+        // Nobody outside sees these names, as in NVIDIA's own libraries.
+        succeed(
+            Command::new("ar")
+                .arg("rcs")
+                .arg(cuda.path("libcudart_static.a"))
+                .arg(cuda.path("cudart.o")),
+        );
+        cuda
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn compile(&self, name: &str, folder: &str, options: &[&str], with: &[&Path]) {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
+        let sources = std::fs::read_dir(root.join(folder)).expect("the simulation's sources");
+        let sources = sources
+            .map(|entry| entry.expect("a file").path())
+            .filter(|path| path.extension().is_some_and(|end| end == "c"));
+        let mut command = compiler();
+        command
+            .args(options)
+            .arg("-DCUDA_MAJOR=13")
+            .arg("-I")
+            .arg(root.join("include"))
+            .args(sources)
+            .args(with)
+            .arg("-o")
+            .arg(self.path(name));
+        if options.contains(&"-shared") {
+            command.arg(format!("-Wl,-soname,{name},-rpath,$ORIGIN"));
+        }
+        succeed(&mut command);
+    }
+
+    /// Builds a library that calls CUDA, `libNAME.so`.
+    pub fn library(&self, name: &str, cudart: Cudart) -> PathBuf {
+        let path = self.path(&format!("lib{name}.so"));
+        let mut command = compiler();
+        command
+            .args(["-shared", "-fvisibility=hidden"])
+            .arg(format!("-DLIBRARY={name}"))
+            .arg(source("library.c"));
+        self.link(&mut command, cudart);
+        succeed(command.arg("-o").arg(&path));
+        path
+    }
+
+    /// Builds a program.
+    pub fn program(&self, name: &str, cudart: Cudart, libraries: &[PathBuf]) -> PathBuf {
+        let path = self.path(&format!("{name}-{cudart:?}"));
+        let mut command = compiler();
+        command
+            .args(["-Wall", "-Wextra", "-Werror"])
+            .arg(source(&format!("{name}.c")))
+            .args(libraries);
+        self.link(&mut command, cudart);
+        succeed(command.arg("-o").arg(&path));
+        path
+    }
+
+    fn link(&self, command: &mut Command, cudart: Cudart) {
+        let runtime = match cudart {
+            Cudart::Dynamic => "libcudart.so.13",
+            Cudart::Static => "libcudart_static.a",
+        };
+        command
+            .arg(self.path(runtime))
+            .arg(self.path("libcuda.so.1"))
+            .args(["-Wl,--exclude-libs,ALL,-rpath,$ORIGIN", "-lpthread"]);
+    }
+
+    /// A file in the folder of what was built.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path(name)
+    }
+}
+
+fn compiler() -> Command {
+    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    command.args(FLAGS);
+    command
+}
+
+fn source(name: &str) -> PathBuf {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    programs.join(name)
+}
+
+/// Builds `programs/pluggable.c`, an allocator for PyTorch, whose CUDA is that of the process.
+pub fn pluggable_allocator(folder: &Path) -> PathBuf {
+    let path = folder.join("libpluggable.so");
+    let mut command = compiler();
+    command
+        .args(["-shared", "-Wl,--unresolved-symbols=ignore-all"])
+        .arg(source("pluggable.c"));
+    succeed(command.arg("-o").arg(&path));
+    path
+}
+
+/// Starts a program that waits until `go` is there.
+pub fn start(program: &Path, go: &Path) -> Background {
+    let mut command = Command::new(program);
+    command.arg(go).env("CUDASIM_DEVICES", "2");
+    let mut program = Background::start(&mut command);
+    program.wait_for("ready");
+    program
+}
+
+/// What a program says that it holds, by kind of memory.
+pub fn truth(program: &Finished) -> BTreeMap<String, u64> {
+    let lines = program
+        .stdout
+        .lines()
+        .filter_map(|line| line.strip_prefix("truth "));
+    let truth = lines.map(|line| {
+        let (kind, bytes) = line.split_once(' ').expect("a kind and a number");
+        (kind.to_owned(), bytes.parse().expect("a number of bytes"))
+    });
+    truth.collect()
+}

@@ -10,12 +10,14 @@ mod report;
 mod script;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::Deserialize;
 
 use crate::process;
@@ -111,13 +113,31 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     workshop.judge(&rows)
 }
 
+/// Why a guest is not worth its time in the test command, or cannot be made here.
+fn obstacle() -> Option<String> {
+    if let Some(why) = Accelerator::without_kvm() {
+        return Some(format!("it takes long without KVM ({why})"));
+    }
+    if process::on_path("apt-get").is_none() {
+        return Some("it comes by apt-get, which is not here".to_owned());
+    }
+    let gpu = Path::new("/dev/nvidia0").exists();
+    gpu.then(|| "its guest needs PyTorch on simulated CUDA, and here is a GPU".to_owned())
+}
+
+/// Whether [`run_brief`] will try to run anything.
+pub fn can_be_brief() -> bool {
+    obstacle().is_none()
+}
+
 /// The typical kernel with the few tests, where KVM makes that quick.
 pub fn run_brief(repository: &Repository) -> Result<()> {
     let skip = |why: &str| {
-        println!("skipped: memprobe on another kernel takes long without KVM ({why})");
-        println!("  `cargo xtask kernels` tries it on all of them");
+        println!(
+            "skipped: memprobe on another kernel: {why}; `cargo xtask kernels` tries them all"
+        );
     };
-    if let Some(why) = Accelerator::without_kvm() {
+    if let Some(why) = obstacle() {
         skip(&why);
         return Ok(());
     }
@@ -127,7 +147,7 @@ pub fn run_brief(repository: &Repository) -> Result<()> {
     let image = Image::fetch(kernel, &workshop.cache, Freshness::Cached)?;
     let accelerator = Accelerator::find(&image.vmlinuz(), &workshop.cache)?;
     if let Accelerator::Tcg { why } = &accelerator {
-        skip(why);
+        skip(&format!("it takes long without KVM ({why})"));
         return Ok(());
     }
     let rows = [workshop.try_kernel(kernel, &image, &accelerator, &programs)?];
@@ -157,6 +177,8 @@ struct Workshop {
     system: PathBuf,
     /// What goes on the tests' disk: files and their names there.
     files: Vec<(PathBuf, String)>,
+    /// The lock on `cache`: one run at a time writes there.
+    _turn: File,
 }
 
 impl Workshop {
@@ -165,6 +187,7 @@ impl Workshop {
         let cache = cache_folder()?.join("kernels");
         fs::create_dir_all(cache.join("log"))
             .with_context(|| format!("cannot create {}", cache.display()))?;
+        let turn = turn(&cache)?;
         let environment = pytorch::set_up(&pytorch::Request {
             gpus: pytorch::Gpus::Simulated,
             ..pytorch::Request::new("3.11".parse()?, pytorch::DEFAULT_TORCH)
@@ -178,6 +201,7 @@ impl Workshop {
             busybox,
             system,
             cache,
+            _turn: turn,
         })
     }
 
@@ -267,6 +291,19 @@ impl Workshop {
             ..Row::of(kernel, &image.version, &told, complaints)
         })
     }
+}
+
+/// Waits until no other run uses the cache; lasts until the file is closed.
+fn turn(cache: &Path) -> Result<File> {
+    let file = File::create(cache.join("lock"))?;
+    let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    if locked == Err(Errno::WOULDBLOCK) {
+        eprintln!("waiting for another `cargo xtask kernels`");
+        flock(&file, FlockOperation::LockExclusive)?;
+    } else {
+        locked?;
+    }
+    Ok(file)
 }
 
 /// Installs the programs that are missing, where apt and root are there.

@@ -49,6 +49,14 @@ pub struct Event {
     pub stack_truncated: Option<bool>,
 }
 
+impl Event {
+    /// Whether it is of the caching allocator, and so of PyTorch's own recorder too. That does not
+    /// know what others ask of CUDA, such as the pinned page of `Tensor.item()`.
+    pub fn is_of_the_allocator(&self) -> bool {
+        !self.action.starts_with("cuda_")
+    }
+}
+
 /// A place in native code.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -149,9 +149,10 @@ impl BothSides {
         Self::until_the_end_of(reference.expect("the reference"), ground.events(&file))
     }
 
-    /// What memprobe saw up to the end of PyTorch's own recording. PyTorch 2.1 frees workspaces to
+    /// What memprobe saw of the allocator up to the end of PyTorch's own recording. PyTorch 2.1 frees workspaces to
     /// make its snapshot.
     fn until_the_end_of(reference: Reference, mut events: Vec<Event>) -> Self {
+        events.retain(Event::is_of_the_allocator);
         events.retain(|event| event.time_ns <= reference.end_ns);
         Self { reference, events }
     }

@@ -79,6 +79,13 @@ fn announce(extent: Extent) -> Result<()> {
             "                                            into {}",
             cache.join("python").display()
         );
+        if kernels::can_be_brief() {
+            println!("  qemu and the kernel of Debian 12            about 150 MB, by apt-get,");
+            println!(
+                "                                            into {}",
+                cache.join("kernels").display()
+            );
+        }
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask kernels`: memprobe on other kernels than this machine's, each in a virtual machine.
 
 mod archive;
+mod build;
 mod catalog;
 mod disk;
 mod guest;
@@ -9,14 +10,14 @@ mod initramfs;
 mod report;
 mod script;
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::process;
 use crate::pytorch::{self, Environment};
@@ -111,13 +112,31 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     workshop.judge(&rows)
 }
 
+/// Why a guest is not worth its time in the test command, or cannot be made here.
+fn obstacle() -> Option<String> {
+    if let Some(why) = Accelerator::without_kvm() {
+        return Some(format!("it takes long without KVM ({why})"));
+    }
+    if process::on_path("apt-get").is_none() {
+        return Some("it comes by apt-get, which is not here".to_owned());
+    }
+    let gpu = Path::new("/dev/nvidia0").exists();
+    gpu.then(|| "its guest needs PyTorch on simulated CUDA, and here is a GPU".to_owned())
+}
+
+/// Whether [`run_brief`] will try to run anything.
+pub fn can_be_brief() -> bool {
+    obstacle().is_none()
+}
+
 /// The typical kernel with the few tests, where KVM makes that quick.
 pub fn run_brief(repository: &Repository) -> Result<()> {
     let skip = |why: &str| {
-        println!("skipped: memprobe on another kernel takes long without KVM ({why})");
-        println!("  `cargo xtask kernels` tries it on all of them");
+        println!(
+            "skipped: memprobe on another kernel: {why}; `cargo xtask kernels` tries them all"
+        );
     };
-    if let Some(why) = Accelerator::without_kvm() {
+    if let Some(why) = obstacle() {
         skip(&why);
         return Ok(());
     }
@@ -127,7 +146,7 @@ pub fn run_brief(repository: &Repository) -> Result<()> {
     let image = Image::fetch(kernel, &workshop.cache, Freshness::Cached)?;
     let accelerator = Accelerator::find(&image.vmlinuz(), &workshop.cache)?;
     if let Accelerator::Tcg { why } = &accelerator {
-        skip(why);
+        skip(&format!("it takes long without KVM ({why})"));
         return Ok(());
     }
     let rows = [workshop.try_kernel(kernel, &image, &accelerator, &programs)?];
@@ -157,6 +176,8 @@ struct Workshop {
     system: PathBuf,
     /// What goes on the tests' disk: files and their names there.
     files: Vec<(PathBuf, String)>,
+    /// The lock on `cache`: one run at a time writes there.
+    _turn: File,
 }
 
 impl Workshop {
@@ -165,6 +186,7 @@ impl Workshop {
         let cache = cache_folder()?.join("kernels");
         fs::create_dir_all(cache.join("log"))
             .with_context(|| format!("cannot create {}", cache.display()))?;
+        let turn = turn(&cache)?;
         let environment = pytorch::set_up(&pytorch::Request {
             gpus: pytorch::Gpus::Simulated,
             ..pytorch::Request::new("3.11".parse()?, pytorch::DEFAULT_TORCH)
@@ -172,12 +194,13 @@ impl Workshop {
         let busybox = busybox(&cache)?;
         let system = disk::system(&environment, &busybox, repository.root(), &cache)?;
         Ok(Self {
-            files: build(repository, programs)?,
+            files: build::files(repository, programs)?,
             repository: repository.root().to_owned(),
             environment,
             busybox,
             system,
             cache,
+            _turn: turn,
         })
     }
 
@@ -269,6 +292,19 @@ impl Workshop {
     }
 }
 
+/// Waits until no other run uses the cache; lasts until the file is closed.
+fn turn(cache: &Path) -> Result<File> {
+    let file = File::create(cache.join("lock"))?;
+    let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+    if locked == Err(Errno::WOULDBLOCK) {
+        eprintln!("waiting for another `cargo xtask kernels`");
+        flock(&file, FlockOperation::LockExclusive)?;
+    } else {
+        locked?;
+    }
+    Ok(file)
+}
+
 /// Installs the programs that are missing, where apt and root are there.
 fn install_needed() -> Result<()> {
     let mut missing: Vec<&str> = NEEDED
@@ -325,87 +361,9 @@ fn busybox(cache: &Path) -> Result<PathBuf> {
     Ok(unpacked.join("bin/busybox"))
 }
 
-/// Builds memprobe and the test programs; gives all files of the tests' disk.
-fn build(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, String)>> {
-    let cargo = || {
-        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        command.current_dir(repository.root());
-        command
-    };
-    process::run(cargo().args(["build", "--release", "--package", "memprobe"]))?;
-    let mut tests = cargo();
-    tests.args(["test", "--no-run", "--message-format", "json"]);
-    let mut packages: Vec<&str> = programs.iter().map(|program| program.package).collect();
-    packages.sort_unstable();
-    packages.dedup();
-    for package in packages {
-        tests.args(["--package", package]);
-    }
-    let mut names: Vec<&str> = programs.iter().map(|program| program.name).collect();
-    names.dedup();
-    for name in names {
-        tests.args(["--test", name]);
-    }
-    eprintln!("  $ {}", process::shown(&tests));
-    let output = tests.stderr(Stdio::inherit()).output()?;
-    if !output.status.success() {
-        bail!("the tests cannot be built ({})", output.status);
-    }
-    let built = executables(&String::from_utf8_lossy(&output.stdout));
-    let mut files = vec![(
-        repository.target().join("release/memprobe"),
-        "bin/memprobe".to_owned(),
-    )];
-    for program in programs {
-        let path = built
-            .get(program.name)
-            .with_context(|| format!("cargo built no test program {}", program.name))?;
-        let file = (path.clone(), format!("bin/{}", program.name));
-        if !files.contains(&file) {
-            files.push(file);
-        }
-    }
-    // What the tests read of the sources.
-    for folder in ["tests/workloads", "memprobe/tests/fixtures"] {
-        files.push((
-            repository.root().join(folder),
-            format!("repository/{folder}"),
-        ));
-    }
-    Ok(files)
-}
-
-/// The executables in the messages of `cargo --message-format json`, by the name of their target.
-fn executables(messages: &str) -> BTreeMap<String, PathBuf> {
-    #[derive(Deserialize)]
-    struct Message {
-        target: Target,
-        executable: Option<PathBuf>,
-    }
-    #[derive(Deserialize)]
-    struct Target {
-        name: String,
-    }
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-        .filter_map(|message| Some((message.target.name, message.executable?)))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_test_program_is_found_among_cargos_messages() {
-        let messages = r#"{"reason":"compiler-artifact","target":{"name":"serde"},"executable":null}
-{"reason":"compiler-artifact","target":{"name":"exactness"},"executable":"/t/exactness-1"}
-{"reason":"build-finished","success":true}"#;
-        let found = executables(messages);
-        assert_eq!(found.len(), 1);
-        assert_eq!(found["exactness"], PathBuf::from("/t/exactness-1"));
-    }
 
     #[test]
     fn a_kernel_that_is_not_listed_is_answered_with_the_list() {

@@ -253,6 +253,7 @@ impl Actor {
         };
         let held: u64 = self.blocks.iter().sum();
         Some(Event::Memory(MemoryEvent {
+            call: None,
             time,
             tgid: self.tgid,
             tid: Tid(self.tgid.0),
@@ -283,6 +284,7 @@ fn facts(user: &str, rank: Option<u32>) -> ProcessFacts {
 
 fn stack(line: u32) -> Event {
     let frame = |line, function: &str| Frame {
+        library: None,
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),

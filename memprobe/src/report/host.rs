@@ -418,6 +418,7 @@ mod tests {
             reserved: Bytes((mib + 1) << 20),
         };
         let frame = Frame {
+            library: None,
             file: "/srv/model.py".into(),
             line: 88,
             function: "forward\x1b".into(),

@@ -45,6 +45,7 @@ fn host(tgids: &[u32]) -> Host {
 
 fn frame(line: u32) -> Frame {
     Frame {
+        library: None,
         file: "train.py".into(),
         line,
         function: "step".into(),
@@ -63,6 +64,7 @@ fn stack(line: u32) -> Event {
 /// Allocator `device` of process `tgid` handed out `size` bytes at `addr` and now has `allocated`.
 fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
+        call: None,
         time: at(second),
         tgid: Tgid(tgid),
         tid: Tid(tgid),
@@ -83,6 +85,7 @@ fn free(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64
         unreachable!("made above")
     };
     Event::Memory(MemoryEvent {
+        call: None,
         action: Action::Free,
         stack: StackId::NONE,
         ..event

@@ -253,7 +253,6 @@ impl Actor {
         };
         let held: u64 = self.blocks.iter().sum();
         Some(Event::Memory(MemoryEvent {
-            call: None,
             time,
             tgid: self.tgid,
             tid: Tid(self.tgid.0),
@@ -266,6 +265,7 @@ impl Actor {
                 reserved: Bytes((held + self.most / 8) * MIB),
             }),
             stack: StackId((dice % 5) as u32 + 1),
+            call: None,
         }))
     }
 }
@@ -278,15 +278,16 @@ fn facts(user: &str, rank: Option<u32>) -> ProcessFacts {
             local: Some(rank),
             world: Some(4),
         }),
+        forked_from: None,
     }
 }
 
 fn stack(line: u32) -> Event {
     let frame = |line, function: &str| Frame {
-        library: None,
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),
+        library: None,
     };
     let stack = Stack {
         kind: StackKind::Python,

@@ -6,7 +6,6 @@ Prints: PID, and READY once the memory is held.
 
 import argparse
 import os
-import sys
 import time
 
 import torch
@@ -32,8 +31,6 @@ def breathe(device):
 held = [hold(device) for device in range(options.devices)]
 print("READY", flush=True)
 while not (options.until and os.path.exists(options.until)):
-    if os.getppid() == 1:
-        sys.exit("left alone")
     for device in range(options.devices):
         breathe(device)
     time.sleep(0.02)

@@ -7,7 +7,9 @@ use clap::Args;
 
 use super::parse_buffer_size;
 use crate::event::Tgid;
+use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
+use crate::pipeline::top::{Keep, Top};
 
 /// Watch the memory of a running process, line by line
 ///
@@ -18,11 +20,15 @@ use crate::pipeline::live::Live;
 Examples:
   sudo memprobe attach --pid 1234
   sudo memprobe attach --pid $(pgrep -f train.py)
+  sudo memprobe attach --children --pid $(pgrep -of torchrun)
   NO_COLOR=1 sudo -E memprobe attach --pid 1234")]
 pub struct Attach {
     /// The process
     #[arg(short, long, value_name = "PID")]
     pid: u32,
+    /// Watch the processes that it has made and will make too: one row each, Enter opens one
+    #[arg(short, long)]
+    children: bool,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -30,6 +36,14 @@ pub struct Attach {
 
 impl Attach {
     pub(super) fn run(self) -> Result<ExitCode> {
+        if self.children {
+            return Top {
+                scope: Scope::Family(Tgid(self.pid)),
+                ring_bytes: self.buffer_size,
+                keep_ended: Keep::Always,
+            }
+            .run();
+        }
         Live {
             tgid: Tgid(self.pid),
             ring_bytes: self.buffer_size,

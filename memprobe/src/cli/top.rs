@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 
 use super::{parse_buffer_size, parse_duration};
 use crate::pipeline::host::Scope;
-use crate::pipeline::top::{Once, Top as Screen};
+use crate::pipeline::top::{Keep, Once, Top as Screen};
 use crate::report::{Colour, HostExtent, HostFormat, HostOptions};
 
 /// Watch every process on this machine that holds CUDA memory
@@ -60,7 +60,7 @@ impl Top {
             return Screen {
                 scope: Scope::Host,
                 ring_bytes: self.buffer_size,
-                fade: self.keep_ended,
+                keep_ended: Keep::For(self.keep_ended),
             }
             .run();
         }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use hashbrown::HashMap;
 
 use super::lookout::{Lookout, Search, Seen};
-use super::process::Origin;
+use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
 use crate::event::{Event, Tgid};
@@ -19,6 +19,7 @@ use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
 use crate::probe::loader::Watch;
 use crate::probe::watched::Watched;
+use crate::target::census::Found;
 use crate::target::namespace::{Kind, Namespace};
 use crate::target::status::Status;
 use crate::target::{census, facts, rank, user};
@@ -51,8 +52,8 @@ pub(super) struct Watching {
 /// A process that has no row, since it is not known to use CUDA.
 struct Other {
     target: Target,
-    /// It is a copy of a watched process that has not run a program of its own.
-    forked: bool,
+    /// The watched process that it is a copy of, if it has not run a program of its own.
+    parent: Option<Tgid>,
     /// What it was told of.
     waiting: Option<String>,
     attached: Option<Vec<ProbeStatus>>,
@@ -77,16 +78,20 @@ impl Watching {
         if let Some(root) = root {
             session.add_family(root, Origin::Running)?;
         }
-        Ok(Self {
+        let (lookout, first) = Lookout::begin(search)?;
+        let mut watching = Self {
             session,
-            lookout: Lookout::begin(search)?,
+            lookout,
             host: Host::with_caps(super::now(), caps),
             scope,
             others: HashMap::new(),
             users: HashMap::new(),
             news: true,
             looks: 0,
-        })
+        };
+        watching.found(first)?;
+        watching.drain()?;
+        Ok(watching)
     }
 
     /// Waits until there may be something to do, and does what was seen.
@@ -141,15 +146,7 @@ impl Watching {
     fn take_in(&mut self, seen: Seen) -> Result<()> {
         self.looks += 1;
         self.news = true;
-        for tgid in seen.found.users {
-            self.watch(tgid)?;
-            if self.others.get(&tgid).is_none_or(|other| !other.forked) {
-                self.show(tgid);
-            }
-        }
-        for tgid in seen.found.loaders {
-            self.watch(tgid)?;
-        }
+        self.found(seen.found)?;
         let (devices, held) = match seen.driver {
             Ok(sample) => driver(sample),
             Err(why) => (DriverSnapshot::Silent(why), BTreeMap::new()),
@@ -161,6 +158,18 @@ impl Watching {
             }
         }
         self.host.set_driver(devices, &held);
+        Ok(())
+    }
+
+    /// Watches what was found: those that use CUDA, and one for each loader that tells of others.
+    fn found(&mut self, found: Found) -> Result<()> {
+        for tgid in found.users {
+            self.watch(tgid)?;
+            self.show(tgid);
+        }
+        for tgid in found.loaders {
+            self.watch(tgid)?;
+        }
         Ok(())
     }
 
@@ -183,13 +192,10 @@ impl Watching {
         let other = self.others.remove(&tgid);
         let target = match &other {
             Some(other) => other.target.clone(),
-            None => Target {
-                tgid: Some(tgid),
-                command: facts::command_line(tgid),
-                ..Target::default()
-            },
+            None => identified(tgid),
         };
-        let facts = self.facts(tgid);
+        let parent = other.as_ref().and_then(|other| other.parent);
+        let facts = self.facts(tgid, parent);
         if !self.host.start(target.clone(), facts, super::now()) {
             return;
         }
@@ -202,7 +208,7 @@ impl Watching {
         }
     }
 
-    fn facts(&mut self, tgid: Tgid) -> ProcessFacts {
+    fn facts(&mut self, tgid: Tgid, parent: Option<Tgid>) -> ProcessFacts {
         let status = Status::of(tgid).unwrap_or_default();
         let name = |uid| {
             let known = || user::name(uid).unwrap_or_else(|| uid.to_string());
@@ -215,7 +221,19 @@ impl Watching {
                 local: rank.local,
                 world: rank.world,
             }),
+            forked_from: parent.or_else(|| self.copied_from(tgid)),
         }
+    }
+
+    /// The process that this one is a copy of, where it was so before memprobe came: its parent,
+    /// if that has a row and runs the same program with the same words.
+    fn copied_from(&self, tgid: Tgid) -> Option<Tgid> {
+        let parent = facts::parent(tgid)?;
+        let same = self.session.is_watched(parent)
+            && facts::program(parent).is_some_and(|own| facts::program(tgid) == Some(own))
+            && facts::command_line(parent) == facts::command_line(tgid)
+            && census::is_user(parent);
+        same.then_some(parent)
     }
 
     /// Brings what is known up to date with what the session tells.
@@ -233,7 +251,7 @@ impl Watching {
             HostItem::Found { parent, target } => {
                 let other = Other {
                     target,
-                    forked: parent.is_some(),
+                    parent,
                     waiting: None,
                     attached: None,
                     refused: None,
@@ -255,7 +273,7 @@ impl Watching {
                 self.host.forget(tgid);
                 let other = Other {
                     target,
-                    forked: false,
+                    parent: None,
                     waiting: None,
                     attached: None,
                     refused: None,
@@ -289,18 +307,6 @@ impl Watching {
         probes: Vec<ProbeStatus>,
         missing: &[String],
     ) {
-        let forked = match self.others.get_mut(&tgid) {
-            Some(other) => {
-                other.target = target.clone();
-                other.attached = Some(probes.clone());
-                other.forked
-            }
-            None => false,
-        };
-        // A worker that loads data has all that its parent had mapped, and no use for it.
-        if forked {
-            return;
-        }
         self.show(tgid);
         self.host.attach(tgid, target, probes);
         if let Some(first) = missing.first() {
@@ -314,7 +320,7 @@ impl Watching {
         if let Some(other) = self.others.get_mut(&tgid) {
             other.refused = Some(why.clone());
             let asked_for = self.scope == Scope::Family(tgid);
-            if !asked_for && (other.forked || !census::is_user(tgid)) {
+            if !asked_for && !census::is_user(tgid) {
                 return;
             }
             self.show(tgid);

@@ -42,26 +42,32 @@ pub(super) struct Lookout {
 }
 
 impl Lookout {
-    /// Begins to look, at once and then every two seconds.
+    /// Looks at `/proc`, then at the driver and at both every two seconds.
     ///
     /// # Errors
-    /// Where there is no room for one more thread.
-    pub(super) fn begin(search: Search) -> Result<Self> {
+    /// Where `/proc` cannot be read, or there is no room for one more thread.
+    pub(super) fn begin(search: Search) -> Result<(Self, Found)> {
         let (send, seen) = channel::unbounded_channel();
         let (alive, ended) = mpsc::channel::<()>();
+        let mut census = Census::default();
+        let first = match search {
+            Search::Everyone => census.look().context("reading /proc")?,
+            Search::Nobody => Found::default(),
+        };
         std::thread::Builder::new()
             .name("lookout".to_owned())
             .spawn(move || {
-                let mut looking = Looking::new(search);
+                let mut looking = Looking::new(search, census);
                 while send.send(looking.look()).is_ok()
                     && ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout)
                 {}
             })
             .context("starting a thread")?;
-        Ok(Self {
+        let lookout = Self {
             seen,
             _alive: alive,
-        })
+        };
+        Ok((lookout, first))
     }
 
     /// Waits for the next look. What is told while nobody waits is kept.
@@ -82,10 +88,10 @@ struct Looking {
 }
 
 impl Looking {
-    fn new(search: Search) -> Self {
+    fn new(search: Search, census: Census) -> Self {
         Self {
             search,
-            census: Census::default(),
+            census,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
         }
@@ -104,7 +110,7 @@ impl Looking {
             Err(why) => Err(why.clone()),
         };
         let found = match self.search {
-            // Where /proc cannot be listed nothing else works either, and says so.
+            // It could be read at first: what cannot be now is looked at the next time.
             Search::Everyone => self.census.look().unwrap_or_default(),
             Search::Nobody => Found::default(),
         };

@@ -234,7 +234,8 @@ impl HostSession {
         // Before the records are settled: what they leave out must not be taken for known.
         self.tell_losses();
         self.look(now);
-        if now.duration_since(self.swept) >= SWEEP {
+        // Whoever has ended may have records in the ring that were not reached yet.
+        if taken < BATCH && now.duration_since(self.swept) >= SWEEP {
             self.swept = now;
             self.sweep(now);
         }

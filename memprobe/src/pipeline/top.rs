@@ -34,7 +34,16 @@ pub struct Top {
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// How long a process that has ended keeps its row.
-    pub fade: Duration,
+    pub keep_ended: Keep,
+}
+
+/// How long a process that has ended keeps its row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// As long as there is room.
+    Always,
+    /// So long.
+    For(Duration),
 }
 
 /// One table of many processes.
@@ -62,7 +71,10 @@ impl Top {
     async fn run_inside(self) -> Result<ExitCode> {
         let interrupts = Interrupts::new()?;
         let caps = HostCaps {
-            fade: u64::try_from(self.fade.as_nanos()).unwrap_or(u64::MAX),
+            fade: match self.keep_ended {
+                Keep::Always => u64::MAX,
+                Keep::For(time) => u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
+            },
             ..HostCaps::default()
         };
         let mut watching = Watching::begin(self.scope, self.ring_bytes, caps)?;

@@ -39,11 +39,11 @@ pub struct Attaching {
     probes: Vec<ProbeStatus>,
     missing: Vec<String>,
     has_loader: bool,
+    /// Its caching allocator has no function to be heard by.
+    lacks_allocator: bool,
     graph_task: Search,
     /// Its Python has not started yet.
     is_starting: bool,
-    /// Its caching allocator has no function to be heard by.
-    lacks_allocator: bool,
 }
 
 /// How far the search for autograd's thread-local has come.

@@ -418,10 +418,10 @@ mod tests {
             reserved: Bytes((mib + 1) << 20),
         };
         let frame = Frame {
-            library: None,
             file: "/srv/model.py".into(),
             line: 88,
             function: "forward\x1b".into(),
+            library: None,
         };
         ProcessRow {
             tgid: Tgid(tgid),
@@ -471,6 +471,7 @@ mod tests {
         worker.tgid = Tgid(40);
         worker.state = ProcessState::Probed;
         worker.driver.clear();
+        worker.events = 0;
         HostSnapshot {
             started: TimeNs(0),
             now: TimeNs(5),

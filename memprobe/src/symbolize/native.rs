@@ -176,14 +176,13 @@ impl NativeCode {
         let Some(file) = library.opened(self.tgid) else {
             return [unnamed(path, offset)].into();
         };
-        if file
-            .metadata()
-            .is_ok_and(|facts| facts.len() > LARGEST_NAMED)
-        {
+        let mut elf = Elf::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let is_small = |facts: std::fs::Metadata| facts.len() <= LARGEST_WITH_LINES;
+        elf.debug_syms = file.metadata().is_ok_and(is_small);
+        if !library.is_named() {
             return [unnamed(path, offset)].into();
         }
-        let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let source = Source::Elf(Elf::new(link));
+        let source = Source::Elf(elf);
         let symbolizer = self.symbolizer.get_or_insert_default();
         match symbolizer.symbolize_single(&source, Input::FileOffset(offset)) {
             Ok(symbolized) => match symbolized.into_sym() {

@@ -4,6 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 
+use memchr::memmem;
+
 use crate::event::Tgid;
 
 /// Parts of the names of libraries that only users of CUDA map: the driver's and the runtime's, and
@@ -118,21 +120,22 @@ fn read_maps(tgid: Tgid) -> Vec<u8> {
 }
 
 fn uses_cuda(maps: &[u8]) -> bool {
-    let mut lines = maps.split(|byte| *byte == b'\n');
-    lines.any(|line| LIBRARIES.iter().any(|name| contains(line, name)))
+    LIBRARIES
+        .iter()
+        .any(|name| memmem::find(maps, name).is_some())
 }
 
 /// Device, inode and path of the dynamic loader, as they stand in its lines.
 fn loader(maps: &[u8]) -> Option<&[u8]> {
-    let mut lines = maps.split(|byte| *byte == b'\n');
-    let line = lines.find(|line| contains(line, LOADER))?;
+    let name = memmem::find(maps, LOADER)?;
+    let start = maps[..name]
+        .iter()
+        .rposition(|byte| *byte == b'\n')
+        .map_or(0, |newline| newline + 1);
+    let line = maps[start..].split(|byte| *byte == b'\n').next()?;
     // "start-end perms offset device inode path".
     let mut fields = line.splitn(4, |byte| *byte == b' ');
     fields.nth(3)
-}
-
-fn contains(line: &[u8], name: &[u8]) -> bool {
-    line.windows(name.len()).any(|part| part == name)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use object::{LittleEndian, pod};
 use super::maps::{MappedFile, Mapping, is_named, open_regular};
 use crate::event::Tgid;
 
+use dynamic::DynamicSegment;
 pub use thread_local::ThreadLocalName;
 
 /// The most that is read of one section. The string table of libtorch_cuda has some 100 MiB.
@@ -142,14 +143,17 @@ impl ElfImage {
     /// [`ElfError`].
     pub fn from_file(file: File) -> Result<Self, ElfError> {
         let cache = ReadCache::new(file);
-        let (kind, segments, sections, names) = read_headers(&cache)?;
+        let headers = read_headers(&cache)?;
         let mut image = Self {
             file: cache.into_inner(),
-            kind,
-            segments,
-            sections,
+            kind: headers.kind,
+            segments: headers.segments,
+            sections: headers.sections,
         };
-        image.name_sections(names)?;
+        image.name_sections(headers.names)?;
+        if let Some(dynamic) = headers.dynamic.filter(|_| image.sections.is_empty()) {
+            image.sections = image.sections_of(dynamic)?;
+        }
         Ok(image)
     }
 
@@ -421,8 +425,14 @@ impl LoadedImage {
     }
 }
 
-/// The last is the index of the section that holds the names of the sections.
-type Headers = (ImageKind, Vec<Segment>, Vec<Section>, usize);
+struct Headers {
+    kind: ImageKind,
+    segments: Vec<Segment>,
+    sections: Vec<Section>,
+    /// The index of the section that holds the names of the sections.
+    names: usize,
+    dynamic: Option<DynamicSegment>,
+}
 
 fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
     let malformed = |_| ElfError::Malformed("broken headers");
@@ -443,9 +453,16 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
     if header.e_phnum(endian) == elf::PN_XNUM {
         return Err(ElfError::Malformed("more segments than an image has"));
     }
-    let segments = header
-        .program_headers(endian, cache)
-        .map_err(malformed)?
+    let programs = header.program_headers(endian, cache).map_err(malformed)?;
+    let dynamic = programs
+        .iter()
+        .find(|segment| segment.p_type(endian) == elf::PT_DYNAMIC)
+        .map(|segment| DynamicSegment {
+            offset: segment.p_offset(endian),
+            size: segment.p_filesz(endian),
+            vaddr: segment.p_vaddr(endian),
+        });
+    let segments = programs
         .iter()
         .filter(|segment| segment.p_type(endian) == elf::PT_LOAD)
         .map(|segment| Segment {
@@ -456,14 +473,16 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
             executable: segment.p_flags(endian).contains(elf::PF_X),
         })
         .collect();
-    // Without section headers (a file passed through `sstrip`) there is nothing to search. More
-    // than 65,279 sections are kept elsewhere; no linked image has them.
-    if header.e_shnum(endian) == 0 {
-        return Ok((kind, segments, Vec::new(), 0));
-    }
-    let sections = header
-        .section_headers(endian, cache)
-        .map_err(malformed)?
+    // Without section headers (a file passed through `sstrip`, or cut behind its segments) the
+    // dynamic segment is all there is. More than 65,279 sections are kept elsewhere; no linked image
+    // has them.
+    let table = match header.section_headers(endian, cache) {
+        _ if header.e_shnum(endian) == 0 => &[],
+        Ok(table) => table,
+        Err(_) if dynamic.is_some() => &[],
+        Err(error) => return Err(malformed(error)),
+    };
+    let sections = table
         .iter()
         .map(|section| Section {
             name: String::new(),
@@ -475,14 +494,16 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
             link: section.sh_link(endian),
         })
         .collect();
-    Ok((
+    Ok(Headers {
         kind,
         segments,
         sections,
-        usize::from(header.e_shstrndx(endian).0),
-    ))
+        names: usize::from(header.e_shstrndx(endian).0),
+        dynamic,
+    })
 }
 
+mod dynamic;
 mod thread_local;
 
 #[cfg(test)]

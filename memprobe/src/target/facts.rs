@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 
 use super::maps::Maps;
 use super::root::Root;
@@ -46,11 +47,17 @@ pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
 }
 
 /// The process that made another one, or has taken it over.
-fn parent(tgid: Tgid) -> Option<Tgid> {
+pub fn parent(tgid: Tgid) -> Option<Tgid> {
     let status = read_own(tgid, "status");
     let status = String::from_utf8_lossy(&status);
     let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     line.trim().parse().ok().map(Tgid)
+}
+
+/// Device and inode of the program that a process runs; `None` where memprobe may not look.
+pub fn program(tgid: Tgid) -> Option<(u64, u64)> {
+    let file = fs::metadata(format!("/proc/{}/exe", tgid.0)).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries. Where these

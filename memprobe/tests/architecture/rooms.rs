@@ -32,9 +32,8 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not
-/// know, giving back freed heap, descriptors that the runtime watches, the positions of a ring buffer, the
-/// memory of another process.
+/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not know, giving back freed
+/// heap, descriptors that the runtime watches, the positions of a ring buffer, the memory of another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",

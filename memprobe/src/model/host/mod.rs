@@ -17,7 +17,7 @@ use super::snapshot::host::{
 };
 use super::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
 use super::{Applied, Caps};
-use crate::event::{Event, Losses, Tgid, TimeNs};
+use crate::event::{Action, Event, Losses, Tgid, TimeNs};
 use process::Process;
 
 /// How much a host keeps at most, and for how long.
@@ -135,8 +135,19 @@ impl Host {
 
     /// Brings a process up to date with the next event of its stream; `None` where it has no row.
     pub fn apply(&mut self, tgid: Tgid, event: &Event) -> Option<Applied> {
+        if is_of_before(event) && self.is_copy_of_a_user(tgid) {
+            return Some(Applied::Noted);
+        }
         let process = self.processes.get_mut(&tgid)?;
         Some(process.apply(event))
+    }
+
+    /// Whether what is written down in the memory of a process is that of the one it is a copy of:
+    /// CUDA does not survive a fork.
+    fn is_copy_of_a_user(&self, tgid: Tgid) -> bool {
+        let parent = self.processes.get(&tgid).and_then(Process::forked_from);
+        let parent = parent.and_then(|parent| self.processes.get(&parent));
+        parent.is_some_and(Process::was_heard)
     }
 
     /// The running totals of what was lost on the way here, for all processes together. Each is
@@ -234,5 +245,14 @@ impl Host {
     pub fn process(&self, tgid: Tgid, now: TimeNs, grouping: Grouping) -> Option<Snapshot> {
         let process = self.processes.get(&tgid)?;
         Some(process.snapshot(now, grouping))
+    }
+}
+
+/// Whether an event tells of what was there at attach.
+fn is_of_before(event: &Event) -> bool {
+    match event {
+        Event::AtAttach(_) => true,
+        Event::Memory(event) => event.action == Action::Held,
+        Event::Stack(..) | Event::Thread(..) | Event::Loss(_) => false,
     }
 }

@@ -71,6 +71,16 @@ impl Process {
         }
     }
 
+    /// The process that it is a copy of.
+    pub(super) fn forked_from(&self) -> Option<Tgid> {
+        self.row.facts.forked_from
+    }
+
+    /// Whether its allocator was heard.
+    pub(super) fn was_heard(&self) -> bool {
+        self.model.totals().is_some()
+    }
+
     /// Brings the ledger up to date.
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
         let applied = self.model.apply(event);

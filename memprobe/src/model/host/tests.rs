@@ -45,10 +45,10 @@ fn host(tgids: &[u32]) -> Host {
 
 fn frame(line: u32) -> Frame {
     Frame {
-        library: None,
         file: "train.py".into(),
         line,
         function: "step".into(),
+        library: None,
     }
 }
 
@@ -64,7 +64,6 @@ fn stack(line: u32) -> Event {
 /// Allocator `device` of process `tgid` handed out `size` bytes at `addr` and now has `allocated`.
 fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
-        call: None,
         time: at(second),
         tgid: Tgid(tgid),
         tid: Tid(tgid),
@@ -77,6 +76,7 @@ fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u6
             reserved: Bytes(allocated + 7),
         }),
         stack: StackId(3),
+        call: None,
     })
 }
 
@@ -85,11 +85,29 @@ fn free(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64
         unreachable!("made above")
     };
     Event::Memory(MemoryEvent {
-        call: None,
         action: Action::Free,
         stack: StackId::NONE,
         ..event
     })
+}
+
+fn totals(bytes: u64) -> Totals {
+    Totals {
+        allocated: Bytes(bytes),
+        reserved: Bytes(bytes + 7),
+    }
+}
+
+/// An allocator had `bytes` on device 0 when memprobe attached, and `peak` at most before.
+fn at_attach(bytes: u64, peak: u64) -> AtAttach {
+    AtAttach {
+        time: at(1),
+        tgid: Tgid(1),
+        device: Some(DeviceIndex(0)),
+        totals: totals(bytes),
+        peak: totals(peak),
+        unread: None,
+    }
 }
 
 fn row(host: &mut Host, tgid: u32, second: u64) -> ProcessRow {
@@ -148,19 +166,7 @@ fn the_peak_is_that_of_the_sum_and_not_the_sum_of_the_peaks() {
 #[test]
 fn what_the_allocator_tells_at_attach_is_known_before_the_first_event() {
     let mut host = host(&[1]);
-    let totals = |bytes| Totals {
-        allocated: Bytes(bytes),
-        reserved: Bytes(bytes + 7),
-    };
-    let found = AtAttach {
-        time: at(1),
-        tgid: Tgid(1),
-        device: Some(DeviceIndex(0)),
-        totals: totals(1000),
-        peak: totals(5000),
-        unread: None,
-    };
-    host.apply(Tgid(1), &Event::AtAttach(found));
+    host.apply(Tgid(1), &Event::AtAttach(at_attach(1000, 5000)));
     let row = row(&mut host, 1, 2);
     assert_eq!(row.totals(), Some(totals(1000)));
     assert_eq!((row.peak, row.events), (totals(5000), 0));
@@ -295,21 +301,41 @@ fn a_process_that_runs_another_program_begins_anew() {
     assert_eq!(host.snapshot(at(2)).health.events, 1);
 }
 
+/// Who is known to hold nothing.
+fn idle(host: &mut Host) -> Vec<u32> {
+    let snapshot = host.snapshot(at(1));
+    let rows = snapshot.processes.iter();
+    let rows = rows.filter(|row| snapshot.holds_nothing(row));
+    rows.map(|row| row.tgid.0).collect()
+}
+
 #[test]
 fn only_who_is_unheard_and_untold_of_is_known_to_hold_nothing() {
     let mut host = host(&[1, 2, 3]);
     host.apply(Tgid(1), &alloc(1, 1, 0, 64, 100, 100));
-    let nothing = |host: &mut Host| -> Vec<u32> {
-        let snapshot = host.snapshot(at(1));
-        let rows = snapshot.processes.iter();
-        let rows = rows.filter(|row| snapshot.holds_nothing(row));
-        rows.map(|row| row.tgid.0).collect()
-    };
-    assert_eq!(nothing(&mut host), [0; 0]);
+    assert_eq!(idle(&mut host), [0; 0]);
     let bytes = Some(Bytes(5));
     let held = BTreeMap::from([(Tgid(2), vec![DriverUse { device: 0, bytes }])]);
     host.set_driver(DriverSnapshot::Devices(Vec::new()), &held);
-    assert_eq!(nothing(&mut host), [3]);
+    assert_eq!(idle(&mut host), [3]);
+}
+
+#[test]
+fn a_copy_of_a_process_does_not_hold_what_that_one_wrote_down() {
+    let mut host = host(&[1]);
+    let facts = ProcessFacts {
+        forked_from: Some(Tgid(1)),
+        ..ProcessFacts::default()
+    };
+    assert!(host.start(target(2), facts, at(1)));
+    let found = at_attach(1000, 1000);
+    for tgid in [1, 2] {
+        host.apply(Tgid(tgid), &Event::AtAttach(found.clone()));
+    }
+    assert_eq!(row(&mut host, 2, 1).totals(), None);
+    assert_eq!(idle(&mut host), [2]);
+    host.apply(Tgid(2), &alloc(1, 2, 0, 64, 100, 100));
+    assert_eq!(idle(&mut host), [0; 0]);
 }
 
 #[test]

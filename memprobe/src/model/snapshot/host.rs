@@ -19,11 +19,13 @@ pub struct HostSnapshot {
 }
 
 impl HostSnapshot {
-    /// Whether a process is known to hold nothing: its allocator was not heard, and the driver,
-    /// which tells of others, does not tell of it. Workers that load data are such.
+    /// Whether a process is known to hold nothing: its allocator did nothing, and the driver, which
+    /// tells of others, does not tell of it; or it is a copy of a process that uses the GPU, as
+    /// workers that load data are, and has done nothing of its own.
     pub fn holds_nothing(&self, row: &ProcessRow) -> bool {
         let driver_tells = self.processes.iter().any(|row| !row.driver.is_empty());
-        driver_tells && row.driver.is_empty() && row.devices.is_empty()
+        let is_copy = row.facts.forked_from.is_some() && row.devices.is_empty();
+        row.events == 0 && row.driver.is_empty() && (driver_tells || is_copy)
     }
 }
 
@@ -82,6 +84,9 @@ pub struct ProcessFacts {
     pub user: Option<String>,
     /// Its place among the processes of a distributed job.
     pub rank: Option<Rank>,
+    /// The process that made it by `fork`, where it has not run a program of its own since. Its
+    /// memory is a copy: what an allocator wrote down there is that of the other process.
+    pub forked_from: Option<Tgid>,
 }
 
 /// A place among the processes of a distributed job, as its launcher told the process.

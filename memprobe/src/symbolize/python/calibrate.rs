@@ -48,6 +48,8 @@ pub enum Mismatch {
     },
     /// Not one thread could be proved.
     NothingProved,
+    /// No thread runs anything, by offsets that nothing else speaks for.
+    NoFrames,
 }
 
 impl fmt::Display for Mismatch {
@@ -75,6 +77,7 @@ impl fmt::Display for Mismatch {
             Self::EndlessStack { native_thread_id } => {
                 write!(f, "the stack of thread {native_thread_id} has no end")
             }
+            Self::NoFrames => f.write_str("none of its threads runs any Python"),
             Self::NothingProved => f.write_str("none of its threads could be read"),
         }
     }
@@ -91,6 +94,17 @@ pub struct Claim<'a> {
     pub code_type: u64,
     /// The way to the thread states.
     pub way: StateWay,
+    /// How well the offsets are known beforehand.
+    pub layout_is: LayoutIs,
+}
+
+/// How well offsets are known before they are proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayoutIs {
+    /// Those of the official build, which were tested.
+    Tested,
+    /// Others, as the interpreter tells them: a thread without frames proves nothing.
+    OnlyTold,
 }
 
 /// Proves a claim on every thread: each finds its own state, whether it holds the GIL or not, and
@@ -133,6 +147,8 @@ pub fn prove(
     }
     if proved == 0 {
         Err(Mismatch::NothingProved)
+    } else if known_codes.is_empty() && claim.layout_is == LayoutIs::OnlyTold {
+        Err(Mismatch::NoFrames)
     } else {
         Ok(states)
     }
@@ -219,6 +235,7 @@ mod tests {
             interpreter: INTERPRETER,
             code_type: CODE_TYPE,
             way: StateWay::to_key(key).unwrap(),
+            layout_is: LayoutIs::Tested,
         }
     }
 
@@ -327,6 +344,21 @@ mod tests {
                 prove(&memory, &claim, |_| true),
                 Err(Mismatch::Stack { .. })
             ));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_runs_nothing_proves_only_offsets_that_were_tested() {
+        for layout in LAYOUTS.iter().filter(|layout| layout.minor >= 13) {
+            let tested = claim(layout, 0);
+            let mut memory = one_thread(layout, tested.way);
+            memory.write(STATE + u64::from(layout.thread.frame), &[0; 8]);
+            assert!(prove(&memory, &tested, |_| true).is_ok());
+            let told = Claim {
+                layout_is: LayoutIs::OnlyTold,
+                ..tested
+            };
+            assert_eq!(prove(&memory, &told, |_| true), Err(Mismatch::NoFrames));
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use memprobe_common::PythonConfig;
 
-use super::calibrate::{self, Claim, Mismatch};
+use super::calibrate::{self, Claim, LayoutIs, Mismatch};
 use super::debug_offsets;
 use super::error::DetectError;
 use super::interpreter::{self, Interpreter, PythonVersion};
@@ -303,6 +303,11 @@ impl Prover<'_> {
             interpreter: self.interpreter,
             code_type: self.code_type,
             way,
+            layout_is: if PythonLayout::of(self.layout.minor) == Some(self.layout) {
+                LayoutIs::Tested
+            } else {
+                LayoutIs::OnlyTold
+            },
         };
         let proved = calibrate::prove(self.memory, &claim, |native| living.contains(&native));
         Ok(proved.map(|_| ()))

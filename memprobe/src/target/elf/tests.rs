@@ -44,6 +44,77 @@ fn the_bytes_of_a_function_are_those_in_memory() {
     assert_eq!(loaded.image.range(offset, 64).unwrap(), in_memory);
 }
 
+/// A copy of this machine's C library whose header speaks of no section.
+fn libc_without_sections() -> (tempfile::NamedTempFile, ElfImage) {
+    let (mut open, _) = libc().open(me()).unwrap();
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut open, &mut bytes).unwrap();
+    // e_shoff, and e_shnum with e_shstrndx (Elf64_Ehdr).
+    bytes[40..48].fill(0);
+    bytes[60..64].fill(0);
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&bytes).unwrap();
+    let image = ElfImage::open(file.path()).unwrap();
+    (file, image)
+}
+
+#[test]
+fn a_file_without_sections_is_searched_by_what_the_loader_goes_by() {
+    let whole = LoadedImage::open(&libc(), me()).unwrap().image;
+    let (_file, cut) = libc_without_sections();
+    for name in [
+        "malloc",
+        "free",
+        "_thread_db_sizeof_pthread",
+        "no_such_function",
+    ] {
+        assert_eq!(
+            cut.symbol(name).unwrap(),
+            whole.symbol(name).unwrap(),
+            "{name}"
+        );
+    }
+    assert_eq!(
+        cut.needs("ld-linux-x86-64.so.2").unwrap(),
+        whole.needs("ld-linux-x86-64.so.2").unwrap()
+    );
+}
+
+#[test]
+fn a_file_that_is_damaged_anywhere_is_no_reason_to_panic() {
+    let (file, _) = libc_without_sections();
+    let whole = std::fs::read(file.path()).unwrap();
+    let mut state = 1_u32;
+    let mut random = move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize
+    };
+    // Header, program headers, hash table and symbols lie at the beginning.
+    let mut bytes = whole[..whole.len().min(1 << 20)].to_vec();
+    let beginning = bytes.len().min(1 << 16);
+    for _ in 0..100 {
+        let mut changed = Vec::new();
+        for _ in 0..8 {
+            let at = if random() % 2 == 0 {
+                random() % 1024
+            } else {
+                random() % beginning
+            };
+            changed.push((at, bytes[at]));
+            bytes[at] = random() as u8;
+        }
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&bytes).unwrap();
+        if let Ok(image) = ElfImage::open(file.path()) {
+            let _ = image.symbol("malloc");
+            let _ = image.needs("ld-linux");
+        }
+        for (at, byte) in changed.into_iter().rev() {
+            bytes[at] = byte;
+        }
+    }
+}
+
 #[test]
 fn a_name_matches_whole_or_not_at_all() {
     let image = ElfImage::open(&std::env::current_exe().unwrap()).unwrap();

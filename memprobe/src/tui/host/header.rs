@@ -8,10 +8,11 @@ use ratatui::text::{Line, Span};
 
 use super::super::theme::Theme;
 use super::layout::devices_a_line;
+use super::rows::is_within;
 use super::state::HostState;
 use crate::bytes::short;
 use crate::label::{clean, clock, counted, fit, percent, width};
-use crate::model::snapshot::host::{DriverDevice, DriverSnapshot, ProcessState};
+use crate::model::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
 
 /// Columns of the bar of a device.
 const BAR: usize = 8;
@@ -41,8 +42,11 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &T
 
 /// `6 processes: 4 probed, 1 waiting, 1 not probed`.
 fn processes(state: &HostState) -> String {
-    let rows = &state.shown.processes;
-    let count = |is: fn(&ProcessState) -> bool| rows.iter().filter(|row| is(&row.state)).count();
+    let host = &state.shown;
+    let rows = host.processes.iter();
+    let within = |row: &&ProcessRow| is_within(host, state.extent, row);
+    let states: Vec<&ProcessState> = rows.filter(within).map(|row| &row.state).collect();
+    let count = |is: fn(&ProcessState) -> bool| states.iter().filter(|state| is(state)).count();
     let parts = [
         (count(|state| *state == ProcessState::Probed), "probed"),
         (
@@ -60,7 +64,7 @@ fn processes(state: &HostState) -> String {
         .filter(|(number, _)| *number > 0)
         .map(|(number, word)| format!("{number} {word}"))
         .collect();
-    let processes = match rows.len() {
+    let processes = match states.len() {
         1 => "1 process".to_owned(),
         number => format!("{number} processes"),
     };

@@ -45,6 +45,11 @@ pub enum Extent {
     All,
 }
 
+/// Whether a process is among those of an extent.
+pub fn is_within(host: &HostSnapshot, extent: Extent, row: &ProcessRow) -> bool {
+    extent == Extent::All || !host.holds_nothing(row)
+}
+
 /// The processes to show, by their place in the snapshot, in order.
 pub fn order(
     host: &HostSnapshot,
@@ -55,8 +60,7 @@ pub fn order(
 ) -> Vec<usize> {
     let processes = &host.processes;
     let is_shown = |row: &ProcessRow| {
-        (extent == Extent::All || !host.holds_nothing(row))
-            && (!filter.is_active() || filter.shows(&searched(row)))
+        is_within(host, extent, row) && (!filter.is_active() || filter.shows(&searched(row)))
     };
     let mut places: Vec<usize> = (0..processes.len())
         .filter(|place| is_shown(&processes[*place]))

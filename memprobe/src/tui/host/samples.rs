@@ -12,10 +12,10 @@ const SECOND: u64 = 1_000_000_000;
 
 fn line(file: &str, line: u32, function: &str) -> Holder {
     Holder::Site(Site::Line(Frame {
-        library: None,
         file: file.into(),
         line,
         function: function.into(),
+        library: None,
     }))
 }
 

@@ -106,6 +106,11 @@ impl HostState {
         self.shown.processes.get(*self.order.get(place)?)
     }
 
+    /// Processes that hold nothing and are left out.
+    pub fn left_out(&self) -> usize {
+        self.shown.processes.len() - self.all.rows
+    }
+
     /// The selected process.
     pub fn selected(&self) -> Option<&ProcessRow> {
         self.row(self.cursor)
@@ -189,7 +194,8 @@ impl HostState {
             &self.filter,
             &self.names,
         );
-        self.all = Sums::of(processes.iter());
+        let within = |row: &&ProcessRow| rows::is_within(&self.shown, self.extent, row);
+        self.all = Sums::of(processes.iter().filter(within));
         self.sums = Sums::of(self.order.iter().map(|place| &processes[*place]));
         let last = self.order.len().saturating_sub(1);
         self.cursor = match self.selected {

@@ -7,7 +7,7 @@ use ratatui::style::Style;
 use super::super::sort::Order;
 use super::super::theme::Theme;
 use super::columns::Place;
-use super::rows::{Extent, Sums};
+use super::rows::Sums;
 use super::sort::Column;
 use super::state::HostState;
 use crate::bytes::short;
@@ -160,7 +160,7 @@ fn sparkline(trend: &Trend, columns: usize, theme: &Theme) -> Option<String> {
 
 /// What the table adds up to.
 pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
-    if area.is_empty() || state.all.rows == 0 {
+    if area.is_empty() || state.shown.processes.is_empty() {
         return;
     }
     let dot = theme.glyphs.dot;
@@ -177,10 +177,9 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Them
             1 => "1 process".to_owned(),
             number => format!("{number} processes"),
         };
-        let hidden = state.all.rows - state.sums.rows;
-        let hidden = match (state.extent, hidden) {
-            (Extent::All, _) | (_, 0) => String::new(),
-            (Extent::Holders, hidden) => format!(" {dot} {hidden} without memory (a: all)"),
+        let hidden = match state.left_out() {
+            0 => String::new(),
+            hidden => format!(" {dot} {hidden} without memory (a: all)"),
         };
         let text = format!("{rows}: {}{hidden}", in_words(&state.all));
         (text, theme.faint())

@@ -266,6 +266,7 @@ impl Actor {
                 reserved: Bytes((held + self.most / 8) * MIB),
             }),
             stack: StackId((dice % 5) as u32 + 1),
+            call: None,
         }))
     }
 }
@@ -288,6 +289,7 @@ fn stack(line: u32) -> Event {
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),
+        library: None,
     };
     let stack = Stack {
         kind: StackKind::Python,

@@ -49,6 +49,7 @@ fn frame(line: u32) -> Frame {
         file: "train.py".into(),
         line,
         function: "step".into(),
+        library: None,
     }
 }
 
@@ -77,6 +78,7 @@ fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u6
             reserved: Bytes(allocated + 7),
         }),
         stack: StackId(3),
+        call: None,
     })
 }
 

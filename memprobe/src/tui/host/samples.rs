@@ -16,6 +16,7 @@ fn line(file: &str, line: u32, function: &str) -> Holder {
         file: file.into(),
         line,
         function: function.into(),
+        library: None,
     }))
 }
 

@@ -289,7 +289,6 @@ fn stack(line: u32) -> Event {
         file: "/home/ada/gpt/model.py".into(),
         line,
         function: function.into(),
-        library: None,
     };
     let stack = Stack {
         kind: StackKind::Python,

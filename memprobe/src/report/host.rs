@@ -422,7 +422,6 @@ mod tests {
             file: "/srv/model.py".into(),
             line: 88,
             function: "forward\x1b".into(),
-            library: None,
         };
         ProcessRow {
             tgid: Tgid(tgid),

@@ -49,7 +49,6 @@ fn frame(line: u32) -> Frame {
         file: "train.py".into(),
         line,
         function: "step".into(),
-        library: None,
     }
 }
 
@@ -78,7 +77,6 @@ fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u6
             reserved: Bytes(allocated + 7),
         }),
         stack: StackId(3),
-        call: None,
     })
 }
 

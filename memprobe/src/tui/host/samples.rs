@@ -16,7 +16,6 @@ fn line(file: &str, line: u32, function: &str) -> Holder {
         file: file.into(),
         line,
         function: function.into(),
-        library: None,
     }))
 }
 

@@ -266,7 +266,6 @@ impl Actor {
                 reserved: Bytes((held + self.most / 8) * MIB),
             }),
             stack: StackId((dice % 5) as u32 + 1),
-            call: None,
         }))
     }
 }

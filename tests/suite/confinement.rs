@@ -149,10 +149,8 @@ impl Confined {
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
         self.outermost.finish().succeeded();
         let reference = Reference::read(&self.folder.path().join("reference.json"));
-        let both = BothSides {
-            reference: reference.expect("the reference"),
-            events: ground.events(&file),
-        };
+        let events = ground.events(&file);
+        let both = BothSides::until_the_end_of(reference.expect("the reference"), events);
         (both, file, self.folder, printed.stderr)
     }
 }

@@ -218,9 +218,14 @@ fn are_deleted(process: &Value) {
         assert_eq!(library["deleted"], true, "{library}");
         assert!(library["build_id"].is_string(), "{library}");
     }
-    for probe in process["probes"].as_array().expect("probes") {
-        assert!(probe["address"].is_u64(), "{probe}");
-    }
+    let probes = process["probes"].as_array().expect("probes");
+    // Not every function of CUDA is in every version.
+    let mut found = probes.iter().filter(|probe| probe["library"].is_string());
+    assert!(found.clone().count() > PROBED.len(), "{process}");
+    assert!(
+        found.all(|probe| probe["address"].is_u64()),
+        "a probe without an address: {process}"
+    );
 }
 
 /// A control group that is named as Docker names those of its containers.

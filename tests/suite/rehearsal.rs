@@ -151,7 +151,7 @@ impl BothSides {
 
     /// What memprobe saw of the allocator up to the end of PyTorch's own recording. PyTorch 2.1 frees workspaces to
     /// make its snapshot.
-    fn until_the_end_of(reference: Reference, mut events: Vec<Event>) -> Self {
+    pub fn until_the_end_of(reference: Reference, mut events: Vec<Event>) -> Self {
         events.retain(Event::is_of_the_allocator);
         events.retain(|event| event.time_ns <= reference.end_ns);
         Self { reference, events }

@@ -141,7 +141,8 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
     steps.take("tests", || {
         let mut tests = cargo(repository);
         tests
-            .args(["test", "--workspace"])
+            // A run costs minutes: it is to show everything that fails.
+            .args(["test", "--workspace", "--no-fail-fast"])
             .envs(variables.iter().cloned());
         if extent == Extent::WithoutPyTorch {
             println!(

@@ -167,9 +167,7 @@ fn tell(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer
         call.stack = stack.hash;
         let runs_python = stack.state == stack_state::PYTHON || stack.state == stack_state::LOST;
         let works_for_python = stack.state == stack_state::NO_FRAMES && stack.hash != 0;
-        if !runs_python
-            && !works_for_python
-            && tell_with_stack(call, stack_pointer, frame_pointer)
+        if !runs_python && !works_for_python && tell_with_stack(call, stack_pointer, frame_pointer)
         {
             return;
         }

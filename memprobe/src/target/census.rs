@@ -120,22 +120,33 @@ fn read_maps(tgid: Tgid) -> Vec<u8> {
 }
 
 fn uses_cuda(maps: &[u8]) -> bool {
-    LIBRARIES
-        .iter()
-        .any(|name| memmem::find(maps, name).is_some())
+    LIBRARIES.iter().any(|name| lines(maps, name).any(is_code))
 }
 
 /// Device, inode and path of the dynamic loader, as they stand in its lines.
 fn loader(maps: &[u8]) -> Option<&[u8]> {
-    let name = memmem::find(maps, LOADER)?;
-    let start = maps[..name]
-        .iter()
-        .rposition(|byte| *byte == b'\n')
-        .map_or(0, |newline| newline + 1);
-    let line = maps[start..].split(|byte| *byte == b'\n').next()?;
+    lines(maps, LOADER).next()?.splitn(4, is_space).nth(3)
+}
+
+/// Whether a mapping is of code: a file that is only read, as memprobe does, is not used.
+fn is_code(line: &[u8]) -> bool {
     // "start-end perms offset device inode path".
-    let mut fields = line.splitn(4, |byte| *byte == b' ');
-    fields.nth(3)
+    let perms = line.splitn(3, is_space).nth(1);
+    perms.is_some_and(|perms| perms.contains(&b'x'))
+}
+
+fn is_space(byte: &u8) -> bool {
+    *byte == b' '
+}
+
+/// The lines that have this in them.
+fn lines<'a>(maps: &'a [u8], name: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    memmem::find_iter(maps, name).map(|place| {
+        let start = maps[..place].iter().rposition(|byte| *byte == b'\n');
+        let line = &maps[start.map_or(0, |newline| newline + 1)..];
+        let end = line.iter().position(|byte| *byte == b'\n');
+        &line[..end.unwrap_or(line.len())]
+    })
 }
 
 #[cfg(test)]
@@ -152,6 +163,8 @@ mod tests {
         for library in ["libcuda.so.1", "libcudart.so.13", "libc10_cuda.so"] {
             let mut maps = PYTHON.to_vec();
             maps.extend(format!("7f30-7f40 r--p 0 08:01 9 /opt/x/{library}\n").bytes());
+            assert!(!uses_cuda(&maps), "{library} is only read");
+            maps.extend(format!("7f40-7f50 r-xp 0 08:01 9 /opt/x/{library}\n").bytes());
             assert!(uses_cuda(&maps), "{library}");
         }
         assert!(!uses_cuda(

@@ -203,8 +203,8 @@ impl Cuda {
             }
             Effect::RetainsPrimary => self.contexts.retain_primary(record.out[0], second),
             Effect::ReleasesPrimary => {
-                let is_last = self.contexts.release_primary(first);
-                if is_last && !self.runtime_was_used {
+                let was_last = self.contexts.release_primary(first);
+                if was_last && !self.runtime_was_used {
                     self.reset(contexts::device(first), call, segments);
                 }
             }

@@ -33,7 +33,9 @@ def load(size):
         def __getitem__(self, at):
             return torch.full((10,), float(at))
 
-    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4, num_workers=2)
+    loader = torch.utils.data.DataLoader(
+        Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"
+    )
     return sum(float(batch.sum()) for batch in loader)
 
 

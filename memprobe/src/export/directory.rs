@@ -206,7 +206,10 @@ pub fn file_stem(pid: u32, rank: Option<u32>, command: &str) -> String {
 /// program otherwise. Nothing in it means anything to a shell or a path.
 fn program_word(command: &str) -> String {
     let mut words = command.split_whitespace();
-    let program = basename(words.next().unwrap_or_default());
+    let mut program = basename(words.next().unwrap_or_default());
+    if program.starts_with("ld-linux") || program.starts_with("ld-musl") {
+        program = loaded(&mut words).unwrap_or(program);
+    }
     let name = if program.starts_with("python") || program.starts_with("pypy") {
         script(words).unwrap_or(program)
     } else {
@@ -222,6 +225,26 @@ fn program_word(command: &str) -> String {
         plain.push(if harmless { letter } else { '-' });
     }
     plain.trim_matches(['-', '.']).to_owned()
+}
+
+/// The program among the arguments of a dynamic loader that was called by name (ld.so(8)).
+fn loaded<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    while let Some(word) = words.next() {
+        match word {
+            "--library-path"
+            | "--argv0"
+            | "--preload"
+            | "--audit"
+            | "--inhibit-rpath"
+            | "--glibc-hwcaps-prepend"
+            | "--glibc-hwcaps-mask" => {
+                words.next();
+            }
+            _ if word.starts_with('-') => {}
+            _ => return Some(basename(word)),
+        }
+    }
+    None
 }
 
 /// The script or module among the arguments of a Python (`python --help`).
@@ -276,6 +299,8 @@ mod tests {
             "1-x-rm--31m"
         );
         assert_eq!(file_stem(1, None, "/.."), "1");
+        let loader = "/lib64/ld-linux-x86-64.so.2 --argv0 python /usr/bin/python3.15 -u train.py";
+        assert_eq!(file_stem(1, None, loader), "1-train");
         assert!(file_stem(1, None, &"x".repeat(500)).len() < 64);
     }
 

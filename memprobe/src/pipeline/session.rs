@@ -158,10 +158,19 @@ impl HostSession {
             // The kernel's programs were faster, and their word of it is on its way.
             return Ok(());
         }
+        self.dismiss_if_ended(tgid, Some(&watched));
         let now = Instant::now();
         let process = Process::new(Some(watched), tgid, origin, attaching, now);
         self.found(process);
         Ok(())
+    }
+
+    /// Takes away the kernel's entry of a process that had ended before it got one: no word of its end
+    /// will come.
+    fn dismiss_if_ended(&mut self, tgid: Tgid, watched: Option<&Watched>) {
+        if watched.is_none_or(Watched::has_ended) {
+            let _ = self.loader.dismiss(tgid);
+        }
     }
 
     /// Watches a process and those that descend from it, also those that it makes later.
@@ -332,9 +341,10 @@ impl HostSession {
     fn adopt(&mut self, tgid: Tgid) {
         let now = Instant::now();
         let attaching = Attaching::new(tgid, self.watch);
-        // It may be admitted already, or gone: both are well.
-        let _ = self.loader.admit(tgid, attaching.config(super::now()));
         let watched = Watched::if_there(tgid);
+        // It may be admitted already, which is well.
+        let _ = self.loader.admit(tgid, attaching.config(super::now()));
+        self.dismiss_if_ended(tgid, watched.as_ref());
         let process = Process::new(watched, tgid, Origin::Running, attaching, now);
         self.found(process);
     }

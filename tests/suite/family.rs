@@ -21,7 +21,9 @@ fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_lea
     let family = Family::build();
     let root = Background::start(&mut family.command(&["churn", "400", "50", "300"]));
     let run = family.path("run/");
-    let mut recording = ground.record_unready(root.pid(), &run, &["--children"]);
+    // Room for all that happens: how fast memprobe reads depends on the machine.
+    let options = ["--children", "--buffer-size", "256MiB"];
+    let mut recording = ground.record_unready(root.pid(), &run, &options);
     recording.memprobe.wait_for("recording PID");
     let memprobe = recording.memprobe.pid();
     let held = bpf::held_by(memprobe);

@@ -57,9 +57,12 @@ fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behin
     });
     let report = ground.report(&file);
     assert_eq!(report["truncated"], true);
+    let events = ground.events(&file);
+    // Blocks that were found at attach are listed and are no events.
+    let happened = events.iter().filter(|event| event.action != "held");
     assert_eq!(
         report["events"].as_u64(),
-        u64::try_from(ground.events(&file).len()).ok()
+        u64::try_from(happened.count()).ok()
     );
     assert!(report["events"].as_u64() > Some(100), "too little was kept");
     assert_goes_on(&ground, target);

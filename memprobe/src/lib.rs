@@ -21,4 +21,5 @@ pub mod recording;
 pub mod report;
 pub mod symbolize;
 pub mod target;
+pub mod tensors;
 pub mod tui;

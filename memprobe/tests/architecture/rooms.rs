@@ -112,6 +112,12 @@ pub const ROOMS: &[Room] = &[
         except: &[],
     },
     Room {
+        name: "tensors.rs",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        // Whose tensors they are is said as everywhere.
+        except: &["crate::model::snapshot::Target"],
+    },
+    Room {
         name: "cuda.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
@@ -211,7 +217,8 @@ pub const ROOMS: &[Room] = &[
             WORDS,
             JOINTS,
         ],
-        except: &[],
+        // Python's objects are laid out the same whoever reads them; a snapshot says whose it is.
+        except: &["crate::symbolize::python", "crate::model::snapshot::Target"],
     },
     Room {
         name: "recording/",

@@ -16,6 +16,7 @@ mod maps;
 mod python;
 mod ring;
 mod thread;
+mod tracepoint;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,7 +1,8 @@
 //! What CUDA's functions do with memory, as data: those of libcudart (CUDA Runtime API,
 //! `cuda_runtime_api.h`) and of libcuda (CUDA Driver API, `cuda.h`), CUDA 11.0 to 13.2.
 //!
-//! Every one of them answers with an `int` that is 0 for success.
+//! Every one of them answers with an `int` that is 0 for success. Beside them stand the tracepoints of
+//! PyTorch's caching allocator, which tell of blocks as those functions do of memory.
 
 use crate::event::Space;
 
@@ -12,6 +13,8 @@ pub enum Api {
     Runtime,
     /// libcuda.
     Driver,
+    /// The tracepoints of PyTorch's caching allocator.
+    Tracepoint,
 }
 
 impl Api {
@@ -20,6 +23,7 @@ impl Api {
         match self {
             Self::Runtime => "libcudart",
             Self::Driver => "libcuda.so",
+            Self::Tracepoint => "libc10_cuda.so",
         }
     }
 }
@@ -27,7 +31,7 @@ impl Api {
 /// One function.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Its name in the documentation.
+    /// Its name in the documentation; of a tracepoint with its provider, as other tools write it.
     pub name: &'static str,
     /// Whose it is.
     pub api: Api,
@@ -170,6 +174,16 @@ const fn allocates(space: Space, size: Size) -> Effect {
     Effect::Allocates { space, size }
 }
 
+/// A tracepoint of PyTorch's, which is no symbol.
+const fn tracepoint(name: &'static str, effect: Effect) -> Function {
+    Function {
+        name,
+        api: Api::Tracepoint,
+        symbol: name,
+        effect,
+    }
+}
+
 const DEVICE: Effect = allocates(Space::Device, Size::Argument);
 const MANAGED: Effect = allocates(Space::Managed, Size::Argument);
 const PINNED: Effect = allocates(Space::Pinned, Size::Argument);
@@ -266,11 +280,26 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuDevicePrimaryCtxRetain", Effect::RetainsPrimary),
     driver("cuDevicePrimaryCtxRelease_v2", Effect::ReleasesPrimary),
     driver("cuDevicePrimaryCtxReset_v2", Effect::ResetsPrimary),
+    // Argument 2 is the device.
+    tracepoint("pytorch:malloc", DEVICE),
+    tracepoint("pytorch:free", FREES),
 ];
+
+/// The tracepoints with their numbers.
+pub fn tracepoints() -> impl Iterator<Item = (u8, &'static Function)> {
+    (0..)
+        .zip(FUNCTIONS)
+        .filter(|(_, function)| function.api == Api::Tracepoint)
+}
 
 /// The function that the kernel's records name by `number`.
 pub fn function(number: u8) -> Option<&'static Function> {
     FUNCTIONS.get(usize::from(number))
+}
+
+/// Whether that is the name of a tracepoint: what it tells of is a block of the caching allocator.
+pub fn is_tracepoint(name: &str) -> bool {
+    function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
 }
 
 /// The function of that name in the documentation.
@@ -290,6 +319,13 @@ mod tests {
         symbols.dedup();
         assert_eq!(symbols.len(), FUNCTIONS.len());
         assert!(FUNCTIONS.iter().all(|function| !function.name.is_empty()));
+    }
+
+    #[test]
+    fn a_tracepoint_is_known_by_its_name() {
+        assert!(is_tracepoint("pytorch:free"));
+        assert!(!is_tracepoint("cudaFree"));
+        assert_eq!(tracepoints().count(), 2);
     }
 
     #[test]

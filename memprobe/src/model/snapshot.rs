@@ -35,6 +35,8 @@ pub enum Layer {
     Driver,
     /// The calls into libcudart are the allocations.
     Runtime,
+    /// The blocks of PyTorch's caching allocator are, as its tracepoints tell of them.
+    Tracepoints,
     /// The blocks of PyTorch's caching allocator are the allocations.
     Allocator,
 }
@@ -42,7 +44,9 @@ pub enum Layer {
 impl Layer {
     /// The layer of a call.
     pub(super) fn of(call: CudaCall) -> Self {
-        if call.function.starts_with("cuda") {
+        if call.function.starts_with("pytorch:") {
+            Self::Tracepoints
+        } else if call.function.starts_with("cuda") {
             Self::Runtime
         } else {
             Self::Driver
@@ -55,6 +59,7 @@ impl Layer {
             Self::None => "nothing yet",
             Self::Driver => "CUDA driver calls",
             Self::Runtime => "CUDA runtime calls",
+            Self::Tracepoints => "PyTorch's tracepoints",
             Self::Allocator => "PyTorch's caching allocator",
         }
     }

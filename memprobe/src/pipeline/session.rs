@@ -542,7 +542,7 @@ impl HostSession {
         let item = HostItem::Attached {
             target: process.target(),
             probes,
-            missing: process.attaching.missing().to_vec(),
+            missing: process.attaching.missing(),
         };
         self.tell(tgid, item);
     }

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use memprobe_common::ThreadLocal;
 
-use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe};
+use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe, TRACEPOINTS};
 use super::loader::{Function, Link, Loader, Reach};
 use super::prologue::{Place, SEARCHED};
+use super::tracepoint;
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::{ElfError, ElfImage, LoadedImage};
+use crate::target::elf::{ElfError, ElfImage, LoadedImage, Tracepoint};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 use crate::target::root::Root;
@@ -36,6 +37,8 @@ pub struct Located {
     pub function_offset: u64,
     /// Where in the function the entry program goes.
     pub place: Place,
+    /// What the entry program is told.
+    cookie: Option<u64>,
 }
 
 impl Located {
@@ -77,6 +80,63 @@ impl Located {
         })
     }
 
+    /// Finds the tracepoints of the caching allocator in one of the libraries of a process; each has a
+    /// place wherever its function was inlined. Without [`AttachError::NoFunction`] for one that is not
+    /// there: other libraries may have it.
+    pub fn find_tracepoints(
+        tgid: Tgid,
+        library: &MappedFile,
+    ) -> Vec<(&'static Probe, Result<Self, AttachError>)> {
+        let unreadable = |why: String| AttachError::Library {
+            library: library.path.display().to_string(),
+            why,
+        };
+        let image = library.open(tgid).map_err(ElfError::from);
+        let found = match image.and_then(|(open, _)| ElfImage::from_file(open)) {
+            Ok(image) => image.tracepoints(),
+            Err(error) => {
+                let error = unreadable(error.to_string());
+                let probe = TRACEPOINTS.first();
+                return probe.map(|probe| (probe, Err(error))).into_iter().collect();
+            }
+        };
+        let mut located = Vec::new();
+        for (probe, (number, function)) in TRACEPOINTS.iter().zip(crate::cuda::tracepoints()) {
+            let is_it = |tracepoint: &&Tracepoint| {
+                let name = function.name.split_once(':');
+                name == Some((&tracepoint.provider, &tracepoint.name))
+            };
+            for tracepoint in found.iter().filter(is_it) {
+                let at = match tracepoint::cookie(number, tracepoint) {
+                    Some(cookie) => {
+                        let found =
+                            Self::find_at(probe, tgid, library, |_| Ok(Some(tracepoint.vaddr)));
+                        found.map(|located| Self {
+                            cookie: Some(cookie.to_word()),
+                            ..located
+                        })
+                    }
+                    None => Err(unreadable(format!(
+                        "the values of its tracepoint {} are not understood: {}",
+                        function.name, tracepoint.operands
+                    ))),
+                };
+                located.push((probe, at));
+            }
+        }
+        // Blocks of which only half is told would never go, or come from nowhere.
+        let has = |probe: &Probe| {
+            let mut known = located.iter().filter(|(_, found)| found.is_ok());
+            known.any(|(known, _): &(&Probe, _)| known.function == probe.function)
+        };
+        let is_whole =
+            located.iter().all(|(_, found)| found.is_ok()) && TRACEPOINTS.iter().all(has);
+        if !is_whole {
+            located.retain(|(_, found)| found.is_err());
+        }
+        located
+    }
+
     fn find_at(
         probe: &'static Probe,
         tgid: Tgid,
@@ -114,6 +174,7 @@ impl Located {
             library,
             function_offset,
             place,
+            cookie: probe.cookie,
         })
     }
 
@@ -142,13 +203,7 @@ impl Located {
             links.push(link.map_err(refused)?);
         }
         let entry = self.function_offset + self.place.offset;
-        let link = loader.attach(
-            self.probe.entry,
-            &self.file,
-            entry,
-            self.probe.cookie,
-            reach,
-        );
+        let link = loader.attach(self.probe.entry, &self.file, entry, self.cookie, reach);
         links.push(link.map_err(refused)?);
         Ok(links)
     }
@@ -171,7 +226,7 @@ pub fn attach_cuda(
         .filter_map(|located| {
             Some(Function {
                 offset: located.function_offset,
-                cookie: located.probe.cookie?,
+                cookie: located.cookie?,
             })
         })
         .collect();

@@ -6,7 +6,10 @@ use std::time::Instant;
 use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
-use super::catalog::{CODE_FREED, DYNAMIC_LOADERS, LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU};
+use super::catalog::{
+    BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU,
+    TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
+};
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Watch};
 use crate::event::{Tgid, TimeNs};
@@ -39,8 +42,8 @@ pub struct Attaching {
     probes: Vec<ProbeStatus>,
     missing: Vec<String>,
     has_loader: bool,
-    /// Its caching allocator has no function to be heard by.
-    lacks_allocator: bool,
+    /// Its caching allocator has no function to be heard by: what was looked for.
+    lacks_allocator: Option<String>,
     graph_task: Search,
     /// Its Python has not started yet.
     is_starting: bool,
@@ -56,6 +59,9 @@ enum Search {
     /// It was found, or cannot be.
     Over,
 }
+
+/// How the probes on tracepoints are told apart from others of the same file.
+const TRACEPOINT_FAMILY: &str = "tracepoints";
 
 /// A file of the process that is still to be probed.
 struct Pending {
@@ -83,7 +89,7 @@ impl Attaching {
             probes: Vec::new(),
             missing: Vec::new(),
             has_loader: false,
-            lacks_allocator: false,
+            lacks_allocator: None,
             graph_task: Search::Unneeded,
             is_starting: false,
         }
@@ -135,8 +141,20 @@ impl Attaching {
     }
 
     /// What is missing for want of a probe.
-    pub fn missing(&self) -> &[String] {
-        &self.missing
+    pub fn missing(&self) -> Vec<String> {
+        let allocator = self.lacks_allocator.as_ref().map(|looked_for| {
+            let instead = match self.has_tracepoints() {
+                true => BY_TRACEPOINTS,
+                false => WITHOUT_BLOCKS,
+            };
+            format!("{looked_for}: {instead}")
+        });
+        allocator.into_iter().chain(self.missing.clone()).collect()
+    }
+
+    /// Whether both tracepoints of the allocator are probed: blocks that are never freed would be wrong.
+    fn has_tracepoints(&self) -> bool {
+        TRACEPOINTS.iter().all(|probe| self.has(probe))
     }
 
     /// Whether the process's own loader tells when it maps a library: nothing else need be looked
@@ -179,6 +197,10 @@ impl Attaching {
         }
         if let Some(pending) = self.pending(&maps) {
             self.probe(loader, files, pending)?;
+            return Ok(Step::Again);
+        }
+        if let Some(file) = self.untold(&maps) {
+            self.probe_tracepoints(loader, files, &file)?;
             return Ok(Step::Again);
         }
         self.find_graph_task(loader, files, &maps, now)?;
@@ -302,6 +324,29 @@ impl Attaching {
         self.note(&probed)
     }
 
+    /// A library that may have the tracepoints of a caching allocator that is not heard otherwise.
+    fn untold(&self, maps: &Maps) -> Option<MappedFile> {
+        self.lacks_allocator.as_ref()?;
+        let names = TRACEPOINT_LIBRARIES.iter();
+        let mut libraries = names.flat_map(|name| maps.libraries(name));
+        libraries.find(|file| {
+            let key = ProbedFiles::key(file, TRACEPOINT_FAMILY, self.reach());
+            !self.files.contains(&key)
+        })
+    }
+
+    fn probe_tracepoints(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+        file: &MappedFile,
+    ) -> Result<(), AttachError> {
+        let probed = self.probe_file(loader, files, file, TRACEPOINT_FAMILY, |tgid| {
+            Located::find_tracepoints(tgid, file)
+        });
+        self.note(&probed)
+    }
+
     /// Probes a file, or shares the probes that it has.
     fn probe_file(
         &mut self,
@@ -332,7 +377,9 @@ impl Attaching {
                 self.probes.push(probe.clone());
             }
         }
-        self.lacks_allocator |= probed.lacks_allocator;
+        if self.lacks_allocator.is_none() {
+            self.lacks_allocator.clone_from(&probed.lacks_allocator);
+        }
         for missing in &probed.missing {
             if !self.missing.contains(missing) {
                 self.missing.push(missing.clone());
@@ -378,7 +425,7 @@ impl Attaching {
             return !self.probes.is_empty();
         }
         let mut required = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
-        self.lacks_allocator || required.all(|probe| self.has(probe))
+        self.lacks_allocator.is_some() || required.all(|probe| self.has(probe))
     }
 
     fn has(&self, probe: &Probe) -> bool {

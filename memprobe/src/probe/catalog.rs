@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use iced_x86::Register;
 use memprobe_common::CudaCookie;
 
-use crate::cuda::{FUNCTIONS, Function};
+use crate::cuda::{Api, FUNCTIONS, Function};
 use crate::target::elf::ThreadLocalName;
 
 /// One probed function.
@@ -45,6 +45,29 @@ pub enum Need {
 pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
                                   what it gets from CUDA";
 
+/// What is different where the caching allocator is heard through its tracepoints.
+pub const BY_TRACEPOINTS: &str = "PyTorch's caching allocator is heard through its tracepoints (USDT), \
+                                  which tell what was asked for; totals are memprobe's own sums";
+
+/// The libraries that may have the allocator's tracepoints.
+pub const TRACEPOINT_LIBRARIES: &[&str] = &["libc10_cuda.so", "libtorch_cuda.so", "libtorch.so"];
+
+/// The probes on the allocator's tracepoints, for builds without [`Need::Allocator`]'s function. What
+/// they read is told by the library's notes.
+pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
+    let tracepoints = crate::cuda::tracepoints().map(|(_, function)| Probe {
+        function: function.name,
+        library: function.api.library(),
+        symbols: &[],
+        entry: "allocator_tracepoint",
+        returns: None,
+        reads: &[],
+        cookie: None,
+        need: Need::Optional(WITHOUT_BLOCKS),
+    });
+    tracepoints.collect()
+});
+
 /// The library of autograd's engine.
 pub const TORCH_CPU: &str = "libtorch_cpu.so";
 
@@ -65,8 +88,9 @@ pub const CURRENT_GRAPH_TASK: &[ThreadLocalName] = &[
 
 /// Every probe, in the order of attaching: the one with the most events last.
 pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
-    let cuda = (0..).zip(FUNCTIONS).map(of_cuda);
-    cuda.chain(PYTORCH).collect()
+    let functions = (0..).zip(FUNCTIONS);
+    let cuda = functions.filter(|(_, function)| function.api != Api::Tracepoint);
+    cuda.map(of_cuda).chain(PYTORCH).collect()
 });
 
 /// The probe on the function of CUDA with that number.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hashbrown::{HashMap, HashSet};
 
 use super::attach::{AttachError, GraphTaskSymbol, Located, attach_cuda};
-use super::catalog::{Need, Probe, WITHOUT_BLOCKS};
+use super::catalog::{Need, Probe};
 use super::loader::{Link, Loader, Reach};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
@@ -40,8 +40,8 @@ pub struct Probed {
     pub probes: Vec<ProbeStatus>,
     /// What is missing for want of a probe.
     pub missing: Vec<String>,
-    /// Whether it is a PyTorch whose caching allocator has no function to be heard by.
-    pub lacks_allocator: bool,
+    /// It is a PyTorch whose caching allocator has no function to be heard by: what was looked for.
+    pub lacks_allocator: Option<String>,
     /// Why a probe that memprobe cannot do without is not there.
     pub refused: Option<Arc<AttachError>>,
 }
@@ -175,8 +175,7 @@ impl ProbedFiles {
             match (attached, probe.need) {
                 (Ok(status), _) => probed.probes.push(status),
                 (Err(error @ AttachError::NoFunction { .. }), Need::Allocator) => {
-                    probed.lacks_allocator = true;
-                    probed.missing.push(format!("{error}: {WITHOUT_BLOCKS}"));
+                    probed.lacks_allocator = Some(error.to_string());
                 }
                 (Err(error), Need::Allocator) => {
                     probed.refused.get_or_insert(Arc::new(error));

@@ -17,4 +17,5 @@ pub mod preflight;
 pub mod prologue;
 pub mod refusal;
 pub mod ring;
+pub mod tracepoint;
 pub mod watched;

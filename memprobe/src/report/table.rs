@@ -44,9 +44,15 @@ pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
             push_line(&mut text, &style.warning(&line));
         }
     }
-    if matches!(replay.snapshot.cuda.layer, Layer::Runtime | Layer::Driver) {
-        let layer = replay.snapshot.cuda.layer.as_str();
-        let note = format!("No caching allocator speaks here: the lines are those of {layer}.");
+    let layer = replay.snapshot.cuda.layer;
+    if matches!(layer, Layer::Runtime | Layer::Driver | Layer::Tracepoints) {
+        let words = layer.as_str();
+        let note = match layer {
+            Layer::Tracepoints => format!(
+                "The caching allocator is heard through {words}: sizes are what was asked for, totals the sum of them."
+            ),
+            _ => format!("No caching allocator speaks here: the lines are those of {words}."),
+        };
         for line in wrap(&note, options.width) {
             push_line(&mut text, &line);
         }

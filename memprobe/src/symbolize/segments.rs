@@ -27,6 +27,9 @@ pub struct Segments {
     /// The position of the front of `held`.
     front: u64,
     live: HashMap<Place, Live>,
+    /// Blocks of an allocator that is heard through its tracepoints, by address: their frees do not
+    /// say how much it was.
+    blocks: HashMap<u64, Live>,
     /// Where memory of devices lies that is taken for no segment: address and size.
     others: BTreeMap<u64, u64>,
     /// Whether the caching allocator has said anything.
@@ -129,6 +132,37 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
+    /// The caching allocator handed out a block, by its tracepoint.
+    pub fn give_block(&mut self, event: MemoryEvent) {
+        let Some(call) = event.call else {
+            return;
+        };
+        self.allocator_speaks = true;
+        self.settle(&event);
+        self.claim(&event);
+        let block = Live {
+            size: event.size,
+            device: event.device,
+            context: None,
+            outlives_contexts: false,
+            call,
+            is_segment: false,
+        };
+        if self.blocks.len() < REMEMBERED {
+            self.blocks.insert(event.addr.0, block);
+        }
+        self.hold(Event::Memory(event));
+    }
+
+    /// The caching allocator took a block back, by its tracepoint.
+    pub fn take_block(&mut self, mut event: MemoryEvent) {
+        self.settle(&event);
+        if let Some(block) = self.blocks.remove(&event.addr.0) {
+            block.describe(&mut event);
+        }
+        self.hold(Event::Memory(event));
+    }
+
     /// Memory was given back; `event` says so, but neither what it was nor how much.
     pub fn take(&mut self, place: Place, giver: Giver, mut event: MemoryEvent) {
         self.settle(&event);
@@ -182,7 +216,7 @@ impl Segments {
                 .is_some_and(|at| at < waiting.size.0);
             if waiting.tid != event.tid {
                 self.waiting.push(waiting);
-            } else if event.action == Action::Alloc && inside {
+            } else if is_block(event) && inside {
                 self.is_segment(&waiting, event.device);
             } else {
                 self.is_other(&waiting);
@@ -281,6 +315,16 @@ impl Live {
             function: event.call.map_or(self.call.function, |call| call.function),
             space: self.call.space,
         });
+    }
+}
+
+/// Whether an event tells of a block that the caching allocator handed out.
+fn is_block(event: &MemoryEvent) -> bool {
+    let by_tracepoint = |call: CudaCall| crate::cuda::is_tracepoint(call.function);
+    match event.action {
+        Action::Alloc => true,
+        Action::CudaAlloc => event.call.is_some_and(by_tracepoint),
+        _ => false,
     }
 }
 
@@ -399,6 +443,34 @@ mod tests {
                 (Action::SegmentAlloc, Some(2), 0x1000),
                 (Action::Alloc, Some(2), 8),
                 (Action::SegmentFree, Some(2), 0x1000),
+            ]
+        );
+    }
+
+    #[test]
+    fn blocks_of_tracepoints_lie_in_segments_and_are_told_apart_from_them() {
+        let mut segments = Segments::default();
+        let block = |action, tid| MemoryEvent {
+            call: Some(CudaCall {
+                function: "pytorch:malloc",
+                space: Space::Device,
+            }),
+            ..event(action, tid, 0x1000, 0x80, Some(1))
+        };
+        malloc(&mut segments, 1, 0x1000);
+        segments.give_block(block(Action::CudaAlloc, 1));
+        segments.take_block(MemoryEvent {
+            size: Bytes(0),
+            ..block(Action::CudaFree, 2)
+        });
+        free(&mut segments, 1, 0x1000, Giver::Allocator);
+        assert_eq!(
+            drain(&mut segments),
+            [
+                (Action::SegmentAlloc, Some(1), 0x1000),
+                (Action::CudaAlloc, Some(1), 0x80),
+                (Action::CudaFree, Some(1), 0x80),
+                (Action::SegmentFree, Some(1), 0x1000),
             ]
         );
     }

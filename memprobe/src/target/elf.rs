@@ -21,6 +21,7 @@ use crate::event::Tgid;
 
 use dynamic::DynamicSegment;
 pub use thread_local::ThreadLocalName;
+pub use tracepoints::Tracepoint;
 
 /// The most that is read of one section. The string table of libtorch_cuda has some 100 MiB.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
@@ -505,6 +506,7 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
 
 mod dynamic;
 mod thread_local;
+mod tracepoints;
 
 #[cfg(test)]
 mod tests;

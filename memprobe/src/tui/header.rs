@@ -67,7 +67,9 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
     }
     facts.extend(process(&snapshot.target));
     facts.extend(match snapshot.cuda.layer {
-        Layer::Runtime | Layer::Driver => Some(snapshot.cuda.layer.as_str().to_owned()),
+        Layer::Runtime | Layer::Driver | Layer::Tracepoints => {
+            Some(snapshot.cuda.layer.as_str().to_owned())
+        }
         Layer::Allocator | Layer::None => None,
     });
     let since = match snapshot.health.state {

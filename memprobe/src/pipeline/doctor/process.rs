@@ -10,7 +10,9 @@ use crate::cuda::Api;
 use crate::event::Tgid;
 use crate::probe::attach::AttachError;
 use crate::probe::attach::Located;
-use crate::probe::catalog::{CODE_FREED, Need, PROBES, Probe, WITHOUT_BLOCKS};
+use crate::probe::catalog::{
+    CODE_FREED, Need, PROBES, Probe, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
+};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::function;
 use crate::probe::prologue::written;
@@ -141,6 +143,7 @@ impl Process {
         for probe in PROBES.iter() {
             process.look_for(probe, tgid, &maps);
         }
+        process.look_for_tracepoints(tgid, &maps);
         process.findings.push(torch(tgid, &maps));
         process.findings.push(process.layer());
         process
@@ -162,6 +165,28 @@ impl Process {
         for file in &copies {
             let located = Some(Located::find_in(probe, tgid, file));
             self.probes.push(Place::of(tgid, maps, probe, located));
+        }
+    }
+
+    /// Where the tracepoints of a caching allocator are that is not heard otherwise.
+    fn look_for_tracepoints(&mut self, tgid: Tgid, maps: &Maps) {
+        let lacks = |place: &Place| {
+            let mut needed = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
+            needed.any(|probe| probe.function == place.function)
+                && place.address.is_none()
+                && maps.library("libc10.so").is_some()
+        };
+        if !self.probes.iter().any(lacks) {
+            return;
+        }
+        let files = TRACEPOINT_LIBRARIES
+            .iter()
+            .flat_map(|name| maps.libraries(name));
+        for file in files {
+            for (probe, located) in Located::find_tracepoints(tgid, &file) {
+                self.probes
+                    .push(Place::of(tgid, maps, probe, Some(located)));
+            }
         }
     }
 
@@ -195,6 +220,19 @@ impl Process {
         if is_any_placed(&|probe| probe.need == Need::Allocator) {
             let words = "PyTorch's caching allocator, which reports each block";
             return Finding::ok("layer", words).with("layer", "allocator");
+        }
+        let has_tracepoints = |function: &str| {
+            self.probes
+                .iter()
+                .any(|place| place.function == function && place.address.is_some())
+        };
+        if TRACEPOINTS
+            .iter()
+            .all(|probe| has_tracepoints(probe.function))
+        {
+            let words =
+                "the tracepoints of PyTorch's caching allocator, which tell what was asked for";
+            return Finding::ok("layer", words).with("layer", "tracepoints");
         }
         for (api, layer, words) in [
             (

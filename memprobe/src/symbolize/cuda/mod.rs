@@ -7,7 +7,7 @@ mod size;
 use memprobe_common::CudaRecord;
 
 use super::segments::{Giver, Live, Place, Segments, event_of};
-use crate::cuda::{Effect, Function, Named};
+use crate::cuda::{Api, Effect, Function, Named};
 use crate::event::{
     Action, Address, Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, Tgid, Tid, TimeNs,
 };
@@ -87,7 +87,10 @@ impl Cuda {
     pub fn apply(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let record = call.record;
         let [first, second, ..] = record.args;
-        self.runtime_was_used |= call.function.api == crate::cuda::Api::Runtime;
+        if call.function.api == Api::Tracepoint {
+            return tell_of_block(call, segments);
+        }
+        self.runtime_was_used |= call.function.api == Api::Runtime;
         match call.function.effect {
             Effect::Allocates { space, size } => {
                 let place = match space {
@@ -223,6 +226,18 @@ impl Cuda {
             !live.outlives_contexts && live.context.is_none() && live.device == device
         };
         segments.take_all(gone, call.freed(0));
+    }
+}
+
+/// A tracepoint of the caching allocator: argument 0 is the block, 1 its size, 2 its device.
+fn tell_of_block(call: &Call<'_>, segments: &mut Segments) {
+    let [addr, size, device, ..] = call.record.args;
+    match call.function.effect {
+        Effect::Frees(_) => segments.take_block(call.freed(addr)),
+        _ => segments.give_block(MemoryEvent {
+            device: contexts::device(device),
+            ..call.event(Action::CudaAlloc, addr, Bytes(size), Space::Device)
+        }),
     }
 }
 

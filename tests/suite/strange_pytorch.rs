@@ -1,0 +1,215 @@
+//! PyTorches whose libraries do not say where the caching allocator reports: it is heard through its
+//! tracepoints or, where it has none, through what it gets from CUDA, and which it is is said.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use memprobe_tests::agreement::history;
+use memprobe_tests::events::Event;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::{PyTorch, succeed};
+use memprobe_tests::reference::{Reference, TraceEvent};
+use tempfile::TempDir;
+
+const WORKLOAD: &str = "mlp_adam.py";
+
+/// The function that the allocator reports with, and a name that is as long and has the same hash in
+/// `.gnu.hash` (33 * 'U' + 's' = 33 * 'V' + 'R'), so that libraries still find it in one another.
+const HOOK: [&[u8]; 2] = [
+    b"reportMemoryUsageToProfiler",
+    b"reportMemoryVRageToProfiler",
+];
+
+/// The owner of the notes that tell of tracepoints, and another.
+const NOTES: [&[u8]; 2] = [b"stapsdt\0", b"stopped\0"];
+
+#[test]
+fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
+    let Some(ground) = Ground::take() else { return };
+    let mut compared = 0;
+    for pytorch in &ground.pytorches {
+        let strange = Strange::made_of(pytorch, &[HOOK]);
+        if !strange.has_tracepoints {
+            println!("{} has no tracepoints", pytorch.python().display());
+            continue;
+        }
+        let (reference, events, said) = strange.record(&ground, pytorch);
+        assert!(said.contains("heard through its tracepoints"), "{said}");
+        compared += compare(&reference, &events);
+    }
+    assert!(compared > 0, "no PyTorch here has tracepoints");
+}
+
+#[test]
+fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let strange = Strange::made_of(pytorch, &[HOOK, NOTES]);
+        let (reference, events, said) = strange.record(&ground, pytorch);
+        assert!(said.contains("cannot be heard"), "{said}");
+        let gave = |action: &str| {
+            let given = events.iter().filter(|event| event.action == action);
+            let of_device = given.filter(|event| event.space.as_deref() == Some("device"));
+            of_device.filter_map(|event| event.size).sum::<u64>()
+        };
+        let end: u64 = reference.r#final.iter().map(|device| device.reserved).sum();
+        assert_eq!(
+            gave("cuda_alloc") - gave("cuda_free"),
+            end,
+            "what is reserved"
+        );
+        let functions: Vec<_> = events
+            .iter()
+            .filter_map(|event| event.function.as_deref())
+            .collect();
+        assert!(functions.contains(&"cudaMalloc"));
+        let with_lines = events.iter().filter(|event| {
+            event.function.as_deref() == Some("cudaMalloc") && !event.stack.is_empty()
+        });
+        assert!(with_lines.count() > 0);
+    }
+}
+
+/// A copy of a PyTorch in which some words are others.
+struct Strange {
+    folder: TempDir,
+    has_tracepoints: bool,
+}
+
+impl Strange {
+    fn made_of(pytorch: &PyTorch, words: &[[&[u8]; 2]]) -> Self {
+        let packages = site_packages(pytorch);
+        let folder = tempfile::tempdir().expect("a folder");
+        let link = |from: &Path, to: &Path| std::os::unix::fs::symlink(from, to).expect("a link");
+        let torch = folder.path().join("torch");
+        fs::create_dir(&torch).expect("a folder");
+        for name in ["nvidia", "torchgen", "functorch", "triton"] {
+            let package = packages.join(name);
+            if package.exists() {
+                link(&package, &folder.path().join(name));
+            }
+        }
+        for entry in fs::read_dir(packages.join("torch")).expect("PyTorch") {
+            let entry = entry.expect("an entry");
+            if entry.file_name() != "lib" {
+                link(&entry.path(), &torch.join(entry.file_name()));
+            }
+        }
+        fs::create_dir(torch.join("lib")).expect("a folder");
+        let mut has_tracepoints = false;
+        for entry in fs::read_dir(packages.join("torch/lib")).expect("its libraries") {
+            let entry = entry.expect("an entry");
+            let to = torch.join("lib").join(entry.file_name());
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_changed =
+                ["libc10.so", "libc10_cuda.so", "libtorch_cpu.so"].contains(&name.as_str());
+            if !is_changed {
+                link(&entry.path(), &to);
+                continue;
+            }
+            let mut bytes = fs::read(entry.path()).expect("a library");
+            has_tracepoints |= name == "libc10_cuda.so" && count(&bytes, NOTES[0]) > 1;
+            for [word, other] in words {
+                replace(&mut bytes, word, other);
+            }
+            fs::write(&to, bytes).expect("written");
+        }
+        Self {
+            folder,
+            has_tracepoints,
+        }
+    }
+
+    /// What PyTorch and memprobe saw of the workload, and what memprobe said.
+    fn record(&self, ground: &Ground, pytorch: &PyTorch) -> (Reference, Vec<Event>, String) {
+        let out = self.folder.path().join("reference.json");
+        let trace = self.folder.path().join("trace.json");
+        let inner = pytorch.reference(WORKLOAD, &out);
+        let mut command = ground.memprobe();
+        command.arg("record").arg("-o").arg(&trace).arg("--");
+        command.arg(inner.get_program()).args(inner.get_args());
+        pytorch.settle(&mut command);
+        command.env("PYTHONPATH", self.folder.path());
+        let printed = Background::start(&mut command).finish();
+        printed.succeeded();
+        assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
+        let reference = Reference::read(&out).expect("a reference");
+        (reference, ground.events(&trace), printed.stderr.clone())
+    }
+}
+
+/// Compares the blocks, event by event, and says how many there were.
+fn compare(reference: &Reference, events: &[Event]) -> usize {
+    let mut compared = 0;
+    for device in &reference.devices {
+        let theirs: Vec<&TraceEvent> = history(device)
+            .into_iter()
+            .filter(|event| matches!(event.action.as_str(), "alloc" | "free_requested"))
+            .collect();
+        let ours = events.iter().filter(|event| {
+            let function = event.function.as_deref();
+            function.is_some_and(|name| name.starts_with("pytorch:"))
+                && event.device == Some(device.device)
+        });
+        let ours: Vec<&Event> = ours.collect();
+        for (theirs, ours) in theirs.iter().zip(&ours) {
+            let action = match theirs.action.as_str() {
+                "alloc" => "cuda_alloc",
+                _ => "cuda_free",
+            };
+            assert_eq!(
+                (ours.action.as_str(), ours.addr),
+                (action, Some(theirs.addr))
+            );
+            assert_eq!(
+                ours.size,
+                Some(theirs.size),
+                "the bytes that were asked for"
+            );
+            if action == "cuda_alloc" && !theirs.frames.is_empty() {
+                assert_eq!(ours.stack, theirs.frames);
+            }
+        }
+        assert_eq!(theirs.len(), ours.len(), "on device {}", device.device);
+        compared += theirs.len();
+    }
+    let segments = |action: &str| events.iter().filter(|event| event.action == action).count();
+    assert_eq!(segments("segment_alloc"), reference.count("segment_alloc"));
+    println!(
+        "{WORKLOAD}  {}  {compared} blocks by tracepoints",
+        reference.torch
+    );
+    compared
+}
+
+fn site_packages(pytorch: &PyTorch) -> std::path::PathBuf {
+    let question = "import sysconfig; print(sysconfig.get_paths()['platlib'])";
+    let answer = succeed(Command::new(pytorch.python()).args(["-c", question]));
+    String::from_utf8_lossy(&answer.stdout).trim().into()
+}
+
+fn places<'a>(bytes: &'a [u8], word: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+    let first = word[0];
+    let candidates = bytes
+        .iter()
+        .enumerate()
+        .filter(move |(_, byte)| **byte == first);
+    candidates
+        .map(|(at, _)| at)
+        .filter(move |at| bytes[*at..].starts_with(word))
+}
+
+fn count(bytes: &[u8], word: &[u8]) -> usize {
+    places(bytes, word).count()
+}
+
+fn replace(bytes: &mut [u8], word: &[u8], other: &[u8]) {
+    assert_eq!(word.len(), other.len());
+    let found: Vec<usize> = places(bytes, word).collect();
+    for at in found {
+        bytes[at..at + word.len()].copy_from_slice(other);
+    }
+}

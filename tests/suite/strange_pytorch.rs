@@ -133,11 +133,10 @@ impl Strange {
         command.arg(inner.get_program()).args(inner.get_args());
         pytorch.settle(&mut command);
         command.env("PYTHONPATH", self.folder.path());
-        let printed = Background::start(&mut command).finish();
-        printed.succeeded();
+        let printed = Background::start(&mut command).finish().succeeded();
         assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
         let reference = Reference::read(&out).expect("a reference");
-        (reference, ground.events(&trace), printed.stderr.clone())
+        (reference, ground.events(&trace), printed.stderr)
     }
 }
 

@@ -92,14 +92,15 @@ impl Located {
             why,
         };
         let image = library.open(tgid).map_err(ElfError::from);
-        let found = match image.and_then(|(open, _)| ElfImage::from_file(open)) {
-            Ok(image) => image.tracepoints(),
+        let image = match image.and_then(|(open, _)| ElfImage::from_file(open)) {
+            Ok(image) => image,
             Err(error) => {
                 let error = unreadable(error.to_string());
                 let probe = TRACEPOINTS.first();
                 return probe.map(|probe| (probe, Err(error))).into_iter().collect();
             }
         };
+        let found = image.tracepoints();
         let mut located = Vec::new();
         for (probe, (number, function)) in TRACEPOINTS.iter().zip(crate::cuda::tracepoints()) {
             let is_it = |tracepoint: &&Tracepoint| {
@@ -107,18 +108,22 @@ impl Located {
                 name == Some((&tracepoint.provider, &tracepoint.name))
             };
             for tracepoint in found.iter().filter(is_it) {
-                let at = match tracepoint::cookie(number, tracepoint) {
-                    Some(cookie) => {
-                        let found =
-                            Self::find_at(probe, tgid, library, |_| Ok(Some(tracepoint.vaddr)));
+                let cookie = tracepoint::cookie(number, tracepoint);
+                let at = match (cookie, tracepoint::passed(&image, tracepoint)) {
+                    (Some(cookie), Some(vaddr)) => {
+                        let found = Self::find_at(probe, tgid, library, |_| Ok(Some(vaddr)));
                         found.map(|located| Self {
                             cookie: Some(cookie.to_word()),
                             ..located
                         })
                     }
-                    None => Err(unreadable(format!(
-                        "the values of its tracepoint {} are not understood: {}",
-                        function.name, tracepoint.operands
+                    (cookie, _) => Err(unreadable(format!(
+                        "its tracepoint {} is not understood ({})",
+                        function.name,
+                        match cookie {
+                            Some(_) => "there is no certain place for a probe",
+                            None => &tracepoint.operands,
+                        }
                     ))),
                 };
                 located.push((probe, at));

@@ -1,11 +1,15 @@
 //! The tracepoints of PyTorch's allocator: where they are and where they have their values.
+//!
+//! A tracepoint with a semaphore is jumped over unless a counter in the process's memory is above zero.
+//! memprobe writes nothing there: it listens at the very jump, where the values are in place already.
 
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 use memprobe_common::{Operand, TracepointCookie};
 
-use crate::target::elf::Tracepoint;
+use crate::target::elf::{ElfImage, Tracepoint};
 
-/// What PyTorch calls itself in its tracepoints (c10/util/static_tracepoint.h@v2.6.0).
-pub const PROVIDER: &str = "pytorch";
+/// The most bytes of a function that are decoded to find the jump.
+const MOST_CODE: u64 = 64 << 10;
 
 /// The names of registers that are not all 64 bits of one with a number, by their place in
 /// [`Operand::REGISTERS`].
@@ -32,6 +36,44 @@ pub fn cookie(function: u8, tracepoint: &Tracepoint) -> Option<TracepointCookie>
     }
     operands[0]?;
     Some(TracepointCookie { function, operands })
+}
+
+/// The address of the instruction at which a tracepoint is passed whether somebody listens or not: its
+/// `nop`, or the jump before it. `None` where that is not certain.
+pub fn passed(image: &ElfImage, tracepoint: &Tracepoint) -> Option<u64> {
+    if !tracepoint.has_semaphore {
+        return Some(tracepoint.vaddr);
+    }
+    let start = image.function_start(tracepoint.vaddr)?;
+    let length = tracepoint.vaddr.checked_sub(start)?;
+    if length > MOST_CODE {
+        return None;
+    }
+    let code = image
+        .bytes_at(start, usize::try_from(length).ok()? + 1)
+        .ok()?;
+    jump_before_end(&code, start)
+}
+
+/// The address of the conditional jump that is the last instruction but one of `code`, whose last is
+/// a `nop`. A breakpoint within an instruction would break the process: code is decoded from the start
+/// of its function on, and every byte of it must make sense.
+fn jump_before_end(code: &[u8], start: u64) -> Option<u64> {
+    let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    let mut last: Option<Instruction> = None;
+    while decoder.can_decode() {
+        let instruction = decoder.decode();
+        if instruction.is_invalid() {
+            return None;
+        }
+        if !decoder.can_decode() {
+            let jump = last.filter(|last| last.flow_control() == FlowControl::ConditionalBranch)?;
+            let is_nop = instruction.mnemonic() == iced_x86::Mnemonic::Nop;
+            return is_nop.then_some(jump.ip());
+        }
+        last = Some(instruction);
+    }
+    None
 }
 
 /// Parses a value as the assembler writes it: `-8@%rdi`, `-1@%al`, `-8@-56(%rbp)`, `8@(%rsp)`. Its
@@ -86,9 +128,10 @@ mod tests {
 
     fn tracepoint(operands: &str) -> Tracepoint {
         Tracepoint {
-            provider: PROVIDER.to_owned(),
+            provider: "pytorch".to_owned(),
             name: "malloc".to_owned(),
             vaddr: 0x1000,
+            has_semaphore: true,
             operands: operands.to_owned(),
         }
     }
@@ -121,6 +164,28 @@ mod tests {
         );
         assert_eq!(parsed("-8@%rdi"), Some(vec![("rdi", None, 8)]));
         assert_eq!(parsed("-4@(%r8)"), Some(vec![("r8", Some(0), 4)]));
+    }
+
+    #[test]
+    fn a_tracepoint_is_heard_at_the_jump_over_it() {
+        // push rbp; test ax, ax; je +1; nop (uncached_delete of 2.6)
+        let short = [0x55, 0x66, 0x85, 0xc0, 0x74, 0x01, 0x90];
+        assert_eq!(jump_before_end(&short, 0x1000), Some(0x1004));
+        // test dx, dx; je near; nop (allocate of 2.15)
+        let near = [0x66, 0x85, 0xd2, 0x0f, 0x84, 0xed, 0xfd, 0xff, 0xff, 0x90];
+        assert_eq!(jump_before_end(&near, 0x2000), Some(0x2003));
+    }
+
+    #[test]
+    fn without_a_jump_right_before_it_there_is_no_place() {
+        // mov eax, 0x9001740f, cut where its bytes look like a jump and a nop
+        assert_eq!(jump_before_end(&[0xb8, 0x0f, 0x74, 0x01, 0x90], 0), None);
+        // je +1; push rbp; nop
+        assert_eq!(jump_before_end(&[0x74, 0x01, 0x55, 0x90], 0), None);
+        // an invalid byte before
+        assert_eq!(jump_before_end(&[0x06, 0x74, 0x01, 0x90], 0), None);
+        assert_eq!(jump_before_end(&[0x90], 0), None);
+        assert_eq!(jump_before_end(&[], 0), None);
     }
 
     #[test]

@@ -505,6 +505,7 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
 }
 
 mod dynamic;
+mod functions;
 mod thread_local;
 mod tracepoints;
 

@@ -26,6 +26,8 @@ pub struct Tracepoint {
     pub name: String,
     /// Its `nop`, in the file's own terms.
     pub vaddr: u64,
+    /// It is passed by unless a counter in the process's memory says that somebody listens.
+    pub has_semaphore: bool,
     /// Its values, as the assembler writes them, such as `-8@%rdi -8@-56(%rbp)`.
     pub operands: String,
 }
@@ -68,6 +70,7 @@ fn parse(note: &Note<'_, Header>, base: u64) -> Option<Tracepoint> {
     };
     Some(Tracepoint {
         vaddr: word(0)?.wrapping_add(moved),
+        has_semaphore: word(2)? != 0,
         provider: text()?,
         name: text()?,
         operands: text()?,

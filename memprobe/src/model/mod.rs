@@ -19,6 +19,7 @@ pub mod host;
 mod names;
 mod rate;
 pub mod snapshot;
+pub mod tensors;
 mod timeline;
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "label/",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL],
-        except: &["crate::model::snapshot"],
+        except: &["crate::model::snapshot", "crate::model::tensors"],
     },
     Room {
         name: "probe/",
@@ -231,7 +231,12 @@ pub const ROOMS: &[Room] = &[
         name: "export/",
         never: &[ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, JOINTS],
         // A trace names an allocation by the same frame as the table of lines.
-        except: &["crate::model::snapshot", "crate::model::grouping"],
+        // A snapshot's file has sums that are those of its table.
+        except: &[
+            "crate::model::snapshot",
+            "crate::model::grouping",
+            "crate::model::tensors",
+        ],
     },
     Room {
         name: "report/",
@@ -250,6 +255,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::grouping",
             "crate::model::Model",
             "crate::model::Refused",
+            "crate::model::tensors",
         ],
     },
     Room {
@@ -263,7 +269,7 @@ pub const ROOMS: &[Room] = &[
             &["crate::report"],
             JOINTS,
         ],
-        except: &["crate::model::snapshot"],
+        except: &["crate::model::snapshot", "crate::model::tensors"],
     },
     Room {
         name: "cli/",

@@ -76,8 +76,8 @@ impl DeviceDiff {
 
 /// Compares.
 pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
-    let same_process = before.target.tgid == after.target.tgid
-        && before.target.command == after.target.command;
+    let same_process =
+        before.target.tgid == after.target.tgid && before.target.command == after.target.command;
     let tables = after.devices.iter().chain(&before.devices);
     let mut seen = HashSet::new();
     let devices: Vec<Device> = tables
@@ -85,7 +85,12 @@ pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
         .filter(|device| seen.insert(*device))
         .collect();
     let devices = devices.into_iter().map(|device| {
-        compare(device, rows_of(&before, device), rows_of(&after, device), same_process)
+        compare(
+            device,
+            rows_of(&before, device),
+            rows_of(&after, device),
+            same_process,
+        )
     });
     let devices = devices.collect();
     TensorDiff {

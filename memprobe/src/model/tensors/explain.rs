@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use super::sweep::{Piece, sweep};
 use super::{Account, DeviceTable, Reason, Row, RowKind, TensorTable};
 use crate::event::{Bytes, DeviceIndex, Totals};
-use crate::tensors::{
-    Block, Consistency, Device, Storage, Tensor, TensorKind, TensorSnapshot,
-};
+use crate::tensors::{Block, Consistency, Device, Storage, Tensor, TensorKind, TensorSnapshot};
 
 /// The table of what was found.
 pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
@@ -58,7 +56,9 @@ impl Found {
     fn of(snapshot: &TensorSnapshot) -> Self {
         let mut devices: BTreeMap<DeviceOrder, There> = BTreeMap::new();
         for totals in &snapshot.devices {
-            devices.entry(order(Device::Cuda(totals.device))).or_default();
+            devices
+                .entry(order(Device::Cuda(totals.device)))
+                .or_default();
         }
         for (at, block) in snapshot.blocks.iter().enumerate() {
             let there = devices.entry(order(Device::Cuda(block.device)));
@@ -88,7 +88,9 @@ impl Found {
             // Where storages begin together, the one with the better tensor comes first.
             there.storages.sort_by_key(|&at| {
                 let best = tensors[at].first();
-                best.map_or((1, None), |&at| (0, Some(rank(&snapshot.tensors[at], snapshot))))
+                best.map_or((1, None), |&at| {
+                    (0, Some(rank(&snapshot.tensors[at], snapshot)))
+                })
             });
         }
         Self { devices, tensors }
@@ -152,14 +154,17 @@ fn device_table(
         table.add_storages(&there.storages, None);
     }
     for &at in &there.without {
-        let row = tensor_row(&snapshot.tensors[at], None, None);
+        let row = tensor_row(snapshot, at, None, None);
         table.rows.push(Row { device, ..row });
     }
     table.finish()
 }
 
 fn totals_of(snapshot: &TensorSnapshot, index: DeviceIndex) -> Option<Totals> {
-    let totals = snapshot.devices.iter().find(|totals| totals.device == index);
+    let totals = snapshot
+        .devices
+        .iter()
+        .find(|totals| totals.device == index);
     totals.map(|totals| totals.totals)
 }
 
@@ -223,7 +228,11 @@ impl Builder<'_> {
             let storage = &self.snapshot.storages[of];
             Piece {
                 start: storage.data.0,
-                bytes: if storage.data.0 == 0 { 0 } else { storage.bytes.0 },
+                bytes: if storage.data.0 == 0 {
+                    0
+                } else {
+                    storage.bytes.0
+                },
                 of,
             }
         };
@@ -270,8 +279,7 @@ impl Builder<'_> {
             self.account.tensors = add(self.account.tensors, own);
         }
         for &tensor in tensors {
-            let tensor = &self.snapshot.tensors[tensor];
-            let row = tensor_row(tensor, Some(storage), block);
+            let row = tensor_row(self.snapshot, tensor, Some(storage), block);
             self.rows.push(Row {
                 owner: Some(first),
                 ..row
@@ -321,9 +329,16 @@ fn add(one: Bytes, other: Bytes) -> Bytes {
     Bytes(one.0.saturating_add(other.0))
 }
 
-fn tensor_row(tensor: &Tensor, storage: Option<&Storage>, block: Option<&Block>) -> Row {
+fn tensor_row(
+    snapshot: &TensorSnapshot,
+    at: usize,
+    storage: Option<&Storage>,
+    block: Option<&Block>,
+) -> Row {
+    let tensor = &snapshot.tensors[at];
     Row {
         kind: RowKind::Tensor(tensor.kind),
+        tensor: Some(at),
         holds: Bytes(0),
         size: tensor.bytes(),
         owner: None,
@@ -366,6 +381,7 @@ fn block_row(block: &Block, device: Device) -> Row {
 fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
     Row {
         kind: RowKind::Block,
+        tensor: None,
         holds: Bytes(0),
         size: None,
         owner: None,

@@ -208,6 +208,7 @@ fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
         holder.name().map_or("", |name| &name.text),
         answering,
         at != answering,
+        row.offset,
         Reverse(row.size),
         row.name().map_or("", |name| &name.text),
         at,

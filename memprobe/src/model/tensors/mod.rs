@@ -7,8 +7,11 @@
 mod diff;
 mod explain;
 mod group;
+mod select;
 mod sweep;
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 pub(crate) mod samples;
 
@@ -17,6 +20,7 @@ use std::sync::Arc;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
+pub use select::without;
 
 use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};
@@ -127,6 +131,8 @@ impl RowKind {
 pub struct Row {
     /// What it is.
     pub kind: RowKind,
+    /// Which of [`crate::tensors::TensorSnapshot::tensors`] it is; `None` for memory without a tensor.
+    pub tensor: Option<usize>,
     /// The bytes of the allocator that it answers for; of tensors that share a storage, one has
     /// them all.
     pub holds: Bytes,

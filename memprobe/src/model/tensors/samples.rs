@@ -220,7 +220,7 @@ pub(crate) fn training() -> TensorSnapshot {
     let loss = Tensor {
         names: vec![Name {
             text: "train.py:31 step() -> loss".into(),
-            inferred: Some("fast locals"),
+            inferred: Some(Name::RULES[0]),
         }],
         requires_grad: true,
         grad_fn: Some("NllLossBackward0".into()),
@@ -237,7 +237,11 @@ pub(crate) fn training() -> TensorSnapshot {
     made.block(8_519_680, at(22, "forward"));
     made.block(1000, None);
     // Of another library, by DLPack.
-    let theirs = made.storage(Address(0x7f90_0000_0000), 1 << 20, Device::Cuda(DeviceIndex(0)));
+    let theirs = made.storage(
+        Address(0x7f90_0000_0000),
+        1 << 20,
+        Device::Cuda(DeviceIndex(0)),
+    );
     made.tensor(theirs, &[512, 512], plain("frames"));
     // On the host.
     let host = made.storage(Address(0x55aa_0000), 16 << 20, Device::Cpu);
@@ -254,7 +258,9 @@ pub(crate) fn training() -> TensorSnapshot {
         device: Device::Meta,
         ..plain("skeleton.weight")
     });
-    made.snapshot.unread = vec![Arc::from("2 objects of a type that changed while it was read")];
+    made.snapshot.unread = vec![Arc::from(
+        "2 objects of a type that changed while it was read",
+    )];
     made.finish()
 }
 
@@ -284,7 +290,11 @@ pub(crate) fn later() -> TensorSnapshot {
     }
     snapshot.blocks.retain(|block| !gone.contains(&block.addr));
     for tensor in &mut snapshot.tensors {
-        if tensor.names.first().is_some_and(|name| &*name.text == "history[0]") {
+        if tensor
+            .names
+            .first()
+            .is_some_and(|name| &*name.text == "history[0]")
+        {
             tensor.names[0] = name("best");
         }
     }

@@ -79,7 +79,10 @@ mod tests {
 
     #[test]
     fn what_reaches_over_the_end_is_cut() {
-        assert_eq!(owned(&[(0, u64::MAX), (4000, 500)], 4096), [(0, 4096, None), (1, 0, Some(0))]);
+        assert_eq!(
+            owned(&[(0, u64::MAX), (4000, 500)], 4096),
+            [(0, 4096, None), (1, 0, Some(0))]
+        );
         assert_eq!(owned(&[(4000, u64::MAX)], 4096), [(0, 96, None)]);
     }
 

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Totals};
+use crate::event::{Address, Bytes, DeviceIndex, Frame, TimeNs, Totals};
 use crate::model::snapshot::Target;
 
 /// Everything that was found.
@@ -18,6 +18,8 @@ pub struct TensorSnapshot {
     pub target: Target,
     /// When, in milliseconds since 1970 (UTC).
     pub taken_ms: u64,
+    /// The same on the clock of the events; 0 where it is not known to the nanosecond.
+    pub moment: TimeNs,
     /// How far what was read belongs to one moment.
     pub consistency: Consistency,
     /// The caching allocator's own totals, by device; empty where there is none.

@@ -13,9 +13,9 @@ const PIPED_WIDTH: usize = 140;
 /// How a table of tensors looks.
 #[derive(Args)]
 pub(super) struct Table {
-    /// How it is written
-    #[arg(short, long, value_enum, default_value_t = Writing::Text)]
-    pub(super) format: Writing,
+    /// How it is written [default: text]
+    #[arg(short, long, value_enum)]
+    pub(super) format: Option<Writing>,
     /// Which rows are shown as one
     #[arg(short, long, alias = "by", value_enum, default_value_t = Grouping::Unnamed)]
     group: Grouping,
@@ -89,7 +89,7 @@ impl Table {
         let size = rustix::termios::tcgetwinsize(std::io::stdout());
         let columns = size.map_or(0, |size| usize::from(size.ws_col));
         TensorOptions {
-            format: self.format.into(),
+            format: self.format.unwrap_or(Writing::Text).into(),
             by: match self.group {
                 Grouping::Unnamed => GroupBy::Unnamed,
                 Grouping::None => GroupBy::Nothing,

@@ -70,6 +70,8 @@ struct Head<'a> {
     python: Option<&'a str>,
     torch: Option<&'a str>,
     taken_ms: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    moment_ns: u64,
     /// How long the process stood still; `null` where it ran on.
     pause_ms: Option<f64>,
     retries: u32,
@@ -94,6 +96,7 @@ impl<'a> Head<'a> {
             python: target.python.as_deref(),
             torch: target.torch.as_deref(),
             taken_ms: snapshot.taken_ms,
+            moment_ns: snapshot.moment.0,
             pause_ms,
             retries,
             objects: snapshot.objects,

@@ -8,6 +8,7 @@ mod diff;
 mod explain;
 mod group;
 mod select;
+mod sites;
 mod sweep;
 
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
 pub use select::without;
+pub use sites::Sites;
 
 use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};

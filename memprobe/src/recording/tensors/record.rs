@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, Totals};
+use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
 use crate::model::snapshot::Target;
 use crate::tensors::{
     Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
@@ -48,6 +48,9 @@ pub(super) struct SnapshotRecord<'a> {
     python: Option<String>,
     torch: Option<String>,
     taken_ms: u64,
+    /// On the clock of the recorded machine; 0 where it is not known.
+    #[serde(default)]
+    moment_ns: u64,
     /// `null` where the process ran on.
     pause_ms: Option<f64>,
     #[serde(default)]
@@ -177,6 +180,7 @@ impl SnapshotRecord<'_> {
                 torch: self.torch,
             },
             taken_ms: self.taken_ms,
+            moment: TimeNs(self.moment_ns),
             consistency,
             devices,
             blocks,

@@ -3,7 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{Address, Bytes};
+use crate::event::{Address, Bytes, TimeNs};
 use crate::export::tensors::write_tensors;
 use crate::model::tensors::samples::{later, training};
 use crate::tensors::{Consistency, DType, Name, Tensor};
@@ -180,6 +180,7 @@ proptest! {
         let mut snapshot = training();
         snapshot.tensors = tensors;
         snapshot.storages[1].data = Address(data);
+        snapshot.moment = TimeNs(data);
         snapshot.consistency = match pause {
             Some(pause) => Consistency::Paused { pause: Duration::from_nanos(pause), retries: 3 },
             None => Consistency::Running,

@@ -72,7 +72,8 @@ pub enum TensorNames {
 
 /// Writes the table of a snapshot.
 ///
-/// Give a buffered `out`. A reader of the output that has seen enough (`| head`) is no error.
+/// Give a buffered `out`. A reader of the output that has seen enough (`| head`) is no error: `None`
+/// is given then.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -80,7 +81,7 @@ pub fn write_tensors(
     snapshot: &TensorSnapshot,
     options: &TensorOptions,
     out: &mut impl Write,
-) -> Result<(), ReportError> {
+) -> Result<Option<()>, ReportError> {
     finished(match options.format {
         TensorFormat::Text => {
             let text = text::render(&explain(snapshot), options);
@@ -94,7 +95,7 @@ pub fn write_tensors(
     })
 }
 
-/// Writes what changed between two snapshots.
+/// Writes what changed between two snapshots; `None` where nobody reads it any more.
 ///
 /// # Errors
 /// When `out` cannot be written.
@@ -103,7 +104,7 @@ pub fn write_tensor_diff(
     after: &TensorSnapshot,
     options: &TensorOptions,
     out: &mut impl Write,
-) -> Result<(), ReportError> {
+) -> Result<Option<()>, ReportError> {
     let diff: TensorDiff = compare(explain(before), explain(after));
     finished(match options.format {
         TensorFormat::Text => {
@@ -115,9 +116,9 @@ pub fn write_tensor_diff(
     })
 }
 
-fn finished(written: io::Result<()>) -> Result<(), ReportError> {
+fn finished(written: io::Result<()>) -> Result<Option<()>, ReportError> {
     match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => Ok(written?),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(None),
+        written => Ok(Some(written?)),
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod active;
 pub mod allocator;
+pub mod heap;
 pub mod reconcile;
 
 mod block;

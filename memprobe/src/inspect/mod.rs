@@ -8,6 +8,7 @@
 pub mod active;
 pub mod allocator;
 pub mod reconcile;
+pub mod torch;
 
 mod block;
 mod calibrate;

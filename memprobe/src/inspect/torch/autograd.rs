@@ -79,8 +79,10 @@ fn look_at_base(
     let bytes = &mut bytes[..layout.view_size().min(512)];
     memory.read(meta, bytes).ok()?;
     let view = Fields(bytes);
-    if view.byte(layout.has_base) != 1 {
-        return Some(());
+    match view.byte(layout.has_base) {
+        0 => return Some(()),
+        1 => {}
+        _ => return None,
     }
     let base = view.word(layout.base);
     if !is_tensor(memory, layouts, base) {

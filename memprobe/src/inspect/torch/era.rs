@@ -265,56 +265,32 @@ const MIDDLE: TensorLayout = TensorLayout {
 
 /// What autograd knows of a tensor.
 pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
-    (
-        versions((2, 0), (2, 0)),
-        AutogradLayout {
-            grad: 16,
-            grad_fn: 24,
-            requires_grad: 112,
-            base: 160,
-            has_base: 200,
-            version: 260,
-        },
-    ),
-    (
-        versions((2, 1), (2, 6)),
-        AutogradLayout {
-            grad: 16,
-            grad_fn: 24,
-            requires_grad: 120,
-            base: 168,
-            has_base: 216,
-            version: 284,
-        },
-    ),
-    (
-        versions((2, 7), (2, 12)),
-        AutogradLayout {
-            grad: 40,
-            grad_fn: 48,
-            requires_grad: 144,
-            base: 192,
-            has_base: 240,
-            version: 308,
-        },
-    ),
-    (
-        versions((2, 13), (2, 15)),
-        AutogradLayout {
-            grad: 40,
-            grad_fn: 48,
-            requires_grad: 128,
-            base: 184,
-            has_base: 232,
-            version: 300,
-        },
-    ),
+    (versions((2, 0), (2, 0)), autograd(16, 112, 160, 40)),
+    (versions((2, 1), (2, 2)), autograd(16, 120, 168, 40)),
+    (versions((2, 3), (2, 6)), autograd(16, 120, 168, 48)),
+    (versions((2, 7), (2, 9)), autograd(40, 144, 192, 48)),
+    (versions((2, 10), (2, 12)), autograd(40, 144, 200, 48)),
+    (versions((2, 13), (2, 15)), autograd(40, 128, 184, 48)),
 ];
+
+/// By the offsets of `grad_`, `requires_grad_` and `backward_info_`, and the bytes of the `ViewInfo`
+/// in that. `grad_fn_` follows `grad_`; a `forward_info_` of the same kind and a flag come before
+/// `attr_version_`.
+const fn autograd(grad: usize, requires_grad: usize, base: usize, view: usize) -> AutogradLayout {
+    AutogradLayout {
+        grad,
+        grad_fn: grad + 8,
+        requires_grad,
+        base,
+        has_base: base + view,
+        version: base + 2 * (view + 8) + 4,
+    }
+}
 
 /// The graph.
 pub(super) const NODES: &[(Versions, NodeLayout)] = &[
     (
-        versions((2, 0), (2, 0)),
+        versions((2, 0), (2, 2)),
         NodeLayout {
             saved: SavedLayout {
                 flags: 56,
@@ -323,7 +299,7 @@ pub(super) const NODES: &[(Versions, NodeLayout)] = &[
             ..SHARED
         },
     ),
-    (versions((2, 1), (2, 12)), SHARED),
+    (versions((2, 3), (2, 12)), SHARED),
     (
         versions((2, 13), (2, 15)),
         NodeLayout {

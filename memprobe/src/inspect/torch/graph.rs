@@ -283,7 +283,8 @@ impl<M: ReadMemory> Collector<'_, M> {
                 self.graph.left_out.nodes += 1;
                 continue;
             };
-            self.nodes.add(read.node.next.iter().copied());
+            let next = read.node.next.iter().copied();
+            self.nodes.add(next.chain(read.node.within));
             self.graph.left_out.unsearched += u64::from(read.unsearched);
             self.graph.left_out.packed += read.saved.packed;
             for (tensor, saved) in read.saved.tensors {

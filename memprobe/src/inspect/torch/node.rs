@@ -45,8 +45,11 @@ pub struct RawNode {
     pub name: Option<Arc<str>>,
     /// Its number among those that its thread made; `None` of nodes that have none.
     pub sequence: Option<u64>,
-    /// The nodes that it leads on to, as the backward pass goes, and those that are part of it.
+    /// The nodes that it leads on to, as the backward pass goes.
     pub next: Vec<u64>,
+    /// The node that is part of it: an operation in place on a view of a tensor keeps that of the
+    /// operation.
+    pub within: Option<u64>,
 }
 
 /// What one node gave.
@@ -78,6 +81,7 @@ pub(super) fn read(
             name: autograd::name(memory, &layouts.classes, layout, address),
             sequence: (sequence != u64::MAX).then_some(sequence),
             next: autograd::next(memory, &layouts.classes, layout, fields)?,
+            within: None,
         },
         saved: Found::default(),
         unsearched: false,
@@ -106,9 +110,8 @@ fn search(
         return;
     };
     if &*class.name == COPY_SLICES {
-        let words = body.chunks_exact(8).map(|word| Fields(word).word(0));
-        let is_node = |word: &u64| layouts.classes.is(memory, *word, Family::Node);
-        read.node.next.extend(words.filter(is_node));
+        let mut words = body.chunks_exact(8).map(|word| Fields(word).word(0));
+        read.node.within = words.find(|word| layouts.classes.is(memory, *word, Family::Node));
         return;
     }
     saved::search(memory, layouts, layout.saved, &body, &mut read.saved);

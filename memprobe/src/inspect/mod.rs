@@ -9,6 +9,7 @@ pub mod active;
 pub mod allocator;
 pub mod heap;
 pub mod reconcile;
+pub mod torch;
 
 mod block;
 mod calibrate;

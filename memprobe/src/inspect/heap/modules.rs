@@ -81,6 +81,8 @@ pub struct Tree {
     pub modules: Vec<Module>,
     /// Where each is first met (`Module.named_modules` in `torch/nn/modules/module.py`@v2.15.0).
     pub places: Vec<Place>,
+    /// In which order they are met, as in `named_modules()`.
+    pub order: Vec<usize>,
     /// Further places of modules that are in several: the module, and that place.
     pub others: Vec<(usize, Place)>,
 }
@@ -99,6 +101,7 @@ impl Tree {
             .collect();
         let mut walk = Walk {
             places: vec![None; modules.len()],
+            order: Vec::with_capacity(modules.len()),
             others: Vec::new(),
             modules: &modules,
             by_object,
@@ -112,7 +115,7 @@ impl Tree {
         for root in 0..modules.len() {
             walk.from(root);
         }
-        let others = walk.others;
+        let (others, order) = (walk.others, walk.order);
         let places = walk.places.into_iter().enumerate().map(|(root, place)| {
             let alone = || Place {
                 root,
@@ -122,16 +125,19 @@ impl Tree {
         });
         Self {
             places: places.collect(),
+            order,
             others,
             modules,
         }
     }
 
-    /// Every place of every module, the first of each before all others.
+    /// Every place of every module: the first of each in order, then all others.
     pub fn every_place(&self) -> impl Iterator<Item = (&Module, &Place)> {
-        let others = self.others.iter();
-        let others = others.filter_map(|(module, place)| Some((self.modules.get(*module)?, place)));
-        self.modules.iter().zip(&self.places).chain(others)
+        let firsts = self.order.iter();
+        let firsts = firsts.filter_map(|&at| Some((at, self.places.get(at)?)));
+        let others = self.others.iter().map(|(at, place)| (*at, place));
+        let all = firsts.chain(others);
+        all.filter_map(|(at, place)| Some((self.modules.get(at)?, place)))
     }
 }
 
@@ -139,6 +145,7 @@ struct Walk<'a> {
     modules: &'a [Module],
     by_object: HashMap<u64, usize>,
     places: Vec<Option<Place>>,
+    order: Vec<usize>,
     others: Vec<(usize, Place)>,
 }
 
@@ -161,6 +168,7 @@ impl Walk<'_> {
                 }
             }
             self.places[at] = Some(place);
+            self.order.push(at);
         }
     }
 }

@@ -34,7 +34,7 @@ impl Room {
 
 /// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not
 /// know, giving back freed heap, descriptors that the runtime watches, the positions of a ring buffer, the
-/// memory of another process.
+/// memory of another process, stopping it for a moment.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",
@@ -42,6 +42,7 @@ pub const UNSAFE_FILES: &[&str] = &[
     "probe/many.rs",
     "probe/positions.rs",
     "target/memory.rs",
+    "target/pause.rs",
 ];
 
 /// Macros that stand for code that is not there.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::eyes::Eyes;
@@ -170,7 +170,9 @@ async fn rest(
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
 pub(super) fn taken(tgid: Tgid, manner: Manner, extent: Extent) -> Result<TensorSnapshot> {
-    let mut snapshot = take(tgid, manner)?;
+    // Its words are those of its causes too.
+    let taken = take(tgid, manner).map_err(|why| anyhow!("process {}: {why}", tgid.0));
+    let mut snapshot = taken?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;

@@ -235,6 +235,8 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
         let target = Target::start(&python);
         let layouts = target.layouts(Some(target.version()));
         let graph = target.collect(&layouts);
+        // `_sequence_nr` came with 2.1.
+        let has_sequence = !target.version().starts_with("2.0");
         let mut expected = Kept::new();
         for node in target.truth["graph"].as_array().unwrap() {
             let saved = node["saved"].as_array().unwrap().iter();
@@ -271,7 +273,7 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
                 .collect();
             saved.sort();
             let name = node.name.as_deref().unwrap_or("?").to_owned();
-            let sequence = node.sequence.unwrap_or(u64::MAX);
+            let sequence = node.sequence.filter(|_| has_sequence).unwrap_or(u64::MAX);
             *found.entry((name, sequence, saved)).or_default() += 1;
         }
         let missing: Vec<_> = expected

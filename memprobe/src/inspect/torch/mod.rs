@@ -22,6 +22,10 @@ mod tensor;
 
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{EndReason, Header};
 use crate::event::{
     Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack,
-    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::export::trace_event::TraceWriter;
 use crate::model::snapshot::Grouping;
@@ -66,6 +66,7 @@ pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> Memor
         device: Some(DeviceIndex(0)),
         totals: None,
         stack: StackId::NONE,
+        shape: ShapeId::NONE,
         call: None,
     }
 }

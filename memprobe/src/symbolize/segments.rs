@@ -227,6 +227,7 @@ impl Segments {
             addr: Address(addr),
             totals: None,
             stack: crate::event::StackId::NONE,
+            shape: crate::event::ShapeId::NONE,
             ..*block
         };
         live.describe(&mut event);
@@ -296,6 +297,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
         device: None,
         totals: None,
         stack: crate::event::StackId::NONE,
+        shape: crate::event::ShapeId::NONE,
         call: None,
     }
 }

@@ -250,6 +250,8 @@ pub const ROOMS: &[Room] = &[
             "crate::model::grouping",
             "crate::model::Model",
             "crate::model::Refused",
+            "crate::model::Applied",
+            "crate::model::ShapeLedger",
         ],
     },
     Room {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, Space, Stack,
-    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Space,
+    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::model::Model;
 use crate::model::applied::Applied;
@@ -78,6 +78,7 @@ fn block(addr: u64, size: u64) -> Event {
             reserved: Bytes(4096),
         }),
         stack: StackId(1),
+        shape: ShapeId::NONE,
         call: None,
     })
 }

@@ -200,7 +200,7 @@ fn a_stack_that_is_nowhere_defined_is_an_unknown_one() {
     let (events, error, _) = read(&file);
     assert!(error.is_none());
     let stack = events.iter().find_map(|event| match event {
-        Event::Stack(StackId(1), stack) => Some(stack),
+        Event::Stack(ShapeId, StackId(1), stack) => Some(stack),
         _ => None,
     });
     assert!(matches!(
@@ -307,6 +307,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),
                 },
+                shape: ShapeId::NONE,
                 call: None,
             },
         )

@@ -41,7 +41,7 @@ def note(what, begin, end, tensor):
             "end_ns": end,
             "addr": storage(tensor).data_ptr(),
             "shape": list(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch.") if hasattr("", "removeprefix") else str(tensor.dtype)[6:],
+            "dtype": str(tensor.dtype)[len("torch.") :],
             "requested": storage(tensor).nbytes(),
         }
     )
@@ -99,10 +99,6 @@ def factories(kept):
     kept.append(torch.zeros(17, 3, device="cuda"))
     kept.append(torch.randn(64, 64, device="cuda"))
     kept.append(torch.zeros(12, 34).to("cuda"))
-    kept.append(torch.arange(100, device="cuda"))
-
-
-def many_dimensions(kept):
     kept.append(torch.empty((2,) * 11, device="cuda"))
 
 
@@ -152,6 +148,11 @@ def no_tensors(kept):
     with without_tensor("resize_", grown.data_ptr):
         grown.resize_(1000)
     kept.append(grown)
+    made = []
+    # Made empty, and resized once its length is known.
+    with without_tensor("arange", lambda: made[0].data_ptr()):
+        made.append(torch.arange(100, device="cuda"))
+    kept.append(made[0])
     storage_alone = storage(torch.empty(10, device="cuda"))
     with without_tensor("UntypedStorage.resize_", storage_alone.data_ptr):
         storage_alone.resize_(9000)
@@ -167,7 +168,6 @@ def main():
     with Noting():
         factories(kept)
         training()
-        many_dimensions(kept)
     no_tensors(kept)
     with open(options.out + ".partial", "w") as file:
         json.dump(log, file)

@@ -21,15 +21,7 @@ use crate::recording::Reader;
 const WIDEST_TENSOR: usize = 48;
 const NARROWEST_LINE: usize = 20;
 
-const HEADINGS: [&str; 7] = [
-    "LIVE",
-    "PEAK",
-    BLOCKS,
-    "ALLOCS",
-    "ASKED FOR",
-    "TENSOR",
-    "LINE",
-];
+const HEADINGS: [&str; 7] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "EACH", "TENSOR", "LINE"];
 
 /// The tensors of one device: shown ones in order, and the others.
 struct Tensors {
@@ -106,10 +98,9 @@ fn tensor(what: &What) -> String {
     }
 }
 
-/// Bytes that the live blocks of a row were asked for.
+/// Bytes that each block of a row was asked for.
 fn requested(row: &ShapeRow) -> Option<Bytes> {
-    let each = row.what.shape()?.requested?;
-    Some(Bytes(each.0.saturating_mul(row.live_blocks)))
+    row.what.shape()?.requested
 }
 
 fn render(text: &mut String, device: &DeviceSnapshot, tensors: &Tensors, options: &ReportOptions) {

@@ -57,6 +57,7 @@ fn event(action: Action, space: Space, addr: u64, size: u64, stack: u32) -> Even
         device: Some(DeviceIndex(1)),
         totals: None,
         stack: StackId(stack),
+        shape: ShapeId::NONE,
         call: Some(CudaCall {
             function: "cudaMalloc",
             space,

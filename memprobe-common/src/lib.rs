@@ -20,9 +20,11 @@ pub const THREAD_STATE: usize = 264;
 
 /// Kinds of record in the ring buffer: the first byte of each.
 pub mod record {
-    /// [`super::MemoryRecord`]: a block was handed out (`size > 0`) or taken back (`size < 0`).
+    /// [`super::MemoryRecord`]: a block was handed out (`size > 0`) or taken back (`size < 0`). A
+    /// [`super::ShapeRecord`] follows where it is handed out for a tensor whose shape is known.
     pub const BLOCK: u8 = 1;
-    /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request.
+    /// [`super::MemoryRecord`]: the allocator ran out of memory; `size` is the request. A
+    /// [`super::ShapeRecord`] follows as for a block.
     pub const OUT_OF_MEMORY: u8 = 2;
     /// [`super::CudaRecord`]: a function of CUDA that manages memory returned success.
     pub const CUDA_CALL: u8 = 3;
@@ -69,6 +71,9 @@ pub mod stack_state {
     /// The stack was walked, but the ring buffer had no room for its frames.
     pub const LOST: u8 = 6;
 }
+
+/// `c10::DeviceType::CPU` (c10/core/DeviceType.h@v2.15.0).
+pub const DEVICE_TYPE_CPU: u8 = 0;
 
 /// `c10::DeviceType::CUDA` (c10/core/DeviceType.h@v2.15.0).
 pub const DEVICE_TYPE_CUDA: u8 = 1;
@@ -307,6 +312,52 @@ pub struct MemoryRecord {
     pub stack: u64,
 }
 
+/// The most dimensions of a tensor whose sizes are told.
+pub const MAX_DIMENSIONS: usize = 8;
+
+/// What a [`ShapeRecord`]'s `layout` means.
+pub mod shape_layout {
+    /// There is no shape.
+    pub const NONE: u8 = 0;
+    /// Elements lie side by side: there are as many as the product of the sizes.
+    pub const DENSE: u8 = 1;
+    /// Strides were given: `extent` says how far they reach.
+    pub const STRIDED: u8 = 2;
+    /// The sizes or strides could not be read.
+    pub const UNREADABLE: u8 = 3;
+}
+
+/// What PyTorch was asked for when it began to make a tensor. As it stood in the process: nothing
+/// here has been checked.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShapeRecord {
+    /// One of [`shape_layout`].
+    pub layout: u8,
+    /// [`DEVICE_TYPE_CPU`] or [`DEVICE_TYPE_CUDA`].
+    pub device_type: u8,
+    /// `c10::ScalarType` (c10/core/ScalarType.h@v2.15.0).
+    pub dtype: u8,
+    /// Zero.
+    pub pad: u8,
+    /// Dimensions; of those beyond [`MAX_DIMENSIONS`] the sizes are not told.
+    pub dimensions: u32,
+    /// Elements from the first to the last, for [`shape_layout::STRIDED`] with all sizes told.
+    pub extent: u64,
+    /// The sizes of the first dimensions; what follows them means nothing.
+    pub sizes: [u64; MAX_DIMENSIONS],
+}
+
+/// A [`MemoryRecord`] and the shape that follows it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShapedRecord {
+    /// The event.
+    pub memory: MemoryRecord,
+    /// The tensor that it happened for.
+    pub shape: ShapeRecord,
+}
+
 /// The head of a stack record; `count` [`FrameRecord`]s follow, innermost first.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -539,6 +590,8 @@ pub mod counter {
 
 const _: () = {
     assert!(size_of::<MemoryRecord>() == 64);
+    assert!(size_of::<ShapeRecord>() == 80);
+    assert!(size_of::<ShapedRecord>() == 144);
     assert!(size_of::<StackHead>() == 16);
     assert!(size_of::<FrameRecord>() == 16);
     assert!(size_of::<StackRecord>() == 16 + 16 * FRAME_ROOM);

@@ -9,8 +9,9 @@ use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, record};
 
 use crate::lifecycle::watched;
-use crate::python::{Walked, walk};
+use crate::python::{Walked, room, walk_in};
 use crate::ring::send;
+use crate::shape::send_with_shape;
 use crate::thread::Caller;
 
 /// `c10::reportMemoryUsageToProfiler(void* ptr, int64_t alloc_size, size_t total_allocated,
@@ -29,12 +30,13 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
     let size = ctx.arg::<u64>(1).unwrap_or(0) as i64;
     // SAFETY: the context of a uprobe holds the registers.
     let stack_pointer = unsafe { (*ctx.regs).rsp };
-    let stack = if size > 0 {
-        walk(process, caller, stack_pointer)
+    let (room, stack) = if size > 0 {
+        let room = room(process, caller);
+        (room, walk_in(room, process, caller, stack_pointer))
     } else {
-        Walked::NONE
+        (None, Walked::NONE)
     };
-    send(MemoryRecord {
+    let record = MemoryRecord {
         kind: record::BLOCK,
         device: (device >> 8) as u8,
         stack_state: stack.state,
@@ -48,7 +50,11 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
         reserved: ctx.arg::<u64>(3).unwrap_or(0),
         stack: stack.hash,
         ..MemoryRecord::default()
-    });
+    };
+    match room {
+        Some(room) => send_with_shape(record, DEVICE_TYPE_CUDA, room),
+        None => send(record),
+    }
     0
 }
 
@@ -64,9 +70,10 @@ pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
     let Some(process) = watched(caller) else {
         return 0;
     };
+    let room = room(process, caller);
     // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
-    send(MemoryRecord {
+    let stack = walk_in(room, process, caller, unsafe { (*ctx.regs).rsp });
+    let record = MemoryRecord {
         kind: record::OUT_OF_MEMORY,
         device: (device >> 8) as u8,
         stack_state: stack.state,
@@ -79,6 +86,10 @@ pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
         reserved: ctx.arg::<u64>(2).unwrap_or(0),
         stack: stack.hash,
         ..MemoryRecord::default()
-    });
+    };
+    match room {
+        Some(room) => send_with_shape(record, DEVICE_TYPE_CUDA, room),
+        None => send(record),
+    }
     0
 }

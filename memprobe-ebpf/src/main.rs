@@ -15,6 +15,7 @@ mod lifecycle;
 mod maps;
 mod python;
 mod ring;
+mod shape;
 mod thread;
 mod tracepoint;
 

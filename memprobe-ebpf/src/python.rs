@@ -68,11 +68,31 @@ unsafe fn read(into: *mut u8, len: u32, from: u64) -> bool {
 /// `stack_pointer` is the thread's, at the probe.
 #[inline(always)]
 pub fn walk(process: &ProcessConfig, caller: Caller, stack_pointer: u64) -> Walked {
+    walk_in(room(process, caller), process, caller, stack_pointer)
+}
+
+/// The current thread's room. Where no stack can be walked, none is made for it.
+#[inline(always)]
+pub fn room(process: &ProcessConfig, caller: Caller) -> Option<*mut Thread> {
+    match process.python.version {
+        0 => caller.known_thread(),
+        _ => caller.thread(),
+    }
+}
+
+/// As [`walk`], in what [`room`] gave.
+#[inline(always)]
+pub fn walk_in(
+    room: Option<*mut Thread>,
+    process: &ProcessConfig,
+    caller: Caller,
+    stack_pointer: u64,
+) -> Walked {
     let config = &process.python;
     if config.version == 0 {
         return Walked::without(stack_state::UNKNOWN_PYTHON);
     }
-    let Some(thread) = caller.thread() else {
+    let Some(thread) = room else {
         return Walked::without(stack_state::UNREADABLE);
     };
     // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.

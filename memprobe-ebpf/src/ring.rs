@@ -3,7 +3,7 @@
 use core::arch::asm;
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use memprobe_common::{MemoryRecord, counter, record as kind};
+use memprobe_common::{MemoryRecord, ShapeRecord, ShapedRecord, counter, record as kind};
 
 use crate::maps::{COUNTERS, RECORDS};
 
@@ -17,6 +17,23 @@ pub fn send(record: MemoryRecord) {
         }
         // It says where a stack comes from, and nothing of memory.
         None if record.kind == kind::BACKWARD => count(counter::STACKS_LOST),
+        None => count(counter::EVENTS_LOST),
+    }
+}
+
+/// As [`send`], with the shape of the tensor that it happened for.
+#[inline(always)]
+pub fn send_shaped(record: MemoryRecord, shape: &ShapeRecord) {
+    match RECORDS.reserve::<ShapedRecord>(0) {
+        Some(mut entry) => {
+            let to = entry.as_mut_ptr();
+            // SAFETY: the entry is as large as the record, both parts of which are written.
+            unsafe {
+                (&raw mut (*to).memory).write(record);
+                (&raw mut (*to).shape).copy_from_nonoverlapping(shape, 1);
+            }
+            entry.submit(BPF_RB_NO_WAKEUP as u64);
+        }
         None => count(counter::EVENTS_LOST),
     }
 }

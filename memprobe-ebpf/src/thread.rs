@@ -1,7 +1,7 @@
 //! What is known of a thread between its events.
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use memprobe_common::{FRAME_HEADER, StackRecord, counter};
+use memprobe_common::{FRAME_HEADER, ShapeRecord, StackRecord, counter};
 
 use crate::maps::{NEW_THREAD, THREADS};
 use crate::ring::count;
@@ -25,6 +25,8 @@ pub struct Thread {
     /// Stacks of this thread that were sent, each at the place that its hash's low bits say: saves a
     /// look-up in the map of all.
     pub sent: [u64; SENT],
+    /// The tensor that it has begun to make and that has no memory yet.
+    pub shape: ShapeRecord,
     /// Where it keeps the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
     /// The address that the first window was read from, or `NO_WINDOW`.
@@ -62,10 +64,16 @@ impl Caller {
         }
     }
 
+    /// This thread's room, if it has one.
+    #[inline(always)]
+    pub fn known_thread(self) -> Option<*mut Thread> {
+        THREADS.get_ptr_mut(&self.tid)
+    }
+
     /// This thread's room, made on first use.
     #[inline(always)]
     pub fn thread(self) -> Option<*mut Thread> {
-        if let Some(thread) = THREADS.get_ptr_mut(&self.tid) {
+        if let Some(thread) = self.known_thread() {
             return Some(thread);
         }
         let new = NEW_THREAD.get_ptr(0)?;
@@ -73,6 +81,6 @@ impl Caller {
         if THREADS.insert(&self.tid, unsafe { &*new }, 0).is_err() {
             count(counter::THREADS_REFUSED);
         }
-        THREADS.get_ptr_mut(&self.tid)
+        self.known_thread()
     }
 }

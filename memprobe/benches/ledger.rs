@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use criterion::{BatchSize, Criterion, Throughput};
 
 use memprobe::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, Stack, StackId, StackKind,
-    Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack, StackId,
+    StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
@@ -106,6 +106,7 @@ impl Program {
             device: Some(DeviceIndex(0)),
             totals: Some(totals),
             stack: StackId(stack),
+            shape: ShapeId::NONE,
             call: None,
         })
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 use memprobe::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, Stack, StackId, StackKind,
-    Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack, StackId,
+    StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::export::trace_event::TraceWriter;
 use memprobe::model::snapshot::Grouping;
@@ -58,6 +58,7 @@ fn stream() -> Vec<Event> {
             } else {
                 StackId((pair % STACKS) as u32 + 1)
             },
+            shape: ShapeId::NONE,
             call: None,
         })
     };

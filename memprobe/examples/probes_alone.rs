@@ -4,7 +4,8 @@
 //! floor of what any uprobe at these places costs. `probes_alone PID discarded` runs them in full
 //! and throws away what they send. Both print `ready` and stay until standard input ends.
 //! `probes_alone PID timed` does as `discarded` does and has the kernel time the programs: for
-//! every line on standard input it prints `RUNS NANOSECONDS` of the allocator's program so far.
+//! every line on standard input it prints `RUNS NANOSECONDS` of the allocator's program so far. The probes are those of
+//! `--detail lines`, or with a third word `tensors` those of that.
 
 use std::io::BufRead as _;
 use std::sync::Arc;
@@ -18,10 +19,10 @@ use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
 use memprobe::probe::attaching::{Attaching, Step};
-use memprobe::probe::catalog::PROBES;
+use memprobe::probe::catalog::{Detail, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
-use memprobe::probe::loader::{Link, Loader, Reach, Watch};
+use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
 use memprobe::target::maps::Maps;
 
 /// memprobe's own default.
@@ -35,20 +36,22 @@ const ALLOCATOR: &str = "report_memory_usage";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [pid, mode] = arguments.as_slice() else {
-        bail!("usage: probes_alone PID filtered|discarded|timed");
+    let (pid, mode, detail) = match arguments.as_slice() {
+        [pid, mode] => (pid, mode, Detail::Lines),
+        [pid, mode, detail] if detail == "tensors" => (pid, mode, Detail::Tensors),
+        _ => bail!("usage: probes_alone PID filtered|discarded|timed [tensors]"),
     };
     let tgid = Tgid(pid.parse().with_context(|| format!("{pid:?} is no PID"))?);
     kernel::preflight()?;
     let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, Watch::One, RING_BYTES)?;
     match mode.as_str() {
         "filtered" => {
-            let _links = attach_unwatched(&mut loader, tgid)?;
+            let _links = attach_unwatched(&mut loader, tgid, detail)?;
             wait_for_end(|| Ok(()))
         }
         "discarded" => {
             let _discarding = Discarding::start(loader.take_records()?);
-            let _files = attach(&mut loader, tgid)?;
+            let _files = attach(&mut loader, tgid, detail)?;
             wait_for_end(|| Ok(()))
         }
         "timed" => {
@@ -56,7 +59,7 @@ fn main() -> Result<()> {
             let _counting =
                 enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
             let _discarding = Discarding::start(loader.take_records()?);
-            let _files = attach(&mut loader, tgid)?;
+            let _files = attach(&mut loader, tgid, detail)?;
             wait_for_end(|| {
                 let time = loader.run_time(ALLOCATOR)?;
                 println!("{} {}", time.runs, time.total.as_nanos());
@@ -68,10 +71,10 @@ fn main() -> Result<()> {
 }
 
 /// Attaches every probe where memprobe would, and lets no process through.
-fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<Vec<Link>> {
+fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
-    for probe in PROBES.iter() {
+    for probe in PROBES.iter().filter(|probe| probe.detail <= detail) {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         links.extend(located.attach(loader, Reach::Process(tgid))?);
@@ -80,9 +83,15 @@ fn attach_unwatched(loader: &mut Loader, tgid: Tgid) -> Result<Vec<Link>> {
 }
 
 /// Attaches as memprobe does.
-fn attach(loader: &mut Loader, tgid: Tgid) -> Result<ProbedFiles> {
+fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles> {
     let mut files = ProbedFiles::default();
-    let mut attaching = Attaching::new(tgid, Watch::One);
+    let mut attaching = Attaching::new(
+        tgid,
+        Wanted {
+            watch: Watch::One,
+            detail,
+        },
+    );
     loader.admit(tgid, attaching.config(TimeNs(0)))?;
     loop {
         match attaching.step(loader, &mut files, TimeNs(0))? {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memprobe::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, Stack, StackId, StackKind,
-    Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack, StackId,
+    StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::host::Host;
 use memprobe::model::snapshot::host::{
@@ -253,6 +253,7 @@ impl Actor {
         };
         let held: u64 = self.blocks.iter().sum();
         Some(Event::Memory(MemoryEvent {
+            shape: ShapeId::NONE,
             call: None,
             time,
             tgid: self.tgid,

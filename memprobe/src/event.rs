@@ -3,8 +3,11 @@
 //! Live and replay differ only in where the stream of [`Event`]s comes from. Nothing here does
 //! I/O, reads a clock or knows an interpreter.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+
+use crate::tensors::DType;
 
 /// A process as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -34,6 +37,10 @@ pub struct DeviceIndex(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub u32);
 
+/// Names an interned [`Shape`]. Defined by an [`Event::Shape`] before its first use.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct ShapeId(pub u32);
+
 impl DeviceIndex {
     /// Stands for the device of memory of which it is not known on which one it lies.
     pub const UNKNOWN: Self = Self(u8::MAX);
@@ -59,6 +66,19 @@ impl StackId {
     pub const NONE: Self = Self(0);
 }
 
+impl ShapeId {
+    /// Nothing is known of a tensor: tensors are not watched, the event is a free, or the block is from
+    /// before attach.
+    pub const NONE: Self = Self(0);
+
+    /// It is known that PyTorch was making no tensor when the memory was asked for: it is a
+    /// workspace of a library, or a storage that was made or resized by itself.
+    pub const NO_TENSOR: Self = Self(1);
+
+    /// The first that names a [`Shape`].
+    pub const FIRST: Self = Self(2);
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
@@ -70,6 +90,8 @@ impl fmt::Display for Address {
 pub enum Event {
     /// Defines a stack. Comes before the first event that names it.
     Stack(StackId, Arc<Stack>),
+    /// Defines a shape. Comes before the first event that names it.
+    Shape(ShapeId, Arc<Shape>),
     /// Names a thread (its `comm`). Comes before the thread's first memory event.
     Thread(Tid, Arc<str>),
     /// What an allocator held when memprobe attached. Comes before all memory events of its device.
@@ -218,6 +240,8 @@ pub struct MemoryEvent {
     pub totals: Option<Totals>,
     /// Where it was asked for; [`StackId::NONE`] for frees.
     pub stack: StackId,
+    /// The tensor that it happened for; [`ShapeId::NONE`] where nothing is known of one.
+    pub shape: ShapeId,
     /// The call into CUDA; `None` for blocks. For what is freed, `space` is that of the memory.
     pub call: Option<CudaCall>,
 }
@@ -359,6 +383,61 @@ impl NoStack {
         ]
         .into_iter()
         .find(|reason| reason.as_str() == words)
+    }
+}
+
+/// What PyTorch was making when it asked for memory: a tensor, as `torch.empty` knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Shape {
+    /// Elements in each dimension.
+    pub sizes: Vec<u64>,
+    /// How many dimensions there are beyond those of `sizes`.
+    pub more: u32,
+    /// The element type.
+    pub dtype: DType,
+    /// Bytes that were asked for: up to the end of the last element. The allocator rounds them. `None` where not all
+    /// sizes are known, or not the size of an element.
+    pub requested: Option<Bytes>,
+}
+
+/// What the [`ShapeId`]s of a stream stand for by now. Numbers grow, and a shape that was not used
+/// for long is defined anew before it is: the oldest are forgotten.
+#[derive(Clone, Debug, Default)]
+pub struct Shapes(BTreeMap<ShapeId, Arc<Shape>>);
+
+impl Shapes {
+    /// The most that a source of events may have in use at once: it forgets them all then, and defines
+    /// them anew under other numbers.
+    pub const MOST: usize = 1 << 16;
+
+    /// Takes a definition.
+    pub fn define(&mut self, id: ShapeId, shape: &Arc<Shape>) {
+        self.0.insert(id, Arc::clone(shape));
+        // Those of one time after the last forgetting and one before it.
+        if self.0.len() > 2 * Self::MOST {
+            self.0.pop_first();
+        }
+    }
+
+    /// The shape of that number.
+    pub fn get(&self, id: ShapeId) -> Option<&Arc<Shape>> {
+        self.0.get(&id)
+    }
+}
+
+impl fmt::Display for Shape {
+    /// `(32, 1024)`, as PyTorch writes it; `(2, 2, …)` where not all sizes are known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(")?;
+        for (at, size) in self.sizes.iter().enumerate() {
+            let between = if at > 0 { ", " } else { "" };
+            write!(f, "{between}{size}")?;
+        }
+        f.write_str(match (self.more, self.sizes.len()) {
+            (0, 1) => ",)",
+            (0, _) => ")",
+            _ => ", …)",
+        })
     }
 }
 

@@ -99,6 +99,9 @@ impl Agreement {
         if size < theirs.size || segment && size != theirs.size {
             return Err("size");
         }
+        if ours.action == "alloc" && ours.requested.is_some_and(|asked| asked != theirs.size) {
+            return Err("what was asked for");
+        }
         if ours.action.contains("free") {
             return if ours.stack.is_empty() {
                 Ok(())

@@ -30,6 +30,21 @@ pub struct Event {
     /// The kind of memory that CUDA gave out; none for blocks.
     #[serde(default)]
     pub space: Option<String>,
+    /// Elements in each dimension of the tensor that it was allocated for.
+    #[serde(default)]
+    pub shape: Option<Vec<u64>>,
+    /// Dimensions beyond those of `shape`.
+    #[serde(default)]
+    pub more_dimensions: Option<u32>,
+    /// The element type, without `torch.`.
+    #[serde(default)]
+    pub dtype: Option<String>,
+    /// Bytes that the tensor asked for.
+    #[serde(default)]
+    pub requested: Option<u64>,
+    /// False where it is known to be for no tensor.
+    #[serde(default)]
+    pub tensor: Option<bool>,
     /// Innermost first.
     pub stack: Vec<TraceFrame>,
     /// The native code that called into CUDA, innermost first.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::parse_buffer_size;
+use super::{Detail, parse_buffer_size};
 use crate::event::Tgid;
 use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
@@ -47,6 +47,7 @@ impl Attach {
         }
         Live {
             tgid: Tgid(self.pid),
+            detail: Detail::Lines.into(),
             ring_bytes: self.buffer_size,
         }
         .run()

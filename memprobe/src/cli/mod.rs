@@ -12,7 +12,9 @@ mod top;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+
+use crate::pipeline;
 
 /// Exit status of every error.
 const ERROR: u8 = 2;
@@ -65,6 +67,24 @@ pub fn run() -> ExitCode {
         let _ = writeln!(std::io::stderr(), "memprobe: {error:#}");
         ExitCode::from(ERROR)
     })
+}
+
+/// How much is told of each block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Detail {
+    /// The line that allocated it
+    Lines,
+    /// The line, and the tensor: shape, element type and bytes that were asked for
+    Tensors,
+}
+
+impl From<Detail> for pipeline::Detail {
+    fn from(detail: Detail) -> Self {
+        match detail {
+            Detail::Lines => Self::Lines,
+            Detail::Tensors => Self::Tensors,
+        }
+    }
 }
 
 /// Parses a duration: `30s`, `5m`, `1h 30m`, or a plain number of seconds.

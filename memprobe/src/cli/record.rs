@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::{parse_buffer_size, parse_duration};
+use super::{Detail, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::record::{Recording, Subject};
 
@@ -37,6 +37,9 @@ pub struct Record {
     /// Record the processes that descend from it too
     #[arg(short, long, requires = "pid")]
     children: bool,
+    /// How much to record of each block; more costs the process more
+    #[arg(long, value_enum, default_value_t = Detail::Tensors)]
+    detail: Detail,
     /// Stop after this long, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
@@ -61,6 +64,7 @@ impl Record {
         Recording {
             subject,
             output: self.output,
+            detail: self.detail.into(),
             duration: self.duration,
             ring_bytes: self.buffer_size,
             quiet: self.quiet,

@@ -14,7 +14,7 @@ use crate::report::{self, By, Colour, Format, Many, ReportError, ReportOptions, 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
 
-/// Print what a recording holds: the lines that held memory, or every event
+/// Print what a recording holds: the lines that held memory, their tensors, or every event
 ///
 /// Of a directory that `record` wrote, every recording in turn and what they come to. Needs no root,
 /// no GPU and none of the recorded process's files.
@@ -23,6 +23,7 @@ const PIPED_WIDTH: usize = 100;
 Examples:
   memprobe report trace.json
   memprobe report trace.json --sort live --all
+  memprobe report trace.json --by tensor
   memprobe report run/
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 pub struct Report {
@@ -59,6 +60,8 @@ pub struct Report {
 enum RowOf {
     /// A line of Python
     Line,
+    /// The tensors of one shape and element type that a line of Python made
+    Tensor,
     /// An event, in order
     Event,
 }
@@ -140,6 +143,7 @@ impl Report {
         ReportOptions {
             by: match self.by {
                 RowOf::Line => By::Line,
+                RowOf::Tensor => By::Tensor,
                 RowOf::Event => By::Event,
             },
             format: match self.format {

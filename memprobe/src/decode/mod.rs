@@ -4,7 +4,7 @@ use std::mem::offset_of;
 
 use memprobe_common::{
     CodeRecord, CudaRecord, CudaStackRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
-    STACK_COPY, StackHead, Stretch, record,
+    STACK_COPY, ShapeRecord, StackHead, Stretch, record,
 };
 
 use crate::event::Tgid;
@@ -12,8 +12,8 @@ use crate::event::Tgid;
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// An event of the allocator or of autograd's engine.
-    Memory(MemoryKind, MemoryRecord),
+    /// An event of the allocator or of autograd's engine, with the tensor that it happened for.
+    Memory(MemoryKind, MemoryRecord, Option<Box<ShapeRecord>>),
     /// A call into CUDA that succeeded, with a copy of the stack where the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     /// The frames behind a stack hash.
@@ -28,7 +28,7 @@ impl Record {
     /// The process that it tells of.
     pub fn tgid(&self) -> Tgid {
         Tgid(match self {
-            Self::Memory(_, memory) => memory.tgid,
+            Self::Memory(_, memory, _) => memory.tgid,
             Self::Cuda(call, _) => call.tgid,
             Self::Stack(head, _) => head.tgid,
             Self::CodeFreed(freed) => freed.tgid,
@@ -109,7 +109,31 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::FOUND => return decode_process(ProcessStep::Found, bytes),
         _ => return Err(Malformed),
     };
-    Ok(Record::Memory(kind, decode_memory(bytes)?))
+    let (memory, shape) = bytes
+        .split_at_checked(size_of::<MemoryRecord>())
+        .ok_or(Malformed)?;
+    let shape = match (shape, kind) {
+        ([], _) => None,
+        (shape, MemoryKind::Block | MemoryKind::OutOfMemory) => {
+            Some(Box::new(decode_shape(shape)?))
+        }
+        (_, MemoryKind::Backward) => return Err(Malformed),
+    };
+    Ok(Record::Memory(kind, decode_memory(memory)?, shape))
+}
+
+/// Decodes the 80 bytes of a shape, field by field.
+fn decode_shape(bytes: &[u8]) -> Result<ShapeRecord, Malformed> {
+    let bytes: &[u8; size_of::<ShapeRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    Ok(ShapeRecord {
+        layout: bytes[0],
+        device_type: bytes[1],
+        dtype: bytes[2],
+        pad: 0,
+        dimensions: word32(bytes, 4),
+        extent: word64(bytes, offset_of!(ShapeRecord, extent)),
+        sizes: words(bytes, offset_of!(ShapeRecord, sizes)),
+    })
 }
 
 /// Decodes the 64 bytes of a memory record, field by field.
@@ -271,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_memory_record_keeps_every_field() {
-        let Ok(Record::Memory(kind, memory)) = decode(&memory_bytes(record::BLOCK)) else {
+        let Ok(Record::Memory(kind, memory, None)) = decode(&memory_bytes(record::BLOCK)) else {
             panic!("not decoded");
         };
         assert_eq!(kind, MemoryKind::Block);
@@ -287,6 +311,25 @@ mod tests {
             (memory.allocated, memory.reserved, memory.stack),
             (1024, 2048, 77)
         );
+    }
+
+    #[test]
+    fn a_shape_follows_the_event_that_it_belongs_to() {
+        let mut bytes = memory_bytes(record::BLOCK);
+        bytes.extend([2, 1, 6, 0]);
+        bytes.extend(2u32.to_ne_bytes());
+        for word in [99u64, 3, 33, 0, 0, 0, 0, 0, 0] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        let Ok(Record::Memory(MemoryKind::Block, _, Some(shape))) = decode(&bytes) else {
+            panic!("not decoded");
+        };
+        assert_eq!((shape.layout, shape.device_type, shape.dtype), (2, 1, 6));
+        assert_eq!((shape.dimensions, shape.extent), (2, 99));
+        assert_eq!(shape.sizes[..2], [3, 33]);
+        assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Malformed));
+        bytes[0] = record::BACKWARD;
+        assert_eq!(decode(&bytes), Err(Malformed), "no tensor is made there");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The fields of a record, appended to a line.
 
 use super::json;
-use crate::event::{MemoryEvent, Stack, StackId, StackKind, Tid, TimeNs};
+use crate::event::{MemoryEvent, Shape, Stack, StackId, StackKind, Tid, TimeNs};
 use crate::recording::MAX_LINE;
 
 /// Characters of a command line or thread name that are written.
@@ -52,6 +52,32 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
         line.extend_from_slice(b"\",\"space\":\"");
         line.extend_from_slice(call.space.as_str().as_bytes());
         line.push(b'"');
+    }
+}
+
+/// The tensor that an event happened for, in an object that is left open for more.
+pub(super) fn push_shape(line: &mut Vec<u8>, shape: &Shape) {
+    line.extend_from_slice(b",\"shape\":[");
+    for (at, size) in shape.sizes.iter().enumerate() {
+        if at > 0 {
+            line.push(b',');
+        }
+        json::push_number(line, *size);
+    }
+    line.push(b']');
+    if shape.more > 0 {
+        line.extend_from_slice(b",\"more_dimensions\":");
+        json::push_number(line, shape.more);
+    }
+    line.extend_from_slice(b",\"dtype\":\"");
+    match shape.dtype.name() {
+        Some(name) => line.extend_from_slice(name.as_bytes()),
+        None => line.extend_from_slice(shape.dtype.to_string().as_bytes()),
+    }
+    line.push(b'"');
+    if let Some(requested) = shape.requested {
+        line.extend_from_slice(b",\"requested\":");
+        json::push_number(line, requested.0);
     }
 }
 

@@ -16,13 +16,14 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::fields::{
-    clip, push_args, push_id, push_name, push_process, push_record, push_stack, push_ts,
+    clip, push_args, push_id, push_name, push_process, push_record, push_shape, push_stack, push_ts,
 };
 use super::json;
 use super::slices::{BLOCK, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
-    Action, AtAttach, Event, Losses, MemoryEvent, Stack, StackId, Tid, TimeNs, Totals,
+    Action, AtAttach, Event, Losses, MemoryEvent, ShapeId, Shapes, Stack, StackId, Tid, TimeNs,
+    Totals,
 };
 use crate::model::snapshot::Grouping;
 use crate::recording::{AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord};
@@ -47,6 +48,7 @@ pub struct TraceWriter<W: Write> {
     events: u64,
     losses: Losses,
     stacks: StackTexts,
+    shapes: Shapes,
     blocks: OpenSlices,
     segments: OpenSlices,
     cuda: OpenSlices,
@@ -103,6 +105,7 @@ impl<W: Write> TraceWriter<W> {
             events: 0,
             losses: Losses::default(),
             stacks: StackTexts::new(grouping),
+            shapes: Shapes::default(),
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
             cuda: OpenSlices::new(MAX_OPEN),
@@ -139,6 +142,8 @@ impl<W: Write> TraceWriter<W> {
         }
         match event {
             Event::Stack(id, stack) => self.stack(*id, stack),
+            // Each event says its own shape: viewers know nothing of numbers for them.
+            Event::Shape(id, shape) => self.shapes.define(*id, shape),
             Event::Thread(Tid(tid), name) => {
                 self.metadata("thread_name", *tid, |line| push_name(line, clip(name)));
             }
@@ -435,6 +440,13 @@ impl<W: Write> TraceWriter<W> {
         let line = &mut self.lines;
         line.extend_from_slice(b",\"args\":");
         push_args(line, event);
+        match self.shapes.get(event.shape) {
+            Some(shape) => push_shape(line, shape),
+            None if event.shape == ShapeId::NO_TENSOR => {
+                line.extend_from_slice(b",\"tensor\":false");
+            }
+            None => {}
+        }
         if event.stack != StackId::NONE {
             line.extend_from_slice(b",\"stack_id\":");
             json::push_number(line, event.stack.0);

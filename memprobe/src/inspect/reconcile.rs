@@ -15,8 +15,8 @@ use hashbrown::HashMap;
 
 use super::allocator::AllocatorTables;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, StackId, Tgid, Tid, TimeNs,
-    Totals,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, ShapeId, StackId, Tgid, Tid,
+    TimeNs, Totals,
 };
 
 /// Events that are kept back at most while the tables are read.
@@ -273,6 +273,7 @@ impl Reconciler {
                     device: Some(*device),
                     totals: Some(before.totals),
                     stack: StackId::NONE,
+                    shape: ShapeId::NONE,
                     call: None,
                 })
             }));
@@ -346,6 +347,7 @@ mod tests {
                 device: Some(CUDA_0),
                 totals: (action != Action::SegmentAlloc).then_some(self.totals[0]),
                 stack: StackId::NONE,
+                shape: ShapeId::NONE,
                 call: None,
             };
             self.reconciler.push(Event::Memory(event));

@@ -18,6 +18,7 @@ mod holders;
 pub mod host;
 mod names;
 mod rate;
+mod shapes;
 pub mod snapshot;
 pub mod tensors;
 mod timeline;
@@ -32,6 +33,7 @@ use std::sync::Arc;
 
 pub use applied::{Applied, Ended, Freed};
 pub use caps::{Caps, Refused};
+pub use shapes::ShapeLedger;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
@@ -132,6 +134,8 @@ impl Model {
                 }
                 Applied::Noted
             }
+            // Lines are told apart, not what was made there: see `shapes`.
+            Event::Shape(..) => Applied::Noted,
             Event::Thread(tid, name) => {
                 self.names.name(*tid, name, &mut self.budget.refused);
                 Applied::Noted

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 
 use super::snapshot::{DeviceSnapshot, LineRow, Site, StackRow};
 use super::*;
-use crate::event::{Address, AtAttach, Bytes, Frame, Stack, StackId, StackKind, Tgid, Tid, Totals};
+use crate::event::{
+    Address, AtAttach, Bytes, Frame, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+};
 
 const STACKS: u32 = 6;
 const PAGE: u64 = 512;
@@ -110,6 +112,7 @@ impl Reference {
                 device: Some(DeviceIndex(0)),
                 totals: Some(self.totals()),
                 stack: StackId::NONE,
+                shape: ShapeId::NONE,
                 call: None,
             }));
             assert_eq!(applied, Applied::Held { kept: true });
@@ -153,6 +156,7 @@ impl Reference {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
+            shape: ShapeId::NONE,
             call: None,
         };
         Some((event, freed))
@@ -414,6 +418,7 @@ fn garbage() -> impl Strategy<Value = Event> {
                 device: device.map(DeviceIndex),
                 totals,
                 stack: StackId(stack),
+                shape: ShapeId::NONE,
                 call: None,
             })
         });

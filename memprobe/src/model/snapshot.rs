@@ -5,7 +5,7 @@ pub mod host;
 use std::sync::Arc;
 
 use crate::event::{
-    Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Totals,
+    Bytes, CudaCall, DeviceIndex, Frame, Losses, Shape, Space, Stack, Tgid, TimeNs, Totals,
 };
 
 /// Everything a view needs at one moment.
@@ -240,6 +240,36 @@ pub struct LineRow {
     pub allocs_per_second: f64,
     /// The stacks that end in this line, largest `live` first.
     pub stacks: Vec<StackRow>,
+}
+
+/// What the tensors of one shape and element type hold that one line made on one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShapeRow {
+    /// The tensors, or what else it is.
+    pub what: What,
+    /// Which line, or why none.
+    pub site: Site,
+    /// Bytes now live, as the allocator rounded them.
+    pub live: Bytes,
+    /// The highest that `live` has been.
+    pub peak: Bytes,
+    /// Blocks now live.
+    pub live_blocks: u64,
+    /// Allocations since attach.
+    pub allocs: u64,
+}
+
+/// What a block is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// A tensor.
+    Tensor(Arc<Shape>),
+    /// No tensor: a library's workspace, or a storage that was made or resized by itself.
+    NoTensor,
+    /// Nobody knows: tensors were not watched.
+    Unknown,
+    /// Tensors of so many kinds that they are not told apart.
+    TooMany,
 }
 
 /// Which frame of a stack its memory is counted under.

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::snapshot::{DeviceSnapshot, LineRow, Site};
 use super::*;
-use crate::event::{Address, Bytes, Frame, NoStack, Stack, StackId, StackKind, Tgid, Tid, Totals};
+use crate::event::{
+    Address, Bytes, Frame, NoStack, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -74,6 +76,7 @@ impl Scene {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
+            shape: ShapeId::NONE,
             call: None,
         }
     }

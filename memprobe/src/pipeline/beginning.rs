@@ -121,7 +121,7 @@ impl Beginning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Address, DeviceIndex, StackId, Tgid, Tid, TimeNs};
+    use crate::event::{Address, DeviceIndex, ShapeId, StackId, Tgid, Tid, TimeNs};
 
     fn event(action: Action, size: u64, totals: Option<(u64, u64)>) -> MemoryEvent {
         MemoryEvent {
@@ -137,6 +137,7 @@ mod tests {
                 reserved: Bytes(reserved),
             }),
             stack: StackId::NONE,
+            shape: ShapeId::NONE,
             call: None,
         }
     }

@@ -17,7 +17,8 @@ use crate::model::snapshot::host::{
 };
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
-use crate::probe::loader::Watch;
+use crate::probe::catalog::Detail;
+use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::target::census::Found;
 use crate::target::namespace::{Kind, Namespace};
@@ -74,7 +75,14 @@ impl Watching {
             Scope::Host => None,
             Scope::Family(tgid) => Some(Watched::open(tgid)?),
         };
-        let mut session = HostSession::load(watch, ring_bytes)?;
+        let mut session = HostSession::load(
+            Wanted {
+                watch,
+                // The table says of each process what it holds, not what for.
+                detail: Detail::Lines,
+            },
+            ring_bytes,
+        )?;
         if let Some(root) = root {
             session.add_family(root, Origin::Running)?;
         }

@@ -16,8 +16,9 @@ use super::tensor_reader::TensorReader;
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::snapshot::{Grouping, Snapshot, TargetState};
+use crate::probe::catalog::Detail;
 use crate::probe::kernel;
-use crate::probe::loader::Watch;
+use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::tui::{self, Command};
 
@@ -28,6 +29,8 @@ const REFRESH: Duration = Duration::from_millis(200);
 pub struct Live {
     /// The process to watch.
     pub tgid: Tgid,
+    /// How much of each block is told.
+    pub detail: Detail,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
@@ -53,9 +56,16 @@ impl Live {
         outcome.map(|()| ExitCode::SUCCESS)
     }
 
+    fn wanted(&self) -> Wanted {
+        Wanted {
+            watch: Watch::One,
+            detail: self.detail,
+        }
+    }
+
     /// Feeds the screen until it closes.
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
-        let mut session = HostSession::load(Watch::One, self.ring_bytes)?;
+        let mut session = HostSession::load(self.wanted(), self.ring_bytes)?;
         session.add(watched, Origin::Running)?;
         let mut seen = Seen::Nothing;
         loop {

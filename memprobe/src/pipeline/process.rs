@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::before_attach::BeforeAttach;
 use super::beginning::{Beginning, Birth};
-use crate::event::{Event, Losses, Tgid};
+use crate::event::{Event, Losses, Tgid, TimeNs};
 use crate::model::snapshot::Target;
 use crate::probe::attaching::Attaching;
 use crate::probe::watched::Watched;
@@ -32,6 +32,9 @@ const LOOK_SELDOM: Duration = Duration::from_secs(2);
 /// How long after the last record a segment waits for its thread to tell the device. On a busy machine
 /// the thread may be kept from running just then.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
+const GRACE: u64 = 1_000_000_000;
 
 /// What share of the time may be spent with looking at one process.
 const LOOKING_SHARE: u32 = 5;
@@ -138,11 +141,15 @@ impl Process {
             Birth::Seen
         };
         let code = attaching.python().map(CodeCache::new);
+        let mut symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None);
+        if attaching.has_tensors() {
+            symbolizer.watch_tensors(TimeNs(0));
+        }
         Self {
             parent: Some(parent.tgid),
             torch: parent.torch.clone(),
             phase: parent.phase,
-            symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None),
+            symbolizer,
             beginning: Beginning::new(birth),
             // Where the probes are in place already, nothing can come before them.
             before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
@@ -240,9 +247,22 @@ impl Process {
         self.phase = Phase::Attached;
         self.read_torch();
         self.symbolizer.look_at_code();
+        self.watch_tensors();
         if let Some(before) = &mut self.before {
             before.begin(self.torch.clone());
         }
+    }
+
+    /// Says from when on every tensor is told of, where that is so.
+    fn watch_tensors(&mut self) {
+        if !self.attaching.has_tensors() {
+            return;
+        }
+        self.symbolizer.watch_tensors(match self.origin {
+            // A tensor may have been begun before the probes were in place.
+            Origin::Running => TimeNs(super::now().0.saturating_add(GRACE)),
+            Origin::Started => TimeNs(0),
+        });
     }
 
     /// It cannot be probed; what is heard of it is passed on.

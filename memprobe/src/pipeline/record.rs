@@ -17,8 +17,9 @@ use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
+use crate::probe::catalog::Detail;
 use crate::probe::kernel;
-use crate::probe::loader::Watch;
+use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::EndReason;
 
@@ -41,6 +42,8 @@ pub struct Recording {
     pub subject: Subject,
     /// Where to.
     pub output: PathBuf,
+    /// How much of each block is told.
+    pub detail: Detail,
     /// For how long at most.
     pub duration: Option<Duration>,
     /// Bytes of the ring buffer.
@@ -70,7 +73,13 @@ impl Recording {
             Subject::Process(_) => Watch::One,
             Subject::Family(_) | Subject::Command(_) => Watch::Family,
         };
-        let mut session = HostSession::load(watch, self.ring_bytes)?;
+        let mut session = HostSession::load(
+            Wanted {
+                watch,
+                detail: self.detail,
+            },
+            self.ring_bytes,
+        )?;
         let (mut command, watched, origin) = match &self.subject {
             Subject::Process(tgid) | Subject::Family(tgid) => {
                 (None, Watched::open(*tgid)?, Origin::Running)

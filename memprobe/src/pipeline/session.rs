@@ -17,7 +17,7 @@ use crate::probe::attaching::{self, Attaching, Step};
 use crate::probe::files::ProbedFiles;
 use crate::probe::heap;
 use crate::probe::kernel::TaskOffsets;
-use crate::probe::loader::{Counters, Loader, Watch};
+use crate::probe::loader::{Counters, Loader, Wanted, Watch};
 use crate::probe::ring::Records;
 use crate::probe::watched::{Watched, allow_many_files};
 use crate::symbolize::python::CodeCache;
@@ -88,7 +88,7 @@ pub(super) enum HostItem {
 
 /// Processes, probed.
 pub(super) struct HostSession {
-    watch: Watch,
+    wanted: Wanted,
     processes: HashMap<u32, Process>,
     /// What is to be told before the next events.
     told: VecDeque<HostEvent>,
@@ -115,7 +115,8 @@ impl HostSession {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(super) fn load(watch: Watch, ring_bytes: u32) -> Result<Self> {
+    pub(super) fn load(wanted: Wanted, ring_bytes: u32) -> Result<Self> {
+        let watch = wanted.watch;
         let mut loader = Loader::new(&TaskOffsets::of_this_kernel()?, watch, ring_bytes)?;
         heap::give_back_freed();
         if watch == Watch::Everyone {
@@ -123,7 +124,7 @@ impl HostSession {
         }
         let now = Instant::now();
         Ok(Self {
-            watch,
+            wanted,
             processes: HashMap::new(),
             told: VecDeque::new(),
             busy: Vec::new(),
@@ -149,7 +150,7 @@ impl HostSession {
         if self.processes.contains_key(&tgid.0) {
             return Ok(());
         }
-        let attaching = Attaching::new(tgid, self.watch);
+        let attaching = Attaching::new(tgid, self.wanted);
         let is_new = self
             .loader
             .admit(tgid, attaching.config(super::now()))
@@ -340,7 +341,7 @@ impl HostSession {
     /// Takes in a process that the kernel's programs tell of and nobody has heard of.
     fn adopt(&mut self, tgid: Tgid) {
         let now = Instant::now();
-        let attaching = Attaching::new(tgid, self.watch);
+        let attaching = Attaching::new(tgid, self.wanted);
         let watched = Watched::if_there(tgid);
         // It may be admitted already, which is well.
         let _ = self.loader.admit(tgid, attaching.config(super::now()));
@@ -510,7 +511,7 @@ impl HostSession {
                     item = Some(HostItem::Waiting(what));
                 }
             }
-            Err(error) if is_bearable(&error, process, self.watch, start) => {}
+            Err(error) if is_bearable(&error, process, self.wanted.watch, start) => {}
             Err(error) => {
                 process.refused();
                 busy = true;

@@ -7,11 +7,11 @@ use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
-    BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU,
-    TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
+    BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need,
+    PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
-use super::loader::{Loader, Reach, Watch};
+use super::loader::{Loader, Reach, Wanted, Watch};
 use crate::event::{Tgid, TimeNs};
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
@@ -32,7 +32,7 @@ pub enum Step {
 #[derive(Clone)]
 pub struct Attaching {
     tgid: Tgid,
-    watch: Watch,
+    wanted: Wanted,
     python: Option<PythonProcess>,
     /// The files that were there when no Python was found: with the same ones there is none.
     not_python: Option<Vec<(Device, u64)>>,
@@ -71,14 +71,14 @@ struct Pending {
 
 impl Attaching {
     /// Nothing is known and nothing attached yet.
-    pub fn new(tgid: Tgid, watch: Watch) -> Self {
-        let flags = match watch {
+    pub fn new(tgid: Tgid, wanted: Wanted) -> Self {
+        let flags = match wanted.watch {
             Watch::One => 0,
             Watch::Family | Watch::Everyone => process_flag::CHILDREN,
         };
         Self {
             tgid,
-            watch,
+            wanted,
             python: None,
             not_python: None,
             config: ProcessConfig {
@@ -120,7 +120,7 @@ impl Attaching {
         for key in &self.files {
             files.leave(*key, self.tgid, now);
         }
-        *self = Self::new(self.tgid, self.watch);
+        *self = Self::new(self.tgid, self.wanted);
     }
 
     /// Finds out anew what Python it runs: what was known may be out of date.
@@ -215,7 +215,7 @@ impl Attaching {
     }
 
     fn reach(&self) -> Reach {
-        match self.watch {
+        match self.wanted.watch {
             Watch::One => Reach::Process(self.tgid),
             Watch::Family | Watch::Everyone => Reach::Everyone,
         }
@@ -286,11 +286,16 @@ impl Attaching {
             })
     }
 
+    /// What is to be probed, in the order of attaching.
+    fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
+        wanted_probes(self.wanted.detail)
+    }
+
     /// The next file to be probed: those with the most events last.
     fn pending(&self, maps: &Maps) -> Option<Pending> {
         let mut families: Vec<&'static str> = Vec::new();
         // A family comes where its last probe comes.
-        for probe in PROBES.iter().rev() {
+        for probe in self.catalog().rev() {
             if !families.contains(&probe.library) {
                 families.insert(0, probe.library);
             }
@@ -313,8 +318,9 @@ impl Attaching {
         pending: Pending,
     ) -> Result<(), AttachError> {
         let Pending { family, file } = pending;
+        let detail = self.wanted.detail;
         let probed = self.probe_file(loader, files, &file, family, |tgid| {
-            let probes = PROBES.iter().filter(|probe| probe.library == family);
+            let probes = wanted_probes(detail).filter(|probe| probe.library == family);
             // All are located before the first is attached: from then on events come, and nobody
             // reads them yet.
             probes
@@ -429,8 +435,19 @@ impl Attaching {
     }
 
     fn has(&self, probe: &Probe) -> bool {
+        self.has_function(probe.function)
+    }
+
+    fn has_function(&self, name: &str) -> bool {
         let mut functions = self.probes.iter().map(|status| &status.function);
-        functions.any(|function| function == probe.function)
+        functions.any(|function| function == name)
+    }
+
+    /// Whether every tensor that PyTorch makes is told of.
+    pub fn has_tensors(&self) -> bool {
+        [EMPTY, EMPTY_STRIDED]
+            .iter()
+            .all(|name| self.has_function(name))
     }
 
     /// Whether the allocator of PyTorch is probed.
@@ -439,6 +456,11 @@ impl Attaching {
             .iter()
             .any(|probe| probe.need == Need::Allocator && self.has(probe))
     }
+}
+
+/// The probes of a detail, in the order of attaching.
+fn wanted_probes(detail: Detail) -> impl DoubleEndedIterator<Item = &'static Probe> {
+    PROBES.iter().filter(move |probe| probe.detail <= detail)
 }
 
 /// Whether a library is mapped that is probed.

@@ -27,6 +27,18 @@ pub struct Probe {
     pub cookie: Option<u64>,
     /// Whether memprobe can do its work without it.
     pub need: Need,
+    /// From which detail on it is attached.
+    pub detail: Detail,
+}
+
+/// How much is told of each block. Every probe costs the target a trap wherever it passes, so what is not
+/// asked for is not attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Detail {
+    /// The line that allocated it.
+    Lines,
+    /// The tensor too that it was allocated for: shape, element type and bytes asked for.
+    Tensors,
 }
 
 /// Whether memprobe can do its work without a probe.
@@ -86,6 +98,15 @@ pub const CURRENT_GRAPH_TASK: &[ThreadLocalName] = &[
     },
 ];
 
+/// One of the two functions that make every tensor which has memory of its own
+/// (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
+pub const EMPTY: &str = "at::detail::empty_generic";
+/// As [`EMPTY`], with strides.
+pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
+
+/// What is left without [`EMPTY`] or [`EMPTY_STRIDED`].
+const WITHOUT_SHAPES: &str = "tensors that it makes have no shape";
+
 /// Every probe, in the order of attaching: the one with the most events last.
 pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
     let functions = (0..).zip(FUNCTIONS);
@@ -110,12 +131,13 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         reads: &[],
         cookie: Some(cookie.to_word()),
         need: Need::WhereItIs,
+        detail: Detail::Lines,
     }
 }
 
 /// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
 /// 2.15.
-const PYTORCH: [Probe; 3] = [
+const PYTORCH: [Probe; 5] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -125,6 +147,7 @@ const PYTORCH: [Probe; 3] = [
         reads: &[Register::RDI, Register::RSI, Register::RDX, Register::RCX],
         cookie: None,
         need: Need::Optional("out-of-memory errors are not seen"),
+        detail: Detail::Lines,
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -139,6 +162,36 @@ const PYTORCH: [Probe; 3] = [
         reads: &[Register::RDX],
         cookie: None,
         need: Need::Optional("memory of backward passes has no line"),
+        detail: Detail::Lines,
+    },
+    Probe {
+        function: EMPTY,
+        library: TORCH_CPU,
+        symbols: &[
+            // From 2.2 on.
+            "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeESt8optionalINS1_12MemoryFormatEE",
+            "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeENS1_8optionalINS1_12MemoryFormatEEE",
+        ],
+        entry: "empty_generic",
+        returns: None,
+        reads: &[Register::RSI, Register::RDX, Register::R8, Register::R9],
+        cookie: None,
+        need: Need::Optional(WITHOUT_SHAPES),
+        detail: Detail::Tensors,
+    },
+    Probe {
+        function: EMPTY_STRIDED,
+        library: TORCH_CPU,
+        symbols: &[
+            "_ZN2at6detail21empty_strided_genericEN3c108ArrayRefIlEES3_PNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeE",
+        ],
+        entry: "empty_strided_generic",
+        returns: None,
+        // Two arguments come on the stack.
+        reads: &[Register::RSI, Register::RDX, Register::RCX, Register::RSP],
+        cookie: None,
+        need: Need::Optional(WITHOUT_SHAPES),
+        detail: Detail::Tensors,
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
@@ -155,6 +208,7 @@ const PYTORCH: [Probe; 3] = [
         ],
         cookie: None,
         need: Need::Allocator,
+        detail: Detail::Lines,
     },
 ];
 
@@ -169,6 +223,7 @@ pub const CODE_FREED: Probe = Probe {
     reads: &[Register::RDI],
     cookie: None,
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
+    detail: Detail::Lines,
 };
 
 /// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
@@ -183,6 +238,7 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     reads: &[],
     cookie: None,
     need: Need::Optional("libraries that are loaded later are found by looking now and then"),
+    detail: Detail::Lines,
 };
 
 /// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its

@@ -13,6 +13,7 @@ use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
+use super::catalog::Detail;
 use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
@@ -43,6 +44,15 @@ const LIFECYCLE: [(&str, &str); 3] = [
 /// Rooms for threads that allocate (8.6 KiB each): of one process, and of many.
 const THREADS_OF_ONE: u32 = 1024;
 const THREADS_OF_MANY: u32 = 4096;
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Which processes.
+    pub watch: Watch,
+    /// How much of each block.
+    pub detail: Detail,
+}
 
 /// Which processes the programs let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,13 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_FRAMES};
+use super::{AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES};
 use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Space,
-    StackId, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Shape,
+    ShapeId, Space, StackId, Tgid, Tid, TimeNs, Totals,
 };
+use crate::tensors::DType;
 
 /// What a line says.
 pub(super) enum Record<'a> {
@@ -21,7 +22,8 @@ pub(super) enum Record<'a> {
         name: Cow<'a, str>,
     },
     AtAttach(AtAttach),
-    Memory(MemoryEvent),
+    /// An event, and the tensor that it happened for: its number is not known here.
+    Memory(MemoryEvent, Option<Shape>),
     Loss(Losses),
     End(EndRecord),
     /// A header in a later format.
@@ -94,6 +96,16 @@ struct MemoryArgs<'a> {
     function: Option<Cow<'a, str>>,
     #[serde(borrow, default)]
     space: Option<Cow<'a, str>>,
+    #[serde(default)]
+    shape: Option<Vec<u64>>,
+    #[serde(default)]
+    more_dimensions: u32,
+    #[serde(borrow, default)]
+    dtype: Option<Cow<'a, str>>,
+    #[serde(default)]
+    requested: Option<u64>,
+    #[serde(default)]
+    tensor: Option<bool>,
     #[serde(default)]
     held: bool,
 }
@@ -204,7 +216,7 @@ fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Re
             free: Some(free),
             unseen_free: false,
             live_at_end: false,
-        } => event(line, &free, action, start).map(Record::Memory),
+        } => event(line, &free, action, start).map(|event| Record::Memory(event, None)),
         EndOfSlice {
             free: None,
             unseen_free,
@@ -215,7 +227,9 @@ fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Re
 }
 
 fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {
-    event(line, &args(line)?, action, start).map(Record::Memory)
+    let args: MemoryArgs<'_> = args(line)?;
+    let event = event(line, &args, action, start)?;
+    Ok(Record::Memory(event, shape(&args)?))
 }
 
 fn event(
@@ -248,8 +262,34 @@ fn event(
         device: args.device.map(DeviceIndex),
         totals,
         stack: args.stack_id.map_or(StackId::NONE, StackId),
+        shape: match args.tensor {
+            Some(false) => ShapeId::NO_TENSOR,
+            _ => ShapeId::NONE,
+        },
         call: call(args)?,
     })
+}
+
+/// The tensor, where the event says one.
+fn shape(args: &MemoryArgs<'_>) -> Result<Option<Shape>, String> {
+    let (sizes, dtype) = match (&args.shape, &args.dtype) {
+        (Some(sizes), Some(dtype)) => (sizes, dtype),
+        (None, None) => return Ok(None),
+        _ => return Err("`shape` without `dtype`".to_owned()),
+    };
+    if sizes.len() > MAX_DIMENSIONS {
+        return Err(format!("a tensor of {} dimensions", sizes.len()));
+    }
+    let number = || dtype.strip_prefix("dtype ")?.parse().ok().map(DType);
+    let dtype = DType::parse(dtype)
+        .or_else(number)
+        .ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
+    Ok(Some(Shape {
+        sizes: sizes.clone(),
+        more: args.more_dimensions,
+        dtype,
+        requested: args.requested.map(Bytes),
+    }))
 }
 
 /// The call into CUDA, where the event says one.

@@ -1,15 +1,19 @@
 //! Reads a recording back as the stream of events that was written.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use super::line::{self, FrameRecord, Record, StackRecord};
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
-use crate::event::{Action, Event, Frame, MemoryEvent, NoStack, Stack, StackId, StackKind, TimeNs};
+use crate::event::{
+    Action, Event, Frame, MemoryEvent, NoStack, Shape, ShapeId, Shapes, Stack, StackId, StackKind,
+    TimeNs,
+};
 
 /// Bytes that are asked of the file at once.
 const BUFFER: usize = 256 << 10;
@@ -34,8 +38,10 @@ pub struct Reader<R> {
     strings: HashSet<Arc<str>>,
     stacks: HashSet<u32>,
     frames: usize,
-    /// The event that waits for the definition of its stack to be taken.
-    waiting: Option<MemoryEvent>,
+    shapes: HashMap<Arc<Shape>, ShapeId>,
+    next_shape: ShapeId,
+    /// The event that waits for its definitions to be taken, and those.
+    waiting: VecDeque<Event>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -83,7 +89,9 @@ impl<R: BufRead> Reader<R> {
             strings: HashSet::new(),
             stacks: HashSet::new(),
             frames: 0,
-            waiting: None,
+            shapes: HashMap::new(),
+            next_shape: ShapeId::FIRST,
+            waiting: VecDeque::new(),
         };
         reader.read_header()?;
         Ok(reader)
@@ -173,8 +181,8 @@ impl<R: BufRead> Reader<R> {
     }
 
     fn next_event(&mut self) -> Result<Option<Event>, RecordingError> {
-        if let Some(event) = self.waiting.take() {
-            return Ok(Some(Event::Memory(event)));
+        if let Some(event) = self.waiting.pop_front() {
+            return Ok(Some(event));
         }
         while let State::Records | State::Ended = self.state {
             if !self.next_line()? {
@@ -215,7 +223,7 @@ impl<R: BufRead> Reader<R> {
         }
         match line::parse(line, self.header.start)? {
             Record::AtAttach(found) => Ok(Step::Give(Event::AtAttach(found))),
-            Record::Memory(event) => Ok(Step::Give(self.memory(event))),
+            Record::Memory(event, shape) => Ok(Step::Give(self.memory(event, shape))),
             Record::Stack(stack) => self.stack(&stack).map(Step::Give),
             Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
                 tid,
@@ -244,30 +252,65 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The event, or first the definition of its stack where the recording has none.
-    fn memory(&mut self, event: MemoryEvent) -> Event {
+    /// The event, or first the definition of its shape where it is new, and that of its stack where
+    /// the recording has none.
+    fn memory(&mut self, mut event: MemoryEvent, shape: Option<Shape>) -> Event {
         self.events += u64::from(event.action != Action::Held);
+        if let Some(shape) = shape {
+            event.shape = self.shape(shape);
+        }
+        let stack = self.missing_stack(&event);
+        self.waiting.extend(stack);
+        match self.waiting.pop_front() {
+            None => Event::Memory(event),
+            Some(first) => {
+                self.waiting.push_back(Event::Memory(event));
+                first
+            }
+        }
+    }
+
+    /// The number of a shape; it is defined where it is new.
+    fn shape(&mut self, shape: Shape) -> ShapeId {
+        if let Some(id) = self.shapes.get(&shape) {
+            return *id;
+        }
+        let id = self.next_shape;
+        let Some(next) = id.0.checked_add(1) else {
+            return ShapeId::NONE;
+        };
+        self.next_shape = ShapeId(next);
+        if self.shapes.len() >= Shapes::MOST {
+            self.shapes.clear();
+        }
+        let shape = Arc::new(shape);
+        self.shapes.insert(Arc::clone(&shape), id);
+        self.waiting.push_back(Event::Shape(id, shape));
+        id
+    }
+
+    /// The definition of an event's stack, where the recording has none.
+    fn missing_stack(&mut self, event: &MemoryEvent) -> Option<Event> {
         if event.stack == StackId::NONE
             || self.stacks.contains(&event.stack.0)
             || self.stacks.len() >= MAX_STACKS
         {
-            return Event::Memory(event);
+            return None;
         }
         self.stacks.insert(event.stack.0);
-        self.waiting = Some(event);
         let thread = intern(&mut self.strings, "");
         let kind = StackKind::Unknown {
             thread,
             reason: NoStack::Lost,
         };
-        Event::Stack(
+        Some(Event::Stack(
             event.stack,
             Arc::new(Stack {
                 kind,
                 frames: Vec::new(),
                 truncated: false,
             }),
-        )
+        ))
     }
 
     fn stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {

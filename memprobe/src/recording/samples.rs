@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::{EndReason, Header};
 use crate::event::{
     Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack,
-    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::export::trace_event::TraceWriter;
 use crate::model::snapshot::Grouping;
 use crate::model::snapshot::{ProbeStatus, Target};
+use crate::tensors::DType;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -66,6 +67,7 @@ pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> Memor
         device: Some(DeviceIndex(0)),
         totals: None,
         stack: StackId::NONE,
+        shape: ShapeId::NONE,
         call: None,
     }
 }
@@ -176,6 +178,47 @@ pub(crate) fn story() -> Vec<Event> {
             ..memory(Action::SegmentFree, 60, 0x7d00_0000_0000, 0)
         }),
         Event::Memory(memory(Action::SegmentFree, 61, 0x7f00_0000_0000, 20 * MIB)),
+    ]
+}
+
+/// Blocks for two tensors (one of more dimensions than are told), for none, and for nobody knows what.
+pub(crate) fn tensors() -> Vec<Event> {
+    let define = |id, shape| Event::Shape(ShapeId(id), Arc::new(shape));
+    let block = |at: u64, size, allocated, shape| {
+        Event::Memory(MemoryEvent {
+            stack: StackId(1),
+            shape,
+            totals: totals(allocated, 22 * MIB),
+            ..memory(Action::Alloc, at, 0x7f00_0000_0000 + at * MIB, size)
+        })
+    };
+    let train = frame("/home/me/train.py", 31, "<module>");
+    let flat = Shape {
+        sizes: vec![32, 1024],
+        more: 0,
+        dtype: DType::FLOAT32,
+        requested: Some(Bytes(131_072)),
+    };
+    let deep = Shape {
+        sizes: vec![2; 8],
+        more: 3,
+        dtype: DType(99),
+        requested: None,
+    };
+    vec![
+        Event::Thread(Tid(1234), "python".into()),
+        stack(1, StackKind::Python, vec![train]),
+        define(2, flat),
+        block(1, 131_072, 131_072, ShapeId(2)),
+        block(2, 131_072, 262_144, ShapeId(2)),
+        define(3, deep),
+        block(3, 8192, 270_336, ShapeId(3)),
+        block(16, 8 * MIB, 270_336 + 8 * MIB, ShapeId::NO_TENSOR),
+        block(5, 512, 270_848 + 8 * MIB, ShapeId::NONE),
+        Event::Memory(MemoryEvent {
+            totals: totals(139_776 + 8 * MIB, 22 * MIB),
+            ..memory(Action::Free, 6, 0x7f00_0000_0000 + MIB, 131_072)
+        }),
     ]
 }
 

@@ -11,8 +11,8 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Stack, StackId, StackKind, Tid,
-    TimeNs,
+    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Shape, ShapeId, Shapes, Stack,
+    StackId, StackKind, Tid, TimeNs,
 };
 use crate::label::{FileNames, named_stack};
 use crate::recording::Reader;
@@ -39,6 +39,9 @@ struct Row<'a> {
     /// Where the memory lies that CUDA gave out.
     #[serde(skip_serializing_if = "Option::is_none")]
     space: Option<&'static str>,
+    /// The tensor that it was allocated for.
+    #[serde(flatten)]
+    tensor: Tensor<'a>,
     stack: &'a RawValue,
     /// The native code that called into CUDA: the caller alone where there is Python, all of the
     /// stack otherwise.
@@ -58,6 +61,43 @@ struct Row<'a> {
     stack_truncated: Option<bool>,
 }
 
+/// The tensor that an event happened for, as JSON.
+#[derive(Default, Serialize)]
+struct Tensor<'a> {
+    /// Elements in each dimension.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shape: Option<&'a [u64]>,
+    /// Dimensions beyond those of `shape`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    more_dimensions: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dtype: Option<String>,
+    /// Bytes that were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    requested: Option<u64>,
+    /// False where it was allocated for no tensor.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tensor: Option<bool>,
+}
+
+impl<'a> Tensor<'a> {
+    fn of(id: ShapeId, shape: Option<&'a Shape>) -> Self {
+        let Some(shape) = shape else {
+            return Self {
+                tensor: (id == ShapeId::NO_TENSOR).then_some(false),
+                ..Self::default()
+            };
+        };
+        Self {
+            shape: Some(&shape.sizes),
+            more_dimensions: (shape.more > 0).then_some(shape.more),
+            dtype: Some(shape.dtype.to_string()),
+            requested: shape.requested.map(|bytes| bytes.0),
+            tensor: None,
+        }
+    }
+}
+
 /// Writes every event as it is read.
 pub(super) fn write<R: BufRead>(
     mut reader: Reader<R>,
@@ -71,6 +111,7 @@ pub(super) fn write<R: BufRead>(
         match event {
             Ok(Event::Memory(event)) => rows.push(&event, &mut stacks)?,
             Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
+            Ok(Event::Shape(id, shape)) => stacks.shapes.define(id, &shape),
             Ok(Event::Loss(now)) => losses = now,
             Ok(Event::Thread(..) | Event::AtAttach(_)) => {}
             Err(error) => {
@@ -108,8 +149,9 @@ impl Json {
     }
 }
 
-/// Stacks by their number, and their JSON.
+/// Stacks by their number, and their JSON; shapes by theirs.
 struct Stacks {
+    shapes: Shapes,
     stacks: HashMap<StackId, Arc<Stack>>,
     json: HashMap<StackId, Json>,
     empty: Box<RawValue>,
@@ -119,6 +161,7 @@ impl Stacks {
     fn new() -> io::Result<Self> {
         let empty = serde_json::value::to_raw_value::<[FrameRow; 0]>(&[])?;
         Ok(Self {
+            shapes: Shapes::default(),
             stacks: HashMap::new(),
             json: HashMap::new(),
             empty,
@@ -194,6 +237,9 @@ impl<'a, W: Write> Rows<'a, W> {
                         "device",
                         "allocated",
                         "reserved",
+                        "shape",
+                        "dtype",
+                        "requested",
                         "stack",
                     ])
                     .map_err(csv_error)?;
@@ -205,7 +251,9 @@ impl<'a, W: Write> Rows<'a, W> {
     fn push(&mut self, event: &MemoryEvent, stacks: &mut Stacks) -> io::Result<()> {
         match self {
             Self::Text { out, start } => {
-                writeln!(out, "{}", text(event, *start, stacks.get(event.stack)))
+                let tensor = words(event.shape, &stacks.shapes);
+                let stack = stacks.get(event.stack);
+                writeln!(out, "{}", text(event, *start, &tensor, stack))
             }
             Self::Jsonl { out } => {
                 json(out, event, stacks)?;
@@ -219,6 +267,7 @@ impl<'a, W: Write> Rows<'a, W> {
             Self::Csv { table } => {
                 let number =
                     |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
+                let shape = stacks.shapes.get(event.shape);
                 table
                     .write_record([
                         event.time.0.to_string(),
@@ -229,6 +278,9 @@ impl<'a, W: Write> Rows<'a, W> {
                         number(event.device.map(|device| device.0.into())),
                         number(event.totals.map(|totals| totals.allocated.0)),
                         number(event.totals.map(|totals| totals.reserved.0)),
+                        shape.map(ToString::to_string).unwrap_or_default(),
+                        shape.map(|it| it.dtype.to_string()).unwrap_or_default(),
+                        number(shape.and_then(|it| Some(it.requested?.0))),
                         stacks.get(event.stack).map(in_words).unwrap_or_default(),
                     ])
                     .map_err(csv_error)
@@ -282,6 +334,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         reserved: event.totals.map(|totals| totals.reserved.0),
         function: event.call.map(|call| call.function),
         space: event.call.map(|call| call.space.as_str()),
+        tensor: Tensor::of(event.shape, stacks.shapes.get(event.shape).map(|it| &**it)),
         stack,
         native: known.and_then(|(_, json)| json.native.as_deref()),
         thread,
@@ -309,7 +362,7 @@ fn size(event: &MemoryEvent) -> Option<u64> {
 }
 
 /// One event for people.
-fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
+fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>) -> String {
     let since = i128::from(event.time.0) - i128::from(start.0);
     let device = event.device.unwrap_or(DeviceIndex::UNKNOWN);
     let size = size(event).map_or_else(|| "?".to_owned(), |size| human(Bytes(size)));
@@ -327,6 +380,10 @@ fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
             human(totals.reserved)
         ));
     }
+    if !tensor.is_empty() {
+        line.push_str("  ");
+        line.push_str(tensor);
+    }
     if let Some(call) = event.call {
         line.push_str(&format!("  {} ({})", call.function, call.space.as_str()));
     }
@@ -335,6 +392,15 @@ fn text(event: &MemoryEvent, start: TimeNs, stack: Option<&Stack>) -> String {
         line.push_str(&in_words(stack));
     }
     line.trim_end().to_owned()
+}
+
+/// The tensor that an event happened for.
+fn words(id: ShapeId, shapes: &Shapes) -> String {
+    match shapes.get(id) {
+        Some(shape) => format!("{shape} {}", shape.dtype),
+        None if id == ShapeId::NO_TENSOR => "no tensor".to_owned(),
+        None => String::new(),
+    }
 }
 
 /// A whole stack on one line, innermost first.

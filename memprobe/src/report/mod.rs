@@ -5,6 +5,7 @@ mod host;
 mod lines;
 mod many;
 mod replay;
+mod shapes;
 mod structured;
 mod table;
 mod tensors;
@@ -58,6 +59,8 @@ impl Default for ReportOptions {
 pub enum By {
     /// A line of Python.
     Line,
+    /// The tensors of one shape and element type that a line of Python made.
+    Tensor,
     /// An event, in the order of the recording.
     Event,
 }
@@ -165,6 +168,7 @@ pub fn write<R: BufRead>(
 ) -> Result<Option<Outcome>, ReportError> {
     let written = match options.by {
         By::Line => lines(reader, options, out),
+        By::Tensor => shapes::write(reader, options, out),
         By::Event => events::write(reader, options, out),
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));

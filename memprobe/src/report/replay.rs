@@ -3,8 +3,9 @@
 use std::io::BufRead;
 
 use super::Outcome;
+use crate::event::Event;
 use crate::model::snapshot::{Grouping, Snapshot, TargetState};
-use crate::model::{Model, Refused};
+use crate::model::{Applied, Model, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
 /// What is known at the end of a recording.
@@ -33,13 +34,24 @@ impl Replay {
 
 /// Plays a whole recording.
 pub(super) fn run<R: BufRead>(
+    reader: Reader<R>,
+    grouping: Grouping,
+) -> Result<Replay, RecordingError> {
+    run_beside(reader, grouping, |_, _| {})
+}
+
+/// Plays a whole recording, also to somebody who hears what the ledger made of each event.
+pub(super) fn run_beside<R: BufRead>(
     mut reader: Reader<R>,
     grouping: Grouping,
+    mut hear: impl FnMut(&Event, &Applied),
 ) -> Result<Replay, RecordingError> {
     let header = reader.header();
     let mut model = Model::new(header.target.clone(), header.start);
     for event in reader.by_ref() {
-        model.apply(&event?);
+        let event = event?;
+        let applied = model.apply(&event);
+        hear(&event, &applied);
     }
     // The version of torch is often learned later than the start.
     let header = reader.header().clone();

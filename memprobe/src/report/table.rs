@@ -35,6 +35,20 @@ struct Row {
 /// The whole report.
 pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
     let style = Style(options.colour);
+    let mut text = beginning(replay, options);
+    for device in &replay.snapshot.devices {
+        push_line(&mut text, "");
+        push_totals(&mut text, device, options);
+        let rows = rows(device, replay.snapshot.cuda.layer, options);
+        render_rows(&mut text, &HEADINGS, &rows, options.width, style);
+    }
+    outside::render(&mut text, &replay.snapshot.cuda, options, style);
+    text
+}
+
+/// What stands before the tables: who was recorded, and what is to be known of it.
+pub(super) fn beginning(replay: &Replay, options: &ReportOptions) -> String {
+    let style = Style(options.colour);
     let mut text = String::new();
     for line in heading(replay) {
         push_line(&mut text, &fit(&line, options.width, CUT));
@@ -64,16 +78,14 @@ pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
             "No GPU memory was allocated or freed while this was recorded.",
         );
     }
-    for device in &replay.snapshot.devices {
-        push_line(&mut text, "");
-        for line in totals(device, options.width) {
-            push_line(&mut text, &style.strong(&line));
-        }
-        let rows = rows(device, replay.snapshot.cuda.layer, options);
-        render_rows(&mut text, &HEADINGS, &rows, options.width, style);
-    }
-    outside::render(&mut text, &replay.snapshot.cuda, options, style);
     text
+}
+
+/// The line above the table of a device.
+pub(super) fn push_totals(text: &mut String, device: &DeviceSnapshot, options: &ReportOptions) {
+    for line in totals(device, options.width) {
+        push_line(text, &Style(options.colour).strong(&line));
+    }
 }
 
 fn heading(replay: &Replay) -> Vec<String> {
@@ -417,10 +429,10 @@ pub(super) fn weak(colour: Colour, text: &str) -> String {
 }
 
 #[derive(Clone, Copy)]
-struct Style(Colour);
+pub(super) struct Style(pub(super) Colour);
 
 impl Style {
-    fn strong(self, text: &str) -> String {
+    pub(super) fn strong(self, text: &str) -> String {
         self.paint("1", text)
     }
 

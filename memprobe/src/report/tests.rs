@@ -7,7 +7,7 @@ use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
 };
 use crate::recording::samples::{
-    MIB, at_attach, frame, late_attach, memory, recording, stack, story, totals,
+    MIB, at_attach, frame, late_attach, memory, recording, stack, story, tensors, totals,
 };
 
 fn report(file: &[u8], options: ReportOptions) -> String {
@@ -134,6 +134,66 @@ fn the_table_in_a_narrow_terminal_with_colour() {
     };
     let text = report(&recording(&three_lines()), options).replace('\x1b', "␛");
     insta::assert_snapshot!(text);
+}
+
+fn by_tensor(format: Format) -> String {
+    let options = ReportOptions {
+        by: By::Tensor,
+        format,
+        ..ReportOptions::default()
+    };
+    report(&recording(&tensors()), options)
+}
+
+#[test]
+fn the_table_of_tensors() {
+    insta::assert_snapshot!(by_tensor(Format::Text));
+}
+
+#[test]
+fn the_table_of_tensors_for_other_programs() {
+    let document: Value = serde_json::from_str(&by_tensor(Format::Json)).unwrap();
+    let device = &document["devices"][0];
+    let rows = device["tensors"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["dtype"] == "float32").unwrap();
+    assert_eq!(row["shape"], json!([32, 1024]));
+    assert_eq!(
+        (&row["requested"], &row["allocs"]),
+        (&json!(131_072), &json!(2))
+    );
+    assert_eq!(
+        (&row["live"], &row["peak"]),
+        (&json!(131_072), &json!(262_144))
+    );
+    let csv = by_tensor(Format::Csv);
+    assert!(
+        csv.contains("0,tensor,\"(32, 1024)\",float32,131072,/home/me/train.py,31,"),
+        "{csv}"
+    );
+    assert_eq!(
+        by_tensor(Format::Jsonl).lines().count(),
+        csv.lines().count() - 1
+    );
+}
+
+#[test]
+fn an_event_says_the_tensor_that_it_happened_for() {
+    let rows = jsonl(&tensors());
+    let told = |at: usize, key: &str| rows[at][key].clone();
+    assert_eq!(told(0, "shape"), json!([32, 1024]));
+    assert_eq!(
+        (told(0, "dtype"), told(0, "requested")),
+        (json!("float32"), json!(131_072))
+    );
+    assert_eq!(
+        (told(2, "more_dimensions"), told(2, "dtype")),
+        (json!(3), json!("dtype 99"))
+    );
+    assert_eq!(
+        (told(3, "tensor"), told(3, "shape")),
+        (json!(false), Value::Null)
+    );
+    assert!(rows[4].get("tensor").is_none() && rows[4].get("shape").is_none());
 }
 
 #[test]

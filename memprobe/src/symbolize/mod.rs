@@ -4,6 +4,7 @@
 mod cuda;
 mod native;
 mod segments;
+mod shapes;
 mod stacks;
 mod waiting;
 
@@ -14,18 +15,19 @@ use std::fs;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, stack_state};
+use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, ShapeRecord, stack_state};
 
 use crate::decode::{MemoryKind, Record, StackCopy};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, StackId, Tgid, Tid,
-    TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, ShapeId, StackId,
+    Tgid, Tid, TimeNs, Totals,
 };
 use crate::target::memory::ReadMemory;
 
 use cuda::{Call, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use segments::Segments;
+use shapes::Shapes;
 use stacks::{Interned, Pending, Stacks};
 use waiting::{GraphTasks, Waiters};
 
@@ -36,6 +38,7 @@ const THREAD_NAMES: usize = 65_536;
 pub struct Symbolizer<M> {
     tgid: Tgid,
     stacks: Stacks<M>,
+    shapes: Shapes,
     waiters: Waiters,
     graph_tasks: GraphTasks,
     names: HashMap<Tid, Arc<str>>,
@@ -52,7 +55,7 @@ pub struct Symbolizer<M> {
 
 /// A record that waits for those behind it.
 enum Queued {
-    Memory(MemoryKind, MemoryRecord),
+    Memory(MemoryKind, MemoryRecord, Option<Box<ShapeRecord>>),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
 }
@@ -104,6 +107,7 @@ impl<M: ReadMemory> Symbolizer<M> {
                 Past::Unknown => Cuda::default(),
             },
             stacks: Stacks::new(memory, code),
+            shapes: Shapes::default(),
             waiters: Waiters::default(),
             graph_tasks: GraphTasks::default(),
             names: HashMap::new(),
@@ -118,8 +122,8 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// processes are ignored.
     pub fn push(&mut self, record: Record) {
         match record {
-            Record::Memory(kind, memory) if memory.tgid == self.tgid.0 => {
-                self.queue.push_back(Queued::Memory(kind, memory));
+            Record::Memory(kind, memory, shape) if memory.tgid == self.tgid.0 => {
+                self.queue.push_back(Queued::Memory(kind, memory, shape));
             }
             Record::Cuda(call, copy) if call.tgid == self.tgid.0 => {
                 self.queue.push_back(Queued::Cuda(call, copy));
@@ -157,6 +161,12 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.stacks.set_code(code);
     }
 
+    /// Every tensor that the process has begun to make since then is told of: a block that comes without
+    /// one is none's.
+    pub fn watch_tensors(&mut self, since: TimeNs) {
+        self.shapes.watch(since);
+    }
+
     /// As [`Self::settle`], where nothing of the process can follow.
     pub fn settle_all(&mut self) {
         self.settle();
@@ -176,7 +186,9 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
-                Queued::Memory(kind, memory) => self.push_memory(kind, &memory),
+                Queued::Memory(kind, memory, shape) => {
+                    self.push_memory(kind, &memory, shape.as_deref());
+                }
                 // Not before: reading symbols takes time, in which code objects may go.
                 Queued::Cuda(call, copy) => {
                     let called = match copy {
@@ -228,7 +240,12 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.is_waiting()
     }
 
-    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord) {
+    fn push_memory(
+        &mut self,
+        kind: MemoryKind,
+        record: &MemoryRecord,
+        shape: Option<&ShapeRecord>,
+    ) {
         let tid = Tid(record.tid);
         let action = match kind {
             MemoryKind::Backward => {
@@ -245,6 +262,10 @@ impl<M: ReadMemory> Symbolizer<M> {
         if record.stack_state == stack_state::PYTHON {
             self.waiters.seen(tid, stack);
         }
+        let shape = match action {
+            Action::Free => ShapeId::NONE,
+            _ => self.shape_of(record, shape),
+        };
         self.ready.push(Event::Memory(MemoryEvent {
             time: TimeNs(record.time_ns),
             tgid: self.tgid,
@@ -258,8 +279,18 @@ impl<M: ReadMemory> Symbolizer<M> {
                 reserved: Bytes(record.reserved),
             }),
             stack,
+            shape,
             call: None,
         }));
+    }
+
+    /// The tensor that a record happened for, defined in the stream before it is used.
+    fn shape_of(&mut self, record: &MemoryRecord, shape: Option<&ShapeRecord>) -> ShapeId {
+        let (id, new) = self.shapes.of(record, shape);
+        if let Some(shape) = new {
+            self.ready.push(Event::Shape(id, shape));
+        }
+        id
     }
 
     /// A call into CUDA that succeeded.

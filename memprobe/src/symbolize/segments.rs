@@ -261,6 +261,7 @@ impl Segments {
             addr: Address(addr),
             totals: None,
             stack: crate::event::StackId::NONE,
+            shape: crate::event::ShapeId::NONE,
             ..*block
         };
         live.describe(&mut event);
@@ -340,6 +341,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
         device: None,
         totals: None,
         stack: crate::event::StackId::NONE,
+        shape: crate::event::ShapeId::NONE,
         call: None,
     }
 }

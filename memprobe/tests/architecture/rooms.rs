@@ -257,6 +257,8 @@ pub const ROOMS: &[Room] = &[
             "crate::model::Model",
             "crate::model::Refused",
             "crate::model::tensors",
+            "crate::model::Applied",
+            "crate::model::ShapeLedger",
         ],
     },
     Room {

@@ -41,8 +41,12 @@ pub enum Profiler {
     FilteredProbes,
     /// memprobe's probes; what they send is thrown away.
     ProbesAlone,
+    /// As [`Self::ProbesAlone`], those on the making of tensors too.
+    TensorProbesAlone,
     /// `memprobe record` into a file.
     Record,
+    /// As [`Self::Record`], with the tensors that blocks are for.
+    RecordTensors,
     /// `memprobe record` into `/dev/null`.
     RecordNowhere,
     /// `memprobe attach`, on a terminal of 160 by 50.
@@ -57,12 +61,14 @@ pub enum Profiler {
 
 impl Profiler {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::None,
         Self::FilteredProbes,
         Self::ProbesAlone,
+        Self::TensorProbesAlone,
         Self::RecordNowhere,
         Self::Record,
+        Self::RecordTensors,
         Self::Attach,
         Self::HistoryPython,
         Self::HistoryAll,
@@ -75,8 +81,10 @@ impl Profiler {
             Self::None => "no profiler",
             Self::FilteredProbes => "empty uprobe at the same place",
             Self::ProbesAlone => "memprobe's probes, nothing read",
-            Self::Record => "memprobe record -o FILE",
-            Self::RecordNowhere => "memprobe record -o /dev/null",
+            Self::TensorProbesAlone => "those of --detail tensors, nothing read",
+            Self::Record => "memprobe record --detail lines -o FILE",
+            Self::RecordTensors => "memprobe record --detail tensors -o FILE",
+            Self::RecordNowhere => "memprobe record --detail lines -o /dev/null",
             Self::Attach => "memprobe attach",
             Self::HistoryPython => "PyTorch's history, stacks=\"python\"",
             Self::HistoryAll => "PyTorch's history, stacks=\"all\"",
@@ -97,24 +105,28 @@ impl Profiler {
     /// Attaches to a process from outside, where this does; returns when the probes are in place.
     pub fn attach(self, programs: &Programs, pid: u32) -> Result<Option<Attached>> {
         let pid = pid.to_string();
-        let record = |output: &Path| {
+        let record = |detail: &str, output: &Path| {
             let mut command = Command::new(&programs.memprobe);
-            command.args(["record", "--pid", &pid, "-o"]).arg(output);
+            command.args(["record", "--detail", detail, "--pid", &pid, "-o"]);
+            command.arg(output);
             command
         };
-        let alone = |mode: &str| {
+        let alone = |mode: &[&str]| {
             let mut command = Command::new(&programs.probes_alone);
-            command.args([&pid, mode]);
+            command.arg(&pid).args(mode);
             command
         };
+        let file = programs.recordings.join("trace.json");
         let attached = match self {
             Self::None | Self::HistoryPython | Self::HistoryAll | Self::KinetoMemory => {
                 return Ok(None);
             }
-            Self::FilteredProbes => Attached::speaking(alone("filtered"))?,
-            Self::ProbesAlone => Attached::speaking(alone("discarded"))?,
-            Self::RecordNowhere => Attached::speaking(record(Path::new("/dev/null")))?,
-            Self::Record => Attached::speaking(record(&programs.recordings.join("trace.json")))?,
+            Self::FilteredProbes => Attached::speaking(alone(&["filtered"]))?,
+            Self::ProbesAlone => Attached::speaking(alone(&["discarded"]))?,
+            Self::TensorProbesAlone => Attached::speaking(alone(&["discarded", "tensors"]))?,
+            Self::RecordNowhere => Attached::speaking(record("lines", Path::new("/dev/null")))?,
+            Self::Record => Attached::speaking(record("lines", &file))?,
+            Self::RecordTensors => Attached::speaking(record("tensors", &file))?,
             Self::Attach => {
                 let mut command = Command::new(&programs.memprobe);
                 command.args(["attach", "--pid", &pid]);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, Space, Stack,
-    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Space,
+    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::model::Model;
 use crate::model::applied::Applied;
@@ -57,6 +57,7 @@ fn event(action: Action, space: Space, addr: u64, size: u64, stack: u32) -> Even
         device: Some(DeviceIndex(1)),
         totals: None,
         stack: StackId(stack),
+        shape: ShapeId::NONE,
         call: Some(CudaCall {
             function: "cudaMalloc",
             space,
@@ -78,6 +79,7 @@ fn block(addr: u64, size: u64) -> Event {
             reserved: Bytes(4096),
         }),
         stack: StackId(1),
+        shape: ShapeId::NONE,
         call: None,
     })
 }

@@ -87,7 +87,9 @@ impl Process {
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
-            Event::Stack(..) | Event::Thread(..) | Event::Loss(_) => return applied,
+            Event::Stack(..) | Event::Shape(..) | Event::Thread(..) | Event::Loss(_) => {
+                return applied;
+            }
         };
         self.stale = true;
         if let Some(totals) = self.model.totals() {

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, Stack, StackId, StackKind,
-    Tid, Totals,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack, StackId,
+    StackKind, Tid, Totals,
 };
 use crate::model::snapshot::host::{Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
@@ -64,6 +64,7 @@ fn stack(line: u32) -> Event {
 /// Allocator `device` of process `tgid` handed out `size` bytes at `addr` and now has `allocated`.
 fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
+        shape: ShapeId::NONE,
         call: None,
         time: at(second),
         tgid: Tgid(tgid),
@@ -85,6 +86,7 @@ fn free(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64
         unreachable!("made above")
     };
     Event::Memory(MemoryEvent {
+        shape: ShapeId::NONE,
         call: None,
         action: Action::Free,
         stack: StackId::NONE,

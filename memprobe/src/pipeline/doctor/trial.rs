@@ -148,7 +148,7 @@ fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
             std::thread::sleep(Duration::from_micros(50));
             continue;
         };
-        if let Ok(Record::Memory(MemoryKind::Block, block)) = decode(&record) {
+        if let Ok(Record::Memory(MemoryKind::Block, block, _)) = decode(&record) {
             let ours = block.addr == ADDRESS && block.size == SIZE && block.device == 7;
             if ours && block.tgid == tgid.0 {
                 return Ok(Some(before.elapsed()));

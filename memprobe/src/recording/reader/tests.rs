@@ -4,7 +4,7 @@ use super::*;
 use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
 use crate::model::snapshot::Target;
 use crate::recording::EndReason;
-use crate::recording::samples::{header, late_attach, recording, story};
+use crate::recording::samples::{header, late_attach, recording, story, tensors};
 
 /// Events, error, and whether the end was missing.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -51,6 +51,27 @@ fn a_recording_gives_back_exactly_what_was_written() {
         }
     );
     assert!(!reader.truncated());
+}
+
+#[test]
+fn tensors_come_back_as_they_were_written() {
+    let file = recording(&tensors());
+    let (events, error, truncated) = read(&file);
+    assert!(error.is_none() && !truncated, "{error:?}");
+    assert_eq!(events, tensors());
+}
+
+#[test]
+fn a_tensor_that_makes_no_sense_is_damage() {
+    let edited = |from: &str, to: &str| {
+        let file = String::from_utf8(recording(&tensors())).unwrap();
+        assert!(file.contains(from), "{file}");
+        error(file.replacen(from, to, 1).as_bytes())
+    };
+    assert!(edited(r#""dtype":"float32","#, "").contains("`shape` without `dtype`"));
+    assert!(edited(r#""float32""#, r#""float33""#).contains("no `dtype`"));
+    let many = format!("[1024{}]", ",1".repeat(64));
+    assert!(edited("[32,1024]", &many).contains("a tensor of 65 dimensions"));
 }
 
 #[test]
@@ -307,6 +328,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),
                 },
+                shape: ShapeId::NONE,
                 call: None,
             },
         )

@@ -1,0 +1,306 @@
+//! Which tensors hold memory: live blocks by shape, element type and line.
+//!
+//! It stands beside the [`super::Model`] and goes by its word: a block is live here as long as it is
+//! there, so the rows of a device add up to those of the table of lines.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::applied::{Applied, Freed};
+use super::grouping;
+use super::snapshot::{Grouping, ShapeRow, Site, What};
+use crate::event::{
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Shape, ShapeId, Shapes,
+    StackId,
+};
+
+/// Rows that are told apart; what comes on top is one row a device.
+const MOST_ROWS: usize = 1 << 18;
+
+/// Stacks whose lines are remembered; later ones have none.
+const MOST_STACKS: usize = 1 << 20;
+
+/// Tensors and what they hold, brought up to date by each event.
+#[derive(Debug)]
+pub struct ShapeLedger {
+    grouping: Grouping,
+    shapes: Shapes,
+    /// The lines of stacks, each once.
+    lines: Vec<Site>,
+    by_line: HashMap<Site, u32>,
+    by_stack: HashMap<StackId, u32>,
+    rows: Vec<Row>,
+    by_key: HashMap<Key, usize>,
+    /// Which row a live block belongs to, and its bytes.
+    live: HashMap<(DeviceIndex, Address), (usize, Bytes)>,
+}
+
+/// What makes a row.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Key {
+    device: DeviceIndex,
+    what: What,
+    line: u32,
+}
+
+#[derive(Debug)]
+struct Row {
+    key: Key,
+    live: u64,
+    peak: u64,
+    blocks: u64,
+    allocs: u64,
+}
+
+impl ShapeLedger {
+    /// Nothing is live yet.
+    pub fn new(grouping: Grouping) -> Self {
+        let mut ledger = Self {
+            grouping,
+            shapes: Shapes::default(),
+            lines: Vec::new(),
+            by_line: HashMap::new(),
+            by_stack: HashMap::new(),
+            rows: Vec::new(),
+            by_key: HashMap::new(),
+            live: HashMap::new(),
+        };
+        ledger.line(Site::NoLine {
+            thread: "".into(),
+            reason: NoStack::Lost.as_str(),
+        });
+        ledger
+    }
+
+    /// Takes the next event of the stream, and what the ledger of lines made of it.
+    pub fn apply(&mut self, event: &Event, applied: &Applied) {
+        match event {
+            Event::Stack(id, stack) => {
+                let known = self.by_stack.contains_key(id);
+                if known || self.by_stack.len() < MOST_STACKS {
+                    let line = self.line(grouping::site(stack, self.grouping));
+                    self.by_stack.insert(*id, line);
+                }
+            }
+            Event::Shape(id, shape) => self.shapes.define(*id, shape),
+            Event::Memory(event) => self.apply_memory(event, applied),
+            Event::Thread(..) | Event::AtAttach(_) | Event::Loss(_) => {}
+        }
+    }
+
+    fn apply_memory(&mut self, event: &MemoryEvent, applied: &Applied) {
+        let Some(device) = event.device else { return };
+        match (event.action, applied) {
+            (Action::Alloc, Applied::Alloc { replaced, kept }) => {
+                for ended in replaced {
+                    self.release(device, ended.addr);
+                }
+                self.hold(device, event, *kept);
+            }
+            (Action::Free, Applied::Free(Freed::Known { .. })) => {
+                self.release(device, event.addr);
+            }
+            _ => {}
+        }
+    }
+
+    fn hold(&mut self, device: DeviceIndex, event: &MemoryEvent, kept: bool) {
+        let what = match self.shapes.get(event.shape) {
+            Some(shape) => What::Tensor(Arc::clone(shape)),
+            None if event.shape == ShapeId::NO_TENSOR => What::NoTensor,
+            None => What::Unknown,
+        };
+        let line = self.by_stack.get(&event.stack).copied().unwrap_or(0);
+        let index = self.row(Key { device, what, line });
+        let row = &mut self.rows[index];
+        row.allocs = row.allocs.saturating_add(1);
+        if kept {
+            row.live = row.live.saturating_add(event.size.0);
+            row.peak = row.peak.max(row.live);
+            row.blocks += 1;
+            self.live.insert((device, event.addr), (index, event.size));
+        }
+    }
+
+    fn release(&mut self, device: DeviceIndex, addr: Address) {
+        if let Some((index, size)) = self.live.remove(&(device, addr)) {
+            let row = &mut self.rows[index];
+            row.live = row.live.saturating_sub(size.0);
+            row.blocks = row.blocks.saturating_sub(1);
+        }
+    }
+
+    fn row(&mut self, key: Key) -> usize {
+        if let Some(row) = self.by_key.get(&key) {
+            return *row;
+        }
+        let key = if self.rows.len() < MOST_ROWS {
+            key
+        } else {
+            Key {
+                what: What::TooMany,
+                line: 0,
+                ..key
+            }
+        };
+        let next = self.rows.len();
+        let index = *self.by_key.entry(key.clone()).or_insert(next);
+        if index == next {
+            self.rows.push(Row {
+                key,
+                live: 0,
+                peak: 0,
+                blocks: 0,
+                allocs: 0,
+            });
+        }
+        index
+    }
+
+    fn line(&mut self, site: Site) -> u32 {
+        let next = u32::try_from(self.lines.len()).unwrap_or(u32::MAX);
+        let line = *self.by_line.entry(site.clone()).or_insert(next);
+        if line == next {
+            self.lines.push(site);
+        }
+        line
+    }
+
+    /// The rows of a device, in no particular order.
+    pub fn rows(&self, device: DeviceIndex) -> Vec<ShapeRow> {
+        let of_it = self.rows.iter().filter(|row| row.key.device == device);
+        of_it
+            .filter_map(|row| {
+                Some(ShapeRow {
+                    what: row.key.what.clone(),
+                    site: self.lines.get(row.key.line as usize)?.clone(),
+                    live: Bytes(row.live),
+                    peak: Bytes(row.peak),
+                    live_blocks: row.blocks,
+                    allocs: row.allocs,
+                })
+            })
+            .collect()
+    }
+}
+
+impl What {
+    /// The shape, where it is known.
+    pub fn shape(&self) -> Option<&Shape> {
+        match self {
+            Self::Tensor(shape) => Some(shape),
+            Self::NoTensor | Self::Unknown | Self::TooMany => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Stack, StackKind, Tgid, Tid, TimeNs, Totals};
+    use crate::model::Model;
+    use crate::model::snapshot::Target;
+    use crate::tensors::DType;
+
+    const DEVICE: DeviceIndex = DeviceIndex(0);
+
+    /// A model and a ledger of shapes that hear the same.
+    struct Both {
+        model: Model,
+        shapes: ShapeLedger,
+        allocated: u64,
+    }
+
+    impl Both {
+        fn new() -> Self {
+            let mut both = Self {
+                model: Model::new(Target::default(), TimeNs(0)),
+                shapes: ShapeLedger::new(Grouping::User),
+                allocated: 0,
+            };
+            let frame = crate::event::Frame {
+                file: "train.py".into(),
+                line: 7,
+                function: "main".into(),
+                library: None,
+            };
+            both.hear(Event::Stack(
+                StackId(1),
+                Arc::new(Stack {
+                    kind: StackKind::Python,
+                    frames: vec![frame],
+                    truncated: false,
+                }),
+            ));
+            let shape = Shape {
+                sizes: vec![3, 33],
+                more: 0,
+                dtype: DType::FLOAT32,
+                requested: Some(Bytes(396)),
+            };
+            both.hear(Event::Shape(ShapeId(2), Arc::new(shape)));
+            both
+        }
+
+        fn hear(&mut self, event: Event) {
+            let applied = self.model.apply(&event);
+            self.shapes.apply(&event, &applied);
+        }
+
+        fn memory(&mut self, action: Action, addr: u64, size: u64, shape: ShapeId) {
+            match action {
+                Action::Alloc => self.allocated += size,
+                _ => self.allocated -= size,
+            }
+            let stack = match action {
+                Action::Alloc => StackId(1),
+                _ => StackId::NONE,
+            };
+            self.hear(Event::Memory(MemoryEvent {
+                time: TimeNs(1),
+                tgid: Tgid(1),
+                tid: Tid(1),
+                action,
+                addr: Address(addr),
+                size: Bytes(size),
+                device: Some(DEVICE),
+                totals: Some(Totals {
+                    allocated: Bytes(self.allocated),
+                    reserved: Bytes(1 << 20),
+                }),
+                stack,
+                shape,
+                call: None,
+            }));
+        }
+
+        fn row(&self, is: impl Fn(&What) -> bool) -> (u64, u64, u64, u64) {
+            let rows = self.shapes.rows(DEVICE);
+            let row = rows.iter().find(|row| is(&row.what)).expect("a row");
+            (row.live.0, row.peak.0, row.live_blocks, row.allocs)
+        }
+    }
+
+    #[test]
+    fn equal_tensors_of_a_line_are_one_row() {
+        let mut both = Both::new();
+        both.memory(Action::Alloc, 0x1000, 512, ShapeId(2));
+        both.memory(Action::Alloc, 0x2000, 512, ShapeId(2));
+        both.memory(Action::Alloc, 0x3000, 1024, ShapeId::NO_TENSOR);
+        both.memory(Action::Free, 0x1000, 512, ShapeId::NONE);
+        assert_eq!(both.row(|what| what.shape().is_some()), (512, 1024, 1, 2));
+        assert_eq!(both.row(|what| *what == What::NoTensor), (1024, 1024, 1, 1));
+        let lines = both.model.snapshot(TimeNs(2), Grouping::User);
+        let live: u64 = both.shapes.rows(DEVICE).iter().map(|row| row.live.0).sum();
+        assert_eq!(live, lines.devices[0].lines[0].live.0);
+    }
+
+    #[test]
+    fn a_block_whose_free_was_missed_ends_where_the_next_one_begins() {
+        let mut both = Both::new();
+        both.memory(Action::Alloc, 0x1000, 512, ShapeId(2));
+        both.memory(Action::Alloc, 0x1000, 512, ShapeId::NONE);
+        assert_eq!(both.row(|what| what.shape().is_some()), (0, 512, 0, 1));
+        assert_eq!(both.row(|what| *what == What::Unknown), (512, 512, 1, 1));
+    }
+}

@@ -1,0 +1,211 @@
+//! The table of tensors, by shape, element type and line.
+
+mod structured;
+
+use std::cmp::Reverse;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, Write};
+
+use super::table::{self, Style};
+use super::{Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
+use crate::bytes::{human, signed};
+use crate::event::Bytes;
+use crate::label::{
+    BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, count, counted, fit, width,
+};
+use crate::model::ShapeLedger;
+use crate::model::snapshot::{DeviceSnapshot, ShapeRow, What};
+use crate::recording::Reader;
+
+/// Columns that the name of a tensor gets at most, and that of a line at least.
+const WIDEST_TENSOR: usize = 48;
+const NARROWEST_LINE: usize = 20;
+
+const HEADINGS: [&str; 7] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "EACH", "TENSOR", "LINE"];
+
+/// The tensors of one device: shown ones in order, and the others.
+struct Tensors {
+    shown: Vec<ShapeRow>,
+    hidden: Vec<ShapeRow>,
+}
+
+/// A row as text: five numbers, the tensor, the line.
+type Cells = [String; 7];
+
+/// Writes the report.
+pub(super) fn write<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let mut ledger = ShapeLedger::new(options.grouping);
+    let replay = replay::run_beside(reader, options.grouping, |event, applied| {
+        ledger.apply(event, applied);
+    })?;
+    let devices = replay.snapshot.devices.iter();
+    let tensors: Vec<_> = devices
+        .map(|device| (device, Tensors::of(ledger.rows(device.index), options)))
+        .collect();
+    match options.format {
+        Format::Text => {
+            let mut text = table::beginning(&replay, options);
+            for (device, tensors) in &tensors {
+                table::push_line(&mut text, "");
+                table::push_totals(&mut text, device, options);
+                render(&mut text, device, tensors, options);
+            }
+            out.write_all(text.as_bytes())?;
+        }
+        Format::Json => structured::json(&replay, &tensors, out)?,
+        Format::Jsonl => structured::jsonl(&tensors, out)?,
+        Format::Csv => structured::csv(&tensors, out)?,
+    }
+    Ok(replay.outcome())
+}
+
+impl Tensors {
+    fn of(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Self {
+        let names = FileNames::default();
+        rows.sort_by_cached_key(|row| {
+            let by = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
+            let first = match options.sort {
+                Sort::Peak => by[0],
+                Sort::Live => by[1],
+                Sort::Blocks => by[2],
+                Sort::Allocs => by[3],
+            };
+            let words = (names.site(&row.site), tensor(&row.what));
+            (Reverse(first), Reverse(by), words)
+        });
+        let hidden = match options.top {
+            Top::All => Vec::new(),
+            Top::Rows(most) => rows.split_off(most.min(rows.len())),
+        };
+        Self {
+            shown: rows,
+            hidden,
+        }
+    }
+}
+
+/// A tensor, or what a block without one is, for people.
+fn tensor(what: &What) -> String {
+    match what {
+        What::Tensor(shape) => format!("{shape} {}", shape.dtype),
+        What::NoTensor => "(no tensor)".to_owned(),
+        What::Unknown => "(not known)".to_owned(),
+        What::TooMany => "(too many to tell apart)".to_owned(),
+    }
+}
+
+/// Bytes that each block of a row was asked for.
+fn requested(row: &ShapeRow) -> Option<Bytes> {
+    row.what.shape()?.requested
+}
+
+fn render(text: &mut String, device: &DeviceSnapshot, tensors: &Tensors, options: &ReportOptions) {
+    let frames = tensors.shown.iter().filter_map(|row| row.site.frame());
+    let names = FileNames::of(frames.map(|frame| &frame.file));
+    let mut rows: Vec<Cells> = vec![HEADINGS.map(str::to_owned)];
+    rows.extend(tensors.shown.iter().map(|row| cells(row, &names)));
+    if !tensors.hidden.is_empty() {
+        let others = counted(tensors.hidden.len() as u64, "other row");
+        rows.push(sum(&tensors.hidden, format!("({others})")));
+    }
+    let before = &device.before_attach;
+    let rest = |live: String, blocks: Option<u64>, what: &str| {
+        let none = || "-".to_owned();
+        let blocks = blocks.map_or_else(none, count);
+        [
+            live,
+            none(),
+            blocks,
+            none(),
+            none(),
+            what.to_owned(),
+            String::new(),
+        ]
+    };
+    if before.live.0 > 0 {
+        rows.push(rest(
+            human(before.live),
+            before.live_blocks(),
+            BEFORE_ATTACH,
+        ));
+    }
+    if device.unaccounted != 0 {
+        rows.push(rest(signed(device.unaccounted), None, UNACCOUNTED));
+    }
+    rows.push(rest(
+        human(device.totals.allocated),
+        Some(device.live_blocks),
+        "(total of the allocator)",
+    ));
+    lay_out(text, &rows, options);
+}
+
+fn cells(row: &ShapeRow, names: &FileNames) -> Cells {
+    [
+        human(row.live),
+        human(row.peak),
+        count(row.live_blocks),
+        count(row.allocs),
+        requested(row).map_or_else(|| "-".to_owned(), human),
+        tensor(&row.what),
+        names.site(&row.site),
+    ]
+}
+
+fn sum(rows: &[ShapeRow], what: String) -> Cells {
+    let total = |of: fn(&ShapeRow) -> u64| rows.iter().map(of).fold(0, u64::saturating_add);
+    [
+        human(Bytes(total(|row| row.live.0))),
+        "-".to_owned(),
+        count(total(|row| row.live_blocks)),
+        count(total(|row| row.allocs)),
+        "-".to_owned(),
+        what,
+        String::new(),
+    ]
+}
+
+/// Writes rows, the headings first: numbers to the right, words to the left.
+fn lay_out(text: &mut String, rows: &[Cells], options: &ReportOptions) {
+    let style = Style(options.colour);
+    let widths: [usize; 6] = std::array::from_fn(|column| {
+        let cells = rows.iter().map(|cells| width(&cells[column]));
+        cells.max().unwrap_or(0)
+    });
+    let numbers: usize = widths[..5].iter().map(|width| width + 2).sum();
+    let room = options.width.saturating_sub(numbers + NARROWEST_LINE + 2);
+    let tensor = widths[5].min(WIDEST_TENSOR).min(room.max(NARROWEST_LINE));
+    let line = options
+        .width
+        .saturating_sub(numbers + tensor + 2)
+        .max(NARROWEST_LINE);
+    for (at, cells) in rows.iter().enumerate() {
+        let mut written = String::new();
+        for (cell, width) in cells[..5].iter().zip(widths) {
+            // Writing to a string cannot fail.
+            let _ = write!(written, "{cell:>width$}  ");
+        }
+        // A row without a line has all the room.
+        if cells[6].is_empty() {
+            written.push_str(&fit(&cells[5], tensor + 2 + line, CUT));
+        } else {
+            let name = fit(&cells[5], tensor, CUT);
+            let gap = tensor.saturating_sub(width(&name)) + 2;
+            let _ = write!(written, "{name}{:gap$}{}", "", fit(&cells[6], line, CUT));
+        }
+        let written = match at {
+            0 => style.strong(&written),
+            _ => written,
+        };
+        table::push_line(text, &written);
+    }
+}
+
+/// As the error of the table of lines.
+fn csv_error(error: csv::Error) -> io::Error {
+    super::structured::csv_error(error)
+}

@@ -1,0 +1,233 @@
+//! The tensors that memory was asked for: checked, and each shape told once.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use memprobe_common::{MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state};
+
+use crate::event::{Bytes, Shape, ShapeId, TimeNs};
+use crate::tensors::DType;
+
+/// Bytes that a block can have beyond twice those that were asked for. The allocator rounds up to a power of
+/// two at most (`roundup_power2_divisions`), and hands out the rest of a segment that is not worth
+/// splitting, up to its `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0,
+/// `should_split`).
+const MOST_REST: u64 = 20 << 20;
+
+/// Every shape that was told.
+#[derive(Debug)]
+pub struct Shapes {
+    ids: HashMap<Arc<Shape>, ShapeId>,
+    next: ShapeId,
+    /// From when on every tensor is told of.
+    watched_since: Option<TimeNs>,
+}
+
+impl Default for Shapes {
+    fn default() -> Self {
+        Self {
+            ids: HashMap::new(),
+            next: ShapeId::FIRST,
+            watched_since: None,
+        }
+    }
+}
+
+/// What a record says of the tensor that its memory is for.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Shape(Shape),
+    /// The tensor that was begun last cannot be this memory's.
+    Another,
+    /// The tensor could not be read, or the block is too large for it, which no rule explains.
+    Unknown,
+}
+
+impl Shapes {
+    /// Every tensor that was begun since then is told of.
+    pub fn watch(&mut self, since: TimeNs) {
+        self.watched_since = Some(since);
+    }
+
+    /// The tensor that memory was asked for; the shape itself where it is new.
+    pub fn of(
+        &mut self,
+        memory: &MemoryRecord,
+        shape: Option<&ShapeRecord>,
+    ) -> (ShapeId, Option<Arc<Shape>>) {
+        let found = shape.map_or(Found::Another, |shape| {
+            check(shape, memory.size.unsigned_abs())
+        });
+        match found {
+            Found::Shape(shape) => self.intern(shape),
+            Found::Unknown => (ShapeId::NONE, None),
+            Found::Another if self.is_watched(memory) => (ShapeId::NO_TENSOR, None),
+            Found::Another => (ShapeId::NONE, None),
+        }
+    }
+
+    /// Whether a tensor before this memory would be known.
+    fn is_watched(&self, memory: &MemoryRecord) -> bool {
+        // There was no room to keep anything of the thread.
+        let is_kept = memory.stack_state != stack_state::UNREADABLE;
+        let since = self.watched_since;
+        is_kept && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
+    }
+
+    fn intern(&mut self, shape: Shape) -> (ShapeId, Option<Arc<Shape>>) {
+        if let Some(id) = self.ids.get(&shape) {
+            return (*id, None);
+        }
+        let id = self.next;
+        let Some(next) = id.0.checked_add(1) else {
+            return (ShapeId::NONE, None);
+        };
+        self.next = ShapeId(next);
+        if self.ids.len() >= crate::event::Shapes::MOST {
+            self.ids.clear();
+        }
+        let shape = Arc::new(shape);
+        self.ids.insert(shape.clone(), id);
+        (id, Some(shape))
+    }
+}
+
+/// Whether a block of `size` bytes can be that of a tensor.
+fn check(record: &ShapeRecord, size: u64) -> Found {
+    if record.layout == shape_layout::UNREADABLE {
+        return Found::Unknown;
+    }
+    let dimensions = record.dimensions as usize;
+    let sizes = record.sizes[..dimensions.min(MAX_DIMENSIONS)].to_vec();
+    let told = sizes
+        .iter()
+        .try_fold(1u64, |all, size| all.checked_mul(*size));
+    let is_whole = dimensions <= MAX_DIMENSIONS;
+    let elements = match (record.layout, told) {
+        // Such a tensor gets no memory, or is refused.
+        (_, None | Some(0)) => return Found::Another,
+        (shape_layout::STRIDED, Some(_)) if is_whole => record.extent,
+        (shape_layout::DENSE, Some(told)) => told,
+        // Strides can be 0, so that even the sizes that are known say nothing.
+        _ => 1,
+    };
+    let dtype = DType(record.dtype.into());
+    let Some(least) = elements.checked_mul(dtype.size().unwrap_or(1)) else {
+        return Found::Another;
+    };
+    let requested = (is_whole && dtype.size().is_some()).then_some(Bytes(least));
+    if least > size {
+        return Found::Another;
+    }
+    if requested.is_some_and(|asked| size > asked.0.saturating_mul(2).saturating_add(MOST_REST)) {
+        return Found::Unknown;
+    }
+    Found::Shape(Shape {
+        sizes,
+        more: u32::try_from(dimensions.saturating_sub(MAX_DIMENSIONS)).unwrap_or(u32::MAX),
+        dtype,
+        requested,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLOAT32: u8 = 6;
+
+    fn asked(layout: u8, sizes: &[u64], extent: u64) -> ShapeRecord {
+        let mut record = ShapeRecord {
+            layout,
+            dtype: FLOAT32,
+            dimensions: sizes.len() as u32,
+            extent,
+            ..ShapeRecord::default()
+        };
+        for (to, from) in record.sizes.iter_mut().zip(sizes) {
+            *to = *from;
+        }
+        record
+    }
+
+    fn dense(sizes: &[u64]) -> ShapeRecord {
+        asked(shape_layout::DENSE, sizes, 0)
+    }
+
+    fn requested(record: &ShapeRecord, size: u64) -> Option<u64> {
+        match check(record, size) {
+            Found::Shape(shape) => shape.requested.map(|bytes| bytes.0),
+            _ => None,
+        }
+    }
+
+    fn block(time_ns: u64, size: i64) -> MemoryRecord {
+        MemoryRecord {
+            time_ns,
+            size,
+            ..MemoryRecord::default()
+        }
+    }
+
+    #[test]
+    fn a_block_fits_its_tensor_up_to_rounding() {
+        let record = dense(&[3, 33]);
+        assert_eq!(requested(&record, 512), Some(396));
+        assert_eq!(check(&record, 395), Found::Another);
+        assert_eq!(requested(&record, 20 << 20), Some(396));
+        assert_eq!(check(&record, 21 << 20), Found::Unknown);
+    }
+
+    #[test]
+    fn strides_say_how_far_a_tensor_reaches() {
+        let expanded = asked(shape_layout::STRIDED, &[1000, 4], 4);
+        assert_eq!(requested(&expanded, 512), Some(16));
+        let padded = asked(shape_layout::STRIDED, &[2, 2], 130);
+        assert_eq!(requested(&padded, 1024), Some(520));
+    }
+
+    #[test]
+    fn a_tensor_that_got_no_memory_leaves_no_name_behind() {
+        assert_eq!(check(&dense(&[5, 0]), 512), Found::Another);
+        assert_eq!(check(&dense(&[u64::MAX, 3]), 512), Found::Another);
+        assert_eq!(check(&dense(&[u64::MAX]), 512), Found::Another);
+        assert_eq!(
+            requested(&dense(&[]), 512),
+            Some(4),
+            "a scalar has one element"
+        );
+    }
+
+    #[test]
+    fn of_many_dimensions_the_first_are_told() {
+        let mut record = dense(&[2; 8]);
+        record.dimensions = 12;
+        let Found::Shape(shape) = check(&record, 16384) else {
+            panic!("no shape");
+        };
+        assert_eq!(
+            (shape.sizes.len(), shape.more, shape.requested),
+            (8, 4, None)
+        );
+        assert_eq!(shape.to_string(), "(2, 2, 2, 2, 2, 2, 2, 2, …)");
+    }
+
+    #[test]
+    fn each_shape_is_told_once() {
+        let mut shapes = Shapes::default();
+        let (first, told) = shapes.of(&block(1, 512), Some(&dense(&[3])));
+        assert!(told.is_some_and(|shape| shape.to_string() == "(3,)"));
+        assert_eq!(shapes.of(&block(2, 512), Some(&dense(&[3]))), (first, None));
+        let (other, told) = shapes.of(&block(3, 512), Some(&dense(&[4])));
+        assert!(other != first && told.is_some());
+    }
+
+    #[test]
+    fn a_block_without_a_tensor_is_known_as_such_only_where_tensors_are_watched() {
+        let mut shapes = Shapes::default();
+        assert_eq!(shapes.of(&block(5, 512), None).0, ShapeId::NONE);
+        shapes.watch(TimeNs(10));
+        assert_eq!(shapes.of(&block(9, 512), None).0, ShapeId::NONE);
+        assert_eq!(shapes.of(&block(10, 512), None).0, ShapeId::NO_TENSOR);
+    }
+}

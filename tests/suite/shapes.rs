@@ -1,0 +1,169 @@
+//! Every block is told with the tensor that it is for: shape, element type and bytes asked for.
+
+use std::path::Path;
+
+use memprobe_tests::events::Event;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::PyTorch;
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// What `workloads/shapes.py` writes of a block.
+#[derive(Debug, Deserialize)]
+struct Made {
+    what: String,
+    begin_ns: u64,
+    end_ns: u64,
+    addr: u64,
+    shape: Option<Vec<u64>>,
+    dtype: Option<String>,
+    requested: Option<u64>,
+}
+
+/// The dimensions whose sizes are told.
+const DIMENSIONS: usize = 8;
+
+/// A run of the workload, from both sides.
+struct Run {
+    made: Vec<Made>,
+    events: Vec<Event>,
+    folder: TempDir,
+}
+
+impl Run {
+    fn record(ground: &Ground, pytorch: &PyTorch, options: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("trace.json");
+        let log = folder.path().join("log.json");
+        let mut command = ground.memprobe();
+        command.arg("record").arg("-o").arg(&file).args(options);
+        command.arg("--").arg(pytorch.python()).arg("shapes.py");
+        command.arg("--out").arg(&log);
+        pytorch.settle(&mut command);
+        let printed = Background::start(&mut command).finish().succeeded();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        let made = std::fs::read(&log).expect("the log");
+        Self {
+            made: serde_json::from_slice(&made).expect("the log is JSON"),
+            events: ground.events(&file),
+            folder,
+        }
+    }
+
+    /// The one allocation that the workload speaks of.
+    fn allocation(&self, made: &Made) -> &Event {
+        let of_it: Vec<_> = self
+            .events
+            .iter()
+            .filter(|event| {
+                event.action == "alloc"
+                    && event.addr == Some(made.addr)
+                    && (made.begin_ns..made.end_ns).contains(&event.time_ns)
+            })
+            .collect();
+        let [event] = of_it.as_slice() else {
+            panic!("{made:?} has {} events", of_it.len());
+        };
+        event
+    }
+
+    fn trace(&self) -> std::path::PathBuf {
+        self.folder.path().join("trace.json")
+    }
+}
+
+#[test]
+fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let run = Run::record(&ground, pytorch, &["--detail", "tensors"]);
+        let (mut tensors, mut others) = (0, 0);
+        for made in &run.made {
+            let event = run.allocation(made);
+            let Some(shape) = &made.shape else {
+                assert_eq!(event.tensor, Some(false), "{made:?} is {event:?}");
+                assert_eq!(event.shape, None, "{made:?} is {event:?}");
+                others += 1;
+                continue;
+            };
+            let told = &shape[..shape.len().min(DIMENSIONS)];
+            assert_eq!(event.shape.as_deref(), Some(told), "of {}", made.what);
+            let more = shape.len().saturating_sub(DIMENSIONS);
+            let more = u32::try_from(more).expect("few");
+            assert_eq!(event.more_dimensions.unwrap_or(0), more, "of {}", made.what);
+            assert_eq!(event.dtype, made.dtype, "of {}", made.what);
+            if more == 0 {
+                assert_eq!(event.requested, made.requested, "of {}", made.what);
+            }
+            tensors += 1;
+        }
+        assert!(tensors >= 100 && others >= 10, "{tensors} and {others}");
+        let allocations = run.events.iter().filter(|event| event.action == "alloc");
+        let unknown = allocations.filter(|it| it.shape.is_none() && it.tensor.is_none());
+        assert_eq!(unknown.count(), 0, "all is known from the start");
+        adds_up(&ground, &run.trace());
+    }
+}
+
+/// The rows of the table of tensors come to what the allocator says.
+fn adds_up(ground: &Ground, trace: &Path) {
+    let trace = trace.to_str().expect("UTF-8");
+    let all = [
+        "report", trace, "--by", "tensor", "--all", "--format", "json",
+    ];
+    let report = ground.run(&all).succeeded().stdout;
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let device = &report["devices"][0];
+    let rows = device["tensors"].as_array().expect("rows");
+    let sum: i64 = rows.iter().filter_map(|row| row["live"].as_i64()).sum();
+    let rest = ["before_attach", "unaccounted"].map(|name| device[name].as_i64().unwrap_or(0));
+    assert_eq!(
+        Some(sum + rest[0] + rest[1]),
+        device["allocated"].as_i64(),
+        "{device:#}"
+    );
+    let kinds = ["tensor", "no_tensor"];
+    assert!(
+        kinds
+            .iter()
+            .all(|kind| rows.iter().any(|row| row["kind"] == *kind)),
+        "{device:#}"
+    );
+}
+
+#[test]
+fn lines_alone_are_told_where_nothing_else_was_asked_for() {
+    let Some(ground) = Ground::take() else { return };
+    let run = Run::record(&ground, ground.pytorch(), &["--detail", "lines"]);
+    let told = |event: &&Event| event.shape.is_some() || event.tensor.is_some();
+    assert_eq!(run.events.iter().find(told), None);
+    let trace = std::fs::read_to_string(run.trace()).expect("the recording");
+    assert!(!trace.contains("at::detail::empty"), "a probe was attached");
+}
+
+#[test]
+fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = pytorch.command();
+        let mut target = Background::start(command.args(["hold.py", "--mib", "3"]));
+        target.wait_for("READY");
+        let file = folder.path().join("trace.json");
+        let options = ["--detail", "tensors", "--duration", "2s"];
+        ground.record(target.pid(), &file, &options).finish();
+        let events = ground.events(&file);
+        let mut allocations = events.iter().filter(|event| event.action == "alloc");
+        assert!(
+            allocations.clone().count() >= 10
+                && allocations.all(|it| it.shape.as_deref() == Some(&[1 << 20])
+                    && it.dtype.as_deref() == Some("uint8")),
+            "{events:?}"
+        );
+        let mut held = events.iter().filter(|event| event.action == "held");
+        assert!(held.all(|it| it.shape.is_none() && it.tensor.is_none()));
+    }
+}

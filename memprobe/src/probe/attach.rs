@@ -109,24 +109,26 @@ impl Located {
             };
             for tracepoint in found.iter().filter(is_it) {
                 let cookie = tracepoint::cookie(number, tracepoint);
-                let at = match (cookie, tracepoint::passed(&image, tracepoint)) {
-                    (Some(cookie), Some(vaddr)) => {
-                        let found = Self::find_at(probe, tgid, library, |_| Ok(Some(vaddr)));
-                        found.map(|located| Self {
-                            cookie: Some(cookie.to_word()),
-                            ..located
-                        })
-                    }
-                    (cookie, _) => Err(unreadable(format!(
-                        "its tracepoint {} is not understood ({})",
-                        function.name,
-                        match cookie {
-                            Some(_) => "there is no certain place for a probe",
-                            None => &tracepoint.operands,
-                        }
-                    ))),
+                let (Some(cookie), Some(places)) = (cookie, tracepoint::passed(&image, tracepoint))
+                else {
+                    let why = match cookie {
+                        Some(_) => "there is no certain place for a probe",
+                        None => &tracepoint.operands,
+                    };
+                    let name = function.name;
+                    let error =
+                        unreadable(format!("its tracepoint {name} is not understood ({why})"));
+                    located.push((probe, Err(error)));
+                    continue;
                 };
-                located.push((probe, at));
+                for vaddr in places {
+                    let found = Self::find_at(probe, tgid, library, |_| Ok(Some(vaddr)));
+                    let found = found.map(|located| Self {
+                        cookie: Some(cookie.to_word()),
+                        ..located
+                    });
+                    located.push((probe, found));
+                }
             }
         }
         // Blocks of which only half is told would never go, or come from nowhere.

@@ -3,13 +3,13 @@
 //! A tracepoint with a semaphore is jumped over unless a counter in the process's memory is above zero.
 //! memprobe writes nothing there: it listens at the very jump, where the values are in place already.
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use memprobe_common::{Operand, TracepointCookie};
 
 use crate::target::elf::{ElfImage, Tracepoint};
 
-/// The most bytes of a function that are decoded to find the jump.
-const MOST_CODE: u64 = 64 << 10;
+/// The most code of a library that is decoded: libc10_cuda's is less than 1 MiB.
+const MOST_CODE: u64 = 16 << 20;
 
 /// The names of registers that are not all 64 bits of one with a number, by their place in
 /// [`Operand::REGISTERS`].
@@ -38,42 +38,85 @@ pub fn cookie(function: u8, tracepoint: &Tracepoint) -> Option<TracepointCookie>
     Some(TracepointCookie { function, operands })
 }
 
-/// The address of the instruction at which a tracepoint is passed whether somebody listens or not: its
-/// `nop`, or the jump before it. `None` where that is not certain.
-pub fn passed(image: &ElfImage, tracepoint: &Tracepoint) -> Option<u64> {
+/// The addresses of the instructions by which a tracepoint is passed whether somebody listens or not:
+/// its `nop`, or every jump that decides on it. `None` where these are not certain.
+pub fn passed(image: &ElfImage, tracepoint: &Tracepoint) -> Option<Vec<u64>> {
+    let nop = tracepoint.vaddr;
     if !tracepoint.has_semaphore {
-        return Some(tracepoint.vaddr);
+        return Some(vec![nop]);
     }
-    let start = image.function_start(tracepoint.vaddr)?;
-    let length = tracepoint.vaddr.checked_sub(start)?;
-    if length > MOST_CODE {
+    let mut segments = image.segments().iter();
+    let segment = segments.find(|segment| {
+        segment.executable
+            && (segment.vaddr..segment.vaddr.saturating_add(segment.file_size)).contains(&nop)
+    })?;
+    if segment.file_size > MOST_CODE {
         return None;
     }
-    let code = image
-        .bytes_at(start, usize::try_from(length).ok()? + 1)
-        .ok()?;
-    jump_before_end(&code, start)
+    let length = usize::try_from(segment.file_size).ok()?;
+    let code = image.bytes_at(segment.vaddr, length).ok()?;
+    let starts = image.function_starts()?;
+    deciding_jumps(&code, segment.vaddr, &starts, nop)
 }
 
-/// The address of the conditional jump that is the last instruction but one of `code`, whose last is
-/// a `nop`. A breakpoint within an instruction would break the process: code is decoded from the start
-/// of its function on, and every byte of it must make sense.
-fn jump_before_end(code: &[u8], start: u64) -> Option<u64> {
-    let mut decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
-    let mut last: Option<Instruction> = None;
-    while decoder.can_decode() {
-        let instruction = decoder.decode();
-        if instruction.is_invalid() {
-            return None;
+/// The jumps that lead to a `nop` or over it, as a counter that was tested just before says.
+///
+/// A breakpoint within an instruction would break the process: code is decoded from the starts of
+/// functions on. And a way to the `nop` that were not found would be events that nobody sees: all code
+/// is looked at, as compilers double such jumps.
+fn deciding_jumps(code: &[u8], address: u64, starts: &[u64], nop: u64) -> Option<Vec<u64>> {
+    let end = address + code.len() as u64;
+    let mut jumps = Vec::new();
+    let mut is_met = false;
+    let ends = starts.iter().skip(1).copied().chain([end]);
+    for (start, until) in starts.iter().copied().zip(ends) {
+        let Some(part) = code_between(code, address, start, until.min(end)) else {
+            continue;
+        };
+        let mut decoder = Decoder::with_ip(64, part, start, DecoderOptions::NONE);
+        let mut before = [Instruction::default(); 2];
+        while decoder.can_decode() {
+            let instruction = decoder.decode();
+            if instruction.ip() == nop {
+                is_met = instruction.mnemonic() == Mnemonic::Nop;
+                if falls_through(&before[1]) {
+                    jumps.push(decides(&before)?);
+                }
+            } else if instruction.near_branch_target() == nop {
+                jumps.push(match instruction.flow_control() {
+                    FlowControl::ConditionalBranch => decides(&[before[1], instruction])?,
+                    FlowControl::UnconditionalBranch => decides(&before)?,
+                    _ => return None,
+                });
+            }
+            before = [before[1], instruction];
         }
-        if !decoder.can_decode() {
-            let jump = last.filter(|last| last.flow_control() == FlowControl::ConditionalBranch)?;
-            let is_nop = instruction.mnemonic() == iced_x86::Mnemonic::Nop;
-            return is_nop.then_some(jump.ip());
-        }
-        last = Some(instruction);
     }
-    None
+    (is_met && !jumps.is_empty()).then_some(jumps)
+}
+
+fn code_between(code: &[u8], address: u64, start: u64, end: u64) -> Option<&[u8]> {
+    let from = usize::try_from(start.checked_sub(address)?).ok()?;
+    let to = usize::try_from(end.checked_sub(address)?).ok()?;
+    code.get(from..to)
+}
+
+/// Whether what follows an instruction may be executed after it.
+fn falls_through(instruction: &Instruction) -> bool {
+    !matches!(
+        instruction.flow_control(),
+        FlowControl::UnconditionalBranch | FlowControl::Return | FlowControl::IndirectBranch
+    )
+}
+
+/// The address of the second instruction, if the two test 16 bits, as semaphores have, and jump.
+fn decides([test, jump]: &[Instruction; 2]) -> Option<u64> {
+    let is_test = matches!(
+        test.code(),
+        Code::Test_rm16_r16 | Code::Cmp_rm16_imm8 | Code::Cmp_rm16_imm16
+    );
+    let jumps = jump.flow_control() == FlowControl::ConditionalBranch;
+    (is_test && jumps).then_some(jump.ip())
 }
 
 /// Parses a value as the assembler writes it: `-8@%rdi`, `-1@%al`, `-8@-56(%rbp)`, `8@(%rsp)`. Its
@@ -166,26 +209,48 @@ mod tests {
         assert_eq!(parsed("-4@(%r8)"), Some(vec![("r8", Some(0), 4)]));
     }
 
+    /// The jumps that decide on the `nop` at an offset of a function.
+    fn jumps(code: &[u8], nop: u64) -> Option<Vec<u64>> {
+        deciding_jumps(code, 0x1000, &[0x1000], 0x1000 + nop)
+    }
+
     #[test]
     fn a_tracepoint_is_heard_at_the_jump_over_it() {
         // push rbp; test ax, ax; je +1; nop (uncached_delete of 2.6)
         let short = [0x55, 0x66, 0x85, 0xc0, 0x74, 0x01, 0x90];
-        assert_eq!(jump_before_end(&short, 0x1000), Some(0x1004));
+        assert_eq!(jumps(&short, 6), Some(vec![0x1004]));
         // test dx, dx; je near; nop (allocate of 2.15)
         let near = [0x66, 0x85, 0xd2, 0x0f, 0x84, 0xed, 0xfd, 0xff, 0xff, 0x90];
-        assert_eq!(jump_before_end(&near, 0x2000), Some(0x2003));
+        assert_eq!(jumps(&near, 9), Some(vec![0x1003]));
     }
 
     #[test]
-    fn without_a_jump_right_before_it_there_is_no_place() {
-        // mov eax, 0x9001740f, cut where its bytes look like a jump and a nop
-        assert_eq!(jump_before_end(&[0xb8, 0x0f, 0x74, 0x01, 0x90], 0), None);
-        // je +1; push rbp; nop
-        assert_eq!(jump_before_end(&[0x74, 0x01, 0x55, 0x90], 0), None);
-        // an invalid byte before
-        assert_eq!(jump_before_end(&[0x06, 0x74, 0x01, 0x90], 0), None);
-        assert_eq!(jump_before_end(&[0x90], 0), None);
-        assert_eq!(jump_before_end(&[], 0), None);
+    fn every_way_to_a_tracepoint_is_found_also_from_another_function() {
+        // test si, si; je +3; nop; jmp -; then: test si, si; je -; jmp to the nop (allocate of 2.6)
+        let code = [
+            0x66, 0x85, 0xf6, 0x74, 0x03, 0x90, 0xeb, 0x00, 0x66, 0x85, 0xf6, 0x74, 0xfb, 0xeb,
+            0xf6,
+        ];
+        assert_eq!(jumps(&code, 5), Some(vec![0x1003, 0x100b]));
+        assert_eq!(
+            deciding_jumps(&code, 0x1000, &[0x1000, 0x1008], 0x1005),
+            Some(vec![0x1003, 0x100b])
+        );
+    }
+
+    #[test]
+    fn without_a_certain_jump_there_is_no_place() {
+        // mov eax, 0x9001740f, whose bytes look like a jump and a nop
+        assert_eq!(jumps(&[0xb8, 0x0f, 0x74, 0x01, 0x90], 4), None);
+        // test ax, ax; je +1; push rbp; nop
+        assert_eq!(jumps(&[0x66, 0x85, 0xc0, 0x74, 0x01, 0x55, 0x90], 6), None);
+        // test rax, rax, which is no semaphore; je +1; nop
+        assert_eq!(jumps(&[0x48, 0x85, 0xc0, 0x74, 0x01, 0x90], 5), None);
+        // as it should be, and a jump to the nop from where nothing was tested
+        let other = [0x66, 0x85, 0xc0, 0x74, 0x01, 0x90, 0x55, 0xeb, 0xfc];
+        assert_eq!(jumps(&other, 5), None);
+        assert_eq!(jumps(&[0x90], 0), None);
+        assert_eq!(jumps(&[], 0), None);
     }
 
     #[test]

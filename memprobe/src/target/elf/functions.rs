@@ -12,9 +12,9 @@ const MOST_BYTES: u64 = 256 << 20;
 const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 impl ElfImage {
-    /// The address, in the file's own terms, at which the function or part of one begins that holds
-    /// `vaddr`; `None` where the file does not say.
-    pub fn function_start(&self, vaddr: u64) -> Option<u64> {
+    /// The addresses, in the file's own terms, at which functions or parts of them begin, in order;
+    /// `None` where the file does not say.
+    pub fn function_starts(&self) -> Option<Vec<u64>> {
         let (section, bytes) = self.section_contents(TABLE, MOST_BYTES)?;
         let (head, entries) = bytes.split_at_checked(12)?;
         if head[..4] != FORM {
@@ -26,6 +26,9 @@ impl ElfImage {
             let relative = i32::from_le_bytes(*entry.first_chunk()?);
             Some(section.start.wrapping_add_signed(relative.into()))
         });
-        starts.filter(|start| *start <= vaddr).max()
+        let mut starts: Vec<_> = starts.collect();
+        starts.sort_unstable();
+        starts.dedup();
+        Some(starts)
     }
 }

@@ -7,8 +7,8 @@ use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
-    BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need,
-    PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
+    BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED,
+    Need, PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};

@@ -75,6 +75,7 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
         returns: None,
         reads: &[],
         cookie: None,
+        detail: Detail::Lines,
         need: Need::Optional(WITHOUT_BLOCKS),
     });
     tracepoints.collect()

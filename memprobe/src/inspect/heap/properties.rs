@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::census::{Census, Object};
+use super::census::{Care, Census, Object};
 use super::class::Classes;
-use super::collector::{self, Listed};
+use super::collector::{self, Age, Listed};
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
@@ -86,11 +86,12 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     listed.extend((0..400).map(|number| Listed {
         address: at(number),
         class: at(number + 7),
+        age: Age::Old,
     }));
     let heap = Heap::of(&image, layout);
     let mut classes = Classes::default();
     let mut census = Census::of(&heap, &mut classes, &listed);
-    census.keep_contents(&heap, &classes);
+    census.keep_contents(&heap, &classes, Care::All);
     // As if they were what PyTorch makes.
     let all: Vec<_> = census.objects.iter().map(|object| object.address).collect();
     census.globals = all.clone();

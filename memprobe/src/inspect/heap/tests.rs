@@ -1,4 +1,4 @@
-use super::census::Census;
+use super::census::{Care, Census};
 use super::class::{Classes, Role};
 use super::collector::{self, Broken};
 use super::fake::FakeHeap;
@@ -267,7 +267,7 @@ fn an_image_of_a_heap_has_all_that_its_paths_need() {
         let image = Image::of(&program.memory, 1 << 30);
         let (census, mut classes) = census(&image, layout, program.interpreter);
         let heap = Heap::of(&image, layout);
-        census.keep_contents(&heap, &classes);
+        census.keep_contents(&heap, &classes, Care::All);
         image.close();
         let paths = Paths::search(&heap, &mut classes, &census, &[]);
         let path = paths.to_object(&heap, &mut classes, program.cached);

@@ -82,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::event::{MemoryEvent, Stack, StackId, StackKind, Tgid, Tid, Totals};
+    use crate::event::{MemoryEvent, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals};
     use crate::model::snapshot::Target;
     use crate::model::tensors::samples::{BASE, line, training};
 
@@ -100,6 +100,7 @@ mod tests {
                 reserved: Bytes(32 << 20),
             }),
             stack: StackId(stack),
+            shape: ShapeId::NONE,
             call: None,
         })
     }

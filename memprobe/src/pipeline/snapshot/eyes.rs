@@ -11,8 +11,9 @@ use super::super::session::{HostItem, HostSession};
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::tensors::Sites;
+use crate::probe::catalog::Detail;
 use crate::probe::kernel;
-use crate::probe::loader::Watch;
+use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::tensors::TensorSnapshot;
 
@@ -117,7 +118,13 @@ impl Eyes {
 
 fn load(tgid: Tgid, ring_bytes: u32) -> Result<HostSession> {
     kernel::preflight()?;
-    let mut session = HostSession::load(Watch::One, ring_bytes)?;
+    let mut session = HostSession::load(
+        Wanted {
+            watch: Watch::One,
+            detail: Detail::Lines,
+        },
+        ring_bytes,
+    )?;
     session.add(Watched::open(tgid)?, Origin::Running)?;
     Ok(session)
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use memprobe::event::Tgid;
@@ -55,7 +55,8 @@ fn pythons() -> Vec<PathBuf> {
 
 /// A process with tensors.
 struct Target {
-    _input: ChildStdin,
+    /// Holds its input open.
+    _process: Child,
     truth: Value,
     memory: ProcessMemory,
 }
@@ -75,8 +76,8 @@ impl Target {
         let truth = serde_json::from_str(&line)
             .unwrap_or_else(|error| panic!("{}: {error}: {line}", python.display()));
         Self {
-            _input: child.stdin.take().unwrap(),
             memory: ProcessMemory::new(Tgid(child.id())),
+            _process: child,
             truth,
         }
     }

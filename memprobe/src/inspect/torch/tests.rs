@@ -292,7 +292,8 @@ fn a_scan_finds_what_nothing_leads_to_and_leaves_the_freed_alone() {
     assert!(scan.tensors.contains(&lost) && scan.tensors.contains(&training.activation));
     assert!(!scan.tensors.contains(&freed));
     assert_eq!(scan.unread, 0);
-    let nowhere = tensor_impls(&training.process.heap.memory, &layouts, &[0x10..0x2010]);
+    let nowhere = std::iter::once(0x10..0x2010).collect::<Vec<_>>();
+    let nowhere = tensor_impls(&training.process.heap.memory, &layouts, &nowhere);
     assert_eq!((nowhere.tensors.len(), nowhere.unread), (0, 0x2000));
     assert!(training.process.heap.memory.read_u64(training.out).is_ok());
 }

@@ -8,8 +8,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::model::snapshot::Grouping;
-use crate::recording::{Reader, recordings_in};
-use crate::report::{self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, Top};
+use crate::recording::{Reader, open_tensors, recordings_in};
+use crate::report::{
+    self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat, TensorOptions,
+    Top, write_tensors,
+};
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
@@ -25,6 +28,7 @@ Examples:
   memprobe report trace.json --sort live --all
   memprobe report trace.json --by tensor
   memprobe report run/
+  memprobe report --by tensor a.json
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 pub struct Report {
     /// The recording that `memprobe record` wrote, or a directory of them
@@ -56,11 +60,12 @@ pub struct Report {
     grouping: Naming,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum RowOf {
     /// A line of Python
     Line,
-    /// The tensors of one shape and element type that a line of Python made
+    /// The tensors of one shape and element type that a line of Python made; each tensor, of a file
+    /// that `memprobe snapshot -o` wrote
     Tensor,
     /// An event, in order
     Event,
@@ -105,9 +110,35 @@ impl Report {
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
         }
-        let reader = Reader::open(&self.file).with_context(|| file.clone())?;
+        let reader = match Reader::open(&self.file) {
+            Err(_) if self.by == RowOf::Tensor => return self.run_on_tensors().context(file),
+            reader => reader.with_context(|| file.clone())?,
+        };
         let mut out = BufWriter::new(std::io::stdout().lock());
         report::write(reader, &self.options(), &mut out).context(file)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The tensors of a snapshot.
+    fn run_on_tensors(&self) -> Result<ExitCode> {
+        let snapshot = open_tensors(&self.file)?;
+        let lines = self.options();
+        let options = TensorOptions {
+            format: match lines.format {
+                Format::Text => TensorFormat::Text,
+                Format::Json => TensorFormat::Json,
+                Format::Csv => TensorFormat::Csv,
+                Format::Jsonl => {
+                    bail!("tensors are written as text, json or csv: give one of these")
+                }
+            },
+            top: lines.top,
+            width: lines.width,
+            colour: lines.colour,
+            ..TensorOptions::default()
+        };
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        write_tensors(&snapshot, &options, &mut out)?;
         Ok(ExitCode::SUCCESS)
     }
 

@@ -18,7 +18,7 @@ mod session;
 mod source;
 
 use crate::event::TimeNs;
-pub use crate::probe::catalog::Detail;
+pub use crate::probe::catalog::{Allocators, Detail};
 
 /// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 fn now() -> TimeNs {

@@ -244,6 +244,7 @@ pub(super) fn normal() -> Snapshot {
             state: TargetState::Running,
             probes: probes(),
             disagreements: 0,
+            unseen_frees: 0,
             unread_at_attach: None,
         },
     }

@@ -327,7 +327,6 @@ impl Run {
                 probes: probes(self.scene),
                 state,
                 disagreements: 0,
-                unseen_frees: 0,
                 unread_at_attach: None,
             },
         }

@@ -244,7 +244,6 @@ pub(super) fn normal() -> Snapshot {
             state: TargetState::Running,
             probes: probes(),
             disagreements: 0,
-            unseen_frees: 0,
             unread_at_attach: None,
         },
     }

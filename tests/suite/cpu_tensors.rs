@@ -65,9 +65,7 @@ fn events(ground: &Ground, file: &Path) -> Vec<Event> {
     let file = file.to_str().expect("UTF-8");
     let report = ground.run(&["report", file, "--by", "event", "--format", "jsonl"]);
     let lines = report.succeeded().stdout;
-    let rows = lines
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line));
+    let rows = lines.lines().map(serde_json::from_str::<Value>);
     let rows = rows.map(|row| row.expect("JSON"));
     let of_cpu = rows.filter(|row| row["device"] == "cpu");
     of_cpu

@@ -37,6 +37,11 @@ pub mod record {
     pub const STACK: u8 = 6;
     /// [`super::CodeRecord`]: a code object of a sent stack is about to be freed.
     pub const CODE_FREED: u8 = 7;
+    /// [`super::MemoryRecord`]: the CPU allocator handed out a block of `size` bytes. A
+    /// [`super::ShapeRecord`] follows as for [`BLOCK`].
+    pub const CPU_BLOCK: u8 = 8;
+    /// [`super::MemoryRecord`]: the CPU allocator is about to take a block back; its size is not told.
+    pub const CPU_FREE: u8 = 9;
     /// [`super::ProcessRecord`]: a watched process made another (`fork`, `vfork`, `clone`), which is
     /// watched from its first instruction on.
     pub const FORKED: u8 = 32;
@@ -559,6 +564,8 @@ pub struct ProcessConfig {
 pub mod process_flag {
     /// The processes that this one makes are watched too, with all that is known of this one.
     pub const CHILDREN: u64 = 1;
+    /// The memory of the CPU allocator is watched too.
+    pub const CPU: u64 = 2;
 }
 
 /// Where every thread of a process keeps a variable of one library.

@@ -10,6 +10,7 @@
 mod allocator;
 mod autograd;
 mod code;
+mod cpu;
 mod cuda;
 mod lifecycle;
 mod maps;

@@ -12,6 +12,9 @@
 //! - Where memory runs out, the allocator's word of it takes the shape.
 //! - A tensor of zeros that has no memory (`_efficientzerotensor`) comes with an allocator of its own
 //!   and more dispatch keys than a plain one: it leaves no shape.
+//! - Pinned memory comes from another allocator than that of the CPU, which is not heard: the shape stays
+//!   until the thread's next tensor, and user space takes a block of the CPU for the tensor's only where it has
+//!   exactly its bytes.
 //! - Where CUDA itself fails (`cudaMalloc` with another error than that there is no memory), the shape
 //!   stays until the thread's next tensor; user space checks that a block fits the bytes asked for.
 
@@ -19,7 +22,10 @@ use aya_ebpf::helpers::bpf_probe_read_user;
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
-use memprobe_common::{DEVICE_TYPE_CUDA, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout};
+use memprobe_common::{
+    DEVICE_TYPE_CPU, DEVICE_TYPE_CUDA, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, process_flag,
+    shape_layout,
+};
 
 use crate::lifecycle::watched;
 use crate::ring::{send, send_shaped};
@@ -95,9 +101,12 @@ fn begin(asked: &Asked) -> Option<&'static mut ShapeRecord> {
     let caller = Caller::current();
     let room = match caller.known_thread() {
         // Only threads of watched processes have rooms.
-        Some(room) => room,
-        None => {
-            watched(caller)?;
+        Some(room) if device_type == DEVICE_TYPE_CUDA => room,
+        _ => {
+            let process = watched(caller)?;
+            if device_type == DEVICE_TYPE_CPU && process.flags & process_flag::CPU == 0 {
+                return None;
+            }
             caller.thread()?
         }
     };
@@ -128,11 +137,14 @@ unsafe fn read_sizes(into: *mut u64, from: u64, dimensions: u64) -> bool {
 /// (c10/core/DispatchKeySet.h: bit 15 up to 2.7, bit 16 from 2.8 on).
 #[inline(always)]
 fn device_type_of(keys: u64) -> Option<u8> {
+    const CPU: u64 = 1;
     const CUDA: u64 = 1 << 1;
     const DENSE: u64 = 1 << 15;
     const DENSE_2_8: u64 = 1 << 16;
-    match keys ^ CUDA {
-        DENSE | DENSE_2_8 => Some(DEVICE_TYPE_CUDA),
+    match keys & !(DENSE | DENSE_2_8) {
+        _ if keys & (DENSE | DENSE_2_8) == 0 => None,
+        CPU => Some(DEVICE_TYPE_CPU),
+        CUDA => Some(DEVICE_TYPE_CUDA),
         _ => None,
     }
 }

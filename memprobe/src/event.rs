@@ -7,6 +7,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::de::{Error, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::tensors::DType;
 
 /// A process as the kernel's initial PID namespace numbers it.
@@ -29,7 +32,7 @@ pub struct Address(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Bytes(pub u64);
 
-/// A CUDA device ordinal as the target sees it (after `CUDA_VISIBLE_DEVICES`).
+/// A CUDA device ordinal as the target sees it (after `CUDA_VISIBLE_DEVICES`), or the CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceIndex(pub u8);
 
@@ -44,6 +47,49 @@ pub struct ShapeId(pub u32);
 impl DeviceIndex {
     /// Stands for the device of memory of which it is not known on which one it lies.
     pub const UNKNOWN: Self = Self(u8::MAX);
+
+    /// Stands for the CPU: memory of PyTorch's CPU allocator.
+    pub const CPU: Self = Self(u8::MAX - 1);
+
+    const CPU_NAME: &str = "cpu";
+}
+
+impl Serialize for DeviceIndex {
+    /// The ordinal, or `"cpu"`.
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::CPU => to.serialize_str(Self::CPU_NAME),
+            Self(ordinal) => to.serialize_u8(ordinal),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for DeviceIndex {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Device;
+        impl Visitor<'_> for Device {
+            type Value = DeviceIndex;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the ordinal of a device or \"cpu\"")
+            }
+
+            fn visit_u64<E: Error>(self, ordinal: u64) -> Result<DeviceIndex, E> {
+                match u8::try_from(ordinal).map(DeviceIndex) {
+                    Ok(device) if device != DeviceIndex::CPU => Ok(device),
+                    _ => Err(E::invalid_value(Unexpected::Unsigned(ordinal), &self)),
+                }
+            }
+
+            fn visit_str<E: Error>(self, name: &str) -> Result<DeviceIndex, E> {
+                match name {
+                    DeviceIndex::CPU_NAME => Ok(DeviceIndex::CPU),
+                    _ => Err(E::invalid_value(Unexpected::Str(name), &self)),
+                }
+            }
+        }
+        from.deserialize_any(Device)
+    }
 }
 
 impl fmt::Display for DeviceIndex {
@@ -51,6 +97,7 @@ impl fmt::Display for DeviceIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::UNKNOWN => f.pad("cuda:?"),
+            Self::CPU => f.pad(Self::CPU_NAME),
             Self(index) => f.pad(&format!("cuda:{index}")),
         }
     }

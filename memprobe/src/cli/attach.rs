@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, parse_buffer_size};
+use super::{Detail, allocators, parse_buffer_size};
 use crate::event::Tgid;
 use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
@@ -30,6 +30,10 @@ pub struct Attach {
     /// Watch the processes that it has made and will make too: one row each, Enter opens one
     #[arg(short, long)]
     children: bool,
+    /// Watch the memory of CPU tensors too, as a device of its own; then any PyTorch will do, also
+    /// without CUDA
+    #[arg(long, conflicts_with = "children")]
+    cpu: bool,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -48,6 +52,7 @@ impl Attach {
         Live {
             tgid: Tgid(self.pid),
             detail: Detail::Lines.into(),
+            allocators: allocators(self.cpu),
             ring_bytes: self.buffer_size,
         }
         .run()

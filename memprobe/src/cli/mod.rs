@@ -87,6 +87,15 @@ impl From<Detail> for pipeline::Detail {
     }
 }
 
+/// Whose memory is watched.
+fn allocators(cpu: bool) -> pipeline::Allocators {
+    if cpu {
+        pipeline::Allocators::CudaAndCpu
+    } else {
+        pipeline::Allocators::Cuda
+    }
+}
+
 /// Parses a duration: `30s`, `5m`, `1h 30m`, or a plain number of seconds.
 fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     if let Ok(seconds) = text.parse::<f64>() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, parse_buffer_size, parse_duration};
+use super::{Detail, allocators, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::record::{Recording, Subject};
 
@@ -25,6 +25,7 @@ Examples:
   sudo memprobe record -o trace.json -- python train.py --epochs 3
   sudo memprobe record -o run/ -- torchrun --nproc-per-node 4 train.py
   sudo memprobe record -o run/ --pid 1234 --children
+  sudo memprobe record -o cpu.json --cpu -- python train_without_gpu.py
   memprobe report trace.json")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
 pub struct Record {
@@ -40,6 +41,9 @@ pub struct Record {
     /// How much to record of each block; more costs the process more
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
+    /// Record the memory of CPU tensors too; then any PyTorch will do, also without CUDA
+    #[arg(long)]
+    cpu: bool,
     /// Stop after this long, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
@@ -65,6 +69,7 @@ impl Record {
             subject,
             output: self.output,
             detail: self.detail.into(),
+            allocators: allocators(self.cpu),
             duration: self.duration,
             ring_bytes: self.buffer_size,
             quiet: self.quiet,

@@ -79,6 +79,10 @@ pub struct StackCopy {
 pub enum MemoryKind {
     /// A block was handed out or taken back.
     Block,
+    /// The CPU allocator handed out a block.
+    CpuBlock,
+    /// The CPU allocator takes a block back.
+    CpuFree,
     /// The allocator ran out of memory.
     OutOfMemory,
     /// The thread entered autograd's engine.
@@ -97,6 +101,8 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let kind = match *bytes.first().ok_or(Malformed)? {
         record::BLOCK => MemoryKind::Block,
         record::OUT_OF_MEMORY => MemoryKind::OutOfMemory,
+        record::CPU_BLOCK => MemoryKind::CpuBlock,
+        record::CPU_FREE => MemoryKind::CpuFree,
         record::BACKWARD => MemoryKind::Backward,
         record::CUDA_CALL => return decode_call(bytes),
         record::CUDA_CALL_WITH_STACK => return decode_call_with_stack(bytes),
@@ -114,10 +120,10 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         .ok_or(Malformed)?;
     let shape = match (shape, kind) {
         ([], _) => None,
-        (shape, MemoryKind::Block | MemoryKind::OutOfMemory) => {
+        (shape, MemoryKind::Block | MemoryKind::CpuBlock | MemoryKind::OutOfMemory) => {
             Some(Box::new(decode_shape(shape)?))
         }
-        (_, MemoryKind::Backward) => return Err(Malformed),
+        (_, MemoryKind::Backward | MemoryKind::CpuFree) => return Err(Malformed),
     };
     Ok(Record::Memory(kind, decode_memory(memory)?, shape))
 }

@@ -1,7 +1,7 @@
 //! The fields of a record, appended to a line.
 
 use super::json;
-use crate::event::{MemoryEvent, Shape, Stack, StackId, StackKind, Tid, TimeNs};
+use crate::event::{DeviceIndex, MemoryEvent, Shape, Stack, StackId, StackKind, Tid, TimeNs};
 use crate::recording::MAX_LINE;
 
 /// Characters of a command line or thread name that are written.
@@ -37,6 +37,7 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
     json::push_number(line, event.size.0);
     line.extend_from_slice(b",\"device\":");
     match event.device {
+        Some(DeviceIndex::CPU) => line.extend_from_slice(b"\"cpu\""),
         Some(device) => json::push_number(line, device.0),
         None => line.extend_from_slice(b"null"),
     }

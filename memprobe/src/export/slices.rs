@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use super::stack_text::{Definition, StackTexts};
+use crate::event::DeviceIndex;
 use crate::label::BEFORE_ATTACH;
 
 /// What differs between the slices of blocks and those of segments.
@@ -20,6 +21,7 @@ pub(super) enum Slices {
     Blocks,
     Segments,
     Cuda,
+    Cpu,
 }
 
 pub(super) const BLOCK: SliceKind = SliceKind {
@@ -49,7 +51,25 @@ pub(super) const CUDA: SliceKind = SliceKind {
     unpaired_name: "free of CUDA memory allocated unseen",
 };
 
+/// Blocks of the CPU allocator, whose addresses lie in a space of their own.
+pub(super) const CPU: SliceKind = SliceKind {
+    of: Slices::Cpu,
+    begin: b"b\",\"cat\":\"cpu",
+    end: b"e\",\"cat\":\"cpu",
+    unpaired_begin: b"i\",\"s\":\"t\",\"cat\":\"cpu",
+    unpaired_end: b"i\",\"s\":\"t\",\"cat\":\"cpu_free",
+    unpaired_name: "free of a block of the CPU allocated unseen",
+};
+
 impl SliceKind {
+    /// The kind of the blocks of a device.
+    pub(super) fn of_blocks(device: Option<DeviceIndex>) -> &'static Self {
+        match device {
+            Some(DeviceIndex::CPU) => &CPU,
+            _ => &BLOCK,
+        }
+    }
+
     pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, namer: Namer) {
         match (self.of, namer) {
             (Slices::Segments, _) => line.extend_from_slice(b"segment (cudaMalloc)"),

@@ -19,11 +19,11 @@ use super::fields::{
     clip, push_args, push_id, push_name, push_process, push_record, push_shape, push_stack, push_ts,
 };
 use super::json;
-use super::slices::{BLOCK, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::slices::{BLOCK, CPU, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
-    Action, AtAttach, Event, Losses, MemoryEvent, ShapeId, Shapes, Stack, StackId, Tid, TimeNs,
-    Totals,
+    Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, ShapeId, Shapes, Stack, StackId,
+    Tid, TimeNs, Totals,
 };
 use crate::model::snapshot::Grouping;
 use crate::recording::{AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord};
@@ -52,7 +52,8 @@ pub struct TraceWriter<W: Write> {
     blocks: OpenSlices,
     segments: OpenSlices,
     cuda: OpenSlices,
-    counters: HashMap<u8, Totals>,
+    cpu: OpenSlices,
+    counters: HashMap<DeviceIndex, Totals>,
 }
 
 /// A recording could not be written.
@@ -109,6 +110,7 @@ impl<W: Write> TraceWriter<W> {
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
             cuda: OpenSlices::new(MAX_OPEN),
+            cpu: OpenSlices::new(MAX_OPEN),
             counters: HashMap::new(),
         };
         writer.describe(header)?;
@@ -166,6 +168,7 @@ impl<W: Write> TraceWriter<W> {
         self.end_open_slices(&BLOCK)?;
         self.end_open_slices(&SEGMENT)?;
         self.end_open_slices(&CUDA)?;
+        self.end_open_slices(&CPU)?;
         self.repeat_counters();
         let end = EndRecord::from(&End {
             reason,
@@ -280,7 +283,7 @@ impl<W: Write> TraceWriter<W> {
         push_record(line, &AtAttachRecord::from(found));
         line.extend_from_slice(b"},\n");
         if let Some(device) = found.device {
-            self.counters(found.tgid.0, found.time, device.0, found.totals);
+            self.counters(found.tgid.0, found.time, device, found.totals);
         }
     }
 
@@ -291,8 +294,8 @@ impl<W: Write> TraceWriter<W> {
         }
         match event.action {
             Action::Held => self.hold(event),
-            Action::Alloc => self.begin(event, &BLOCK),
-            Action::Free => self.end(event, &BLOCK),
+            Action::Alloc => self.begin(event, SliceKind::of_blocks(event.device)),
+            Action::Free => self.end(event, SliceKind::of_blocks(event.device)),
             Action::SegmentAlloc => self.begin(event, &SEGMENT),
             Action::SegmentFree => self.end(event, &SEGMENT),
             Action::CudaAlloc => self.begin(event, &CUDA),
@@ -305,7 +308,7 @@ impl<W: Write> TraceWriter<W> {
             }
         }
         if let (Some(totals), Some(device)) = (event.totals, event.device) {
-            self.counters(event.tgid.0, event.time, device.0, totals);
+            self.counters(event.tgid.0, event.time, device, totals);
         }
     }
 
@@ -370,6 +373,7 @@ impl<W: Write> TraceWriter<W> {
             Slices::Blocks => &mut self.blocks,
             Slices::Segments => &mut self.segments,
             Slices::Cuda => &mut self.cuda,
+            Slices::Cpu => &mut self.cpu,
         }
     }
 
@@ -460,10 +464,10 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes the totals that changed.
-    fn counters(&mut self, pid: u32, time: TimeNs, device: u8, totals: Totals) {
+    fn counters(&mut self, pid: u32, time: TimeNs, device: DeviceIndex, totals: Totals) {
         let before = self.counters.insert(device, totals).map(series);
         for (index, (name, bytes)) in series(totals).into_iter().enumerate() {
-            if before.is_none_or(|before| before[index].1 != bytes) {
+            if is_counted(device, name) && before.is_none_or(|before| before[index].1 != bytes) {
                 self.counter(device, name, bytes, time, pid);
             }
         }
@@ -476,15 +480,23 @@ impl<W: Write> TraceWriter<W> {
         devices.sort_unstable_by_key(|(device, _)| *device);
         for (device, totals) in devices {
             for (name, bytes) in series(totals) {
-                self.counter(device, name, bytes, self.last, self.pid);
+                if is_counted(device, name) {
+                    self.counter(device, name, bytes, self.last, self.pid);
+                }
             }
         }
     }
 
-    fn counter(&mut self, device: u8, name: &str, bytes: u64, time: TimeNs, pid: u32) {
+    fn counter(&mut self, device: DeviceIndex, name: &str, bytes: u64, time: TimeNs, pid: u32) {
         let line = &mut self.lines;
-        line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"cuda:");
-        json::push_number(line, device);
+        line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"");
+        match device {
+            DeviceIndex::CPU => line.extend_from_slice(b"cpu"),
+            DeviceIndex(ordinal) => {
+                line.extend_from_slice(b"cuda:");
+                json::push_number(line, ordinal);
+            }
+        }
         line.extend_from_slice(name.as_bytes());
         line.push(b'"');
         push_process(line, pid, pid);
@@ -495,11 +507,18 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
+/// Whether a device has such a total: nothing is reserved on the CPU.
+fn is_counted(device: DeviceIndex, name: &str) -> bool {
+    device != DeviceIndex::CPU || name == ALLOCATED
+}
+
+const ALLOCATED: &str = " allocated";
+
 /// A counter for each total: in chrome://tracing two series of one counter would be stacked and
 /// show a sum that means nothing.
 fn series(totals: Totals) -> [(&'static str, u64); 2] {
     [
-        (" allocated", totals.allocated.0),
+        (ALLOCATED, totals.allocated.0),
         (" reserved", totals.reserved.0),
     ]
 }

@@ -183,7 +183,8 @@ impl Reconciler {
 
     fn memory_events(&self) -> impl Iterator<Item = &MemoryEvent> {
         self.events.iter().filter_map(|event| match event {
-            Event::Memory(memory) => Some(memory),
+            // The CPU's memory is not in the tables.
+            Event::Memory(memory) if memory.device != Some(DeviceIndex::CPU) => Some(memory),
             _ => None,
         })
     }

@@ -52,6 +52,8 @@ struct Before {
     /// Bytes and number of the blocks that are known.
     held: u64,
     blocks: u64,
+    /// Blocks that were freed since and were not known.
+    unseen_frees: u64,
     /// Why not all are.
     unread: Option<Arc<str>>,
 }
@@ -209,6 +211,7 @@ impl Device {
         match self.before.unknown.checked_sub(size) {
             Some(rest) => {
                 self.before.unknown = rest;
+                self.before.unseen_frees = self.before.unseen_frees.saturating_add(1);
                 (Freed::BeforeAttach, false)
             }
             None => (Freed::Unknown, true),
@@ -316,6 +319,7 @@ impl Device {
                 live: Bytes(self.before.unknown.saturating_add(self.before.held)),
                 unknown: Bytes(self.before.unknown),
                 known_blocks: self.before.blocks,
+                unseen_frees: self.before.unseen_frees,
                 unread: self.before.unread.clone(),
             },
             unaccounted: self.unaccounted(),

@@ -264,15 +264,13 @@ impl Model {
 
     /// Everything a view needs, as of `now`.
     pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
-        let allocator_speaks = !self.devices.is_empty();
-        let devices = if allocator_speaks {
-            let devices = self.devices.iter();
-            devices
-                .map(|(index, device)| device.snapshot(*index, now, grouping))
-                .collect()
-        } else {
-            self.cuda.devices(now, grouping)
+        let allocator_speaks = self.devices.keys().any(|it| *it != DeviceIndex::CPU);
+        let mut devices = match allocator_speaks {
+            true => Vec::new(),
+            false => self.cuda.devices(now, grouping),
         };
+        let own = self.devices.iter();
+        devices.extend(own.map(|(index, device)| device.snapshot(*index, now, grouping)));
         Snapshot {
             target: self.target.clone(),
             started: self.started,

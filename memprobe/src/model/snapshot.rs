@@ -210,6 +210,8 @@ pub struct BeforeAttach {
     pub unknown: Bytes,
     /// Blocks that are known: those of the other bytes.
     pub known_blocks: u64,
+    /// Blocks that were freed since attach and of which nothing else is known.
+    pub unseen_frees: u64,
     /// Why the blocks could not be read at attach; `None` where they could, or nobody tried.
     pub unread: Option<Arc<str>>,
 }

@@ -1,6 +1,6 @@
 //! What was live before the first event, read while the process runs and put first.
 
-use crate::event::{AtAttach, Event, Tgid, TimeNs};
+use crate::event::{AtAttach, DeviceIndex, Event, Tgid, TimeNs};
 use crate::inspect::active::{AllocatorVariable, NoAllocator};
 use crate::inspect::allocator::{self, AllocatorTables, Why};
 use crate::inspect::reconcile::Reconciler;
@@ -15,11 +15,17 @@ const ATTEMPTS: u32 = 40;
 /// What whoever looks at the process should know, where `event` says that its blocks are one row.
 pub(super) fn notice(event: &Event) -> Option<String> {
     let Event::AtAttach(AtAttach {
-        unread: Some(why), ..
+        unread: Some(why),
+        device,
+        ..
     }) = event
     else {
         return None;
     };
+    // Of the CPU it is never known, and every view says so.
+    if *device == Some(DeviceIndex::CPU) {
+        return None;
+    }
     Some(format!(
         "what was allocated before cannot be told block by block: {}",
         clean(why)

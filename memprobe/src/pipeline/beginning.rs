@@ -7,7 +7,7 @@
 //! books hold is its parent's, and the child holds nothing.
 
 use crate::bytes::human;
-use crate::event::{Action, Bytes, MemoryEvent, Totals};
+use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, Totals};
 
 /// How much of a process's life was watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +70,10 @@ impl Beginning {
 
     /// Whether an event is about memory that the process holds.
     pub(super) fn admits(&mut self, event: &MemoryEvent) -> bool {
+        // The totals of the CPU are memprobe's own, and a child has its parent's memory there.
+        if event.device == Some(DeviceIndex::CPU) {
+            return true;
+        }
         if self.verdict == Verdict::Open
             && let Some(totals) = event.totals
         {
@@ -121,7 +125,7 @@ impl Beginning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Address, DeviceIndex, ShapeId, StackId, Tgid, Tid, TimeNs};
+    use crate::event::{Address, ShapeId, StackId, Tgid, Tid, TimeNs};
 
     fn event(action: Action, size: u64, totals: Option<(u64, u64)>) -> MemoryEvent {
         MemoryEvent {

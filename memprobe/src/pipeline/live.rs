@@ -16,7 +16,7 @@ use super::tensor_reader::TensorReader;
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::snapshot::{Grouping, Snapshot, TargetState};
-use crate::probe::catalog::Detail;
+use crate::probe::catalog::{Allocators, Detail};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -31,6 +31,8 @@ pub struct Live {
     pub tgid: Tgid,
     /// How much of each block is told.
     pub detail: Detail,
+    /// Whose memory is watched.
+    pub allocators: Allocators,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
@@ -60,6 +62,7 @@ impl Live {
         Wanted {
             watch: Watch::One,
             detail: self.detail,
+            allocators: self.allocators,
         }
     }
 
@@ -89,7 +92,7 @@ impl Live {
                     }
                     HostItem::Refused(error) => return Err(error.into()),
                     HostItem::Ended if seen == Seen::Nothing => bail!(
-                        "process {} ended before it used PyTorch's CUDA allocator",
+                        "process {} ended before it used PyTorch's allocators",
                         self.tgid.0
                     ),
                     HostItem::Ended => {

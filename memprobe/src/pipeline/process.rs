@@ -142,6 +142,7 @@ impl Process {
         };
         let code = attaching.python().map(CodeCache::new);
         let mut symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None);
+        symbolizer.inherit_cpu_memory();
         if attaching.has_tensors() {
             symbolizer.watch_tensors(TimeNs(0));
         }

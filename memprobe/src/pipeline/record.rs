@@ -17,7 +17,7 @@ use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::Detail;
+use crate::probe::catalog::{Allocators, Detail};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -44,6 +44,8 @@ pub struct Recording {
     pub output: PathBuf,
     /// How much of each block is told.
     pub detail: Detail,
+    /// Whose memory is watched.
+    pub allocators: Allocators,
     /// For how long at most.
     pub duration: Option<Duration>,
     /// Bytes of the ring buffer.
@@ -77,6 +79,7 @@ impl Recording {
             Wanted {
                 watch,
                 detail: self.detail,
+                allocators: self.allocators,
             },
             self.ring_bytes,
         )?;
@@ -222,7 +225,7 @@ impl Intake {
             return match self.refusal.take() {
                 Some(refusal) => Err(refusal.into()),
                 None => bail!(
-                    "process {} ended before it used PyTorch's CUDA allocator",
+                    "process {} ended before it used PyTorch's allocators",
                     self.root.0
                 ),
             };

@@ -355,7 +355,7 @@ impl fmt::Display for AttachError {
             Self::NoCuda(tgid) => write!(
                 f,
                 "the PyTorch of process {} was built without CUDA: it has no GPU memory to show.\n\
-                 Install PyTorch with CUDA to see GPU memory.",
+                 Give --cpu to see the memory of its CPU tensors.",
                 tgid.0
             ),
             Self::Library { library, why } => write!(f, "{library} cannot be read: {why}"),

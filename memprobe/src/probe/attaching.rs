@@ -7,7 +7,7 @@ use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
-    BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED,
+    Allocators, BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED,
     Need, PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
@@ -72,9 +72,13 @@ struct Pending {
 impl Attaching {
     /// Nothing is known and nothing attached yet.
     pub fn new(tgid: Tgid, wanted: Wanted) -> Self {
-        let flags = match wanted.watch {
+        let children = match wanted.watch {
             Watch::One => 0,
             Watch::Family | Watch::Everyone => process_flag::CHILDREN,
+        };
+        let cpu = match wanted.allocators {
+            Allocators::Cuda => 0,
+            Allocators::CudaAndCpu => process_flag::CPU,
         };
         Self {
             tgid,
@@ -82,7 +86,7 @@ impl Attaching {
             python: None,
             not_python: None,
             config: ProcessConfig {
-                flags,
+                flags: children | cpu,
                 ..ProcessConfig::default()
             },
             files: Vec::new(),
@@ -207,7 +211,8 @@ impl Attaching {
         if self.is_complete() {
             return Ok(Step::Done);
         }
-        if was_built_without_cuda(self.tgid, &maps) {
+        let is_of_interest = self.wanted.allocators == Allocators::CudaAndCpu;
+        if !is_of_interest && was_built_without_cuda(self.tgid, &maps) {
             return Err(AttachError::NoCuda(self.tgid));
         }
         let what = format!("waiting for PID {} to import PyTorch", self.tgid.0);
@@ -288,7 +293,7 @@ impl Attaching {
 
     /// What is to be probed, in the order of attaching.
     fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
-        wanted_probes(self.wanted.detail)
+        wanted_probes(self.wanted)
     }
 
     /// The next file to be probed: those with the most events last.
@@ -318,9 +323,9 @@ impl Attaching {
         pending: Pending,
     ) -> Result<(), AttachError> {
         let Pending { family, file } = pending;
-        let detail = self.wanted.detail;
+        let wanted = self.wanted;
         let probed = self.probe_file(loader, files, &file, family, |tgid| {
-            let probes = wanted_probes(detail).filter(|probe| probe.library == family);
+            let probes = wanted_probes(wanted).filter(|probe| probe.library == family);
             // All are located before the first is attached: from then on events come, and nobody
             // reads them yet.
             probes
@@ -458,9 +463,11 @@ impl Attaching {
     }
 }
 
-/// The probes of a detail, in the order of attaching.
-fn wanted_probes(detail: Detail) -> impl DoubleEndedIterator<Item = &'static Probe> {
-    PROBES.iter().filter(move |probe| probe.detail <= detail)
+/// The probes of all that is asked for, in the order of attaching.
+fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
+    PROBES
+        .iter()
+        .filter(move |probe| probe.is_wanted(wanted.detail, wanted.allocators))
 }
 
 /// Whether a library is mapped that is probed.

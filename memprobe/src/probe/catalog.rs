@@ -29,6 +29,15 @@ pub struct Probe {
     pub need: Need,
     /// From which detail on it is attached.
     pub detail: Detail,
+    /// Whose memory it is for.
+    pub allocators: Allocators,
+}
+
+impl Probe {
+    /// Whether it is attached where so much is asked for.
+    pub fn is_wanted(&self, detail: Detail, allocators: Allocators) -> bool {
+        self.detail <= detail && self.allocators <= allocators
+    }
 }
 
 /// How much is told of each block. Every probe costs the target a trap wherever it passes, so what is not
@@ -51,6 +60,15 @@ pub enum Need {
     Optional(&'static str),
     /// Not every version of the library has it, and not every process has the library.
     WhereItIs,
+}
+
+/// Whose memory is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Allocators {
+    /// That of CUDA devices.
+    Cuda,
+    /// That of the CPU too.
+    CudaAndCpu,
 }
 
 /// What is left where the caching allocator cannot be heard.
@@ -108,6 +126,9 @@ pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
 /// What is left without [`EMPTY`] or [`EMPTY_STRIDED`].
 const WITHOUT_SHAPES: &str = "tensors that it makes have no shape";
 
+/// What is left without the CPU allocator's reports.
+const WITHOUT_CPU: &str = "memory of the CPU is not seen, or not seen being freed";
+
 /// Every probe, in the order of attaching: the one with the most events last.
 pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
     let functions = (0..).zip(FUNCTIONS);
@@ -133,12 +154,13 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         cookie: Some(cookie.to_word()),
         need: Need::WhereItIs,
         detail: Detail::Lines,
+        allocators: Allocators::Cuda,
     }
 }
 
 /// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
 /// 2.15.
-const PYTORCH: [Probe; 5] = [
+const PYTORCH: [Probe; 7] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -149,6 +171,7 @@ const PYTORCH: [Probe; 5] = [
         cookie: None,
         need: Need::Optional("out-of-memory errors are not seen"),
         detail: Detail::Lines,
+        allocators: Allocators::Cuda,
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -164,6 +187,7 @@ const PYTORCH: [Probe; 5] = [
         cookie: None,
         need: Need::Optional("memory of backward passes has no line"),
         detail: Detail::Lines,
+        allocators: Allocators::Cuda,
     },
     Probe {
         function: EMPTY,
@@ -179,6 +203,7 @@ const PYTORCH: [Probe; 5] = [
         cookie: None,
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
+        allocators: Allocators::Cuda,
     },
     Probe {
         function: EMPTY_STRIDED,
@@ -193,6 +218,31 @@ const PYTORCH: [Probe; 5] = [
         cookie: None,
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
+        allocators: Allocators::Cuda,
+    },
+    Probe {
+        function: "c10::ProfiledCPUMemoryReporter::Delete",
+        library: "libc10.so",
+        symbols: &["_ZN3c1025ProfiledCPUMemoryReporter6DeleteEPv"],
+        entry: "cpu_delete",
+        returns: None,
+        reads: &[Register::RSI],
+        cookie: None,
+        need: Need::Optional(WITHOUT_CPU),
+        detail: Detail::Lines,
+        allocators: Allocators::CudaAndCpu,
+    },
+    Probe {
+        function: "c10::ProfiledCPUMemoryReporter::New",
+        library: "libc10.so",
+        symbols: &["_ZN3c1025ProfiledCPUMemoryReporter3NewEPvm"],
+        entry: "cpu_new",
+        returns: None,
+        reads: &[Register::RSI, Register::RDX],
+        cookie: None,
+        need: Need::Optional(WITHOUT_CPU),
+        detail: Detail::Lines,
+        allocators: Allocators::CudaAndCpu,
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
@@ -210,6 +260,7 @@ const PYTORCH: [Probe; 5] = [
         cookie: None,
         need: Need::Allocator,
         detail: Detail::Lines,
+        allocators: Allocators::Cuda,
     },
 ];
 
@@ -225,6 +276,7 @@ pub const CODE_FREED: Probe = Probe {
     cookie: None,
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
     detail: Detail::Lines,
+    allocators: Allocators::Cuda,
 };
 
 /// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
@@ -240,6 +292,7 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     cookie: None,
     need: Need::Optional("libraries that are loaded later are found by looking now and then"),
     detail: Detail::Lines,
+    allocators: Allocators::Cuda,
 };
 
 /// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its

@@ -13,7 +13,7 @@ use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
-use super::catalog::Detail;
+use super::catalog::{Allocators, Detail};
 use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
@@ -52,6 +52,8 @@ pub struct Wanted {
     pub watch: Watch,
     /// How much of each block.
     pub detail: Detail,
+    /// Whose memory.
+    pub allocators: Allocators,
 }
 
 /// Which processes the programs let through.

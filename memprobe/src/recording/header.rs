@@ -154,7 +154,7 @@ impl From<HeaderRecord> for Header {
 /// [`AtAttach`] as it lies in the file, less its time and process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct AtAttachRecord {
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
     peak_allocated: u64,
@@ -165,7 +165,7 @@ pub(crate) struct AtAttachRecord {
 impl From<&AtAttach> for AtAttachRecord {
     fn from(found: &AtAttach) -> Self {
         Self {
-            device: found.device.map(|device| device.0),
+            device: found.device,
             allocated: found.totals.allocated.0,
             reserved: found.totals.reserved.0,
             peak_allocated: found.peak.allocated.0,
@@ -184,7 +184,7 @@ impl AtAttachRecord {
         AtAttach {
             time,
             tgid,
-            device: self.device.map(DeviceIndex),
+            device: self.device,
             totals: totals(self.allocated, self.reserved),
             peak: totals(self.peak_allocated, self.peak_reserved),
             unread: self.unread.map(Into::into),

@@ -88,7 +88,7 @@ struct MemoryArgs<'a> {
     #[serde(borrow)]
     addr: Cow<'a, str>,
     size: u64,
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     allocated: Option<u64>,
     reserved: Option<u64>,
     stack_id: Option<u32>,
@@ -151,6 +151,9 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
         ("M", _) => metadata(&line),
         ("C", _) => Ok(Record::Other),
         ("b" | "i", "alloc") => memory(&line, Action::Alloc, start),
+        ("b" | "i", "cpu") => memory(&line, Action::Alloc, start),
+        ("e", "cpu") => end_of_slice(&line, Action::Free, start),
+        ("i", "cpu_free") => memory(&line, Action::Free, start),
         ("b" | "i", "cuda") => memory(&line, Action::CudaAlloc, start),
         ("e", "cuda") => end_of_slice(&line, Action::CudaFree, start),
         ("i", "cuda_free") => memory(&line, Action::CudaFree, start),
@@ -259,7 +262,7 @@ fn event(
         addr: address(&args.addr)
             .ok_or_else(|| format!("`addr` is no address: {:?}", first(&args.addr)))?,
         size: Bytes(args.size),
-        device: args.device.map(DeviceIndex),
+        device: args.device,
         totals,
         stack: args.stack_id.map_or(StackId::NONE, StackId),
         shape: match args.tensor {

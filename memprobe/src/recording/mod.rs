@@ -16,6 +16,8 @@
 //! | `i` | `free` | a block was freed that was not seen being allocated |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
 //! | `i` | `segment_free` | a segment was freed that was not seen being allocated |
+//! | `b`, `i`, `e` | `cpu` | likewise for blocks of the CPU allocator, whose `device` is `"cpu"` (from format 3 on) |
+//! | `i` | `cpu_free` | a block of the CPU was freed that was not seen being allocated; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
 //! | `i` | `loss` | running totals of what was lost |
 //! | `C` | | counters, for viewers only |
@@ -38,7 +40,7 @@ pub use reader::Reader;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// The version of the format. A reader refuses what is newer.
-pub const FORMAT: u32 = 2;
+pub const FORMAT: u32 = 3;
 
 /// Bytes of the longest line that is written or read.
 pub const MAX_LINE: usize = 4 << 20;

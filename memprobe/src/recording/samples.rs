@@ -222,6 +222,42 @@ pub(crate) fn tensors() -> Vec<Event> {
     ]
 }
 
+/// Attached to a process that has made tensors on the CPU before: one more, and one of those freed.
+pub(crate) fn on_the_cpu() -> Vec<Event> {
+    let block = |action, at, addr, size, live| {
+        Event::Memory(MemoryEvent {
+            device: Some(DeviceIndex::CPU),
+            stack: match action {
+                Action::Alloc => StackId(1),
+                _ => StackId::NONE,
+            },
+            totals: totals(live, live),
+            ..memory(action, at, addr, size)
+        })
+    };
+    let none = Totals::default();
+    vec![
+        Event::AtAttach(AtAttach {
+            time: TimeNs(5_000_000_000),
+            tgid: Tgid(1234),
+            device: Some(DeviceIndex::CPU),
+            totals: none,
+            peak: none,
+            unread: Some("nobody knows".into()),
+        }),
+        Event::Thread(Tid(1234), "python".into()),
+        stack(
+            1,
+            StackKind::Python,
+            vec![frame("/home/me/train.py", 31, "<module>")],
+        ),
+        block(Action::Alloc, 10, 0x5600_0000_0000, 400, 400),
+        block(Action::Free, 11, 0x5600_0000_1000, 0, 400),
+        block(Action::Alloc, 12, 0x5600_0000_2000, 12, 412),
+        block(Action::Free, 13, 0x5600_0000_2000, 12, 400),
+    ]
+}
+
 /// Attached to a process that runs: two blocks are found, one of them is freed.
 pub(crate) fn late_attach() -> Vec<Event> {
     let held = |addr, size| {

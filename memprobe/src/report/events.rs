@@ -30,7 +30,7 @@ struct Row<'a> {
     action: &'static str,
     addr: Option<u64>,
     size: Option<u64>,
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     allocated: Option<u64>,
     reserved: Option<u64>,
     /// The function of CUDA.
@@ -275,7 +275,12 @@ impl<'a, W: Write> Rows<'a, W> {
                         event.action.as_str().to_owned(),
                         addr(event).map_or_else(String::new, |addr| format!("{addr:#x}")),
                         number(size(event)),
-                        number(event.device.map(|device| device.0.into())),
+                        event
+                            .device
+                            .map_or_else(String::new, |device| match device {
+                                DeviceIndex::CPU => device.to_string(),
+                                DeviceIndex(ordinal) => ordinal.to_string(),
+                            }),
                         number(event.totals.map(|totals| totals.allocated.0)),
                         number(event.totals.map(|totals| totals.reserved.0)),
                         shape.map(ToString::to_string).unwrap_or_default(),
@@ -329,7 +334,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         action: event.action.as_str(),
         addr: addr(event),
         size: size(event),
-        device: event.device.map(|device| device.0),
+        device: event.device,
         allocated: event.totals.map(|totals| totals.allocated.0),
         reserved: event.totals.map(|totals| totals.reserved.0),
         function: event.call.map(|call| call.function),
@@ -356,7 +361,8 @@ fn addr(event: &MemoryEvent) -> Option<u64> {
 
 /// The size of what is given back to CUDA is unknown where it was not seen being allocated.
 fn size(event: &MemoryEvent) -> Option<u64> {
-    let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree);
+    let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree)
+        || event.action == Action::Free && event.device == Some(DeviceIndex::CPU);
     let unknown = is_free && event.size == Bytes(0);
     (!unknown).then_some(event.size.0)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::replay::Replay;
 use super::{By, Format, ReportError, ReportOptions, replay, structured, table};
 use crate::bytes::human;
-use crate::event::{Bytes, Totals};
+use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::label::{CUT, clean, count, fit};
 use crate::recording::{Reader, RecordingError};
 
@@ -23,7 +23,7 @@ pub struct Many<'a, W> {
 /// What one process had on one device.
 struct Row {
     recording: String,
-    device: u8,
+    device: DeviceIndex,
     events: u64,
     now: Totals,
     peak: Totals,
@@ -119,7 +119,7 @@ impl<'a, W: Write> Many<'a, W> {
         self.rows
             .extend(devices.enumerate().map(|(at, device)| Row {
                 recording: name.to_owned(),
-                device: device.index.0,
+                device: device.index,
                 // Of the process, not of the device: counted once.
                 events: if at == 0 { events } else { 0 },
                 now: device.totals,
@@ -172,7 +172,7 @@ fn render(rows: &[Row], total: &Total, options: &ReportOptions) -> String {
             human(row.now.reserved),
             human(row.peak.reserved),
             count(row.events),
-            format!("cuda:{}", row.device),
+            row.device.to_string(),
         ];
         (cells, clean(&row.recording))
     }));

@@ -9,7 +9,7 @@ use std::io::{self, BufRead, Write};
 use super::table::{self, Style};
 use super::{Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
 use crate::bytes::{human, signed};
-use crate::event::Bytes;
+use crate::event::{Bytes, DeviceIndex};
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, count, counted, fit, width,
 };
@@ -136,10 +136,14 @@ fn render(text: &mut String, device: &DeviceSnapshot, tensors: &Tensors, options
     if device.unaccounted != 0 {
         rows.push(rest(signed(device.unaccounted), None, UNACCOUNTED));
     }
+    let total = match device.index {
+        DeviceIndex::CPU => "(total as memprobe counts)",
+        _ => "(total of the allocator)",
+    };
     rows.push(rest(
         human(device.totals.allocated),
         Some(device.live_blocks),
-        "(total of the allocator)",
+        total,
     ));
     lay_out(text, &rows, options);
 }

@@ -45,7 +45,7 @@ struct Report<'a> {
 struct Outside<'a> {
     library: &'a str,
     space: &'static str,
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     live: u64,
     peak: u64,
     live_blocks: u64,
@@ -56,7 +56,7 @@ struct Outside<'a> {
 #[derive(Serialize)]
 struct Device<'a> {
     /// `null` where it is not known.
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
     peak_allocated: u64,
@@ -64,6 +64,8 @@ struct Device<'a> {
     before_attach: u64,
     /// Blocks of `before_attach`; null where it is not known which they are.
     before_attach_blocks: Option<u64>,
+    /// Blocks that were freed and of which nothing else is known.
+    unseen_frees: u64,
     /// Why the blocks could not be read at attach.
     #[serde(skip_serializing_if = "Option::is_none")]
     before_attach_unread: Option<&'a str>,
@@ -77,7 +79,7 @@ struct Device<'a> {
 /// also `before_attach` and `unaccounted`, so that `live` adds up to what the allocator says.
 #[derive(Serialize)]
 struct Line<'a> {
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     kind: &'static str,
     file: Option<&'a str>,
     line: Option<u32>,
@@ -253,6 +255,7 @@ fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> 
         peak_reserved: device.peak.reserved.0,
         before_attach: device.before_attach.live.0,
         before_attach_blocks: device.before_attach.live_blocks(),
+        unseen_frees: device.before_attach.unseen_frees,
         before_attach_unread: device.before_attach.unread.as_deref(),
         unaccounted: device.unaccounted,
         live_blocks: device.live_blocks,
@@ -284,8 +287,8 @@ fn outside<'a>(row: &'a OutsideRow, options: &ReportOptions) -> Outside<'a> {
     }
 }
 
-fn known_device(index: DeviceIndex) -> Option<u8> {
-    (index != DeviceIndex::UNKNOWN).then_some(index.0)
+fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
+    (index != DeviceIndex::UNKNOWN).then_some(index)
 }
 
 fn flat<'a>(

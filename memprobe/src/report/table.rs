@@ -9,7 +9,7 @@ use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
 use super::{Colour, ReportOptions};
 use crate::bytes::{human, signed};
-use crate::event::{Bytes, Frame};
+use crate::event::{Bytes, DeviceIndex, Frame};
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
     percent, process, width as columns,
@@ -174,8 +174,10 @@ fn warnings(replay: &Replay) -> Vec<String> {
 
 /// Why blocks from before attach are one row.
 fn unread(snapshot: &Snapshot) -> Option<String> {
+    // Of the CPU it is never known, and said in its line.
     let devices = snapshot.devices.iter();
     let mut reasons = devices
+        .filter(|device| device.index != DeviceIndex::CPU)
         .map(|device| &device.before_attach.unread)
         .chain([&snapshot.health.unread_at_attach]);
     let reason = reasons.find_map(|reason| reason.as_deref())?;
@@ -188,19 +190,21 @@ fn unread(snapshot: &Snapshot) -> Option<String> {
 /// The totals of a device, as many side by side as fit.
 fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
     let (now, peak) = (&device.totals, &device.peak);
-    let mut facts = vec![
-        format!(
-            "allocated {}, peak {}",
-            human(now.allocated),
-            human(peak.allocated)
-        ),
-        format!(
+    let mut facts = vec![format!(
+        "allocated {}, peak {}",
+        human(now.allocated),
+        human(peak.allocated)
+    )];
+    if device.index == DeviceIndex::CPU {
+        facts.extend(own_sum(&device.before_attach));
+    } else {
+        facts.push(format!(
             "reserved {}, peak {}",
             human(now.reserved),
             human(peak.reserved)
-        ),
-        before_attach(&device.before_attach),
-    ];
+        ));
+        facts.push(before_attach(&device.before_attach));
+    }
     if device.unaccounted != 0 {
         facts.push(format!("unaccounted {}", signed(device.unaccounted)));
     }
@@ -219,6 +223,19 @@ fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// What is to be known of totals that no allocator gives.
+fn own_sum(before: &BeforeAttach) -> Vec<String> {
+    let mut facts = vec!["as memprobe counts them".to_owned()];
+    if before.unread.is_some() {
+        facts.push("before attach unknown".to_owned());
+    }
+    if before.unseen_frees > 0 {
+        let frees = counted(before.unseen_frees, "free");
+        facts.push(format!("{frees} of blocks from before"));
+    }
+    facts
 }
 
 fn before_attach(before: &BeforeAttach) -> String {
@@ -272,6 +289,7 @@ fn rows(device: &DeviceSnapshot, layer: Layer, options: &ReportOptions) -> Vec<R
         ));
     }
     let total = match layer {
+        _ if device.index == DeviceIndex::CPU => "(total as memprobe counts)".to_owned(),
         Layer::Allocator => "(total of the allocator)".to_owned(),
         layer => format!("(total of {})", layer.as_str()),
     };

@@ -7,7 +7,8 @@ use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
 };
 use crate::recording::samples::{
-    MIB, at_attach, frame, late_attach, memory, recording, stack, story, tensors, totals,
+    MIB, at_attach, frame, late_attach, memory, on_the_cpu, recording, stack, story, tensors,
+    totals,
 };
 
 fn report(file: &[u8], options: ReportOptions) -> String {
@@ -134,6 +135,36 @@ fn the_table_in_a_narrow_terminal_with_colour() {
     };
     let text = report(&recording(&three_lines()), options).replace('\x1b', "␛");
     insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_table_of_the_cpu_says_that_its_sums_are_memprobes_own() {
+    insta::assert_snapshot!(table(&on_the_cpu()));
+}
+
+#[test]
+fn the_cpu_is_a_device_by_name_and_frees_of_what_is_not_known_are_counted() {
+    let rows = jsonl(&on_the_cpu());
+    assert!(rows.iter().all(|row| row["device"] == "cpu"));
+    assert_eq!(
+        (&rows[1]["size"], &rows[3]["size"]),
+        (&Value::Null, &json!(12))
+    );
+    let options = ReportOptions {
+        format: Format::Json,
+        ..ReportOptions::default()
+    };
+    let document: Value =
+        serde_json::from_str(&report(&recording(&on_the_cpu()), options)).unwrap();
+    let device = &document["devices"][0];
+    assert_eq!(
+        (&device["device"], &device["unseen_frees"]),
+        (&json!("cpu"), &json!(1))
+    );
+    assert_eq!(
+        (&device["allocated"], &device["unaccounted"]),
+        (&json!(400), &json!(0))
+    );
 }
 
 fn by_tensor(format: Format) -> String {

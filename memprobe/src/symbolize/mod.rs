@@ -1,6 +1,7 @@
 //! Records to events: hashes become stacks with files, lines and functions, threads get names,
 //! segments get devices.
 
+mod cpu;
 mod cuda;
 mod native;
 mod segments;
@@ -24,6 +25,7 @@ use crate::event::{
 };
 use crate::target::memory::ReadMemory;
 
+use cpu::CpuBooks;
 use cuda::{Call, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use segments::Segments;
@@ -39,6 +41,7 @@ pub struct Symbolizer<M> {
     tgid: Tgid,
     stacks: Stacks<M>,
     shapes: Shapes,
+    cpu: CpuBooks,
     waiters: Waiters,
     graph_tasks: GraphTasks,
     names: HashMap<Tid, Arc<str>>,
@@ -108,6 +111,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             },
             stacks: Stacks::new(memory, code),
             shapes: Shapes::default(),
+            cpu: CpuBooks::new(tgid, past),
             waiters: Waiters::default(),
             graph_tasks: GraphTasks::default(),
             names: HashMap::new(),
@@ -159,6 +163,11 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// another one now.
     pub fn set_code(&mut self, code: python::CodeCache) {
         self.stacks.set_code(code);
+    }
+
+    /// What the CPU allocator gave to the process that this one is a copy of is not known.
+    pub fn inherit_cpu_memory(&mut self) {
+        self.cpu = CpuBooks::new(self.tgid, Past::Unknown);
     }
 
     /// Every tensor that the process has begun to make since then is told of: a block that comes without
@@ -248,6 +257,9 @@ impl<M: ReadMemory> Symbolizer<M> {
     ) {
         let tid = Tid(record.tid);
         let action = match kind {
+            MemoryKind::CpuBlock | MemoryKind::CpuFree => {
+                return self.push_cpu(kind, record, shape);
+            }
             MemoryKind::Backward => {
                 let stack = self.stack_of(tid, record.stack_state, record.stack);
                 self.waiters.enter(tid, stack);
@@ -278,6 +290,41 @@ impl<M: ReadMemory> Symbolizer<M> {
                 allocated: Bytes(record.allocated),
                 reserved: Bytes(record.reserved),
             }),
+            stack,
+            shape,
+            call: None,
+        }));
+    }
+
+    /// An event of the CPU allocator. It is none of the caching allocator's, whose events tell of segments.
+    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, shape: Option<&ShapeRecord>) {
+        let tid = Tid(record.tid);
+        let stack = self.stack_of(tid, record.stack_state, record.stack);
+        if record.stack_state == stack_state::PYTHON {
+            self.waiters.seen(tid, stack);
+        }
+        let time = TimeNs(record.time_ns);
+        if let Some(beginning) = self.cpu.begin(time) {
+            self.ready.pass(Event::AtAttach(beginning));
+        }
+        let addr = Address(record.addr);
+        let (action, size, shape) = match kind {
+            MemoryKind::CpuFree => (Action::Free, self.cpu.free(addr), ShapeId::NONE),
+            _ => {
+                let size = Bytes(record.size.unsigned_abs());
+                self.cpu.alloc(addr, size);
+                (Action::Alloc, size, self.shape_of(record, shape))
+            }
+        };
+        self.ready.pass(Event::Memory(MemoryEvent {
+            time,
+            tgid: self.tgid,
+            tid,
+            action,
+            addr,
+            size,
+            device: Some(DeviceIndex::CPU),
+            totals: Some(self.cpu.totals()),
             stack,
             shape,
             call: None,

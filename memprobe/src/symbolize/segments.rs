@@ -101,6 +101,11 @@ impl Segments {
         self.hold(event);
     }
 
+    /// Takes the next event of the stream, which says nothing of memory of CUDA.
+    pub fn pass(&mut self, event: Event) {
+        self.hold(event);
+    }
+
     /// CUDA gave out memory; `event` says so and by which call, as [`Action::CudaAlloc`] or, where it is certain that
     /// the caching allocator asked, as [`Action::SegmentAlloc`].
     pub fn give(&mut self, place: Place, context: Option<u64>, event: MemoryEvent) {

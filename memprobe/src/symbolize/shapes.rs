@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state};
+use memprobe_common::{
+    DEVICE_TYPE_CPU, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state,
+};
 
 use crate::event::{Bytes, Shape, ShapeId, TimeNs};
 use crate::tensors::DType;
@@ -119,6 +121,10 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
     if least > size {
         return Found::Another;
     }
+    // The CPU allocator hands out what was asked for; another size is another request.
+    if record.device_type == DEVICE_TYPE_CPU && requested.is_some_and(|asked| size != asked.0) {
+        return Found::Another;
+    }
     if requested.is_some_and(|asked| size > asked.0.saturating_mul(2).saturating_add(MOST_REST)) {
         return Found::Unknown;
     }
@@ -132,6 +138,8 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use memprobe_common::DEVICE_TYPE_CUDA;
+
     use super::*;
 
     const FLOAT32: u8 = 6;
@@ -139,6 +147,7 @@ mod tests {
     fn asked(layout: u8, sizes: &[u64], extent: u64) -> ShapeRecord {
         let mut record = ShapeRecord {
             layout,
+            device_type: DEVICE_TYPE_CUDA,
             dtype: FLOAT32,
             dimensions: sizes.len() as u32,
             extent,
@@ -176,6 +185,16 @@ mod tests {
         assert_eq!(check(&record, 395), Found::Another);
         assert_eq!(requested(&record, 20 << 20), Some(396));
         assert_eq!(check(&record, 21 << 20), Found::Unknown);
+    }
+
+    #[test]
+    fn the_cpu_allocator_rounds_nothing() {
+        let record = ShapeRecord {
+            device_type: DEVICE_TYPE_CPU,
+            ..dense(&[3, 33])
+        };
+        assert_eq!(requested(&record, 396), Some(396));
+        assert_eq!(check(&record, 512), Found::Another);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::*;
 use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
 use crate::model::snapshot::Target;
 use crate::recording::EndReason;
-use crate::recording::samples::{header, late_attach, recording, story, tensors};
+use crate::recording::samples::{header, late_attach, on_the_cpu, recording, story, tensors};
 
 /// Events, error, and whether the end was missing.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -59,6 +59,22 @@ fn tensors_come_back_as_they_were_written() {
     let (events, error, truncated) = read(&file);
     assert!(error.is_none() && !truncated, "{error:?}");
     assert_eq!(events, tensors());
+}
+
+#[test]
+fn memory_of_the_cpu_comes_back_as_it_was_written() {
+    let (events, error, truncated) = read(&recording(&on_the_cpu()));
+    assert!(error.is_none() && !truncated, "{error:?}");
+    assert_eq!(events, on_the_cpu());
+}
+
+#[test]
+fn a_device_is_a_number_or_the_cpu() {
+    let cpu = String::from_utf8(recording(&on_the_cpu())).unwrap();
+    for wrong in [r#""gpu""#, "254", "256", "-1"] {
+        let file = cpu.replacen(r#""device":"cpu""#, &format!(r#""device":{wrong}"#), 1);
+        assert!(error(file.as_bytes()).contains("expected the ordinal of a device"));
+    }
 }
 
 #[test]
@@ -142,15 +158,17 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":2", "\"format\":3");
-    assert!(error(&file).contains("(format 3, this one reads up to 2): update memprobe"));
+    let file = edited("\"format\":3", "\"format\":4");
+    assert!(error(&file).contains("(format 4, this one reads up to 3): update memprobe"));
 }
 
 #[test]
-fn a_recording_of_the_first_memprobe_is_read() {
-    let (events, error, _) = read(&edited("\"format\":2", "\"format\":1"));
-    assert!(error.is_none(), "{error:?}");
-    assert_eq!(events, story());
+fn a_recording_of_an_earlier_memprobe_is_read() {
+    for earlier in ["\"format\":1", "\"format\":2"] {
+        let (events, error, _) = read(&edited("\"format\":3", earlier));
+        assert!(error.is_none(), "{error:?}");
+        assert_eq!(events, story());
+    }
 }
 
 #[test]

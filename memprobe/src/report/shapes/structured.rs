@@ -22,7 +22,7 @@ struct Report<'a> {
 
 #[derive(Serialize)]
 struct Device<'a> {
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
     before_attach: u64,
@@ -35,7 +35,7 @@ struct Device<'a> {
 /// `unaccounted`, so that `live` adds up to what the allocator says.
 #[derive(Serialize)]
 struct Row<'a> {
-    device: Option<u8>,
+    device: Option<DeviceIndex>,
     kind: &'static str,
     shape: Option<Sizes<'a>>,
     dtype: Option<String>,
@@ -221,6 +221,6 @@ fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Row<'a> {
     }
 }
 
-fn known_device(index: DeviceIndex) -> Option<u8> {
-    (index != DeviceIndex::UNKNOWN).then_some(index.0)
+fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
+    (index != DeviceIndex::UNKNOWN).then_some(index)
 }

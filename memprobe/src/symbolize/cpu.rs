@@ -1,0 +1,105 @@
+//! The books of PyTorch's CPU allocator, which keeps none: what is live, counted by its own events.
+
+use hashbrown::HashMap;
+
+use super::Past;
+use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Tgid, TimeNs, Totals};
+
+/// Live blocks that are known; the sizes of those on top are not, and so not in the sum.
+const MOST: usize = 1 << 24;
+
+/// What the CPU allocator has handed out since it was first heard.
+#[derive(Debug)]
+pub struct CpuBooks {
+    tgid: Tgid,
+    sizes: HashMap<Address, Bytes>,
+    live: u64,
+    /// Something may have been live before the first event, and nobody was told.
+    is_untold: bool,
+}
+
+impl CpuBooks {
+    /// Nothing was heard yet.
+    pub fn new(tgid: Tgid, past: Past) -> Self {
+        Self {
+            tgid,
+            sizes: HashMap::new(),
+            live: 0,
+            is_untold: past == Past::Unknown,
+        }
+    }
+
+    /// What is to be said before the first event.
+    pub fn begin(&mut self, time: TimeNs) -> Option<AtAttach> {
+        std::mem::take(&mut self.is_untold).then(|| AtAttach {
+            time,
+            tgid: self.tgid,
+            device: Some(DeviceIndex::CPU),
+            totals: Totals::default(),
+            peak: Totals::default(),
+            unread: Some(
+                "PyTorch's CPU allocator keeps no books: what it gave out before is not known"
+                    .into(),
+            ),
+        })
+    }
+
+    /// A block was handed out.
+    pub fn alloc(&mut self, addr: Address, size: Bytes) {
+        if self.sizes.len() >= MOST && !self.sizes.contains_key(&addr) {
+            return;
+        }
+        let before = self.sizes.insert(addr, size);
+        // The free of the block that was here before got lost.
+        let gone = before.map_or(0, |size| size.0);
+        self.live = self.live.saturating_sub(gone).saturating_add(size.0);
+    }
+
+    /// A block is taken back; its bytes, 0 for one that is not known.
+    pub fn free(&mut self, addr: Address) -> Bytes {
+        let size = self.sizes.remove(&addr).unwrap_or_default();
+        self.live = self.live.saturating_sub(size.0);
+        size
+    }
+
+    /// Bytes that are live by these books: what they are worth as the totals of an allocator.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            allocated: Bytes(self.live),
+            reserved: Bytes(self.live),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: Address = Address(0x5000);
+
+    #[test]
+    fn a_block_that_is_not_known_takes_nothing_from_the_sum() {
+        let mut books = CpuBooks::new(Tgid(1), Past::Unknown);
+        books.alloc(Address(0x6000), Bytes(100));
+        assert_eq!(books.free(BLOCK), Bytes(0));
+        assert_eq!(books.totals().allocated, Bytes(100));
+        assert_eq!(books.free(Address(0x6000)), Bytes(100));
+        assert_eq!(books.totals().allocated, Bytes(0));
+    }
+
+    #[test]
+    fn an_address_that_is_handed_out_again_was_freed_unheard() {
+        let mut books = CpuBooks::new(Tgid(1), Past::None);
+        books.alloc(BLOCK, Bytes(100));
+        books.alloc(BLOCK, Bytes(30));
+        assert_eq!(books.totals().allocated, Bytes(30));
+    }
+
+    #[test]
+    fn that_the_past_is_not_known_is_said_once() {
+        let mut books = CpuBooks::new(Tgid(1), Past::Unknown);
+        assert!(books.begin(TimeNs(5)).is_some_and(|it| it.unread.is_some()));
+        assert_eq!(books.begin(TimeNs(6)), None);
+        assert_eq!(CpuBooks::new(Tgid(1), Past::None).begin(TimeNs(5)), None);
+    }
+}

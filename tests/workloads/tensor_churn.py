@@ -15,6 +15,8 @@ import time
 import torch
 from torch import nn
 
+import many_objects
+
 
 class Node:
     """Part of a cycle, so that only the collector frees it."""
@@ -33,6 +35,8 @@ class Worker(threading.Thread):
         self.model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)).cuda()
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.kept = {}
+        # The first time, PyTorch imports more of itself.
+        self.train()
 
     def run(self):
         while not self.until():
@@ -62,7 +66,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--objects", type=int, default=0, help="that are there besides")
     options = parser.parse_args()
+    held = many_objects.heap(options.objects)
+    # The collector leaves them alone; they would cost it all the time there is.
+    gc.freeze()
     until = os.path.join(options.folder, "until")
     with open(os.path.join(options.folder, "progress"), "wb+") as file:
         file.write(bytes(8))
@@ -79,6 +87,7 @@ def main():
     over.set()
     for worker in workers:
         worker.join()
+    del held
     # Autograd's threads still drop Python objects; an interpreter that ends now may abort.
     time.sleep(0.2)
 

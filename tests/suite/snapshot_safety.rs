@@ -1,0 +1,267 @@
+//! A snapshot harms nobody: the process always runs on, whatever happens to memprobe.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::snapshot::Snapshot;
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// How often memprobe is killed in the middle.
+const KILLED: u32 = 50;
+
+/// How many snapshots are taken of a process that does not stand still.
+const TAKEN: usize = 40;
+
+/// A process that allocates and collects garbage all the time, and counts.
+struct Churn {
+    target: Background,
+    folder: TempDir,
+}
+
+impl Churn {
+    fn start(pytorch: &PyTorch, objects: usize) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = pytorch.command();
+        command.args(["-W", "ignore", "tensor_churn.py", "--folder"]);
+        command.arg(folder.path());
+        command.args(["--objects", &objects.to_string()]);
+        let mut target = Background::start(&mut command);
+        target.wait_for("churning");
+        Self { target, folder }
+    }
+
+    fn pid(&self) -> u32 {
+        self.target.pid()
+    }
+
+    /// How far it has counted.
+    fn progress(&self) -> u64 {
+        let count = std::fs::read(self.folder.path().join("progress")).expect("a count");
+        u64::from_ne_bytes(count.try_into().expect("eight bytes"))
+    }
+
+    /// Waits until it has counted on, and all of its threads are let be.
+    fn runs_on(&self) {
+        wait_until("all threads are let go", || {
+            let held = self.held();
+            (!held).then_some(())
+        });
+        let before = self.progress();
+        wait_until("the process runs on", || {
+            (self.progress() > before + 1).then_some(())
+        });
+    }
+
+    /// Whether a thread is stopped or traced.
+    fn held(&self) -> bool {
+        let threads = threads(self.pid());
+        assert!(!threads.is_empty(), "the process is over");
+        threads.iter().any(|thread| is_held(thread))
+    }
+
+    fn end(self) {
+        std::fs::write(self.folder.path().join("until"), "").expect("written");
+        self.target.finish().succeeded();
+    }
+}
+
+/// `/proc/PID/task/TID` of each thread.
+fn threads(pid: u32) -> Vec<PathBuf> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    let tasks = tasks.into_iter().flatten();
+    tasks.filter_map(|task| Some(task.ok()?.path())).collect()
+}
+
+/// Whether a thread has a tracer or stands stopped (proc_pid_status(5)).
+fn is_held(thread: &Path) -> bool {
+    let Ok(status) = std::fs::read_to_string(thread.join("status")) else {
+        // It has ended meanwhile.
+        return false;
+    };
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_default().trim().to_owned()
+    };
+    field("TracerPid:") != "0" || field("State:").starts_with(['T', 't'])
+}
+
+/// Numbers that are spread evenly (xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: Duration) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        limit.mul_f64((self.0 >> 11) as f64 / (1u64 << 53) as f64)
+    }
+}
+
+#[test]
+fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
+    let Some(ground) = Ground::take() else { return };
+    let churn = Churn::start(ground.pytorch(), 300_000);
+    let pid = churn.pid().to_string();
+    let start = Instant::now();
+    ground.snapshot(churn.pid(), &[]);
+    let whole = start.elapsed();
+    let mut random = Random(0x6d65_6d70_726f_6265);
+    let (mut midway, mut in_the_pause) = (0, 0);
+    for at in 0..KILLED {
+        let mut command = ground.memprobe();
+        command.args(["snapshot", "--format", "json", "--pid", &pid]);
+        let mut memprobe = Background::start(&mut command);
+        // Every other time it is killed in the pause, as far as that can be seen from here.
+        let moment = Instant::now() + random.below(whole);
+        while Instant::now() < moment && (at % 2 == 0 || !churn.held()) {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        let held = churn.held();
+        midway += u32::from(!memprobe.has_ended());
+        memprobe.signal(Signal::KILL);
+        in_the_pause += u32::from(held);
+        drop(memprobe);
+        churn.runs_on();
+    }
+    println!(
+        "killed {KILLED} times within {whole:?}, {midway} times before its end, {in_the_pause} times in the pause"
+    );
+    assert!(midway >= KILLED / 2, "it was over too often: {midway}");
+    assert!(in_the_pause >= 5, "hardly ever in the pause");
+    ground.snapshot(churn.pid(), &[]);
+    churn.end();
+}
+
+#[test]
+fn snapshots_of_a_process_that_does_not_stand_still_agree_with_its_allocator() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let churn = Churn::start(pytorch, 0);
+        let mut sums = BTreeSet::new();
+        for at in 0..TAKEN {
+            let snapshot = ground.snapshot(churn.pid(), &[]);
+            let allocated = allocated(&snapshot);
+            assert_eq!(
+                snapshot.holds("cuda:0"),
+                allocated,
+                "at the {at}. time: {}",
+                snapshot.totals
+            );
+            let named = snapshot.tensors.iter().filter(|row| row.name.is_some());
+            assert!(named.count() >= 24, "names are missing at the {at}. time");
+            sums.insert(allocated);
+        }
+        assert!(sums.len() > TAKEN / 2, "it did stand still: {sums:?}");
+        println!("{TAKEN} snapshots, {} different sums", sums.len());
+        churn.runs_on();
+        churn.end();
+    }
+}
+
+/// The allocator's own total in a snapshot.
+fn allocated(snapshot: &Snapshot) -> u64 {
+    let devices = snapshot.totals["devices"].as_array().expect("devices");
+    let device = devices.iter().find(|device| device["device"] == "cuda:0");
+    device.expect("cuda:0")["allocated"]
+        .as_u64()
+        .expect("a total")
+}
+
+#[test]
+fn without_blocking_no_thread_is_ever_stopped() {
+    let Some(ground) = Ground::take() else { return };
+    let churn = Churn::start(ground.pytorch(), 300_000);
+    let pid = churn.pid().to_string();
+    let before = churn.progress();
+    let mut command = ground.memprobe();
+    command.args([
+        "snapshot",
+        "--nonblocking",
+        "--format",
+        "json",
+        "--pid",
+        &pid,
+    ]);
+    let mut memprobe = Background::start(&mut command);
+    let mut looks = 0;
+    while !memprobe.has_ended() {
+        assert!(!churn.held(), "a thread was stopped");
+        looks += 1;
+    }
+    let printed = memprobe.finish().succeeded();
+    let snapshot = Snapshot::parse(&printed.stdout);
+    assert!(looks > 20, "looked only {looks} times");
+    assert!(!snapshot.tensors.is_empty());
+    assert!(churn.progress() > before, "it stood still");
+    // Either it fits, or what does not is said.
+    let (sum, allocated) = (snapshot.holds("cuda:0"), allocated(&snapshot));
+    let all = snapshot.all.to_string();
+    assert!(
+        sum == allocated || all.contains("ran on"),
+        "{sum} of {allocated}: {}",
+        snapshot.totals
+    );
+    churn.end();
+}
+
+#[test]
+fn a_process_that_does_not_exist_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let mut over = Command::new("true").spawn().expect("true starts");
+    over.wait().expect("it ends");
+    let error = ground.try_snapshot(over.id(), &[]).one_clear_error();
+    assert_says(&error, &[&over.id().to_string(), "no process"]);
+}
+
+#[test]
+fn a_process_that_is_not_python_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let sleep = Background::start(Command::new("sleep").arg("600"));
+    let error = ground.try_snapshot(sleep.pid(), &[]).one_clear_error();
+    assert_says(&error, &[&sleep.pid().to_string(), "Python"]);
+}
+
+#[test]
+fn a_python_without_pytorch_is_an_error() {
+    let Some(ground) = Ground::take() else { return };
+    let script = "import time; print('up', flush=True); time.sleep(600)";
+    let mut python = Background::start(ground.pytorch().command().args(["-c", script]));
+    python.wait_for("up");
+    let error = ground.try_snapshot(python.pid(), &[]).one_clear_error();
+    assert_says(&error, &[&python.pid().to_string(), "PyTorch"]);
+}
+
+#[test]
+fn a_pytorch_that_does_not_use_cuda_has_tensors_on_the_cpu() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let script = "import time, torch; weights = torch.zeros(123, 45); print('up', flush=True); time.sleep(600)";
+        let mut python = Background::start(pytorch.command().args(["-c", script]));
+        python.wait_for("up");
+        let snapshot = ground.snapshot(python.pid(), &["--cpu"]);
+        let row = snapshot
+            .tensors
+            .iter()
+            .find(|row| row.shape == Some(vec![123, 45]));
+        let row = row.expect("the tensor");
+        assert_eq!(
+            (row.name.as_deref(), row.device.as_str(), row.bytes),
+            (Some("weights"), "cpu", Some(123 * 45 * 4))
+        );
+        // Without the CPU nothing is left, which is no error.
+        let empty = ground.snapshot(python.pid(), &[]);
+        assert_eq!(empty.tensors.len(), 0, "{:?}", empty.tensors);
+    }
+}
+
+fn assert_says(error: &str, words: &[&str]) {
+    for word in words {
+        assert!(error.contains(word), "{word:?} is not said: {error}");
+    }
+}

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 
 use crate::ground::Ground;
 use crate::process::Finished;
@@ -13,11 +13,27 @@ use crate::process::Finished;
 pub struct Snapshot {
     /// A row for each tensor, and for each block or storage without one.
     pub tensors: Vec<Row>,
-    /// What the rows come to.
-    pub totals: Value,
-    /// Everything, for what only some tests look at.
-    #[serde(skip)]
-    pub all: Value,
+    /// What the rows of each device come to.
+    pub totals: Vec<Totals>,
+    /// How long the process stood still; `None` where it ran on.
+    pub pause_ms: Option<f64>,
+    /// Python objects that were looked at.
+    pub objects: u64,
+    /// What could not be read.
+    pub unread: Vec<String>,
+}
+
+/// The account of a device.
+#[derive(Debug, Deserialize)]
+pub struct Totals {
+    /// As PyTorch writes it.
+    pub device: String,
+    /// The allocator's own total; `None` where there is none.
+    pub allocated: Option<u64>,
+    /// What of it no row answers for.
+    pub remainder: Option<i64>,
+    /// Why there is a remainder.
+    pub reason: Option<String>,
 }
 
 /// A tensor, or memory without one.
@@ -40,11 +56,12 @@ pub struct Row {
     /// Of the allocator's bytes, those that it answers for.
     pub holds: u64,
     /// The address of its data.
+    #[serde(deserialize_with = "address")]
     pub storage: Option<u64>,
     /// `untyped_storage().nbytes()`.
     pub storage_bytes: Option<u64>,
-    /// `requires_grad`; `None` for memory without a tensor.
-    pub requires_grad: Option<bool>,
+    /// `requires_grad`.
+    pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<String>,
     /// The operation that keeps it for the backward pass.
@@ -56,33 +73,27 @@ pub struct Row {
     #[serde(default)]
     pub class: Option<String>,
     /// The address of the `TensorImpl`; `None` for memory without a tensor.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "address")]
     pub object: Option<u64>,
 }
 
 /// A name.
 #[derive(Debug, Deserialize, Clone)]
-#[serde(untagged)]
-pub enum Named {
-    /// That follows references alone.
-    Plain(String),
-    /// With the rule that inferred it.
-    Ruled {
-        /// The name.
-        name: String,
-        /// The rule.
-        #[serde(default)]
-        inferred: Option<String>,
-    },
+pub struct Named {
+    /// The name itself.
+    pub name: String,
+    /// The rule that inferred it; `None` for a name that follows references alone.
+    pub inferred: Option<String>,
 }
 
-impl Named {
-    /// The name itself.
-    pub fn text(&self) -> &str {
-        match self {
-            Self::Plain(name) | Self::Ruled { name, .. } => name,
-        }
-    }
+/// An address as files have it, such as `0x7f00`.
+fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text: Option<String> = Option::deserialize(from)?;
+    let number = |text: String| {
+        let digits = text.strip_prefix("0x").unwrap_or_default();
+        u64::from_str_radix(digits, 16).map_err(|_| D::Error::custom(format!("no address: {text}")))
+    };
+    text.map(number).transpose()
 }
 
 impl Row {
@@ -93,7 +104,7 @@ impl Row {
 
     /// Its names.
     pub fn texts(&self) -> Vec<&str> {
-        self.names.iter().map(Named::text).collect()
+        self.names.iter().map(|named| named.name.as_str()).collect()
     }
 }
 
@@ -104,16 +115,22 @@ impl Snapshot {
     ///
     /// Where it is something else.
     pub fn parse(json: &str) -> Self {
-        let all: Value =
-            serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"));
-        let snapshot: Self =
-            serde_json::from_value(all.clone()).unwrap_or_else(|error| panic!("{error}: {json}"));
-        Self { all, ..snapshot }
+        serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
     }
 
     /// The rows of a device.
     pub fn on<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a Row> {
         self.tensors.iter().filter(move |row| row.device == device)
+    }
+
+    /// The account of a device.
+    ///
+    /// # Panics
+    ///
+    /// Where there is none.
+    pub fn totals_of(&self, device: &str) -> &Totals {
+        let totals = self.totals.iter().find(|totals| totals.device == device);
+        totals.unwrap_or_else(|| panic!("{device} is not there: {:?}", self.totals))
     }
 
     /// What all rows of a device answer for.

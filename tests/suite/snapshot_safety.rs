@@ -150,7 +150,7 @@ fn snapshots_of_a_process_that_does_not_stand_still_agree_with_its_allocator() {
             assert_eq!(
                 snapshot.holds("cuda:0"),
                 allocated,
-                "at the {at}. time: {}",
+                "at the {at}. time: {:?}",
                 snapshot.totals
             );
             let named = snapshot.tensors.iter().filter(|row| row.name.is_some());
@@ -166,11 +166,7 @@ fn snapshots_of_a_process_that_does_not_stand_still_agree_with_its_allocator() {
 
 /// The allocator's own total in a snapshot.
 fn allocated(snapshot: &Snapshot) -> u64 {
-    let devices = snapshot.totals["devices"].as_array().expect("devices");
-    let device = devices.iter().find(|device| device["device"] == "cuda:0");
-    device.expect("cuda:0")["allocated"]
-        .as_u64()
-        .expect("a total")
+    snapshot.totals_of("cuda:0").allocated.expect("a total")
 }
 
 #[test]
@@ -200,13 +196,15 @@ fn without_blocking_no_thread_is_ever_stopped() {
     assert!(!snapshot.tensors.is_empty());
     assert!(churn.progress() > before, "it stood still");
     // Either it fits, or what does not is said.
-    let (sum, allocated) = (snapshot.holds("cuda:0"), allocated(&snapshot));
-    let all = snapshot.all.to_string();
-    assert!(
-        sum == allocated || all.contains("ran on"),
-        "{sum} of {allocated}: {}",
-        snapshot.totals
+    let totals = snapshot.totals_of("cuda:0");
+    let sum = i64::try_from(snapshot.holds("cuda:0")).expect("less than there is");
+    let remainder = totals.remainder.expect("a remainder");
+    assert_eq!(
+        totals.allocated.map(|bytes| bytes as i64),
+        Some(sum + remainder)
     );
+    assert!(remainder == 0 || totals.reason.is_some(), "{totals:?}");
+    assert_eq!(snapshot.pause_ms, None);
     churn.end();
 }
 

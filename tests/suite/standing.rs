@@ -30,6 +30,8 @@ pub struct Truth {
     pub tensors: Vec<Held>,
     /// What the graph keeps.
     pub saved: Vec<Saved>,
+    /// What other tensors stand on: the base of a view, the parts of a sparse tensor.
+    pub within: Vec<Saved>,
     /// Nodes of the graph by name.
     pub nodes: BTreeMap<String, u64>,
     /// What tensors of these shapes are to be called; `*` stands for a line.
@@ -95,12 +97,12 @@ pub struct StorageTruth {
     pub bytes: u64,
 }
 
-/// A tensor that a node of the graph keeps.
+/// A tensor that a node of the graph keeps, or another tensor.
 #[derive(Debug, Deserialize)]
 pub struct Saved {
-    /// The name of the node.
+    /// The name of the node, or the class of the tensor.
     pub op: String,
-    /// The attribute of the node.
+    /// The attribute of it.
     pub attribute: String,
     /// `shape`.
     pub shape: Vec<u64>,

@@ -134,13 +134,13 @@ impl Comparison<'_> {
 
     /// A tensor that Python does not hold must be kept by the graph.
     fn without_python(&mut self, row: &Row) {
-        let known = self.truth.saved.iter().any(|saved| is_saved(row, saved));
-        if known {
+        let truth = self.truth;
+        if truth.saved.iter().any(|saved| is_saved(row, saved)) {
             self.found.saved += 1;
             if row.kind != "saved" {
                 self.differ(format!("a tensor of the graph is no saved one: {row:?}"));
             }
-        } else {
+        } else if !truth.within.iter().any(|part| is_saved(row, part)) {
             self.differ(format!("nobody in the process has it: {row:?}"));
         }
     }
@@ -210,6 +210,11 @@ impl Comparison<'_> {
     fn sums(&mut self, snapshot: &Snapshot) {
         for device in &self.truth.devices {
             let name = format!("cuda:{}", device.device);
+            let totals = snapshot.totals.iter().find(|it| it.device == name);
+            let said = totals.map(|totals| (totals.allocated, totals.remainder));
+            if said != Some((Some(device.allocated), Some(0))) {
+                self.differ(format!("the account of {name} is {totals:?}"));
+            }
             let sum = snapshot.holds(&name);
             if sum != device.allocated {
                 self.found.differences.push(format!(
@@ -284,9 +289,9 @@ fn differences(held: &Held, row: &Row) -> Vec<String> {
     );
     check(
         "requires_grad",
-        row.requires_grad == Some(held.requires_grad),
+        row.requires_grad == held.requires_grad,
         held.requires_grad.to_string(),
-        format!("{:?}", row.requires_grad),
+        row.requires_grad.to_string(),
     );
     check(
         "grad_fn",

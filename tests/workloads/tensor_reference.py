@@ -17,6 +17,7 @@ The answer, as JSON:
     devices     [{device, allocated, reserved, blocks}]; blocks are [address, bytes, requested bytes]
     tensors     what gc.get_objects() has, and their gradients; see `Truth.describe`
     saved       what the nodes of the graph keep for the backward pass; see `Graph`
+    within      what other tensors stand on, which C++ alone may know
     nodes       how many nodes of the graph there are, by name
     expected    [[name, shape]] that the workload wants its tensors called
 """
@@ -114,7 +115,7 @@ def truth(name, expected):
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         devices = allocators()
         kept = Truth(tensors, modules, optimizers)
-        graph = Graph(kept.nodes(), devices)
+        graph = Graph(kept.tensors(), devices)
         return {
             "point": name,
             "pid": os.getppid(),
@@ -123,6 +124,7 @@ def truth(name, expected):
             "devices": devices,
             "tensors": kept.described(),
             "saved": graph.saved,
+            "within": graph.within,
             "nodes": graph.names,
             "expected": [[text, list(shape)] for text, shape in expected],
         }
@@ -178,9 +180,8 @@ class Truth:
     def add(self, tensor, seen):
         self.rows.setdefault(tensor._cdata, (tensor, seen))
 
-    def nodes(self):
-        """The functions of the graph that the tensors lead to."""
-        return [tensor.grad_fn for tensor, _ in self.rows.values() if tensor.grad_fn is not None]
+    def tensors(self):
+        return [tensor for tensor, _ in self.rows.values()]
 
     def described(self):
         return [self.describe(tensor, seen) for tensor, seen in self.rows.values()]
@@ -258,47 +259,71 @@ def states(optimizers):
 class Graph:
     """What the nodes of a graph keep: [{op, attribute, shape, dtype, device, bytes, storage}]."""
 
-    def __init__(self, roots, devices):
+    # What makes up a tensor of another layout.
+    PARTS = ["_indices", "_values", "crow_indices", "col_indices", "values"]
+
+    def __init__(self, tensors, devices):
         # Hooks make a tensor anew when it is asked for; such a one was not there.
         self.blocks = [block for device in devices for block in device["blocks"]]
         self.saved = []
+        self.within = []
         self.names = {}
-        seen, waiting = set(), list(roots)
         # A node is known by its object, which lives as long as something holds it.
         self.held = []
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
+        self.seen, self.waiting = set(), []
+        for tensor in tensors:
+            self.look_into(tensor)
+        while self.waiting:
+            node = self.waiting.pop()
+            if node in self.seen:
                 continue
-            seen.add(node)
+            self.seen.add(node)
             self.held.append(node)
             name = node.name()
             self.names[name] = self.names.get(name, 0) + 1
             self.look_at(name, node)
-            waiting.extend(next for next, _ in node.next_functions if next is not None)
+            self.waiting.extend(next for next, _ in node.next_functions if next is not None)
+
+    def look_into(self, tensor):
+        """What a tensor leads to: its function, its base, its parts."""
+        if tensor.grad_fn is not None:
+            self.waiting.append(tensor.grad_fn)
+        base = attempt(lambda: tensor._base)
+        if base is not None:
+            self.keep(self.within, type(tensor).__name__, "_base", base)
+            if base.grad_fn is not None:
+                self.waiting.append(base.grad_fn)
+        if tensor.layout is not torch.strided:
+            for attribute in self.PARTS:
+                part = attempt(lambda: getattr(tensor, attribute)())
+                if part is not None:
+                    self.keep(self.within, type(tensor).__name__, attribute, part)
 
     def look_at(self, name, node):
         for attribute in dir(node):
-            if attribute.startswith("_saved_") or attribute == "saved_tensors":
+            if attribute.startswith("_saved_") or attribute in ("saved_tensors", "variable"):
                 # It may have been freed, or have been changed since.
                 value = attempt(lambda: getattr(node, attribute))
                 values = value if isinstance(value, (list, tuple)) else [value]
                 for tensor in values:
                     if issubclass(type(tensor), torch.Tensor):
-                        self.keep(name, attribute, tensor)
+                        # An accumulator holds its leaf, which is not for the backward pass.
+                        rows = self.within if attribute == "variable" else self.saved
+                        self.keep(rows, name, attribute, tensor)
+                        self.look_into(tensor)
 
     def was_there(self, storage):
         if storage is None or storage["bytes"] == 0:
             return True
         return any(start <= storage["data"] < start + size for start, size, _ in self.blocks)
 
-    def keep(self, name, attribute, tensor):
+    def keep(self, rows, owner, attribute, tensor):
         storage = attempt(lambda: storage_of(tensor))
         if tensor.device.type == "cuda" and not self.was_there(storage):
             return
-        self.saved.append(
+        rows.append(
             {
-                "op": name,
+                "op": owner,
                 "attribute": attribute,
                 "shape": list(tensor.shape),
                 "dtype": str(tensor.dtype).replace("torch.", ""),

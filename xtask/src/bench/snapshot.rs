@@ -52,7 +52,7 @@ const SIZES: [Size; 3] = [
 #[derive(Debug, Deserialize)]
 struct Said {
     objects: u64,
-    pause_ns: u64,
+    pause_ms: f64,
     tensors: Vec<serde::de::IgnoredAny>,
 }
 
@@ -103,7 +103,7 @@ fn row(size: &Size, costs: &[Cost]) -> Option<[String; 8]> {
     let median = |value: &dyn Fn(&Cost) -> f64| {
         Measured::of(costs.iter().map(value).collect()).map(|measured| measured.median())
     };
-    let pause = median(&|cost| cost.said.pause_ns as f64 / 1e6)?;
+    let pause = median(&|cost| cost.said.pause_ms)?;
     let last = &costs.last()?.said;
     Some([
         size.name.to_owned(),

@@ -78,17 +78,21 @@ fn threads(pid: u32) -> Vec<PathBuf> {
     tasks.filter_map(|task| Some(task.ok()?.path())).collect()
 }
 
-/// Whether a thread has a tracer or stands stopped (proc_pid_status(5)).
+/// A line of `/proc/PID/task/TID/status` (proc_pid_status(5)); `None` once the thread has ended.
+fn field(thread: &Path, name: &str) -> Option<String> {
+    let status = std::fs::read_to_string(thread.join("status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim().to_owned())
+}
+
+fn state(thread: &Path) -> String {
+    field(thread, "State:").unwrap_or_default()
+}
+
+/// Whether a thread has a tracer or stands stopped.
 fn is_held(thread: &Path) -> bool {
-    let Ok(status) = std::fs::read_to_string(thread.join("status")) else {
-        // It has ended meanwhile.
-        return false;
-    };
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.unwrap_or_default().trim().to_owned()
-    };
-    field("TracerPid:") != "0" || field("State:").starts_with(['T', 't'])
+    let traced = field(thread, "TracerPid:").is_some_and(|tracer| tracer != "0");
+    traced || state(thread).starts_with(['T', 't'])
 }
 
 /// Numbers that are spread evenly (xorshift64).
@@ -206,6 +210,64 @@ fn without_blocking_no_thread_is_ever_stopped() {
     assert!(remainder == 0 || totals.reason.is_some(), "{totals:?}");
     assert_eq!(snapshot.pause_ms, None);
     churn.end();
+}
+
+#[test]
+fn a_process_that_was_stopped_stays_stopped_and_is_read_all_the_same() {
+    let Some(ground) = Ground::take() else { return };
+    let churn = Churn::start(ground.pytorch(), 0);
+    churn.target.signal(Signal::STOP);
+    wait_until("it has stopped", || {
+        let threads = threads(churn.pid());
+        let stopped = threads.iter().all(|thread| state(thread).starts_with('T'));
+        stopped.then_some(())
+    });
+    let snapshot = ground.snapshot(churn.pid(), &[]);
+    assert_eq!(snapshot.holds("cuda:0"), allocated(&snapshot));
+    let before = churn.progress();
+    std::thread::sleep(Duration::from_millis(200));
+    for thread in threads(churn.pid()) {
+        assert!(state(&thread).starts_with('T'), "{}", state(&thread));
+        assert_eq!(field(&thread, "TracerPid:").as_deref(), Some("0"));
+    }
+    assert_eq!(churn.progress(), before, "it ran on");
+    churn.target.signal(Signal::CONT);
+    churn.runs_on();
+    churn.end();
+}
+
+#[test]
+fn a_process_with_a_debugger_is_an_error_unless_it_runs_on() {
+    let Some(ground) = Ground::take() else { return };
+    let churn = Churn::start(ground.pytorch(), 0);
+    let debugger = Debugger::attach(churn.pid());
+    let error = ground.try_snapshot(churn.pid(), &[]).one_clear_error();
+    assert_says(&error, &["debugger", "--nonblocking"]);
+    ground.snapshot(churn.pid(), &["--nonblocking"]);
+    drop(debugger);
+    churn.runs_on();
+    churn.end();
+}
+
+/// A Python that traces a process, without stopping it.
+struct Debugger {
+    _process: Background,
+}
+
+impl Debugger {
+    fn attach(pid: u32) -> Self {
+        // PTRACE_SEIZE (linux/ptrace.h).
+        let script = format!(
+            "import ctypes, time\n\
+             libc = ctypes.CDLL(None, use_errno=True)\n\
+             assert libc.ptrace(0x4206, {pid}, 0, 0) == 0, ctypes.get_errno()\n\
+             print('attached', flush=True)\n\
+             time.sleep(600)\n"
+        );
+        let mut process = Background::start(Command::new("python3").args(["-c", &script]));
+        process.wait_for("attached");
+        Self { _process: process }
+    }
 }
 
 #[test]

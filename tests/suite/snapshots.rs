@@ -290,3 +290,32 @@ fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
     let gone = ["- (120x3x512x512) dummy_4", "- (40x3x512x512) dummy_2"];
     assert_changes(&found, "two back", &gone);
 }
+
+#[test]
+fn what_a_step_of_training_adds_and_drops_is_told() {
+    let Some(found) = changes_of("detector_mlp.py") else {
+        return;
+    };
+    let lines = |point: &str| -> Vec<String> {
+        let found = found.iter().find(|(name, _)| name == point);
+        let lines = found.map(|(_, lines)| lines.iter());
+        let shape = |line: &String| line.rsplit_once(") ").map(|(shape, _)| format!("{shape})"));
+        lines.into_iter().flatten().filter_map(shape).collect()
+    };
+    // What a person sees who looks from inside: the activation and the output; the loss; gradients for
+    // the activation; two moments of each parameter.
+    let has = |point: &str, wanted: &[&str]| {
+        let mut left = lines(point);
+        for line in wanted {
+            let at = left.iter().position(|found| found == line);
+            let at = at.unwrap_or_else(|| panic!("no {line} at {point}: {:?}", lines(point)));
+            left.remove(at);
+        }
+    };
+    has("forward", &["+ (8)", "+ (32)"]);
+    has("loss", &["+ ()"]);
+    let gradients = ["+ (64)", "+ (8x64)", "+ (8)", "+ (32x8)", "+ (32)", "- (8)"];
+    has("backward", &gradients);
+    let moments = ["+ (8x64)", "+ (8)", "+ (32x8)", "+ (32)"];
+    has("optimizer", &[moments, moments].concat());
+}

@@ -319,3 +319,34 @@ fn what_a_step_of_training_adds_and_drops_is_told() {
     let moments = ["+ (8x64)", "+ (8)", "+ (32x8)", "+ (32)"];
     has("optimizer", &[moments, moments].concat());
 }
+
+#[test]
+fn mazes_of_cycles_depths_and_strange_keys_do_not_lead_astray() {
+    let least = Least {
+        tensors: 3000,
+        names: 4,
+        saved: 0,
+    };
+    agree(&["tensor_mazes.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_it() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let mut standing = Standing::start(pytorch, &["reporter_cases.py"], &[]);
+        standing.go_to("product");
+        let snapshot = ground.snapshot(standing.pid(), &[]);
+        let saved = snapshot.tensors.iter().filter(|row| row.kind == "saved");
+        let large: Vec<_> = saved
+            .filter(|row| row.shape == Some(vec![512, 1024]))
+            .collect();
+        let [product] = large[..] else {
+            panic!("one product is kept: {large:?}");
+        };
+        assert_eq!(product.holds, 2 << 20);
+        assert_eq!(product.saved_by.as_deref(), Some("AddmmBackward0"));
+        standing.go_on();
+        standing.end();
+    }
+}

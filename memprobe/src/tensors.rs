@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::event::{Address, Bytes, DeviceIndex, Frame, Totals};
+use crate::event::{Address, Bytes, DeviceIndex, Frame, TimeNs, Totals};
 use crate::model::snapshot::Target;
 
 /// Everything that was found.
@@ -18,6 +18,8 @@ pub struct TensorSnapshot {
     pub target: Target,
     /// When, in milliseconds since 1970 (UTC).
     pub taken_ms: u64,
+    /// The same on the clock of the events; 0 where it is not known to the nanosecond.
+    pub moment: TimeNs,
     /// How far what was read belongs to one moment.
     pub consistency: Consistency,
     /// The caching allocator's own totals, by device; empty where there is none.
@@ -232,6 +234,45 @@ impl TensorKind {
     }
 }
 
+impl Name {
+    /// The rules that infer names. What is read from a file is one of these.
+    pub const RULES: &[&str] = &["local variable", "saved by the operation"];
+    /// Stands for a rule that this memprobe does not know.
+    pub const UNKNOWN_RULE: &str = "a rule that this memprobe does not know";
+
+    /// The rule of these words.
+    pub fn rule(words: &str) -> &'static str {
+        let known = Self::RULES.iter().find(|rule| **rule == words);
+        known.copied().unwrap_or(Self::UNKNOWN_RULE)
+    }
+}
+
+/// How a device is written whose type memprobe knows by its number alone.
+const OTHER_DEVICE: &str = "device type ";
+/// Likewise of an element type.
+const OTHER_DTYPE: &str = "dtype ";
+
+impl Device {
+    /// The device that its `Display` wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "cpu" => Some(Self::Cpu),
+            "meta" => Some(Self::Meta),
+            "cuda:?" => Some(Self::Cuda(DeviceIndex::UNKNOWN)),
+            _ => match text.strip_prefix("cuda:") {
+                Some(index) => digits(index).map(DeviceIndex).map(Self::Cuda),
+                None => digits(text.strip_prefix(OTHER_DEVICE)?).map(Self::Other),
+            },
+        }
+    }
+}
+
+/// A plain number, without a sign.
+fn digits<N: std::str::FromStr>(text: &str) -> Option<N> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| text.parse().ok())?
+}
+
 impl fmt::Display for Device {
     /// As PyTorch writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -239,7 +280,7 @@ impl fmt::Display for Device {
             Self::Cpu => f.pad("cpu"),
             Self::Cuda(index) => fmt::Display::fmt(index, f),
             Self::Meta => f.pad("meta"),
-            Self::Other(number) => f.pad(&format!("device type {number}")),
+            Self::Other(number) => f.pad(&format!("{OTHER_DEVICE}{number}")),
         }
     }
 }
@@ -278,11 +319,13 @@ impl DType {
         Some(self.row()?.1)
     }
 
-    /// The type of this name, as [`Self::name`] gives it.
+    /// The type that its `Display` wrote.
     pub fn parse(name: &str) -> Option<Self> {
         let is_it = |row: &Option<(&str, u64)>| row.is_some_and(|(word, _)| word == name);
-        let number = DTYPES.iter().position(is_it)?;
-        u16::try_from(number).ok().map(Self)
+        match DTYPES.iter().position(is_it) {
+            Some(number) => u16::try_from(number).ok().map(Self),
+            None => digits(name.strip_prefix(OTHER_DTYPE)?).map(Self),
+        }
     }
 
     fn row(self) -> Option<(&'static str, u64)> {
@@ -294,7 +337,43 @@ impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name() {
             Some(name) => f.pad(name),
-            None => f.pad(&format!("dtype {}", self.0)),
+            None => f.pad(&format!("{OTHER_DTYPE}{}", self.0)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_and_element_types_are_read_as_they_are_written() {
+        for device in [
+            Device::Cpu,
+            Device::Meta,
+            Device::Cuda(DeviceIndex(0)),
+            Device::Cuda(DeviceIndex::UNKNOWN),
+            Device::Other(13),
+        ] {
+            assert_eq!(Device::parse(&device.to_string()), Some(device));
+        }
+        for number in 0..200 {
+            assert_eq!(
+                DType::parse(&DType(number).to_string()),
+                Some(DType(number))
+            );
+        }
+        for wrong in [
+            "",
+            "cuda",
+            "cuda:",
+            "cuda:+1",
+            "cuda:256",
+            "device type -1",
+            "CPU",
+        ] {
+            assert_eq!(Device::parse(wrong), None, "{wrong}");
+        }
+        assert_eq!(DType::parse("dtype 70000"), None);
     }
 }

@@ -1,101 +1,24 @@
 //! Walks the stacks of real Python interpreters from outside and compares every frame with what
 //! each interpreter itself says of them (`sys._current_frames`).
 
+mod pythons;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command};
 
 use memprobe::event::{Frame, Tgid};
 use memprobe::symbolize::python::{CodeCache, DetectError, PythonProcess, Resolved};
+use pythons::{interpreters, started, supported};
 
 const FIXTURE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/fixtures/blocked_threads.py"
 );
 
-/// Versions that memprobe reads, and some that it must refuse.
-const SUPPORTED: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
+/// Versions that memprobe must refuse.
 const UNSUPPORTED: [(&str, u8); 1] = [("3.8", 8)];
-
-/// Names more interpreters, as `PATH` does folders. `cargo xtask test` sets it.
-const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
-
-/// The interpreters of a version on this machine: on the path, of Debian, of pyenv, and those that
-/// the environment names.
-fn interpreters(version: &str) -> Vec<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    places.push("/usr/bin".into());
-    let pyenv = std::env::var_os("PYENV_ROOT")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".pyenv")));
-    if let Some(pyenv) = pyenv {
-        let versions = fs::read_dir(pyenv.join("versions"))
-            .into_iter()
-            .flatten()
-            .flatten();
-        places.extend(versions.map(|entry| entry.path().join("bin")));
-    }
-    let named = std::env::var_os(TEST_PYTHONS).unwrap_or_default();
-    let name = format!("python{version}");
-    let mut found: Vec<PathBuf> = places
-        .into_iter()
-        .map(|place| place.join(&name))
-        .chain(std::env::split_paths(&named))
-        .filter_map(|python| interpreter_of(&python, version))
-        .collect();
-    found.sort();
-    found.dedup();
-    found
-}
-
-/// The interpreter that a program starts, if it is of this version. (A shim of pyenv is a script: the
-/// interpreter itself says where it is.)
-fn interpreter_of(program: &Path, version: &str) -> Option<PathBuf> {
-    let question = "import os, sys; print('%d.%d' % sys.version_info[:2]); \
-                    print(os.path.realpath(sys.executable))";
-    let output = Command::new(program)
-        .args(["-c", question])
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    let text = String::from_utf8(output.stdout).ok()?;
-    let (found, path) = text.split_once('\n')?;
-    (output.status.success() && found == version).then(|| path.trim().into())
-}
-
-/// Every supported interpreter of this machine. Without any, the test says what to install.
-fn supported() -> Vec<PathBuf> {
-    let mut all = Vec::new();
-    for version in SUPPORTED {
-        let found = interpreters(version);
-        if found.is_empty() {
-            println!("python{version} is missing here and was not tested");
-        }
-        all.extend(found);
-    }
-    assert!(
-        !all.is_empty(),
-        "no Python to test with: install python3.11 or python3.12"
-    );
-    all
-}
-
-/// A process that has written its first line, and that line.
-fn started(command: &mut Command) -> (Child, String) {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    (child, line)
-}
 
 /// A running fixture; it ends when this is dropped.
 struct Target {

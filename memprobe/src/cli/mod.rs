@@ -1,9 +1,11 @@
 //! The command line. clap's types stop here.
 
 mod attach;
+mod diff;
 mod doctor;
 mod record;
 mod report;
+mod tensors;
 mod top;
 
 use std::io::Write as _;
@@ -29,6 +31,7 @@ Examples:
   sudo memprobe record -o trace.json --pid 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                                  the table of lines; needs no root
+  memprobe diff a.json b.json                                 what came and what went
   sudo memprobe doctor --pid 1234                             can it work here; if not, what to do";
 
 #[derive(Subcommand)]
@@ -37,6 +40,7 @@ enum Verb {
     Top(top::Top),
     Record(record::Record),
     Report(report::Report),
+    Diff(diff::Diff),
     Doctor(doctor::Doctor),
 }
 
@@ -49,6 +53,7 @@ pub fn run() -> ExitCode {
         Verb::Top(top) => top.run(),
         Verb::Record(record) => record.run(),
         Verb::Report(report) => report.run(),
+        Verb::Diff(diff) => diff.run(),
         Verb::Doctor(doctor) => doctor.run(),
     };
     outcome.unwrap_or_else(|error| {

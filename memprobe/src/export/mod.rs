@@ -6,4 +6,5 @@ pub mod json;
 pub mod output;
 mod slices;
 mod stack_text;
+pub mod tensors;
 pub mod trace_event;

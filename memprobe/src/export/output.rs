@@ -123,6 +123,17 @@ impl OutputPlan {
             problem: Problem::Io(error),
         })
     }
+
+    /// As [`Self::create`], where a new file too appears under its name only when it is whole.
+    pub fn create_beside(self) -> Result<OutputFile, OutputError> {
+        let Self::New(path) = self else {
+            return self.create();
+        };
+        beside(&path, |_| Ok(())).map_err(|error| OutputError {
+            path,
+            problem: Problem::Io(error),
+        })
+    }
 }
 
 /// A file that is being recorded to. Dropped without [`OutputFile::commit`], what was written
@@ -165,6 +176,14 @@ impl OutputFile {
             || "standard output".to_owned(),
             |path| path.display().to_string(),
         )
+    }
+
+    /// Takes away what was written, where it has not yet taken the place of anything.
+    pub fn discard(self) {
+        if let Self::Beside { partial, .. } = self {
+            // Where this fails too, the unfinished file says by its name what it is.
+            let _ = fs::remove_file(partial);
+        }
     }
 
     /// Puts a whole recording where it was asked for; gives that place (`None` for standard
@@ -240,8 +259,20 @@ fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
 /// Creates a file next to `path` that will take its place, its owner and its permissions.
 fn partial(path: PathBuf) -> io::Result<OutputFile> {
     let before = fs::metadata(&path)?;
+    beside(&path, |file| {
+        file.set_permissions(before.permissions())?;
+        // Without the right to give files away the recording is simply ours.
+        match fchown(file, Some(before.uid()), Some(before.gid())) {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
+            _ => Ok(()),
+        }
+    })
+}
+
+/// Creates a file next to `path` that will take its place, and prepares it.
+fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<OutputFile> {
     for attempt in 0..MAX_PARTIAL {
-        let mut name = OsString::from(&path);
+        let mut name = OsString::from(path);
         name.push(".partial");
         if attempt > 0 {
             name.push(format!(".{attempt}"));
@@ -249,17 +280,11 @@ fn partial(path: PathBuf) -> io::Result<OutputFile> {
         let partial = PathBuf::from(name);
         match create_new(&partial) {
             Ok(file) => {
-                file.set_permissions(before.permissions())?;
-                // Without the right to give files away the recording is simply ours.
-                if let Err(error) = fchown(&file, Some(before.uid()), Some(before.gid()))
-                    && error.kind() != io::ErrorKind::PermissionDenied
-                {
-                    return Err(error);
-                }
+                prepare(&file)?;
                 return Ok(OutputFile::Beside {
                     file,
                     partial,
-                    path,
+                    path: path.to_owned(),
                 });
             }
             // An unfinished recording of an earlier run: not ours to lose.
@@ -310,6 +335,18 @@ mod tests {
         let file = plan.create().unwrap();
         assert_eq!(file.lies_at(), Some(&*path));
         assert_eq!(file.commit().unwrap(), Some(path));
+    }
+
+    #[test]
+    fn a_new_file_can_appear_only_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        let mut file = OutputPlan::check(&path).unwrap().create_beside().unwrap();
+        file.write_all(b"whole").unwrap();
+        assert!(!path.exists());
+        assert_eq!(file.commit().unwrap(), Some(path.clone()));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "whole");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

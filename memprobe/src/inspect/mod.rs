@@ -7,7 +7,10 @@
 
 pub mod active;
 pub mod allocator;
+pub mod heap;
 pub mod reconcile;
+pub mod tensors;
+pub mod torch;
 
 mod block;
 mod calibrate;

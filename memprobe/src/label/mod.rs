@@ -6,6 +6,7 @@ mod host;
 mod names;
 mod number;
 mod process;
+mod tensors;
 mod text;
 
 pub use host::{device_list, process_state, rank, short_command, top_line};
@@ -15,4 +16,7 @@ pub use names::{
 };
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use process::process;
-pub use text::{CUT, clean, fit, fit_end, width};
+pub use tensors::{
+    consistency, milliseconds, shape, tensor_kind, tensor_label, tensor_name, whole_tensor_name,
+};
+pub use text::{CUT, clean, fit, fit_end, fit_middle, width};

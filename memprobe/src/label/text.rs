@@ -83,6 +83,18 @@ pub fn fit_end(text: &str, columns: usize, mark: &str) -> String {
     fit(&reversed, columns, mark).chars().rev().collect()
 }
 
+/// The beginning and the end of a cleaned text that fits into `columns`, with `mark` between them
+/// where it was cut: for names that say what they are at their beginning and whose at their end.
+pub fn fit_middle(text: &str, columns: usize, mark: &str) -> String {
+    if width(text) <= columns {
+        return text.to_owned();
+    }
+    let room = columns.saturating_sub(width(mark));
+    let begin = fit(text, room * 2 / 5, "");
+    let end = fit_end(text, columns - width(&begin), mark);
+    begin + &end
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +134,17 @@ mod tests {
         assert_eq!(fit("模型模型.py", 6, CUT), "模型…");
         assert_eq!(width(&fit("模型模型.py", 6, CUT)), 5);
         assert_eq!(fit_end("/long/path/model.py", 10, CUT), "…/model.py");
+    }
+
+    #[test]
+    fn a_text_cut_in_the_middle_keeps_both_ends() {
+        let name = "Adam.exp_avg[encoder.layers.0.weight]";
+        assert_eq!(fit_middle(name, 37, CUT), name);
+        assert_eq!(fit_middle(name, 21, CUT), "Adam.exp…ers.0.weight]");
+        assert_eq!(width(&fit_middle("模型模型模型", 6, CUT)), 6);
+        for columns in 0..4 {
+            assert!(width(&fit_middle(name, columns, CUT)) <= columns);
+        }
     }
 
     #[test]

@@ -56,6 +56,16 @@ impl Blocks {
         self.last_overlapping(addr, size).is_none()
     }
 
+    /// The block at `addr`.
+    pub(super) fn at(&self, addr: Address) -> Option<Block> {
+        let &(size, owner) = self.by_addr.get(&addr.0)?;
+        Some(Block {
+            addr,
+            size: Bytes(size),
+            owner,
+        })
+    }
+
     /// Takes out the block at `addr`.
     pub(super) fn take(&mut self, addr: Address) -> Option<Block> {
         let (size, owner) = self.by_addr.remove(&addr.0)?;

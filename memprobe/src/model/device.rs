@@ -7,11 +7,13 @@ use super::holders::Holders;
 use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::host::Holder;
-use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping};
+use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Site};
 use super::timeline::Recorder;
 use std::sync::Arc;
 
-use crate::event::{Action, AtAttach, Bytes, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals};
+use crate::event::{
+    Action, Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, StackId, TimeNs, Totals,
+};
 
 /// No block ends beyond this address, and no total is above it (1 EiB; the widest addresses of
 /// today's GPUs and processors have 57 bits). What says otherwise is not an event of an allocator.
@@ -102,6 +104,16 @@ impl Device {
             holders: Holders::default(),
             timeline: Recorder::new(started, totals),
         }
+    }
+
+    /// The live block at an address: its bytes and the line that allocated it.
+    pub(super) fn block_at(&self, addr: Address) -> Option<(Bytes, Option<&Frame>)> {
+        let block = self.blocks.at(addr)?;
+        let site = match block.owner {
+            Owner::Holder(holder) => self.holders.site_of(holder, Grouping::User),
+            Owner::BeforeAttach => None,
+        };
+        Some((block.size, site.and_then(Site::frame)))
     }
 
     /// The allocator handed out a block.

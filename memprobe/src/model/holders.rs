@@ -192,6 +192,13 @@ impl Holders {
             .map_or(StackId::NONE, |holder| holder.id)
     }
 
+    /// The line that a holder is counted under.
+    pub(super) fn site_of(&self, holder: HolderIndex, grouping: Grouping) -> Option<&Site> {
+        let line = self.holders.get(holder.0 as usize)?.lines[slot(grouping)];
+        let lines = &self.tables[slot(grouping)].lines;
+        lines.get(line as usize).map(|line| &line.site)
+    }
+
     /// `holder` allocated `size` bytes.
     pub(super) fn count(&mut self, holder: HolderIndex, size: Bytes) {
         self.each_tally(holder, |tally| tally.count(size.0));

@@ -19,6 +19,7 @@ pub mod host;
 mod names;
 mod rate;
 pub mod snapshot;
+pub mod tensors;
 mod timeline;
 
 #[cfg(test)]
@@ -33,7 +34,9 @@ pub use applied::{Applied, Ended, Freed};
 pub use caps::{Caps, Refused};
 pub use timeline::MAX_POINTS;
 
-use crate::event::{Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, TimeNs};
+use crate::event::{
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, TimeNs,
+};
 use agreement::Agreement;
 use caps::Budget;
 use cuda::Cuda;
@@ -230,6 +233,12 @@ impl Model {
             Difference::Stale if !late => self.agreement.differs(time),
             Difference::Stale | Difference::None => {}
         }
+    }
+
+    /// The block of the caching allocator that is live at an address: its bytes, and the line of the
+    /// user's own code that allocated it, where that was seen.
+    pub fn block_at(&self, device: DeviceIndex, addr: Address) -> Option<(Bytes, Option<&Frame>)> {
+        self.devices.get(&device)?.block_at(addr)
     }
 
     /// Brings the rates up to date; about five times a second makes them steady to look at. Without

@@ -27,12 +27,14 @@ mod line;
 mod reader;
 #[cfg(test)]
 pub(crate) mod samples;
+mod tensors;
 
 pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
 pub use reader::Reader;
+pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// The version of the format. A reader refuses what is newer.
 pub const FORMAT: u32 = 2;

@@ -1,4 +1,4 @@
-//! Reports on a recording: the table of lines, or every event.
+//! Reports: of a recording, the table of lines or every event; of a process, its tensors.
 
 mod events;
 mod host;
@@ -7,9 +7,11 @@ mod many;
 mod replay;
 mod structured;
 mod table;
+mod tensors;
 
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
 pub use many::{Many, is_possible as is_possible_for_many};
+pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};
 
 use std::fmt;
 use std::io::{self, BufRead, Write};

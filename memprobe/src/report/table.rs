@@ -373,7 +373,7 @@ fn callers_that_fit(callers: &[String], room: usize) -> String {
 }
 
 /// Breaks a text between words.
-fn wrap(text: &str, width: usize) -> Vec<String> {
+pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let last = lines.len() - 1;
@@ -390,7 +390,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn push_line(text: &mut String, line: &str) {
+pub(super) fn push_line(text: &mut String, line: &str) {
     text.push_str(line.trim_end());
     text.push('\n');
 }
@@ -403,6 +403,11 @@ pub(super) fn strong(colour: Colour, text: &str) -> String {
 /// A warning in another place.
 pub(super) fn warning(colour: Colour, text: &str) -> String {
     Style(colour).warning(text)
+}
+
+/// What is less needed than the rest of its line.
+pub(super) fn weak(colour: Colour, text: &str) -> String {
+    Style(colour).weak(text)
 }
 
 #[derive(Clone, Copy)]

@@ -57,6 +57,34 @@ pub trait ReadMemory {
     fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         self.read_bytes(address, len, limit)
     }
+
+    /// Reads several stretches; each says how it went.
+    fn read_each(&self, pieces: &mut [Piece<'_>]) {
+        for piece in pieces {
+            piece.outcome = self.read(piece.address, piece.into);
+        }
+    }
+}
+
+impl<M: ReadMemory + ?Sized> ReadMemory for &M {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        (**self).read(address, into)
+    }
+
+    fn read_each(&self, pieces: &mut [Piece<'_>]) {
+        (**self).read_each(pieces);
+    }
+}
+
+/// A stretch of memory that is read along with others.
+#[derive(Debug)]
+pub struct Piece<'a> {
+    /// Where it begins.
+    pub address: u64,
+    /// Where its bytes go; there is at least one.
+    pub into: &'a mut [u8],
+    /// Whether they did: all of them, or nothing that may be used.
+    pub outcome: Result<(), Unreadable>,
 }
 
 /// A length that the target named, if it is no more than `limit`.
@@ -92,6 +120,8 @@ pub enum Cause {
     TooLong,
     /// What lies there is not the kind of thing that should.
     NotAsExpected,
+    /// It was not read while that was to be done, or is more than memprobe keeps.
+    NotKept,
     /// Another error of the kernel, by its `errno`.
     Os(i32),
 }
@@ -105,6 +135,7 @@ impl fmt::Display for Unreadable {
             Cause::Denied => f.write_str("permission denied"),
             Cause::TooLong => f.write_str("its length makes no sense"),
             Cause::NotAsExpected => f.write_str("something else lies there by now"),
+            Cause::NotKept => f.write_str("it was not kept"),
             Cause::Os(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(errno)),
         }
     }
@@ -131,42 +162,100 @@ impl ProcessMemory {
     }
 }
 
+/// Stretches that one call of `process_vm_readv` takes (`UIO_MAXIOV`).
+const MOST_PIECES: usize = 1024;
+
+impl ProcessMemory {
+    /// Reads stretches one after the other, up to the first byte that cannot be read; returns how
+    /// many bytes that were.
+    fn read_vectors(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<usize, Cause> {
+        let pid = self.tgid.0.try_into().map_err(|_| Cause::NoProcess)?;
+        let counts = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
+        // SAFETY: each of `local` describes exactly a slice that the caller has borrowed
+        // exclusively; the kernel checks the remote ranges against the other process and never lets
+        // them touch ours.
+        let read = unsafe {
+            libc::process_vm_readv(pid, local.as_ptr(), counts.0, remote.as_ptr(), counts.1, 0)
+        };
+        usize::try_from(read).map_err(|_| match std::io::Error::last_os_error().raw_os_error() {
+            Some(libc::EFAULT) => Cause::NotMapped,
+            Some(libc::ESRCH) => Cause::NoProcess,
+            Some(libc::EPERM) => Cause::Denied,
+            errno => Cause::Os(errno.unwrap_or_default()),
+        })
+    }
+}
+
+/// The vectors of a stretch, here and there.
+fn vectors(address: u64, into: &mut [u8]) -> Result<(libc::iovec, libc::iovec), Unreadable> {
+    let there = usize::try_from(address).map_err(|_| Unreadable {
+        address,
+        cause: Cause::NotMapped,
+    })?;
+    let local = libc::iovec {
+        iov_base: into.as_mut_ptr().cast(),
+        iov_len: into.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(there),
+        iov_len: into.len(),
+    };
+    Ok((local, remote))
+}
+
 impl ReadMemory for ProcessMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         if into.is_empty() {
             return Ok(());
         }
         let unreadable = |cause| Unreadable { address, cause };
-        let local = libc::iovec {
-            iov_base: into.as_mut_ptr().cast(),
-            iov_len: into.len(),
-        };
-        let remote = libc::iovec {
-            iov_base: std::ptr::without_provenance_mut(
-                usize::try_from(address).map_err(|_| unreadable(Cause::NotMapped))?,
-            ),
-            iov_len: into.len(),
-        };
-        let pid = self
-            .tgid
-            .0
-            .try_into()
-            .map_err(|_| unreadable(Cause::NoProcess))?;
-        // SAFETY: `local` describes exactly the exclusively borrowed `into`; the kernel checks the
-        // remote range against the other process and never lets it touch ours.
-        let read = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
-        match usize::try_from(read) {
+        let (local, remote) = vectors(address, into)?;
+        match self.read_vectors(&[local], &[remote]) {
             Ok(read) if read == into.len() => Ok(()),
             Ok(_) => Err(unreadable(Cause::NotMapped)),
-            Err(_) => Err(unreadable(
-                match std::io::Error::last_os_error().raw_os_error() {
-                    Some(libc::EFAULT) => Cause::NotMapped,
-                    Some(libc::ESRCH) => Cause::NoProcess,
-                    Some(libc::EPERM) => Cause::Denied,
-                    errno => Cause::Os(errno.unwrap_or_default()),
-                },
-            )),
+            Err(cause) => Err(unreadable(cause)),
         }
+    }
+
+    fn read_each(&self, pieces: &mut [Piece<'_>]) {
+        for pieces in pieces.chunks_mut(MOST_PIECES) {
+            let mut next = 0;
+            while next < pieces.len() {
+                next += self.read_some(&mut pieces[next..]);
+            }
+        }
+    }
+}
+
+impl ProcessMemory {
+    /// Reads the first of some stretches, or as many as can be read by one call; returns how many
+    /// are done.
+    fn read_some(&self, pieces: &mut [Piece<'_>]) -> usize {
+        let (mut local, mut remote) = (Vec::new(), Vec::new());
+        for piece in pieces.iter_mut() {
+            // An address that is none here ends the call before it.
+            let Ok((here, there)) = vectors(piece.address, piece.into) else {
+                break;
+            };
+            local.push(here);
+            remote.push(there);
+        }
+        let mut left = self.read_vectors(&local, &remote).unwrap_or(0);
+        let mut done = 0;
+        for piece in pieces.iter_mut().take(local.len()) {
+            if left < piece.into.len() {
+                break;
+            }
+            left -= piece.into.len();
+            piece.outcome = Ok(());
+            done += 1;
+        }
+        // The one that stopped it says why, by itself.
+        if let Some(piece) = pieces.get_mut(done) {
+            piece.outcome = self.read(piece.address, piece.into);
+            done += 1;
+        }
+        done
     }
 }
 
@@ -296,6 +385,36 @@ mod tests {
         );
         let nobody = ProcessMemory::new(Tgid(u32::MAX));
         assert_eq!(nobody.read_u64(8).unwrap_err().cause, Cause::NoProcess);
+    }
+
+    #[test]
+    fn of_several_stretches_each_says_how_it_went() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let memory = ProcessMemory::new(Tgid(std::process::id()));
+        let at = bytes.as_ptr().addr() as u64;
+        let mut rooms = vec![[0_u8; 4]; 2_500];
+        let mut pieces: Vec<_> = (0..)
+            .zip(&mut rooms)
+            .map(|(index, into)| Piece {
+                address: if index % 700 == 3 {
+                    8
+                } else {
+                    at + index % 250
+                },
+                into,
+                outcome: Ok(()),
+            })
+            .collect();
+        memory.read_each(&mut pieces);
+        for (index, piece) in (0..).zip(&pieces) {
+            let first = (index % 250) as u8;
+            if index % 700 == 3 {
+                assert_eq!(piece.outcome.unwrap_err().cause, Cause::NotMapped);
+            } else {
+                assert_eq!(piece.outcome, Ok(()));
+                assert_eq!(piece.into, [first, first + 1, first + 2, first + 3]);
+            }
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod facts;
 pub mod maps;
 pub mod memory;
 pub mod namespace;
+pub mod pause;
 pub mod rank;
 pub mod root;
 pub mod status;

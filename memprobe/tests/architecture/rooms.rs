@@ -34,7 +34,7 @@ impl Room {
 
 /// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not
 /// know, giving back freed heap, descriptors that the runtime watches, the positions of a ring buffer, the
-/// memory of another process.
+/// memory of another process, stopping it for a moment.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",
@@ -42,6 +42,7 @@ pub const UNSAFE_FILES: &[&str] = &[
     "probe/many.rs",
     "probe/positions.rs",
     "target/memory.rs",
+    "target/pause.rs",
 ];
 
 /// Macros that stand for code that is not there.
@@ -155,7 +156,7 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "label/",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL],
-        except: &["crate::model::snapshot"],
+        except: &["crate::model::snapshot", "crate::model::tensors"],
     },
     Room {
         name: "probe/",
@@ -231,7 +232,12 @@ pub const ROOMS: &[Room] = &[
         name: "export/",
         never: &[ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, JOINTS],
         // A trace names an allocation by the same frame as the table of lines.
-        except: &["crate::model::snapshot", "crate::model::grouping"],
+        // A snapshot's file has sums that are those of its table.
+        except: &[
+            "crate::model::snapshot",
+            "crate::model::grouping",
+            "crate::model::tensors",
+        ],
     },
     Room {
         name: "report/",
@@ -250,6 +256,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::grouping",
             "crate::model::Model",
             "crate::model::Refused",
+            "crate::model::tensors",
         ],
     },
     Room {
@@ -263,7 +270,7 @@ pub const ROOMS: &[Room] = &[
             &["crate::report"],
             JOINTS,
         ],
-        except: &["crate::model::snapshot"],
+        except: &["crate::model::snapshot", "crate::model::tensors"],
     },
     Room {
         name: "cli/",

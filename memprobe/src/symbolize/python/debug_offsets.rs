@@ -5,7 +5,7 @@ use std::fmt;
 
 use memprobe_common::{FRAME_HEADER, THREAD_STATE};
 
-use super::layout::{Instructions, PythonLayout};
+use super::layout::{ClassLayout, DictLayout, HeapLayout, Instructions, LocalNames, PythonLayout};
 use super::text::field;
 use crate::target::memory::{ReadMemory, Unreadable};
 
@@ -84,6 +84,24 @@ struct Fields {
     bytes_size: u16,
     /// `unicode_object.state`, `.length` and `.asciiobject_size`.
     string_state: u16,
+    /// `interpreter_state.next`.
+    next_interpreter: u16,
+    /// `interpreter_state.gc`.
+    collector: u16,
+    /// `gc.collecting`.
+    collecting: u16,
+    /// `interpreter_frame.localsplus`.
+    frame_locals: u16,
+    /// `code_object.localsplusnames`.
+    code_locals: u16,
+    /// `tuple_object.ob_item`.
+    tuple_items: u16,
+    /// `list_object.ob_item`.
+    list_items: u16,
+    /// `dict_object.ma_keys` and `.ma_values`.
+    dict_keys: u16,
+    /// `type_object.tp_flags`.
+    class_flags: u16,
 }
 
 const FIELDS: [Fields; 3] = [
@@ -101,6 +119,15 @@ const FIELDS: [Fields; 3] = [
         object_type: 360,
         bytes_size: 520,
         string_state: 544,
+        next_interpreter: 64,
+        collector: 80,
+        collecting: 576,
+        frame_locals: 256,
+        code_locals: 328,
+        tuple_items: 408,
+        list_items: 432,
+        dict_keys: 456,
+        class_flags: 392,
     },
     Fields {
         minor: 14,
@@ -116,6 +143,15 @@ const FIELDS: [Fields; 3] = [
         object_type: 408,
         bytes_size: 600,
         string_state: 624,
+        next_interpreter: 64,
+        collector: 88,
+        collecting: 656,
+        frame_locals: 280,
+        code_locals: 368,
+        tuple_items: 456,
+        list_items: 480,
+        dict_keys: 536,
+        class_flags: 440,
     },
     Fields {
         minor: 15,
@@ -131,11 +167,20 @@ const FIELDS: [Fields; 3] = [
         object_type: 472,
         bytes_size: 696,
         string_state: 720,
+        next_interpreter: 64,
+        collector: 88,
+        collecting: 760,
+        frame_locals: 344,
+        code_locals: 432,
+        tuple_items: 552,
+        list_items: 576,
+        dict_keys: 632,
+        class_flags: 504,
     },
 ];
 
 /// Bytes that hold every field of [`FIELDS`].
-const SIZE: usize = 744;
+const SIZE: usize = 768;
 
 /// What the structure at `runtime` says of itself.
 ///
@@ -178,6 +223,7 @@ pub fn read_layout(
     let ascii = at.string_state + 16;
     table.must_be("unicode_object.asciiobject_size", ascii, string.ascii_data)?;
     table.check_code(at, row)?;
+    table.check_heap(at, row)?;
 
     let mut layout = *row;
     let main = table.word(
@@ -210,6 +256,10 @@ pub fn read_layout(
     frame.instr = in_frame("interpreter_frame.instr_ptr", at.frame_previous + 16)?;
     let owner = "interpreter_frame.owner";
     frame.owner = Some(table.at_most(owner, at.frame_owner, FRAME_HEADER as u16 - 1)?);
+    let collector = &mut layout.heap.collector;
+    collector.next_interpreter =
+        table.word("interpreter_state.next", at.next_interpreter, u16::MAX - 8)?;
+    collector.start = table.word("interpreter_state.gc", at.collector, u16::MAX - 1024)?;
     Ok(layout)
 }
 
@@ -246,6 +296,31 @@ impl Table {
         } else {
             Err(Damage::Field(name, said.into()))
         }
+    }
+
+    /// The fields of objects that hold others, and the one field of the collector that is told.
+    fn check_heap(&self, at: &Fields, row: &PythonLayout) -> Result<(), Damage> {
+        let LocalNames::One(names) = row.heap.locals.names else {
+            return Ok(());
+        };
+        let collecting = row.heap.collector.collecting;
+        let values = at.dict_keys + 8;
+        let named = [
+            ("gc.collecting", at.collecting, collecting),
+            (
+                "interpreter_frame.localsplus",
+                at.frame_locals,
+                row.heap.locals.first,
+            ),
+            ("code_object.localsplusnames", at.code_locals, names),
+            ("tuple_object.ob_item", at.tuple_items, row.heap.tuple_items),
+            ("list_object.ob_item", at.list_items, HeapLayout::LIST_ITEMS),
+            ("dict_object.ma_keys", at.dict_keys, DictLayout::KEYS),
+            ("dict_object.ma_values", values, DictLayout::VALUES),
+            ("type_object.tp_flags", at.class_flags, ClassLayout::FLAGS),
+        ];
+        let mut named = named.into_iter();
+        named.try_for_each(|(name, position, offset)| self.must_be(name, position, offset))
     }
 
     /// The fields of code objects, among which are some of which the structure does not speak.

@@ -24,6 +24,8 @@ pub struct PythonLayout {
     pub bytes: BytesLayout,
     /// `PyObject`.
     pub object: ObjectLayout,
+    /// What keeps objects, and what they keep.
+    pub heap: HeapLayout,
 }
 
 /// `struct pyruntimestate` (`Include/internal/pycore_runtime.h`@v3.9.18 to @v3.13.0,
@@ -217,4 +219,212 @@ pub struct ObjectLayout {
     /// Of a type: `tp_dealloc`, by which its objects are freed (`PyTypeObject` in
     /// `Include/cpython/object.h`@v3.9.18 to @v3.15.2).
     pub type_dealloc: u16,
+}
+
+/// The garbage collector's lists, and the objects that hold others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapLayout {
+    /// `struct _gc_runtime_state`.
+    pub collector: CollectorLayout,
+    /// `PyTypeObject` and `PyHeapTypeObject`.
+    pub class: ClassLayout,
+    /// `PyDictObject` and what it points to.
+    pub dict: DictLayout,
+    /// Where objects of classes written in Python keep their attributes.
+    pub attributes: Attributes,
+    /// How an int says how long it is.
+    pub numbers: Numbers,
+    /// `PyTupleObject.ob_item`; `ob_size` is the word behind the type in every version.
+    pub tuple_items: u16,
+    /// The variables of frames.
+    pub locals: LocalsLayout,
+}
+
+impl HeapLayout {
+    /// `ob_size` of an object of variable size, a signed word (`PyVarObject` in
+    /// `Include/object.h`@v3.9.18 to @v3.15.2).
+    pub const SIZE: u16 = 16;
+    /// `ob_digit` of an int, of 32 bits each, the lowest first (`Include/cpython/longintrepr.h`@v3.9.18
+    /// to @v3.15.2).
+    pub const DIGITS: u16 = 24;
+    /// `PyListObject.ob_item` (`Include/cpython/listobject.h`@v3.9.18 to @v3.15.2).
+    pub const LIST_ITEMS: u16 = 24;
+    /// `PyCellObject.ob_ref` (`Include/cpython/cellobject.h`@v3.9.18 to @v3.15.2).
+    pub const CELL: u16 = 16;
+    /// `PyModuleObject.md_dict` (`Include/internal/pycore_moduleobject.h`@v3.9.18 to @v3.15.2).
+    pub const MODULE_DICT: u16 = 16;
+    /// `PySetObject.mask`; `table` is the next word, of which each entry has 16 bytes, the key first
+    /// (`Include/setobject.h`@v3.9.18, `Include/cpython/setobject.h`@v3.11.7 to @v3.15.2).
+    pub const SET_MASK: u16 = 32;
+}
+
+/// `struct _gc_runtime_state` in an interpreter (`Include/internal/pycore_gc.h`@v3.9.18 to @v3.13.0,
+/// `pycore_interp_structs.h`@v3.14.10, v3.15.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CollectorLayout {
+    /// `interp->next`: another interpreter of the process.
+    pub next_interpreter: u16,
+    /// `interp->gc`, from the start of the interpreter.
+    pub start: u16,
+    /// In it, `generations[0].head`, a `PyGC_Head`; the next two follow.
+    pub generations: u16,
+    /// In it, `permanent_generation.head`: what `gc.freeze()` took out of the others.
+    pub permanent: u16,
+    /// In it, `collecting`, an int: not 0 while the lists are taken apart.
+    pub collecting: u16,
+}
+
+impl CollectorLayout {
+    /// How many generations there are.
+    pub const GENERATIONS: u64 = 3;
+    /// `sizeof(struct gc_generation)`.
+    pub const GENERATION_SIZE: u64 = 24;
+    /// `sizeof(PyGC_Head)`: an object lies so far behind its head.
+    pub const HEAD_SIZE: u64 = 16;
+    /// The bits of its two pointers that are the collector's own marks.
+    pub const MARKS: u64 = 3;
+}
+
+/// `PyTypeObject` (`Include/cpython/object.h`@v3.9.18 to @v3.15.2), the same but for the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassLayout {
+    /// Of a class made by a `class` statement, `ht_cached_keys`: the names of its objects'
+    /// attributes.
+    pub cached_keys: u16,
+}
+
+impl ClassLayout {
+    /// `tp_name`, a C string; of a class made by a `class` statement without its module.
+    pub const NAME: u16 = 24;
+    /// `tp_basicsize`, bytes of an object.
+    pub const BASIC_SIZE: u16 = 32;
+    /// `tp_itemsize`, bytes more for each of `ob_size`.
+    pub const ITEM_SIZE: u16 = 40;
+    /// `tp_flags`.
+    pub const FLAGS: u16 = 168;
+    /// `tp_members`, an array of `PyMemberDef`.
+    pub const MEMBERS: u16 = 240;
+    /// `tp_base`.
+    pub const BASE: u16 = 256;
+    /// `tp_dict`; NULL in a static type of 3.12 and later, whose dict the interpreter keeps.
+    pub const DICT: u16 = 264;
+    /// `tp_dictoffset`, signed.
+    pub const DICT_OFFSET: u16 = 288;
+
+    /// `Py_TPFLAGS_INLINE_VALUES` (3.13 on).
+    pub const INLINE_VALUES: u64 = 1 << 2;
+    /// `Py_TPFLAGS_MANAGED_DICT` (3.11 on).
+    pub const MANAGED_DICT: u64 = 1 << 4;
+    /// `Py_TPFLAGS_HEAPTYPE`.
+    pub const HEAP_TYPE: u64 = 1 << 9;
+    /// `Py_TPFLAGS_READY`, which every type has that objects have.
+    pub const READY: u64 = 1 << 12;
+    /// `Py_TPFLAGS_LONG_SUBCLASS`.
+    pub const LONG: u64 = 1 << 24;
+    /// `Py_TPFLAGS_LIST_SUBCLASS`.
+    pub const LIST: u64 = 1 << 25;
+    /// `Py_TPFLAGS_TUPLE_SUBCLASS`.
+    pub const TUPLE: u64 = 1 << 26;
+    /// `Py_TPFLAGS_UNICODE_SUBCLASS`.
+    pub const STR: u64 = 1 << 28;
+    /// `Py_TPFLAGS_DICT_SUBCLASS`.
+    pub const DICT_CLASS: u64 = 1 << 29;
+    /// `Py_TPFLAGS_TYPE_SUBCLASS`.
+    pub const TYPE: u64 = 1 << 31;
+}
+
+/// `PyDictObject` and `PyDictKeysObject` (`Objects/dict-common.h`@v3.9.18, v3.10.13,
+/// `Include/internal/pycore_dict.h`@v3.11.7 to @v3.15.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DictLayout {
+    /// How its keys are laid out.
+    pub keys: DictKeys,
+    /// Where in `ma_values` the first value stands.
+    pub values: u16,
+}
+
+impl DictLayout {
+    /// `ma_used`: how many entries it has.
+    pub const USED: u16 = 16;
+    /// `ma_keys`.
+    pub const KEYS: u16 = 32;
+    /// `ma_values`: the values, where the keys are those of a whole class; else NULL.
+    pub const VALUES: u16 = 40;
+}
+
+/// How the word at [`HeapLayout::SIZE`] of an int tells the number of its digits and its sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbers {
+    /// `ob_size`, negative for a negative int (up to 3.11).
+    Signed,
+    /// `lv_tag`: the number above three bits, of which the lower two are 2 for a negative int (3.12 on,
+    /// `Include/internal/pycore_long.h`@v3.12.1).
+    Tagged,
+}
+
+impl Numbers {
+    /// The number of digits, and whether the int is negative.
+    pub fn sign(self, word: u64) -> (u64, bool) {
+        match self {
+            Self::Signed => (word.cast_signed().unsigned_abs(), word.cast_signed() < 0),
+            Self::Tagged => (word >> 3, word & 3 == 2),
+        }
+    }
+}
+
+/// How the keys of a dict are laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DictKeys {
+    /// Up to 3.10: `dk_size` at 8, `dk_nentries` at 32, indices from 40 on, then entries of hash,
+    /// key and value.
+    Sized,
+    /// From 3.11 on: `dk_log2_size`, `dk_log2_index_bytes` and `dk_kind` from 8 on, `dk_nentries` at
+    /// 24, indices from 32 on, then entries: with a hash where the kind is 0.
+    Logarithmic,
+}
+
+/// Where objects of classes written in Python keep their attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attributes {
+    /// In a dict that lies at `tp_dictoffset` (up to 3.10).
+    Dict,
+    /// Before the object: values at -32, or else a dict at -24 (3.11,
+    /// `Include/internal/pycore_object.h`@v3.11.7).
+    ValuesOrDict,
+    /// In the word at -24: values where its lowest bit is set, of one byte less; else a dict (3.12,
+    /// `Include/internal/pycore_object.h`@v3.12.1).
+    Tagged,
+    /// In a dict at -24, or, where there is none, in values behind the object itself (3.13 on,
+    /// `Include/internal/pycore_object.h`@v3.13.0).
+    Inline,
+}
+
+/// Where the variables of a frame are (the sources of [`FrameLayout`] and [`CodeLayout`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalsLayout {
+    /// In a frame, `f_globals`, a dict.
+    pub globals: u16,
+    /// In a frame, `f_locals`: the dict of a module's or a class's code, or NULL.
+    pub mapping: u16,
+    /// In a frame, `localsplus[0]`.
+    pub first: u16,
+    /// In a code object, `co_flags`, 32 bits.
+    pub code_flags: u16,
+    /// In a code object, the names of what lies there.
+    pub names: LocalNames,
+}
+
+impl LocalsLayout {
+    /// In `co_flags`, `CO_OPTIMIZED`: the variables are in the frame, not in a dict.
+    pub const OPTIMIZED: u32 = 1;
+}
+
+/// The names of a frame's variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalNames {
+    /// Up to 3.10: of `co_nlocals` variables in the tuple `co_varnames`, then of cells in
+    /// `co_cellvars`, then in `co_freevars`.
+    Three([u16; 3]),
+    /// From 3.11 on: all in the tuple `co_localsplusnames`.
+    One(u16),
 }

@@ -6,8 +6,9 @@
 //! them itself ([`super::debug_offsets`]); a row is then what is checked against, and has the rest.
 
 use super::layout::{
-    BytesLayout, CodeLayout, FrameLayout, Instructions, InterpreterLayout, LineFormat,
-    ObjectLayout, PythonLayout, RuntimeLayout, StateSlot, StringLayout, ThreadLayout,
+    Attributes, BytesLayout, ClassLayout, CodeLayout, CollectorLayout, DictKeys, DictLayout,
+    FrameLayout, HeapLayout, Instructions, InterpreterLayout, LineFormat, LocalNames, LocalsLayout,
+    Numbers, ObjectLayout, PythonLayout, RuntimeLayout, StateSlot, StringLayout, ThreadLayout,
 };
 
 /// Every version that memprobe knows.
@@ -94,6 +95,27 @@ const fn frame(owner: u16) -> FrameLayout {
     }
 }
 
+/// The collector of an interpreter: where it starts, and in it the permanent generation and the mark
+/// that it is at work. Up to 3.14.
+const fn collector(start: u16, permanent: u16, collecting: u16) -> CollectorLayout {
+    CollectorLayout {
+        next_interpreter: 0,
+        start,
+        generations: 24,
+        permanent,
+        collecting,
+    }
+}
+
+/// From 3.12 on.
+const LOCALS: LocalsLayout = LocalsLayout {
+    globals: 24,
+    mapping: 40,
+    first: 72,
+    code_flags: 48,
+    names: LocalNames::One(96),
+};
+
 /// CPython 3.9 (v3.9.18).
 const PYTHON_3_9: PythonLayout = PythonLayout {
     minor: 9,
@@ -139,6 +161,24 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
     string: STRING_WITH_WCHAR,
     bytes: BYTES,
     object: OBJECT,
+    heap: HeapLayout {
+        collector: collector(616, 104, 200),
+        class: ClassLayout { cached_keys: 864 },
+        dict: DictLayout {
+            keys: DictKeys::Sized,
+            values: 0,
+        },
+        attributes: Attributes::Dict,
+        numbers: Numbers::Signed,
+        tuple_items: 24,
+        locals: LocalsLayout {
+            globals: 48,
+            mapping: 56,
+            first: 360,
+            code_flags: 36,
+            names: LocalNames::Three([72, 88, 80]),
+        },
+    },
 };
 
 /// CPython 3.10 (v3.10.13).
@@ -155,6 +195,14 @@ const PYTHON_3_10: PythonLayout = PythonLayout {
             step: 2,
         },
         ..PYTHON_3_9.code
+    },
+    heap: HeapLayout {
+        class: ClassLayout { cached_keys: 872 },
+        locals: LocalsLayout {
+            first: 352,
+            ..PYTHON_3_9.heap.locals
+        },
+        ..PYTHON_3_9.heap
     },
     ..PYTHON_3_9
 };
@@ -202,6 +250,21 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
     string: STRING_WITH_WCHAR,
     bytes: BYTES,
     object: OBJECT,
+    heap: HeapLayout {
+        collector: collector(648, 104, 200),
+        class: ClassLayout { cached_keys: 872 },
+        dict: DictLayout {
+            keys: DictKeys::Logarithmic,
+            values: 0,
+        },
+        attributes: Attributes::ValuesOrDict,
+        locals: LocalsLayout {
+            globals: 8,
+            mapping: 24,
+            ..LOCALS
+        },
+        ..PYTHON_3_9.heap
+    },
 };
 
 /// CPython 3.12 (v3.12.1).
@@ -231,6 +294,14 @@ const PYTHON_3_12: PythonLayout = PythonLayout {
     string: STRING,
     bytes: BYTES,
     object: OBJECT,
+    heap: HeapLayout {
+        collector: collector(112, 104, 200),
+        class: ClassLayout { cached_keys: 880 },
+        attributes: Attributes::Tagged,
+        numbers: Numbers::Tagged,
+        locals: LOCALS,
+        ..PYTHON_3_11.heap
+    },
 };
 
 /// CPython 3.13 (v3.13.0).
@@ -260,6 +331,18 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
     string: STRING,
     bytes: BYTES,
     object: OBJECT,
+    heap: HeapLayout {
+        collector: CollectorLayout {
+            next_interpreter: 7264,
+            ..collector(7400, 104, 200)
+        },
+        dict: DictLayout {
+            keys: DictKeys::Logarithmic,
+            values: 8,
+        },
+        attributes: Attributes::Inline,
+        ..PYTHON_3_12.heap
+    },
 };
 
 /// CPython 3.14 (v3.14.10).
@@ -275,6 +358,18 @@ const PYTHON_3_14: PythonLayout = PythonLayout {
     },
     frame: frame(74),
     code: code(208, 192),
+    heap: HeapLayout {
+        collector: CollectorLayout {
+            next_interpreter: 7272,
+            ..collector(7408, 96, 192)
+        },
+        tuple_items: 32,
+        locals: LocalsLayout {
+            first: 80,
+            ..LOCALS
+        },
+        ..PYTHON_3_13.heap
+    },
     ..PYTHON_3_13
 };
 
@@ -293,6 +388,17 @@ const PYTHON_3_15: PythonLayout = PythonLayout {
         id: 248,
         base_frame: Some(80),
         ..PYTHON_3_13.thread
+    },
+    heap: HeapLayout {
+        collector: CollectorLayout {
+            next_interpreter: 7264,
+            start: 7400,
+            generations: 8,
+            permanent: 80,
+            collecting: 112,
+        },
+        class: ClassLayout { cached_keys: 888 },
+        ..PYTHON_3_14.heap
     },
     ..PYTHON_3_14
 };

@@ -1,0 +1,257 @@
+//! Reads the heap of a process at one moment: while it stands still, or while it runs on.
+//!
+//! Everything is looked at twice. The first time the process runs on, and what is found then is thrown
+//! away: it shows which pages matter. The second time it stands still; these pages are copied at
+//! once, and little is left to be found.
+
+use std::fmt;
+use std::thread;
+use std::time::Duration;
+
+use super::Heap;
+use super::census::Census;
+use super::class::Classes;
+use super::collector::{self, Broken};
+use super::frames::{self, Variable};
+use super::image::{Extent, Image};
+use super::modules::{self, Module};
+use super::optimizers::{self, Optimizers};
+use crate::symbolize::python::PythonProcess;
+use crate::target::memory::{ProcessMemory, ReadMemory};
+use crate::target::pause::{PauseError, while_paused};
+use crate::tensors::Consistency;
+
+/// The most of a process's memory that is kept: that of some twenty million objects.
+const MOST_BYTES: usize = 2 << 30;
+
+/// How often a process is stopped before it is given up: each time it was in the middle of a
+/// collection, or of a change to the lists of its objects.
+const MOST_STOPS: u32 = 100;
+
+/// How long it runs on in between, at first and at most. A collection of a million objects takes half
+/// a second.
+const FIRST_WAIT: Duration = Duration::from_millis(2);
+const MOST_WAIT: Duration = Duration::from_millis(50);
+
+/// How often the lists of a process that runs on are followed before a part of them is enough.
+const MOST_WALKS: u32 = 5;
+
+/// How a process is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// It stands still while it is read.
+    Paused,
+    /// It runs on.
+    Running,
+}
+
+/// Why a heap could not be read.
+#[derive(Debug)]
+pub enum Why {
+    /// The process could not be stopped.
+    Pause(PauseError),
+    /// It was never stopped at a moment at which its lists were whole.
+    NeverWhole(Broken),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pause(error) => error.fmt(f),
+            Self::NeverWhole(broken) => write!(
+                f,
+                "it was stopped {MOST_STOPS} times, and never at a moment at which it could be \
+                 read: {broken}.\nTry again, or read it while it runs with --nonblocking"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Why {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Pause(error) => Some(error),
+            Self::NeverWhole(broken) => Some(broken),
+        }
+    }
+}
+
+impl From<PauseError> for Why {
+    fn from(error: PauseError) -> Self {
+        Self::Pause(error)
+    }
+}
+
+/// What was found of a heap while it was read.
+#[derive(Debug, Default)]
+pub struct Moment {
+    /// The objects.
+    pub census: Census,
+    /// Their classes.
+    pub classes: Classes,
+    /// The modules of PyTorch.
+    pub modules: Vec<Module>,
+    /// The optimizers.
+    pub optimizers: Optimizers,
+    /// The variables of frames, the nearest first.
+    pub variables: Vec<Variable>,
+    /// Why not all objects are there; `None` where they are.
+    pub broken: Option<Broken>,
+    /// Why there are no variables.
+    pub no_frames: Option<crate::target::memory::Unreadable>,
+}
+
+impl Moment {
+    /// Finds what there is in a heap, and reads into the image what is needed to go on from there.
+    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess) -> Self {
+        let mut moment = Self::default();
+        let mut listed = Vec::new();
+        let layout = &python.layout;
+        let walked = collector::interpreters(image, layout, python.runtime);
+        let walked = walked.and_then(|interpreters| {
+            let collector = &layout.heap.collector;
+            let mut interpreters = interpreters.into_iter();
+            interpreters.try_for_each(|at| collector::walk(image, collector, at, &mut listed))
+        });
+        moment.broken = walked.err();
+        let heap = Heap::of(image, layout);
+        let classes = &mut moment.classes;
+        moment.census = Census::of(&heap, classes, &listed);
+        drop(listed);
+        moment.census.keep_contents(&heap, classes);
+        moment.modules = modules::read(&heap, classes, &moment.census.modules);
+        moment.optimizers = optimizers::read(&heap, classes, &moment.census.optimizers);
+        match frames::variables(&heap, classes, python, &moment.census.globals) {
+            Ok(variables) => moment.variables = variables,
+            Err(why) => moment.no_frames = Some(why),
+        }
+        moment
+    }
+}
+
+/// A heap as it was read.
+#[derive(Debug)]
+pub struct Captured<T> {
+    /// All that was read; closed.
+    pub image: Image<ProcessMemory>,
+    /// What was found.
+    pub moment: Moment,
+    /// What `more` found.
+    pub more: T,
+    /// How far it belongs to one moment.
+    pub consistency: Consistency,
+}
+
+impl<T> Captured<T> {
+    /// What the image came to.
+    pub fn extent(&self) -> Extent {
+        self.image.extent()
+    }
+}
+
+/// Reads the heap of a process. `more` reads further things at the same moment; `rehearse` does all
+/// that will be done with them later, and shows by that which pages are needed.
+///
+/// # Errors
+/// [`Why`].
+pub fn capture<T: Send>(
+    python: &PythonProcess,
+    manner: Manner,
+    more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
+    rehearse: impl Fn(&Image<ProcessMemory>, &mut Moment, &T),
+) -> Result<Captured<T>, Why> {
+    let look = |image: &Image<ProcessMemory>| {
+        let mut moment = Moment::of(image, python);
+        let more = more(image, &mut moment);
+        (moment, more)
+    };
+    let (image, (mut moment, found)) = look_at_running(python, look);
+    if manner == Manner::Running {
+        image.close();
+        return Ok(Captured {
+            image,
+            moment,
+            more: found,
+            consistency: Consistency::Running,
+        });
+    }
+    rehearse(&image, &mut moment, &found);
+    drop((moment, found));
+    look_at_paused(python, image, look)
+}
+
+/// Looks at a process that runs on: until its lists are whole, or as often as makes sense.
+fn look_at_running<T>(
+    python: &PythonProcess,
+    look: impl Fn(&Image<ProcessMemory>) -> (Moment, T),
+) -> (Image<ProcessMemory>, (Moment, T)) {
+    let mut walks = 0;
+    loop {
+        let image = Image::of(python.memory(), MOST_BYTES);
+        let found = look(&image);
+        walks += 1;
+        if found.0.broken.is_none() || walks == MOST_WALKS {
+            return (image, found);
+        }
+        thread::sleep(FIRST_WAIT);
+    }
+}
+
+/// Looks at a process that stands still.
+fn look_at_paused<T: Send>(
+    python: &PythonProcess,
+    mut image: Image<ProcessMemory>,
+    look: impl Fn(&Image<ProcessMemory>) -> (Moment, T) + Sync,
+) -> Result<Captured<T>, Why> {
+    let mut wait = FIRST_WAIT;
+    let mut retries = 0;
+    loop {
+        let (image_there, look) = (&mut image, &look);
+        let (found, pause) = while_paused(python.tgid, move || {
+            // At a wrong moment it stands still no longer than it takes to see that.
+            if let Some(broken) = at_work(python) {
+                return Err(broken);
+            }
+            image_there.renew();
+            Ok(look(image_there))
+        })?;
+        let broken = match found {
+            Ok((moment, more)) => match moment.broken {
+                None | Some(Broken::TooMany) => {
+                    image.close();
+                    return Ok(Captured {
+                        image,
+                        moment,
+                        more,
+                        consistency: Consistency::Paused { pause, retries },
+                    });
+                }
+                Some(broken) => broken,
+            },
+            Err(broken) => broken,
+        };
+        retries += 1;
+        if retries == MOST_STOPS {
+            return Err(Why::NeverWhole(broken));
+        }
+        thread::sleep(wait);
+        wait = (wait * 2).min(MOST_WAIT);
+    }
+}
+
+/// Whether a collector of the process is at work right now.
+fn at_work(python: &PythonProcess) -> Option<Broken> {
+    let memory = python.memory();
+    let layout = &python.layout;
+    let interpreters = match collector::interpreters(&memory, layout, python.runtime) {
+        Ok(interpreters) => interpreters,
+        Err(broken) => return Some(broken),
+    };
+    interpreters.into_iter().find_map(|interpreter| {
+        match collector::is_collecting(&memory, &layout.heap.collector, interpreter) {
+            Ok(false) => None,
+            Ok(true) => Some(Broken::Collecting),
+            Err(why) => Some(why.into()),
+        }
+    })
+}

@@ -1,0 +1,383 @@
+//! Classes: what their objects are, and where they keep what they hold.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::dict::Entry;
+use super::{Heap, word_at};
+use crate::symbolize::python::layout::{Attributes, ClassLayout, HeapLayout};
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
+
+/// The most classes that are read.
+const MOST_CLASSES: usize = 1 << 18;
+
+/// The most classes above one another.
+const MOST_BASES: usize = 64;
+
+/// The most members of one class, and of all above it.
+const MOST_MEMBERS: usize = 256;
+
+/// The longest name in bytes.
+const LONGEST_NAME: usize = 512;
+
+/// `sizeof(PyMemberDef)`: name, type, offset, flags, doc (`Include/structmember.h`@v3.9.18,
+/// `Include/descrobject.h`@v3.12.1 to @v3.15.2).
+const MEMBER: usize = 40;
+
+/// Members that are references to objects: `T_OBJECT` and `T_OBJECT_EX`, since 3.12 `_Py_T_OBJECT`
+/// and `Py_T_OBJECT_EX` (the same sources).
+const REFERENCES: [u32; 2] = [6, 16];
+
+/// A class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Its address.
+    pub address: u64,
+    /// `tp_name`: with its module, where it was not made by a `class` statement.
+    pub name: Arc<str>,
+    /// What its objects are as containers.
+    pub holds: Holds,
+    /// What its objects are to PyTorch.
+    pub role: Role,
+    /// `tp_dict`; 0 where the class does not have it itself.
+    pub dict: u64,
+    /// The references that its objects have as members, slots among them.
+    pub members: Vec<Member>,
+    flags: u64,
+    basic_size: u64,
+    item_size: u64,
+    dict_offset: i64,
+    cached_keys: u64,
+}
+
+/// What objects are as containers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holds {
+    /// Entries of a dict.
+    Entries,
+    /// Items of a list.
+    List,
+    /// Items of a tuple.
+    Tuple,
+    /// Items of a set.
+    Set,
+    /// What a variable of an enclosing function refers to.
+    Cell,
+    /// The globals of a module.
+    Globals,
+    /// The attributes of a class: the object is itself one.
+    Class,
+    /// The object is a str.
+    Text,
+    /// The object is an int.
+    Number,
+    /// Nothing but attributes and members.
+    Other,
+}
+
+/// What objects are to PyTorch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// A tensor: below `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to
+    /// 2.1 `torch._C._TensorBase`).
+    Tensor,
+    /// Below `torch.nn.modules.module.Module`.
+    Module,
+    /// Below `torch.optim.optimizer.Optimizer`.
+    Optimizer,
+    /// Nothing of the kind.
+    Other,
+}
+
+/// A reference that objects have at a fixed place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// The attribute's name.
+    pub name: Arc<str>,
+    /// Where in the object it lies.
+    pub offset: u64,
+}
+
+impl Class {
+    /// Its name without its module.
+    pub fn short_name(&self) -> &str {
+        self.name.rsplit('.').next().unwrap_or(&self.name)
+    }
+
+    /// Whether its objects may have attributes of their own.
+    pub(super) fn has_attributes(&self) -> bool {
+        self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
+    }
+
+    /// The names of its objects' attributes, where these have no dict.
+    pub(super) fn cached_keys(&self) -> u64 {
+        self.cached_keys
+    }
+
+    fn has(&self, flag: u64) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Classes by their addresses.
+#[derive(Debug, Default)]
+pub struct Classes {
+    known: Vec<Class>,
+    places: HashMap<u64, Option<u32>>,
+}
+
+impl Classes {
+    /// The place of the class at `address`, which is read where it is not known; `None` where no class
+    /// lies there.
+    pub fn place(&mut self, heap: &Heap<'_, impl ReadMemory>, address: u64) -> Option<u32> {
+        if let Some(&place) = self.places.get(&address) {
+            return place;
+        }
+        if self.places.len() == MOST_CLASSES {
+            return None;
+        }
+        let place = heap.class(address).ok().map(|class| {
+            self.known.push(class);
+            self.known.len() as u32 - 1
+        });
+        self.places.insert(address, place);
+        place
+    }
+
+    /// The class of an object.
+    pub fn of(&mut self, heap: &Heap<'_, impl ReadMemory>, object: u64) -> Option<&Class> {
+        let address = heap.class_of(object).ok()?;
+        let place = self.place(heap, address)?;
+        self.get(place)
+    }
+
+    /// The class at a place.
+    pub fn get(&self, place: u32) -> Option<&Class> {
+        self.known.get(place as usize)
+    }
+
+    /// All of them, by place.
+    pub fn all(&self) -> &[Class] {
+        &self.known
+    }
+}
+
+/// What one class says of itself.
+struct Head {
+    bytes: [u8; HEAD],
+    name: Arc<str>,
+}
+
+/// Bytes that hold every field of a class that all have.
+const HEAD: usize = ClassLayout::DICT_OFFSET as usize + 8;
+
+impl Head {
+    fn word(&self, at: u16) -> u64 {
+        word_at(&self.bytes, at)
+    }
+}
+
+impl<M: ReadMemory> Heap<'_, M> {
+    /// Reads the class at `address`.
+    fn class(&self, address: u64) -> Result<Class, Unreadable> {
+        let head = self.class_head(address)?;
+        let flags = head.word(ClassLayout::FLAGS);
+        let mut class = Class {
+            address,
+            name: head.name.clone(),
+            holds: holds_by_flags(flags),
+            role: Role::Other,
+            dict: head.word(ClassLayout::DICT),
+            members: Vec::new(),
+            flags,
+            basic_size: head.word(ClassLayout::BASIC_SIZE),
+            item_size: head.word(ClassLayout::ITEM_SIZE),
+            dict_offset: head.word(ClassLayout::DICT_OFFSET).cast_signed(),
+            cached_keys: 0,
+        };
+        if class.has(ClassLayout::HEAP_TYPE) {
+            class.cached_keys = self.word(address, self.layout.heap.class.cached_keys)?;
+        }
+        let mut next = Some(head);
+        for _ in 0..MOST_BASES {
+            let Some(head) = next else { break };
+            self.learn_from(&mut class, &head);
+            let base = head.word(ClassLayout::BASE);
+            next = self.class_head(base).ok().filter(|_| base != 0);
+        }
+        Ok(class)
+    }
+
+    fn class_head(&self, address: u64) -> Result<Head, Unreadable> {
+        let bytes: [u8; HEAD] = self.memory.read_array(address)?;
+        if word_at(&bytes, ClassLayout::FLAGS) & ClassLayout::READY == 0 {
+            return Err(Unreadable {
+                address,
+                cause: Cause::NotAsExpected,
+            });
+        }
+        let name = self.c_string(word_at(&bytes, ClassLayout::NAME))?;
+        Ok(Head { bytes, name })
+    }
+
+    /// Takes over what follows from a class that another one is, or is below.
+    fn learn_from(&self, class: &mut Class, head: &Head) {
+        let made_by_statement = head.word(ClassLayout::FLAGS) & ClassLayout::HEAP_TYPE != 0;
+        let is_of = |module: &str| self.module_of(head).as_deref() == Some(module);
+        match &*head.name {
+            "torch._C.TensorBase" | "torch._C._TensorBase" => class.role = Role::Tensor,
+            "Module" if made_by_statement && is_of("torch.nn.modules.module") => {
+                class.role = Role::Module;
+            }
+            "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
+                class.role = Role::Optimizer;
+            }
+            "set" | "frozenset" if !made_by_statement => class.holds = Holds::Set,
+            "cell" if !made_by_statement => class.holds = Holds::Cell,
+            "module" if !made_by_statement => class.holds = Holds::Globals,
+            _ => {}
+        }
+        let members = head.word(ClassLayout::MEMBERS);
+        if members != 0 {
+            // What cannot be read of them is not known; the rest is.
+            let _ = self.add_members(members, &mut class.members);
+        }
+    }
+
+    /// `__module__` of a class made by a `class` statement.
+    fn module_of(&self, head: &Head) -> Option<Arc<str>> {
+        let dict = head.word(ClassLayout::DICT);
+        let [module] = self.values_of(dict, ["__module__"]).ok()?;
+        self.text(module?)
+    }
+
+    fn add_members(&self, table: u64, members: &mut Vec<Member>) -> Result<(), Unreadable> {
+        for number in 0..MOST_MEMBERS as u64 {
+            let at = table.wrapping_add(number * MEMBER as u64);
+            let bytes: [u8; MEMBER] = self.memory.read_array(at)?;
+            let (name, kind) = (word_at(&bytes, 0), word_at(&bytes, 8) as u32);
+            if name == 0 || members.len() == MOST_MEMBERS {
+                break;
+            }
+            if REFERENCES.contains(&kind) {
+                members.push(Member {
+                    name: self.c_string(name)?,
+                    offset: word_at(&bytes, 16),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// A string that ends with a zero.
+    fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
+        let mut bytes = Vec::new();
+        while bytes.len() < LONGEST_NAME {
+            // Up to the next multiple of the length: never beyond the page that it ends in.
+            let at = address.wrapping_add(bytes.len() as u64);
+            let piece = self.memory.read_bytes(at, 32 - at % 32, 32)?;
+            let end = piece.iter().position(|&byte| byte == 0);
+            bytes.extend(&piece[..end.unwrap_or(piece.len())]);
+            if end.is_some() {
+                return Ok(String::from_utf8_lossy(&bytes).into());
+            }
+        }
+        Err(Unreadable {
+            address,
+            cause: Cause::TooLong,
+        })
+    }
+
+    /// Calls `each` with the attributes that an object of a class has in its own `__dict__`, whether
+    /// that dict exists or not.
+    ///
+    /// # Errors
+    /// [`Unreadable`]; the attributes before it were told.
+    pub fn attributes(
+        &self,
+        class: &Class,
+        object: u64,
+        each: impl FnMut(Entry),
+    ) -> Result<(), Unreadable> {
+        match self.attribute_store(class, object)? {
+            Some(Store::Dict(dict)) => self.entries(dict, each),
+            Some(Store::Values(values)) => self.split(self.keys(class.cached_keys)?, values, each),
+            None => Ok(()),
+        }
+    }
+
+    /// Where an object of a class keeps its attributes; `None` where it has none.
+    pub(super) fn attribute_store(
+        &self,
+        class: &Class,
+        object: u64,
+    ) -> Result<Option<Store>, Unreadable> {
+        let word = |back: u64| self.memory.read_u64(object.wrapping_sub(back));
+        let dict = |dict: u64| (dict != 0).then_some(Store::Dict(dict));
+        let attributes = self.layout.heap.attributes;
+        if attributes == Attributes::Dict || !class.has(ClassLayout::MANAGED_DICT) {
+            return Ok(dict(self.dict_at_offset(class, object)?));
+        }
+        Ok(match attributes {
+            Attributes::ValuesOrDict => match word(32)? {
+                0 => dict(word(24)?),
+                values => Some(Store::Values(values)),
+            },
+            Attributes::Tagged => match word(24)? {
+                tagged if tagged & 1 != 0 => Some(Store::Values(tagged.wrapping_add(1))),
+                untagged => dict(untagged),
+            },
+            Attributes::Inline | Attributes::Dict => match word(24)? {
+                0 if class.has(ClassLayout::INLINE_VALUES) => {
+                    let values = object.wrapping_add(class.basic_size);
+                    // `valid`, the last of four bytes before the values.
+                    let [_, _, _, valid] = self.memory.read_array(values)?;
+                    let first = values.wrapping_add(self.layout.heap.dict.values.into());
+                    (valid != 0).then_some(Store::Values(first))
+                }
+                address => dict(address),
+            },
+        })
+    }
+
+    /// The dict at `tp_dictoffset` of an object; 0 where it has none.
+    fn dict_at_offset(&self, class: &Class, object: u64) -> Result<u64, Unreadable> {
+        let offset = match class.dict_offset {
+            0 => return Ok(0),
+            offset if offset > 0 => offset.cast_unsigned(),
+            // From the end of an object of variable size (`_PyObject_GetDictPtr` in
+            // `Objects/object.c`@v3.10.13).
+            offset => {
+                let items = self.word(object, HeapLayout::SIZE)?.cast_signed();
+                let bytes = items.unsigned_abs().wrapping_mul(class.item_size);
+                let size = class.basic_size.wrapping_add(bytes);
+                let size = size.wrapping_add(7) & !7;
+                size.wrapping_add_signed(offset)
+            }
+        };
+        self.memory.read_u64(object.wrapping_add(offset))
+    }
+}
+
+/// Where an object keeps its attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Store {
+    /// In this dict.
+    Dict(u64),
+    /// From here on, in the order of its class's names.
+    Values(u64),
+}
+
+fn holds_by_flags(flags: u64) -> Holds {
+    let rows = [
+        (ClassLayout::DICT_CLASS, Holds::Entries),
+        (ClassLayout::LIST, Holds::List),
+        (ClassLayout::TUPLE, Holds::Tuple),
+        (ClassLayout::TYPE, Holds::Class),
+        (ClassLayout::STR, Holds::Text),
+        (ClassLayout::LONG, Holds::Number),
+    ];
+    let row = rows.iter().find(|(flag, _)| flags & flag != 0);
+    row.map_or(Holds::Other, |&(_, holds)| holds)
+}

@@ -1,0 +1,226 @@
+//! What an object holds: the objects that it refers to, and by which step each is reached.
+
+use super::class::{Class, Holds, Role, Store};
+use super::dict::Entry;
+use super::image::Image;
+use super::{Heap, word_at};
+use crate::symbolize::python::layout::{ClassLayout, HeapLayout};
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
+
+/// The most items of one list, tuple or set that are read.
+const MOST_ITEMS: u64 = 1 << 24;
+
+/// Items that are read at once.
+const BLOCK: u64 = 256;
+
+/// The dicts in which a module of PyTorch keeps what it gives out as attributes
+/// (`Module.__getattr__` in `torch/nn/modules/module.py`@v2.15.0).
+pub(super) const PARAMETERS: &str = "_parameters";
+pub(super) const BUFFERS: &str = "_buffers";
+pub(super) const MODULES: &str = "_modules";
+
+/// How one object is reached from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// `.name`, by the address of the str.
+    Attribute(u64),
+    /// `.name` of a parameter, buffer or module that a module of PyTorch holds, by the address of the
+    /// str.
+    Registered(u64),
+    /// `.name`, by the member of a class: its place among the classes, and in its members.
+    Member(u32, u32),
+    /// `[key]`, by the address of the key.
+    Key(u64),
+    /// `[index]`.
+    Index(u64),
+    /// An element of a set.
+    Element,
+    /// `.cell_contents`.
+    Cell,
+}
+
+impl<M: ReadMemory> Heap<'_, M> {
+    /// Calls `each` with what an object refers to. `place` is that of its class.
+    ///
+    /// # Errors
+    /// [`Unreadable`]; what came before it was told, and what comes after it too where it can be read.
+    pub fn contents(
+        &self,
+        class: &Class,
+        place: u32,
+        object: u64,
+        mut each: impl FnMut(Step, u64),
+    ) -> Result<(), Unreadable> {
+        let attributes = self.attributes(class, object, |Entry { key, value }| {
+            if class.role == Role::Module && self.is_gate(key) {
+                // What they hold is reached as attributes of the module.
+                let _ = self.entries(value, |entry| {
+                    each(Step::Registered(entry.key), entry.value)
+                });
+            } else {
+                each(Step::Attribute(key), value);
+            }
+        });
+        for (number, member) in (0..).zip(&class.members) {
+            let value = self.memory.read_u64(object.wrapping_add(member.offset));
+            if let Some(value) = value.ok().filter(|&value| value != 0) {
+                each(Step::Member(place, number), value);
+            }
+        }
+        attributes.and(self.held(class, object, each))
+    }
+
+    /// Whether this is the name of a dict whose entries a module gives out as attributes.
+    fn is_gate(&self, key: u64) -> bool {
+        let name = self.text(key);
+        name.is_some_and(|name| matches!(&*name, PARAMETERS | BUFFERS | MODULES))
+    }
+
+    /// What an object holds as a container.
+    fn held(
+        &self,
+        class: &Class,
+        object: u64,
+        mut each: impl FnMut(Step, u64),
+    ) -> Result<(), Unreadable> {
+        match class.holds {
+            Holds::Entries => self.entries(object, |entry| each(Step::Key(entry.key), entry.value)),
+            Holds::Globals => {
+                let dict = self.word(object, HeapLayout::MODULE_DICT)?;
+                self.entries(dict, |entry| each(Step::Attribute(entry.key), entry.value))
+            }
+            Holds::Class => match self.word(object, ClassLayout::DICT)? {
+                0 => Ok(()),
+                dict => self.entries(dict, |entry| each(Step::Attribute(entry.key), entry.value)),
+            },
+            Holds::Cell => {
+                let value = self.word(object, HeapLayout::CELL)?;
+                if value != 0 {
+                    each(Step::Cell, value);
+                }
+                Ok(())
+            }
+            Holds::List | Holds::Tuple => {
+                let (first, count) = self.items(class, object)?;
+                let mut index = 0..;
+                self.words(first, count, 8, |item| {
+                    let index = index.next().unwrap_or_default();
+                    if item != 0 {
+                        each(Step::Index(index), item);
+                    }
+                })
+            }
+            Holds::Set => {
+                let (table, count) = self.table(object)?;
+                self.words(table, count, 16, |item| {
+                    if item != 0 {
+                        each(Step::Element, item);
+                    }
+                })
+            }
+            Holds::Text | Holds::Number | Holds::Other => Ok(()),
+        }
+    }
+
+    /// The items of a list or tuple: where the first stands, and how many there are.
+    pub(super) fn items(&self, class: &Class, object: u64) -> Result<(u64, u64), Unreadable> {
+        let count = self.word(object, HeapLayout::SIZE)?;
+        let first = match class.holds {
+            Holds::List => self.word(object, HeapLayout::LIST_ITEMS)?,
+            _ => object.wrapping_add(self.layout.heap.tuple_items.into()),
+        };
+        bounded(object, count).map(|count| (first, count))
+    }
+
+    /// The table of a set: where it stands, and how many entries it has.
+    fn table(&self, object: u64) -> Result<(u64, u64), Unreadable> {
+        let head: [u8; 16] = self
+            .memory
+            .read_array(object.wrapping_add(HeapLayout::SET_MASK.into()))?;
+        let count = word_at(&head, 0).wrapping_add(1);
+        bounded(object, count).map(|count| (word_at(&head, 8), count))
+    }
+
+    /// Calls `each` with the first word of each of `count` entries of `size` bytes: 8 or 16.
+    fn words(
+        &self,
+        first: u64,
+        count: u64,
+        size: u64,
+        mut each: impl FnMut(u64),
+    ) -> Result<(), Unreadable> {
+        let mut block = [0; BLOCK as usize * 16];
+        let mut done = 0;
+        while done < count {
+            let now = BLOCK.min(count - done);
+            let bytes = &mut block[..(now * size) as usize];
+            self.memory.read(first.wrapping_add(done * size), bytes)?;
+            for entry in bytes.chunks_exact(size as usize) {
+                each(word_at(entry, 0));
+            }
+            done += now;
+        }
+        Ok(())
+    }
+}
+
+impl<M: ReadMemory> Heap<'_, Image<M>> {
+    /// Reads into the image all that [`Self::contents`] of an object will want.
+    ///
+    /// # Errors
+    /// [`Unreadable`] where it cannot be told what that is.
+    pub fn keep_contents(&self, class: &Class, object: u64) -> Result<(), Unreadable> {
+        match class.holds {
+            Holds::Entries => self.keep_dict(object)?,
+            Holds::Globals => self.keep_dict(self.word(object, HeapLayout::MODULE_DICT)?)?,
+            Holds::Class => match self.word(object, ClassLayout::DICT)? {
+                0 => {}
+                dict => self.keep_dict(dict)?,
+            },
+            Holds::List | Holds::Tuple => {
+                let (first, count) = self.items(class, object)?;
+                self.memory.keep(first..first.saturating_add(8 * count));
+            }
+            Holds::Set => {
+                let (table, count) = self.table(object)?;
+                self.memory.keep(table..table.saturating_add(16 * count));
+            }
+            Holds::Cell | Holds::Text | Holds::Number | Holds::Other => {}
+        }
+        if !class.has_attributes() {
+            return Ok(());
+        }
+        match self.attribute_store(class, object)? {
+            Some(Store::Dict(dict)) => self.keep_dict(dict),
+            Some(Store::Values(values)) => {
+                let keys = self.keys(class.cached_keys())?;
+                self.memory
+                    .keep(values..values.saturating_add(8 * keys.count()));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn keep_dict(&self, dict: u64) -> Result<(), Unreadable> {
+        let [keys, values] = self.stores(dict)?;
+        let keys = self.keys(keys)?;
+        self.memory.keep(keys.range());
+        if values != 0 {
+            let most = keys.count() + 1;
+            self.memory.keep(values..values.saturating_add(8 * most));
+        }
+        Ok(())
+    }
+}
+
+/// A number of items, if it makes sense.
+fn bounded(address: u64, count: u64) -> Result<u64, Unreadable> {
+    let strange = Unreadable {
+        address,
+        cause: Cause::TooLong,
+    };
+    Some(count)
+        .filter(|&count| count <= MOST_ITEMS)
+        .ok_or(strange)
+}

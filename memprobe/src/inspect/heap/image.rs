@@ -1,0 +1,440 @@
+//! What was read of a process, kept: everything that is looked at lies in it, of one moment.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use hashbrown::HashMap;
+
+use crate::target::memory::{Cause, Piece, ReadMemory, Unreadable};
+
+/// Bytes that are read at once: of these sizes, the one by which a heap of a million objects was
+/// walked fastest.
+const CHUNK: usize = 16 << 10;
+
+/// What the kernel maps or does not.
+const PAGE: usize = 4 << 10;
+
+const PAGES: usize = CHUNK / PAGE;
+
+/// Chunks that are read by one call.
+const BATCH: usize = 1024;
+
+/// Memory that keeps what was read of another.
+///
+/// While it is open, what is missing is read. Once it is [`Self::close`]d, only what was read before
+/// can be: nothing of a later moment comes in.
+#[derive(Debug)]
+pub struct Image<M> {
+    memory: M,
+    kept: RefCell<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    chunks: Vec<Chunk>,
+    /// The place of each in `chunks`, by its address divided by [`CHUNK`].
+    places: HashMap<u64, usize>,
+    /// The one that was looked at last, and its place.
+    last: (u64, usize),
+    /// The most that are kept.
+    most: usize,
+    open: bool,
+    missed: u64,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    number: u64,
+    bytes: Box<[u8]>,
+    /// Which of its pages are known: one bit each.
+    known: u8,
+    /// Which of them were read, with or without success.
+    tried: u8,
+    /// Which of them were looked at.
+    used: u8,
+}
+
+const ALL: u8 = ((1_u16 << PAGES) - 1) as u8;
+
+/// What the image came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes that it keeps.
+    pub bytes: usize,
+    /// Reads that failed because it was closed, or full.
+    pub missed: u64,
+    /// It keeps no more.
+    pub full: bool,
+}
+
+impl<M: ReadMemory> Image<M> {
+    /// An image of `memory` of at most so many bytes, with nothing in it.
+    pub fn of(memory: M, most: usize) -> Self {
+        Self {
+            memory,
+            kept: RefCell::new(Kept {
+                chunks: Vec::new(),
+                places: HashMap::new(),
+                last: (u64::MAX, 0),
+                most: most / CHUNK,
+                open: true,
+                missed: 0,
+            }),
+        }
+    }
+
+    /// Reads no more from now on.
+    pub fn close(&self) {
+        self.kept.borrow_mut().open = false;
+    }
+
+    /// What it came to.
+    pub fn extent(&self) -> Extent {
+        let kept = self.kept.borrow();
+        Extent {
+            bytes: kept.chunks.len() * CHUNK,
+            missed: kept.missed,
+            full: kept.chunks.len() >= kept.most,
+        }
+    }
+
+    /// Reads again, all at once, what was looked at so far, and forgets the rest: the image is then
+    /// of this moment. What nobody looked at is most likely not wanted now either.
+    pub fn renew(&self) {
+        let kept = &mut *self.kept.borrow_mut();
+        kept.missed = 0;
+        let mut wanted: Vec<&mut Chunk> = kept.chunks.iter_mut().collect();
+        wanted.sort_unstable_by_key(|chunk| chunk.number);
+        for chunk in &mut wanted {
+            (chunk.known, chunk.tried) = (0, chunk.used);
+        }
+        for batch in wanted.chunks_mut(BATCH / PAGES) {
+            read_used(&self.memory, batch);
+        }
+        for chunk in &mut kept.chunks {
+            chunk.used = 0;
+        }
+    }
+
+    /// Reads what is missing of a range.
+    pub fn keep(&self, range: Range<u64>) {
+        let kept = &mut *self.kept.borrow_mut();
+        let mut at = range.start;
+        while at < range.end {
+            let within = (at % CHUNK as u64) as usize;
+            let len = ((CHUNK - within) as u64).min(range.end - at);
+            // Whoever wants it is told then that it cannot be read.
+            let bytes = within..within + len as usize;
+            if kept.get(&self.memory, at / CHUNK as u64, bytes) == Err(Cause::NotKept) {
+                return;
+            }
+            let Some(next) = at.checked_add(len) else {
+                return;
+            };
+            at = next;
+        }
+    }
+
+    /// Reads all of these ranges that is missing, with as few calls as possible.
+    pub fn fetch(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let kept = &mut *self.kept.borrow_mut();
+        if !kept.open {
+            return;
+        }
+        let mut numbers = Vec::new();
+        for range in ranges {
+            let Some(last) = range.end.checked_sub(1).filter(|&last| last >= range.start) else {
+                continue;
+            };
+            let (first, last) = (range.start / CHUNK as u64, last / CHUNK as u64);
+            if last - first > kept.most as u64 {
+                continue;
+            }
+            for number in first..=last {
+                if !kept.places.contains_key(&number) && numbers.last() != Some(&number) {
+                    numbers.push(number);
+                }
+            }
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.truncate(kept.most.saturating_sub(kept.chunks.len()));
+        for numbers in numbers.chunks(BATCH) {
+            let mut chunks: Vec<_> = numbers.iter().copied().map(Chunk::empty).collect();
+            read_whole(&self.memory, &mut chunks);
+            for chunk in chunks {
+                kept.keep(chunk);
+            }
+        }
+    }
+}
+
+/// Reads the pages of chunks that were looked at.
+fn read_used(memory: &impl ReadMemory, chunks: &mut [&mut Chunk]) {
+    let mut pieces = Vec::with_capacity(BATCH);
+    for chunk in chunks.iter_mut() {
+        let (start, used) = (chunk.start(), chunk.used);
+        let pages = chunk.bytes.chunks_exact_mut(PAGE).zip(0_u64..);
+        for (into, page) in pages.filter(|(_, page)| used >> page & 1 != 0) {
+            pieces.push(Piece {
+                address: start.wrapping_add(page * PAGE as u64),
+                into,
+                outcome: Ok(()),
+            });
+        }
+    }
+    memory.read_each(&mut pieces);
+    let read: Vec<_> = pieces
+        .iter()
+        .filter(|piece| piece.outcome.is_ok())
+        .map(|piece| piece.address)
+        .collect();
+    let mut read = read.into_iter().peekable();
+    for chunk in chunks {
+        while let Some(address) = read.next_if(|address| address / CHUNK as u64 == chunk.number) {
+            chunk.known |= 1 << (address % CHUNK as u64 / PAGE as u64);
+        }
+    }
+}
+
+/// Reads whole chunks; of those that cannot be read as a whole, page by page.
+fn read_whole(memory: &impl ReadMemory, chunks: &mut [Chunk]) {
+    let mut pieces: Vec<_> = chunks
+        .iter_mut()
+        .map(|chunk| Piece {
+            address: chunk.start(),
+            into: &mut chunk.bytes,
+            outcome: Ok(()),
+        })
+        .collect();
+    memory.read_each(&mut pieces);
+    let whole: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
+    for (chunk, whole) in chunks.iter_mut().zip(whole) {
+        if whole {
+            (chunk.known, chunk.tried) = (ALL, ALL);
+        } else {
+            chunk.read_pages(memory, ALL);
+        }
+    }
+}
+
+impl Chunk {
+    fn empty(number: u64) -> Self {
+        Self {
+            number,
+            bytes: vec![0; CHUNK].into(),
+            known: 0,
+            tried: 0,
+            used: 0,
+        }
+    }
+
+    fn start(&self) -> u64 {
+        self.number.wrapping_mul(CHUNK as u64)
+    }
+
+    /// Reads some of its pages, each by itself.
+    fn read_pages(&mut self, memory: &impl ReadMemory, wanted: u8) {
+        let start = self.start();
+        self.tried |= wanted;
+        let pages = (0_u64..).zip(self.bytes.chunks_exact_mut(PAGE));
+        for (page, bytes) in pages.filter(|(page, _)| wanted >> page & 1 != 0) {
+            let address = start.wrapping_add(page * PAGE as u64);
+            if memory.read(address, bytes).is_ok() {
+                self.known |= 1 << page;
+            }
+        }
+    }
+}
+
+/// The pages of a range of a chunk, one bit each.
+fn pages(range: &Range<usize>) -> u8 {
+    let first = range.start / PAGE;
+    let behind = range.end.div_ceil(PAGE);
+    ALL & (u8::MAX << first) & !(((u16::MAX << behind) & 0xff) as u8)
+}
+
+impl Kept {
+    fn keep(&mut self, chunk: Chunk) -> usize {
+        let place = self.chunks.len();
+        self.places.insert(chunk.number, place);
+        self.chunks.push(chunk);
+        place
+    }
+
+    /// The chunk of this number, read where it is missing and may be.
+    fn chunk(&mut self, memory: &impl ReadMemory, number: u64) -> Option<&mut Chunk> {
+        if self.last.0 != number {
+            let place = match self.places.get(&number) {
+                Some(&place) => place,
+                None if self.open && self.chunks.len() < self.most => {
+                    let mut chunk = [Chunk::empty(number)];
+                    read_whole(memory, &mut chunk);
+                    let [chunk] = chunk;
+                    self.keep(chunk)
+                }
+                None => return None,
+            };
+            self.last = (number, place);
+        }
+        self.chunks.get_mut(self.last.1)
+    }
+
+    /// The bytes of a range within a chunk; notes that they were looked at.
+    fn get(
+        &mut self,
+        memory: &impl ReadMemory,
+        number: u64,
+        range: Range<usize>,
+    ) -> Result<&[u8], Cause> {
+        let pages = pages(&range);
+        let open = self.open;
+        let Some(chunk) = self.chunk(memory, number) else {
+            self.missed += 1;
+            return Err(Cause::NotKept);
+        };
+        chunk.used |= pages;
+        let untried = pages & !chunk.tried;
+        if untried != 0 && open {
+            chunk.read_pages(memory, untried);
+        }
+        let (known, tried) = (chunk.known & pages == pages, chunk.tried & pages == pages);
+        if !known {
+            self.missed += u64::from(!tried);
+            return Err(if tried {
+                Cause::NotMapped
+            } else {
+                Cause::NotKept
+            });
+        }
+        let chunk = self.chunks.get(self.last.1);
+        chunk.map(|chunk| &chunk.bytes[range]).ok_or(Cause::NotKept)
+    }
+}
+
+impl<M: ReadMemory> ReadMemory for Image<M> {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        let unreadable = |cause| Unreadable { address, cause };
+        let kept = &mut *self.kept.borrow_mut();
+        let mut done = 0;
+        while done < into.len() {
+            let at = address.checked_add(done as u64);
+            let at = at.ok_or_else(|| unreadable(Cause::NotMapped))?;
+            let within = (at % CHUNK as u64) as usize;
+            let len = (CHUNK - within).min(into.len() - done);
+            let bytes = kept.get(&self.memory, at / CHUNK as u64, within..within + len);
+            into[done..done + len].copy_from_slice(bytes.map_err(unreadable)?);
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn read_each(&self, pieces: &mut [Piece<'_>]) {
+        self.fetch(
+            pieces
+                .iter()
+                .map(|piece| piece.address..piece.address.saturating_add(piece.into.len() as u64)),
+        );
+        for piece in pieces {
+            piece.outcome = self.read(piece.address, piece.into);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::memory::fake::FakeMemory;
+
+    const AT: u64 = 0x10_0000;
+
+    fn memory() -> FakeMemory {
+        let mut memory = FakeMemory::default();
+        // One chunk and a half.
+        memory.map(AT, (0..24 << 10).map(|byte| (byte / 7) as u8).collect());
+        memory
+    }
+
+    #[test]
+    fn what_was_read_is_kept_and_what_was_not_is_not_read_later() {
+        let memory = memory();
+        let image = Image::of(&memory, 1 << 20);
+        assert_eq!(image.read_u64(AT + 8), memory.read_u64(AT + 8));
+        image.close();
+        assert_eq!(image.read_u64(AT + 0x3000), memory.read_u64(AT + 0x3000));
+        assert_eq!(image.extent().missed, 0);
+        assert_eq!(
+            image.read_u64(AT + 0x4000).unwrap_err().cause,
+            Cause::NotKept
+        );
+        assert_eq!(image.extent().missed, 1);
+    }
+
+    #[test]
+    fn a_range_over_chunks_is_one_range() {
+        let memory = memory();
+        let image = Image::of(&memory, 1 << 20);
+        assert_eq!(
+            image.read_bytes(AT + 100, 20_000, 1 << 20),
+            memory.read_bytes(AT + 100, 20_000, 1 << 20)
+        );
+    }
+
+    #[test]
+    fn of_a_chunk_that_is_mapped_in_part_that_part_is_read() {
+        let memory = memory();
+        let image = Image::of(&memory, 1 << 20);
+        let last = AT + (24 << 10) - 8;
+        assert_eq!(image.read_u64(last), memory.read_u64(last));
+        let error = image.read_u64(last + 8).unwrap_err();
+        assert_eq!(error.cause, Cause::NotMapped);
+        assert_eq!(
+            image.read_u64(u64::MAX).unwrap_err().cause,
+            Cause::NotMapped
+        );
+    }
+
+    #[test]
+    fn it_keeps_no_more_than_it_may() {
+        let memory = memory();
+        let image = Image::of(&memory, CHUNK);
+        image.fetch([AT..AT + (24 << 10), 0..u64::MAX]);
+        assert_eq!(
+            image.extent(),
+            Extent {
+                bytes: CHUNK,
+                missed: 0,
+                full: true
+            }
+        );
+        assert_eq!(
+            image.read_u64(AT + 0x4000).unwrap_err().cause,
+            Cause::NotKept
+        );
+    }
+
+    #[test]
+    fn renewed_it_shows_what_the_memory_has_become() {
+        let memory = std::cell::RefCell::new(memory());
+        struct Shared<'a>(&'a RefCell<FakeMemory>);
+        impl ReadMemory for Shared<'_> {
+            fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+                self.0.borrow().read(address, into)
+            }
+        }
+        let image = Image::of(Shared(&memory), 1 << 20);
+        image.read_u64(AT).unwrap();
+        memory.borrow_mut().write(AT, &[0xff; 8]);
+        memory.borrow_mut().write(AT + 0x1000, &[0xff; 8]);
+        assert_ne!(image.read_u64(AT), Ok(u64::MAX));
+        image.renew();
+        assert_eq!(image.read_u64(AT), Ok(u64::MAX));
+        // A page that nobody had looked at is read when it is wanted.
+        assert_eq!(image.read_u64(AT + 0x1000), Ok(u64::MAX));
+        image.close();
+        assert_eq!(
+            image.read_u64(AT + 0x2000).unwrap_err().cause,
+            Cause::NotKept
+        );
+    }
+}

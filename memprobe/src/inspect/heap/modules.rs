@@ -1,0 +1,251 @@
+//! The tree of `torch.nn.Module`s, and the names that PyTorch gives to what is in it.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::Heap;
+use super::class::{Class, Classes};
+use super::contents::{BUFFERS, MODULES, PARAMETERS};
+use crate::target::memory::ReadMemory;
+
+/// The longest path in bytes.
+const LONGEST_PATH: usize = 4096;
+
+/// A `torch.nn.Module`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Its address.
+    pub object: u64,
+    /// The name of its class.
+    pub class: Arc<str>,
+    /// `_parameters`: name and tensor.
+    pub parameters: Vec<(Arc<str>, u64)>,
+    /// `_buffers`: name and tensor.
+    pub buffers: Vec<(Arc<str>, u64)>,
+    /// `_modules`: name and module.
+    pub children: Vec<(Arc<str>, u64)>,
+}
+
+/// Reads modules; of one that cannot be read what can be.
+pub fn read(
+    heap: &Heap<'_, impl ReadMemory>,
+    classes: &mut Classes,
+    objects: &[u64],
+) -> Vec<Module> {
+    let mut modules = Vec::with_capacity(objects.len());
+    for &object in objects {
+        if let Some(class) = classes.of(heap, object) {
+            modules.push(module(heap, class, object));
+        }
+    }
+    modules
+}
+
+fn module(heap: &Heap<'_, impl ReadMemory>, class: &Class, object: u64) -> Module {
+    let names = [PARAMETERS, BUFFERS, MODULES];
+    let mut dicts = [None; 3];
+    // What cannot be read is not there.
+    let _ = heap.attributes(class, object, |entry| heap.note(entry, &names, &mut dicts));
+    let [parameters, buffers, children] = dicts.map(|dict| {
+        let mut named = Vec::new();
+        if let Some(dict) = dict {
+            let _ = heap.entries(dict, |entry| {
+                named.extend(heap.text(entry.key).map(|name| (name, entry.value)));
+            });
+        }
+        named
+    });
+    Module {
+        object,
+        class: class.short_name().into(),
+        parameters,
+        buffers,
+        children,
+    }
+}
+
+/// Where a module stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The module at the top, by its place among all.
+    pub root: usize,
+    /// The path from there, as `named_modules()` gives it; empty for the top.
+    pub path: Arc<str>,
+}
+
+/// The modules of a process, each at its place.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    /// Them.
+    pub modules: Vec<Module>,
+    /// Where each is first met (`Module.named_modules` in `torch/nn/modules/module.py`@v2.15.0).
+    pub places: Vec<Place>,
+    /// In which order they are met, as in `named_modules()`.
+    pub order: Vec<usize>,
+    /// Further places of modules that are in several: the module, and that place.
+    pub others: Vec<(usize, Place)>,
+}
+
+impl Tree {
+    /// Puts modules at their places: as `named_modules()` does for every module that no other holds.
+    pub fn of(modules: Vec<Module>) -> Self {
+        let by_object: HashMap<u64, usize> = modules
+            .iter()
+            .map(|module| module.object)
+            .zip(0..)
+            .collect();
+        let held: HashSet<u64> = modules
+            .iter()
+            .flat_map(|module| module.children.iter().map(|&(_, child)| child))
+            .collect();
+        let mut walk = Walk {
+            places: vec![None; modules.len()],
+            order: Vec::with_capacity(modules.len()),
+            others: Vec::new(),
+            modules: &modules,
+            by_object,
+        };
+        for (root, module) in modules.iter().enumerate() {
+            if !held.contains(&module.object) {
+                walk.from(root);
+            }
+        }
+        // What is left holds itself, by a detour.
+        for root in 0..modules.len() {
+            walk.from(root);
+        }
+        let (others, order) = (walk.others, walk.order);
+        let places = walk.places.into_iter().enumerate().map(|(root, place)| {
+            let alone = || Place {
+                root,
+                path: "".into(),
+            };
+            place.unwrap_or_else(alone)
+        });
+        Self {
+            places: places.collect(),
+            order,
+            others,
+            modules,
+        }
+    }
+
+    /// Every place of every module: the first of each in order, then all others.
+    pub fn every_place(&self) -> impl Iterator<Item = (&Module, &Place)> {
+        let firsts = self.order.iter();
+        let firsts = firsts.filter_map(|&at| Some((at, self.places.get(at)?)));
+        let others = self.others.iter().map(|(at, place)| (*at, place));
+        let all = firsts.chain(others);
+        all.filter_map(|(at, place)| Some((self.modules.get(at)?, place)))
+    }
+}
+
+struct Walk<'a> {
+    modules: &'a [Module],
+    by_object: HashMap<u64, usize>,
+    places: Vec<Option<Place>>,
+    order: Vec<usize>,
+    others: Vec<(usize, Place)>,
+}
+
+impl Walk<'_> {
+    /// Gives places to a module and to what is below, each module before its children and these in
+    /// order.
+    fn from(&mut self, root: usize) {
+        let mut left = vec![(root, Arc::from(""))];
+        while let Some((at, path)) = left.pop() {
+            let place = Place { root, path };
+            if self.places[at].is_some() {
+                if at != root && self.others.len() < self.modules.len() {
+                    self.others.push((at, place));
+                }
+                continue;
+            }
+            for (name, child) in self.modules[at].children.iter().rev() {
+                if let Some(&child) = self.by_object.get(child) {
+                    left.push((child, joined(&place.path, name)));
+                }
+            }
+            self.places[at] = Some(place);
+            self.order.push(at);
+        }
+    }
+}
+
+/// `layers.0` and `weight` are `layers.0.weight`.
+pub fn joined(path: &str, name: &str) -> Arc<str> {
+    if path.is_empty() {
+        return name.into();
+    }
+    if path.len() + name.len() > LONGEST_PATH {
+        return format!("….{name}").into();
+    }
+    format!("{path}.{name}").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(object: u64, parameters: &[(&str, u64)], children: &[(&str, u64)]) -> Module {
+        let named = |pairs: &[(&str, u64)]| {
+            let pairs = pairs.iter();
+            pairs.map(|&(name, object)| (name.into(), object)).collect()
+        };
+        Module {
+            object,
+            class: "Net".into(),
+            parameters: named(parameters),
+            buffers: Vec::new(),
+            children: named(children),
+        }
+    }
+
+    fn paths(tree: &Tree) -> Vec<&str> {
+        tree.places.iter().map(|place| &*place.path).collect()
+    }
+
+    #[test]
+    fn modules_have_the_paths_of_named_modules() {
+        let tree = Tree::of(vec![
+            module(3, &[], &[]),
+            module(1, &[], &[("a", 2), ("b", 3)]),
+            module(2, &[], &[("0", 4)]),
+            module(4, &[], &[]),
+        ]);
+        assert_eq!(paths(&tree), ["b", "", "a", "a.0"]);
+        assert!(tree.places.iter().all(|place| place.root == 1));
+    }
+
+    #[test]
+    fn a_module_in_two_places_has_the_first_one_and_another() {
+        let tree = Tree::of(vec![
+            module(1, &[], &[("head", 2), ("tail", 2)]),
+            module(2, &[], &[]),
+        ]);
+        assert_eq!(paths(&tree), ["", "head"]);
+        assert_eq!(&*tree.others[0].1.path, "tail");
+        assert_eq!(tree.every_place().count(), 3);
+    }
+
+    #[test]
+    fn modules_that_hold_one_another_have_places_all_the_same() {
+        let tree = Tree::of(vec![
+            module(1, &[], &[("other", 2)]),
+            module(2, &[], &[("one", 1), ("me", 2)]),
+        ]);
+        assert_eq!(paths(&tree), ["", "other"]);
+    }
+
+    #[test]
+    fn a_very_deep_tree_has_paths_of_bounded_length() {
+        let deep = |object| module(object, &[], &[("a_rather_long_name", object + 1)]);
+        let tree = Tree::of((0..2_000).map(deep).collect());
+        assert!(
+            paths(&tree)
+                .iter()
+                .all(|path| path.len() <= LONGEST_PATH + 32)
+        );
+    }
+}

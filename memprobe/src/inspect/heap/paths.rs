@@ -1,0 +1,298 @@
+//! The shortest ways by which a program reaches its objects: from the globals of modules and the
+//! variables of frames, step by step.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Heap;
+use super::census::Census;
+use super::class::{Classes, Holds, Role};
+use super::contents::Step;
+use super::frames::{Variable, is_library};
+use crate::symbolize::python::layout::HeapLayout;
+use crate::target::memory::ReadMemory;
+
+/// The most steps of a path.
+pub const MOST_STEPS: usize = 12;
+
+/// Steps that the globals of a library's module are farther away than those of the program.
+const LIBRARY: usize = 3;
+
+/// Steps that the globals of another module of the program are farther away than those of `__main__`.
+const IMPORTED: usize = 1;
+
+/// The most ways to one tensor that are kept.
+const MOST_WAYS: usize = 32;
+
+/// Where a path begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Root {
+    /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
+    text: Arc<str>,
+    /// The same without the frame: `x`.
+    name: Arc<str>,
+}
+
+/// From where an object is reached first, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    /// Not at all, yet.
+    Nowhere,
+    /// It is a root itself.
+    Root(u32),
+    /// From another object.
+    From(u32, Step),
+}
+
+/// A way to a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Way {
+    origin: Origin,
+    steps: usize,
+}
+
+/// A way to an object, as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
+    pub text: String,
+    /// The same without the frame: `batch['x']`.
+    pub name: String,
+    /// The object is a variable of a frame itself.
+    pub is_variable: bool,
+}
+
+/// Which objects a program reaches, and how.
+#[derive(Debug)]
+pub struct Paths {
+    roots: Vec<Root>,
+    origins: Vec<Origin>,
+    places: HashMap<u64, u32>,
+    /// The ways to each tensor, the shortest first.
+    ways: HashMap<u64, Vec<Way>>,
+}
+
+impl Paths {
+    /// Searches the shortest paths to all objects.
+    pub fn search(
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        census: &Census,
+        variables: &[Variable],
+    ) -> Self {
+        let places = census.objects.iter().map(|object| object.address).zip(0..);
+        let mut search = Search {
+            paths: Self {
+                roots: Vec::new(),
+                origins: vec![Origin::Nowhere; census.objects.len()],
+                places: places.collect(),
+                ways: HashMap::new(),
+            },
+            next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
+            census,
+        };
+        search.begin_at_modules(heap, &census.globals);
+        search.begin_at_variables(heap, classes, variables);
+        for steps in 0..search.next.len() {
+            for place in std::mem::take(&mut search.next[steps]) {
+                search.visit(heap, classes, place, steps);
+            }
+        }
+        search.paths
+    }
+
+    /// The paths to a tensor, the shortest first.
+    pub fn to_tensor(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        tensor: u64,
+        most: usize,
+    ) -> Vec<Path> {
+        let ways = self.ways.get(&tensor).into_iter().flatten().take(most);
+        ways.filter_map(|way| self.path(heap, classes, way.origin))
+            .collect()
+    }
+
+    /// The shortest path to an object; `None` where there is none.
+    pub fn to_object(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        object: u64,
+    ) -> Option<Path> {
+        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
+        self.path(heap, classes, origin)
+    }
+
+    fn path(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        origin: Origin,
+    ) -> Option<Path> {
+        let mut steps = Vec::new();
+        let mut at = origin;
+        let root = loop {
+            match at {
+                Origin::Nowhere => return None,
+                Origin::Root(root) => break root,
+                Origin::From(place, step) => {
+                    steps.push(step);
+                    at = *self.origins.get(place as usize)?;
+                }
+            }
+            if steps.len() > MOST_STEPS + LIBRARY + 2 {
+                return None;
+            }
+        };
+        let root = self.roots.get(root as usize)?;
+        let mut name = root.name.to_string();
+        for &step in steps.iter().rev() {
+            heap.write_step(classes, step, &mut name);
+        }
+        let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
+        Some(Path {
+            text: format!("{beginning}{name}"),
+            is_variable: steps.is_empty(),
+            name,
+        })
+    }
+}
+
+struct Search<'a> {
+    paths: Paths,
+    /// The objects to visit, by how many steps away they are.
+    next: Vec<Vec<u32>>,
+    census: &'a Census,
+}
+
+impl Search<'_> {
+    fn begin_at_modules(&mut self, heap: &Heap<'_, impl ReadMemory>, modules: &[u64]) {
+        let mut roots = Vec::new();
+        for &module in modules {
+            let dict = heap.word(module, HeapLayout::MODULE_DICT);
+            let Ok([name, file]) =
+                dict.and_then(|dict| heap.values_of(dict, ["__name__", "__file__"]))
+            else {
+                continue;
+            };
+            let Some(name) = name.and_then(|name| heap.text(name)) else {
+                continue;
+            };
+            let file = file.and_then(|file| heap.text(file));
+            let distance = match &*name {
+                "__main__" => 0,
+                // The same module once more, for the children of `multiprocessing`.
+                "__mp_main__" => LIBRARY + 1,
+                // Modules without a file are those of the interpreter itself.
+                _ if file.is_none_or(|file| is_library(&file)) => LIBRARY,
+                _ => IMPORTED,
+            };
+            roots.push((distance, name, module));
+        }
+        roots.sort();
+        for (distance, name, module) in roots {
+            let name = if distance == 0 { "".into() } else { name };
+            let root = self.root(name.clone(), name);
+            self.reach(module, root, distance);
+        }
+    }
+
+    fn begin_at_variables(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        variables: &[Variable],
+    ) {
+        for variable in variables {
+            let root = self.root(variable.text.clone(), variable.name.clone());
+            let class = classes.of(heap, variable.value);
+            if class.is_some_and(|class| class.role == Role::Tensor) {
+                self.add_way(variable.value, root, 0);
+            }
+            self.reach(variable.value, root, 1);
+        }
+    }
+
+    fn root(&mut self, text: Arc<str>, name: Arc<str>) -> Origin {
+        self.paths.roots.push(Root { text, name });
+        Origin::Root(self.paths.roots.len() as u32 - 1)
+    }
+
+    /// Notes that an object is reached, if it was not before.
+    fn reach(&mut self, object: u64, origin: Origin, steps: usize) {
+        let Some(&place) = self.paths.places.get(&object) else {
+            return;
+        };
+        let (Some(known), Some(next)) = (
+            self.paths.origins.get_mut(place as usize),
+            self.next.get_mut(steps),
+        ) else {
+            return;
+        };
+        if *known == Origin::Nowhere {
+            *known = origin;
+            next.push(place);
+        }
+    }
+
+    fn add_way(&mut self, tensor: u64, origin: Origin, steps: usize) {
+        let ways = self.paths.ways.entry(tensor).or_default();
+        if ways.len() < MOST_WAYS {
+            ways.push(Way { origin, steps });
+        }
+    }
+
+    /// Goes on from an object to what it holds.
+    fn visit(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &Classes,
+        place: u32,
+        steps: usize,
+    ) {
+        let Some(object) = self.census.objects.get(place as usize) else {
+            return;
+        };
+        let Some(class) = classes.get(object.class) else {
+            return;
+        };
+        let (role, holds) = (class.role, class.holds);
+        let mut held = Vec::new();
+        // What cannot be read is not reached.
+        let _ = heap.contents(class, object.class, object.address, |step, value| {
+            held.push((step, value));
+        });
+        for (step, value) in held {
+            let Some(&at) = self.paths.places.get(&value) else {
+                continue;
+            };
+            let class = self.census.objects.get(at as usize);
+            let class = class.and_then(|object| classes.get(object.class));
+            let Some(class) = class else { continue };
+            // Another module's name for the same thing says less than its own; what modules and
+            // optimizers hold of tensors has names of its own.
+            if class.holds == Holds::Globals && holds == Holds::Globals {
+                continue;
+            }
+            let is_tensor = class.role == Role::Tensor;
+            let origin = Origin::From(place, step);
+            if is_tensor && !matches!(step, Step::Registered(_)) {
+                self.add_way(value, origin, steps + 1);
+            }
+            if role == Role::Optimizer && is_named(heap, step, "state") {
+                continue;
+            }
+            self.reach(value, origin, steps + 1);
+        }
+    }
+}
+
+fn is_named(heap: &Heap<'_, impl ReadMemory>, step: Step, name: &str) -> bool {
+    let Step::Attribute(attribute) = step else {
+        return false;
+    };
+    heap.text(attribute).is_some_and(|text| &*text == name)
+}

@@ -1,0 +1,171 @@
+//! Joins what was found: Python's objects, PyTorch's, the allocator's.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Found;
+use super::names::{self, Named};
+use crate::inspect::heap::Heap;
+use crate::inspect::heap::capture::Moment;
+use crate::inspect::heap::image::Image;
+use crate::inspect::torch::RawTensor;
+use crate::symbolize::python::PythonProcess;
+use crate::target::memory::ReadMemory;
+use crate::tensors::{
+    Block, DeviceTotals, Storage, Tensor, TensorKind, TensorSnapshot,
+};
+
+/// The tensors, storages and blocks of a snapshot.
+pub(super) fn join(
+    image: &Image<impl ReadMemory>,
+    python: &PythonProcess,
+    moment: &mut Moment,
+    found: &Found,
+) -> TensorSnapshot {
+    let mut snapshot = TensorSnapshot::default();
+    add_blocks(found, &mut snapshot);
+    let raw = &found.graph.storages;
+    snapshot.storages = raw
+        .iter()
+        .map(|storage| Storage {
+            object: storage.object,
+            data: storage.data,
+            bytes: storage.bytes,
+            device: storage.device,
+        })
+        .collect();
+    snapshot.tensors = found
+        .graph
+        .tensors
+        .iter()
+        .map(|raw| tensor(raw, found))
+        .collect();
+    add_gradients(found, &mut snapshot.tensors);
+    add_saved(found, &mut snapshot.tensors);
+
+    let heap = Heap::of(image, &python.layout);
+    let places: HashMap<u64, usize> = snapshot
+        .tensors
+        .iter()
+        .map(|tensor| tensor.object)
+        .zip(0..)
+        .collect();
+    let of_python: HashMap<u64, usize> = found
+        .tensors
+        .iter()
+        .filter_map(|(object, tensor)| Some((*object, *places.get(tensor)?)))
+        .collect();
+    for (object, &at) in &of_python {
+        let class = moment.classes.of(&heap, *object);
+        snapshot.tensors[at].class = class.map(|class| class.short_name().into());
+    }
+    let named = names::name(&heap, moment, &of_python, &snapshot.tensors);
+    for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
+        take_name(tensor, named);
+    }
+    name_parts(found, &places, &mut snapshot.tensors);
+    snapshot
+}
+
+fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {
+    let Ok(Some(tables)) = &found.allocator else {
+        return;
+    };
+    snapshot.devices = tables
+        .devices
+        .iter()
+        .map(|counters| DeviceTotals {
+            device: counters.device,
+            totals: counters.totals,
+        })
+        .collect();
+    snapshot.blocks = tables
+        .blocks
+        .iter()
+        .map(|block| Block {
+            addr: block.addr,
+            size: block.size,
+            requested: Some(block.requested),
+            device: block.device,
+            site: None,
+        })
+        .collect();
+}
+
+fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
+    let geometry = raw.geometry.clone().unwrap_or_default();
+    let strides = geometry.strides.iter();
+    let strides: Option<Vec<u64>> = strides.map(|&stride| u64::try_from(stride).ok()).collect();
+    let storage = raw.storage.and_then(|storage| {
+        let storages = &found.graph.storages;
+        let place = storages.binary_search_by_key(&storage, |storage| storage.object);
+        place.ok()
+    });
+    let grad_fn = raw.grad_fn.and_then(|node| found.graph.node(node));
+    Tensor {
+        object: raw.object,
+        shape: geometry.shape,
+        strides: strides.unwrap_or_default(),
+        offset: geometry.offset,
+        dtype: raw.dtype,
+        device: raw.device,
+        storage,
+        requires_grad: raw.requires_grad.unwrap_or(false),
+        grad_fn: grad_fn.and_then(|node| node.name.clone()),
+        ..Tensor::default()
+    }
+}
+
+/// Notes whose `.grad` each tensor is.
+fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
+    for (of, raw) in found.graph.tensors.iter().enumerate() {
+        let Some(grad) = raw.grad else { continue };
+        let place = tensors.binary_search_by_key(&grad, |tensor| tensor.object);
+        if let Ok(place) = place {
+            tensors[place].gradient_of.push(of);
+        }
+    }
+}
+
+/// Notes which operation keeps each tensor for the backward pass: the first that has a name.
+fn add_saved(found: &Found, tensors: &mut [Tensor]) {
+    for saved in &found.graph.saved {
+        let place = tensors.binary_search_by_key(&saved.tensor, |tensor| tensor.object);
+        let node = found.graph.node(saved.node);
+        let (Ok(place), Some(node)) = (place, node) else {
+            continue;
+        };
+        let by = &mut tensors[place].saved_by;
+        if by.is_none() {
+            *by = Some(node.name.clone().unwrap_or_else(|| Arc::from("?")));
+        }
+    }
+}
+
+fn take_name(tensor: &mut Tensor, named: Named) {
+    tensor.kind = match named.kind {
+        Some(kind) => kind,
+        None if !tensor.gradient_of.is_empty() => TensorKind::Gradient,
+        None if tensor.saved_by.is_some() && named.names.is_empty() => TensorKind::Saved,
+        None => TensorKind::Tensor,
+    };
+    tensor.names = named.names;
+    tensor.module = named.module;
+}
+
+/// Names the tensors within sparse ones after these.
+fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor]) {
+    for (of, raw) in found.graph.tensors.iter().enumerate() {
+        for (number, part) in raw.parts.iter().enumerate() {
+            let Some(&at) = places.get(part) else { continue };
+            let name = names::of_part(&raw.class, number, &tensors[of].names);
+            let module = tensors[of].module.clone();
+            let part = &mut tensors[at];
+            if part.names.is_empty() {
+                part.names.extend(name);
+                part.module = module;
+            }
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Every tensor of a live process: its Python objects, PyTorch's own, the allocator's blocks and the
+//! names that lead to them, joined to one [`TensorSnapshot`].
+
+mod join;
+mod names;
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::active::AllocatorVariable;
+use super::allocator::{self, AllocatorTables};
+use super::heap::capture::{self, Captured, Moment, capture};
+use super::heap::image::Image;
+use super::torch::graph::{self, RawGraph};
+use super::torch::{self, Layouts, Origin};
+use crate::event::Tgid;
+use crate::model::snapshot::Target;
+use crate::symbolize::python::{DetectError, PythonProcess};
+use crate::target::facts;
+use crate::target::maps::Maps;
+use crate::target::memory::ReadMemory;
+use crate::tensors::TensorSnapshot;
+
+pub use super::heap::capture::Manner;
+
+/// The library that joins PyTorch to Python.
+const LIBRARY: &str = "libtorch_python.so";
+
+/// Why there is no snapshot. Each ends with what to do.
+#[derive(Debug)]
+pub enum Why {
+    /// The process cannot be read as CPython.
+    Python(DetectError),
+    /// It has not loaded PyTorch.
+    NoTorch,
+    /// Its heap cannot be read.
+    Heap(capture::Why),
+    /// PyTorch's objects cannot be read.
+    Torch(torch::Why),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Python(error) => error.fmt(f),
+            Self::NoTorch => f.write_str(
+                "it has not loaded PyTorch, so it has no tensors.\nFind the process that trains \
+                 with `pgrep -af python`, or try again once it has imported torch",
+            ),
+            Self::Heap(why) => why.fmt(f),
+            Self::Torch(why) => write!(
+                f,
+                "{why}.\nWatch the allocator's blocks with `memprobe attach`; please report the \
+                 version of PyTorch"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Why {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Python(error) => Some(error),
+            Self::NoTorch => None,
+            Self::Heap(why) => Some(why),
+            Self::Torch(why) => Some(why),
+        }
+    }
+}
+
+impl From<DetectError> for Why {
+    fn from(error: DetectError) -> Self {
+        Self::Python(error)
+    }
+}
+
+/// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. It
+/// takes milliseconds to seconds; a thread of its own stops the process meanwhile, where it is to
+/// stand still.
+///
+/// # Errors
+/// [`Why`]. What is missing without spoiling the rest is said in [`TensorSnapshot::unread`].
+pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
+    let maps = Maps::of(tgid).map_err(DetectError::from)?;
+    let python = PythonProcess::detect_in(tgid, &maps)?;
+    if maps.library(LIBRARY).is_none() {
+        return Err(Why::NoTorch);
+    }
+    let reader = Reader {
+        version: facts::torch_version(tgid),
+        variable: AllocatorVariable::find(tgid, &maps).map_err(allocator::Why::from),
+    };
+    let captured = capture(
+        &python,
+        manner,
+        |image, moment| reader.read(image, moment),
+        |image, moment, found| {
+            join::join(image, &python, moment, found);
+        },
+    );
+    let mut captured = captured.map_err(Why::Heap)?;
+    if let Some(Err(why)) = &captured.more.layouts
+        && !captured.moment.census.tensors.is_empty()
+    {
+        return Err(Why::Torch(why.clone()));
+    }
+    let joined = join::join(&captured.image, &python, &mut captured.moment, &captured.more);
+    let mut snapshot = TensorSnapshot {
+        target: Target {
+            tgid: Some(tgid),
+            command: facts::command_line(tgid),
+            python: Some(python.version.to_string()),
+            torch: reader.version,
+            ..Target::default()
+        },
+        taken_ms: now_ms(),
+        consistency: captured.consistency,
+        objects: captured.moment.census.objects.len() as u64,
+        unread: unread(&captured),
+        ..joined
+    };
+    snapshot.blocks.sort_by_key(|block| (block.device, block.addr));
+    Ok(snapshot)
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// What is read of PyTorch's own memory at the moment of the snapshot.
+struct Reader {
+    version: Option<String>,
+    variable: Result<Option<AllocatorVariable>, allocator::Why>,
+}
+
+/// What was found in it.
+struct Found {
+    /// How PyTorch's objects are laid out; `None` where Python knows no tensor.
+    layouts: Option<Result<Origin, torch::Why>>,
+    /// The Python objects of tensors, and the `TensorImpl` of each, by the former.
+    tensors: Vec<(u64, u64)>,
+    /// Python objects of tensors that have none: not made to the end, or taken apart.
+    empty: u64,
+    /// Everything that these lead to.
+    graph: RawGraph,
+    /// The allocator's blocks; `None` where CUDA is not loaded.
+    allocator: Result<Option<AllocatorTables>, allocator::Why>,
+}
+
+impl Reader {
+    fn read(&self, image: &Image<impl ReadMemory>, moment: &Moment) -> Found {
+        let version = self.version.as_deref();
+        let allocator = match &self.variable {
+            Ok(Some(variable)) => allocator::read(image, *variable, version).map(Some),
+            Ok(None) => Ok(None),
+            Err(why) => Err(why.clone()),
+        };
+        let mut found = Found {
+            layouts: None,
+            tensors: Vec::new(),
+            empty: 0,
+            graph: RawGraph::default(),
+            allocator,
+        };
+        let objects = &moment.census.tensors;
+        if objects.is_empty() {
+            return found;
+        }
+        match Layouts::find(image, version, objects) {
+            Ok(layouts) => {
+                found.layouts = Some(Ok(layouts.origin()));
+                found.read_tensors(image, &layouts, objects);
+            }
+            Err(why) => found.layouts = Some(Err(why)),
+        }
+        found
+    }
+}
+
+impl Found {
+    fn read_tensors(
+        &mut self,
+        image: &Image<impl ReadMemory>,
+        layouts: &Layouts,
+        objects: &[u64],
+    ) {
+        for &object in objects {
+            match layouts.tensor_of(image, object) {
+                Some(tensor) => self.tensors.push((object, tensor)),
+                None => self.empty += 1,
+            }
+        }
+        let mut impls: Vec<_> = self.tensors.iter().map(|&(_, tensor)| tensor).collect();
+        impls.sort_unstable();
+        impls.dedup();
+        self.graph = graph::collect(image, layouts, &impls, &[]);
+    }
+}
+
+/// What could not be read, in words for people.
+fn unread(captured: &Captured<Found>) -> Vec<std::sync::Arc<str>> {
+    let (moment, found) = (&captured.moment, &captured.more);
+    let mut words = Vec::new();
+    words.extend(moment.broken.map(|broken| format!("not all objects: {broken}")));
+    if moment.census.unknown > 0 {
+        let count = moment.census.unknown;
+        words.push(format!("{count} Python objects are of no class that can be read"));
+    }
+    if let Some(why) = moment.no_frames {
+        words.push(format!("the variables of functions: {why}"));
+    }
+    match &found.layouts {
+        Some(Ok(Origin::Version) | Err(_)) | None => {}
+        Some(Ok(Origin::OtherVersion | Origin::Calibrated)) => words.push(
+            "this version of PyTorch is not known: its tensors are read as they showed themselves to \
+             be laid out"
+                .to_owned(),
+        ),
+    }
+    if found.empty > 0 {
+        let count = found.empty;
+        words.push(format!("{count} tensor objects of Python hold no tensor"));
+    }
+    words.extend(found.graph.left_out.words());
+    if let Err(why) = &found.allocator {
+        words.push(format!("the allocator's blocks: {why}"));
+    }
+    let extent = captured.extent();
+    if extent.full {
+        let mib = extent.bytes >> 20;
+        words.push(format!("more than the {mib} MiB of memory that memprobe keeps"));
+    } else if extent.missed > 0 {
+        let count = extent.missed;
+        words.push(format!(
+            "{count} pieces of memory that were wanted only after the process ran on: names may be \
+             missing"
+        ));
+    }
+    words.into_iter().map(Into::into).collect()
+}

@@ -1,0 +1,271 @@
+//! Names of tensors, the best first: parameter, buffer, optimizer state, gradient, variable of a
+//! function, way through attributes and containers.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::inspect::heap::Heap;
+use crate::inspect::heap::capture::Moment;
+use crate::inspect::heap::class::Classes;
+use crate::inspect::heap::modules::{Module, Place, Tree, joined};
+use crate::inspect::heap::optimizers::Optimizers;
+use crate::inspect::heap::paths::Paths;
+use crate::inspect::torch::Class;
+use crate::target::memory::ReadMemory;
+use crate::tensors::{Name, Tensor, TensorKind};
+
+/// The most names of one tensor.
+const MOST_NAMES: usize = 16;
+
+/// The rule for a module that no variable leads to.
+const BY_CLASS: &str = "no variable leads to its module: named by the module's class";
+
+/// What a tensor is called.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Named {
+    /// What the names say that it is for; `None` where they do not.
+    pub(super) kind: Option<TensorKind>,
+    /// The best first.
+    pub(super) names: Vec<Name>,
+    /// The path of its module.
+    pub(super) module: Option<Arc<str>>,
+}
+
+impl Named {
+    fn add(&mut self, kind: Option<TensorKind>, name: Name) {
+        self.kind = self.kind.or(kind);
+        self.add_name(name);
+    }
+
+    fn add_name(&mut self, name: Name) {
+        let known = self.names.iter().any(|known| known.text == name.text);
+        if self.names.len() < MOST_NAMES && !known {
+            self.names.push(name);
+        }
+    }
+
+    fn best(&self) -> Option<&Name> {
+        self.names.first()
+    }
+}
+
+/// Names every tensor of a snapshot. `of_python` has the place of the tensor of each Python object.
+pub(super) fn name(
+    heap: &Heap<'_, impl ReadMemory>,
+    moment: &mut Moment,
+    of_python: &HashMap<u64, usize>,
+    tensors: &[Tensor],
+) -> Vec<Named> {
+    let classes = &mut moment.classes;
+    let paths = Paths::search(heap, classes, &moment.census, &moment.variables);
+    let tree = Tree::of(moment.modules.clone());
+    let mut named = vec![Named::default(); tensors.len()];
+    let mut namer = Namer {
+        heap,
+        classes,
+        paths: &paths,
+        of_python,
+        named: &mut named,
+    };
+    namer.name_modules(&tree);
+    namer.name_optimizers(&moment.optimizers);
+    namer.name_gradients(tensors);
+    namer.name_paths();
+    named
+}
+
+struct Namer<'a, 'b, M> {
+    heap: &'a Heap<'b, M>,
+    classes: &'a mut Classes,
+    paths: &'a Paths,
+    of_python: &'a HashMap<u64, usize>,
+    named: &'a mut [Named],
+}
+
+impl<M: ReadMemory> Namer<'_, '_, M> {
+    /// Gives parameters and buffers the names of `named_parameters()` and `named_buffers()`.
+    fn name_modules(&mut self, tree: &Tree) {
+        let holders: Vec<_> = tree
+            .modules
+            .iter()
+            .zip(&tree.places)
+            .enumerate()
+            .map(|(at, (module, place))| {
+                // Only of a root is it asked.
+                let is_root = place.root == at;
+                let path = is_root.then(|| {
+                    self.paths
+                        .to_object(self.heap, self.classes, module.object)
+                });
+                path.flatten().map(|path| path.name).filter(|name| !name.is_empty())
+            })
+            .collect();
+        let colliding = colliding(tree);
+        let kinds = [TensorKind::Parameter, TensorKind::Buffer];
+        for kind in kinds {
+            for (module, place) in tree.every_place() {
+                let holder = holders.get(place.root).and_then(Option::as_deref);
+                for (name, tensor) in tensors_of(module, kind) {
+                    let Some(&at) = self.of_python.get(tensor) else {
+                        continue;
+                    };
+                    let text = joined(&place.path, name);
+                    let root = &tree.modules[place.root];
+                    let name = match colliding.contains_key(&*text) {
+                        true => prefixed(holder, root, &text),
+                        false => exact(text),
+                    };
+                    let named = &mut self.named[at];
+                    named.add(Some(kind), name);
+                    if named.module.is_none() {
+                        named.module = module_path(holder, place);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Names what optimizers keep after the parameters that it belongs to.
+    fn name_optimizers(&mut self, optimizers: &Optimizers) {
+        for state in &optimizers.state {
+            let Some(&at) = self.of_python.get(&state.tensor) else {
+                continue;
+            };
+            let parameter = state.parameter;
+            let of = parameter.and_then(|parameter| self.of_python.get(&parameter));
+            let of = of.map(|&of| self.named[of].clone()).unwrap_or_default();
+            let position = parameter.and_then(|parameter| optimizers.positions.get(&parameter));
+            let whose = match (of.best(), position) {
+                (Some(name), _) => format!("[{}]", name.text),
+                (None, Some(position)) => format!("[{position}]"),
+                (None, None) => String::new(),
+            };
+            let text = format!("{}.{}{whose}", state.optimizer, state.name);
+            let named = &mut self.named[at];
+            let inferred = of.best().and_then(|name| name.inferred);
+            let text = text.into();
+            named.add(Some(TensorKind::OptimizerState), Name { text, inferred });
+            named.module = named.module.take().or(of.module);
+        }
+    }
+
+    /// Names gradients after the tensors that they belong to.
+    fn name_gradients(&mut self, tensors: &[Tensor]) {
+        let variables: Vec<(usize, Name)> = self
+            .of_python
+            .iter()
+            .filter(|(_, at)| self.named[**at].names.is_empty())
+            .filter_map(|(object, &at)| {
+                let path = self
+                    .paths
+                    .to_tensor(self.heap, self.classes, *object, 1)
+                    .pop()?;
+                Some((at, exact(path.text.into())))
+            })
+            .collect();
+        let variables: HashMap<usize, Name> = variables.into_iter().collect();
+        for (at, tensor) in tensors.iter().enumerate() {
+            for &of in &tensor.gradient_of {
+                let Some(owner) = self.named.get(of) else {
+                    continue;
+                };
+                let module = owner.module.clone();
+                let name = owner.best().or_else(|| variables.get(&of));
+                let name = name.map(|name| Name {
+                    text: format!("{}.grad", name.text).into(),
+                    inferred: name.inferred,
+                });
+                let named = &mut self.named[at];
+                if let Some(name) = name {
+                    named.add_name(name);
+                }
+                named.module = named.module.take().or(module);
+            }
+        }
+    }
+
+    /// Names tensors by the ways that lead to them: variables of functions first.
+    fn name_paths(&mut self) {
+        for (&object, &at) in self.of_python {
+            let paths = self
+                .paths
+                .to_tensor(self.heap, self.classes, object, 2 * MOST_NAMES);
+            let (variables, others): (Vec<_>, Vec<_>) =
+                paths.into_iter().partition(|path| path.is_variable);
+            for path in variables.into_iter().chain(others) {
+                self.named[at].add_name(exact(path.text.into()));
+            }
+        }
+    }
+}
+
+/// The tensors that a module holds as one kind.
+fn tensors_of(module: &Module, kind: TensorKind) -> &[(Arc<str>, u64)] {
+    match kind {
+        TensorKind::Parameter => &module.parameters,
+        _ => &module.buffers,
+    }
+}
+
+/// A name that follows references alone.
+fn exact(text: Arc<str>) -> Name {
+    Name {
+        text,
+        inferred: None,
+    }
+}
+
+/// A name behind what leads to the root of its module.
+fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
+    match holder {
+        Some(holder) => exact(joined(holder, text)),
+        None => Name {
+            text: format!("<{}>.{text}", root.class).into(),
+            inferred: Some(BY_CLASS),
+        },
+    }
+}
+
+/// The path of a module with the variable that holds its root.
+fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
+    match (holder, &*place.path) {
+        (Some(holder), "") => Some(holder.into()),
+        (Some(holder), path) => Some(joined(holder, path)),
+        (None, "") => None,
+        (None, path) => Some(path.into()),
+    }
+}
+
+/// The names that parameters or buffers below more than one root have.
+fn colliding(tree: &Tree) -> HashMap<Arc<str>, ()> {
+    let mut roots: HashMap<Arc<str>, usize> = HashMap::new();
+    let mut colliding = HashMap::new();
+    for (module, place) in tree.every_place() {
+        for (name, _) in module.parameters.iter().chain(&module.buffers) {
+            let text = joined(&place.path, name);
+            let root = *roots.entry(text.clone()).or_insert(place.root);
+            if root != place.root {
+                colliding.insert(text, ());
+            }
+        }
+    }
+    colliding
+}
+
+/// The name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
+pub(super) fn of_part(class: &Class, number: usize, names: &[Name]) -> Option<Name> {
+    let Class::Other(class) = class else {
+        return None;
+    };
+    let calls: &[&str] = match () {
+        () if class.contains("SparseCsr") => &["crow_indices()", "col_indices()", "values()"],
+        () if class.contains("Sparse") => &["indices()", "values()"],
+        () => &[],
+    };
+    let name = names.first()?;
+    Some(Name {
+        text: format!("{}.{}", name.text, calls.get(number)?).into(),
+        inferred: name.inferred,
+    })
+}

@@ -1,0 +1,217 @@
+//! What autograd knows of a tensor, and the nodes of its graph.
+
+use std::sync::Arc;
+
+use super::bytes::Fields;
+use super::class::{self, Classes, Family};
+use super::demangle;
+use super::era::{AutogradLayout, NodeLayout};
+use super::layouts::Layouts;
+use super::tensor::{is_tensor, some};
+use crate::target::memory::ReadMemory;
+
+/// What autograd keeps of a view.
+const VIEW: &str = "N5torch8autograd22DifferentiableViewMetaE";
+
+/// The namespace of the operations whose backward pass PyTorch generates; their `name()` is that of
+/// their class (tools/autograd/gen_autograd_functions.py).
+const GENERATED: &str = "N5torch8autograd9generated";
+
+/// The node of a `torch.autograd.Function`, whose `name()` is that of its Python type
+/// (torch/csrc/autograd/python_function.cpp).
+pub(super) const PYTHON: &str = "N5torch8autograd6PyNodeE";
+
+/// Edges that lead on from one node; a concatenation has one for each of its tensors.
+const MOST_EDGES: u64 = 1 << 16;
+
+/// Bytes of the longest name of a Python type that is read.
+const LONGEST_NAME: usize = 256;
+
+/// Offset of `ob_type` in a Python object, and of `tp_name` in a type, in every version
+/// (Include/object.h, Include/cpython/object.h).
+const TYPE: u64 = 8;
+const TYPE_NAME: u64 = 24;
+
+/// What autograd knows of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(super) struct Autograd {
+    pub(super) requires_grad: bool,
+    pub(super) grad: Option<u64>,
+    pub(super) grad_fn: Option<u64>,
+    pub(super) base: Option<u64>,
+    pub(super) outdated: bool,
+}
+
+/// What autograd knows of the tensor with these fields; `None` where that cannot be told.
+pub(super) fn read(
+    memory: &impl ReadMemory,
+    layouts: &Layouts,
+    tensor: Fields<'_>,
+) -> Option<Autograd> {
+    let Some(meta) = some(tensor.word(layouts.tensor.autograd)) else {
+        return Some(Autograd::default());
+    };
+    let layout = layouts.autograd.as_ref()?;
+    let own = Meta::read(memory, &layouts.classes, layout, meta)?;
+    let mut autograd = Autograd {
+        requires_grad: own.requires_grad,
+        grad: some(own.grad).filter(|grad| is_tensor(memory, layouts, *grad)),
+        grad_fn: own.grad_fn,
+        base: None,
+        outdated: false,
+    };
+    if own.is_view {
+        look_at_base(memory, layouts, layout, tensor, meta, &mut autograd)?;
+    }
+    Some(autograd)
+}
+
+/// Adds what a view has of the tensor that it looks at.
+fn look_at_base(
+    memory: &impl ReadMemory,
+    layouts: &Layouts,
+    layout: &AutogradLayout,
+    tensor: Fields<'_>,
+    meta: u64,
+    autograd: &mut Autograd,
+) -> Option<()> {
+    let mut bytes = [0; 512];
+    let bytes = &mut bytes[..layout.view_size().min(512)];
+    memory.read(meta, bytes).ok()?;
+    let view = Fields(bytes);
+    match view.byte(layout.has_base) {
+        0 => return Some(()),
+        1 => {}
+        _ => return None,
+    }
+    let base = view.word(layout.base);
+    if !is_tensor(memory, layouts, base) {
+        return None;
+    }
+    autograd.base = Some(base);
+    if !autograd.requires_grad {
+        let at = base.wrapping_add(layouts.tensor.autograd as u64);
+        let meta = memory.read_u64(at).ok()?;
+        // What is looked at is never a view itself.
+        autograd.requires_grad = match some(meta) {
+            Some(meta) => Meta::read(memory, &layouts.classes, layout, meta)?.requires_grad,
+            None => false,
+        };
+    }
+    // A `c10::VariableVersion::VersionCounter` begins as every counted object, up to where a tensor
+    // has its storage.
+    if let Some(counter) = some(tensor.word(layouts.tensor.version)) {
+        let at = counter.wrapping_add(layouts.tensor.storage as u64);
+        let version = memory.read_u32(at).ok()?;
+        autograd.outdated = version != view.word32(layout.version);
+    }
+    Some(())
+}
+
+/// An `AutogradMeta`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Meta {
+    /// It says so itself, or there is a `grad_fn`.
+    pub(super) requires_grad: bool,
+    /// It says so itself, as leaves do.
+    pub(super) says_so: bool,
+    /// The pointer, which also stands for no tensor.
+    pub(super) grad: u64,
+    pub(super) grad_fn: Option<u64>,
+    pub(super) is_view: bool,
+}
+
+impl Meta {
+    /// Reads the one at an address; `None` where none lies there, or not as this layout says.
+    pub(super) fn read(
+        memory: &impl ReadMemory,
+        classes: &Classes,
+        layout: &AutogradLayout,
+        address: u64,
+    ) -> Option<Self> {
+        let mut bytes = [0; 256];
+        let bytes = &mut bytes[..layout.size().min(256)];
+        memory.read(address, bytes).ok()?;
+        let fields = Fields(bytes);
+        let class = classes.of_table(memory, fields.word(0))?;
+        let is_view = &*class.name == VIEW;
+        let grad_fn = some(fields.word(layout.grad_fn));
+        let grad = fields.word(layout.grad);
+        let requires_grad = fields.byte(layout.requires_grad);
+        let fits = class.family == Family::Autograd
+            && requires_grad <= 1
+            && fields.byte(layout.is_view()) == u8::from(is_view)
+            && grad_fn.is_none_or(|node| classes.is(memory, node, Family::Node))
+            && (grad == 0 || classes.is(memory, grad, Family::Tensor));
+        fits.then_some(Self {
+            requires_grad: requires_grad == 1 || grad_fn.is_some(),
+            says_so: requires_grad == 1,
+            grad,
+            grad_fn,
+            is_view,
+        })
+    }
+}
+
+/// The name of a node, as `grad_fn.name()` gives it; `None` where no node lies there, or one whose
+/// class has a name that memprobe cannot read.
+pub(super) fn name(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    layout: &NodeLayout,
+    node: u64,
+) -> Option<Arc<str>> {
+    let class = classes.of(memory, node)?;
+    if class.family != Family::Node {
+        return None;
+    }
+    if &*class.name == PYTHON {
+        let at = node.checked_add(layout.python as u64)?;
+        let kind = memory.read_u64(memory.read_u64(at).ok()?.checked_add(TYPE)?);
+        let name = memory.read_u64(kind.ok()?.checked_add(TYPE_NAME)?);
+        return class::text(memory, name.ok()?, LONGEST_NAME).map(Into::into);
+    }
+    let name = demangle::class_name(&class.name)?;
+    let own = match class.name.starts_with(GENERATED) {
+        true => name.rsplit("::").next()?,
+        false => &name,
+    };
+    Some(own.into())
+}
+
+/// The nodes that a node leads on to; `None` where they do not lie as this layout says.
+pub(super) fn next(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    layout: &NodeLayout,
+    node: Fields<'_>,
+) -> Option<Vec<u64>> {
+    let [begin, end, room] = [0, 8, 16].map(|at| node.word(layout.edges + at));
+    let bytes = vector(begin, end, room, layout.edge, MOST_EDGES)?;
+    let edges = memory
+        .read_bytes(begin, bytes, MOST_EDGES as usize * layout.edge)
+        .ok()?;
+    let nodes = edges
+        .chunks_exact(layout.edge)
+        .filter_map(|edge| some(Fields(edge).word(0)));
+    let nodes: Vec<u64> = nodes.collect();
+    nodes
+        .iter()
+        .all(|node| classes.is(memory, *node, Family::Node))
+        .then_some(nodes)
+}
+
+/// The bytes in use of a `std::vector` of things of a size; `None` where these are not the three
+/// pointers of one, or of one with more than `most`.
+pub(super) fn vector(begin: u64, end: u64, room: u64, size: usize, most: u64) -> Option<u64> {
+    let used = end.checked_sub(begin)?;
+    let held = room.checked_sub(begin)?;
+    let size = size as u64;
+    let fits = used <= held
+        && used.is_multiple_of(size)
+        && held.is_multiple_of(size)
+        && used / size <= most
+        && begin.is_multiple_of(8)
+        && (begin != 0 || held == 0);
+    fits.then_some(used)
+}

@@ -1,0 +1,210 @@
+//! What class an object of C++ is of, by the type information that the compiler put beside its
+//! virtual table: it needs no symbols, knows every library that is loaded, and names what a class is
+//! derived from.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::demangle;
+use crate::target::memory::ReadMemory;
+
+/// Bytes of the longest class name that is read.
+const LONGEST_NAME: usize = 512;
+
+/// How far a class may lie from the one that tells what it is.
+const MOST_ANCESTORS: usize = 8;
+
+/// Virtual tables that are remembered; some 2,000 classes of PyTorch have what memprobe reads.
+const MOST_CLASSES: usize = 1 << 14;
+
+/// No table lies in the first pages, and each begins at a multiple of this.
+const LOWEST: u64 = 0x1000;
+const ALIGNMENT: u64 = 8;
+
+/// The classes that tell what an object is, as the compiler mangles them (Itanium C++ ABI, 5.1).
+const FAMILIES: &[(&str, Family)] = &[
+    ("N3c1010TensorImplE", Family::Tensor),
+    ("N3c1011StorageImplE", Family::Storage),
+    ("N5torch8autograd4NodeE", Family::Node),
+    ("N5torch8autograd12AutogradMetaE", Family::Autograd),
+    ("N5torch8autograd18SavedVariableHooksE", Family::Hooks),
+];
+
+/// What kind of thing an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    /// A `c10::TensorImpl` or what is derived from it.
+    Tensor,
+    /// A `c10::StorageImpl`, likewise.
+    Storage,
+    /// A `torch::autograd::Node`, likewise.
+    Node,
+    /// A `torch::autograd::AutogradMeta`, likewise.
+    Autograd,
+    /// A `torch::autograd::SavedVariableHooks`, likewise.
+    Hooks,
+    /// Anything else.
+    Other,
+}
+
+/// A class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CppClass {
+    /// Its name as the compiler mangled it.
+    pub(super) name: Arc<str>,
+    /// What it is derived from.
+    pub(super) family: Family,
+}
+
+/// Classes by the address of their virtual tables, each looked up once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Classes(RefCell<HashMap<u64, Option<CppClass>>>);
+
+impl Classes {
+    /// The class whose objects point to this virtual table; `None` where none lies there.
+    pub(super) fn of_table(&self, memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
+        if let Some(known) = self.0.borrow().get(&table) {
+            return known.clone();
+        }
+        let class = read(memory, table);
+        let mut known = self.0.borrow_mut();
+        if known.len() < MOST_CLASSES {
+            known.insert(table, class.clone());
+        }
+        class
+    }
+
+    /// The class of the object at an address.
+    pub(super) fn of(&self, memory: &impl ReadMemory, object: u64) -> Option<CppClass> {
+        if object < LOWEST || !object.is_multiple_of(ALIGNMENT) {
+            return None;
+        }
+        self.of_table(memory, memory.read_u64(object).ok()?)
+    }
+
+    /// The virtual tables of tensors that were met, not of the one that stands for none.
+    pub(super) fn tables_of_tensors(&self) -> Vec<u64> {
+        let known = self.0.borrow();
+        let tables = known.iter().filter(|(_, class)| {
+            class.as_ref().is_some_and(|class| {
+                class.family == Family::Tensor && &*class.name != super::tensor::UNDEFINED
+            })
+        });
+        tables.map(|(table, _)| *table).collect()
+    }
+
+    /// Whether the object at an address is of a family.
+    pub(super) fn is(&self, memory: &impl ReadMemory, object: u64, family: Family) -> bool {
+        self.of(memory, object)
+            .is_some_and(|class| class.family == family)
+    }
+}
+
+/// The word before the functions of a virtual table points to the type information, whose second
+/// word points to the name; behind it stands what the class is derived from, alone (third word) or
+/// behind a word of counts (Itanium C++ ABI, 2.5.2 and 2.9.5).
+fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
+    if table < LOWEST || !table.is_multiple_of(ALIGNMENT) {
+        return None;
+    }
+    let information = memory.read_u64(table - 8).ok()?;
+    let name = name_of(memory, information)?;
+    let mut family = family_of(&name);
+    let mut ancestor = information;
+    for _ in 0..MOST_ANCESTORS {
+        if family.is_some() {
+            break;
+        }
+        let Some((next, name)) = base_of(memory, ancestor) else {
+            break;
+        };
+        ancestor = next;
+        family = family_of(&name);
+    }
+    Some(CppClass {
+        name: name.into(),
+        family: family.unwrap_or(Family::Other),
+    })
+}
+
+fn family_of(name: &str) -> Option<Family> {
+    let found = FAMILIES.iter().find(|(class, _)| *class == name);
+    found.map(|(_, family)| *family)
+}
+
+/// The type information of the first class that another is derived from, and its name.
+fn base_of(memory: &impl ReadMemory, information: u64) -> Option<(u64, String)> {
+    [16, 24].into_iter().find_map(|at| {
+        let base = memory.read_u64(information.checked_add(at)?).ok()?;
+        let is_one = base >= LOWEST && base.is_multiple_of(ALIGNMENT);
+        Some((base, is_one.then(|| name_of(memory, base)).flatten()?))
+    })
+}
+
+/// The name that a type information holds.
+fn name_of(memory: &impl ReadMemory, information: u64) -> Option<String> {
+    let at = memory.read_u64(information.checked_add(8)?).ok()?;
+    let name = text(memory, at, LONGEST_NAME)?;
+    // A class that only one file knows is marked (`*`).
+    let name = name.strip_prefix('*').unwrap_or(&name);
+    demangle::is_mangled(name).then(|| name.to_owned())
+}
+
+/// The text at an address, which ends with a zero byte within `most` bytes.
+pub(super) fn text(memory: &impl ReadMemory, address: u64, most: usize) -> Option<String> {
+    let mut bytes = Vec::new();
+    while bytes.len() < most {
+        // Up to the next multiple of the length: never beyond the page that the text ends in.
+        let at = address.checked_add(bytes.len() as u64)?;
+        let piece = memory.read_bytes(at, 32 - at % 32, 32).ok()?;
+        let end = piece.iter().position(|byte| *byte == 0);
+        bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+        if end.is_some() {
+            return String::from_utf8(bytes).ok();
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::Heap;
+    use super::*;
+
+    #[test]
+    fn a_class_is_told_by_its_name_and_by_what_it_is_derived_from() {
+        let mut heap = Heap::default();
+        let plain = heap.class("N3c1010TensorImplE", &[]);
+        let derived = heap.class("4Mine", &["5Other", "N3c1010TensorImplE"]);
+        let other = heap.class("5Other", &[]);
+        let classes = Classes::default();
+        let class = |table| classes.of_table(&heap.memory, table).unwrap();
+        assert_eq!(class(plain).family, Family::Tensor);
+        assert_eq!(class(derived).family, Family::Tensor);
+        assert_eq!(&*class(derived).name, "4Mine");
+        assert_eq!(class(other).family, Family::Other);
+    }
+
+    #[test]
+    fn a_class_that_is_derived_from_itself_ends_the_search() {
+        let mut heap = Heap::default();
+        let table = heap.class("1A", &["1B"]);
+        let information = heap.memory.read_u64(table - 8).unwrap();
+        let base = heap.memory.read_u64(information + 16).unwrap();
+        heap.memory.write(base + 16, &information.to_le_bytes());
+        let class = Classes::default().of_table(&heap.memory, table).unwrap();
+        assert_eq!(class.family, Family::Other);
+    }
+
+    #[test]
+    fn what_is_no_table_is_no_class() {
+        let mut heap = Heap::default();
+        let table = heap.class("not a name", &[]);
+        let classes = Classes::default();
+        for table in [table, 0, 7, u64::MAX, u64::MAX - 7, 0x7777_0000] {
+            assert_eq!(classes.of_table(&heap.memory, table), None, "{table:#x}");
+        }
+    }
+}

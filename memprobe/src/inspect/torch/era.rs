@@ -1,0 +1,381 @@
+//! Where PyTorch's objects keep what memprobe reads, by version.
+//!
+//! Offsets in bytes, of the x86-64 wheels. Those of 2.0.1, 2.6.0 and 2.15.0 are what `offsetof` gives
+//! with each wheel's own headers (`torch/include`) and its own ABI of `std::string`; rows are believed
+//! for the versions between only where they prove themselves on the objects of the process
+//! ([`super::layouts`]).
+
+use std::ops::RangeInclusive;
+
+/// Versions of PyTorch, from and to, as `(major, minor)`.
+pub(super) type Versions = [(u32, u32); 2];
+
+/// Where the pointer to the `TensorImpl` lies in a Python object of a tensor, past the head of every
+/// Python object (torch/csrc/autograd/python_variable.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Handle {
+    /// `Tensor cdata`.
+    Plain,
+    /// `c10::MaybeOwned<Tensor> cdata`: a word that says whether it is owned comes first.
+    MaybeOwned,
+}
+
+impl Handle {
+    pub(super) const ALL: [Self; 2] = [Self::Plain, Self::MaybeOwned];
+
+    /// Bytes from the Python object to the pointer.
+    pub(super) const fn offset(self) -> u64 {
+        match self {
+            Self::Plain => 16,
+            Self::MaybeOwned => 24,
+        }
+    }
+}
+
+/// How an optional device lies in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeviceOrder {
+    /// `c10::optional`: whether there is one, type, index.
+    PresenceFirst,
+    /// `std::optional`: type, index, whether there is one.
+    PresenceLast,
+}
+
+impl DeviceOrder {
+    pub(super) const ALL: [Self; 2] = [Self::PresenceFirst, Self::PresenceLast];
+}
+
+/// Offsets in a `c10::TensorImpl` (c10/core/TensorImpl.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TensorLayout {
+    /// Where Python objects point to it.
+    pub(super) handle: Handle,
+    /// `storage_`.
+    pub(super) storage: usize,
+    /// `autograd_meta_`.
+    pub(super) autograd: usize,
+    /// `version_counter_`.
+    pub(super) version: usize,
+    /// The pointer of `pyobj_slot_` back to the Python object.
+    pub(super) python: usize,
+    /// `sizes_and_strides_`, behind which all else follows in the same order in every version.
+    pub(super) dimensions: usize,
+    /// How `device_opt_` lies.
+    pub(super) device: DeviceOrder,
+}
+
+impl TensorLayout {
+    /// Sizes of up to five dimensions; a pointer to sizes and strides where there are more
+    /// (c10/core/impl/SizesAndStrides.h).
+    pub(super) const fn sizes(&self) -> usize {
+        self.dimensions + 8
+    }
+
+    /// Strides of up to five dimensions.
+    pub(super) const fn strides(&self) -> usize {
+        self.dimensions + 48
+    }
+
+    /// `storage_offset_`.
+    pub(super) const fn offset(&self) -> usize {
+        self.dimensions + 88
+    }
+
+    /// `numel_`.
+    pub(super) const fn elements(&self) -> usize {
+        self.dimensions + 96
+    }
+
+    /// `data_type_`.
+    pub(super) const fn dtype(&self) -> usize {
+        self.dimensions + 104
+    }
+
+    /// `device_opt_`.
+    pub(super) const fn device(&self) -> usize {
+        self.dimensions + 106
+    }
+
+    /// The second byte of the flags, behind `device_opt_`; its bit 4 is `has_symbolic_sizes_strides_`.
+    pub(super) const fn flags(&self) -> usize {
+        self.dimensions + 110
+    }
+
+    /// Bytes of a `TensorImpl`; those of what is derived from it follow.
+    pub(super) const fn size(&self) -> usize {
+        self.dimensions + 120
+    }
+}
+
+/// Offsets in a `c10::StorageImpl` (c10/core/StorageImpl.h, c10/core/Allocator.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StorageLayout {
+    /// `data_ptr_`, whose first word is the address of the data.
+    pub(super) data: usize,
+}
+
+impl StorageLayout {
+    /// The device of `data_ptr_`: type, then index.
+    pub(super) const fn device(&self) -> usize {
+        self.data + 24
+    }
+
+    /// `size_bytes_`.
+    pub(super) const fn bytes(&self) -> usize {
+        self.data + 32
+    }
+
+    /// Bytes that are read of one.
+    pub(super) const fn size(&self) -> usize {
+        self.data + 40
+    }
+}
+
+/// Offsets in a `torch::autograd::AutogradMeta` and, of a view, a `DifferentiableViewMeta`
+/// (torch/csrc/autograd/variable.h).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AutogradLayout {
+    /// `grad_`.
+    pub(super) grad: usize,
+    /// `grad_fn_`.
+    pub(super) grad_fn: usize,
+    /// `requires_grad_`; `is_view_` is the second byte behind it.
+    pub(super) requires_grad: usize,
+    /// `backward_info_`, whose first word is the tensor that is looked at.
+    pub(super) base: usize,
+    /// Whether there is a `backward_info_`.
+    pub(super) has_base: usize,
+    /// `attr_version_`.
+    pub(super) version: usize,
+}
+
+impl AutogradLayout {
+    /// `is_view_`.
+    pub(super) const fn is_view(&self) -> usize {
+        self.requires_grad + 2
+    }
+
+    /// Bytes that are read of one that is no view, and of a view.
+    pub(super) const fn size(&self) -> usize {
+        self.requires_grad + 8
+    }
+
+    pub(super) const fn view_size(&self) -> usize {
+        self.version + 4
+    }
+}
+
+/// Offsets in a `torch::autograd::Node` (torch/csrc/autograd/function.h) and what belongs to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeLayout {
+    /// `sequence_nr_`.
+    pub(super) sequence: usize,
+    /// `next_edges_`, a `std::vector<Edge>`.
+    pub(super) edges: usize,
+    /// Bytes of an `Edge`, whose first word is the node that it leads to.
+    pub(super) edge: usize,
+    /// Bytes of a `Node`; those of what is derived from it follow.
+    pub(super) size: usize,
+    /// The pointer of a `PyNode` to its Python object.
+    pub(super) python: usize,
+    /// The saved variables that follow.
+    pub(super) saved: SavedLayout,
+}
+
+/// Offsets in a `torch::autograd::SavedVariable` (torch/csrc/autograd/saved_variable.h), whose first
+/// word is the tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SavedLayout {
+    /// `was_default_constructed_` and four more flags of a byte each.
+    pub(super) flags: usize,
+    /// `requires_grad_`, the last field.
+    pub(super) requires_grad: usize,
+}
+
+impl SavedLayout {
+    /// `hooks_`.
+    pub(super) const fn hooks(&self) -> usize {
+        self.flags + 8
+    }
+
+    /// Bytes of one.
+    pub(super) const fn size(&self) -> usize {
+        self.requires_grad + 8
+    }
+}
+
+const fn versions(from: (u32, u32), to: (u32, u32)) -> Versions {
+    [from, to]
+}
+
+/// Tensors and storages.
+pub(super) const TENSORS: &[(Versions, TensorLayout, StorageLayout)] = &[
+    (versions((2, 0), (2, 1)), OLDEST, StorageLayout { data: 24 }),
+    (
+        versions((2, 2), (2, 2)),
+        TensorLayout {
+            device: DeviceOrder::PresenceLast,
+            ..OLDEST
+        },
+        StorageLayout { data: 24 },
+    ),
+    (
+        versions((2, 3), (2, 9)),
+        TensorLayout {
+            handle: Handle::MaybeOwned,
+            ..MIDDLE
+        },
+        StorageLayout { data: 16 },
+    ),
+    (
+        versions((2, 10), (2, 12)),
+        MIDDLE,
+        StorageLayout { data: 16 },
+    ),
+    (
+        versions((2, 13), (2, 15)),
+        TensorLayout {
+            python: 48,
+            dimensions: 56,
+            ..MIDDLE
+        },
+        StorageLayout { data: 16 },
+    ),
+];
+
+const OLDEST: TensorLayout = TensorLayout {
+    handle: Handle::MaybeOwned,
+    storage: 24,
+    autograd: 32,
+    version: 48,
+    python: 64,
+    dimensions: 72,
+    device: DeviceOrder::PresenceFirst,
+};
+
+const MIDDLE: TensorLayout = TensorLayout {
+    handle: Handle::Plain,
+    storage: 16,
+    autograd: 24,
+    version: 40,
+    python: 56,
+    dimensions: 64,
+    device: DeviceOrder::PresenceLast,
+};
+
+/// What autograd knows of a tensor.
+pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
+    (versions((2, 0), (2, 0)), autograd(16, 112, 160, 40)),
+    (versions((2, 1), (2, 2)), autograd(16, 120, 168, 40)),
+    (versions((2, 3), (2, 6)), autograd(16, 120, 168, 48)),
+    (versions((2, 7), (2, 9)), autograd(40, 144, 192, 48)),
+    (versions((2, 10), (2, 12)), autograd(40, 144, 200, 48)),
+    (versions((2, 13), (2, 15)), autograd(40, 128, 184, 48)),
+];
+
+/// By the offsets of `grad_`, `requires_grad_` and `backward_info_`, and the bytes of the `ViewInfo`
+/// in that. `grad_fn_` follows `grad_`; a `forward_info_` of the same kind and a flag come before
+/// `attr_version_`.
+const fn autograd(grad: usize, requires_grad: usize, base: usize, view: usize) -> AutogradLayout {
+    AutogradLayout {
+        grad,
+        grad_fn: grad + 8,
+        requires_grad,
+        base,
+        has_base: base + view,
+        version: base + 2 * (view + 8) + 4,
+    }
+}
+
+/// The graph.
+pub(super) const NODES: &[(Versions, NodeLayout)] = &[
+    (
+        versions((2, 0), (2, 2)),
+        NodeLayout {
+            saved: SavedLayout {
+                flags: 56,
+                requires_grad: 104,
+            },
+            ..SHARED
+        },
+    ),
+    (versions((2, 3), (2, 12)), SHARED),
+    (
+        versions((2, 13), (2, 15)),
+        NodeLayout {
+            sequence: 16,
+            edges: 88,
+            edge: 16,
+            size: 464,
+            python: 112,
+            saved: SavedLayout {
+                flags: 40,
+                requires_grad: 72,
+            },
+        },
+    ),
+];
+
+/// Nodes that `std::shared_ptr` holds.
+const SHARED: NodeLayout = NodeLayout {
+    sequence: 24,
+    edges: 96,
+    edge: 24,
+    size: 472,
+    python: 472,
+    saved: SavedLayout {
+        flags: 48,
+        requires_grad: 96,
+    },
+};
+
+/// Whether a version lies in a range.
+pub(super) fn is_of([from, to]: &Versions, version: Option<&str>) -> bool {
+    let range: RangeInclusive<_> = *from..=*to;
+    version
+        .and_then(major_minor)
+        .is_some_and(|version| range.contains(&version))
+}
+
+/// `(2, 15)` of `2.15.0+cu132`.
+fn major_minor(version: &str) -> Option<(u32, u32)> {
+    let (major, rest) = version.split_once('.')?;
+    let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_has_one_row_of_each_table() {
+        for minor in 0..=15 {
+            let version = format!("2.{minor}.1+cu124");
+            let rows = |versions: Vec<&Versions>| {
+                let of_it = versions.iter().filter(|row| is_of(row, Some(&version)));
+                of_it.count()
+            };
+            assert_eq!(rows(TENSORS.iter().map(|row| &row.0).collect()), 1);
+            assert_eq!(rows(AUTOGRAD.iter().map(|row| &row.0).collect()), 1);
+            assert_eq!(rows(NODES.iter().map(|row| &row.0).collect()), 1);
+        }
+    }
+
+    #[test]
+    fn what_is_no_version_has_no_row() {
+        for version in [
+            None,
+            Some(""),
+            Some("two"),
+            Some("2"),
+            Some("3.0"),
+            Some("2.x"),
+        ] {
+            assert!(
+                !TENSORS.iter().any(|row| is_of(&row.0, version)),
+                "{version:?}"
+            );
+        }
+    }
+}

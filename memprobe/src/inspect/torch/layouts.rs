@@ -1,0 +1,326 @@
+//! Which layout the tensors of a process have: the row of its version, proved on its own tensors,
+//! or what a search among them finds.
+
+use std::fmt;
+
+use super::autograd::Meta;
+use super::bytes::Fields;
+use super::calibrate;
+use super::class::{Classes, Family};
+use super::era::{self, AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
+use super::era::{TensorLayout, Versions};
+use super::storage::{self, RawStorage};
+use super::tensor::{self, Class, Geometry, RawTensor, some};
+use super::{NotOne, autograd};
+use crate::event::Bytes;
+use crate::target::memory::ReadMemory;
+use crate::tensors::DType;
+
+/// Tensors that a layout is proved on at most.
+const MOST_SAMPLES: usize = 64;
+
+/// Where PyTorch keeps what memprobe reads, in one process.
+#[derive(Clone, Debug)]
+pub struct Layouts {
+    pub(super) tensor: TensorLayout,
+    pub(super) storage: StorageLayout,
+    /// `None` where nothing that was looked at shows it.
+    pub(super) autograd: Option<AutogradLayout>,
+    /// The rows of the graph, that of the version first.
+    pub(super) nodes: Vec<NodeLayout>,
+    pub(super) classes: Classes,
+    origin: Origin,
+}
+
+/// Where a layout comes from. All are proved on the tensors of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// It is that of the target's version.
+    Version,
+    /// It is that of another version than the target says it has.
+    OtherVersion,
+    /// It was found among the tensors of the process.
+    Calibrated,
+}
+
+/// Why the tensors of a process cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// There is none that could show where its fields are.
+    NoTensors,
+    /// They do not lie as in the versions that memprobe knows, and no other layout fits.
+    UnknownLayout(Option<String>),
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoTensors => f.write_str(
+                "no tensor of Python was found to tell the layout of PyTorch's objects by: \
+                 take the snapshot when the process has made some",
+            ),
+            Self::UnknownLayout(version) => {
+                let version = version.as_deref().unwrap_or("of unknown version");
+                write!(
+                    f,
+                    "memprobe does not know the tensors of PyTorch {version}: they lie as in none \
+                     of 2.0 to 2.15, and their own fields do not show another layout; what the \
+                     allocator says of its blocks is not touched by this"
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Why {}
+
+impl Layouts {
+    /// Finds the layout of a process. `samples` are addresses of Python objects that are
+    /// `torch.Tensor`s; `version` is that of PyTorch, where known.
+    ///
+    /// # Errors
+    /// [`Why`].
+    pub fn find(
+        memory: &impl ReadMemory,
+        version: Option<&str>,
+        samples: &[u64],
+    ) -> Result<Self, Why> {
+        let samples = &samples[..samples.len().min(MOST_SAMPLES)];
+        if samples.is_empty() {
+            return Err(Why::NoTensors);
+        }
+        let classes = Classes::default();
+        let row = first_of(TENSORS, |row| era::is_of(&row.0, version))
+            .find(|row| proof(memory, &classes, &row.1, row.2, samples).is_enough());
+        let (tensor, storage, origin) = match row {
+            Some(row) if era::is_of(&row.0, version) => (row.1, row.2, Origin::Version),
+            Some(row) => (row.1, row.2, Origin::OtherVersion),
+            None => {
+                let found = calibrate::calibrate(memory, &classes, samples);
+                let found = found.filter(|(tensor, storage)| {
+                    proof(memory, &classes, tensor, *storage, samples).is_enough()
+                });
+                let (tensor, storage) =
+                    found.ok_or_else(|| Why::UnknownLayout(version.map(str::to_owned)))?;
+                (tensor, storage, Origin::Calibrated)
+            }
+        };
+        let metas = metas(memory, &tensor, samples);
+        let nodes = first_of(NODES, |row| era::is_of(&row.0, version));
+        Ok(Self {
+            autograd: autograd_layout(memory, &classes, version, &metas),
+            nodes: nodes.map(|row| row.1).collect(),
+            tensor,
+            storage,
+            classes,
+            origin,
+        })
+    }
+
+    /// Where the layout comes from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    /// Bytes to read of a Python object for [`Self::tensor_of`].
+    pub fn object_bytes(&self) -> usize {
+        self.tensor.handle.offset() as usize + 8
+    }
+
+    /// Bytes of a `TensorImpl`.
+    pub fn tensor_bytes(&self) -> usize {
+        self.tensor.size()
+    }
+
+    /// Bytes to read of a `StorageImpl`.
+    pub fn storage_bytes(&self) -> usize {
+        self.storage.size()
+    }
+
+    /// The `TensorImpl` that a Python object stands for; `None` where it stands for none that knows
+    /// of it.
+    pub fn tensor_of(&self, memory: &impl ReadMemory, python_object: u64) -> Option<u64> {
+        let object = pointer(memory, &self.tensor, python_object)?;
+        let at = object.checked_add(self.tensor.python as u64)?;
+        let back = memory.read_u64(at).ok()? & !1;
+        (back == python_object && self.classes.is(memory, object, Family::Tensor)).then_some(object)
+    }
+
+    /// Reads the `TensorImpl` at an address.
+    ///
+    /// # Errors
+    /// [`NotOne`].
+    pub fn tensor(&self, memory: &impl ReadMemory, address: u64) -> Result<RawTensor, NotOne> {
+        tensor::read(memory, self, address)
+    }
+
+    /// Reads the `StorageImpl` at an address.
+    ///
+    /// # Errors
+    /// [`NotOne`].
+    pub fn storage(&self, memory: &impl ReadMemory, address: u64) -> Result<RawStorage, NotOne> {
+        storage::read(memory, &self.classes, self.storage, address)
+    }
+
+    /// The layout of the graph that some of its nodes show: that of the version where it has one and
+    /// none contradicts it, another only where one proves it.
+    pub(super) fn of_nodes(&self, memory: &impl ReadMemory, nodes: &[u64]) -> Option<NodeLayout> {
+        let of_version = self.origin == Origin::Version;
+        let nodes = &nodes[..nodes.len().min(MOST_SAMPLES)];
+        self.nodes.iter().enumerate().find_map(|(at, layout)| {
+            let mut proof = Proof::default();
+            for node in nodes {
+                let mut bytes = vec![0; layout.edges + 24];
+                let next = memory
+                    .read(*node, &mut bytes)
+                    .ok()
+                    .and_then(|()| autograd::next(memory, &self.classes, layout, Fields(&bytes)));
+                match next {
+                    Some(next) if next.is_empty() => {}
+                    Some(_) => proof.good += 1,
+                    None => proof.bad += 1,
+                }
+            }
+            let believed = of_version && at == 0 && proof.bad == 0;
+            (believed || proof.is_enough()).then_some(*layout)
+        })
+    }
+}
+
+/// The rows of a table, those of which `is_first` holds before the others.
+fn first_of<T>(rows: &[T], is_first: impl Fn(&T) -> bool + Copy) -> impl Iterator<Item = &T> {
+    let others = rows.iter().filter(move |row| !is_first(row));
+    rows.iter().filter(move |row| is_first(row)).chain(others)
+}
+
+/// How many samples speak for a layout and against it. One may be in the making, or dying.
+#[derive(Clone, Copy, Debug, Default)]
+struct Proof {
+    good: usize,
+    bad: usize,
+}
+
+impl Proof {
+    fn is_enough(self) -> bool {
+        self.good > 0 && self.bad * 4 <= self.good
+    }
+}
+
+/// Looks at samples by a layout.
+fn proof(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    layout: &TensorLayout,
+    storage: StorageLayout,
+    samples: &[u64],
+) -> Proof {
+    let mut proof = Proof::default();
+    for sample in samples {
+        match look(memory, classes, layout, storage, *sample) {
+            Some(Look::Good) => proof.good += 1,
+            Some(Look::Neutral) => {}
+            None => proof.bad += 1,
+        }
+    }
+    proof
+}
+
+/// What one sample says of a layout.
+enum Look {
+    /// All fits, in a way that is no accident.
+    Good,
+    /// Nothing contradicts it.
+    Neutral,
+}
+
+fn look(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    layout: &TensorLayout,
+    storage: StorageLayout,
+    sample: u64,
+) -> Option<Look> {
+    let object = pointer(memory, layout, sample)?;
+    let class = classes.of(memory, object)?;
+    let mut bytes = vec![0; layout.size()];
+    memory.read(object, &mut bytes).ok()?;
+    let fields = Fields(&bytes);
+    if class.family != Family::Tensor || tensor::python_object(layout, fields) != Some(sample) {
+        return None;
+    }
+    if tensor::kind(&class) != Class::Dense || tensor::is_symbolic(layout, fields) {
+        return Some(Look::Neutral);
+    }
+    let geometry = tensor::geometry(memory, layout, fields).ok()?;
+    let dtype = tensor::dtype(layout, fields).ok()?;
+    tensor::place(layout, fields).ok()?;
+    let Some(storage_at) = some(fields.word(layout.storage)) else {
+        return Some(Look::Neutral);
+    };
+    let storage = storage::read(memory, classes, storage, storage_at).ok()?;
+    let needed = needed(&geometry, dtype)?;
+    // A wrapper of other tensors has a shape, and a storage without data.
+    let is_proof = needed > 0 && storage.bytes.0 >= needed;
+    Some(match is_proof {
+        true => Look::Good,
+        false => Look::Neutral,
+    })
+}
+
+/// Bytes of the storage that a tensor uses, counted from its beginning; `None` where they are too many
+/// to count.
+pub(super) fn needed(geometry: &Geometry, dtype: DType) -> Option<u64> {
+    if geometry.shape.contains(&0) {
+        return Some(0);
+    }
+    let mut last = geometry.offset;
+    for (size, stride) in geometry.shape.iter().zip(&geometry.strides) {
+        let stride = u64::try_from(*stride).ok()?;
+        last = last.checked_add(stride.checked_mul(size - 1)?)?;
+    }
+    last.checked_add(1)?.checked_mul(dtype.size().unwrap_or(1))
+}
+
+/// The pointer to the `TensorImpl` in a Python object.
+fn pointer(memory: &impl ReadMemory, layout: &TensorLayout, python_object: u64) -> Option<u64> {
+    let at = python_object.checked_add(layout.handle.offset())?;
+    some(memory.read_u64(at).ok()?)
+}
+
+/// What autograd keeps of the samples.
+fn metas(memory: &impl ReadMemory, layout: &TensorLayout, samples: &[u64]) -> Vec<u64> {
+    let metas = samples.iter().filter_map(|sample| {
+        let object = pointer(memory, layout, *sample)?;
+        let at = object.checked_add(layout.autograd as u64)?;
+        some(memory.read_u64(at).ok()?)
+    });
+    metas.collect()
+}
+
+/// The layout of what autograd keeps: that of the version where nothing contradicts it, another only
+/// where a leaf that requires a gradient proves it.
+fn autograd_layout(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    version: Option<&str>,
+    metas: &[u64],
+) -> Option<AutogradLayout> {
+    let is_own = |row: &(Versions, AutogradLayout)| era::is_of(&row.0, version);
+    let fits = |row: &&(Versions, AutogradLayout)| {
+        let mut proof = Proof::default();
+        for meta in metas {
+            match Meta::read(memory, classes, &row.1, *meta) {
+                Some(meta) if meta.says_so => proof.good += 1,
+                Some(_) => {}
+                None => proof.bad += 1,
+            }
+        }
+        proof.is_enough() || (is_own(row) && proof.bad == 0)
+    };
+    first_of(AUTOGRAD, is_own).find(fits).map(|row| row.1)
+}
+
+/// Whether a tensor's elements lie within a storage of so many bytes.
+pub(super) fn lies_within(geometry: &Geometry, dtype: DType, bytes: Bytes) -> bool {
+    needed(geometry, dtype).is_some_and(|needed| needed <= bytes.0)
+}

@@ -1,0 +1,170 @@
+//! `torch::autograd::Node`: an operation of the forward pass, kept for the backward pass.
+
+use std::sync::Arc;
+
+use super::autograd::{self, PYTHON};
+use super::bytes::Fields;
+use super::class::{CppClass, Family};
+use super::era::NodeLayout;
+use super::layouts::Layouts;
+use super::saved::{self, Found};
+use super::tensor::some;
+use crate::target::memory::ReadMemory;
+
+/// Bytes of the largest node; those of PyTorch 2.15 have up to some 2,000.
+const LARGEST: u64 = 16 << 10;
+
+/// Bytes of the largest Python object of a function that is looked at; 288 in PyTorch 2.15, and what
+/// a class in Python adds.
+const LARGEST_PYTHON: u64 = 4 << 10;
+
+/// Offset of `ob_type` in a Python object, and of `tp_basicsize` in a type, in every version
+/// (Include/object.h, Include/cpython/object.h).
+const TYPE: u64 = 8;
+const BASIC_SIZE: u64 = 32;
+/// Bytes of the head of every Python object.
+const PYTHON_HEAD: u64 = 16;
+
+/// The node of an operation in place, which keeps that of the operation
+/// (torch/csrc/autograd/functions/tensor.h).
+const COPY_SLICES: &str = "N5torch8autograd10CopySlicesE";
+
+/// Nodes that keep nothing but the leaf that they add to, or nothing at all.
+const KEEPS_NOTHING: &[&str] = &[
+    "N5torch8autograd14AccumulateGradE",
+    "N5torch8autograd9GraphRootE",
+];
+
+/// A `torch::autograd::Node`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawNode {
+    /// Where the object lies.
+    pub address: u64,
+    /// Its operation, as `grad_fn.name()` gives it; `None` where its class has a name that memprobe
+    /// cannot read.
+    pub name: Option<Arc<str>>,
+    /// Its number among those that its thread made; `None` of nodes that have none.
+    pub sequence: Option<u64>,
+    /// The nodes that it leads on to, as the backward pass goes.
+    pub next: Vec<u64>,
+    /// The node that is part of it: an operation in place on a view of a tensor keeps that of the
+    /// operation.
+    pub within: Option<u64>,
+}
+
+/// What one node gave.
+pub(super) struct Read {
+    pub(super) node: RawNode,
+    pub(super) saved: Found,
+    /// Its size is not known, so it was not searched for what it keeps.
+    pub(super) unsearched: bool,
+}
+
+/// Reads the node at an address; `None` where none lies there, or not as the layout says.
+pub(super) fn read(
+    memory: &impl ReadMemory,
+    layouts: &Layouts,
+    layout: &NodeLayout,
+    address: u64,
+) -> Option<Read> {
+    let class = layouts.classes.of(memory, address)?;
+    if class.family != Family::Node {
+        return None;
+    }
+    let mut head = vec![0; layout.size];
+    memory.read(address, &mut head).ok()?;
+    let fields = Fields(&head);
+    let sequence = fields.word(layout.sequence);
+    let mut read = Read {
+        node: RawNode {
+            address,
+            name: autograd::name(memory, &layouts.classes, layout, address),
+            sequence: (sequence != u64::MAX).then_some(sequence),
+            next: autograd::next(memory, &layouts.classes, layout, fields)?,
+            within: None,
+        },
+        saved: Found::default(),
+        unsearched: false,
+    };
+    search(memory, layouts, layout, &class, &mut read);
+    Some(read)
+}
+
+/// Searches a node for what it keeps.
+fn search(
+    memory: &impl ReadMemory,
+    layouts: &Layouts,
+    layout: &NodeLayout,
+    class: &CppClass,
+    read: &mut Read,
+) {
+    if KEEPS_NOTHING.contains(&&*class.name) {
+        return;
+    }
+    let body = match &*class.name {
+        PYTHON => python_body(memory, layout, read.node.address),
+        _ => body(memory, layout, read.node.address),
+    };
+    let Some(body) = body else {
+        read.unsearched = true;
+        return;
+    };
+    if &*class.name == COPY_SLICES {
+        let mut words = body.chunks_exact(8).map(|word| Fields(word).word(0));
+        read.node.within = words.find(|word| layouts.classes.is(memory, *word, Family::Node));
+        return;
+    }
+    saved::search(memory, layouts, layout.saved, &body, &mut read.saved);
+}
+
+/// The bytes of a node behind what every node has.
+fn body(memory: &impl ReadMemory, layout: &NodeLayout, address: u64) -> Option<Vec<u8>> {
+    let size = size(memory, address, layout.size as u64)?;
+    let start = address.checked_add(layout.size as u64)?;
+    memory
+        .read_bytes(start, size - layout.size as u64, LARGEST as usize)
+        .ok()
+}
+
+/// The bytes of the object at an address, by what the allocator of the C library keeps before it:
+/// the size of the chunk, which must be one, and whose neighbour must know that it is in use
+/// (malloc/malloc.c@glibc-2.36). A shared object of `std::make_shared` has its counts before it.
+/// `None` where another allocator handed it out.
+fn size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64> {
+    const FLAGS: u64 = 7;
+    const IN_USE: u64 = 1;
+    const MAPPED: u64 = 2;
+    [0, 16].into_iter().find_map(|before| {
+        let user = address.checked_sub(before)?;
+        let word = memory.read_u64(user.checked_sub(8)?).ok()?;
+        let chunk = word & !FLAGS;
+        let is_one = word & MAPPED == 0
+            && chunk.is_multiple_of(16)
+            && (least + before..=LARGEST).contains(&chunk);
+        if !is_one || !user.is_multiple_of(16) {
+            return None;
+        }
+        // A chunk ends with the first word of its neighbour, whose size follows.
+        let neighbour = memory
+            .read_u64(user.checked_add(chunk)?.checked_sub(8)?)
+            .ok()?;
+        let is_used = neighbour & IN_USE != 0 && (neighbour & !FLAGS).is_multiple_of(16);
+        is_used.then_some(chunk - 8 - before)
+    })
+}
+
+/// The bytes of the Python object of a `torch.autograd.Function`, behind its head.
+fn python_body(memory: &impl ReadMemory, layout: &NodeLayout, address: u64) -> Option<Vec<u8>> {
+    let at = address.checked_add(layout.python as u64)?;
+    let object = some(memory.read_u64(at).ok()?)?;
+    let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
+    let size = memory.read_u64(kind.checked_add(BASIC_SIZE)?).ok()?;
+    let rest = size.checked_sub(PYTHON_HEAD)?;
+    memory
+        .read_bytes(
+            object.checked_add(PYTHON_HEAD)?,
+            rest,
+            LARGEST_PYTHON as usize,
+        )
+        .ok()
+}

@@ -1,0 +1,58 @@
+//! `c10::StorageImpl`: the memory behind tensors.
+
+use super::NotOne;
+use super::bytes::Fields;
+use super::class::{Classes, Family};
+use super::era::StorageLayout;
+use super::tensor::device;
+use crate::event::{Address, Bytes};
+use crate::target::memory::ReadMemory;
+use crate::tensors::Device;
+
+/// No storage has more (1 EiB); a size that is a symbol has its uppermost bits set
+/// (c10/core/SymInt.h).
+const MOST_BYTES: u64 = 1 << 60;
+
+/// A `c10::StorageImpl`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RawStorage {
+    /// Where the object lies.
+    pub object: u64,
+    /// Its data: `untyped_storage().data_ptr()`; 0 where there are none.
+    pub data: Address,
+    /// `untyped_storage().nbytes()`.
+    pub bytes: Bytes,
+    /// Where the data lie.
+    pub device: Device,
+}
+
+/// Reads the storage at an address.
+///
+/// # Errors
+/// [`NotOne`], also where its size is a symbol.
+pub(super) fn read(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    layout: StorageLayout,
+    object: u64,
+) -> Result<RawStorage, NotOne> {
+    let mut bytes = [0; 128];
+    let bytes = &mut bytes[..layout.size().min(128)];
+    memory.read(object, bytes)?;
+    let fields = Fields(bytes);
+    let class = classes.of_table(memory, fields.word(0));
+    if class.is_none_or(|class| class.family != Family::Storage) {
+        return Err(NotOne::Class);
+    }
+    let size = fields.word(layout.bytes());
+    if size > MOST_BYTES {
+        return Err(NotOne::Fields);
+    }
+    let place = layout.device();
+    Ok(RawStorage {
+        object,
+        data: Address(fields.word(layout.data)),
+        bytes: Bytes(size),
+        device: device(fields.byte(place), fields.byte(place + 1)).ok_or(NotOne::Fields)?,
+    })
+}

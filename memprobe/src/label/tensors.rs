@@ -1,0 +1,136 @@
+//! What tensors are called.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::number::{count, counted};
+use super::text::{CUT, clean};
+use crate::model::tensors::{Row, RowKind};
+use crate::tensors::{Consistency, Name, TensorKind};
+
+/// Dimensions that are spelt out.
+const DIMENSIONS: usize = 12;
+
+/// A shape as Python writes a tuple: `(256, 3)`, `(64,)`, `()`.
+pub fn shape(sizes: &[u64]) -> String {
+    let mut text = String::from("(");
+    for (at, size) in sizes.iter().take(DIMENSIONS).enumerate() {
+        let comma = if at == 0 { "" } else { ", " };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{comma}{size}");
+    }
+    match sizes.len() {
+        1 => text.push(','),
+        0..=DIMENSIONS => {}
+        _ => {
+            text.push_str(", ");
+            text.push_str(CUT);
+        }
+    }
+    text.push(')');
+    text
+}
+
+/// The kind of a row, in one short word.
+pub const fn tensor_kind(kind: RowKind) -> &'static str {
+    match kind {
+        RowKind::Tensor(TensorKind::OptimizerState) => "optimizer",
+        RowKind::Tensor(kind) => kind.as_str(),
+        RowKind::Storage => "storage",
+        RowKind::Block => "block",
+    }
+}
+
+/// What a row is called: by its best name, or by what is known of it.
+pub fn tensor_name(row: &Row) -> String {
+    if let Some(name) = row.name() {
+        return match name.inferred {
+            None => clean(&name.text),
+            Some(_) => format!("{} (inferred)", clean(&name.text)),
+        };
+    }
+    match (row.kind, &row.saved_by, &row.grad_fn, &row.class) {
+        (RowKind::Block, ..) => "(no tensor)".to_owned(),
+        (RowKind::Storage, ..) => "(storage without a tensor)".to_owned(),
+        (_, Some(operation), ..) => format!("(saved by {})", clean(operation)),
+        (_, None, Some(operation), _) => format!("(result of {})", clean(operation)),
+        (.., Some(class)) => format!("(unnamed {})", clean(class)),
+        _ => "(unnamed)".to_owned(),
+    }
+}
+
+/// Likewise, with `(->other)` where the row `at` shares the storage of another.
+pub fn tensor_label(rows: &[Row], at: usize) -> String {
+    let Some(row) = rows.get(at) else {
+        return String::new();
+    };
+    let name = tensor_name(row);
+    match row.owner.and_then(|owner| rows.get(owner)) {
+        Some(owner) => format!("{name} (->{})", tensor_name(owner)),
+        None => name,
+    }
+}
+
+/// A name with the rule that inferred it.
+pub fn whole_tensor_name(name: &Name) -> String {
+    match name.inferred {
+        None => clean(&name.text),
+        Some(rule) => format!("{} (inferred: {})", clean(&name.text), clean(rule)),
+    }
+}
+
+/// How far a snapshot belongs to one moment, and what it cost the process.
+pub fn consistency(consistency: Consistency) -> String {
+    match consistency {
+        Consistency::Running => {
+            "the process ran on while it was read: rows may be of different moments".to_owned()
+        }
+        Consistency::Paused { pause, retries } => {
+            let paused = format!("the process was paused for {}", milliseconds(pause));
+            match retries {
+                0 => paused,
+                _ => format!(
+                    "{paused}, and let go on {} before in the middle of a garbage collection",
+                    counted(retries.into(), "time")
+                ),
+            }
+        }
+    }
+}
+
+/// `12.3 ms`; whole milliseconds from 100 on.
+pub fn milliseconds(length: Duration) -> String {
+    let milliseconds = length.as_secs_f64() * 1e3;
+    if milliseconds < 99.95 {
+        format!("{milliseconds:.1} ms")
+    } else {
+        format!("{} ms", count(milliseconds.round() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_written_as_python_writes_them_and_end() {
+        assert_eq!(shape(&[]), "()");
+        assert_eq!(shape(&[64]), "(64,)");
+        assert_eq!(shape(&[256, 3]), "(256, 3)");
+        assert_eq!(shape(&[1; 100]), "(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, …)");
+    }
+
+    #[test]
+    fn a_pause_is_told_with_what_it_took() {
+        let paused = |micros, retries| {
+            let pause = Duration::from_micros(micros);
+            consistency(Consistency::Paused { pause, retries })
+        };
+        assert_eq!(paused(12_345, 0), "the process was paused for 12.3 ms");
+        assert_eq!(
+            paused(1_234_567, 2),
+            "the process was paused for 1,235 ms, and let go on 2 times before in the middle of a \
+             garbage collection"
+        );
+    }
+}

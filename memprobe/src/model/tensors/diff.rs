@@ -1,0 +1,199 @@
+//! What came and what went between two tables.
+//!
+//! A tensor is the same in both where its object, its data, its place in them, its shape and its
+//! element type are; then a new name or kind is told as such. Of what is left, rows of equal kind,
+//! name, type, shape and element type are paired whatever their addresses, because a loop gives its
+//! tensors new ones in every turn. What finds no partner came or went.
+
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+
+use super::{DeviceTable, Row, RowKind, TensorTable};
+use crate::event::Bytes;
+use crate::tensors::Device;
+
+/// What changed from one table to another.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct TensorDiff {
+    /// What was.
+    pub before: TensorTable,
+    /// What is.
+    pub after: TensorTable,
+    /// Both are of one process, so that addresses mean the same in both.
+    pub same_process: bool,
+    /// By device, in the order of [`TensorTable::devices`].
+    pub devices: Vec<DeviceDiff>,
+}
+
+/// What changed on a device. Rows are those of the tables, by index.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceDiff {
+    /// Which.
+    pub device: Device,
+    /// Rows of the table after that were not there before.
+    pub came: Vec<usize>,
+    /// Rows of the table before that are there no more.
+    pub went: Vec<usize>,
+    /// The same tensors that hold more or less now: the row before and the row after.
+    pub resized: Vec<(usize, usize)>,
+    /// The same tensors with another best name or kind: the row before and the row after.
+    pub renamed: Vec<(usize, usize)>,
+    /// What is equal but lies elsewhere.
+    pub moved: Moved,
+}
+
+/// Tensors that were freed and allocated again, or moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Moved {
+    /// How many.
+    pub tensors: u64,
+    /// What they hold.
+    pub holds: Bytes,
+}
+
+impl TensorDiff {
+    /// The table of a device before.
+    pub fn before_on(&self, device: Device) -> Option<&DeviceTable> {
+        self.before.device(device)
+    }
+
+    /// The table of a device after.
+    pub fn after_on(&self, device: Device) -> Option<&DeviceTable> {
+        self.after.device(device)
+    }
+}
+
+impl DeviceDiff {
+    /// Whether nothing is to be told.
+    pub fn is_empty(&self) -> bool {
+        self.came.is_empty()
+            && self.went.is_empty()
+            && self.resized.is_empty()
+            && self.renamed.is_empty()
+    }
+}
+
+/// Compares.
+pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
+    let same_process =
+        before.target.tgid == after.target.tgid && before.target.command == after.target.command;
+    let tables = after.devices.iter().chain(&before.devices);
+    let mut seen = HashSet::new();
+    let devices: Vec<Device> = tables
+        .map(|table| table.device)
+        .filter(|device| seen.insert(*device))
+        .collect();
+    let devices = devices.into_iter().map(|device| {
+        compare(
+            device,
+            rows_of(&before, device),
+            rows_of(&after, device),
+            same_process,
+        )
+    });
+    let devices = devices.collect();
+    TensorDiff {
+        same_process,
+        devices,
+        before,
+        after,
+    }
+}
+
+fn rows_of(table: &TensorTable, device: Device) -> &[Row] {
+    table.device(device).map_or(&[], |table| &table.rows)
+}
+
+fn compare(device: Device, before: &[Row], after: &[Row], same_process: bool) -> DeviceDiff {
+    let mut pairing = Pairing {
+        before,
+        after,
+        left: (0..before.len()).collect(),
+        new: (0..after.len()).collect(),
+        pairs: Vec::new(),
+    };
+    if same_process {
+        pairing.pair(identity);
+    }
+    let same = pairing.pairs.len();
+    pairing.pair(likeness);
+    let mut diff = DeviceDiff {
+        device,
+        came: pairing.new,
+        went: pairing.left,
+        resized: Vec::new(),
+        renamed: Vec::new(),
+        moved: Moved::default(),
+    };
+    for (at, &(was, is)) in pairing.pairs.iter().enumerate() {
+        let (old, new) = (&before[was], &after[is]);
+        if old.holds != new.holds {
+            diff.resized.push((was, is));
+        }
+        if at < same {
+            let named = |row: &Row| (row.kind, row.name().map(|name| name.text.clone()));
+            if named(old) != named(new) {
+                diff.renamed.push((was, is));
+            }
+        } else if old.storage != new.storage {
+            diff.moved.tensors += 1;
+            diff.moved.holds = Bytes(diff.moved.holds.0.saturating_add(new.holds.0));
+        }
+    }
+    diff
+}
+
+struct Pairing<'a> {
+    before: &'a [Row],
+    after: &'a [Row],
+    /// Rows before and after that have no partner yet, ascending.
+    left: Vec<usize>,
+    new: Vec<usize>,
+    pairs: Vec<(usize, usize)>,
+}
+
+impl<'a> Pairing<'a> {
+    /// Pairs rows of equal keys, those that hold most first; rows without a key stay alone.
+    fn pair<K: Eq + Hash>(&mut self, key: impl Fn(&'a Row) -> Option<K>) {
+        let mut partners: HashMap<K, Vec<usize>> = HashMap::new();
+        for &at in &self.left {
+            if let Some(key) = key(&self.before[at]) {
+                partners.entry(key).or_default().push(at);
+            }
+        }
+        for waiting in partners.values_mut() {
+            // The next partner is the last.
+            waiting.sort_by_key(|&at| (self.before[at].holds, Reverse(at)));
+        }
+        let mut paired = HashSet::new();
+        let mut candidates = std::mem::take(&mut self.new);
+        candidates.sort_by_key(|&at| (Reverse(self.after[at].holds), at));
+        for at in candidates {
+            let waiting = key(&self.after[at]).and_then(|key| partners.get_mut(&key));
+            match waiting.and_then(Vec::pop) {
+                Some(partner) => {
+                    paired.insert(partner);
+                    self.pairs.push((partner, at));
+                }
+                None => self.new.push(at),
+            }
+        }
+        self.new.sort_unstable();
+        self.left.retain(|at| !paired.contains(at));
+    }
+}
+
+/// What makes a tensor the same in one process.
+fn identity(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
+    let tensor = matches!(row.kind, RowKind::Tensor(_));
+    let what = row.shape.as_deref().zip(row.dtype);
+    Some((tensor, row.object, row.storage?, row.offset, what, row.size))
+}
+
+/// What makes two tensors the same to a person.
+fn likeness(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
+    let name = row.name().map(|name| &*name.text);
+    let what = row.shape.as_deref().zip(row.dtype);
+    Some((row.kind, name, row.class.as_deref(), what, row.size))
+}

@@ -1,0 +1,248 @@
+//! Rows that are one row to a person, and the order of rows.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Row, RowKind};
+use crate::event::{Bytes, Frame};
+use crate::tensors::DType;
+
+/// Which rows are shown as one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GroupBy {
+    /// Those without a name that are equal in all that is shown of them.
+    #[default]
+    Unnamed,
+    /// None.
+    Nothing,
+    /// Those of equal shape, whatever their names.
+    Shape,
+    /// Those of a kind.
+    Kind,
+    /// Those of a module.
+    Module,
+    /// Those that a line has allocated.
+    Site,
+}
+
+/// The order of rows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// The most bytes of the allocator first; those that share them directly after.
+    #[default]
+    Holds,
+    /// The largest of its own elements first.
+    Size,
+    /// By name; those without one last.
+    Name,
+    /// By kind, then as [`Self::Holds`].
+    Kind,
+    /// The most rows in one first.
+    Count,
+}
+
+/// Rows that are shown as one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Which of the table's rows; the first holds most.
+    pub rows: Vec<usize>,
+    /// What they hold together.
+    pub holds: Bytes,
+    /// What they hold together of memory that is not the allocator's.
+    pub outside: Bytes,
+    /// The bytes of their own elements together; `None` where that of one cannot be told.
+    pub size: Option<Bytes>,
+}
+
+/// What rows of one group have in common.
+#[derive(PartialEq, Eq, Hash)]
+enum Key<'a> {
+    Alone(usize),
+    Equal(Alike<'a>),
+    Kind(RowKind),
+    Module(Option<&'a Arc<str>>),
+    Site(Option<&'a Frame>),
+}
+
+/// All that is shown of a row without its name and place.
+#[derive(PartialEq, Eq, Hash)]
+struct Alike<'a> {
+    kind: RowKind,
+    class: Option<&'a Arc<str>>,
+    shape: Option<&'a [u64]>,
+    size: Option<Bytes>,
+    dtype: Option<DType>,
+    shares: Shares,
+    of: Option<Of<'a>>,
+}
+
+/// Of rows without names: whence they came.
+#[derive(PartialEq, Eq, Hash)]
+struct Of<'a> {
+    grad_fn: Option<&'a Arc<str>>,
+    saved_by: Option<&'a Arc<str>>,
+    site: Option<&'a Frame>,
+    requires_grad: bool,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+enum Shares {
+    Nothing,
+    /// The storage of this row.
+    With(usize),
+    /// That of another, whichever.
+    Something,
+    /// Memory of others than the allocator.
+    Outside,
+}
+
+impl<'a> Key<'a> {
+    fn of(at: usize, row: &'a Row, by: GroupBy) -> Self {
+        match by {
+            GroupBy::Nothing => Self::Alone(at),
+            GroupBy::Unnamed if row.name().is_some() => Self::Alone(at),
+            GroupBy::Unnamed => Self::Equal(Alike::of(row, Likeness::Source)),
+            GroupBy::Shape => Self::Equal(Alike::of(row, Likeness::Shape)),
+            GroupBy::Kind => Self::Kind(row.kind),
+            GroupBy::Module => Self::Module(row.module.as_ref()),
+            GroupBy::Site => Self::Site(row.site.as_ref()),
+        }
+    }
+}
+
+/// How alike rows of one group are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Likeness {
+    /// In shape and kind.
+    Shape,
+    /// In where they came from, too.
+    Source,
+}
+
+impl<'a> Alike<'a> {
+    fn of(row: &'a Row, likeness: Likeness) -> Self {
+        let shares = match (row.owner, row.outside, likeness) {
+            (None, None, _) => Shares::Nothing,
+            (None, Some(_), _) => Shares::Outside,
+            (Some(owner), _, Likeness::Source) => Shares::With(owner),
+            (Some(_), ..) => Shares::Something,
+        };
+        let of = || Of {
+            grad_fn: row.grad_fn.as_ref(),
+            saved_by: row.saved_by.as_ref(),
+            site: row.site.as_ref(),
+            requires_grad: row.requires_grad,
+        };
+        Self {
+            kind: row.kind,
+            class: row.class.as_ref(),
+            shape: row.shape.as_deref(),
+            size: row.size,
+            dtype: row.dtype,
+            shares,
+            of: (likeness == Likeness::Source).then(of),
+        }
+    }
+}
+
+/// The rows of a table as a person wants to see them.
+pub fn groups(rows: &[Row], by: GroupBy, order: Order) -> Vec<Group> {
+    groups_of(rows, 0..rows.len(), by, order)
+}
+
+/// Likewise, of some of the rows alone: those of these indices.
+///
+/// # Panics
+/// Where there is no row of an index.
+pub fn groups_of(
+    rows: &[Row],
+    of: impl IntoIterator<Item = usize>,
+    by: GroupBy,
+    order: Order,
+) -> Vec<Group> {
+    let mut places: HashMap<Key, usize> = HashMap::new();
+    let mut groups: Vec<Group> = Vec::new();
+    for at in of {
+        let row = &rows[at];
+        let place = *places.entry(Key::of(at, row, by)).or_insert_with(|| {
+            groups.push(Group {
+                rows: Vec::new(),
+                holds: Bytes(0),
+                outside: Bytes(0),
+                size: Some(Bytes(0)),
+            });
+            groups.len() - 1
+        });
+        let group = &mut groups[place];
+        group.rows.push(at);
+        group.holds = sum(group.holds, row.holds);
+        group.outside = sum(group.outside, row.outside.unwrap_or_default());
+        group.size = group.size.zip(row.size).map(|(one, other)| sum(one, other));
+    }
+    for group in &mut groups {
+        group.rows.sort_by_key(|&at| key(rows, at));
+    }
+    sort(&mut groups, rows, order);
+    groups
+}
+
+fn sum(one: Bytes, other: Bytes) -> Bytes {
+    Bytes(one.0.saturating_add(other.0))
+}
+
+/// The row that answers for the storage that a row looks at. A storage within another leads on.
+fn answering(rows: &[Row], at: usize) -> usize {
+    let owner = |at: usize| rows.get(at).and_then(|row| row.owner);
+    let first = owner(at).unwrap_or(at);
+    owner(first).unwrap_or(first)
+}
+
+/// Largest first, and each row after the one that holds its storage.
+fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
+    let answering = answering(rows, at);
+    let holder = &rows[answering];
+    let row = &rows[at];
+    (
+        Reverse((holder.holds, holder.outside)),
+        holder.name().map_or("", |name| &name.text),
+        answering,
+        at != answering,
+        row.offset,
+        Reverse(row.size),
+        row.name().map_or("", |name| &name.text),
+        at,
+    )
+}
+
+fn sort(groups: &mut [Group], rows: &[Row], order: Order) {
+    let first = |group: &Group| &rows[group.rows[0]];
+    groups.sort_by(|one, other| {
+        // What holds nothing itself keeps to the row that holds its storage.
+        let weight = |group: &Group| match (group.holds, group.outside) {
+            (Bytes(0), Bytes(0)) => {
+                let holder = &rows[answering(rows, group.rows[0])];
+                (holder.holds, holder.outside.unwrap_or_default())
+            }
+            own => own,
+        };
+        let by_holds = || {
+            let key = |group: &Group| (Reverse(weight(group)), key(rows, group.rows[0]));
+            key(one).cmp(&key(other))
+        };
+        let by = match order {
+            Order::Holds => std::cmp::Ordering::Equal,
+            Order::Size => other.size.cmp(&one.size),
+            Order::Name => {
+                let name = |group| {
+                    let name = first(group).name().map(|name| &name.text);
+                    (name.is_none(), name.cloned())
+                };
+                name(one).cmp(&name(other))
+            }
+            Order::Kind => first(one).kind.cmp(&first(other).kind),
+            Order::Count => other.rows.len().cmp(&one.rows.len()),
+        };
+        by.then_with(by_holds)
+    });
+}

@@ -1,0 +1,179 @@
+//! Which line allocated each block of a snapshot, by the events around it.
+//!
+//! The allocator hands out the same address again and again. The ledger says who allocated what is
+//! live now; a snapshot is of a moment that has passed. So what happens to an address from the
+//! beginning of the reading on is kept, and each block is given the line that held it then.
+
+use std::collections::HashMap;
+
+use super::super::Model;
+use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, TimeNs};
+use crate::tensors::{Block, Consistency, TensorSnapshot};
+
+/// Events that are kept while a snapshot is read; with more, no block gets a line.
+const MOST: usize = 1 << 20;
+
+/// A block as the ledger knew it.
+type Known = Option<(Bytes, Option<Frame>)>;
+
+/// What happened to addresses since the reading began.
+#[derive(Debug, Default)]
+pub struct Sites {
+    /// For each address the times at which it was handed out or taken back, and what was live there
+    /// before.
+    touched: HashMap<(DeviceIndex, Address), Vec<(TimeNs, Known)>>,
+    kept: usize,
+}
+
+impl Sites {
+    /// Takes note of an event that the model is about to be given.
+    pub fn note(&mut self, model: &Model, event: &Event) {
+        let Event::Memory(event) = event else { return };
+        let Some(device) = event.device else { return };
+        if !matches!(event.action, Action::Alloc | Action::Free) {
+            return;
+        }
+        self.kept = self.kept.saturating_add(1);
+        if self.kept <= MOST {
+            let before = known(model, device, event.addr);
+            let touched = self.touched.entry((device, event.addr)).or_default();
+            touched.push((event.time, before));
+        }
+    }
+
+    /// Gives each block of the snapshot the line that allocated it, where that is known for certain.
+    pub fn sign(&self, model: &Model, snapshot: &mut TensorSnapshot) {
+        if self.kept > MOST {
+            return;
+        }
+        let still = matches!(snapshot.consistency, Consistency::Paused { .. });
+        let moment = Some(snapshot.moment).filter(|moment| still && *moment != TimeNs(0));
+        for block in &mut snapshot.blocks {
+            if let Some((size, site)) = self.at(model, block, moment)
+                && size == block.size
+            {
+                block.site = site;
+            }
+        }
+    }
+
+    /// What was live where the block lies, at that moment; `None` where this is not certain.
+    fn at(&self, model: &Model, block: &Block, moment: Option<TimeNs>) -> Known {
+        let Some(touched) = self.touched.get(&(block.device, block.addr)) else {
+            return known(model, block.device, block.addr);
+        };
+        let moment = moment?;
+        let later = touched.iter().find(|(time, _)| *time > moment);
+        match later {
+            Some((_, before)) => before.clone(),
+            None => known(model, block.device, block.addr),
+        }
+    }
+}
+
+fn known(model: &Model, device: DeviceIndex, addr: Address) -> Known {
+    let (size, site) = model.block_at(device, addr)?;
+    Some((size, site.cloned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::event::{MemoryEvent, Stack, StackId, StackKind, Tgid, Tid, Totals};
+    use crate::model::snapshot::Target;
+    use crate::model::tensors::samples::{BASE, line, training};
+
+    fn event(action: Action, time: u64, stack: u32) -> Event {
+        Event::Memory(MemoryEvent {
+            time: TimeNs(time),
+            tgid: Tgid(7),
+            tid: Tid(7),
+            action,
+            addr: Address(BASE),
+            size: Bytes(16 << 20),
+            device: Some(DeviceIndex(0)),
+            totals: Some(Totals {
+                allocated: Bytes(if action == Action::Alloc { 16 << 20 } else { 0 }),
+                reserved: Bytes(32 << 20),
+            }),
+            stack: StackId(stack),
+            call: None,
+        })
+    }
+
+    fn defined(id: u32) -> Event {
+        let stack = Stack {
+            kind: StackKind::Python,
+            frames: vec![line("/home/me/train.py", id, "f")],
+            truncated: false,
+        };
+        Event::Stack(StackId(id), Arc::new(stack))
+    }
+
+    /// Line 1 allocates at 10; the reading begins at 20; the block is freed at 30, line 2 gets it at
+    /// 40. Says the line of the block in a snapshot of this moment.
+    fn line_at(moment: u64, consistency: Consistency) -> Option<u32> {
+        let mut model = Model::new(Target::default(), TimeNs(0));
+        for event in [defined(1), defined(2), event(Action::Alloc, 10, 1)] {
+            model.apply(&event);
+        }
+        let mut sites = Sites::default();
+        for event in [event(Action::Free, 30, 0), event(Action::Alloc, 40, 2)] {
+            sites.note(&model, &event);
+            model.apply(&event);
+        }
+        let mut snapshot = training();
+        snapshot
+            .blocks
+            .iter_mut()
+            .for_each(|block| block.site = None);
+        snapshot.moment = TimeNs(moment);
+        snapshot.consistency = consistency;
+        sites.sign(&model, &mut snapshot);
+        snapshot.blocks[0].site.as_ref().map(|site| site.line)
+    }
+
+    const PAUSED: Consistency = Consistency::Paused {
+        pause: Duration::ZERO,
+        retries: 0,
+    };
+
+    #[test]
+    fn a_block_has_the_line_that_held_its_address_at_that_moment() {
+        assert_eq!(line_at(25, PAUSED), Some(1));
+        assert_eq!(line_at(45, PAUSED), Some(2));
+    }
+
+    #[test]
+    fn an_address_that_changed_hands_at_an_unknown_moment_has_no_line() {
+        assert_eq!(line_at(0, PAUSED), None);
+        assert_eq!(line_at(25, Consistency::Running), None);
+    }
+
+    #[test]
+    fn a_block_that_nobody_touched_has_the_line_of_the_ledger() {
+        let mut model = Model::new(Target::default(), TimeNs(0));
+        for event in [defined(1), event(Action::Alloc, 10, 1)] {
+            model.apply(&event);
+        }
+        let mut snapshot = training();
+        snapshot
+            .blocks
+            .iter_mut()
+            .for_each(|block| block.site = None);
+        Sites::default().sign(&model, &mut snapshot);
+        assert_eq!(
+            snapshot.blocks[0].site,
+            Some(line("/home/me/train.py", 1, "f"))
+        );
+        assert_eq!(snapshot.blocks[1].site, None);
+        // Another size is another block.
+        snapshot.blocks[0].site = None;
+        snapshot.blocks[0].size = Bytes(512);
+        Sites::default().sign(&model, &mut snapshot);
+        assert_eq!(snapshot.blocks[0].site, None);
+    }
+}

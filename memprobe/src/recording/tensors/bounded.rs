@@ -1,0 +1,43 @@
+//! Lists from a file that end before they fill the memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+
+/// A list of no more than `MOST`.
+#[derive(Debug)]
+pub(super) struct Bounded<T, const MOST: usize>(pub(super) Vec<T>);
+
+impl<T, const MOST: usize> Default for Bounded<T, MOST> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Bounded<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_seq(List(PhantomData))
+    }
+}
+
+struct List<T, const MOST: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
+    type Value = Bounded<T, MOST>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of no more than {MOST}")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut taken = Vec::new();
+        while let Some(item) = list.next_element()? {
+            if taken.len() == MOST {
+                return Err(A::Error::custom(format_args!("a list of more than {MOST}")));
+            }
+            taken.push(item);
+        }
+        Ok(Bounded(taken))
+    }
+}

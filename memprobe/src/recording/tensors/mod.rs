@@ -1,0 +1,128 @@
+//! Snapshots of tensors: what a file of `memprobe snapshot -o` holds, and how it is read back.
+//!
+//! One JSON document, written by [`crate::export::tensors`]. Its `tensors` are for other programs
+//! too: each has all that is known of it, and blocks without a tensor follow them as `kind` `block`.
+//! `storages` and `blocks` say how the tensors hang together; sums are left out when it is read.
+//!
+//! A tensor's `storage` is an address as in recordings, `storage_index` is its place in `storages`;
+//! `gradient_of` are places in `tensors`. Bytes are bytes, shapes and strides are elements.
+
+mod bounded;
+mod record;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+
+use crate::tensors::TensorSnapshot;
+use record::SnapshotRecord;
+
+/// The version of the format. A reader refuses what is newer.
+pub const TENSOR_FORMAT: u32 = 1;
+
+/// Bytes of the largest file that is read: some millions of tensors.
+pub const MAX_BYTES: u64 = 2 << 30;
+
+/// Tensors, blocks or storages in one file.
+pub const MAX_ITEMS: usize = 1 << 23;
+
+/// Dimensions of one tensor, names of one, gradients that one is.
+pub const MAX_OF_ONE: usize = 1 << 16;
+
+/// Why a snapshot cannot be read. Its text ends with what to do.
+#[derive(Debug)]
+pub enum SnapshotError {
+    /// The file cannot be opened or read.
+    Io(io::Error),
+    /// The file holds nothing.
+    Empty,
+    /// The file is larger than memprobe reads.
+    TooLarge,
+    /// The file is something else.
+    Foreign,
+    /// The file was written by a later memprobe.
+    Newer {
+        /// The format of the file.
+        format: u32,
+    },
+    /// The file is not what memprobe wrote, or not all of it.
+    Damaged {
+        /// What is wrong with it, and where.
+        why: String,
+    },
+}
+
+impl fmt::Display for SnapshotError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const GIVE: &str = "give a file that `memprobe snapshot --pid N -o FILE` wrote";
+        match self {
+            Self::Io(error) => write!(f, "cannot be read: {error}; {GIVE}"),
+            Self::Empty => write!(f, "the file is empty; {GIVE}"),
+            Self::TooLarge => write!(
+                f,
+                "larger than {} GiB, which no snapshot of memprobe is; {GIVE}",
+                MAX_BYTES >> 30
+            ),
+            Self::Foreign => write!(f, "not a snapshot of memprobe; {GIVE}"),
+            Self::Newer { format } => write!(
+                f,
+                "written by a later memprobe (format {format}, this one reads up to \
+                 {TENSOR_FORMAT}): update memprobe"
+            ),
+            Self::Damaged { why } => write!(
+                f,
+                "the snapshot is damaged or its end is missing: {why}; take another with \
+                 `memprobe snapshot --pid N -o FILE`"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for SnapshotError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            // Its words are this error's own.
+            Self::Io(error) => error.source(),
+            _ => None,
+        }
+    }
+}
+
+/// Reads a file that `memprobe snapshot -o` wrote.
+///
+/// # Errors
+/// When it cannot be read, or is none.
+pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotError> {
+    let file = File::open(path).map_err(SnapshotError::Io)?;
+    read_tensors(BufReader::with_capacity(1 << 18, file))
+}
+
+/// Likewise, of any source. No more than [`MAX_BYTES`] are read.
+///
+/// # Errors
+/// When it cannot be read, or is none.
+pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotError> {
+    let mut from = from.take(MAX_BYTES + 1);
+    let mut text = Vec::new();
+    from.read_to_end(&mut text).map_err(SnapshotError::Io)?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(SnapshotError::TooLarge);
+    }
+    if text.iter().all(u8::is_ascii_whitespace) {
+        return Err(SnapshotError::Empty);
+    }
+    let text = std::str::from_utf8(&text).map_err(|_| SnapshotError::Foreign)?;
+    match record::format(text) {
+        None => return Err(SnapshotError::Foreign),
+        Some(format) if format > TENSOR_FORMAT => return Err(SnapshotError::Newer { format }),
+        Some(_) => {}
+    }
+    let damaged = |why: String| SnapshotError::Damaged { why };
+    let record: SnapshotRecord =
+        serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
+    record.into_snapshot().map_err(damaged)
+}

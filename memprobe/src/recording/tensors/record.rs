@@ -1,0 +1,304 @@
+//! A snapshot as it lies in the file. What comes in is hostile; what comes out is checked.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::bounded::Bounded;
+use super::{MAX_ITEMS, MAX_OF_ONE};
+use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
+use crate::model::snapshot::Target;
+use crate::tensors::{
+    Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
+    TensorSnapshot,
+};
+
+/// What stands for memory without a tensor among the tensors; `blocks` and `storages` have it.
+const BLOCK: &str = "block";
+
+#[derive(Deserialize)]
+struct Format {
+    memprobe_snapshot: u32,
+}
+
+/// The format number, wherever the rest ends; `None` where the document begins otherwise.
+pub(super) fn format(text: &str) -> Option<u32> {
+    if let Ok(Format { memprobe_snapshot }) = serde_json::from_str(text) {
+        return Some(memprobe_snapshot);
+    }
+    // Of a file without its end, the beginning still says what it is.
+    let rest = text.trim_start().strip_prefix('{')?.trim_start();
+    let rest = rest.strip_prefix("\"memprobe_snapshot\"")?.trim_start();
+    let rest = rest.strip_prefix(':')?.trim_start();
+    let digits = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
+    rest[..digits].parse().ok()
+}
+
+#[derive(Deserialize)]
+pub(super) struct SnapshotRecord<'a> {
+    pid: Option<u32>,
+    #[serde(default)]
+    inner_pid: Option<u32>,
+    #[serde(default)]
+    container: Option<String>,
+    command: String,
+    python: Option<String>,
+    torch: Option<String>,
+    taken_ms: u64,
+    /// On the clock of the recorded machine; 0 where it is not known.
+    #[serde(default)]
+    moment_ns: u64,
+    /// `null` where the process ran on.
+    pause_ms: Option<f64>,
+    #[serde(default)]
+    retries: u32,
+    objects: u64,
+    unread: Bounded<Box<str>, MAX_OF_ONE>,
+    totals: Bounded<TotalsRecord<'a>, 256>,
+    #[serde(borrow)]
+    tensors: Bounded<Item<'a>, MAX_ITEMS>,
+    #[serde(borrow)]
+    storages: Bounded<StorageRecord<'a>, MAX_ITEMS>,
+    #[serde(borrow)]
+    blocks: Bounded<BlockRecord<'a>, MAX_ITEMS>,
+}
+
+#[derive(Deserialize)]
+struct TotalsRecord<'a> {
+    #[serde(borrow)]
+    device: Cow<'a, str>,
+    /// `null` where the allocator was not asked.
+    allocated: Option<u64>,
+    reserved: Option<u64>,
+}
+
+/// A tensor, or a block that stands among them.
+#[derive(Deserialize)]
+struct Item<'a> {
+    #[serde(borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow, default)]
+    object: Option<Cow<'a, str>>,
+    #[serde(default)]
+    names: Bounded<Box<str>, MAX_OF_ONE>,
+    /// For each name the rule that inferred it; empty where none was.
+    #[serde(borrow, default)]
+    inferred: Bounded<Option<Cow<'a, str>>, MAX_OF_ONE>,
+    #[serde(default)]
+    shape: Option<Bounded<u64, MAX_OF_ONE>>,
+    #[serde(default)]
+    strides: Bounded<u64, MAX_OF_ONE>,
+    #[serde(default)]
+    offset: u64,
+    #[serde(borrow, default)]
+    dtype: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    device: Cow<'a, str>,
+    #[serde(default)]
+    storage_index: Option<usize>,
+    #[serde(default)]
+    requires_grad: bool,
+    #[serde(default)]
+    grad_fn: Option<Box<str>>,
+    #[serde(default)]
+    gradient_of: Bounded<usize, MAX_OF_ONE>,
+    #[serde(default)]
+    saved_by: Option<Box<str>>,
+    #[serde(default)]
+    module: Option<Box<str>>,
+    #[serde(default)]
+    class: Option<Box<str>>,
+}
+
+#[derive(Deserialize)]
+struct StorageRecord<'a> {
+    #[serde(borrow)]
+    object: Cow<'a, str>,
+    #[serde(borrow)]
+    data: Cow<'a, str>,
+    bytes: u64,
+    #[serde(borrow)]
+    device: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct BlockRecord<'a> {
+    #[serde(borrow)]
+    addr: Cow<'a, str>,
+    bytes: u64,
+    #[serde(default)]
+    requested: Option<u64>,
+    #[serde(borrow)]
+    device: Cow<'a, str>,
+    #[serde(default)]
+    site: Option<SiteRecord>,
+}
+
+#[derive(Deserialize)]
+struct SiteRecord {
+    file: Box<str>,
+    line: Option<u32>,
+    function: Box<str>,
+    #[serde(default)]
+    library: Option<Box<str>>,
+}
+
+impl SnapshotRecord<'_> {
+    /// The snapshot; the error says what is wrong, in a few words.
+    pub(super) fn into_snapshot(self) -> Result<TensorSnapshot, String> {
+        let consistency = match self.pause_ms {
+            None => Consistency::Running,
+            Some(pause) => Consistency::Paused {
+                pause: Duration::try_from_secs_f64((pause * 1e6).round() / 1e9)
+                    .map_err(|error| format!("pause_ms: {error}"))?,
+                retries: self.retries,
+            },
+        };
+        let mut devices = Vec::new();
+        for totals in self.totals.0 {
+            devices.extend(totals.into_totals()?);
+        }
+        let storages = all(self.storages.0, StorageRecord::into_storage)?;
+        let blocks = all(self.blocks.0, BlockRecord::into_block)?;
+        let items = self.tensors.0.into_iter();
+        let items = items.filter(|item| item.kind != BLOCK);
+        let tensors = all(items, |item| item.into_tensor(storages.len()))?;
+        let is_there = |tensor: &Tensor| tensor.gradient_of.iter().all(|&of| of < tensors.len());
+        if !tensors.iter().all(is_there) {
+            return Err("a gradient of a tensor that is not there".to_owned());
+        }
+        Ok(TensorSnapshot {
+            target: Target {
+                tgid: self.pid.map(Tgid),
+                inner_tgid: self.inner_pid.map(Tgid),
+                container: self.container,
+                command: self.command,
+                python: self.python,
+                torch: self.torch,
+            },
+            taken_ms: self.taken_ms,
+            moment: TimeNs(self.moment_ns),
+            consistency,
+            devices,
+            blocks,
+            storages,
+            tensors,
+            objects: self.objects,
+            unread: self.unread.0.into_iter().map(Into::into).collect(),
+        })
+    }
+}
+
+fn all<F, T>(
+    items: impl IntoIterator<Item = F>,
+    into: impl FnMut(F) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    items.into_iter().map(into).collect()
+}
+
+impl TotalsRecord<'_> {
+    fn into_totals(self) -> Result<Option<DeviceTotals>, String> {
+        let (Some(allocated), Some(reserved)) = (self.allocated, self.reserved) else {
+            return Ok(None);
+        };
+        Ok(Some(DeviceTotals {
+            device: cuda(&self.device)?,
+            totals: Totals {
+                allocated: Bytes(allocated),
+                reserved: Bytes(reserved),
+            },
+        }))
+    }
+}
+
+impl StorageRecord<'_> {
+    fn into_storage(self) -> Result<Storage, String> {
+        Ok(Storage {
+            object: address(&self.object)?,
+            data: Address(address(&self.data)?),
+            bytes: Bytes(self.bytes),
+            device: device(&self.device)?,
+        })
+    }
+}
+
+impl BlockRecord<'_> {
+    fn into_block(self) -> Result<Block, String> {
+        Ok(Block {
+            addr: Address(address(&self.addr)?),
+            size: Bytes(self.bytes),
+            requested: self.requested.map(Bytes),
+            device: cuda(&self.device)?,
+            site: self.site.map(|site| Frame {
+                file: site.file.into(),
+                line: site.line.unwrap_or(0),
+                function: site.function.into(),
+                library: site.library.map(Into::into),
+            }),
+        })
+    }
+}
+
+impl Item<'_> {
+    fn into_tensor(self, storages: usize) -> Result<Tensor, String> {
+        let (Some(object), Some(shape), Some(dtype)) = (self.object, self.shape, self.dtype) else {
+            return Err("a tensor without object, shape or dtype".to_owned());
+        };
+        if self.storage_index.is_some_and(|at| at >= storages) {
+            return Err("a tensor on a storage that is not there".to_owned());
+        }
+        let mut rules = self.inferred.0.iter();
+        let name = |text: Box<str>| Name {
+            text: text.into(),
+            inferred: rules
+                .next()
+                .and_then(|rule| rule.as_deref().map(Name::rule)),
+        };
+        Ok(Tensor {
+            object: address(&object)?,
+            kind: TensorKind::parse(&self.kind)
+                .ok_or_else(|| unknown("kind of tensor", &self.kind))?,
+            names: self.names.0.into_iter().map(name).collect(),
+            shape: shape.0,
+            strides: self.strides.0,
+            offset: self.offset,
+            dtype: DType::parse(&dtype).ok_or_else(|| unknown("dtype", &dtype))?,
+            device: device(&self.device)?,
+            storage: self.storage_index,
+            requires_grad: self.requires_grad,
+            grad_fn: self.grad_fn.map(Into::into),
+            gradient_of: self.gradient_of.0,
+            saved_by: self.saved_by.map(Into::into),
+            module: self.module.map(Into::into),
+            class: self.class.map(Into::into),
+        })
+    }
+}
+
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text
+        .strip_prefix("0x")
+        .filter(|digits| !digits.starts_with('+'));
+    let number = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    number.ok_or_else(|| unknown("address", text))
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    Device::parse(text).ok_or_else(|| unknown("device", text))
+}
+
+fn cuda(text: &str) -> Result<DeviceIndex, String> {
+    match device(text)? {
+        Device::Cuda(index) => Ok(index),
+        _ => Err(unknown("CUDA device", text)),
+    }
+}
+
+/// What is not known, with enough of it to see what it is.
+fn unknown(what: &str, text: &str) -> String {
+    let shown: String = text.chars().take(40).collect();
+    format!("{shown:?} is no {what}")
+}

@@ -1,0 +1,80 @@
+//! What the allocator has handed out beside what the rows explain.
+
+use crate::bytes::{human, signed};
+use crate::event::Bytes;
+use crate::label::{count, counted};
+use crate::model::tensors::{Account, DeviceTable};
+
+/// The first line of a device.
+pub(super) fn title(table: &DeviceTable) -> String {
+    let account = &table.account;
+    let device = table.device;
+    let tensors = counted(account.tensor_count, "tensor");
+    match (account.totals, account.block_count) {
+        (Some(totals), Some(blocks)) => format!(
+            "{device}  allocated {} in {}, reserved {}, {tensors}",
+            human(totals.allocated),
+            counted(blocks, "block"),
+            human(totals.reserved),
+        ),
+        (Some(totals), None) => format!(
+            "{device}  allocated {}, reserved {}, {tensors}",
+            human(totals.allocated),
+            human(totals.reserved),
+        ),
+        (None, _) => format!("{device}  {} in {tensors}", human(held(account))),
+    }
+}
+
+/// What all rows hold.
+pub(super) fn held(account: &Account) -> Bytes {
+    let parts = [
+        account.tensors,
+        account.bare,
+        account.rounding,
+        account.uncovered,
+        account.blocks,
+    ];
+    Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
+}
+
+/// The sum, part by part: a number of bytes and what it is. The first is the whole.
+pub(super) fn sum(account: &Account) -> Vec<(String, String)> {
+    let Some(totals) = account.totals else {
+        return Vec::new();
+    };
+    let mut lines = vec![
+        (
+            human(totals.allocated),
+            "allocated by the allocator".to_owned(),
+        ),
+        (
+            human(account.tensors),
+            format!("explained by {} tensors", count(account.tensor_count)),
+        ),
+    ];
+    let parts = [
+        (account.bare, "storages that no tensor looks at"),
+        (
+            account.rounding,
+            "rounding: blocks are multiples of 512 bytes, and small ends are not cut off",
+        ),
+        (
+            account.uncovered,
+            "asked for, but covered by no storage that was found",
+        ),
+        (account.blocks, "blocks that no tensor reaches"),
+    ];
+    for (bytes, words) in parts {
+        if bytes != Bytes(0) {
+            lines.push((human(bytes), words.to_owned()));
+        }
+    }
+    let remainder = account.remainder.unwrap_or(0);
+    let words = match account.reason {
+        Some(reason) => format!("remainder: {}", reason.as_str()),
+        None => "remainder".to_owned(),
+    };
+    lines.push((signed(remainder), words));
+    lines
+}

@@ -1,0 +1,178 @@
+//! Tables of tensors for spreadsheets. `holds` of all rows of a device adds up to what its allocator
+//! says; numbers are bytes, unknown is empty.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::super::structured::csv_error;
+use super::TensorOptions;
+use crate::label::{shape, tensor_label};
+use crate::model::tensors::{DeviceTable, Row, TensorDiff, TensorTable, groups, groups_of};
+
+/// One row.
+#[derive(Serialize, Default)]
+struct Line {
+    /// `+`, `-` or `~`; in differences alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<&'static str>,
+    device: String,
+    kind: String,
+    count: u64,
+    name: String,
+    names: String,
+    shape: String,
+    dtype: String,
+    bytes: Option<u64>,
+    holds: i64,
+    outside: Option<u64>,
+    storage: String,
+    storage_bytes: Option<u64>,
+    requires_grad: Option<bool>,
+    grad_fn: String,
+    saved_by: String,
+    module: String,
+    file: String,
+    line: Option<u32>,
+    function: String,
+}
+
+/// A table.
+pub(super) fn write(
+    table: &TensorTable,
+    options: &TensorOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut lines = csv::Writer::from_writer(out);
+    for device in &table.devices {
+        for group in groups(&device.rows, options.by, options.order) {
+            let line = Line {
+                bytes: group.size.map(|bytes| bytes.0),
+                holds: number(group.holds.0),
+                outside: (group.outside.0 > 0).then_some(group.outside.0),
+                ..of(&device.rows, &group.rows)
+            };
+            lines.serialize(line).map_err(csv_error)?;
+        }
+        if let Some(line) = remainder(device) {
+            lines.serialize(line).map_err(csv_error)?;
+        }
+    }
+    lines.flush()
+}
+
+/// A difference: its rows add up to that of the allocator's totals.
+pub(super) fn write_diff(
+    diff: &TensorDiff,
+    options: &TensorOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut lines = csv::Writer::from_writer(out);
+    for change in &diff.devices {
+        let old = diff
+            .before_on(change.device)
+            .map_or(&[][..], |table| &table.rows);
+        let new = diff
+            .after_on(change.device)
+            .map_or(&[][..], |table| &table.rows);
+        for (sign, rows, which) in [("+", new, &change.came), ("-", old, &change.went)] {
+            for group in groups_of(rows, which.iter().copied(), options.by, options.order) {
+                let holds = number(group.holds.0);
+                let line = Line {
+                    change: Some(sign),
+                    bytes: group.size.map(|bytes| bytes.0),
+                    holds: if sign == "-" { -holds } else { holds },
+                    outside: (group.outside.0 > 0).then_some(group.outside.0),
+                    ..of(rows, &group.rows)
+                };
+                lines.serialize(line).map_err(csv_error)?;
+            }
+        }
+        for &(was, is) in &change.resized {
+            let line = Line {
+                change: Some("~"),
+                bytes: new[is].size.map(|bytes| bytes.0),
+                holds: number(new[is].holds.0) - number(old[was].holds.0),
+                ..of(new, &[is])
+            };
+            lines.serialize(line).map_err(csv_error)?;
+        }
+        let rest = |table: Option<&DeviceTable>| table.and_then(remainder);
+        for (sign, line) in [
+            ("-", rest(diff.before_on(change.device))),
+            ("+", rest(diff.after_on(change.device))),
+        ] {
+            if let Some(line) = line {
+                let holds = if sign == "-" { -line.holds } else { line.holds };
+                let line = Line {
+                    change: Some(sign),
+                    holds,
+                    ..line
+                };
+                lines.serialize(line).map_err(csv_error)?;
+            }
+        }
+    }
+    lines.flush()
+}
+
+fn number(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// What the allocator has handed out and no row explains.
+fn remainder(device: &DeviceTable) -> Option<Line> {
+    let holds = device.account.remainder.filter(|rest| *rest != 0)?;
+    Some(Line {
+        device: device.device.to_string(),
+        kind: "remainder".to_owned(),
+        name: device
+            .account
+            .reason
+            .map_or("", |reason| reason.as_str())
+            .to_owned(),
+        holds,
+        ..Line::default()
+    })
+}
+
+/// What rows of a group have in common; of names, the first.
+fn of(rows: &[Row], group: &[usize]) -> Line {
+    let first = &rows[group[0]];
+    let common = |text: fn(&Row) -> String| {
+        let shared = text(first);
+        let same = group.iter().all(|&at| text(&rows[at]) == shared);
+        if same { shared } else { String::new() }
+    };
+    let alone = group.len() == 1;
+    let names: Vec<&str> = first.names.iter().map(|name| &*name.text).collect();
+    let site = first.site.as_ref();
+    Line {
+        device: first.device.to_string(),
+        kind: common(|row| row.kind.as_str().to_owned()),
+        count: group.len() as u64,
+        name: tensor_label(rows, group[0]),
+        names: if alone {
+            names.join("; ")
+        } else {
+            String::new()
+        },
+        shape: common(|row| row.shape.as_deref().map(shape).unwrap_or_default()),
+        dtype: common(|row| row.dtype.map(|dtype| dtype.to_string()).unwrap_or_default()),
+        storage: match first.storage {
+            Some(storage) if alone => storage.to_string(),
+            _ => String::new(),
+        },
+        storage_bytes: first.storage_bytes.filter(|_| alone).map(|bytes| bytes.0),
+        requires_grad: first.shape.as_ref().map(|_| first.requires_grad),
+        grad_fn: common(|row| row.grad_fn.as_deref().unwrap_or_default().to_owned()),
+        saved_by: common(|row| row.saved_by.as_deref().unwrap_or_default().to_owned()),
+        module: common(|row| row.module.as_deref().unwrap_or_default().to_owned()),
+        file: site.map(|site| site.file.to_string()).unwrap_or_default(),
+        line: site.map(|site| site.line).filter(|line| *line != 0),
+        function: site
+            .map(|site| site.function.to_string())
+            .unwrap_or_default(),
+        ..Line::default()
+    }
+}

@@ -1,0 +1,183 @@
+use serde_json::Value;
+
+use super::*;
+use crate::event::Bytes;
+use crate::model::tensors::samples::{later, training};
+use crate::model::tensors::without;
+use crate::tensors::{Consistency, Device};
+
+fn table(snapshot: &TensorSnapshot, options: &TensorOptions) -> String {
+    let mut out = Vec::new();
+    write_tensors(snapshot, options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn difference(options: &TensorOptions) -> String {
+    let mut out = Vec::new();
+    write_tensor_diff(&training(), &later(), options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn wide() -> TensorOptions {
+    TensorOptions::default()
+}
+
+#[test]
+fn the_table_of_a_training_step() {
+    insta::assert_snapshot!(table(&without(training(), Device::Cpu), &wide()));
+}
+
+#[test]
+fn the_table_with_the_host_and_all_names() {
+    let options = TensorOptions {
+        names: TensorNames::All,
+        order: Order::Name,
+        top: Top::Rows(8),
+        ..wide()
+    };
+    insta::assert_snapshot!(table(&training(), &options));
+}
+
+#[test]
+fn the_table_by_shape_by_kind_by_module_and_by_line() {
+    let tables = [
+        GroupBy::Shape,
+        GroupBy::Kind,
+        GroupBy::Module,
+        GroupBy::Site,
+    ]
+    .map(|by| {
+        let options = TensorOptions { by, ..wide() };
+        table(&without(training(), Device::Cpu), &options)
+    });
+    insta::assert_snapshot!(tables.join("\n"));
+}
+
+#[test]
+fn the_table_in_a_narrow_terminal_with_colour() {
+    let options = TensorOptions {
+        width: 76,
+        colour: Colour::Ansi,
+        top: Top::Rows(6),
+        ..wide()
+    };
+    insta::assert_snapshot!(table(&without(training(), Device::Cpu), &options));
+}
+
+#[test]
+fn the_table_of_a_process_that_ran_on_and_whose_blocks_are_not_known() {
+    let mut snapshot = without(training(), Device::Cpu);
+    snapshot.blocks.clear();
+    snapshot.consistency = Consistency::Running;
+    insta::assert_snapshot!(table(
+        &snapshot,
+        &TensorOptions {
+            top: Top::Rows(5),
+            ..wide()
+        }
+    ));
+}
+
+#[test]
+fn the_table_of_a_process_without_tensors() {
+    insta::assert_snapshot!(table(&TensorSnapshot::default(), &wide()));
+}
+
+#[test]
+fn no_name_reaches_the_terminal_as_it_is() {
+    for text in [table(&training(), &wide()), difference(&wide())] {
+        assert!(
+            text.chars()
+                .all(|letter| letter == '\n' || !letter.is_control())
+        );
+        assert!(!text.contains('\u{202e}'));
+    }
+}
+
+#[test]
+fn what_came_and_went() {
+    insta::assert_snapshot!(difference(&wide()));
+}
+
+#[test]
+fn what_came_and_went_by_shape_of_two_processes() {
+    let mut other = later();
+    other.target.tgid = None;
+    let mut out = Vec::new();
+    let options = TensorOptions {
+        by: GroupBy::Shape,
+        ..wide()
+    };
+    write_tensor_diff(&training(), &other, &options, &mut out).unwrap();
+    insta::assert_snapshot!(String::from_utf8(out).unwrap());
+}
+
+#[test]
+fn nothing_came_and_nothing_went() {
+    let mut out = Vec::new();
+    let same = without(training(), Device::Cpu);
+    write_tensor_diff(&same, &same, &wide(), &mut out).unwrap();
+    insta::assert_snapshot!(String::from_utf8(out).unwrap());
+}
+
+#[test]
+fn the_difference_in_json_comes_to_that_of_the_allocator() {
+    let options = TensorOptions {
+        format: TensorFormat::Json,
+        ..wide()
+    };
+    let document: Value = serde_json::from_str(&difference(&options)).unwrap();
+    let cuda = &document["devices"][0];
+    let sum = |list: &Value| -> i64 {
+        let list = list.as_array().unwrap().iter();
+        list.map(|item| item["holds"].as_i64().unwrap()).sum()
+    };
+    let change =
+        cuda["allocated_after"].as_i64().unwrap() - cuda["allocated_before"].as_i64().unwrap();
+    assert_eq!(sum(&cuda["came"]) - sum(&cuda["went"]), change);
+    assert_eq!(cuda["renamed"][0]["before"]["name"], "history[0]");
+    assert_eq!(cuda["renamed"][0]["after"]["name"], "best");
+    let kv = &cuda["came"][0];
+    assert_eq!(kv["site"]["line"], 51);
+    assert_eq!(kv["count"], 4);
+}
+
+#[test]
+fn the_table_as_comma_separated_values() {
+    let options = TensorOptions {
+        format: TensorFormat::Csv,
+        ..wide()
+    };
+    let snapshot = without(training(), Device::Cpu);
+    let text = table(&snapshot, &options);
+    let held: i64 = ::csv::Reader::from_reader(text.as_bytes())
+        .deserialize::<std::collections::HashMap<String, String>>()
+        .map(|row| row.unwrap()["holds"].parse::<i64>().unwrap())
+        .sum();
+    assert_eq!(held, snapshot.devices[0].totals.allocated.0 as i64);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_remainder_is_a_row_of_the_file_too() {
+    let mut snapshot = without(training(), Device::Cpu);
+    snapshot.devices[0].totals.allocated = Bytes(snapshot.devices[0].totals.allocated.0 + 512);
+    let options = TensorOptions {
+        format: TensorFormat::Csv,
+        ..wide()
+    };
+    let text = table(&snapshot, &options);
+    assert!(
+        text.contains("remainder,0,blocks that could not be read"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_difference_as_comma_separated_values() {
+    let options = TensorOptions {
+        format: TensorFormat::Csv,
+        ..wide()
+    };
+    insta::assert_snapshot!(difference(&options));
+}

@@ -1,0 +1,252 @@
+//! The tensors of a process as text.
+
+use std::collections::HashSet;
+
+use super::columns::{Align, Cells, push};
+use super::{TensorNames, TensorOptions, account, heading};
+use crate::bytes::human;
+use crate::event::Bytes;
+use crate::label::{
+    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, shape, tensor_kind, tensor_label,
+    whole_tensor_name,
+};
+use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
+use crate::report::Top;
+use crate::report::table::{push_line, strong, warning, wrap};
+use crate::tensors::Device;
+
+const HEAD: [(&str, Align); 6] = [
+    ("HOLDS", Align::Right),
+    ("SIZE", Align::Right),
+    ("KIND", Align::Left),
+    ("SHAPE", Align::Left),
+    ("DTYPE", Align::Left),
+    ("GRAD", Align::Left),
+];
+
+/// The whole report.
+pub(super) fn render(table: &TensorTable, options: &TensorOptions) -> String {
+    let mut text = String::new();
+    for line in heading::target(&table.target) {
+        push_line(&mut text, &fit(&line, options.width, CUT));
+    }
+    for line in wrap(&heading::taken(table), options.width) {
+        push_line(&mut text, &line);
+    }
+    for note in heading::notes(table) {
+        for line in wrap(&note, options.width) {
+            push_line(&mut text, &warning(options.colour, &line));
+        }
+    }
+    let mut shown = false;
+    for device in &table.devices {
+        if device.device == Device::Meta {
+            push_line(&mut text, "");
+            let tensors = counted(device.account.tensor_count, "tensor");
+            push_line(&mut text, &format!("meta   {tensors} without memory"));
+        } else {
+            shown = true;
+            push_device(&mut text, device, options);
+        }
+    }
+    if !shown {
+        push_line(&mut text, "");
+        push_line(
+            &mut text,
+            "No tensors on a GPU. Those of the host are shown with --cpu.",
+        );
+    }
+    text
+}
+
+fn push_device(text: &mut String, table: &DeviceTable, options: &TensorOptions) {
+    push_line(text, "");
+    let title = account::title(table);
+    push_line(
+        text,
+        &strong(options.colour, &fit(&title, options.width, CUT)),
+    );
+    let names = file_names(&table.rows);
+    let is_outside = |at: &usize| table.rows[*at].outside.is_some();
+    let (outside, ours): (Vec<usize>, Vec<usize>) = (0..table.rows.len()).partition(is_outside);
+    let first = push_groups(text, table, ours, &names, options);
+    for (bytes, words) in account::sum(&table.account) {
+        let indent = format!("{:first$}  ", "");
+        for (at, line) in wrap(&words, options.width.saturating_sub(first + 4))
+            .iter()
+            .enumerate()
+        {
+            let line = match at {
+                0 => format!("{bytes:>first$}  {line}"),
+                _ => format!("{indent}{line}"),
+            };
+            push_line(text, &line);
+        }
+    }
+    if !outside.is_empty() {
+        push_line(text, "");
+        let held = human(table.account.outside);
+        let title = format!(
+            "{}  {held} that the allocator does not know: memory of another library or process",
+            table.device
+        );
+        push_line(
+            text,
+            &strong(options.colour, &fit(&title, options.width, CUT)),
+        );
+        push_groups(text, table, outside, &names, options);
+    }
+}
+
+/// Gives the width of the first column.
+fn push_groups(
+    text: &mut String,
+    table: &DeviceTable,
+    rows: Vec<usize>,
+    names: &FileNames,
+    options: &TensorOptions,
+) -> usize {
+    let mut groups = groups_of(&table.rows, rows, options.by, options.order);
+    let hidden = match options.top {
+        Top::All => Vec::new(),
+        Top::Rows(most) => groups.split_off(most.min(groups.len())),
+    };
+    let mut cells: Vec<Cells> = groups
+        .iter()
+        .map(|group| group_cells(&table.rows, group, names, options))
+        .collect();
+    if !hidden.is_empty() {
+        let count = hidden.iter().map(|group| group.rows.len() as u64).sum();
+        let held = hidden.iter().map(|group| group.holds.0 + group.outside.0);
+        let held = held.fold(0, u64::saturating_add);
+        let mut numbers = vec![String::new(); HEAD.len()];
+        numbers[0] = human(Bytes(held));
+        cells.push(Cells {
+            cells: numbers,
+            name: format!("({}: --all)", counted(count, "other row")),
+            ..Cells::default()
+        });
+    }
+    push(
+        text,
+        &HEAD,
+        last_title(options.by),
+        &cells,
+        options.width,
+        options.colour,
+    )
+}
+
+fn last_title(by: GroupBy) -> &'static str {
+    match by {
+        GroupBy::Module => "MODULE",
+        GroupBy::Site => "ALLOCATED AT",
+        _ => "NAME",
+    }
+}
+
+/// Short names for the files of all lines.
+pub(super) fn file_names(rows: &[Row]) -> FileNames {
+    let sites = rows.iter().filter_map(|row| row.site.as_ref());
+    FileNames::of(
+        sites
+            .map(|site| &site.file)
+            .collect::<HashSet<_>>()
+            .into_iter(),
+    )
+}
+
+fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorOptions) -> Cells {
+    let holds = human(Bytes(group.holds.0.saturating_add(group.outside.0)));
+    let mut cells = vec![holds, group.size.map_or_else(unknown, human)];
+    cells.extend(what(rows, &group.rows));
+    let row = &rows[group.rows[0]];
+    let mut shown = Cells {
+        cells,
+        name: group_name(rows, &group.rows, options.by, names),
+        ..Cells::default()
+    };
+    if !matches!(options.by, GroupBy::Site | GroupBy::Module | GroupBy::Kind) {
+        shown.site = site(row, names);
+    }
+    if options.names == TensorNames::All && group.rows.len() == 1 {
+        let others = row.names.iter().skip(1);
+        shown.more = others
+            .map(|name| format!("also {}", whole_tensor_name(name)))
+            .collect();
+    }
+    shown
+}
+
+fn unknown() -> String {
+    "-".to_owned()
+}
+
+/// Kind, shape, element type and whether a gradient is wanted; `-` where rows differ.
+pub(super) fn what(rows: &[Row], group: &[usize]) -> [String; 4] {
+    let first = &rows[group[0]];
+    let all = |same: fn(&Row, &Row) -> bool| group.iter().all(|&at| same(&rows[at], first));
+    let kind = if all(|one, other| one.kind == other.kind) {
+        tensor_kind(first.kind).to_owned()
+    } else {
+        unknown()
+    };
+    let count = match group.len() {
+        1 => String::new(),
+        more => format!("{more} * "),
+    };
+    let same_shape = all(|one, other| one.shape == other.shape && one.size == other.size);
+    let shape = match &first.shape {
+        Some(sizes) if same_shape => format!("{count}{}", shape(sizes)),
+        None if same_shape => {
+            let bytes = first.size.map_or_else(unknown, human);
+            format!("{count}{bytes}")
+        }
+        _ => counted(group.len() as u64, "row"),
+    };
+    let dtype = match first.dtype {
+        Some(dtype) if all(|one, other| one.dtype == other.dtype) => dtype.to_string(),
+        _ => unknown(),
+    };
+    let grad = if !matches!(first.kind, RowKind::Tensor(_)) {
+        unknown()
+    } else if !all(|one, other| one.requires_grad == other.requires_grad) {
+        "some".to_owned()
+    } else if first.requires_grad {
+        "yes".to_owned()
+    } else {
+        "no".to_owned()
+    };
+    [kind, shape, dtype, grad]
+}
+
+/// What a group is called.
+pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &FileNames) -> String {
+    let row = &rows[group[0]];
+    match by {
+        GroupBy::Module => row
+            .module
+            .as_ref()
+            .map_or_else(|| "(no module)".to_owned(), |module| clean(module)),
+        GroupBy::Site => site(row, names),
+        GroupBy::Kind => counted(group.len() as u64, "row"),
+        GroupBy::Unnamed | GroupBy::Nothing => tensor_label(rows, group[0]),
+        GroupBy::Shape => {
+            let first = tensor_label(rows, group[0]);
+            let named = group.iter().any(|&at| rows[at].name().is_some());
+            match group.len() {
+                2.. if named => format!("{first} and {} more", group.len() - 1),
+                _ => first,
+            }
+        }
+    }
+}
+
+/// The line that allocated it; what is known instead, for memory without a tensor.
+fn site(row: &Row, names: &FileNames) -> String {
+    match (&row.site, row.kind) {
+        (Some(frame), _) => names.frame(frame),
+        (None, RowKind::Block) => BEFORE_ATTACH.to_owned(),
+        (None, _) => String::new(),
+    }
+}

@@ -1,0 +1,170 @@
+//! Reads the heaps of real Python interpreters from outside and compares what is found with what
+//! each interpreter itself says.
+
+mod pythons;
+
+use std::path::Path;
+use std::process::{Child, Command};
+
+use memprobe::event::Tgid;
+use memprobe::inspect::heap::Heap;
+use memprobe::inspect::heap::capture::{Captured, Manner, capture};
+use memprobe::inspect::heap::paths::Paths;
+use memprobe::symbolize::python::PythonProcess;
+use memprobe::tensors::Consistency;
+use pythons::{started, supported};
+
+const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/heap.py");
+
+/// A running fixture; it ends when this is dropped.
+struct Target {
+    child: Child,
+    /// What Python counts.
+    objects: usize,
+}
+
+impl Target {
+    fn start(python: &Path, arguments: &[&str]) -> Self {
+        let mut command = Command::new(python);
+        let (child, line) = started(command.arg(FIXTURE).args(arguments));
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        let objects = line["objects"].as_u64().unwrap().try_into().unwrap();
+        Self { child, objects }
+    }
+
+    fn process(&self) -> PythonProcess {
+        PythonProcess::detect(Tgid(self.child.id())).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Closing its standard input lets it end by itself.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+fn captured(process: &PythonProcess, manner: Manner) -> Captured<()> {
+    let rehearse = |image: &_, moment: &mut _, (): &()| {
+        paths_of(process, image, moment);
+    };
+    let captured = capture(process, manner, |_, _| (), rehearse);
+    captured.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The paths to the objects of the class that the fixture has for this, sorted.
+fn paths_of(
+    process: &PythonProcess,
+    image: &impl memprobe::target::memory::ReadMemory,
+    moment: &mut memprobe::inspect::heap::capture::Moment,
+) -> Vec<String> {
+    let heap = Heap::of(image, &process.layout);
+    let classes = &mut moment.classes;
+    let paths = Paths::search(&heap, classes, &moment.census, &moment.variables);
+    let mut found = Vec::new();
+    for object in &moment.census.objects {
+        let class = classes.get(object.class).unwrap();
+        if class.short_name() == "Wanted" {
+            let path = paths.to_object(&heap, classes, object.address);
+            found.push(path.map_or_else(|| "nowhere".into(), |path| path.text));
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn every_object_that_python_counts_is_found() {
+    for python in supported() {
+        let target = Target::start(&python, &[]);
+        let captured = captured(&target.process(), Manner::Paused);
+        let moment = &captured.moment;
+        assert_eq!(moment.broken, None);
+        println!(
+            "{}: {} of {} objects, {:?}, {:?}",
+            python.display(),
+            moment.census.objects.len(),
+            target.objects,
+            captured.consistency,
+            captured.extent()
+        );
+        assert_eq!(moment.census.unknown, 0);
+        assert_eq!(
+            moment.census.objects.len(),
+            target.objects,
+            "{}",
+            python.display()
+        );
+    }
+}
+
+#[test]
+fn objects_are_reached_by_the_paths_that_the_program_would_write() {
+    for python in supported() {
+        let target = Target::start(&python, &[]);
+        let process = target.process();
+        let mut captured = captured(&process, Manner::Paused);
+        let found = paths_of(&process, &captured.image, &mut captured.moment);
+        let line = found
+            .iter()
+            .find_map(|path| path.strip_prefix("heap.py:")?.split_once(' '))
+            .map(|(line, _)| line.to_owned())
+            .unwrap_or_default();
+        let mut expected = vec![
+            "Holder.in_class".to_owned(),
+            "big[-4999]".into(),
+            "cache['kv'][0]".into(),
+            "cache['kv'][1]".into(),
+            "cache[3][0]".into(),
+            "cache[…]".into(),
+            "derived.attribute".into(),
+            "derived['key']".into(),
+            "function.__closure__[0].cell_contents".into(),
+            "group{…}".into(),
+            "holder.attribute".into(),
+            "made.inside".into(),
+            "many.attribute".into(),
+            "many.last".into(),
+            "ordered['a']".into(),
+            "part.args[0]".into(),
+            "plain".into(),
+            "slotted.other".into(),
+            format!("heap.py:{line} wait() -> argument"),
+            format!("heap.py:{line} wait() -> in_closure"),
+            format!("heap.py:{line} wait() -> local"),
+        ];
+        expected.sort();
+        assert_eq!(found, expected, "{}", python.display());
+    }
+}
+
+#[test]
+fn a_heap_that_changes_all_the_time_is_read_at_one_moment() {
+    for python in supported() {
+        let target = Target::start(&python, &["busy"]);
+        let process = target.process();
+        for _ in 0..5 {
+            let captured = captured(&process, Manner::Paused);
+            assert_eq!(captured.moment.broken, None);
+            assert_eq!(captured.moment.census.unknown, 0);
+            assert!(matches!(captured.consistency, Consistency::Paused { .. }));
+            println!(
+                "{}: {:?} {:?}",
+                python.display(),
+                captured.consistency,
+                captured.extent()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_heap_is_read_while_the_process_runs_on() {
+    for python in supported() {
+        let target = Target::start(&python, &[]);
+        let captured = captured(&target.process(), Manner::Running);
+        assert_eq!(captured.consistency, Consistency::Running);
+        assert_eq!(captured.moment.census.objects.len(), target.objects);
+    }
+}

@@ -1,0 +1,365 @@
+//! Reads the tensors and the graph of real PyTorch processes from outside and compares each with what
+//! PyTorch itself says of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use memprobe::event::Tgid;
+use memprobe::inspect::torch::graph::{LeftOut, RawGraph, Saved, collect};
+use memprobe::inspect::torch::scan::tensor_impls;
+use memprobe::inspect::torch::{Class, Layouts, Origin, RawTensor};
+use memprobe::target::maps::Maps;
+use memprobe::target::memory::ProcessMemory;
+use serde_json::Value;
+
+const FIXTURE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/fixtures/torch_objects.py"
+);
+
+/// Names the interpreter of the newest PyTorch, and those of older ones as `PATH` names folders.
+/// `cargo xtask test` sets them.
+const PYTHONS: [&str; 2] = ["MEMPROBE_TEST_PYTHON", "MEMPROBE_TEST_OLDER_PYTHONS"];
+
+/// Every interpreter with a PyTorch that the environment names.
+fn pythons() -> Vec<PathBuf> {
+    let named = PYTHONS.map(|name| std::env::var_os(name).unwrap_or_default());
+    let pythons: Vec<PathBuf> = named
+        .iter()
+        .flat_map(std::env::split_paths)
+        .filter(|python| !python.as_os_str().is_empty())
+        .collect();
+    if pythons.is_empty() {
+        println!(
+            "skipped: {} names no PyTorch; run `cargo xtask test`",
+            PYTHONS[0]
+        );
+    }
+    pythons
+}
+
+/// A process with tensors; it ends when this is dropped.
+struct Target {
+    child: Child,
+    _input: ChildStdin,
+    truth: Value,
+    memory: ProcessMemory,
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Target {
+    fn start(python: &PathBuf) -> Self {
+        let mut child = Command::new(python)
+            .args(["-W", "ignore", FIXTURE])
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut line).unwrap();
+        let truth = serde_json::from_str(&line)
+            .unwrap_or_else(|error| panic!("{}: {error}: {line}", python.display()));
+        Self {
+            _input: child.stdin.take().unwrap(),
+            memory: ProcessMemory::new(Tgid(child.id())),
+            child,
+            truth,
+        }
+    }
+
+    fn version(&self) -> &str {
+        self.truth["torch"].as_str().unwrap()
+    }
+
+    fn tensors(&self) -> &[Value] {
+        self.truth["tensors"].as_array().unwrap()
+    }
+
+    /// The Python objects of the tensors.
+    fn objects(&self) -> Vec<u64> {
+        let known = self
+            .tensors()
+            .iter()
+            .map(|tensor| number(&tensor["python"]));
+        let more = ["old_view", "hooked"].map(|name| number(&self.truth[name]));
+        known.chain(more).collect()
+    }
+
+    fn layouts(&self, version: Option<&str>) -> Layouts {
+        Layouts::find(&self.memory, version, &self.objects()).unwrap()
+    }
+
+    fn collect(&self, layouts: &Layouts) -> RawGraph {
+        let tensors = self.objects().into_iter().map(|object| {
+            let tensor = layouts.tensor_of(&self.memory, object);
+            tensor.unwrap_or_else(|| panic!("{object:#x} stands for no tensor"))
+        });
+        let tensors: Vec<u64> = tensors.collect();
+        collect(&self.memory, layouts, &tensors, &[])
+    }
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<u64> {
+    value.as_array().unwrap().iter().map(number).collect()
+}
+
+/// Compares a tensor with what PyTorch says of it.
+fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
+    let name = &truth["name"];
+    assert_eq!(found.object, number(&truth["tensor"]), "{name}");
+    assert_eq!(found.python, truth["python"].as_u64(), "{name}");
+    assert_eq!(
+        found.dtype.to_string(),
+        truth["dtype"].as_str().unwrap(),
+        "{name}"
+    );
+    assert_eq!(
+        found.device.to_string(),
+        truth["device"].as_str().unwrap(),
+        "{name}"
+    );
+    assert_eq!(
+        found.requires_grad,
+        truth["requires_grad"].as_bool(),
+        "{name}"
+    );
+    assert_eq!(found.grad, truth["grad"].as_u64(), "{name}: its gradient");
+    assert_eq!(
+        found.base,
+        truth["base"].as_u64(),
+        "{name}: what it looks at"
+    );
+    let geometry = found.geometry.as_ref().unwrap();
+    assert_eq!(geometry.shape, numbers(&truth["shape"]), "{name}");
+    if truth["stride"].is_null() {
+        assert!(matches!(found.class, Class::Other(_)), "{name}");
+        assert!(!found.parts.is_empty(), "{name}: its parts");
+        assert_eq!(found.storage, None, "{name}");
+        return;
+    }
+    assert_eq!(found.class, Class::Dense, "{name}");
+    let strides: Vec<u64> = geometry
+        .strides
+        .iter()
+        .map(|stride| stride.unsigned_abs())
+        .collect();
+    assert_eq!(strides, numbers(&truth["stride"]), "{name}");
+    assert_eq!(geometry.offset, number(&truth["offset"]), "{name}");
+    assert_eq!(
+        found.storage,
+        truth["storage"].as_u64(),
+        "{name}: its storage"
+    );
+    let storage = graph.storage(found.storage.unwrap()).unwrap();
+    assert_eq!(storage.data.0, number(&truth["data"]), "{name}: its data");
+    assert_eq!(
+        storage.bytes.0,
+        number(&truth["bytes"]),
+        "{name}: bytes of its storage"
+    );
+    assert_eq!(storage.device, found.device, "{name}");
+}
+
+#[test]
+fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
+    for python in pythons() {
+        let target = Target::start(&python);
+        let layouts = target.layouts(Some(target.version()));
+        assert_eq!(layouts.origin(), Origin::Version);
+        let graph = target.collect(&layouts);
+        for truth in target.tensors() {
+            let found = graph.tensor(number(&truth["tensor"]));
+            compare(
+                &graph,
+                truth,
+                found.unwrap_or_else(|| panic!("{truth} is not there")),
+            );
+        }
+        let names = target.truth["grad_fn"].as_object().unwrap();
+        for truth in target.tensors() {
+            let found = graph.tensor(number(&truth["tensor"])).unwrap();
+            let name = found
+                .grad_fn
+                .and_then(|node| graph.node(node)?.name.clone());
+            let truth_name = &names[truth["name"].as_str().unwrap()];
+            assert_eq!(name.as_deref(), truth_name.as_str(), "{}", truth["name"]);
+        }
+        let old = layouts.tensor_of(&target.memory, number(&target.truth["old_view"]));
+        let old = graph.tensor(old.unwrap()).unwrap();
+        assert_eq!((old.outdated, old.requires_grad), (true, Some(true)));
+        println!(
+            "PyTorch {}: {} tensors compared; {} tensors, {} storages, {} nodes, {} saved in all",
+            target.version(),
+            target.tensors().len(),
+            graph.tensors.len(),
+            graph.storages.len(),
+            graph.nodes.len(),
+            graph.saved.len()
+        );
+        let left_out = LeftOut {
+            packed: 2,
+            ..LeftOut::default()
+        };
+        assert_eq!(
+            graph.left_out, left_out,
+            "two are in the hands of a checkpoint"
+        );
+    }
+}
+
+/// Whether hooks make something else of what the operations behind a tensor keep.
+fn is_hooked(truth: &Value) -> bool {
+    ["hooked", "checkpointed"].contains(&truth["name"].as_str().unwrap())
+}
+
+/// What each operation keeps: its name, its number, shapes and storages.
+type Kept = BTreeMap<(String, u64, Vec<(Vec<u64>, u64)>), usize>;
+
+#[test]
+fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
+    for python in pythons() {
+        let target = Target::start(&python);
+        let layouts = target.layouts(Some(target.version()));
+        let graph = target.collect(&layouts);
+        let mut expected = Kept::new();
+        for node in target.truth["graph"].as_array().unwrap() {
+            let saved = node["saved"].as_array().unwrap().iter();
+            let saved = saved.map(|saved| (numbers(&saved[0]), number(&saved[1])));
+            let name = node["name"].as_str().unwrap().to_owned();
+            let sequence = node["sequence"].as_u64().unwrap_or(u64::MAX);
+            *expected
+                .entry((name, sequence, saved.collect()))
+                .or_default() += 1;
+        }
+        let mut found = Kept::new();
+        let hooked: BTreeSet<u64> = graph
+            .saved
+            .iter()
+            .filter(|saved| saved.saved == Saved::Packed)
+            .map(|saved| saved.node)
+            .collect();
+        assert_eq!(hooked.len(), 1, "one operation keeps what a hook made");
+        let roots = target.truth["tensors"].as_array().unwrap().iter();
+        let roots = roots.filter(|truth| !is_hooked(truth));
+        let roots = roots.filter_map(|truth| graph.tensor(number(&truth["tensor"]))?.grad_fn);
+        for node in reachable(&graph, roots.collect()) {
+            let node = graph.node(node).unwrap();
+            let saved = graph
+                .saved
+                .iter()
+                .filter(|saved| saved.node == node.address);
+            let mut saved: Vec<(Vec<u64>, u64)> = saved
+                .map(|saved| {
+                    let tensor = graph.tensor(saved.tensor).unwrap();
+                    let shape = tensor.geometry.as_ref().unwrap().shape.clone();
+                    (shape, tensor.storage.unwrap())
+                })
+                .collect();
+            saved.sort();
+            let name = node.name.as_deref().unwrap_or("?").to_owned();
+            let sequence = node.sequence.unwrap_or(u64::MAX);
+            *found.entry((name, sequence, saved)).or_default() += 1;
+        }
+        let missing: Vec<_> = expected
+            .iter()
+            .filter(|(kept, _)| !found.contains_key(*kept))
+            .collect();
+        let wrong: Vec<_> = found
+            .iter()
+            .filter(|(kept, _)| !expected.contains_key(*kept))
+            .collect();
+        assert!(
+            missing.is_empty() && wrong.is_empty(),
+            "PyTorch {}: missing {missing:#?}, and there instead {wrong:#?}",
+            target.version()
+        );
+        let kept: usize = expected.keys().map(|(_, _, saved)| saved.len()).sum();
+        println!(
+            "PyTorch {}: {} nodes keep {kept} tensors",
+            target.version(),
+            expected.len()
+        );
+    }
+}
+
+/// The nodes that some lead to.
+fn reachable(graph: &RawGraph, mut waiting: Vec<u64>) -> BTreeSet<u64> {
+    let mut reached = BTreeSet::new();
+    while let Some(node) = waiting.pop() {
+        if reached.insert(node) {
+            waiting.extend(&graph.node(node).unwrap().next);
+        }
+    }
+    reached
+}
+
+#[test]
+fn a_layout_is_found_among_the_tensors_where_the_version_is_not_known() {
+    for python in pythons() {
+        let target = Target::start(&python);
+        let own = target.layouts(Some(target.version()));
+        let wanted = target.collect(&own);
+        for version in [None, Some("9.0.0")] {
+            let layouts = target.layouts(version);
+            assert_eq!(layouts.origin(), Origin::OtherVersion);
+            assert_eq!(
+                target.collect(&layouts),
+                wanted,
+                "PyTorch {}",
+                target.version()
+            );
+        }
+    }
+}
+
+#[test]
+fn a_scan_of_the_memory_finds_the_tensors_that_nothing_leads_to() {
+    for python in pythons() {
+        let target = Target::start(&python);
+        let layouts = target.layouts(Some(target.version()));
+        let graph = target.collect(&layouts);
+        let maps = Maps::of(target.memory.tgid()).unwrap();
+        let private = maps
+            .mappings()
+            .iter()
+            .filter(|mapping| mapping.perms.write && !mapping.perms.shared && !mapping.is_file());
+        let ranges: Vec<_> = private.map(|mapping| mapping.start..mapping.end).collect();
+        let begun = std::time::Instant::now();
+        let scan = tensor_impls(&target.memory, &layouts, &ranges);
+        println!(
+            "PyTorch {}: {} tensors in {} MiB in {:?}, {} B unread; {} are known",
+            target.version(),
+            scan.tensors.len(),
+            ranges
+                .iter()
+                .map(|range| range.end - range.start)
+                .sum::<u64>()
+                >> 20,
+            begun.elapsed(),
+            scan.unread,
+            graph.tensors.len(),
+        );
+        for tensor in &graph.tensors {
+            if tensor.class == Class::Dense {
+                assert!(
+                    scan.tensors.contains(&tensor.object),
+                    "{tensor:?} was not found"
+                );
+            }
+        }
+    }
+}

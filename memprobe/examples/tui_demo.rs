@@ -11,7 +11,7 @@ use memprobe::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
     Snapshot, StackRow, Target, TargetState, Timeline,
 };
-use memprobe::tui::{self, Command, SourceText};
+use memprobe::tui::{self, Command, SourceText, Tensors};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -50,16 +50,24 @@ fn main() -> anyhow::Result<()> {
     let (snapshots, receiver) = watch::channel(Arc::new(run.snapshot()));
     let (commands, mut asked) = mpsc::unbounded_channel();
     let (quit, quit_receiver) = watch::channel(false);
-    let screen =
-        std::thread::spawn(move || tui::run(receiver, commands, Box::new(Script), quit_receiver));
+    let (tensors, tensors_receiver) = watch::channel(Tensors::default());
+    let screen = std::thread::spawn(move || {
+        let sources = Box::new(Script);
+        tui::run(receiver, tensors_receiver, commands, sources, quit_receiver)
+    });
     let quit = Arc::new(quit);
     quit_on_sigterm(quit.clone())?;
     let begun = Instant::now();
     while !screen.is_finished() {
         std::thread::sleep(Duration::from_nanos(STEP));
         while let Ok(command) = asked.try_recv() {
-            if let Command::SetGrouping(grouping) = command {
-                run.grouping = grouping;
+            match command {
+                Command::SetGrouping(grouping) => run.grouping = grouping,
+                Command::TakeTensors => {
+                    let why = "there is no process here, and so no tensors";
+                    tensors.send_replace(Tensors::Failed(why.into()));
+                }
+                Command::Quit => {}
             }
         }
         run.advance();

@@ -236,7 +236,9 @@ impl TensorKind {
 
 impl Name {
     /// The rules that infer names. What is read from a file is one of these.
-    pub const RULES: &[&str] = &["local variable", "saved by the operation"];
+    pub const RULES: &[&str] = &[Self::BY_CLASS];
+    /// The rule for a module that no variable leads to.
+    pub const BY_CLASS: &str = "no variable leads to its module: named by the module's class";
     /// Stands for a rule that this memprobe does not know.
     pub const UNKNOWN_RULE: &str = "a rule that this memprobe does not know";
 

@@ -5,6 +5,7 @@ mod diff;
 mod doctor;
 mod record;
 mod report;
+mod snapshot;
 mod tensors;
 mod top;
 
@@ -31,6 +32,7 @@ Examples:
   sudo memprobe record -o trace.json --pid 1234 --duration 30s
   sudo memprobe record -o trace.json -- python train.py
   memprobe report trace.json                                  the table of lines; needs no root
+  sudo memprobe snapshot --pid 1234                           every tensor by name, now
   memprobe diff a.json b.json                                 what came and what went
   sudo memprobe doctor --pid 1234                             can it work here; if not, what to do";
 
@@ -40,6 +42,7 @@ enum Verb {
     Top(top::Top),
     Record(record::Record),
     Report(report::Report),
+    Snapshot(snapshot::Snapshot),
     Diff(diff::Diff),
     Doctor(doctor::Doctor),
 }
@@ -53,6 +56,7 @@ pub fn run() -> ExitCode {
         Verb::Top(top) => top.run(),
         Verb::Record(record) => record.run(),
         Verb::Report(report) => report.run(),
+        Verb::Snapshot(snapshot) => snapshot.run(),
         Verb::Diff(diff) => diff.run(),
         Verb::Doctor(doctor) => doctor.run(),
     };

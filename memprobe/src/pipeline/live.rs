@@ -12,6 +12,7 @@ use super::interrupts::Interrupts;
 use super::process::{self, Origin};
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
+use super::tensor_reader::TensorReader;
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::snapshot::{Grouping, Snapshot, TargetState};
@@ -66,6 +67,7 @@ impl Live {
                 let model = &mut screen.model;
                 match event.item {
                     HostItem::Event(event) => {
+                        screen.tensors.note(model, &event);
                         model.apply(&event);
                     }
                     HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
@@ -91,6 +93,7 @@ impl Live {
                 }
                 Ok(())
             })?;
+            screen.tensors.show(&screen.model);
         }
     }
 }
@@ -112,6 +115,7 @@ struct Screen {
     grouping: Grouping,
     snapshots: watch::Sender<Arc<Snapshot>>,
     commands: mpsc::UnboundedReceiver<Command>,
+    tensors: TensorReader,
     quit: watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
     ticks: tokio::time::Interval,
@@ -125,7 +129,10 @@ impl Screen {
         let (command, commands) = mpsc::unbounded_channel();
         let (quit, asked_to_quit) = watch::channel(false);
         let sources = Box::new(Sources::of(tgid));
-        let thread = std::thread::spawn(move || tui::run(shown, command, sources, asked_to_quit));
+        let (tensors, shown_tensors) = TensorReader::new(tgid);
+        let thread = std::thread::spawn(move || {
+            tui::run(shown, shown_tensors, command, sources, asked_to_quit)
+        });
         let mut ticks = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
@@ -133,6 +140,7 @@ impl Screen {
             grouping: Grouping::default(),
             snapshots,
             commands,
+            tensors,
             quit,
             thread: Some(thread),
             ticks,
@@ -149,8 +157,13 @@ impl Screen {
                     self.refresh();
                     false
                 }
+                Some(Command::TakeTensors) => {
+                    self.tensors.begin();
+                    false
+                }
                 Some(Command::Quit) | None => true,
             },
+            () = self.tensors.taken() => false,
             _ = self.ticks.tick() => {
                 self.refresh();
                 false

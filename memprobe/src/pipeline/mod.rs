@@ -4,6 +4,7 @@ pub mod doctor;
 pub mod host;
 pub mod live;
 pub mod record;
+pub mod snapshot;
 pub mod top;
 
 mod before_attach;
@@ -16,6 +17,7 @@ mod progress;
 mod recorder;
 mod session;
 mod source;
+mod tensor_reader;
 
 use crate::event::TimeNs;
 

@@ -51,6 +51,8 @@ pub enum Wanted {
     Probes,
     /// Show what CUDA gave to others than the caching allocator, or no longer.
     Outside,
+    /// The screen of the process's tensors, or back from it.
+    Tensors,
     /// Show or hide help.
     Help,
     /// Click on a cell.
@@ -139,6 +141,7 @@ fn in_table(key: &KeyEvent) -> Option<Wanted> {
         KeyCode::Char('s') => Wanted::Source,
         KeyCode::Char('p') => Wanted::Probes,
         KeyCode::Char('o') => Wanted::Outside,
+        KeyCode::Char('t') => Wanted::Tensors,
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => Wanted::Help,
         KeyCode::Char('q' | 'Q') | KeyCode::F(10) => Wanted::Quit,
         KeyCode::Esc => Wanted::Back,

@@ -22,11 +22,13 @@ mod source;
 mod state;
 mod status;
 mod table;
+mod tensors;
 mod terminal;
 mod theme;
 mod view;
 
 pub use process::run;
+pub use tensors::Tensors;
 
 use crate::model::snapshot::Grouping;
 
@@ -37,6 +39,8 @@ pub enum Command {
     Quit,
     /// Snapshots from now on count memory under other frames.
     SetGrouping(Grouping),
+    /// Read the tensors of the process. The process is paused for a moment.
+    TakeTensors,
 }
 
 /// The text of the target's source files, wherever it is read from.

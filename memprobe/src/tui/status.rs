@@ -201,6 +201,7 @@ pub fn draw_keys(
         (theme.glyphs.arrows, "move", 3),
         ("Enter", "open", 2),
         ("s", "source", 3),
+        ("t", "tensors", 2),
         ("/", "filter", 2),
         ("<>", "sort", 4),
         ("r", "reverse", 9),
@@ -211,10 +212,11 @@ pub fn draw_keys(
         ("q", "quit", 0),
     ];
     if state.shown.devices.len() > 1 {
-        keys.insert(8, ("d", "device", 5));
+        keys.insert(9, ("d", "device", 5));
     }
     if state.way_back == WayBack::Host {
         keys.insert(keys.len() - 1, ("Esc", "back", 1));
+        keys.retain(|(key, ..)| *key != "t");
     }
     draw_key_list(buffer, area, keys, theme);
     None

@@ -16,6 +16,7 @@ use super::frames::{self, Variable};
 use super::image::{Extent, Image};
 use super::modules::{self, Module};
 use super::optimizers::{self, Optimizers};
+use crate::event::TimeNs;
 use crate::symbolize::python::PythonProcess;
 use crate::target::memory::{ProcessMemory, ReadMemory};
 use crate::target::pause::{PauseError, while_paused};
@@ -85,6 +86,8 @@ impl From<PauseError> for Why {
 /// What was found of a heap while it was read.
 #[derive(Debug, Default)]
 pub struct Moment {
+    /// When, on the clock of the events.
+    pub at: TimeNs,
     /// The objects.
     pub census: Census,
     /// Their classes.
@@ -104,7 +107,10 @@ pub struct Moment {
 impl Moment {
     /// Finds what there is in a heap, and reads into the image what is needed to go on from there.
     fn of(image: &Image<impl ReadMemory>, python: &PythonProcess) -> Self {
-        let mut moment = Self::default();
+        let mut moment = Self {
+            at: now(),
+            ..Self::default()
+        };
         let mut listed = Vec::new();
         let layout = &python.layout;
         let walked = collector::interpreters(image, layout, python.runtime);
@@ -127,6 +133,13 @@ impl Moment {
         }
         moment
     }
+}
+
+/// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
+fn now() -> TimeNs {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 /// A heap as it was read.

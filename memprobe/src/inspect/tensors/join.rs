@@ -12,9 +12,7 @@ use crate::inspect::heap::image::Image;
 use crate::inspect::torch::RawTensor;
 use crate::symbolize::python::PythonProcess;
 use crate::target::memory::ReadMemory;
-use crate::tensors::{
-    Block, DeviceTotals, Storage, Tensor, TensorKind, TensorSnapshot,
-};
+use crate::tensors::{Block, DeviceTotals, Storage, Tensor, TensorKind, TensorSnapshot};
 
 /// The tensors, storages and blocks of a snapshot.
 pub(super) fn join(
@@ -158,7 +156,9 @@ fn take_name(tensor: &mut Tensor, named: Named) {
 fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
         for (number, part) in raw.parts.iter().enumerate() {
-            let Some(&at) = places.get(part) else { continue };
+            let Some(&at) = places.get(part) else {
+                continue;
+            };
             let name = names::of_part(&raw.class, number, &tensors[of].names);
             let module = tensors[of].module.clone();
             let part = &mut tensors[at];

@@ -104,7 +104,12 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
     {
         return Err(Why::Torch(why.clone()));
     }
-    let joined = join::join(&captured.image, &python, &mut captured.moment, &captured.more);
+    let joined = join::join(
+        &captured.image,
+        &python,
+        &mut captured.moment,
+        &captured.more,
+    );
     let mut snapshot = TensorSnapshot {
         target: Target {
             tgid: Some(tgid),
@@ -114,12 +119,15 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
             ..Target::default()
         },
         taken_ms: now_ms(),
+        moment: captured.moment.at,
         consistency: captured.consistency,
         objects: captured.moment.census.objects.len() as u64,
         unread: unread(&captured),
         ..joined
     };
-    snapshot.blocks.sort_by_key(|block| (block.device, block.addr));
+    snapshot
+        .blocks
+        .sort_by_key(|block| (block.device, block.addr));
     Ok(snapshot)
 }
 
@@ -179,12 +187,7 @@ impl Reader {
 }
 
 impl Found {
-    fn read_tensors(
-        &mut self,
-        image: &Image<impl ReadMemory>,
-        layouts: &Layouts,
-        objects: &[u64],
-    ) {
+    fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {
         for &object in objects {
             match layouts.tensor_of(image, object) {
                 Some(tensor) => self.tensors.push((object, tensor)),
@@ -202,10 +205,16 @@ impl Found {
 fn unread(captured: &Captured<Found>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
-    words.extend(moment.broken.map(|broken| format!("not all objects: {broken}")));
+    words.extend(
+        moment
+            .broken
+            .map(|broken| format!("not all objects: {broken}")),
+    );
     if moment.census.unknown > 0 {
         let count = moment.census.unknown;
-        words.push(format!("{count} Python objects are of no class that can be read"));
+        words.push(format!(
+            "{count} Python objects are of no class that can be read"
+        ));
     }
     if let Some(why) = moment.no_frames {
         words.push(format!("the variables of functions: {why}"));
@@ -229,7 +238,9 @@ fn unread(captured: &Captured<Found>) -> Vec<std::sync::Arc<str>> {
     let extent = captured.extent();
     if extent.full {
         let mib = extent.bytes >> 20;
-        words.push(format!("more than the {mib} MiB of memory that memprobe keeps"));
+        words.push(format!(
+            "more than the {mib} MiB of memory that memprobe keeps"
+        ));
     } else if extent.missed > 0 {
         let count = extent.missed;
         words.push(format!(

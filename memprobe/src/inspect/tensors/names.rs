@@ -18,9 +18,6 @@ use crate::tensors::{Name, Tensor, TensorKind};
 /// The most names of one tensor.
 const MOST_NAMES: usize = 16;
 
-/// The rule for a module that no variable leads to.
-const BY_CLASS: &str = "no variable leads to its module: named by the module's class";
-
 /// What a tensor is called.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
@@ -94,11 +91,11 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
             .map(|(at, (module, place))| {
                 // Only of a root is it asked.
                 let is_root = place.root == at;
-                let path = is_root.then(|| {
-                    self.paths
-                        .to_object(self.heap, self.classes, module.object)
-                });
-                path.flatten().map(|path| path.name).filter(|name| !name.is_empty())
+                let path =
+                    is_root.then(|| self.paths.to_object(self.heap, self.classes, module.object));
+                path.flatten()
+                    .map(|path| path.name)
+                    .filter(|name| !name.is_empty())
             })
             .collect();
         let colliding = colliding(tree);
@@ -222,7 +219,7 @@ fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
         Some(holder) => exact(joined(holder, text)),
         None => Name {
             text: format!("<{}>.{text}", root.class).into(),
-            inferred: Some(BY_CLASS),
+            inferred: Some(Name::BY_CLASS),
         },
     }
 }

@@ -132,8 +132,7 @@ fn compare(device: Device, before: &[Row], after: &[Row], same_process: bool) ->
             diff.resized.push((was, is));
         }
         if at < same {
-            let named = |row: &Row| (row.kind, row.name().map(|name| name.text.clone()));
-            if named(old) != named(new) {
+            if (old.kind, name(old)) != (new.kind, name(new)) {
                 diff.renamed.push((was, is));
             }
         } else if old.storage != new.storage {
@@ -193,7 +192,92 @@ fn identity(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
 
 /// What makes two tensors the same to a person.
 fn likeness(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
-    let name = row.name().map(|name| &*name.text);
     let what = row.shape.as_deref().zip(row.dtype);
-    Some((row.kind, name, row.class.as_deref(), what, row.size))
+    Some((row.kind, name(row), row.class.as_deref(), what, row.size))
+}
+
+/// The best name, less what the moment adds to it: a variable is named with the line that its
+/// function has come to (`train.py:31 train() -> x`), which is another at every moment.
+fn name(row: &Row) -> Option<(&str, &str)> {
+    let text = &*row.name()?.text;
+    let split = text.find(") -> ").and_then(|end| {
+        let place = text[..end].rfind(' ')?;
+        let line = text[..place].rfind(':')?;
+        let digits = &text[line + 1..place];
+        let is_line = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        is_line.then(|| (&text[..line], &text[place..]))
+    });
+    Some(split.unwrap_or((text, "")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::tensors::explain;
+    use crate::model::tensors::samples::{Building, plain, unnamed};
+    use crate::tensors::{Tensor, TensorSnapshot};
+
+    /// A tensor of this name on a block that lies behind so many others.
+    fn with(name: &str, before: usize) -> TensorSnapshot {
+        let mut made = Building::new();
+        for _ in 0..before {
+            made.alone(&[128], unnamed(), None);
+        }
+        made.alone(&[256], plain(name), None);
+        made.finish()
+    }
+
+    fn compared(before: &TensorSnapshot, after: &TensorSnapshot) -> DeviceDiff {
+        let mut diff = diff(explain(before), explain(after));
+        diff.devices.remove(0)
+    }
+
+    #[test]
+    fn a_variable_is_the_same_at_whatever_line_its_function_has_come_to() {
+        let (before, after) = (
+            with("t.py:22 main() -> x", 0),
+            with("t.py:28 main() -> x", 0),
+        );
+        assert!(compared(&before, &after).is_empty());
+        let elsewhere = compared(&before, &with("t.py:28 main() -> x", 1));
+        assert_eq!((elsewhere.came.len(), elsewhere.went.len()), (1, 0));
+        assert_eq!(elsewhere.moved.tensors, 1);
+        let other = compared(&before, &with("t.py:22 main() -> y", 0));
+        assert_eq!(other.renamed.len(), 1);
+    }
+
+    #[test]
+    fn names_that_only_look_like_variables_are_taken_as_they_are() {
+        for text in ["a -> b", ") -> ", "f() -> x", "x: f() -> y", "x:y f() -> z"] {
+            let row = &explain(&with(text, 0)).devices[0].rows[0];
+            assert_eq!(name(row), Some((text, "")));
+        }
+    }
+
+    #[test]
+    fn addresses_of_another_process_mean_nothing() {
+        let mut other = with("y", 0);
+        other.target.tgid = None;
+        let diff = compared(&with("x", 0), &other);
+        assert_eq!(
+            (diff.came.len(), diff.went.len(), diff.renamed.len()),
+            (1, 1, 0)
+        );
+    }
+
+    #[test]
+    fn a_view_that_outlives_its_base_holds_the_storage_then() {
+        let mut before = with("base", 0);
+        before.tensors.push(Tensor {
+            object: 1,
+            shape: vec![2],
+            storage: Some(0),
+            device: before.tensors[0].device,
+            ..plain("view")
+        });
+        let mut after = before.clone();
+        after.tensors.remove(0);
+        let diff = compared(&before, &after);
+        assert_eq!((diff.went.len(), diff.resized.len()), (1, 1));
+    }
 }

@@ -119,7 +119,17 @@ fn rank<'a>(tensor: &'a Tensor, snapshot: &TensorSnapshot) -> impl Ord + use<'a>
     let is_part = storage.zip(tensor.bytes());
     let is_part = is_part.is_some_and(|(storage, bytes)| bytes < storage.bytes);
     let text = name.map(|name| &*name.text);
-    (kind, naming, is_part, tensor.offset, text, tensor.object)
+    // Where nothing else tells them apart, what they are for does so in every snapshot alike.
+    let purpose = (&tensor.saved_by, &tensor.grad_fn);
+    (
+        kind,
+        naming,
+        is_part,
+        tensor.offset,
+        text,
+        purpose,
+        tensor.object,
+    )
 }
 
 fn device_table(

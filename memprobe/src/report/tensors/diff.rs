@@ -94,7 +94,7 @@ fn push_device(text: &mut String, diff: &TensorDiff, change: &DeviceDiff, option
     let moved = change.moved;
     if moved.tensors > 0 {
         let words = format!(
-            "{} of {} lie elsewhere than before: freed and allocated again, or moved",
+            "elsewhere than before, freed and allocated again or moved: {} of {}",
             counted(moved.tensors, "equal tensor"),
             human(moved.holds)
         );
@@ -180,7 +180,8 @@ impl Both<'_> {
             let (old, new) = (&self.before[was], &self.after[is]);
             let words = match (old.holds.0, new.holds.0) {
                 (0, _) => "holds its storage now",
-                (_, 0) => "another holds its storage now",
+                (_, 0) if new.owner.is_some() => "another holds its storage now",
+                (_, 0) => "its storage lies in no live block now",
                 _ => "its storage has another size now",
             };
             let name = format!("{} ({words})", tensor_label(self.after, is));

@@ -140,7 +140,8 @@ impl HostStage {
             Some(Command::SetGrouping(grouping)) => {
                 self.send(HostCommand::SetGrouping(grouping))?;
             }
-            None => {}
+            // The screen of lines does not ask for it.
+            Some(Command::TakeTensors) | None => {}
         }
         Ok(match wanted {
             Wanted::Redraw => Step::DrawAll,

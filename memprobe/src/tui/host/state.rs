@@ -175,7 +175,8 @@ impl HostState {
             | Wanted::Regroup
             | Wanted::Source
             | Wanted::Probes
-            | Wanted::Outside => {
+            | Wanted::Outside
+            | Wanted::Tensors => {
                 self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
             }
             Wanted::Redraw => {}

@@ -1,0 +1,123 @@
+//! What is seen of a process between its snapshots: which line allocates which block.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::time::{Instant, timeout_at};
+
+use super::super::process::{self, Origin};
+use super::super::progress::Progress;
+use super::super::session::{HostItem, HostSession};
+use crate::event::Tgid;
+use crate::model::Model;
+use crate::model::tensors::Sites;
+use crate::probe::kernel;
+use crate::probe::loader::Watch;
+use crate::probe::watched::Watched;
+use crate::tensors::TensorSnapshot;
+
+/// How long the first snapshot waits for the probes: what was allocated before them has no line.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The probes of a process, where there can be some, and the ledger that they feed.
+pub(super) struct Eyes {
+    session: Option<HostSession>,
+    model: Model,
+    sites: Sites,
+    is_ready: bool,
+}
+
+impl Eyes {
+    /// Begins to look. Without probes a snapshot says less, and why is said here.
+    pub(super) fn open(tgid: Tgid, ring_bytes: u32, progress: &mut Progress) -> Result<Self> {
+        let model = Model::new(process::identified(tgid), super::super::now());
+        let session = match load(tgid, ring_bytes) {
+            Ok(session) => Some(session),
+            Err(error) => {
+                progress.say(&format!(
+                    "blocks will have no allocating line, because nothing can be probed: {error:#}"
+                ));
+                None
+            }
+        };
+        Ok(Self {
+            is_ready: session.is_none(),
+            session,
+            model,
+            sites: Sites::default(),
+        })
+    }
+
+    /// Waits until the probes are in place, or for some seconds.
+    pub(super) async fn ready(&mut self, progress: &mut Progress) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_ready {
+            match timeout_at(deadline, self.look(progress)).await {
+                Ok(looked) => looked?,
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for events and takes them; for ever where nothing is probed.
+    pub(super) async fn look(&mut self, progress: &mut Progress) -> Result<()> {
+        match &mut self.session {
+            Some(session) => session.wait().await,
+            None => std::future::pending().await,
+        }
+        self.take(progress)
+    }
+
+    fn take(&mut self, progress: &mut Progress) -> Result<()> {
+        let Some(session) = &mut self.session else {
+            return Ok(());
+        };
+        let (model, sites, is_ready) = (&mut self.model, &mut self.sites, &mut self.is_ready);
+        session.drain(|event| {
+            match event.item {
+                HostItem::Event(event) => {
+                    sites.note(model, &event);
+                    model.apply(&event);
+                }
+                HostItem::Attached { .. } => *is_ready = true,
+                HostItem::Executed(target) => {
+                    *model = Model::new(target, super::super::now());
+                    *sites = Sites::default();
+                }
+                HostItem::Refused(error) => {
+                    *is_ready = true;
+                    progress.say(&format!("blocks will have no allocating line: {error}"));
+                }
+                HostItem::Waiting(what) => progress.say_once(&what),
+                HostItem::Notice(notice) => progress.say_once(&notice),
+                HostItem::Found { .. } | HostItem::Ended => {}
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// A snapshot is about to be taken.
+    pub(super) fn begin(&mut self) {
+        self.sites = Sites::default();
+    }
+
+    /// Gives the blocks of the snapshot that was begun their lines.
+    pub(super) fn sign(
+        &mut self,
+        snapshot: &mut TensorSnapshot,
+        progress: &mut Progress,
+    ) -> Result<()> {
+        self.take(progress)?;
+        self.sites.sign(&self.model, snapshot);
+        Ok(())
+    }
+}
+
+fn load(tgid: Tgid, ring_bytes: u32) -> Result<HostSession> {
+    kernel::preflight()?;
+    let mut session = HostSession::load(Watch::One, ring_bytes)?;
+    session.add(Watched::open(tgid)?, Origin::Running)?;
+    Ok(session)
+}

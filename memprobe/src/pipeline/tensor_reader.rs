@@ -1,0 +1,82 @@
+//! Reads the tensors of a process when the screen asks for them, while its events go on.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::snapshot::{Extent, Manner, taken};
+use crate::event::{Event, Tgid};
+use crate::model::Model;
+use crate::model::tensors::{Sites, explain};
+use crate::tensors::TensorSnapshot;
+use crate::tui::Tensors;
+
+/// What the screen of tensors is fed by.
+pub(super) struct TensorReader {
+    tgid: Tgid,
+    shown: watch::Sender<Tensors>,
+    taking: Option<JoinHandle<Result<TensorSnapshot>>>,
+    /// What was read, until the events up to its moment have been taken.
+    read: Option<Result<TensorSnapshot>>,
+    sites: Sites,
+}
+
+impl TensorReader {
+    /// Of this process; and what the screen sees of it.
+    pub(super) fn new(tgid: Tgid) -> (Self, watch::Receiver<Tensors>) {
+        let (shown, seen) = watch::channel(Tensors::default());
+        let reader = Self {
+            tgid,
+            shown,
+            taking: None,
+            read: None,
+            sites: Sites::default(),
+        };
+        (reader, seen)
+    }
+
+    /// Begins to read, unless that is being done.
+    pub(super) fn begin(&mut self) {
+        if self.taking.is_some() || self.read.is_some() {
+            return;
+        }
+        self.sites = Sites::default();
+        self.shown.send_replace(Tensors::Taking);
+        let tgid = self.tgid;
+        self.taking = Some(tokio::task::spawn_blocking(move || {
+            taken(tgid, Manner::Paused, Extent::DevicesAndHost)
+        }));
+    }
+
+    /// Waits until the process was read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        let Some(taking) = &mut self.taking else {
+            return std::future::pending().await;
+        };
+        let outcome = taking.await.context("reading the process");
+        self.taking = None;
+        self.read = Some(outcome.and_then(|outcome| outcome));
+    }
+
+    /// Takes note of an event that the model is about to be given.
+    pub(super) fn note(&mut self, model: &Model, event: &Event) {
+        if self.taking.is_some() || self.read.is_some() {
+            self.sites.note(model, event);
+        }
+    }
+
+    /// Shows what was read. Call it when the events up to now have been taken.
+    pub(super) fn show(&mut self, model: &Model) {
+        let Some(read) = self.read.take() else { return };
+        let shown = match read {
+            Ok(mut snapshot) => {
+                self.sites.sign(model, &mut snapshot);
+                Tensors::Taken(Arc::new(explain(&snapshot)))
+            }
+            Err(error) => Tensors::Failed(format!("{error:#}").into()),
+        };
+        self.shown.send_replace(shown);
+    }
+}

@@ -1,0 +1,103 @@
+//! The top of the screen of tensors: whose they are, the devices, and what explains their memory.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+
+use super::super::theme::Theme;
+use super::state::TensorsState;
+use crate::bytes::{human, signed};
+use crate::event::Bytes;
+use crate::label::{clean, fit, process, width};
+use crate::model::snapshot::Target;
+use crate::model::tensors::{Account, DeviceTable};
+
+/// Program, command, process.
+pub fn draw_header(buffer: &mut Buffer, area: Rect, target: &Target, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    buffer.set_style(area, theme.bar());
+    let name = " memprobe tensors  ";
+    let columns = usize::from(area.width);
+    let right = process(target).map_or_else(String::new, |process| format!("  {process} "));
+    buffer.set_stringn(area.x, area.y, name, columns, theme.bar_strong());
+    let room = columns.saturating_sub(width(name) + width(&right));
+    let command = fit(&clean(&target.command), room, theme.glyphs.cut);
+    let after = area.x + (width(name) as u16).min(area.width);
+    buffer.set_stringn(after, area.y, command, room, theme.bar());
+    let start = area.right().saturating_sub(width(&right) as u16);
+    if start >= after {
+        buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
+    }
+}
+
+/// One tab a device, the shown one marked.
+pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
+    let shown = state.shown_device().map(|table| table.device);
+    let tabs = state.devices().iter().flat_map(|table| {
+        let text = format!(" {} {} ", table.device, human(held(table)));
+        let style = if Some(table.device) == shown {
+            theme.bar_strong()
+        } else {
+            theme.faint()
+        };
+        [Span::styled(text, style), Span::raw("  ")]
+    });
+    let line = Line::from(tabs.collect::<Vec<_>>());
+    buffer.set_line(area.x, area.y, &line, area.width);
+}
+
+fn held(table: &DeviceTable) -> Bytes {
+    match table.account.totals {
+        Some(totals) => totals.allocated,
+        None => parts(&table.account),
+    }
+}
+
+fn parts(account: &Account) -> Bytes {
+    let parts = [
+        account.tensors,
+        account.bare,
+        account.rounding,
+        account.uncovered,
+        account.blocks,
+    ];
+    Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
+}
+
+/// What the allocator has handed out, and what explains it.
+pub fn draw_account(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
+    let Some(table) = state.shown_device() else {
+        return;
+    };
+    let account = &table.account;
+    let mut facts = Vec::new();
+    if let Some(totals) = account.totals {
+        facts.push(format!("allocated {}", human(totals.allocated)));
+    }
+    facts.push(format!("tensors {}", human(account.tensors)));
+    let more = [
+        ("no tensor", add(account.blocks, account.bare)),
+        ("rounding", add(account.rounding, account.uncovered)),
+        ("not the allocator's", account.outside),
+    ];
+    for (words, bytes) in more {
+        if bytes != Bytes(0) {
+            facts.push(format!("{words} {}", human(bytes)));
+        }
+    }
+    if let Some(rest) = account.remainder.filter(|rest| *rest != 0) {
+        facts.push(format!("remainder {}", signed(rest)));
+    }
+    let room = usize::from(area.width);
+    let text = format!("  {}", facts.join("   "));
+    if !area.is_empty() {
+        let text = fit(&text, room, theme.glyphs.cut);
+        buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+    }
+}
+
+fn add(one: Bytes, other: Bytes) -> Bytes {
+    Bytes(one.0.saturating_add(other.0))
+}

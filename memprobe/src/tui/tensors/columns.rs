@@ -1,0 +1,144 @@
+//! Where the columns of the table of tensors stand at a given width.
+
+use crate::model::tensors::Order;
+
+/// Between two columns.
+const GAP: u16 = 1;
+/// Before the first column: the mark of the selected row.
+pub const MARGIN: u16 = 2;
+/// The line that allocated, on wide screens.
+const SITE: u16 = 30;
+
+/// A column of the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Column {
+    /// The bytes of the allocator that it answers for.
+    Holds,
+    /// The bytes of its own elements.
+    Size,
+    /// What it is for.
+    Kind,
+    /// How many, and of what shape.
+    Shape,
+    /// Its element type.
+    DType,
+    /// Whether it wants a gradient.
+    Grad,
+    /// What it is called.
+    Name,
+    /// The line that allocated it.
+    Site,
+}
+
+impl Column {
+    /// Its head.
+    pub const fn head(self) -> &'static str {
+        match self {
+            Self::Holds => "HOLDS",
+            Self::Size => "SIZE",
+            Self::Kind => "KIND",
+            Self::Shape => "SHAPE",
+            Self::DType => "DTYPE",
+            Self::Grad => "GRAD",
+            Self::Name => "NAME",
+            Self::Site => "ALLOCATED AT",
+        }
+    }
+
+    /// The order that it stands for, if any.
+    pub const fn order(self) -> Option<Order> {
+        match self {
+            Self::Holds => Some(Order::Holds),
+            Self::Size => Some(Order::Size),
+            Self::Kind => Some(Order::Kind),
+            Self::Shape => Some(Order::Count),
+            Self::Name => Some(Order::Name),
+            Self::DType | Self::Grad | Self::Site => None,
+        }
+    }
+
+    /// Whether its cells end at its right.
+    pub const fn is_number(self) -> bool {
+        matches!(self, Self::Holds | Self::Size)
+    }
+}
+
+/// One column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Which.
+    pub column: Column,
+    /// Where it starts.
+    pub start: u16,
+    /// How wide it is.
+    pub wide: u16,
+}
+
+/// The columns that have room, from left to right.
+pub fn columns(width: u16) -> Vec<Place> {
+    let wanted = [
+        // Column, its width, the least width of the table that shows it.
+        (Column::Holds, 11, 0),
+        (Column::Size, 11, 96),
+        (Column::Kind, 9, 56),
+        (Column::Shape, if width >= 110 { 26 } else { 20 }, 64),
+        (Column::DType, 8, 84),
+        (Column::Grad, 4, 116),
+    ];
+    let mut places = Vec::new();
+    let mut start = MARGIN;
+    for (column, wide, least) in wanted {
+        if width >= least {
+            places.push(Place {
+                column,
+                start,
+                wide,
+            });
+            start += wide + GAP;
+        }
+    }
+    let start = start.min(width);
+    let site = if width >= 140 { SITE } else { 0 };
+    let name = (width - start).saturating_sub(if site > 0 { site + GAP } else { 0 });
+    places.push(Place {
+        column: Column::Name,
+        start,
+        wide: name,
+    });
+    if site > 0 {
+        places.push(Place {
+            column: Column::Site,
+            start: width - site,
+            wide: site,
+        });
+    }
+    places
+}
+
+/// The column at a cell of the head.
+pub fn column_at(width: u16, x: u16) -> Option<Column> {
+    let places = columns(width);
+    let at = places
+        .iter()
+        .find(|place| x < place.start + place.wide + GAP);
+    at.or(places.last()).map(|place| place.column)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_side_by_side_and_end_with_the_table() {
+        for width in 24..300 {
+            let places = columns(width);
+            for pair in places.windows(2) {
+                assert!(pair[0].start + pair[0].wide < pair[1].start, "{width}");
+            }
+            let last = places.last().unwrap();
+            assert_eq!(last.start + last.wide, width);
+        }
+        assert_eq!(column_at(80, 5), Some(Column::Holds));
+        assert_eq!(column_at(80, 79), Some(Column::Name));
+    }
+}

@@ -1,0 +1,49 @@
+//! Keys and the mouse on the screen of tensors: as on that of lines, but for a few.
+
+use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
+
+use super::super::input::{self, Focus, Wanted};
+
+/// What a person asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TensorWanted {
+    /// As on the screen of lines.
+    Common(Wanted),
+    /// Read the process again.
+    Refresh,
+}
+
+/// What an event of the terminal asks for, if anything.
+pub fn wanted(event: &Event, focus: Focus) -> Option<TensorWanted> {
+    if let Event::Key(key) = event
+        && focus == Focus::Table
+        && key.kind != KeyEventKind::Release
+        && !key
+            .modifiers
+            .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
+        && matches!(key.code, KeyCode::Char('R') | KeyCode::F(5))
+    {
+        return Some(TensorWanted::Refresh);
+    }
+    input::wanted(event, focus).map(TensorWanted::Common)
+}
+
+#[cfg(test)]
+mod tests {
+    use crossterm::event::KeyEvent;
+
+    use super::*;
+
+    #[test]
+    fn a_capital_r_reads_again_and_a_small_one_turns_the_order() {
+        let press = |letter, focus| {
+            let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::NONE);
+            wanted(&Event::Key(key), focus)
+        };
+        assert_eq!(press('R', Focus::Table), Some(TensorWanted::Refresh));
+        let reverse = TensorWanted::Common(Wanted::Reverse);
+        assert_eq!(press('r', Focus::Table), Some(reverse));
+        let typed = TensorWanted::Common(Wanted::Type('R'));
+        assert_eq!(press('R', Focus::Prompt), Some(typed));
+    }
+}

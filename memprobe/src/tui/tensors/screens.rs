@@ -1,0 +1,192 @@
+//! The screen of tensors as text, and what must hold on it.
+
+use std::sync::Arc;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use super::super::input::Wanted;
+use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::input::TensorWanted;
+use super::{Asked, Tensors, TensorsState, draw};
+use crate::model::snapshot::Target;
+use crate::model::tensors::samples::{later, training};
+use crate::model::tensors::{TensorTable, explain};
+
+const COLOUR: Theme = Theme {
+    ink: Ink::Colour,
+    glyphs: UNICODE,
+};
+
+const SMALL: (u16, u16) = (80, 24);
+const LARGE: (u16, u16) = (160, 40);
+
+fn table() -> Arc<TensorTable> {
+    Arc::new(explain(&training()))
+}
+
+fn drawn(state: &TensorsState, size: (u16, u16), theme: &Theme) -> TestBackend {
+    let target: Target = training().target;
+    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+    terminal
+        .draw(|frame| {
+            if let Some(cursor) = draw(frame.buffer_mut(), state, &target, theme) {
+                frame.set_cursor_position(cursor);
+            }
+        })
+        .unwrap();
+    terminal.backend().clone()
+}
+
+fn state(news: Tensors, size: (u16, u16), wanted: &[Wanted]) -> TensorsState {
+    let mut state = TensorsState::default();
+    state.resize(size.0, size.1);
+    state.update(news);
+    for wanted in wanted {
+        assert_eq!(state.handle(TensorWanted::Common(*wanted)), None);
+    }
+    state
+}
+
+fn screen(size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+    let state = state(Tensors::Taken(table()), size, wanted);
+    drawn(&state, size, &COLOUR)
+}
+
+fn typed(pattern: &str) -> Vec<Wanted> {
+    std::iter::once(Wanted::Filter)
+        .chain(pattern.chars().map(Wanted::Type))
+        .collect()
+}
+
+#[test]
+fn the_tensors_of_a_training_step() {
+    insta::assert_snapshot!("normal_80x24", screen(SMALL, &[]));
+    insta::assert_snapshot!("normal_160x40", screen(LARGE, &[]));
+    insta::assert_snapshot!("normal_40x12", screen((40, 12), &[]));
+}
+
+#[test]
+fn a_terminal_without_unicode() {
+    let theme = Theme {
+        ink: Ink::Plain,
+        glyphs: ASCII,
+    };
+    let state = state(Tensors::Taken(table()), SMALL, &[]);
+    let screen = drawn(&state, SMALL, &theme);
+    assert!(screen.to_string().is_ascii(), "{screen}");
+}
+
+#[test]
+fn all_that_is_known_of_a_tensor() {
+    let below = |rows: isize| [Wanted::Move(rows), Wanted::Toggle];
+    // A group, the first of a shared storage, one that shares it, a block.
+    insta::assert_snapshot!("detail_group", screen(SMALL, &below(1)));
+    insta::assert_snapshot!("detail_shared", screen(SMALL, &below(9)));
+    insta::assert_snapshot!("detail_sharing", screen(SMALL, &below(10)));
+    insta::assert_snapshot!("detail_block", screen(SMALL, &below(21)));
+}
+
+#[test]
+fn the_groupings() {
+    for (name, times) in [("shape", 1), ("kind", 2), ("module", 3), ("line", 4)] {
+        let wanted = vec![Wanted::Regroup; times];
+        insta::assert_snapshot!(format!("by_{name}"), screen((110, 18), &wanted));
+    }
+}
+
+#[test]
+fn the_host_has_a_table_of_its_own() {
+    insta::assert_snapshot!("host", screen(SMALL, &[Wanted::Device(1)]));
+}
+
+#[test]
+fn a_filter_leaves_what_it_matches_and_says_what_that_is() {
+    insta::assert_snapshot!("filter", screen(SMALL, &typed("lstm")));
+    insta::assert_snapshot!("filter_nothing", screen(SMALL, &typed("zzz")));
+}
+
+#[test]
+fn orders_are_told_by_an_arrow() {
+    insta::assert_snapshot!(
+        "by_name_reversed",
+        screen(SMALL, &[Wanted::SortStep(-1), Wanted::Reverse])
+    );
+}
+
+#[test]
+fn help_says_what_the_keys_do() {
+    insta::assert_snapshot!("help", screen(SMALL, &[Wanted::Help]));
+}
+
+#[test]
+fn what_is_waited_for_and_what_failed_is_said() {
+    let taking = state(Tensors::Taking, SMALL, &[]);
+    insta::assert_snapshot!("taking", drawn(&taking, SMALL, &COLOUR));
+    let why = "no torch in this process.\nGive a process that has imported it.";
+    let mut failed = state(Tensors::Failed(why.into()), SMALL, &[]);
+    assert!(failed.is_unread());
+    insta::assert_snapshot!("failed", drawn(&failed, SMALL, &COLOUR));
+    failed.update(Tensors::Taken(table()));
+    failed.update(Tensors::Failed("it has ended".into()));
+    insta::assert_snapshot!("failed_later", drawn(&failed, SMALL, &COLOUR));
+}
+
+#[test]
+fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
+    let mut state = state(Tensors::Taken(table()), SMALL, &[Wanted::Move(8)]);
+    let name = |state: &TensorsState| {
+        let row = &state.rows()[state.selected().unwrap().rows[0]];
+        row.name().unwrap().text.clone()
+    };
+    let before = name(&state);
+    state.update(Tensors::Taken(Arc::new(explain(&later()))));
+    assert_eq!(name(&state), before);
+}
+
+#[test]
+fn escape_closes_what_is_open_and_then_leads_back() {
+    let wanted = [Wanted::Toggle, Wanted::Back];
+    let mut state = state(Tensors::Taken(table()), SMALL, &wanted);
+    let back = TensorWanted::Common(Wanted::Back);
+    assert_eq!(state.handle(back), Some(Asked::Leave));
+    let again = TensorWanted::Refresh;
+    assert_eq!(state.handle(again), Some(Asked::Take));
+    state.update(Tensors::Taking);
+    assert_eq!(state.handle(again), None);
+}
+
+#[test]
+fn no_size_of_the_screen_and_no_key_makes_it_fail() {
+    let keys = [
+        Wanted::Last,
+        Wanted::Toggle,
+        Wanted::Page(1),
+        Wanted::First,
+        Wanted::Back,
+        Wanted::Regroup,
+        Wanted::Move(-3),
+        Wanted::Click(5, 4),
+        Wanted::Click(5, 4),
+        Wanted::Device(-1),
+        Wanted::SortStep(3),
+        Wanted::Help,
+    ];
+    for width in [0, 1, 23, 24, 40, 79, 120, 200] {
+        for height in [0, 1, 4, 5, 8, 12, 24, 60] {
+            let mut state = state(Tensors::Taken(table()), (width, height), &[]);
+            for key in keys {
+                state.handle(TensorWanted::Common(key));
+                let area = Rect::new(0, 0, width.max(1), height.max(1));
+                draw(
+                    &mut Buffer::empty(area),
+                    &state,
+                    &Target::default(),
+                    &COLOUR,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! What the screen of tensors remembers between two drawings, and how input changes it. No I/O.
+
+use std::sync::Arc;
+
+use ratatui::layout::Position;
+
+use super::super::filter::Filter;
+use super::super::input::{Focus, Wanted};
+use super::Tensors;
+use super::columns::column_at;
+use super::input::TensorWanted;
+use super::layout::{Layout, layout};
+use super::table::{self, Totals};
+use crate::event::Address;
+use crate::label::FileNames;
+use crate::model::tensors::{
+    DeviceTable, Group, GroupBy, Order, Row, RowKind, TensorTable, groups_of,
+};
+use crate::tensors::Device;
+
+/// What a person asks of whoever holds the screen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// End.
+    Quit,
+    /// Lead back to the screen of lines.
+    Leave,
+    /// Read the process.
+    Take,
+}
+
+/// What lies over the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Overlay {
+    /// Nothing.
+    #[default]
+    None,
+    /// Help, scrolled down by so many lines.
+    Help(usize),
+    /// All that is known of the selected row, likewise.
+    Detail(usize),
+}
+
+/// Which end comes first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Direction {
+    /// As the order says.
+    #[default]
+    Natural,
+    /// The other.
+    Reversed,
+}
+
+/// Knows a row again in the next table.
+type Mark = (RowKind, Option<Arc<str>>, Option<Address>);
+
+/// The groupings, in the order in which a key leads through them.
+const GROUPINGS: [GroupBy; 6] = [
+    GroupBy::Unnamed,
+    GroupBy::Shape,
+    GroupBy::Kind,
+    GroupBy::Module,
+    GroupBy::Site,
+    GroupBy::Nothing,
+];
+
+/// The orders, as their columns stand.
+const ORDERS: [Order; 5] = [
+    Order::Holds,
+    Order::Size,
+    Order::Kind,
+    Order::Count,
+    Order::Name,
+];
+
+/// What the screen remembers.
+#[derive(Debug, Default)]
+pub struct TensorsState {
+    pub(super) news: Tensors,
+    /// The last that was taken.
+    pub(super) table: Option<Arc<TensorTable>>,
+    device: Option<Device>,
+    size: (u16, u16),
+    pub(super) by: GroupBy,
+    pub(super) order: Order,
+    pub(super) direction: Direction,
+    pub(super) filter: Filter,
+    pub(super) focus: Option<Focus>,
+    pub(super) overlay: Overlay,
+    pub(super) groups: Vec<Group>,
+    pub(super) shown: Totals,
+    pub(super) all: Totals,
+    pub(super) names: FileNames,
+    selected: Option<Mark>,
+    pub(super) cursor: usize,
+    pub(super) offset: usize,
+    pub(super) note: Option<&'static str>,
+}
+
+impl TensorsState {
+    /// The screen has another size.
+    pub fn resize(&mut self, width: u16, height: u16) {
+        self.size = (width, height);
+        self.rebuild();
+    }
+
+    /// Where keys go.
+    pub fn focus(&self) -> Focus {
+        self.focus.unwrap_or(Focus::Table)
+    }
+
+    /// Takes what came from the caller.
+    pub fn update(&mut self, news: Tensors) {
+        if let Tensors::Taken(table) = &news {
+            self.table = Some(Arc::clone(table));
+        }
+        self.news = news;
+        self.rebuild();
+    }
+
+    /// Whether entering the screen has to begin with reading the process.
+    pub fn is_unread(&self) -> bool {
+        self.table.is_none() && !matches!(self.news, Tensors::Taking)
+    }
+
+    /// The tables that can be shown.
+    pub(super) fn devices(&self) -> &[DeviceTable] {
+        self.table.as_ref().map_or(&[], |table| &table.devices)
+    }
+
+    /// The table shown.
+    pub(super) fn shown_device(&self) -> Option<&DeviceTable> {
+        let devices = self.devices();
+        let chosen = devices
+            .iter()
+            .find(|table| Some(table.device) == self.device);
+        chosen.or(devices.first())
+    }
+
+    /// The rows of the table shown.
+    pub(super) fn rows(&self) -> &[Row] {
+        self.shown_device().map_or(&[], |table| &table.rows)
+    }
+
+    /// The selected group.
+    pub(super) fn selected(&self) -> Option<&Group> {
+        self.groups.get(self.cursor)
+    }
+
+    pub(super) fn layout(&self) -> Option<Layout> {
+        layout(self.size.0, self.size.1)
+    }
+
+    /// Does what is wanted; some of it only the holder of the screen can do.
+    pub fn handle(&mut self, wanted: TensorWanted) -> Option<Asked> {
+        self.note = None;
+        let wanted = match wanted {
+            TensorWanted::Refresh if matches!(self.news, Tensors::Taking) => {
+                self.note = Some("the process is being read already");
+                return None;
+            }
+            TensorWanted::Refresh => return Some(Asked::Take),
+            TensorWanted::Common(wanted) => wanted,
+        };
+        match wanted {
+            Wanted::Quit => return Some(Asked::Quit),
+            Wanted::Tensors => return Some(Asked::Leave),
+            Wanted::Back => {
+                if let Some(asked) = self.back() {
+                    return Some(asked);
+                }
+            }
+            Wanted::Move(by) => self.step(by),
+            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::First => self.go_first(),
+            Wanted::Last => self.step(isize::MAX),
+            Wanted::Toggle | Wanted::Open => self.toggle_detail(),
+            Wanted::Close => self.overlay = Overlay::None,
+            Wanted::SortStep(by) => self.sort_step(by),
+            Wanted::Reverse => self.reverse(),
+            Wanted::Regroup => self.regroup(),
+            Wanted::Device(by) => self.go_device(by),
+            Wanted::Help => {
+                self.overlay = match self.overlay {
+                    Overlay::Help(_) => Overlay::None,
+                    _ => Overlay::Help(0),
+                };
+            }
+            Wanted::Click(x, y) => self.click(Position { x, y }),
+            Wanted::Resize(width, height) => self.size = (width, height),
+            Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
+            Wanted::Filter => {
+                self.overlay = Overlay::None;
+                self.focus = Some(Focus::Prompt);
+            }
+            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+                if let Some(filter) = self.filter.edited(wanted) {
+                    self.filter = filter;
+                    self.selected = None;
+                }
+            }
+            Wanted::Accept => self.focus = None,
+            Wanted::Redraw => {}
+            Wanted::Pause => self.note = Some("this screen stands still until R"),
+            // What only the screen of lines has.
+            Wanted::OpenAll
+            | Wanted::SortBy(_)
+            | Wanted::Source
+            | Wanted::Probes
+            | Wanted::Outside => self.note = Some("that is on the screen of lines: t leads back"),
+        }
+        self.rebuild();
+        None
+    }
+
+    fn rebuild(&mut self) {
+        let rows = self.rows();
+        let names = FileNames::of(
+            rows.iter()
+                .filter_map(|row| row.site.as_ref())
+                .map(|site| &site.file),
+        );
+        let all = Totals::of(rows, 0..rows.len());
+        let filter = &self.filter;
+        let found = |at: &usize| !filter.is_active() || filter.shows(&table::searched(rows, *at));
+        let places = (0..rows.len()).filter(found);
+        // What is not the allocator's stands apart, so that the others add up to what is.
+        let (theirs, ours): (Vec<usize>, Vec<usize>) =
+            places.partition(|at| rows[*at].outside.is_some());
+        let shown = Totals::of(rows, ours.iter().chain(&theirs).copied());
+        let mut groups = Vec::new();
+        for places in [ours, theirs] {
+            let mut part = groups_of(rows, places, self.by, self.order);
+            if self.direction == Direction::Reversed {
+                part.reverse();
+            }
+            groups.extend(part);
+        }
+        let found = self.selected.as_ref().and_then(|mark| {
+            let is_it = |group: &Group| marked(&rows[group.rows[0]]) == *mark;
+            groups.iter().position(is_it)
+        });
+        let last = groups.len().saturating_sub(1);
+        self.cursor = match (&self.selected, found) {
+            (None, _) => 0,
+            (Some(_), Some(place)) => place,
+            (Some(_), None) => self.cursor.min(last),
+        };
+        self.groups = groups;
+        self.names = names;
+        (self.all, self.shown) = (all, shown);
+        self.scroll();
+    }
+
+    /// Keeps the selected row on the screen, and the screen full.
+    fn scroll(&mut self) {
+        let height = usize::from(self.layout().map_or(0, |layout| layout.rows.height)).max(1);
+        let last = self.groups.len().saturating_sub(height);
+        let lowest = self.cursor.saturating_sub(height - 1);
+        self.offset = self
+            .offset
+            .clamp(lowest.min(self.cursor), self.cursor)
+            .min(last);
+    }
+
+    fn page(&self) -> isize {
+        let height = self.layout().map_or(1, |layout| layout.rows.height);
+        isize::try_from(height).unwrap_or(1).max(2) - 1
+    }
+
+    fn step(&mut self, by: isize) {
+        if let Overlay::Help(at) | Overlay::Detail(at) = &mut self.overlay {
+            // The drawing knows how long the text is and stops there.
+            *at = at.saturating_add_signed(by).min(1000);
+            return;
+        }
+        let last = self.groups.len().saturating_sub(1);
+        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.keep_selected();
+    }
+
+    fn keep_selected(&mut self) {
+        let row = self
+            .selected()
+            .and_then(|group| self.rows().get(group.rows[0]));
+        self.selected = row.map(marked);
+    }
+
+    fn go_first(&mut self) {
+        match &mut self.overlay {
+            Overlay::Help(at) | Overlay::Detail(at) => *at = 0,
+            Overlay::None => self.selected = None,
+        }
+    }
+
+    fn toggle_detail(&mut self) {
+        self.overlay = match self.overlay {
+            Overlay::None if !self.groups.is_empty() => Overlay::Detail(0),
+            _ => Overlay::None,
+        };
+        self.keep_selected();
+    }
+
+    fn sort_step(&mut self, by: isize) {
+        let place = ORDERS.iter().position(|order| *order == self.order);
+        let count = ORDERS.len();
+        let next = place
+            .unwrap_or(0)
+            .wrapping_add_signed(by)
+            .wrapping_add(count)
+            % count;
+        self.order = ORDERS[next];
+        self.direction = Direction::Natural;
+    }
+
+    fn reverse(&mut self) {
+        self.direction = match self.direction {
+            Direction::Natural => Direction::Reversed,
+            Direction::Reversed => Direction::Natural,
+        };
+    }
+
+    fn regroup(&mut self) {
+        let place = GROUPINGS.iter().position(|by| *by == self.by).unwrap_or(0);
+        self.by = GROUPINGS[(place + 1) % GROUPINGS.len()];
+        self.selected = None;
+        self.overlay = Overlay::None;
+    }
+
+    fn go_device(&mut self, by: isize) {
+        let devices = self.devices();
+        if devices.len() < 2 {
+            self.note = Some("tensors lie on one device only");
+            return;
+        }
+        let shown = self.shown_device().map(|table| table.device);
+        let place = devices.iter().position(|table| Some(table.device) == shown);
+        let next = (place.unwrap_or(0) + devices.len()).saturating_add_signed(by) % devices.len();
+        self.device = Some(devices[next].device);
+        self.selected = None;
+        self.overlay = Overlay::None;
+    }
+
+    fn back(&mut self) -> Option<Asked> {
+        if self.overlay != Overlay::None {
+            self.overlay = Overlay::None;
+        } else if self.focus() == Focus::Prompt || !self.filter.pattern().is_empty() {
+            self.focus = None;
+            self.filter = Filter::default();
+        } else {
+            return Some(Asked::Leave);
+        }
+        None
+    }
+
+    /// A click on a head sorts, one on a row selects it, one on the selected row opens it.
+    fn click(&mut self, at: Position) {
+        if self.overlay != Overlay::None {
+            self.overlay = Overlay::None;
+            return;
+        }
+        let Some(layout) = self.layout() else { return };
+        if layout.head.contains(at) {
+            let order = column_at(layout.head.width, at.x).and_then(|column| column.order());
+            match order {
+                Some(order) if order == self.order => self.reverse(),
+                Some(order) => (self.order, self.direction) = (order, Direction::Natural),
+                None => {}
+            }
+        } else if layout.rows.contains(at) {
+            let place = self.offset + usize::from(at.y - layout.rows.y);
+            if place >= self.groups.len() {
+                return;
+            }
+            let again = place == self.cursor && self.selected.is_some();
+            self.cursor = place;
+            self.keep_selected();
+            if again {
+                self.toggle_detail();
+            }
+        }
+    }
+}
+
+fn marked(row: &Row) -> Mark {
+    let name = row.name().map(|name| Arc::clone(&name.text));
+    (row.kind, name, row.storage)
+}

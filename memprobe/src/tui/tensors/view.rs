@@ -1,0 +1,187 @@
+//! The whole screen of tensors, drawn from its state.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::Style;
+use ratatui::text::{Line, Span};
+
+use super::super::input::Focus;
+use super::super::status::{Hint, draw_key_list, draw_prompt};
+use super::super::theme::Theme;
+use super::layout::Layout;
+use super::state::TensorsState;
+use super::{Tensors, account, detail, table};
+use crate::label::{clean, consistency, counted, fit, width};
+use crate::model::snapshot::Target;
+
+/// Draws everything into a screen of the size that the state knows. `target` is whose tensors they
+/// are. Says where the cursor of the terminal belongs, if it is to be seen.
+pub fn draw(
+    buffer: &mut Buffer,
+    state: &TensorsState,
+    target: &Target,
+    theme: &Theme,
+) -> Option<Position> {
+    let Some(layout) = state.layout().filter(|layout| fits(layout, buffer.area)) else {
+        let (columns, area) = (usize::from(buffer.area.width), buffer.area);
+        buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
+        return None;
+    };
+    account::draw_header(buffer, layout.header, target, theme);
+    if state.table.is_some() {
+        account::draw_devices(buffer, layout.devices, state, theme);
+        account::draw_account(buffer, layout.account, state, theme);
+        table::draw_head(buffer, layout.head, state, theme);
+    }
+    if state.groups.is_empty() {
+        draw_nothing(buffer, layout.rows, state, theme);
+    }
+    table::draw_rows(buffer, layout.rows, state, theme);
+    table::draw_sum(buffer, layout.sum, state, theme);
+    draw_detail(buffer, layout.detail, state, theme);
+    draw_status(buffer, layout.status, state, theme);
+    let cursor = draw_keys(buffer, layout.keys, state, theme);
+    let body = Rect {
+        y: 1,
+        height: layout.status.y.saturating_sub(1),
+        ..buffer.area
+    };
+    detail::draw_overlay(buffer, body, state, theme);
+    cursor
+}
+
+/// The terminal may have shrunk since its size was last told.
+fn fits(layout: &Layout, area: Rect) -> bool {
+    let bottom = layout.keys.bottom().max(layout.status.bottom());
+    bottom <= area.height && layout.header.width <= area.width
+}
+
+/// Why there are no rows, and what to do.
+fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
+    let (first, second) = match (&state.news, &state.table) {
+        (_, Some(_)) if state.filter.is_active() && state.all.rows > 0 => (
+            format!("No tensor matches /{}/", clean(state.filter.pattern())),
+            "Esc shows all tensors.".to_owned(),
+        ),
+        (Tensors::Failed(why), None) => {
+            let why = clean(why);
+            let (first, rest) = why.split_once("\\n").unwrap_or((&why, "R tries again."));
+            (first.to_owned(), rest.to_owned())
+        }
+        (_, Some(_)) => (
+            "No tensors on this device.".to_owned(),
+            "Tab shows the next device.".to_owned(),
+        ),
+        (_, None) => (
+            "Reading the tensors of the process.".to_owned(),
+            "It is paused for a moment, and goes on whatever happens here.".to_owned(),
+        ),
+    };
+    let top = area.y + area.height.saturating_sub(2) / 2;
+    let columns = usize::from(area.width);
+    let texts = [(first, theme.strong()), (second, theme.faint())];
+    for ((text, style), y) in texts.into_iter().zip(top..area.bottom()) {
+        let text = fit(&text, columns, theme.glyphs.cut);
+        let start = area.x + (area.width - width(&text).min(columns) as u16) / 2;
+        buffer.set_stringn(start, y, text, columns, style);
+    }
+}
+
+/// The selected row in one line.
+fn draw_detail(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let room = usize::from(area.width.saturating_sub(2));
+    let text = fit(&detail::summary(state), room, theme.glyphs.cut);
+    buffer.set_stringn(area.x + 2, area.y, text, room, theme.faint());
+}
+
+/// When it was read and what that cost; what could not be read.
+fn draw_status(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
+    let (word, style) = match &state.news {
+        Tensors::Taking | Tensors::Unasked => ("READING", theme.still()),
+        Tensors::Taken(_) => ("SNAPSHOT", theme.good()),
+        Tensors::Failed(_) => ("FAILED", theme.bad()),
+    };
+    let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
+    let text = match (state.note, &state.news, &state.table) {
+        (Some(note), ..) => note.to_owned(),
+        (None, Tensors::Failed(why), Some(_)) => {
+            format!("what was read before is shown: {}", clean(why))
+        }
+        (None, Tensors::Failed(_), None) => "R tries again".to_owned(),
+        (None, _, Some(table)) => {
+            let mut facts = vec![format!(
+                "{}; {}",
+                time_of_day(table.taken_ms),
+                consistency(table.consistency)
+            )];
+            facts.push(counted(table.objects, "object"));
+            if let Some(unread) = table.unread.first() {
+                let more = table.unread.len() - 1;
+                let more = if more > 0 {
+                    format!(" (and {more} more)")
+                } else {
+                    String::new()
+                };
+                facts.push(format!("UNREAD: {}{more}", clean(unread)));
+            }
+            facts.join("   ")
+        }
+        (None, _, None) => String::new(),
+    };
+    let used: usize = spans.iter().map(Span::width).sum();
+    let room = usize::from(area.width).saturating_sub(used);
+    spans.push(Span::raw(fit(&text, room, theme.glyphs.cut)));
+    buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
+}
+
+/// `16:00:05 UTC`.
+fn time_of_day(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000 % 86_400;
+    format!(
+        "{:02}:{:02}:{:02} UTC",
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
+/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+fn draw_keys(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &TensorsState,
+    theme: &Theme,
+) -> Option<Position> {
+    if area.is_empty() {
+        return None;
+    }
+    if state.focus() == Focus::Prompt {
+        let hint = Hint {
+            looks_in: "names, kind, shape, module and line",
+            shown: state.shown.rows,
+            all: state.all.rows,
+        };
+        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
+    }
+    let mut keys = vec![
+        // Key, what it does, how soon it is left out where room is short.
+        (theme.glyphs.arrows, "move", 6),
+        ("Enter", "detail", 2),
+        ("R", "read again", 1),
+        ("/", "filter", 3),
+        ("<>", "sort", 4),
+        ("r", "reverse", 9),
+        ("i", "group", 4),
+        ("t", "lines", 1),
+        ("?", "help", 2),
+        ("q", "quit", 0),
+    ];
+    if state.devices().len() > 1 {
+        keys.insert(7, ("d", "device", 5));
+    }
+    draw_key_list(buffer, area, keys, theme);
+    None
+}

@@ -42,7 +42,10 @@ pub struct Row {
     /// The best name.
     pub name: Option<String>,
     /// All of them.
-    pub names: Vec<Named>,
+    pub names: Vec<String>,
+    /// For each name the rule that inferred it; empty where all follow references alone.
+    #[serde(default)]
+    pub inferred: Vec<Option<String>>,
     /// `parameter`, `buffer`, `gradient`, `optimizer_state`, `saved`, `tensor` or `block`.
     pub kind: String,
     /// `None` for memory without a tensor.
@@ -77,15 +80,6 @@ pub struct Row {
     pub object: Option<u64>,
 }
 
-/// A name.
-#[derive(Debug, Deserialize, Clone)]
-pub struct Named {
-    /// The name itself.
-    pub name: String,
-    /// The rule that inferred it; `None` for a name that follows references alone.
-    pub inferred: Option<String>,
-}
-
 /// An address as files have it, such as `0x7f00`.
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     let text: Option<String> = Option::deserialize(from)?;
@@ -104,7 +98,7 @@ impl Row {
 
     /// Its names.
     pub fn texts(&self) -> Vec<&str> {
-        self.names.iter().map(|named| named.name.as_str()).collect()
+        self.names.iter().map(String::as_str).collect()
     }
 }
 

@@ -144,7 +144,7 @@ EXPECTED = [
     ("model.inner.plain", [122]),
     ("model.inner.past[0]", [123]),
     ("mean", [124]),
-    ("captured", [131]),
+    ("use.__closure__[0].cell_contents", [131]),
     ("in_generator", [132]),
     ("in_coroutine", [133]),
     ("default", [134]),

@@ -18,5 +18,8 @@ pub mod pythons;
 pub mod pytorch;
 pub mod reference;
 pub mod rehearsal;
+pub mod snapshot;
+pub mod standing;
+pub mod tensor_agreement;
 pub mod terminal;
 pub mod workloads;

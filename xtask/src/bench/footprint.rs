@@ -90,14 +90,14 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 
 /// Memory of a process, in KiB.
 #[derive(Debug, PartialEq, Eq)]
-struct Memory {
-    resident: u64,
-    most: u64,
-    anonymous: u64,
+pub(super) struct Memory {
+    pub(super) resident: u64,
+    pub(super) most: u64,
+    pub(super) anonymous: u64,
 }
 
 impl Memory {
-    fn of(pid: u32) -> Result<Self> {
+    pub(super) fn of(pid: u32) -> Result<Self> {
         let status =
             fs::read_to_string(format!("/proc/{pid}/status")).context("memprobe has ended")?;
         Self::parse(&status).context("/proc/PID/status tells no memory")

@@ -9,6 +9,7 @@ mod kernel;
 mod machine;
 mod overhead;
 mod profiler;
+mod snapshot;
 mod statistics;
 mod table;
 mod target;
@@ -58,6 +59,8 @@ enum Part {
     Footprint,
     /// The run time of the program in the kernel, by depth of the Python stack
     Kernel,
+    /// What a snapshot of all tensors costs, by objects and modules
+    Snapshot,
     /// memprobe's own code, event by event (needs neither root nor PyTorch)
     Code,
 }
@@ -66,7 +69,8 @@ enum Part {
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
     let in_process = [Part::Loop, Part::Footprint, Part::Kernel];
-    let attaches = in_process.into_iter().any(wanted);
+    let in_the_loop = in_process.into_iter().any(wanted);
+    let attaches = in_the_loop || wanted(Part::Snapshot);
     if attaches && !process::is_root() {
         bail!(
             "these benchmarks attach probes, which needs root. Run\n\
@@ -82,19 +86,26 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         eprintln!("== PyTorch");
         let request = pytorch::Request::new(options.python.clone(), pytorch::DEFAULT_TORCH);
         let environment = pytorch::set_up(&request)?;
-        let script = repository.root().join("tests/workloads/bench_loop.py");
-        let mut target = Target::start(&environment.python, &script)?;
-        if wanted(Part::Loop) {
-            tables.push(overhead::measure(&mut target, &programs, options)?);
+        let workloads = repository.root().join("tests/workloads");
+        if in_the_loop {
+            let script = workloads.join("bench_loop.py");
+            let mut target = Target::start(&environment.python, &script)?;
+            if wanted(Part::Loop) {
+                tables.push(overhead::measure(&mut target, &programs, options)?);
+            }
+            if wanted(Part::Footprint) {
+                tables.push(footprint::measure(&mut target, &programs)?);
+            }
+            if wanted(Part::Kernel) {
+                tables.push(kernel::measure(&mut target, &programs)?);
+            }
+            gpu = Some(target.describe().clone());
+            target.end()?;
         }
-        if wanted(Part::Footprint) {
-            tables.push(footprint::measure(&mut target, &programs)?);
+        if wanted(Part::Snapshot) {
+            let script = workloads.join("many_objects.py");
+            tables.push(snapshot::measure(&environment.python, &script, &programs)?);
         }
-        if wanted(Part::Kernel) {
-            tables.push(kernel::measure(&mut target, &programs)?);
-        }
-        gpu = Some(target.describe().clone());
-        target.end()?;
     }
     if wanted(Part::Code) {
         tables.push(code::measure(repository, options.filter.as_deref())?);

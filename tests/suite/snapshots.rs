@@ -1,0 +1,352 @@
+//! `memprobe snapshot`, row by row, against what the process says of itself.
+
+use std::path::PathBuf;
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::snapshot::Snapshot;
+use memprobe_tests::standing::{Standing, Truth};
+use memprobe_tests::tensor_agreement::{Devices, compare};
+use serde_json::Value;
+
+/// Differences that are shown; the rest are counted.
+const SHOWN: usize = 25;
+
+/// How much must have been compared over all points for it to mean something.
+struct Least {
+    tensors: usize,
+    names: usize,
+    saved: usize,
+}
+
+/// Compares at every point of a workload, on every PyTorch.
+fn agree(workload: &[&str], devices: Devices, least: &Least) {
+    let Some(ground) = Ground::take() else { return };
+    let mut wrong = Vec::new();
+    for pytorch in &ground.pytorches {
+        wrong.extend(agree_on(&ground, pytorch, workload, devices, least));
+    }
+    let shown = wrong.iter().take(SHOWN).cloned().collect::<Vec<_>>();
+    assert!(
+        wrong.is_empty(),
+        "{} differences, such as\n{}",
+        wrong.len(),
+        shown.join("\n")
+    );
+}
+
+fn agree_on(
+    ground: &Ground,
+    pytorch: &PyTorch,
+    workload: &[&str],
+    devices: Devices,
+    least: &Least,
+) -> Vec<String> {
+    let options: &[&str] = match devices {
+        Devices::Cuda => &[],
+        Devices::WithCpu => &["--cpu"],
+    };
+    let mut standing = Standing::start(pytorch, workload, &[]);
+    let (mut wrong, mut sums) = (Vec::new(), [0; 4]);
+    let mut versions = String::new();
+    while let Some(point) = standing.next_point() {
+        let snapshot = ground.snapshot(standing.pid(), options);
+        let truth = standing.truth();
+        let found = compare(&truth, &snapshot, devices);
+        versions = format!("python {} torch {}", truth.python, truth.torch);
+        let place = |difference| format!("{versions} at {point}: {difference}");
+        wrong.extend(found.differences.into_iter().map(place));
+        for name in wrongly_named(&truth, &snapshot) {
+            wrong.push(format!("{versions} at {point}: {name}"));
+        }
+        let counted = [found.tensors, found.names, found.saved, found.blocks];
+        for (sum, count) in sums.iter_mut().zip(counted) {
+            *sum += count;
+        }
+        standing.go_on();
+    }
+    standing.end();
+    let [tensors, names, saved, blocks] = sums;
+    println!(
+        "{}  {versions}  {tensors} tensors  {names} names  {saved} saved  {blocks} blocks  {} differences",
+        workload[0],
+        wrong.len()
+    );
+    assert!(
+        tensors >= least.tensors && names >= least.names && saved >= least.saved,
+        "too little was compared"
+    );
+    wrong
+}
+
+/// Tensors that are not called what the workload wants them called.
+fn wrongly_named(truth: &Truth, snapshot: &Snapshot) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (name, shape) in &truth.expected {
+        let row = snapshot
+            .tensors
+            .iter()
+            .find(|row| row.shape.as_ref() == Some(shape));
+        let Some(row) = row else {
+            wrong.push(format!("no row of shape {shape:?}, which is {name}"));
+            continue;
+        };
+        if !row.texts().iter().any(|text| is_called(text, name)) {
+            wrong.push(format!("not called {name}: {:?}", row.texts()));
+        }
+    }
+    wrong
+}
+
+/// Whether a name ends so; `*` stands for a line.
+fn is_called(text: &str, name: &str) -> bool {
+    let Some((before, after)) = name.split_once('*') else {
+        return text == name
+            || text
+                .strip_suffix(name)
+                .is_some_and(|root| root.ends_with(['.', ' ', '/']));
+    };
+    let head = text.strip_suffix(after).unwrap_or_default();
+    let head = head.trim_end_matches(|c: char| c.is_ascii_digit());
+    head == before || head.ends_with(&format!("/{before}"))
+}
+
+#[test]
+fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
+    let least = Least {
+        tensors: 50,
+        names: 40,
+        saved: 0,
+    };
+    agree(&["detector_mlp.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn shared_weights_flat_buffers_and_products_that_nobody_holds_are_known() {
+    let least = Least {
+        tensors: 30,
+        names: 20,
+        saved: 2,
+    };
+    agree(&["reporter_cases.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn large_tensors_that_come_and_go_are_known() {
+    let least = Least {
+        tensors: 32 + 35 + 37 + 35,
+        names: 4 * 32,
+        saved: 0,
+    };
+    agree(&["tracked_vgg.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn gradients_buffers_and_the_state_of_optimizers_are_known_by_name() {
+    let least = Least {
+        tensors: 350,
+        names: 250,
+        saved: 0,
+    };
+    agree(&["training_state.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn tensors_are_named_after_where_python_keeps_them() {
+    let least = Least {
+        tensors: 30,
+        names: 2,
+        saved: 0,
+    };
+    agree(&["tensor_names.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn tensors_of_every_kind_are_listed_or_said_to_be_unknown() {
+    let least = Least {
+        tensors: 100,
+        names: 0,
+        saved: 0,
+    };
+    agree(&["tensor_kinds.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn tensors_of_the_cpu_are_listed_where_they_are_asked_for() {
+    let least = Least {
+        tensors: 100,
+        names: 0,
+        saved: 0,
+    };
+    agree(&["tensor_kinds.py"], Devices::WithCpu, &least);
+}
+
+#[test]
+fn what_the_graph_keeps_is_listed_with_the_operation_that_keeps_it() {
+    let least = Least {
+        tensors: 300,
+        names: 50,
+        saved: 10,
+    };
+    agree(&["saved_tensors.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn a_model_of_two_thousand_modules_is_known_by_name() {
+    let least = Least {
+        tensors: 12_000,
+        names: 12_000,
+        saved: 0,
+    };
+    let workload = ["many_objects.py", "--objects", "10000"];
+    agree(&workload, Devices::Cuda, &least);
+}
+
+/// What one tool or another prints when it is called again: lines of `sign`, count and shape.
+fn changes(before: &str, after: &str, ground: &Ground, files: [&PathBuf; 2]) -> Vec<String> {
+    let file = |path: &PathBuf| path.to_str().expect("UTF-8").to_owned();
+    let printed = ground
+        .run(&["diff", &file(files[0]), &file(files[1]), "--format", "json"])
+        .succeeded();
+    let diff: Value = serde_json::from_str(&printed.stdout)
+        .unwrap_or_else(|error| panic!("from {before} to {after}: {error}: {}", printed.stdout));
+    let mut lines = Vec::new();
+    let devices = diff["devices"].as_array().expect("devices").iter();
+    for device in devices.filter(|device| device["device"] == "cuda:0") {
+        for (sign, key) in [('+', "came"), ('-', "went")] {
+            for row in device[key].as_array().expect("rows") {
+                let shape = row["shape"].to_string();
+                let shape = shape.trim_matches(['[', ']']).replace(',', "x");
+                let name = row["name"].as_str().unwrap_or_default();
+                lines.push(format!("{sign} ({shape}) {name}"));
+            }
+        }
+    }
+    lines.sort();
+    lines
+}
+
+/// Takes a snapshot at each point and gives what changed from one to the next.
+fn changes_of(workload: &str) -> Option<Vec<(String, Vec<String>)>> {
+    let ground = Ground::take()?;
+    let mut standing = Standing::start(ground.pytorch(), &[workload], &[]);
+    let mut found = Vec::new();
+    let mut last: Option<(String, PathBuf)> = None;
+    while let Some(point) = standing.next_point() {
+        let file = standing.path(&format!("{point}.json"));
+        ground.keep_snapshot(standing.pid(), &file);
+        if let Some((before, old)) = &last {
+            let lines = changes(before, &point, &ground, [old, &file]);
+            found.push((point.clone(), lines));
+        }
+        last = Some((point, file));
+        standing.go_on();
+    }
+    standing.end();
+    Some(found)
+}
+
+/// Whether each line of `wanted` is among what changed, and nothing else is.
+fn assert_changes(found: &[(String, Vec<String>)], point: &str, wanted: &[&str]) {
+    let (_, lines) = found
+        .iter()
+        .find(|(name, _)| name == point)
+        .unwrap_or_else(|| panic!("there is no point {point}"));
+    let mut wanted: Vec<String> = wanted.iter().map(|&line| line.to_owned()).collect();
+    wanted.sort();
+    assert_eq!(*lines, wanted, "at {point}");
+}
+
+#[test]
+fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
+    let Some(found) = changes_of("tracked_vgg.py") else {
+        return;
+    };
+    let place = "main() -> ";
+    let without_lines = |lines: &[String]| -> Vec<String> {
+        // The line moves on between two points, and the name of a local with it.
+        let lines = lines.iter().map(|line| match line.split_once(place) {
+            Some((before, name)) => {
+                let shape = before.rsplit_once(' ').map_or("", |(shape, _)| shape);
+                format!("{shape} {name}")
+            }
+            None => line.clone(),
+        });
+        lines.collect()
+    };
+    let found: Vec<(String, Vec<String>)> = found
+        .iter()
+        .map(|(point, lines)| (point.clone(), without_lines(lines)))
+        .collect();
+    let model = &found[0].1;
+    assert_eq!(model.len(), 32, "{model:?}");
+    assert!(model.iter().all(|line| line.starts_with("+ ")), "{model:?}");
+    assert!(model.iter().any(|line| line == "+ (64x3x3x3) 0.weight"));
+    let came = |count: u32, number: u32| format!("+ ({count}x3x512x512) dummy_{number}");
+    let three = [came(30, 1), came(40, 2), came(60, 3)];
+    assert_changes(&found, "three", &three.each_ref().map(String::as_str));
+    let two = [came(120, 4), came(80, 5)];
+    assert_changes(&found, "five", &two.each_ref().map(String::as_str));
+    let gone = ["- (120x3x512x512) dummy_4", "- (40x3x512x512) dummy_2"];
+    assert_changes(&found, "two back", &gone);
+}
+
+#[test]
+fn what_a_step_of_training_adds_and_drops_is_told() {
+    let Some(found) = changes_of("detector_mlp.py") else {
+        return;
+    };
+    let lines = |point: &str| -> Vec<String> {
+        let found = found.iter().find(|(name, _)| name == point);
+        let lines = found.map(|(_, lines)| lines.iter());
+        let shape = |line: &String| line.split_once(") ").map(|(shape, _)| format!("{shape})"));
+        lines.into_iter().flatten().filter_map(shape).collect()
+    };
+    // What a person sees who looks from inside: the activation and the output; the loss; gradients for
+    // the activation; two moments of each parameter.
+    let has = |point: &str, wanted: &[&str]| {
+        let mut left = lines(point);
+        for line in wanted {
+            let at = left.iter().position(|found| found == line);
+            let at = at.unwrap_or_else(|| panic!("no {line} at {point}: {:?}", lines(point)));
+            left.remove(at);
+        }
+    };
+    has("forward", &["+ (8)", "+ (32)"]);
+    has("loss", &["+ ()"]);
+    let gradients = ["+ (64)", "+ (8x64)", "+ (8)", "+ (32x8)", "+ (32)", "- (8)"];
+    has("backward", &gradients);
+    let moments = ["+ (8x64)", "+ (8)", "+ (32x8)", "+ (32)"];
+    has("optimizer", &[moments, moments].concat());
+}
+
+#[test]
+fn mazes_of_cycles_depths_and_strange_keys_do_not_lead_astray() {
+    let least = Least {
+        tensors: 3000,
+        names: 3,
+        saved: 0,
+    };
+    agree(&["tensor_mazes.py"], Devices::Cuda, &least);
+}
+
+#[test]
+fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_it() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in &ground.pytorches {
+        let mut standing = Standing::start(pytorch, &["reporter_cases.py"], &[]);
+        standing.go_to("product");
+        let snapshot = ground.snapshot(standing.pid(), &[]);
+        let saved = snapshot.tensors.iter().filter(|row| row.kind == "saved");
+        let large: Vec<_> = saved
+            .filter(|row| row.shape == Some(vec![512, 1024]))
+            .collect();
+        let [product] = large[..] else {
+            panic!("one product is kept: {large:?}");
+        };
+        assert_eq!(product.holds, 2 << 20);
+        assert_eq!(product.saved_by.as_deref(), Some("AddmmBackward0"));
+        standing.go_on();
+        standing.end();
+    }
+}

@@ -1,0 +1,352 @@
+//! A snapshot held against what the process says of itself, row by row.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::snapshot::{Row, Snapshot};
+use crate::standing::{Held, Saved, Truth};
+
+/// What was compared, and what differs.
+#[derive(Debug, Default)]
+pub struct TensorAgreement {
+    /// In words.
+    pub differences: Vec<String>,
+    /// Tensors that are on both sides.
+    pub tensors: usize,
+    /// Names that were compared.
+    pub names: usize,
+    /// Tensors of the graph that Python does not hold, on both sides.
+    pub saved: usize,
+    /// Rows of memory without a tensor.
+    pub blocks: usize,
+}
+
+/// Which devices a snapshot was to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Devices {
+    /// All but the CPU.
+    Cuda,
+    /// The CPU too (`--cpu`).
+    WithCpu,
+}
+
+/// Compares.
+pub fn compare(truth: &Truth, snapshot: &Snapshot, devices: Devices) -> TensorAgreement {
+    let mut comparison = Comparison {
+        truth,
+        devices,
+        rows: snapshot
+            .tensors
+            .iter()
+            .filter_map(|row| Some((row.object.filter(|&object| object != 0)?, row)))
+            .collect(),
+        found: TensorAgreement::default(),
+    };
+    comparison.every_tensor();
+    comparison.every_row(snapshot);
+    comparison.everything_saved(snapshot);
+    comparison.sums(snapshot);
+    comparison.found
+}
+
+struct Comparison<'a> {
+    truth: &'a Truth,
+    devices: Devices,
+    /// Rows of tensors by their object.
+    rows: BTreeMap<u64, &'a Row>,
+    found: TensorAgreement,
+}
+
+impl Comparison<'_> {
+    fn differ(&mut self, difference: String) {
+        self.found.differences.push(difference);
+    }
+
+    /// Every tensor of the process is in the table, as it is.
+    fn every_tensor(&mut self) {
+        let truth = self.truth;
+        for held in &truth.tensors {
+            let wanted = held.device.starts_with("cuda") || self.devices == Devices::WithCpu;
+            match self.rows.get(&held.object).copied() {
+                Some(row) => self.tensor(held, row),
+                None if wanted => self.differ(format!("missing: {}", in_words(held))),
+                None => {}
+            }
+        }
+    }
+
+    fn tensor(&mut self, held: &Held, row: &Row) {
+        self.found.tensors += 1;
+        for difference in differences(held, row) {
+            self.differ(format!("{difference} of {}", in_words(held)));
+        }
+        if let Some(kind) = kind_of(held) {
+            if row.kind != kind {
+                let row = &row.kind;
+                self.differ(format!("{row} for {kind}: {}", in_words(held)));
+            }
+        } else if !["tensor", "saved"].contains(&row.kind.as_str()) {
+            self.differ(format!("{} for a tensor: {}", row.kind, in_words(held)));
+        }
+        self.names(held, row);
+    }
+
+    /// Its names, as far as the process knows them.
+    fn names(&mut self, held: &Held, row: &Row) {
+        let texts = row.texts();
+        if row.name.as_deref() != texts.first().copied() {
+            self.differ(format!("its name is not its first: {row:?}"));
+        }
+        let path = |name: &str| texts.iter().any(|text| is_path(text, name));
+        for name in held.parameter.iter().chain(&held.buffer) {
+            self.found.names += 1;
+            if !path(name) {
+                self.differ(format!("not called {name}: {texts:?}"));
+            }
+        }
+        let called = |object: u64| self.rows.get(&object).and_then(|row| row.name.clone());
+        let mut wanted = Vec::new();
+        for &object in &held.gradient_of {
+            wanted.extend(called(object).map(|name| format!("{name}.grad")));
+        }
+        for (optimizer, key, object) in &held.state {
+            let name = called(*object).unwrap_or_default();
+            wanted.push(format!("{optimizer}.{key}[{name}]"));
+        }
+        for name in wanted {
+            self.found.names += 1;
+            if !texts.contains(&name.as_str()) {
+                self.differ(format!("not called {name}: {texts:?}"));
+            }
+        }
+    }
+
+    /// Nothing is in the table that is not in the process.
+    fn every_row(&mut self, snapshot: &Snapshot) {
+        for row in &snapshot.tensors {
+            let object = row.object.unwrap_or_default();
+            if row.is_block() {
+                self.block(row);
+            } else if self.truth.tensor(object).is_none() {
+                self.without_python(row);
+            }
+        }
+    }
+
+    /// A tensor that Python does not hold must be kept by the graph.
+    fn without_python(&mut self, row: &Row) {
+        let truth = self.truth;
+        let kept = truth.saved.iter().any(|saved| is_saved(row, saved));
+        let within = truth.within.iter().any(|part| is_saved(row, part));
+        if kept && row.kind == "saved" {
+            self.found.saved += 1;
+        } else if kept && !within {
+            self.differ(format!("a tensor of the graph is no saved one: {row:?}"));
+        } else if !within {
+            self.differ(format!("nobody in the process has it: {row:?}"));
+        }
+    }
+
+    /// Memory without a tensor is a live block, or a storage in one, that no tensor looks at.
+    fn block(&mut self, row: &Row) {
+        self.found.blocks += 1;
+        let Some(data) = row.storage else {
+            return self.differ(format!("a block without an address: {row:?}"));
+        };
+        let mut blocks = self.truth.devices.iter().flat_map(|it| &it.blocks);
+        let block = blocks.find(|(start, size, _)| (*start..start + size).contains(&data));
+        let Some(&(start, size, _)) = block else {
+            return self.differ(format!("no live block: {row:?}"));
+        };
+        let inside = |storage: u64| (start..start + size).contains(&storage);
+        let looking = self.truth.tensors.iter().find(|held| {
+            held.storage
+                .is_some_and(|storage| storage.bytes > 0 && inside(storage.data))
+        });
+        if let Some(held) = looking {
+            let held = in_words(held);
+            self.differ(format!("a block with a tensor in it: {row:?}, {held}"));
+        }
+    }
+
+    /// What the graph keeps is in the table, with the operation that keeps it.
+    fn everything_saved(&mut self, snapshot: &Snapshot) {
+        let truth = self.truth;
+        let mut said = BTreeSet::new();
+        for saved in &truth.saved {
+            let Some(storage) = saved.storage.filter(|storage| storage.bytes > 0) else {
+                continue;
+            };
+            if !saved.device.starts_with("cuda") || !said.insert((storage.data, &saved.op)) {
+                continue;
+            }
+            let there = |row: &&Row| row.storage == Some(storage.data) && !row.is_block();
+            let rows: Vec<&Row> = snapshot.tensors.iter().filter(there).collect();
+            if rows.is_empty() {
+                self.differ(format!("the graph keeps it, and no row does: {saved:?}"));
+                continue;
+            }
+            // Where only the graph has the memory, it is said which operation keeps it.
+            let owned = truth
+                .tensors
+                .iter()
+                .any(|held| held.storage.is_some_and(|it| it.data == storage.data));
+            let keepers = truth
+                .saved
+                .iter()
+                .filter(|other| other.storage.is_some_and(|it| it.data == storage.data));
+            let keepers: Vec<&str> = keepers.map(|saved| saved.op.as_str()).collect();
+            let by = |row: &&Row| {
+                let by = row.saved_by.as_deref();
+                by.is_some_and(|by| keepers.iter().any(|keeper| by.contains(keeper)))
+            };
+            if !owned && !rows.iter().any(by) {
+                self.differ(format!(
+                    "that {keepers:?} keeps it is not said: {saved:?}, {rows:?}"
+                ));
+            }
+        }
+    }
+
+    /// The rows of a device come to what its allocator says, block by block.
+    fn sums(&mut self, snapshot: &Snapshot) {
+        for device in &self.truth.devices {
+            let name = format!("cuda:{}", device.device);
+            let totals = snapshot.totals.iter().find(|it| it.device == name);
+            let said = totals.map(|totals| (totals.allocated, totals.remainder));
+            if said != Some((Some(device.allocated), Some(0))) {
+                self.differ(format!("the account of {name} is {totals:?}"));
+            }
+            let sum = snapshot.holds(&name);
+            if sum != device.allocated {
+                self.found.differences.push(format!(
+                    "the rows of {name} come to {sum}, the allocator says {}",
+                    device.allocated
+                ));
+            }
+            for &(start, size, _) in &device.blocks {
+                let rows = snapshot.on(&name);
+                let inside = rows.filter(|row| {
+                    row.storage
+                        .is_some_and(|data| (start..start + size).contains(&data))
+                });
+                let holds: u64 = inside.map(|row| row.holds).sum();
+                if holds != size {
+                    self.found.differences.push(format!(
+                        "the block of {size} at {start:#x} is held with {holds}"
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// What differs between a tensor and its row.
+fn differences(held: &Held, row: &Row) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut check = |what: &str, same: bool, theirs: String, ours: String| {
+        if !same {
+            found.push(format!("{what} {ours} for {theirs}"));
+        }
+    };
+    // Of other layouts the sizes may be unknown, but never wrong.
+    let plain = held.layout == "strided" && held.shape.is_some();
+    let known = |is: bool| plain || is;
+    check(
+        "shape",
+        row.shape == held.shape || !plain && row.shape.is_none(),
+        format!("{:?}", held.shape),
+        format!("{:?}", row.shape),
+    );
+    check(
+        "dtype",
+        row.dtype.as_deref() == Some(&held.dtype),
+        held.dtype.clone(),
+        format!("{:?}", row.dtype),
+    );
+    check(
+        "device",
+        row.device == held.device,
+        held.device.clone(),
+        row.device.clone(),
+    );
+    check(
+        "bytes",
+        row.bytes == Some(held.bytes) || !known(row.bytes.is_some()) || !plain,
+        held.bytes.to_string(),
+        format!("{:?}", row.bytes),
+    );
+    let storage = held.storage.filter(|storage| storage.data != 0);
+    check(
+        "storage",
+        row.storage.filter(|&data| data != 0) == storage.map(|storage| storage.data),
+        format!("{:x?}", held.storage),
+        format!("{:x?}", row.storage),
+    );
+    check(
+        "storage bytes",
+        storage.is_none_or(|storage| row.storage_bytes == Some(storage.bytes)),
+        format!("{:?}", held.storage),
+        format!("{:?}", row.storage_bytes),
+    );
+    check(
+        "requires_grad",
+        row.requires_grad == held.requires_grad,
+        held.requires_grad.to_string(),
+        row.requires_grad.to_string(),
+    );
+    check(
+        "grad_fn",
+        row.grad_fn == held.grad_fn,
+        format!("{:?}", held.grad_fn),
+        format!("{:?}", row.grad_fn),
+    );
+    check(
+        "class",
+        !held.python || row.class.as_deref() == Some(&held.class),
+        held.class.clone(),
+        format!("{:?}", row.class),
+    );
+    found
+}
+
+/// What it is for, where there is no doubt.
+fn kind_of(held: &Held) -> Option<&'static str> {
+    if !held.parameter.is_empty() {
+        Some("parameter")
+    } else if !held.buffer.is_empty() {
+        Some("buffer")
+    } else if !held.state.is_empty() {
+        Some("optimizer_state")
+    } else if !held.gradient_of.is_empty() {
+        Some("gradient")
+    } else {
+        None
+    }
+}
+
+/// Whether a name is that path, below the name of a root.
+fn is_path(text: &str, path: &str) -> bool {
+    text == path
+        || text
+            .strip_suffix(path)
+            .is_some_and(|root| root.ends_with('.'))
+}
+
+fn is_saved(row: &Row, saved: &Saved) -> bool {
+    row.storage == saved.storage.map(|storage| storage.data)
+        && row.shape.as_ref() == Some(&saved.shape)
+        && row.dtype.as_ref() == Some(&saved.dtype)
+}
+
+fn in_words(held: &Held) -> String {
+    format!(
+        "{} {:?} {} {} {:?}{:?} at {:#x}",
+        held.class,
+        held.shape.as_deref().unwrap_or_default(),
+        held.dtype,
+        held.device,
+        held.parameter,
+        held.buffer,
+        held.object
+    )
+}

@@ -1,0 +1,89 @@
+"""A model of many modules and a heap of many objects, for what a snapshot costs.
+
+With `--gaps FILE` a thread looks at the clock all the time, and appends a line for each time that it
+could not: nanoseconds, which are those that the process stood still, or another had the processor.
+"""
+
+import argparse
+import threading
+import time
+
+import torch
+from torch import nn
+
+import tensor_reference
+
+
+class Item:
+    """As records are in programs: an object with a few attributes."""
+
+    def __init__(self, number):
+        self.number = number
+        self.name = str(number)
+
+
+def heap(objects):
+    """So many objects of Python that its garbage collector knows, of five sorts."""
+    held = []
+    while objects > 0:
+        number = len(held)
+        # The object, a list, a dict, a tuple of a list that is not let go: five in all.
+        held.append([Item(number), {"key": number, "more": [number]}, ([],)])
+        objects -= 6
+    return held
+
+
+class Block(nn.Module):
+    """Two modules, and itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+
+class Gaps(threading.Thread):
+    """Writes down when it was kept from looking at the clock."""
+
+    # Sleeps of a millisecond last no longer than that, where nothing else is done.
+    LEAST_NS = 3_000_000
+
+    def __init__(self, path):
+        super().__init__(name="gaps", daemon=True)
+        self.file = open(path, "a", buffering=1)
+
+    def run(self):
+        last = time.monotonic_ns()
+        while True:
+            time.sleep(0.001)
+            now = time.monotonic_ns()
+            if now - last >= self.LEAST_NS:
+                self.file.write(f"{now - last}\n")
+            last = now
+
+
+def parser():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--modules", type=int, default=2000)
+    options.add_argument("--objects", type=int, default=1_000_000)
+    options.add_argument("--gaps", help="a file for them")
+    return options
+
+
+def main(points, options):
+    model = nn.Sequential(*[Block() for _ in range(max(1, options.modules // 3))]).cuda()
+    adam = torch.optim.Adam(model.parameters())
+    model(torch.zeros(4, 8, device="cuda")).sum().backward()
+    adam.step()
+    held = heap(options.objects)
+    if options.gaps:
+        Gaps(options.gaps).start()
+    points.at("held")
+    del held
+
+
+if __name__ == "__main__":
+    tensor_reference.run(main, parser())

@@ -244,7 +244,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Name and bytes of an element of each type, by number; those of `None` are unused.
+/// Name and bytes of an element of each type, by number; those of `None` are unused. Those that pack
+/// several numbers into a byte have one byte (torch/headeronly/core/ScalarType.h@v2.15.0).
 const DTYPES: &[Option<(&str, u64)>] = &[
     Some(("uint8", 1)),
     Some(("int8", 1)),
@@ -262,6 +263,36 @@ const DTYPES: &[Option<(&str, u64)>] = &[
     Some(("quint8", 1)),
     Some(("qint32", 4)),
     Some(("bfloat16", 2)),
+    Some(("quint4x2", 1)),
+    Some(("quint2x4", 1)),
+    Some(("bits1x8", 1)),
+    Some(("bits2x4", 1)),
+    Some(("bits4x2", 1)),
+    Some(("bits8", 1)),
+    Some(("bits16", 2)),
+    Some(("float8_e5m2", 1)),
+    Some(("float8_e4m3fn", 1)),
+    Some(("float8_e5m2fnuz", 1)),
+    Some(("float8_e4m3fnuz", 1)),
+    Some(("uint16", 2)),
+    Some(("uint32", 4)),
+    Some(("uint64", 8)),
+    Some(("uint1", 1)),
+    Some(("uint2", 1)),
+    Some(("uint3", 1)),
+    Some(("uint4", 1)),
+    Some(("uint5", 1)),
+    Some(("uint6", 1)),
+    Some(("uint7", 1)),
+    Some(("int1", 1)),
+    Some(("int2", 1)),
+    Some(("int3", 1)),
+    Some(("int4", 1)),
+    Some(("int5", 1)),
+    Some(("int6", 1)),
+    Some(("int7", 1)),
+    Some(("float8_e8m0fnu", 1)),
+    Some(("float4_e2m1fn_x2", 1)),
 ];
 
 impl DType {

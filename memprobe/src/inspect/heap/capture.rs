@@ -174,7 +174,7 @@ pub fn capture<T: Send, R>(
         let more = more(image, &mut moment);
         (moment, more)
     };
-    let (mut image, (mut moment, found)) = look_at_running(python, &look);
+    let (mut image, (mut moment, found)) = look_at_running(python, look);
     if manner == Manner::Running {
         image.close();
     }

@@ -175,9 +175,8 @@ pub fn capture<T: Send, R>(
         (moment, more)
     };
     let (mut image, (mut moment, found)) = look_at_running(python, look);
-    if manner == Manner::Running {
-        image.close();
-    }
+    // Of a process that runs on, what is missing is read later like the rest: it is of many moments
+    // anyway, and said to be.
     let result = conclude(&image, &mut moment, &found);
     if manner == Manner::Running {
         return Ok(Captured {

@@ -45,11 +45,10 @@ impl Drop for Target {
     }
 }
 
-fn captured(process: &PythonProcess, manner: Manner) -> Captured<()> {
-    let rehearse = |image: &_, moment: &mut _, (): &()| {
-        paths_of(process, image, moment);
-    };
-    let captured = capture(process, manner, |_, _| (), rehearse);
+/// Of a heap, also the paths to the objects of the class that the fixture has for this.
+fn captured(process: &PythonProcess, manner: Manner) -> Captured<(), Vec<String>> {
+    let paths = |image: &_, moment: &mut _, (): &()| paths_of(process, image, moment);
+    let captured = capture(process, manner, |_, _| (), paths);
     captured.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -87,7 +86,7 @@ fn every_object_that_python_counts_is_found() {
             moment.census.objects.len(),
             target.objects,
             captured.consistency,
-            captured.extent()
+            captured.extent
         );
         assert_eq!(moment.census.unknown, 0);
         assert_eq!(
@@ -104,8 +103,9 @@ fn objects_are_reached_by_the_paths_that_the_program_would_write() {
     for python in supported() {
         let target = Target::start(&python, &[]);
         let process = target.process();
-        let mut captured = captured(&process, Manner::Paused);
-        let found = paths_of(&process, &captured.image, &mut captured.moment);
+        let captured = captured(&process, Manner::Paused);
+        assert_eq!(captured.extent.missed, 0);
+        let found = captured.result;
         let line = found
             .iter()
             .find_map(|path| path.strip_prefix("heap.py:")?.split_once(' '))
@@ -153,7 +153,7 @@ fn a_heap_that_changes_all_the_time_is_read_at_one_moment() {
                 "{}: {:?} {:?}",
                 python.display(),
                 captured.consistency,
-                captured.extent()
+                captured.extent
             );
         }
     }

@@ -8,8 +8,11 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::model::snapshot::Grouping;
-use crate::recording::{Reader, recordings_in};
-use crate::report::{self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, Top};
+use crate::recording::{Reader, open_tensors, recordings_in};
+use crate::report::{
+    self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat, TensorOptions,
+    Top, write_tensors,
+};
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
@@ -24,6 +27,7 @@ Examples:
   memprobe report trace.json
   memprobe report trace.json --sort live --all
   memprobe report run/
+  memprobe report --by tensor a.json
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
 pub struct Report {
     /// The recording that `memprobe record` wrote, or a directory of them
@@ -55,12 +59,14 @@ pub struct Report {
     grouping: Naming,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum RowOf {
     /// A line of Python
     Line,
     /// An event, in order
     Event,
+    /// A tensor, of a file that `memprobe snapshot -o` wrote
+    Tensor,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -102,9 +108,35 @@ impl Report {
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
         }
+        if self.by == RowOf::Tensor {
+            return self.run_on_tensors().context(file);
+        }
         let reader = Reader::open(&self.file).with_context(|| file.clone())?;
         let mut out = BufWriter::new(std::io::stdout().lock());
         report::write(reader, &self.options(), &mut out).context(file)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The tensors of a snapshot.
+    fn run_on_tensors(&self) -> Result<ExitCode> {
+        let snapshot = open_tensors(&self.file)?;
+        let lines = self.options();
+        let options = TensorOptions {
+            format: match lines.format {
+                Format::Text => TensorFormat::Text,
+                Format::Json => TensorFormat::Json,
+                Format::Csv => TensorFormat::Csv,
+                Format::Jsonl => {
+                    bail!("tensors are written as text, json or csv: give one of these")
+                }
+            },
+            top: lines.top,
+            width: lines.width,
+            colour: lines.colour,
+            ..TensorOptions::default()
+        };
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        write_tensors(&snapshot, &options, &mut out)?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -139,7 +171,7 @@ impl Report {
         let columns = size.map_or(0, |size| usize::from(size.ws_col));
         ReportOptions {
             by: match self.by {
-                RowOf::Line => By::Line,
+                RowOf::Line | RowOf::Tensor => By::Line,
                 RowOf::Event => By::Event,
             },
             format: match self.format {

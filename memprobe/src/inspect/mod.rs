@@ -1,7 +1,8 @@
-//! What PyTorch's own structures in the target's memory say, read-only: the blocks that its caching
-//! allocator had handed out before memprobe attached.
+//! What Python's and PyTorch's own structures in the target's memory say, read-only.
 //!
-//! The process runs on while its tables are read. What is read is checked entry by entry
+//! [`tensors::take`] takes a snapshot of every tensor with its names, while the process stands still or
+//! while it runs on. The rest is about the blocks that the caching allocator had handed out before
+//! memprobe attached: the process runs on while its tables are read. What is read is checked entry by entry
 //! ([`allocator::read`]), set straight by the events that came meanwhile, and believed only where it
 //! adds up to the allocator's own total ([`reconcile::Reconciler`]).
 

@@ -90,7 +90,7 @@ pub fn consistency(consistency: Consistency) -> String {
             match retries {
                 0 => paused,
                 _ => format!(
-                    "{paused}, and let go on {} before in the middle of a garbage collection",
+                    "{paused}, and in vain {} before",
                     counted(retries.into(), "time")
                 ),
             }
@@ -129,8 +129,7 @@ mod tests {
         assert_eq!(paused(12_345, 0), "the process was paused for 12.3 ms");
         assert_eq!(
             paused(1_234_567, 2),
-            "the process was paused for 1,235 ms, and let go on 2 times before in the middle of a \
-             garbage collection"
+            "the process was paused for 1,235 ms, and in vain 2 times before"
         );
     }
 }

@@ -217,7 +217,30 @@ impl ReadMemory for ProcessMemory {
         }
     }
 
+    /// Where there are many, several threads read them: copying is all that it takes.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
+        let threads = pieces.len().div_ceil(MOST_PIECES).min(most_threads());
+        if threads <= 1 {
+            return self.read_all(pieces);
+        }
+        let share = pieces.len().div_ceil(threads);
+        std::thread::scope(|scope| {
+            for share in pieces.chunks_mut(share) {
+                scope.spawn(|| self.read_all(share));
+            }
+        });
+    }
+}
+
+/// Threads that read at once: more do not copy faster.
+fn most_threads() -> usize {
+    const MOST: usize = 4;
+    std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MOST))
+}
+
+impl ProcessMemory {
+    /// Reads stretches, as many as possible by each call.
+    fn read_all(&self, pieces: &mut [Piece<'_>]) {
         for pieces in pieces.chunks_mut(MOST_PIECES) {
             let mut next = 0;
             while next < pieces.len() {
@@ -225,9 +248,7 @@ impl ReadMemory for ProcessMemory {
             }
         }
     }
-}
 
-impl ProcessMemory {
     /// Reads the first of some stretches, or as many as can be read by one call; returns how many
     /// are done.
     fn read_some(&self, pieces: &mut [Piece<'_>]) -> usize {

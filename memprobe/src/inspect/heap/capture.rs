@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::Heap;
-use super::census::Census;
+use super::census::{Care, Census};
 use super::class::Classes;
 use super::collector::{self, Broken};
 use super::frames::{self, Variable};
@@ -106,7 +106,7 @@ pub struct Moment {
 
 impl Moment {
     /// Finds what there is in a heap, and reads into the image what is needed to go on from there.
-    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess) -> Self {
+    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, care: Care) -> Self {
         let mut moment = Self {
             at: now(),
             ..Self::default()
@@ -124,7 +124,7 @@ impl Moment {
         let classes = &mut moment.classes;
         moment.census = Census::of(&heap, classes, &listed);
         drop(listed);
-        moment.census.keep_contents(&heap, classes);
+        moment.census.keep_contents(&heap, classes, care);
         moment.modules = modules::read(&heap, classes, &moment.census.modules);
         moment.optimizers = optimizers::read(&heap, classes, &moment.census.optimizers);
         match frames::variables(&heap, classes, python, &moment.census.globals) {
@@ -144,64 +144,87 @@ fn now() -> TimeNs {
 
 /// A heap as it was read.
 #[derive(Debug)]
-pub struct Captured<T> {
-    /// All that was read; closed.
-    pub image: Image<ProcessMemory>,
+pub struct Captured<T, R> {
     /// What was found.
     pub moment: Moment,
-    /// What `more` found.
+    /// What was found beside it.
     pub more: T,
+    /// What followed from that.
+    pub result: R,
+    /// What was read came to this.
+    pub extent: Extent,
     /// How far it belongs to one moment.
     pub consistency: Consistency,
 }
 
-impl<T> Captured<T> {
-    /// What the image came to.
-    pub fn extent(&self) -> Extent {
-        self.image.extent()
-    }
-}
-
-/// Reads the heap of a process. `more` reads further things at the same moment; `rehearse` does all
-/// that will be done with them later, and shows by that which pages are needed.
+/// Reads the heap of a process. `more` reads further things at the same moment; `conclude` finds out
+/// what follows when the process runs on again. It is called once before, to show which pages it
+/// needs.
 ///
 /// # Errors
 /// [`Why`].
-pub fn capture<T: Send>(
+pub fn capture<T: Send, R>(
     python: &PythonProcess,
     manner: Manner,
     more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
-    rehearse: impl Fn(&Image<ProcessMemory>, &mut Moment, &T),
-) -> Result<Captured<T>, Why> {
-    let look = |image: &Image<ProcessMemory>| {
-        let mut moment = Moment::of(image, python);
+    conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R,
+) -> Result<Captured<T, R>, Why> {
+    let look = |image: &Image<ProcessMemory>, care| {
+        let mut moment = Moment::of(image, python, care);
         let more = more(image, &mut moment);
         (moment, more)
     };
-    let (image, (mut moment, found)) = look_at_running(python, look);
+    let (mut image, (mut moment, found)) = look_at_running(python, &look);
     if manner == Manner::Running {
         image.close();
+    }
+    let result = conclude(&image, &mut moment, &found);
+    if manner == Manner::Running {
         return Ok(Captured {
-            image,
             moment,
             more: found,
+            result,
+            extent: image.extent(),
             consistency: Consistency::Running,
         });
     }
-    rehearse(&image, &mut moment, &found);
-    drop((moment, found));
-    look_at_paused(python, image, look)
+    drop((moment, found, result));
+    let mut stops = Stops::default();
+    let mut care = Care::Young;
+    loop {
+        let ((mut moment, more), pause) = stops.look(python, &mut image, care, &look)?;
+        image.close();
+        let result = conclude(&image, &mut moment, &more);
+        let extent = image.extent();
+        // What an old object holds was moved meanwhile. The next time all of it is read beforehand.
+        if extent.missed > 0 && !extent.full && care == Care::Young {
+            care = Care::All;
+            stops.number += 1;
+            image.open();
+            continue;
+        }
+        return Ok(Captured {
+            moment,
+            more,
+            result,
+            extent,
+            consistency: Consistency::Paused {
+                pause,
+                retries: stops.number,
+            },
+        });
+    }
 }
 
 /// Looks at a process that runs on: until its lists are whole, or as often as makes sense.
 fn look_at_running<T>(
     python: &PythonProcess,
-    look: impl Fn(&Image<ProcessMemory>) -> (Moment, T),
+    look: impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T),
 ) -> (Image<ProcessMemory>, (Moment, T)) {
     let mut walks = 0;
     loop {
         let image = Image::of(python.memory(), MOST_BYTES);
-        let found = look(&image);
+        let found = look(&image, Care::All);
         walks += 1;
         if found.0.broken.is_none() || walks == MOST_WALKS {
             return (image, found);
@@ -210,45 +233,46 @@ fn look_at_running<T>(
     }
 }
 
-/// Looks at a process that stands still.
-fn look_at_paused<T: Send>(
-    python: &PythonProcess,
-    mut image: Image<ProcessMemory>,
-    look: impl Fn(&Image<ProcessMemory>) -> (Moment, T) + Sync,
-) -> Result<Captured<T>, Why> {
-    let mut wait = FIRST_WAIT;
-    let mut retries = 0;
-    loop {
-        let (image_there, look) = (&mut image, &look);
-        let (found, pause) = while_paused(python.tgid, move || {
-            // At a wrong moment it stands still no longer than it takes to see that.
-            if let Some(broken) = at_work(python) {
-                return Err(broken);
-            }
-            image_there.renew();
-            Ok(look(image_there))
-        })?;
-        let broken = match found {
-            Ok((moment, more)) => match moment.broken {
-                None | Some(Broken::TooMany) => {
-                    image.close();
-                    return Ok(Captured {
-                        image,
-                        moment,
-                        more,
-                        consistency: Consistency::Paused { pause, retries },
-                    });
+/// How often a process was stopped in vain.
+#[derive(Debug, Default)]
+struct Stops {
+    number: u32,
+}
+
+impl Stops {
+    /// Looks at a process that stands still: at the first good moment. Says for how long it stood.
+    fn look<T: Send>(
+        &mut self,
+        python: &PythonProcess,
+        image: &mut Image<ProcessMemory>,
+        care: Care,
+        look: &(impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T) + Sync),
+    ) -> Result<((Moment, T), Duration), Why> {
+        let mut wait = FIRST_WAIT;
+        loop {
+            let image = &mut *image;
+            let (found, pause) = while_paused(python.tgid, move || {
+                // At a wrong moment it stands still no longer than it takes to see that.
+                if let Some(broken) = at_work(python) {
+                    return Err(broken);
                 }
-                Some(broken) => broken,
-            },
-            Err(broken) => broken,
-        };
-        retries += 1;
-        if retries == MOST_STOPS {
-            return Err(Why::NeverWhole(broken));
+                image.renew();
+                Ok(look(image, care))
+            })?;
+            let broken = match found {
+                Ok(found) => match found.0.broken {
+                    None | Some(Broken::TooMany) => return Ok((found, pause)),
+                    Some(broken) => broken,
+                },
+                Err(broken) => broken,
+            };
+            self.number += 1;
+            if self.number >= MOST_STOPS {
+                return Err(Why::NeverWhole(broken));
+            }
+            thread::sleep(wait);
+            wait = (wait * 2).min(MOST_WAIT);
         }
-        thread::sleep(wait);
-        wait = (wait * 2).min(MOST_WAIT);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Heap;
 use super::class::{Classes, Holds, Role};
-use super::collector::Listed;
+use super::collector::{Age, Listed};
 use super::image::Image;
 use crate::target::memory::ReadMemory;
 
@@ -13,6 +13,18 @@ pub struct Object {
     pub address: u64,
     /// The place of its class among [`Classes`].
     pub class: u32,
+    /// How long it has been there.
+    pub age: Age,
+}
+
+/// Which objects' contents are kept beforehand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// Those of young objects: what old ones hold was looked at before, and most likely lies where it
+    /// lay.
+    Young,
+    /// Those of all.
+    All,
 }
 
 /// The objects of a process, each list in the order in which the collector has them.
@@ -39,12 +51,21 @@ impl Census {
             objects: Vec::with_capacity(listed.len()),
             ..Self::default()
         };
-        for &Listed { address, class } in listed {
+        for &Listed {
+            address,
+            class,
+            age,
+        } in listed
+        {
             let Some(class) = classes.place(heap, class) else {
                 census.unknown += 1;
                 continue;
             };
-            census.objects.push(Object { address, class });
+            census.objects.push(Object {
+                address,
+                class,
+                age,
+            });
             let Some(known) = classes.get(class) else {
                 continue;
             };
@@ -60,9 +81,15 @@ impl Census {
         census
     }
 
-    /// Reads into the image all that is needed to know what the objects hold.
-    pub fn keep_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>, classes: &Classes) {
-        for object in &self.objects {
+    /// Reads into the image all that is needed to know what objects hold.
+    pub fn keep_contents(
+        &self,
+        heap: &Heap<'_, Image<impl ReadMemory>>,
+        classes: &Classes,
+        care: Care,
+    ) {
+        let wanted = |object: &&Object| care == Care::All || object.age == Age::Young;
+        for object in self.objects.iter().filter(wanted) {
             if let Some(class) = classes.get(object.class) {
                 // Whoever wants what cannot be read is told then.
                 let _ = heap.keep_contents(class, object.address);

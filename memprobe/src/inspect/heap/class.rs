@@ -125,13 +125,19 @@ impl Class {
 pub struct Classes {
     known: Vec<Class>,
     places: HashMap<u64, Option<u32>>,
+    /// What was looked up last: objects of one class often follow one another.
+    last: Option<(u64, Option<u32>)>,
 }
 
 impl Classes {
     /// The place of the class at `address`, which is read where it is not known; `None` where no class
     /// lies there.
     pub fn place(&mut self, heap: &Heap<'_, impl ReadMemory>, address: u64) -> Option<u32> {
+        if let Some((_, place)) = self.last.filter(|(last, _)| *last == address) {
+            return place;
+        }
         if let Some(&place) = self.places.get(&address) {
+            self.last = Some((address, place));
             return place;
         }
         if self.places.len() == MOST_CLASSES {

@@ -18,6 +18,17 @@ pub struct Listed {
     pub address: u64,
     /// `ob_type`: the address of its type.
     pub class: u64,
+    /// Which generation it is of.
+    pub age: Age,
+}
+
+/// How long an object has been there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Age {
+    /// It was made since the last collection or the one before.
+    Young,
+    /// It has lived through collections, or was frozen.
+    Old,
 }
 
 /// Why the lists could not be followed to their ends.
@@ -93,8 +104,8 @@ pub fn is_collecting(
     Ok(memory.read_u32(collector.wrapping_add(layout.collecting.into()))? != 0)
 }
 
-/// Adds the objects of an interpreter to `objects`: its generations, and what was frozen. What was
-/// found before an error is good: each object was reached by links that fit.
+/// Adds the objects of an interpreter to `objects`: its generations, the youngest first, and what was
+/// frozen. What was found before an error is good: each object was reached by links that fit.
 ///
 /// # Errors
 /// [`Broken`].
@@ -110,18 +121,24 @@ pub fn walk(
     let collector = interpreter.wrapping_add(layout.start.into());
     let first = collector.wrapping_add(layout.generations.into());
     let generations = (0..CollectorLayout::GENERATIONS)
-        .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE));
+        .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
+        .zip([Age::Young, Age::Young, Age::Old]);
     let permanent = collector.wrapping_add(layout.permanent.into());
     // Of one list that is torn the others may be whole.
     let walked: Vec<_> = generations
-        .chain([permanent])
-        .map(|head| walk_list(memory, head, objects))
+        .chain([(permanent, Age::Old)])
+        .map(|(head, age)| walk_list(memory, head, age, objects))
         .collect();
     walked.into_iter().collect()
 }
 
 /// Adds the objects of one list.
-fn walk_list(memory: &impl ReadMemory, head: u64, objects: &mut Vec<Listed>) -> Result<(), Broken> {
+fn walk_list(
+    memory: &impl ReadMemory,
+    head: u64,
+    age: Age,
+    objects: &mut Vec<Listed>,
+) -> Result<(), Broken> {
     let [first, _, _, _] = words(memory, head)?;
     let (mut before, mut node) = (head, first & !CollectorLayout::MARKS);
     while node != head {
@@ -135,6 +152,7 @@ fn walk_list(memory: &impl ReadMemory, head: u64, objects: &mut Vec<Listed>) -> 
         objects.push(Listed {
             address: node.wrapping_add(CollectorLayout::HEAD_SIZE),
             class,
+            age,
         });
         (before, node) = (node, next & !CollectorLayout::MARKS);
     }

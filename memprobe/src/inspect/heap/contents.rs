@@ -149,6 +149,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         size: u64,
         mut each: impl FnMut(u64),
     ) -> Result<(), Unreadable> {
+        self.spend(first, count)?;
         let mut block = [0; BLOCK as usize * 16];
         let mut done = 0;
         while done < count {

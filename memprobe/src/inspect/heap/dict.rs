@@ -56,6 +56,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     pub fn entries(&self, dict: u64, each: impl FnMut(Entry)) -> Result<(), Unreadable> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         let keys = self.keys(word_at(&head, DictLayout::KEYS))?;
+        self.spend(dict, keys.count)?;
         match word_at(&head, DictLayout::VALUES) {
             0 => self.combined(keys, each),
             values => {

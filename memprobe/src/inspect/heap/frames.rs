@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::Heap;
 use super::class::{Classes, Holds};
+use super::{Heap, shortened};
 use crate::symbolize::python::layout::{HeapLayout, LocalNames, LocalsLayout};
 use crate::symbolize::python::threads::{self, RawFrame};
 use crate::symbolize::python::{CodeCache, PythonProcess, Resolved};
@@ -17,8 +17,12 @@ const MOST_FRAMES: usize = 512;
 /// The most variables of one frame.
 const MOST_VARIABLES: u64 = 4096;
 
-/// The most variables of all.
-const MOST_OF_ALL: usize = 1 << 18;
+/// The most variables of all, and the most frames that are passed on the way to them.
+const MOST_OF_ALL: usize = 1 << 16;
+const MOST_PASSED: usize = 1 << 20;
+
+/// The longest name of a file, a function or a variable, in bytes.
+const LONGEST_NAME: usize = 128;
 
 /// The marks in a reference from 3.14 on (`Include/internal/pycore_stackref.h`@v3.14.10): with both
 /// bits it is a small number. Addresses have neither, in any version.
@@ -59,10 +63,15 @@ pub fn variables(
         globals: globals_of(heap, modules),
         found: Vec::new(),
     };
+    let mut passed = 0;
     for state in states {
+        if passed > MOST_PASSED {
+            break;
+        }
         let Ok(chain) = threads::frames(memory, &python.layout, state.address) else {
             continue;
         };
+        passed += chain.frames.len();
         for (depth, frame) in (0..).zip(chain.frames.iter().take(MOST_FRAMES)) {
             reader.add_frame(frame, depth);
         }
@@ -101,8 +110,9 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
             return;
         };
         let file = source.file.rsplit('/').next().unwrap_or(&source.file);
+        let [file, function] = [file, &source.function].map(|name| shortened(name, LONGEST_NAME));
         let shown = Shown {
-            text: format!("{file}:{} {}()", source.line, source.function),
+            text: format!("{file}:{} {function}()", source.line),
             rank: depth + if is_library(&source.file) { LIBRARY } else { 0 },
         };
         // What cannot be read of a frame is not known; the others are.
@@ -158,6 +168,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
             value
         };
         if value != 0 {
+            let name: Arc<str> = shortened(&name, LONGEST_NAME).into();
             self.found.push(Variable {
                 text: format!("{} -> {name}", shown.text).into(),
                 name,

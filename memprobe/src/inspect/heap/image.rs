@@ -19,6 +19,9 @@ const PAGES: usize = CHUNK / PAGE;
 /// Chunks that are read by one call.
 const BATCH: usize = 1024;
 
+/// Chunks that are found without a search: 64 MiB of them.
+const RECENT: usize = 4096;
+
 /// Memory that keeps what was read of another.
 ///
 /// While it is open, what is missing is read. Once it is [`Self::close`]d, only what was read before
@@ -34,8 +37,9 @@ struct Kept {
     chunks: Vec<Chunk>,
     /// The place of each in `chunks`, by its address divided by [`CHUNK`].
     places: HashMap<u64, usize>,
-    /// The one that was looked at last, and its place.
-    last: (u64, usize),
+    /// Chunks that were looked at lately, each with its place, where the lowest bits of its number
+    /// say: what was known of others there is forgotten.
+    recent: Box<[(u64, usize)]>,
     /// The most that are kept.
     most: usize,
     open: bool,
@@ -75,7 +79,7 @@ impl<M: ReadMemory> Image<M> {
             kept: RefCell::new(Kept {
                 chunks: Vec::new(),
                 places: HashMap::new(),
-                last: (u64::MAX, 0),
+                recent: vec![(u64::MAX, 0); RECENT].into(),
                 most: most / CHUNK,
                 open: true,
                 missed: 0,
@@ -86,6 +90,12 @@ impl<M: ReadMemory> Image<M> {
     /// Reads no more from now on.
     pub fn close(&self) {
         self.kept.borrow_mut().open = false;
+    }
+
+    /// Reads what is missing again. What is in it is of the moment at which it was read, until it is
+    /// renewed ([`Self::renew`]).
+    pub fn open(&self) {
+        self.kept.borrow_mut().open = true;
     }
 
     /// What it came to.
@@ -105,13 +115,30 @@ impl<M: ReadMemory> Image<M> {
         kept.missed = 0;
         let mut wanted: Vec<&mut Chunk> = kept.chunks.iter_mut().collect();
         wanted.sort_unstable_by_key(|chunk| chunk.number);
-        for chunk in &mut wanted {
-            (chunk.known, chunk.tried) = (0, chunk.used);
-        }
-        for batch in wanted.chunks_mut(BATCH / PAGES) {
-            read_used(&self.memory, batch);
-        }
-        for chunk in &mut kept.chunks {
+        let spans: Vec<_> = wanted.iter().map(|chunk| chunk.span()).collect();
+        let mut pieces: Vec<_> = wanted
+            .iter_mut()
+            .zip(&spans)
+            .map(|(chunk, span)| Piece {
+                address: chunk.start().wrapping_add(span.start as u64),
+                into: &mut chunk.bytes[span.clone()],
+                outcome: Ok(()),
+            })
+            .collect();
+        pieces.retain(|piece| !piece.into.is_empty());
+        self.memory.read_each(&mut pieces);
+        let failed: Vec<_> = pieces
+            .iter()
+            .filter(|piece| piece.outcome.is_err())
+            .map(|piece| piece.address / CHUNK as u64)
+            .collect();
+        for (chunk, span) in wanted.into_iter().zip(spans) {
+            let span = if span.is_empty() { 0 } else { pages(&span) };
+            (chunk.known, chunk.tried) = (span, span);
+            if failed.binary_search(&chunk.number).is_ok() {
+                (chunk.known, chunk.tried) = (0, 0);
+                chunk.read_pages(&self.memory, span);
+            }
             chunk.used = 0;
         }
     }
@@ -169,34 +196,6 @@ impl<M: ReadMemory> Image<M> {
     }
 }
 
-/// Reads the pages of chunks that were looked at.
-fn read_used(memory: &impl ReadMemory, chunks: &mut [&mut Chunk]) {
-    let mut pieces = Vec::with_capacity(BATCH);
-    for chunk in chunks.iter_mut() {
-        let (start, used) = (chunk.start(), chunk.used);
-        let pages = chunk.bytes.chunks_exact_mut(PAGE).zip(0_u64..);
-        for (into, page) in pages.filter(|(_, page)| used >> page & 1 != 0) {
-            pieces.push(Piece {
-                address: start.wrapping_add(page * PAGE as u64),
-                into,
-                outcome: Ok(()),
-            });
-        }
-    }
-    memory.read_each(&mut pieces);
-    let read: Vec<_> = pieces
-        .iter()
-        .filter(|piece| piece.outcome.is_ok())
-        .map(|piece| piece.address)
-        .collect();
-    let mut read = read.into_iter().peekable();
-    for chunk in chunks {
-        while let Some(address) = read.next_if(|address| address / CHUNK as u64 == chunk.number) {
-            chunk.known |= 1 << (address % CHUNK as u64 / PAGE as u64);
-        }
-    }
-}
-
 /// Reads whole chunks; of those that cannot be read as a whole, page by page.
 fn read_whole(memory: &impl ReadMemory, chunks: &mut [Chunk]) {
     let mut pieces: Vec<_> = chunks
@@ -233,6 +232,13 @@ impl Chunk {
         self.number.wrapping_mul(CHUNK as u64)
     }
 
+    /// From the first of its pages that was looked at to the last.
+    fn span(&self) -> Range<usize> {
+        let first = self.used.trailing_zeros() as usize;
+        let behind = (u8::BITS - self.used.leading_zeros()) as usize;
+        first.min(behind) * PAGE..behind * PAGE
+    }
+
     /// Reads some of its pages, each by itself.
     fn read_pages(&mut self, memory: &impl ReadMemory, wanted: u8) {
         let start = self.start();
@@ -262,22 +268,25 @@ impl Kept {
         place
     }
 
-    /// The chunk of this number, read where it is missing and may be.
-    fn chunk(&mut self, memory: &impl ReadMemory, number: u64) -> Option<&mut Chunk> {
-        if self.last.0 != number {
-            let place = match self.places.get(&number) {
-                Some(&place) => place,
-                None if self.open && self.chunks.len() < self.most => {
-                    let mut chunk = [Chunk::empty(number)];
-                    read_whole(memory, &mut chunk);
-                    let [chunk] = chunk;
-                    self.keep(chunk)
-                }
-                None => return None,
-            };
-            self.last = (number, place);
+    /// The place of the chunk of this number, which is read where it is missing and may be.
+    fn place(&mut self, memory: &impl ReadMemory, number: u64) -> Option<usize> {
+        let recent = number as usize % RECENT;
+        let (known, place) = self.recent[recent];
+        if known == number {
+            return Some(place);
         }
-        self.chunks.get_mut(self.last.1)
+        let place = match self.places.get(&number) {
+            Some(&place) => place,
+            None if self.open && self.chunks.len() < self.most => {
+                let mut chunk = [Chunk::empty(number)];
+                read_whole(memory, &mut chunk);
+                let [chunk] = chunk;
+                self.keep(chunk)
+            }
+            None => return None,
+        };
+        self.recent[recent] = (number, place);
+        Some(place)
     }
 
     /// The bytes of a range within a chunk; notes that they were looked at.
@@ -288,27 +297,24 @@ impl Kept {
         range: Range<usize>,
     ) -> Result<&[u8], Cause> {
         let pages = pages(&range);
-        let open = self.open;
-        let Some(chunk) = self.chunk(memory, number) else {
+        let place = self.place(memory, number);
+        let Some(chunk) = place.and_then(|place| self.chunks.get_mut(place)) else {
             self.missed += 1;
             return Err(Cause::NotKept);
         };
         chunk.used |= pages;
         let untried = pages & !chunk.tried;
-        if untried != 0 && open {
+        if untried != 0 && self.open {
             chunk.read_pages(memory, untried);
         }
-        let (known, tried) = (chunk.known & pages == pages, chunk.tried & pages == pages);
-        if !known {
-            self.missed += u64::from(!tried);
-            return Err(if tried {
-                Cause::NotMapped
-            } else {
-                Cause::NotKept
-            });
+        if chunk.known & pages == pages {
+            return Ok(&chunk.bytes[range]);
         }
-        let chunk = self.chunks.get(self.last.1);
-        chunk.map(|chunk| &chunk.bytes[range]).ok_or(Cause::NotKept)
+        if chunk.tried & pages == pages {
+            return Err(Cause::NotMapped);
+        }
+        self.missed += 1;
+        Err(Cause::NotKept)
     }
 }
 

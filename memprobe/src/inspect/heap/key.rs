@@ -4,12 +4,18 @@ use std::fmt::Write as _;
 
 use super::class::{Classes, Holds};
 use super::contents::Step;
-use super::{Heap, word_at};
+use super::{Heap, shortened, word_at};
 use crate::symbolize::python::layout::HeapLayout;
 use crate::target::memory::ReadMemory;
 
 /// The longest text of a key, in characters; of a longer one the beginning is shown.
 const MOST_CHARS: usize = 64;
+
+/// The longest name in bytes.
+const LONGEST_NAME: usize = 256;
+
+/// The longest path in bytes; a step more begins no more.
+const LONGEST_PATH: usize = 512;
 
 /// What stands for a key that is no str and no int.
 const OTHER: &str = "…";
@@ -24,6 +30,9 @@ const DIGIT: u32 = 30;
 impl<M: ReadMemory> Heap<'_, M> {
     /// Writes a step behind the path that it starts from.
     pub fn write_step(&self, classes: &mut Classes, step: Step, path: &mut String) {
+        if path.len() > LONGEST_PATH {
+            return;
+        }
         match step {
             Step::Attribute(name) | Step::Registered(name) => {
                 let name = self.text(name);
@@ -84,7 +93,7 @@ fn write_attribute(path: &mut String, name: &str) {
     if !path.is_empty() {
         path.push('.');
     }
-    path.push_str(name);
+    path.push_str(&shortened(name, LONGEST_NAME));
 }
 
 fn quoted(text: &str) -> String {

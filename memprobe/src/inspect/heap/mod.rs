@@ -17,17 +17,29 @@ pub mod modules;
 pub mod optimizers;
 pub mod paths;
 
-use std::cell::RefCell;
+#[cfg(test)]
+mod fake;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
+
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use crate::symbolize::python::layout::PythonLayout;
 use crate::symbolize::python::text;
-use crate::target::memory::{ReadMemory, Unreadable};
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most strings that are remembered.
-const MOST_STRINGS: usize = 1 << 20;
+/// The most bytes of strings that are remembered, and the most of one that are.
+const MOST_TEXT: usize = 64 << 20;
+const LONGEST_TEXT: usize = 1024;
+
+/// The most entries and items that are looked at, of all objects together: some hundred for each of a
+/// million objects.
+const MOST_ITEMS: u64 = 1 << 28;
 
 /// Python's objects in the memory of a process.
 #[derive(Debug)]
@@ -37,7 +49,15 @@ pub struct Heap<'a, M> {
     /// Where Python keeps things in it.
     pub layout: &'a PythonLayout,
     /// Strings by their addresses: names are interned, so a few stand for many.
-    strings: RefCell<HashMap<u64, Option<Arc<str>>>>,
+    strings: RefCell<Strings>,
+    /// The entries and items that may still be looked at.
+    items: Cell<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Strings {
+    known: HashMap<u64, Option<Arc<str>>>,
+    bytes: usize,
 }
 
 impl<'a, M: ReadMemory> Heap<'a, M> {
@@ -46,7 +66,8 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         Self {
             memory,
             layout,
-            strings: RefCell::new(HashMap::new()),
+            strings: RefCell::default(),
+            items: Cell::new(MOST_ITEMS),
         }
     }
 
@@ -58,18 +79,34 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         self.word(object, self.layout.object.kind)
     }
 
-    /// The text of a str; `None` where none can be read.
+    /// The text of a str, of a long one its beginning; `None` where none can be read.
     pub fn text(&self, object: u64) -> Option<Arc<str>> {
-        if let Some(known) = self.strings.borrow().get(&object) {
+        if let Some(known) = self.strings.borrow().known.get(&object) {
             return known.clone();
         }
         let text = text::read_str(self.memory, &self.layout.string, object);
-        let text: Option<Arc<str>> = text.ok().map(Into::into);
-        let mut strings = self.strings.borrow_mut();
-        if strings.len() < MOST_STRINGS {
-            strings.insert(object, text.clone());
+        let text = text.ok().map(|text| shortened(&text, LONGEST_TEXT).into());
+        let text: Option<Arc<str>> = text;
+        let strings = &mut *self.strings.borrow_mut();
+        let bytes = 64 + text.as_ref().map_or(0, |text| text.len());
+        if strings.bytes + bytes <= MOST_TEXT {
+            strings.bytes += bytes;
+            strings.known.insert(object, text.clone());
         }
         text
+    }
+
+    /// Takes so many items from those that may be looked at.
+    ///
+    /// # Errors
+    /// [`Cause::TooLong`] where there are not so many left.
+    fn spend(&self, object: u64, items: u64) -> Result<(), Unreadable> {
+        let left = self.items.get().checked_sub(items);
+        self.items.set(left.ok_or(Unreadable {
+            address: object,
+            cause: Cause::TooLong,
+        })?);
+        Ok(())
     }
 
     /// A word of an object.
@@ -84,4 +121,13 @@ fn word_at(bytes: &[u8], at: u16) -> u64 {
     bytes
         .first_chunk()
         .map_or(0, |word| u64::from_le_bytes(*word))
+}
+
+/// A text of no more than so many bytes; one that is cut says so.
+fn shortened(text: &str, most: usize) -> String {
+    if text.len() <= most {
+        return text.to_owned();
+    }
+    let boundary = (0..=most).rev().find(|&at| text.is_char_boundary(at));
+    format!("{}…", &text[..boundary.unwrap_or(0)])
 }

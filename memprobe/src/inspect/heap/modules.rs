@@ -4,13 +4,17 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::Heap;
 use super::class::{Class, Classes};
 use super::contents::{BUFFERS, MODULES, PARAMETERS};
+use super::{Heap, shortened};
 use crate::target::memory::ReadMemory;
 
 /// The longest path in bytes.
-const LONGEST_PATH: usize = 4096;
+const LONGEST_PATH: usize = 1024;
+
+/// The most modules, and the most that they hold together.
+const MOST_MODULES: usize = 1 << 17;
+const MOST_HELD: usize = 1 << 21;
 
 /// A `torch.nn.Module`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,16 +37,23 @@ pub fn read(
     classes: &mut Classes,
     objects: &[u64],
 ) -> Vec<Module> {
+    let objects = &objects[..objects.len().min(MOST_MODULES)];
     let mut modules = Vec::with_capacity(objects.len());
+    let mut left = MOST_HELD;
     for &object in objects {
         if let Some(class) = classes.of(heap, object) {
-            modules.push(module(heap, class, object));
+            modules.push(module(heap, class, object, &mut left));
         }
     }
     modules
 }
 
-fn module(heap: &Heap<'_, impl ReadMemory>, class: &Class, object: u64) -> Module {
+fn module(
+    heap: &Heap<'_, impl ReadMemory>,
+    class: &Class,
+    object: u64,
+    left: &mut usize,
+) -> Module {
     let names = [PARAMETERS, BUFFERS, MODULES];
     let mut dicts = [None; 3];
     // What cannot be read is not there.
@@ -51,7 +62,10 @@ fn module(heap: &Heap<'_, impl ReadMemory>, class: &Class, object: u64) -> Modul
         let mut named = Vec::new();
         if let Some(dict) = dict {
             let _ = heap.entries(dict, |entry| {
-                named.extend(heap.text(entry.key).map(|name| (name, entry.value)));
+                if *left > 0 {
+                    *left -= 1;
+                    named.extend(heap.text(entry.key).map(|name| (name, entry.value)));
+                }
             });
         }
         named
@@ -153,23 +167,34 @@ impl Walk<'_> {
     /// Gives places to a module and to what is below, each module before its children and these in
     /// order.
     fn from(&mut self, root: usize) {
-        let mut left = vec![(root, Arc::from(""))];
-        while let Some((at, path)) = left.pop() {
-            let place = Place { root, path };
-            if self.places[at].is_some() {
-                if at != root && self.others.len() < self.modules.len() {
-                    self.others.push((at, place));
-                }
+        // A module, and as which child of which other one it is met.
+        let mut left = vec![(root, None)];
+        while let Some((at, met)) = left.pop() {
+            let known = self.places[at].is_some();
+            if known && (met.is_none() || self.others.len() >= self.modules.len()) {
                 continue;
             }
-            for (name, child) in self.modules[at].children.iter().rev() {
+            let path = met.map_or_else(|| "".into(), |(parent, number)| self.path(parent, number));
+            let place = Place { root, path };
+            if known {
+                self.others.push((at, place));
+                continue;
+            }
+            for (number, (_, child)) in self.modules[at].children.iter().enumerate().rev() {
                 if let Some(&child) = self.by_object.get(child) {
-                    left.push((child, joined(&place.path, name)));
+                    left.push((child, Some((at, number))));
                 }
             }
             self.places[at] = Some(place);
             self.order.push(at);
         }
+    }
+
+    /// The path of a child.
+    fn path(&self, parent: usize, number: usize) -> Arc<str> {
+        let (name, _) = &self.modules[parent].children[number];
+        let parent = self.places[parent].as_ref();
+        joined(parent.map_or("", |place| &place.path), name)
     }
 }
 
@@ -179,7 +204,7 @@ pub fn joined(path: &str, name: &str) -> Arc<str> {
         return name.into();
     }
     if path.len() + name.len() > LONGEST_PATH {
-        return format!("….{name}").into();
+        return format!("….{}", shortened(name, LONGEST_PATH / 2)).into();
     }
     format!("{path}.{name}").into()
 }

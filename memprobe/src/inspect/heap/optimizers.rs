@@ -16,7 +16,7 @@ const MOST_STEPS: usize = 3;
 const MOST_VALUES: usize = 4096;
 
 /// The most parameters of all optimizers.
-const MOST_PARAMETERS: usize = 1 << 22;
+const MOST_PARAMETERS: usize = 1 << 20;
 
 /// What the optimizers hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -22,8 +22,9 @@ const LIBRARY: usize = 3;
 /// Steps that the globals of another module of the program are farther away than those of `__main__`.
 const IMPORTED: usize = 1;
 
-/// The most ways to one tensor that are kept.
+/// The most ways to one tensor that are kept, and to all together.
 const MOST_WAYS: usize = 32;
+const MOST_OF_ALL: usize = 1 << 22;
 
 /// Where a path begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,6 +92,7 @@ impl Paths {
             },
             next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
             census,
+            count: 0,
         };
         search.begin_at_modules(heap, &census.globals);
         search.begin_at_variables(heap, classes, variables);
@@ -166,6 +168,8 @@ struct Search<'a> {
     /// The objects to visit, by how many steps away they are.
     next: Vec<Vec<u32>>,
     census: &'a Census,
+    /// How many ways are kept.
+    count: usize,
 }
 
 impl Search<'_> {
@@ -240,7 +244,8 @@ impl Search<'_> {
 
     fn add_way(&mut self, tensor: u64, origin: Origin, steps: usize) {
         let ways = self.paths.ways.entry(tensor).or_default();
-        if ways.len() < MOST_WAYS {
+        if ways.len() < MOST_WAYS && self.count < MOST_OF_ALL {
+            self.count += 1;
             ways.push(Way { origin, steps });
         }
     }

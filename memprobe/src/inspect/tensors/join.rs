@@ -126,7 +126,8 @@ fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
     }
 }
 
-/// Notes which operation keeps each tensor for the backward pass: the first that has a name.
+/// Notes which operation keeps each tensor for the backward pass: the first of them. It keeps as well
+/// what the tensor is a view of.
 fn add_saved(found: &Found, tensors: &mut [Tensor]) {
     for saved in &found.graph.saved {
         let place = tensors.binary_search_by_key(&saved.tensor, |tensor| tensor.object);
@@ -137,6 +138,15 @@ fn add_saved(found: &Found, tensors: &mut [Tensor]) {
         let by = &mut tensors[place].saved_by;
         if by.is_none() {
             *by = Some(node.name.clone().unwrap_or_else(|| Arc::from("?")));
+        }
+    }
+    for (view, raw) in found.graph.tensors.iter().enumerate() {
+        let place = raw.base.and_then(|base| {
+            let place = tensors.binary_search_by_key(&base, |tensor| tensor.object);
+            place.ok()
+        });
+        if let Some(base) = place.filter(|&base| tensors[base].saved_by.is_none()) {
+            tensors[base].saved_by = tensors[view].saved_by.clone();
         }
     }
 }

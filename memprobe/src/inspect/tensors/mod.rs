@@ -94,22 +94,15 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
         &python,
         manner,
         |image, moment| reader.read(image, moment),
-        |image, moment, found| {
-            join::join(image, &python, moment, found);
-        },
+        |image, moment, found| join::join(image, &python, moment, found),
     );
-    let mut captured = captured.map_err(Why::Heap)?;
+    let captured = captured.map_err(Why::Heap)?;
     if let Some(Err(why)) = &captured.more.layouts
         && !captured.moment.census.tensors.is_empty()
     {
         return Err(Why::Torch(why.clone()));
     }
-    let joined = join::join(
-        &captured.image,
-        &python,
-        &mut captured.moment,
-        &captured.more,
-    );
+    let unread = unread(&captured);
     let mut snapshot = TensorSnapshot {
         target: Target {
             tgid: Some(tgid),
@@ -122,8 +115,8 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
         moment: captured.moment.at,
         consistency: captured.consistency,
         objects: captured.moment.census.objects.len() as u64,
-        unread: unread(&captured),
-        ..joined
+        unread,
+        ..captured.result
     };
     snapshot
         .blocks
@@ -202,7 +195,7 @@ impl Found {
 }
 
 /// What could not be read, in words for people.
-fn unread(captured: &Captured<Found>) -> Vec<std::sync::Arc<str>> {
+fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
     words.extend(
@@ -235,7 +228,7 @@ fn unread(captured: &Captured<Found>) -> Vec<std::sync::Arc<str>> {
     if let Err(why) = &found.allocator {
         words.push(format!("the allocator's blocks: {why}"));
     }
-    let extent = captured.extent();
+    let extent = captured.extent;
     if extent.full {
         let mib = extent.bytes >> 20;
         words.push(format!(

@@ -18,6 +18,9 @@ use crate::tensors::{Name, Tensor, TensorKind};
 /// The most names of one tensor.
 const MOST_NAMES: usize = 16;
 
+/// The most bytes of all names.
+const MOST_TEXT: usize = 256 << 20;
+
 /// What a tensor is called.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
@@ -184,13 +187,18 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
 
     /// Names tensors by the ways that lead to them: variables of functions first.
     fn name_paths(&mut self) {
+        let mut bytes = 0;
         for (&object, &at) in self.of_python {
+            if bytes > MOST_TEXT {
+                return;
+            }
             let paths = self
                 .paths
                 .to_tensor(self.heap, self.classes, object, 2 * MOST_NAMES);
             let (variables, others): (Vec<_>, Vec<_>) =
                 paths.into_iter().partition(|path| path.is_variable);
             for path in variables.into_iter().chain(others) {
+                bytes += path.text.len();
                 self.named[at].add_name(exact(path.text.into()));
             }
         }

@@ -1,6 +1,6 @@
 //! Rows that are one row to a person, and the order of rows.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -198,6 +198,51 @@ fn answering(rows: &[Row], at: usize) -> usize {
     owner(first).unwrap_or(first)
 }
 
+/// The best name in the order in which people count: `layers.2` comes before `layers.10`.
+fn counting(row: &Row) -> Counting<'_> {
+    Counting(row.name().map_or("", |name| &name.text))
+}
+
+#[derive(PartialEq, Eq)]
+struct Counting<'a>(&'a str);
+
+impl Ord for Counting<'_> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let (mut one, mut other) = (self.0.as_bytes(), other.0.as_bytes());
+        loop {
+            let (Some(first), Some(second)) = (one.first(), other.first()) else {
+                return one.len().cmp(&other.len());
+            };
+            let ordering = if first.is_ascii_digit() && second.is_ascii_digit() {
+                take_number(&mut one).cmp(&take_number(&mut other))
+            } else {
+                (one, other) = (&one[1..], &other[1..]);
+                first.cmp(second)
+            };
+            if ordering.is_ne() {
+                return ordering;
+            }
+        }
+    }
+}
+
+impl PartialOrd for Counting<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The digits at the beginning, so that they compare as the number that they are; equal numbers by
+/// how they are written.
+fn take_number<'a>(text: &mut &'a [u8]) -> (usize, &'a [u8], usize) {
+    let end = text.iter().position(|byte| !byte.is_ascii_digit());
+    let (digits, rest) = text.split_at(end.unwrap_or(text.len()));
+    *text = rest;
+    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    let number = &digits[zeros..];
+    (number.len(), number, zeros)
+}
+
 /// Largest first, and each row after the one that holds its storage.
 fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
     let answering = answering(rows, at);
@@ -205,12 +250,12 @@ fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
     let row = &rows[at];
     (
         Reverse((holder.holds, holder.outside)),
-        holder.name().map_or("", |name| &name.text),
+        counting(holder),
         answering,
         at != answering,
         row.offset,
         Reverse(row.size),
-        row.name().map_or("", |name| &name.text),
+        counting(row),
         at,
     )
 }
@@ -231,13 +276,10 @@ fn sort(groups: &mut [Group], rows: &[Row], order: Order) {
             key(one).cmp(&key(other))
         };
         let by = match order {
-            Order::Holds => std::cmp::Ordering::Equal,
+            Order::Holds => Ordering::Equal,
             Order::Size => other.size.cmp(&one.size),
             Order::Name => {
-                let name = |group| {
-                    let name = first(group).name().map(|name| &name.text);
-                    (name.is_none(), name.cloned())
-                };
+                let name = |group| (first(group).name().is_none(), counting(first(group)));
                 name(one).cmp(&name(other))
             }
             Order::Kind => first(one).kind.cmp(&first(other).kind),
@@ -245,4 +287,27 @@ fn sort(groups: &mut [Group], rows: &[Row], order: Order) {
         };
         by.then_with(by_holds)
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_in_the_order_in_which_people_count() {
+        let counted = [
+            "",
+            "layers.0",
+            "layers.2.b",
+            "layers.02",
+            "layers.10",
+            "layers.10.a",
+            "layersx",
+            "ä",
+        ];
+        for pair in counted.windows(2) {
+            assert!(Counting(pair[0]) < Counting(pair[1]), "{pair:?}");
+        }
+        assert!(Counting("layers.10") == Counting("layers.10"));
+    }
 }

@@ -23,7 +23,7 @@ fn put(bytes: &mut [u8], offset: u16, value: &[u8]) {
 }
 
 /// Lays out a str as CPython would; returns nothing that could be wrong about it.
-pub(super) fn map_str(memory: &mut FakeMemory, layout: &PythonLayout, address: u64, text: &str) {
+pub(crate) fn map_str(memory: &mut FakeMemory, layout: &PythonLayout, address: u64, text: &str) {
     let string = &layout.string;
     let widest = text.chars().map(u32::from).max().unwrap_or(0);
     let (kind, width) = match widest {

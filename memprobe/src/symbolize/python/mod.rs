@@ -7,7 +7,7 @@ pub mod debug_offsets;
 pub mod detect;
 pub mod error;
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 pub mod interpreter;
 pub mod layout;
 pub mod line_table;

@@ -115,6 +115,7 @@ impl TensorsState {
             self.table = Some(Arc::clone(table));
         }
         self.news = news;
+        self.note = None;
         self.rebuild();
     }
 

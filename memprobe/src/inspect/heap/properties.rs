@@ -1,0 +1,128 @@
+//! Whatever the memory of the target holds, reading it ends, and soon.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::census::{Care, Census, Object};
+use super::class::Classes;
+use super::collector::{self, Age, Listed};
+use super::frames::Variable;
+use super::image::Image;
+use super::paths::Paths;
+use super::{Heap, modules, optimizers};
+use crate::symbolize::python::layout::{ClassLayout, PythonLayout};
+use crate::symbolize::python::versions::LAYOUTS;
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
+
+const BASE: u64 = 0x7f00_0000_0000;
+const SIZE: u64 = 256 << 10;
+
+/// Memory that is full of pointers into itself, of lengths and of nothing; a part of it is another
+/// each time it is read.
+struct Hostile {
+    seed: u64,
+    /// Of 256 words, how many change.
+    restless: u64,
+    reads: Cell<u64>,
+}
+
+impl Hostile {
+    fn new(seed: u64, restless: u64) -> Self {
+        Self {
+            seed,
+            restless,
+            reads: Cell::new(0),
+        }
+    }
+
+    fn mixed(&self, at: u64) -> u64 {
+        let mut word = at
+            .wrapping_add(self.seed)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word ^ word >> 27
+    }
+
+    /// What stands at a multiple of eight.
+    fn word(&self, at: u64) -> u64 {
+        let mut random = self.mixed(at);
+        if random & 0xff < self.restless {
+            random = self.mixed(at ^ self.reads.get() << 32);
+        }
+        let pointer = BASE + (random >> 8) % SIZE / 16 * 16;
+        match random & 7 {
+            0..4 => pointer,
+            // A class that is ready, of every kind.
+            4 => ClassLayout::READY | random & 0xffff_ffff & !0xff0,
+            5 => random >> 8 & 0xff,
+            6 => 0,
+            _ => random,
+        }
+    }
+}
+
+impl ReadMemory for Hostile {
+    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
+        self.reads.set(self.reads.get() + 1);
+        let cause = Cause::NotMapped;
+        let end = address.checked_add(into.len() as u64);
+        if address < BASE || end.is_none_or(|end| end > BASE + SIZE) {
+            return Err(Unreadable { address, cause });
+        }
+        for (at, byte) in (address..).zip(into) {
+            *byte = self.word(at & !7).to_le_bytes()[(at % 8) as usize];
+        }
+        Ok(())
+    }
+}
+
+fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
+    let image = Image::of(memory, 1 << 20);
+    let mut listed = Vec::new();
+    let _ = collector::interpreters(&image, layout, BASE + seed % SIZE);
+    let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, &mut listed);
+    let at = |number: u64| BASE + (seed.wrapping_mul(number) % SIZE) / 16 * 16;
+    listed.extend((0..400).map(|number| Listed {
+        address: at(number),
+        class: at(number + 7),
+        age: Age::Old,
+    }));
+    let heap = Heap::of(&image, layout);
+    let mut classes = Classes::default();
+    let mut census = Census::of(&heap, &mut classes, &listed);
+    census.keep_contents(&heap, &classes, Care::All);
+    // As if they were what PyTorch makes.
+    let all: Vec<_> = census.objects.iter().map(|object| object.address).collect();
+    census.globals = all.clone();
+    let tree = modules::Tree::of(modules::read(&heap, &mut classes, &all));
+    assert!(tree.order.len() <= tree.modules.len());
+    let _ = optimizers::read(&heap, &mut classes, &all);
+    let variables: Vec<_> = all
+        .iter()
+        .map(|&value| Variable {
+            text: "a.py:1 f() -> x".into(),
+            name: "x".into(),
+            value,
+            rank: 0,
+        })
+        .collect();
+    image.close();
+    let paths = Paths::search(&heap, &mut classes, &census, &variables);
+    for &Object { address, .. } in &census.objects {
+        let _ = paths.to_object(&heap, &mut classes, address);
+        let _ = paths.to_tensor(&heap, &mut classes, address, 16);
+        let _ = heap.key(&mut classes, address);
+    }
+    assert!(image.extent().bytes <= 1 << 20);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn hostile_memory_is_read_to_an_end(seed: u64, restless in 0_u64..64, version in 0..LAYOUTS.len()) {
+        let memory = Hostile::new(seed, restless);
+        explore(&memory, &LAYOUTS[version], seed | 1);
+    }
+}

@@ -1,0 +1,277 @@
+use super::census::{Care, Census};
+use super::class::{Classes, Role};
+use super::collector::{self, Broken};
+use super::fake::FakeHeap;
+use super::frames::Variable;
+use super::image::Image;
+use super::paths::Paths;
+use super::{Heap, modules, optimizers};
+use crate::symbolize::python::layout::{Attributes, CollectorLayout, PythonLayout};
+use crate::symbolize::python::versions::LAYOUTS;
+use crate::target::memory::ReadMemory;
+use crate::target::memory::fake::FakeMemory;
+
+fn census(memory: &impl ReadMemory, layout: &PythonLayout, interpreter: u64) -> (Census, Classes) {
+    let mut listed = Vec::new();
+    collector::walk(memory, &layout.heap.collector, interpreter, &mut listed).unwrap();
+    let mut classes = Classes::default();
+    let census = Census::of(&Heap::of(memory, layout), &mut classes, &listed);
+    (census, classes)
+}
+
+fn text_of(memory: &FakeMemory, layout: &PythonLayout, object: u64) -> String {
+    Heap::of(memory, layout).text(object).unwrap().to_string()
+}
+
+#[test]
+fn every_object_of_every_generation_is_listed() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let objects: Vec<_> = (0..11).map(|_| heap.list(&[])).collect();
+        let (memory, interpreter) = heap.finish();
+        let (census, _) = census(&memory, layout, interpreter);
+        let mut found: Vec<_> = census.objects.iter().map(|object| object.address).collect();
+        found.sort_unstable();
+        assert_eq!(found, objects);
+    }
+}
+
+#[test]
+fn lists_that_are_taken_apart_are_not_followed() {
+    let layout = &LAYOUTS[0];
+    let mut heap = FakeHeap::new(layout);
+    let objects: Vec<_> = (0..9).map(|_| heap.list(&[])).collect();
+    let (mut memory, interpreter) = heap.finish();
+    let walk = |memory: &FakeMemory| {
+        let mut listed = Vec::new();
+        let walked = collector::walk(memory, &layout.heap.collector, interpreter, &mut listed);
+        (walked, listed.len())
+    };
+    assert_eq!(walk(&memory), (Ok(()), 9));
+    // A head that no longer points back; what the other lists have is good.
+    memory.write(objects[4] - CollectorLayout::HEAD_SIZE + 8, &[0; 8]);
+    let (walked, found) = walk(&memory);
+    assert_eq!(walked, Err(Broken::Link(objects[4] - 16)));
+    assert_eq!(found, 7);
+    let collector = layout.heap.collector;
+    let mark = interpreter + u64::from(collector.start) + u64::from(collector.collecting);
+    memory.write(mark, &[1, 0, 0, 0]);
+    assert_eq!(walk(&memory), (Err(Broken::Collecting), 0));
+}
+
+#[test]
+fn dicts_of_every_kind_tell_their_entries() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let names: Vec<_> = (0..300)
+            .map(|number| heap.text(&format!("k{number}")))
+            .collect();
+        let all: Vec<_> = names.iter().map(|&name| (name, name + 1)).collect();
+        let mut some = all.clone();
+        some[7].1 = 0;
+        let (small, large) = (heap.dict(&some[..8]), heap.dict(&all));
+        let (memory, _) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        let entries = |dict| {
+            let mut entries = Vec::new();
+            heap.entries(dict, |entry| entries.push((entry.key, entry.value)))
+                .unwrap();
+            entries
+        };
+        assert_eq!(entries(small), some[..7]);
+        assert_eq!(entries(large), all);
+        let found = heap.values_of(large, ["k299", "other"]).unwrap();
+        assert_eq!(found, [Some(names[299] + 1), None]);
+    }
+}
+
+#[test]
+fn attributes_are_found_with_and_without_a_dict() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.python_class("Holder", "made", &["first", "second", "third"]);
+        let values = [heap.list(&[]), 0, heap.list(&[])];
+        let mut objects =
+            vec![heap.with_dict(class, &[("first", values[0]), ("third", values[2])])];
+        if layout.heap.attributes != Attributes::Dict {
+            objects.push(heap.with_values(class, &values));
+        }
+        let (memory, _) = heap.finish();
+        let heap = Heap::of(&memory, layout);
+        let mut classes = Classes::default();
+        let place = classes.place(&heap, class).unwrap();
+        let class = classes.get(place).unwrap();
+        for object in objects {
+            let mut found = Vec::new();
+            let each = |entry: super::dict::Entry| {
+                found.push((text_of(&memory, layout, entry.key), entry.value));
+            };
+            heap.attributes(class, object, each).unwrap();
+            let expected = [
+                ("first".to_owned(), values[0]),
+                ("third".to_owned(), values[2]),
+            ];
+            assert_eq!(found, expected, "3.{}", layout.minor);
+        }
+    }
+}
+
+/// A model of two layers, its optimizer, a cache, and a tensor that is a variable of a function.
+struct Program {
+    memory: FakeMemory,
+    interpreter: u64,
+    weight: u64,
+    average: u64,
+    cached: u64,
+    local: Variable,
+}
+
+fn program(layout: &'static PythonLayout) -> Program {
+    let mut heap = FakeHeap::new(layout);
+    let tensor_class = heap.class("torch._C.TensorBase", 0, 0);
+    let module_class = heap.python_class("Module", "torch.nn.modules.module", &[]);
+    let other_class = heap.python_class("Module", "elsewhere", &[]);
+    let optimizer_class = heap.python_class("Optimizer", "torch.optim.optimizer", &[]);
+    let [weight, average, cached, local] = [(); 4].map(|()| heap.object(tensor_class, 32));
+    let named = |heap: &mut FakeHeap, entries: &[(&str, u64)]| {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|&(name, value)| (heap.text(name), value))
+            .collect();
+        heap.dict(&entries)
+    };
+    let nothing = named(&mut heap, &[]);
+    let parameters = named(&mut heap, &[("weight", weight)]);
+    let gates = [
+        ("_parameters", parameters),
+        ("_buffers", nothing),
+        ("_modules", nothing),
+    ];
+    let layer = heap.with_dict(module_class, &gates);
+    let layers = named(&mut heap, &[("0", layer)]);
+    let gates = [
+        ("_parameters", nothing),
+        ("_buffers", nothing),
+        ("_modules", layers),
+    ];
+    let model = heap.with_dict(module_class, &gates);
+    let stranger = heap.with_dict(other_class, &gates);
+    let averages = named(&mut heap, &[("exp_avg", average)]);
+    let state = heap.dict(&[(weight, averages)]);
+    let list = heap.list(&[weight]);
+    let group = named(&mut heap, &[("params", list)]);
+    let groups = heap.list(&[group]);
+    let optimizer = heap.with_dict(
+        optimizer_class,
+        &[("state", state), ("param_groups", groups)],
+    );
+    let (key, number) = (heap.text("it's"), heap.int(-3));
+    let tuple = heap.tuple(&[nothing, cached]);
+    let by_number = heap.dict(&[(number, tuple)]);
+    let cache = heap.dict(&[(key, by_number)]);
+    heap.module("elsewhere", &[("far", cache)]);
+    let globals = [
+        ("model", model),
+        ("stranger", stranger),
+        ("optimizer", optimizer),
+        ("cache", cache),
+    ];
+    heap.module("__main__", &globals);
+    let (memory, interpreter) = heap.finish();
+    Program {
+        memory,
+        interpreter,
+        weight,
+        average,
+        cached,
+        local: Variable {
+            text: "train.py:31 train() -> x".into(),
+            name: "x".into(),
+            value: local,
+            rank: 0,
+        },
+    }
+}
+
+#[test]
+fn tensors_modules_and_optimizers_are_told_by_their_classes() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (census, classes) = census(&program.memory, layout, program.interpreter);
+        assert_eq!(census.tensors.len(), 4);
+        assert_eq!((census.modules.len(), census.optimizers.len()), (2, 1));
+        assert_eq!(census.globals.len(), 2);
+        let is_module = |class: &&super::class::Class| &*class.name == "Module";
+        let roles: Vec<_> = classes
+            .all()
+            .iter()
+            .filter(is_module)
+            .map(|class| class.role)
+            .collect();
+        assert!(roles.contains(&Role::Module) && roles.contains(&Role::Other));
+    }
+}
+
+#[test]
+fn modules_and_optimizers_are_read_with_their_names() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (census, mut classes) = census(&program.memory, layout, program.interpreter);
+        let heap = Heap::of(&program.memory, layout);
+        let tree = modules::Tree::of(modules::read(&heap, &mut classes, &census.modules));
+        let mut paths: Vec<_> = tree.places.iter().map(|place| &*place.path).collect();
+        paths.sort_unstable();
+        assert_eq!(paths, ["", "0"]);
+        let (layer, _) = tree.every_place().nth(1).unwrap();
+        assert_eq!(layer.parameters, [("weight".into(), program.weight)]);
+        let optimizers = optimizers::read(&heap, &mut classes, &census.optimizers);
+        let state = &optimizers.state[0];
+        assert_eq!((&*state.optimizer, &*state.name), ("Optimizer", "exp_avg"));
+        assert_eq!(
+            (state.tensor, state.parameter),
+            (program.average, Some(program.weight))
+        );
+        let position = &optimizers.positions[&program.weight];
+        assert_eq!(&**position, "param_groups[0]['params'][0]");
+    }
+}
+
+#[test]
+fn paths_are_the_shortest_that_python_could_write() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (census, mut classes) = census(&program.memory, layout, program.interpreter);
+        let heap = Heap::of(&program.memory, layout);
+        let classes = &mut classes;
+        let variables = [program.local.clone()];
+        let paths = Paths::search(&heap, classes, &census, &variables);
+        let mut to = |tensor| -> Vec<String> {
+            let paths = paths.to_tensor(&heap, classes, tensor, 8);
+            paths.into_iter().map(|path| path.text).collect()
+        };
+        assert_eq!(to(program.cached), ["cache['it\\'s'][-3][1]"]);
+        assert_eq!(to(program.local.value), ["train.py:31 train() -> x"]);
+        // What modules and optimizers hold has other names.
+        assert_eq!(to(program.average), [""; 0]);
+        assert_eq!(
+            to(program.weight),
+            ["optimizer.param_groups[0]['params'][0]"]
+        );
+    }
+}
+
+#[test]
+fn an_image_of_a_heap_has_all_that_its_paths_need() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let image = Image::of(&program.memory, 1 << 30);
+        let (census, mut classes) = census(&image, layout, program.interpreter);
+        let heap = Heap::of(&image, layout);
+        census.keep_contents(&heap, &classes, Care::All);
+        image.close();
+        let paths = Paths::search(&heap, &mut classes, &census, &[]);
+        let path = paths.to_object(&heap, &mut classes, program.cached);
+        assert_eq!(path.unwrap().name, "cache['it\\'s'][-3][1]");
+        assert_eq!(image.extent().missed, 0);
+    }
+}

@@ -94,6 +94,7 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
         reads: &[],
         cookie: None,
         detail: Detail::Lines,
+        allocators: Allocators::Cuda,
         need: Need::Optional(WITHOUT_BLOCKS),
     });
     tracepoints.collect()

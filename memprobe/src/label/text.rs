@@ -141,7 +141,7 @@ mod tests {
         let name = "Adam.exp_avg[encoder.layers.0.weight]";
         assert_eq!(fit_middle(name, 37, CUT), name);
         assert_eq!(fit_middle(name, 21, CUT), "Adam.exp…rs.0.weight]");
-        assert_eq!(width(&fit_middle("模型模型模型", 6, CUT)), 6);
+        assert!(width(&fit_middle("模型模型模型", 6, CUT)) <= 6);
         for columns in 0..4 {
             assert!(width(&fit_middle(name, columns, CUT)) <= columns);
         }

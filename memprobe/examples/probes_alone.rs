@@ -70,13 +70,14 @@ fn main() -> Result<()> {
     }
 }
 
-/// Attaches every probe where memprobe would, and lets no process through.
+/// Attaches every probe on PyTorch where memprobe would, and lets no process through. (Those on CUDA are
+/// attached many at once, and seldom hit.)
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
     for probe in PROBES
         .iter()
-        .filter(|probe| probe.is_wanted(detail, Allocators::Cuda))
+        .filter(|probe| probe.cookie.is_none() && probe.is_wanted(detail, Allocators::Cuda))
     {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;

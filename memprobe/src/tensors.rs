@@ -287,9 +287,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Name and bytes of an element of each type, by number (`AT_FORALL_SCALAR_TYPES_WITH_COMPLEX_AND_QINTS`
-/// in torch/headeronly/core/ScalarType.h@v2.15.0); those of `None` are unused. Of several elements in a
-/// byte, PyTorch counts one.
+/// Name and bytes of an element of each type, by number; those of `None` are unused. Those that pack
+/// several numbers into a byte have one byte (torch/headeronly/core/ScalarType.h@v2.15.0).
 const DTYPES: &[Option<(&str, u64)>] = &[
     Some(("uint8", 1)),
     Some(("int8", 1)),

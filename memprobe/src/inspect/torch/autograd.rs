@@ -75,19 +75,10 @@ fn look_at_base(
     meta: u64,
     autograd: &mut Autograd,
 ) -> Option<()> {
-    let mut bytes = [0; 512];
-    let bytes = &mut bytes[..layout.view_size().min(512)];
-    memory.read(meta, bytes).ok()?;
-    let view = Fields(bytes);
-    match view.byte(layout.has_base) {
-        0 => return Some(()),
-        1 => {}
-        _ => return None,
-    }
-    let base = view.word(layout.base);
-    if !is_tensor(memory, layouts, base) {
-        return None;
-    }
+    let view = View::read(memory, &layouts.classes, layout, meta)?;
+    let Some(base) = view.base else {
+        return Some(());
+    };
     autograd.base = Some(base);
     if !autograd.requires_grad {
         let at = base.wrapping_add(layouts.tensor.autograd as u64);
@@ -103,7 +94,7 @@ fn look_at_base(
     if let Some(counter) = some(tensor.word(layouts.tensor.version)) {
         let at = counter.wrapping_add(layouts.tensor.storage as u64);
         let version = memory.read_u32(at).ok()?;
-        autograd.outdated = version != view.word32(layout.version);
+        autograd.outdated = version != view.version;
     }
     Some(())
 }
@@ -149,6 +140,40 @@ impl Meta {
             grad,
             grad_fn,
             is_view,
+        })
+    }
+}
+
+/// What a `DifferentiableViewMeta` adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct View {
+    /// The tensor that is looked at; `None` of what is a view for forward differentiation alone.
+    pub(super) base: Option<u64>,
+    /// The version of the tensor that its `grad_fn` belongs to.
+    version: u32,
+}
+
+impl View {
+    /// Reads what the one at an address adds; `None` where it does not lie as this layout says.
+    pub(super) fn read(
+        memory: &impl ReadMemory,
+        classes: &Classes,
+        layout: &AutogradLayout,
+        address: u64,
+    ) -> Option<Self> {
+        let mut bytes = [0; 512];
+        let bytes = &mut bytes[..layout.view_size().min(512)];
+        memory.read(address, bytes).ok()?;
+        let fields = Fields(bytes);
+        let base = match fields.byte(layout.has_base) {
+            0 => None,
+            1 => Some(fields.word(layout.base)),
+            _ => return None,
+        };
+        let fits = base.is_none_or(|base| classes.is(memory, base, Family::Tensor));
+        fits.then_some(Self {
+            base,
+            version: fields.word32(layout.version),
         })
     }
 }

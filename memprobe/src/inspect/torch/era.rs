@@ -1,9 +1,10 @@
 //! Where PyTorch's objects keep what memprobe reads, by version.
 //!
-//! Offsets in bytes, of the x86-64 wheels. Those of 2.0.1, 2.6.0 and 2.15.0 are what `offsetof` gives
-//! with each wheel's own headers (`torch/include`) and its own ABI of `std::string`; rows are believed
-//! for the versions between only where they prove themselves on the objects of the process
-//! ([`super::layouts`]).
+//! Offsets in bytes, of the x86-64 wheels: what `offsetof` gives with each wheel's own headers
+//! (`torch/include`) and its own ABI of `std::string`, for 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1,
+//! 2.9.1, 2.10.0, 2.12.1, 2.13.0 and 2.15.0. What was read by them was compared with what PyTorch says
+//! on 2.0.1, 2.2.2, 2.6.0, 2.9.1, 2.12.1 and 2.15.0. A row is believed for any version only where it
+//! proves itself on the objects of the process ([`super::layouts`]).
 
 use std::ops::RangeInclusive;
 
@@ -141,7 +142,7 @@ pub(super) struct AutogradLayout {
     pub(super) grad_fn: usize,
     /// `requires_grad_`; `is_view_` is the second byte behind it.
     pub(super) requires_grad: usize,
-    /// `backward_info_`, whose first word is the tensor that is looked at.
+    /// The `ViewInfo` of `backward_info_`, whose first word is the tensor that is looked at.
     pub(super) base: usize,
     /// Whether there is a `backward_info_`.
     pub(super) has_base: usize,
@@ -265,32 +266,55 @@ const MIDDLE: TensorLayout = TensorLayout {
 
 /// What autograd knows of a tensor.
 pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
-    (versions((2, 0), (2, 0)), autograd(16, 112, 160, 40)),
-    (versions((2, 1), (2, 2)), autograd(16, 120, 168, 40)),
-    (versions((2, 3), (2, 6)), autograd(16, 120, 168, 48)),
-    (versions((2, 7), (2, 9)), autograd(40, 144, 192, 48)),
-    (versions((2, 10), (2, 12)), autograd(40, 144, 200, 48)),
-    (versions((2, 13), (2, 15)), autograd(40, 128, 184, 48)),
+    (versions((2, 0), (2, 0)), autograd(16, 112, 160, (8, 0), 40)),
+    (versions((2, 1), (2, 1)), autograd(16, 120, 168, (8, 0), 40)),
+    (
+        versions((2, 2), (2, 2)),
+        autograd(16, 120, 168, (0, 40), 40),
+    ),
+    (
+        versions((2, 3), (2, 6)),
+        autograd(16, 120, 168, (0, 48), 48),
+    ),
+    (
+        versions((2, 7), (2, 9)),
+        autograd(40, 144, 192, (0, 48), 48),
+    ),
+    (
+        versions((2, 10), (2, 12)),
+        autograd(40, 144, 200, (0, 48), 48),
+    ),
+    (
+        versions((2, 13), (2, 15)),
+        autograd(40, 128, 184, (0, 48), 48),
+    ),
 ];
 
-/// By the offsets of `grad_`, `requires_grad_` and `backward_info_`, and the bytes of the `ViewInfo`
-/// in that. `grad_fn_` follows `grad_`; a `forward_info_` of the same kind and a flag come before
+/// By the offsets of `grad_`, `requires_grad_` and `backward_info_`; of the `ViewInfo` and of whether
+/// there is one in that (`c10::optional` says so first, `std::optional` last); and the bytes of the
+/// `ViewInfo`. `grad_fn_` follows `grad_`; a `forward_info_` of the same kind and a flag come before
 /// `attr_version_`.
-const fn autograd(grad: usize, requires_grad: usize, base: usize, view: usize) -> AutogradLayout {
+const fn autograd(
+    grad: usize,
+    requires_grad: usize,
+    info: usize,
+    (value, presence): (usize, usize),
+    view: usize,
+) -> AutogradLayout {
     AutogradLayout {
         grad,
         grad_fn: grad + 8,
         requires_grad,
-        base,
-        has_base: base + view,
-        version: base + 2 * (view + 8) + 4,
+        base: info + value,
+        has_base: info + presence,
+        version: info + 2 * (view + 8) + 4,
     }
 }
 
 /// The graph.
 pub(super) const NODES: &[(Versions, NodeLayout)] = &[
     (
-        versions((2, 0), (2, 2)),
+        versions((2, 0), (2, 4)),
         NodeLayout {
             saved: SavedLayout {
                 flags: 56,
@@ -299,7 +323,7 @@ pub(super) const NODES: &[(Versions, NodeLayout)] = &[
             ..SHARED
         },
     ),
-    (versions((2, 3), (2, 12)), SHARED),
+    (versions((2, 5), (2, 12)), SHARED),
     (
         versions((2, 13), (2, 15)),
         NodeLayout {

@@ -161,7 +161,7 @@ impl Process {
     }
 
     pub(super) fn storage(&mut self, data: u64, size: u64, device: [u8; 2]) -> u64 {
-        let mut bytes = Bytes::of(128);
+        let mut bytes = Bytes::of(256);
         bytes.word(0, self.storage_class);
         bytes.word(self.storage.data, data);
         bytes.byte(self.storage.device(), device[0]);
@@ -177,7 +177,7 @@ impl Process {
         bytes.word(8, 1);
         bytes.word(layout.storage, storage);
         bytes.word(layout.autograd, self.meta(new));
-        let mut counter = Bytes::of(32);
+        let mut counter = Bytes::of(64);
         counter.byte(layout.storage, 5);
         bytes.word(layout.version, self.heap.object(&counter.0));
         bytes.word(layout.dimensions, new.shape.len() as u64);

@@ -3,12 +3,14 @@
 
 use std::fmt;
 
-use super::autograd::Meta;
+use super::autograd::{Meta, View};
 use super::bytes::Fields;
 use super::calibrate;
 use super::class::{Classes, Family};
 use super::era::{self, AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
 use super::era::{TensorLayout, Versions};
+use super::node;
+use super::saved::Saved;
 use super::storage::{self, RawStorage};
 use super::tensor::{self, Class, Geometry, RawTensor, some};
 use super::{NotOne, autograd};
@@ -26,8 +28,8 @@ pub struct Layouts {
     pub(super) storage: StorageLayout,
     /// `None` where nothing that was looked at shows it.
     pub(super) autograd: Option<AutogradLayout>,
-    /// The rows of the graph, that of the version first.
-    pub(super) nodes: Vec<NodeLayout>,
+    /// The rows of the graph, that of the version first, and whether each is.
+    pub(super) nodes: Vec<(NodeLayout, bool)>,
     pub(super) classes: Classes,
     origin: Origin,
 }
@@ -109,7 +111,9 @@ impl Layouts {
         let nodes = first_of(NODES, |row| era::is_of(&row.0, version));
         Ok(Self {
             autograd: autograd_layout(memory, &classes, version, &metas),
-            nodes: nodes.map(|row| row.1).collect(),
+            nodes: nodes
+                .map(|row| (row.1, era::is_of(&row.0, version)))
+                .collect(),
             tensor,
             storage,
             classes,
@@ -162,28 +166,70 @@ impl Layouts {
         storage::read(memory, &self.classes, self.storage, address)
     }
 
-    /// The layout of the graph that some of its nodes show: that of the version where it has one and
-    /// none contradicts it, another only where one proves it.
+    /// The layout of the graph that some of its nodes show: that of the version where none contradicts
+    /// it, another only where their edges prove it; of several the one by which they keep most tensors.
     pub(super) fn of_nodes(&self, memory: &impl ReadMemory, nodes: &[u64]) -> Option<NodeLayout> {
-        let of_version = self.origin == Origin::Version;
         let nodes = &nodes[..nodes.len().min(MOST_SAMPLES)];
-        self.nodes.iter().enumerate().find_map(|(at, layout)| {
-            let mut proof = Proof::default();
-            for node in nodes {
-                let mut bytes = vec![0; layout.edges + 24];
-                let next = memory
-                    .read(*node, &mut bytes)
-                    .ok()
-                    .and_then(|()| autograd::next(memory, &self.classes, layout, Fields(&bytes)));
-                match next {
-                    Some(next) if next.is_empty() => {}
-                    Some(_) => proof.good += 1,
-                    None => proof.bad += 1,
+        let mut best: Option<(usize, NodeLayout)> = None;
+        for (layout, is_own) in &self.nodes {
+            let proof = self.proof_of_edges(memory, layout, nodes);
+            if *is_own && proof.bad == 0 {
+                return Some(*layout);
+            }
+            if !proof.is_enough() {
+                continue;
+            }
+            let kept = self.originals(memory, layout, nodes);
+            if best.is_none_or(|(most, _)| kept > most) {
+                best = Some((kept, *layout));
+            }
+        }
+        best.map(|(_, layout)| layout)
+    }
+
+    fn proof_of_edges(
+        &self,
+        memory: &impl ReadMemory,
+        layout: &NodeLayout,
+        nodes: &[u64],
+    ) -> Proof {
+        let mut proof = Proof::default();
+        let mut bytes = vec![0; layout.edges + 24];
+        for node in nodes {
+            let read = memory.read(*node, &mut bytes).ok();
+            let next =
+                read.and_then(|()| autograd::next(memory, &self.classes, layout, Fields(&bytes)));
+            match next {
+                Some(next) if next.is_empty() => {}
+                Some(_) => proof.good += 1,
+                None => proof.bad += 1,
+            }
+        }
+        proof
+    }
+
+    /// How many tensors some nodes, and those that they lead to, keep as they are, by a layout. By a
+    /// wrong one none is marked so.
+    fn originals(&self, memory: &impl ReadMemory, layout: &NodeLayout, nodes: &[u64]) -> usize {
+        let mut kept = 0;
+        let mut waiting = nodes.to_vec();
+        let mut looked_at = 0;
+        while let Some(node) = waiting.get(looked_at).copied() {
+            looked_at += 1;
+            let Some(read) = node::read(memory, self, layout, node) else {
+                continue;
+            };
+            let tensors = read.saved.tensors.iter();
+            kept += tensors
+                .filter(|(_, saved)| *saved == Saved::Original)
+                .count();
+            for next in read.node.next.into_iter().chain(read.node.within) {
+                if waiting.len() < 4 * MOST_SAMPLES && !waiting.contains(&next) {
+                    waiting.push(next);
                 }
             }
-            let believed = of_version && at == 0 && proof.bad == 0;
-            (believed || proof.is_enough()).then_some(*layout)
-        })
+        }
+        kept
     }
 }
 
@@ -253,11 +299,14 @@ fn look(
     }
     let geometry = tensor::geometry(memory, layout, fields).ok()?;
     let dtype = tensor::dtype(layout, fields).ok()?;
-    tensor::place(layout, fields).ok()?;
+    let device = tensor::place(layout, fields).ok()?;
     let Some(storage_at) = some(fields.word(layout.storage)) else {
         return Some(Look::Neutral);
     };
     let storage = storage::read(memory, classes, storage, storage_at).ok()?;
+    if storage.device != device {
+        return None;
+    }
     let needed = needed(&geometry, dtype)?;
     // A wrapper of other tensors has a shape, and a storage without data.
     let is_proof = needed > 0 && storage.bytes.0 >= needed;
@@ -298,7 +347,7 @@ fn metas(memory: &impl ReadMemory, layout: &TensorLayout, samples: &[u64]) -> Ve
 }
 
 /// The layout of what autograd keeps: that of the version where nothing contradicts it, another only
-/// where a leaf that requires a gradient proves it.
+/// where leaves that require a gradient, and views, prove it; of several the one that they prove best.
 fn autograd_layout(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -306,18 +355,43 @@ fn autograd_layout(
     metas: &[u64],
 ) -> Option<AutogradLayout> {
     let is_own = |row: &(Versions, AutogradLayout)| era::is_of(&row.0, version);
-    let fits = |row: &&(Versions, AutogradLayout)| {
+    let mut best: Option<(usize, AutogradLayout)> = None;
+    for row in first_of(AUTOGRAD, is_own) {
         let mut proof = Proof::default();
         for meta in metas {
-            match Meta::read(memory, classes, &row.1, *meta) {
-                Some(meta) if meta.says_so => proof.good += 1,
-                Some(_) => {}
+            match proves(memory, classes, &row.1, *meta) {
+                Some(Look::Good) => proof.good += 1,
+                Some(Look::Neutral) => {}
                 None => proof.bad += 1,
             }
         }
-        proof.is_enough() || (is_own(row) && proof.bad == 0)
+        if is_own(row) && proof.bad == 0 {
+            return Some(row.1);
+        }
+        let is_better = best.is_none_or(|(good, _)| proof.good > good);
+        if proof.is_enough() && is_better {
+            best = Some((proof.good, row.1));
+        }
+    }
+    best.map(|(_, layout)| layout)
+}
+
+/// What autograd keeps of one tensor says of a layout.
+fn proves(
+    memory: &impl ReadMemory,
+    classes: &Classes,
+    layout: &AutogradLayout,
+    meta: u64,
+) -> Option<Look> {
+    let read = Meta::read(memory, classes, layout, meta)?;
+    let is_proof = match read.is_view {
+        true => View::read(memory, classes, layout, meta)?.base.is_some(),
+        false => read.says_so,
     };
-    first_of(AUTOGRAD, is_own).find(fits).map(|row| row.1)
+    Some(match is_proof {
+        true => Look::Good,
+        false => Look::Neutral,
+    })
 }
 
 /// Whether a tensor's elements lie within a storage of so many bytes.

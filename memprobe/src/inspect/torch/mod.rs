@@ -1,7 +1,7 @@
 //! PyTorch's own objects in the target's memory: tensors, storages, and the graph that autograd keeps
 //! for the backward pass.
 //!
-//! Whatever is read is proved by its class ([`class`]): a pointer that does not lead to an object of
+//! Whatever is read is proved by its class: a pointer that does not lead to an object of
 //! the class that belongs there is not followed. Nothing here recurses on what the target says, and
 //! everything has a bound.
 
@@ -22,6 +22,10 @@ mod tensor;
 
 #[cfg(test)]
 mod fake;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 

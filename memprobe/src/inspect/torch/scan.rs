@@ -3,7 +3,6 @@
 
 use std::ops::Range;
 
-use super::bytes::Fields;
 use super::layouts::Layouts;
 use crate::target::memory::ReadMemory;
 
@@ -101,10 +100,15 @@ fn pick(
     tables: &[u64],
     scan: &mut Scan,
 ) {
-    for (at, word) in (start..).step_by(8).zip(bytes.chunks_exact(8)) {
-        let is_tensor = tables.contains(&Fields(word).word(0));
-        if is_tensor && scan.tensors.len() < MOST_TENSORS && is_live(memory, layouts, at) {
-            scan.tensors.push(at);
+    let (words, _) = bytes.as_chunks();
+    for (at, word) in words.iter().enumerate() {
+        // Of a million words hardly one is a table's address.
+        if !tables.contains(&u64::from_le_bytes(*word)) {
+            continue;
+        }
+        let object = start + at as u64 * 8;
+        if scan.tensors.len() < MOST_TENSORS && is_live(memory, layouts, object) {
+            scan.tensors.push(object);
         }
     }
 }

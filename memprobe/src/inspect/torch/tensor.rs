@@ -23,7 +23,8 @@ const MOST_DTYPES: u16 = 64;
 /// Kinds of devices (`COMPILE_TIME_MAX_DEVICE_TYPES`, c10/core/DeviceType.h@v2.15.0).
 const MOST_DEVICE_TYPES: u8 = 22;
 
-/// `DeviceType::CUDA` and `DeviceType::Meta`.
+/// `DeviceType::CPU`, `DeviceType::CUDA` and `DeviceType::Meta`.
+const CPU: u8 = 0;
 const CUDA: u8 = 1;
 const META: u8 = 14;
 
@@ -258,13 +259,13 @@ pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device,
 
 /// A `c10::Device`; the index is -1 where the only device is meant.
 pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
-    let index_fits = index.cast_signed() >= -1;
+    let index = index.cast_signed();
     match kind {
-        0 if index_fits => Some(Device::Cpu),
-        CUDA if index.cast_signed() >= 0 => Some(Device::Cuda(DeviceIndex(index))),
-        META if index_fits => Some(Device::Meta),
-        CUDA => None,
-        _ => (kind < MOST_DEVICE_TYPES && index_fits).then_some(Device::Other(kind)),
+        CPU | META if !(-1..=0).contains(&index) => None,
+        CPU => Some(Device::Cpu),
+        META => Some(Device::Meta),
+        CUDA => Some(Device::Cuda(DeviceIndex(index.try_into().ok()?))),
+        _ => (kind < MOST_DEVICE_TYPES && index >= -1).then_some(Device::Other(kind)),
     }
 }
 

@@ -58,7 +58,7 @@ impl AllocatorTables {
     }
 
     /// Whether nothing moved while the tables were read and they add up to the allocator's totals.
-    fn is_consistent(&self) -> bool {
+    pub fn is_consistent(&self) -> bool {
         let known = |device| {
             self.devices
                 .iter()

@@ -29,6 +29,9 @@ const MOST_BYTES: usize = 2 << 30;
 /// collection, or of a change to the lists of its objects.
 const MOST_STOPS: u32 = 100;
 
+/// How many of these times the allocator may be at work, before what it is at is taken as it is.
+const MOST_ALLOCATING: u32 = 10;
+
 /// How long it runs on in between, at first and at most. A collection of a million objects takes half
 /// a second.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
@@ -248,6 +251,7 @@ impl Stops {
         look: &(impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T) + Sync),
     ) -> Result<((Moment, T), Duration), Why> {
         let mut wait = FIRST_WAIT;
+        let mut allocating = 0;
         loop {
             let image = &mut *image;
             let (found, pause) = while_paused(python.tgid, move || {
@@ -261,10 +265,15 @@ impl Stops {
             let broken = match found {
                 Ok(found) => match found.0.broken {
                     None | Some(Broken::TooMany) => return Ok((found, pause)),
+                    // It may be that these tables never agree.
+                    Some(Broken::Allocating) if allocating == MOST_ALLOCATING => {
+                        return Ok((found, pause));
+                    }
                     Some(broken) => broken,
                 },
                 Err(broken) => broken,
             };
+            allocating += u32::from(broken == Broken::Allocating);
             self.number += 1;
             if self.number >= MOST_STOPS {
                 return Err(Why::NeverWhole(broken));

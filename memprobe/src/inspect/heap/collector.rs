@@ -43,6 +43,9 @@ pub enum Broken {
     Unreadable(Unreadable),
     /// There are more objects than memprobe follows.
     TooMany,
+    /// The lists are whole, but PyTorch's allocator is in the middle of handing out or taking back a
+    /// block.
+    Allocating,
 }
 
 impl fmt::Display for Broken {
@@ -54,6 +57,7 @@ impl fmt::Display for Broken {
                 "the list of Python's objects changed while it was read (at {address:#x})"
             ),
             Self::Unreadable(why) => write!(f, "the list of Python's objects: {why}"),
+            Self::Allocating => f.write_str("PyTorch's allocator is at work"),
             Self::TooMany => write!(f, "there are more than {MOST_OBJECTS} Python objects"),
         }
     }

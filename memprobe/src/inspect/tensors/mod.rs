@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::active::AllocatorVariable;
 use super::allocator::{self, AllocatorTables};
 use super::heap::capture::{self, Captured, Moment, capture};
+use super::heap::collector::Broken;
 use super::heap::image::Image;
 use super::torch::graph::{self, RawGraph};
 use super::torch::{self, Layouts, Origin};
@@ -93,7 +94,13 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
     let captured = capture(
         &python,
         manner,
-        |image, moment| reader.read(image, moment),
+        |image, moment| {
+            let found = reader.read(image, moment);
+            if moment.broken.is_none() && found.is_at_work() {
+                moment.broken = Some(Broken::Allocating);
+            }
+            found
+        },
         |image, moment, found| join::join(image, &python, moment, found),
     );
     let captured = captured.map_err(Why::Heap)?;
@@ -180,6 +187,13 @@ impl Reader {
 }
 
 impl Found {
+    /// Whether the allocator was stopped in the middle of what it does: its blocks do not come to its
+    /// own total.
+    fn is_at_work(&self) -> bool {
+        let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
+        tables.is_some_and(|tables| !tables.is_consistent())
+    }
+
     fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {
         for &object in objects {
             match layouts.tensor_of(image, object) {
@@ -198,11 +212,9 @@ impl Found {
 fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
-    words.extend(
-        moment
-            .broken
-            .map(|broken| format!("not all objects: {broken}")),
-    );
+    // What the allocator was at is told by what its blocks do not come to.
+    let broken = moment.broken.filter(|&broken| broken != Broken::Allocating);
+    words.extend(broken.map(|broken| format!("not all objects: {broken}")));
     if moment.census.unknown > 0 {
         let count = moment.census.unknown;
         words.push(format!(

@@ -262,21 +262,17 @@ fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
     let Some(found) = changes_of("tracked_vgg.py") else {
         return;
     };
-    let place = "main() -> ";
-    let without_lines = |lines: &[String]| -> Vec<String> {
-        // The line moves on between two points, and the name of a local with it.
-        let lines = lines.iter().map(|line| match line.split_once(place) {
-            Some((before, name)) => {
-                let shape = before.rsplit_once(' ').map_or("", |(shape, _)| shape);
-                format!("{shape} {name}")
-            }
-            None => line.clone(),
-        });
-        lines.collect()
+    // The line moves on between two points, and the name of a local with it.
+    let without_place = |line: &String| match line.split_once(" tracked_vgg.py:") {
+        Some((shape, name)) => {
+            let name = name.rsplit_once(" -> ").map_or(name, |(_, name)| name);
+            format!("{shape} {name}")
+        }
+        None => line.clone(),
     };
     let found: Vec<(String, Vec<String>)> = found
         .iter()
-        .map(|(point, lines)| (point.clone(), without_lines(lines)))
+        .map(|(point, lines)| (point.clone(), lines.iter().map(without_place).collect()))
         .collect();
     let model = &found[0].1;
     assert_eq!(model.len(), 32, "{model:?}");

@@ -62,6 +62,8 @@ pub enum Holds {
     Tuple,
     /// Items of a set.
     Set,
+    /// Items of a `collections.deque`.
+    Deque,
     /// What a variable of an enclosing function refers to.
     Cell,
     /// The globals of a module.
@@ -240,6 +242,8 @@ impl<M: ReadMemory> Heap<'_, M> {
                 class.role = Role::Optimizer;
             }
             "set" | "frozenset" if !made_by_statement => class.holds = Holds::Set,
+            // Made as by a statement from 3.12 on, but named with its module as none of these is.
+            "collections.deque" => class.holds = Holds::Deque,
             "cell" if !made_by_statement => class.holds = Holds::Cell,
             "module" if !made_by_statement => class.holds = Holds::Globals,
             _ => {}

@@ -110,6 +110,15 @@ impl<M: ReadMemory> Heap<'_, M> {
                     }
                 })
             }
+            Holds::Deque => {
+                let mut index = 0..;
+                self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |item| {
+                    let index = index.next().unwrap_or_default();
+                    if item != 0 {
+                        each(Step::Index(index), item);
+                    }
+                })
+            }
             Holds::Set => {
                 let (table, count) = self.table(object)?;
                 self.words(table, count, 16, |item| {
@@ -185,6 +194,10 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
             Holds::Set => {
                 let (table, count) = self.table(object)?;
                 self.memory.keep(table..table.saturating_add(16 * count));
+            }
+            // Each block leads to the next: all are kept by being read.
+            Holds::Deque => {
+                self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
             Holds::Cell | Holds::Text | Holds::Number | Holds::Other => {}
         }

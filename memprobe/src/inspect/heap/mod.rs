@@ -9,6 +9,7 @@ pub mod census;
 pub mod class;
 pub mod collector;
 pub mod contents;
+mod deque;
 pub mod dict;
 pub mod frames;
 pub mod image;

@@ -1,0 +1,100 @@
+//! `collections.deque`: a chain of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to @v3.15.2).
+
+use super::{Heap, word_at};
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
+
+/// Where the first and the last block, and the place of the first item in the first, stand in the
+/// object: behind its size.
+const FIRST_BLOCK: u64 = 24;
+const FIRST_INDEX: usize = 16;
+
+/// `BLOCKLEN`: items of a block.
+const ITEMS: u64 = 64;
+
+/// `sizeof(block)`: the block before, the items, the block behind.
+const BLOCK: usize = 8 * (ITEMS as usize + 2);
+
+/// The most items of one deque that are read.
+const MOST_ITEMS: u64 = 1 << 20;
+
+impl<M: ReadMemory> Heap<'_, M> {
+    /// Calls `each` with the items of a deque, in order.
+    ///
+    /// # Errors
+    /// [`Unreadable`]; the items before it were told.
+    pub(super) fn deque_items(
+        &self,
+        object: u64,
+        count: u64,
+        mut each: impl FnMut(u64),
+    ) -> Result<(), Unreadable> {
+        let head: [u8; FIRST_INDEX + 8] =
+            self.memory.read_array(object.wrapping_add(FIRST_BLOCK))?;
+        let (mut block, mut index) = (word_at(&head, 0), word_at(&head, FIRST_INDEX as u16));
+        // The first index of an empty one may be behind its block's end.
+        if count > MOST_ITEMS || index > ITEMS {
+            return Err(Unreadable {
+                address: object,
+                cause: Cause::NotAsExpected,
+            });
+        }
+        self.spend(object, count)?;
+        let mut left = count;
+        while left > 0 {
+            let bytes: [u8; BLOCK] = self.memory.read_array(block)?;
+            let here = left.min(ITEMS - index);
+            for item in index..index + here {
+                each(word_at(&bytes, 8 * (1 + item as u16)));
+            }
+            left -= here;
+            (block, index) = (word_at(&bytes, 8 * (1 + ITEMS as u16)), 0);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::heap::fake::FakeHeap;
+    use crate::symbolize::python::versions::LAYOUTS;
+
+    /// A deque of so many items, of which the first is the last of its block.
+    fn deque(heap: &mut FakeHeap, count: u64) -> u64 {
+        let class = heap.class("collections.deque", 0, 0);
+        let object = heap.object(class, 64);
+        let blocks = [heap.room(BLOCK as u64), heap.room(BLOCK as u64)];
+        heap.put_word(object, 16_u64, count);
+        heap.put_word(object, FIRST_BLOCK, blocks[0]);
+        heap.put_word(object, FIRST_BLOCK + FIRST_INDEX as u64, ITEMS - 1);
+        heap.put_word(blocks[0], 8 * ITEMS, 7);
+        heap.put_word(blocks[0], 8 * (ITEMS + 1), blocks[1]);
+        heap.put_word(blocks[1], 8_u64, 8);
+        heap.put_word(blocks[1], 16_u64, 9);
+        object
+    }
+
+    fn items(count: u64) -> (Vec<u64>, bool) {
+        let layout = &LAYOUTS[0];
+        let mut heap = FakeHeap::new(layout);
+        let object = deque(&mut heap, count);
+        let (memory, _) = heap.finish();
+        let mut found = Vec::new();
+        let read = Heap::of(&memory, layout).deque_items(object, count, |item| found.push(item));
+        (found, read.is_ok())
+    }
+
+    #[test]
+    fn items_are_followed_from_block_to_block() {
+        assert_eq!(items(3), (vec![7, 8, 9], true));
+        assert_eq!(items(0), (vec![], true));
+    }
+
+    #[test]
+    fn a_deque_that_ends_before_its_size_is_not_followed_further() {
+        let (found, whole) = items(200);
+        assert!(!whole);
+        assert_eq!(found.len(), 65);
+        assert_eq!(items(u64::MAX), (vec![], false));
+    }
+}

@@ -160,15 +160,16 @@ pub struct Captured<T, R> {
     pub consistency: Consistency,
 }
 
-/// Reads the heap of a process. `more` reads further things at the same moment; `conclude` finds out
-/// what follows when the process runs on again. It is called once before, to show which pages it
-/// needs.
+/// Reads the heap of a process. `busy` tells of the process as it stands, in a few reads, whether this
+/// is a wrong moment; `more` reads further things at the same moment; `conclude` finds out what follows
+/// when the process runs on again. It is called once before, to show which pages it needs.
 ///
 /// # Errors
 /// [`Why`].
 pub fn capture<T: Send, R>(
     python: &PythonProcess,
     manner: Manner,
+    busy: impl Fn(ProcessMemory) -> Option<Broken> + Sync,
     more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
     conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R,
 ) -> Result<Captured<T, R>, Why> {
@@ -194,7 +195,7 @@ pub fn capture<T: Send, R>(
     let mut stops = Stops::default();
     let mut care = Care::Young;
     loop {
-        let ((mut moment, more), pause) = stops.look(python, &mut image, care, &look)?;
+        let ((mut moment, more), pause) = stops.look(python, &mut image, care, &busy, &look)?;
         image.close();
         let result = conclude(&image, &mut moment, &more);
         let extent = image.extent();
@@ -248,15 +249,18 @@ impl Stops {
         python: &PythonProcess,
         image: &mut Image<ProcessMemory>,
         care: Care,
+        busy: &(impl Fn(ProcessMemory) -> Option<Broken> + Sync),
         look: &(impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T) + Sync),
     ) -> Result<((Moment, T), Duration), Why> {
         let mut wait = FIRST_WAIT;
         let mut allocating = 0;
         loop {
             let image = &mut *image;
+            let is_last = allocating == MOST_ALLOCATING;
             let (found, pause) = while_paused(python.tgid, move || {
                 // At a wrong moment it stands still no longer than it takes to see that.
-                if let Some(broken) = at_work(python) {
+                let busy = || busy(python.memory()).filter(|_| !is_last);
+                if let Some(broken) = at_work(python).or_else(busy) {
                     return Err(broken);
                 }
                 image.renew();

@@ -287,7 +287,7 @@ fn outside<'a>(row: &'a OutsideRow, options: &ReportOptions) -> Outside<'a> {
     }
 }
 
-fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
+pub(super) fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
     (index != DeviceIndex::UNKNOWN).then_some(index)
 }
 

@@ -45,39 +45,73 @@ pub struct Layout {
     pub keys: Rect,
 }
 
+/// Rows of a screen that are given away from its top and its bottom.
+pub(super) struct Bands {
+    width: u16,
+    top: u16,
+    bottom: u16,
+}
+
+impl Bands {
+    /// Those of a screen; `None` if it is too small for any layout.
+    pub(super) fn of(width: u16, height: u16) -> Option<Self> {
+        (width >= SMALLEST.0 && height >= SMALLEST.1).then_some(Self {
+            width,
+            top: 0,
+            bottom: height,
+        })
+    }
+
+    /// The next rows from the top.
+    pub(super) fn down(&mut self, rows: u16) -> Rect {
+        self.top += rows;
+        Rect::new(0, self.top - rows, self.width, rows)
+    }
+
+    /// The next rows from the bottom.
+    pub(super) fn up(&mut self, rows: u16) -> Rect {
+        self.bottom -= rows;
+        Rect::new(0, self.bottom, self.width, rows)
+    }
+
+    /// What is left.
+    pub(super) fn between(&self) -> Rect {
+        Rect::new(0, self.top, self.width, self.bottom - self.top)
+    }
+}
+
+/// Checks that the parts of a screen fill it and do not overlap.
+#[cfg(test)]
+pub(super) fn assert_filled(width: u16, height: u16, parts: &[Rect]) {
+    let area: u32 = parts.iter().map(|part| part.area()).sum();
+    let whole = u32::from(width) * u32::from(height);
+    assert_eq!(area, whole, "{width}x{height}");
+    for (at, part) in parts.iter().enumerate() {
+        assert!(part.right() <= width && part.bottom() <= height);
+        assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
+    }
+}
+
 /// The layout of a screen; `None` if it is too small for any.
 pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
-    if width < SMALLEST.0 || height < SMALLEST.1 {
-        return None;
-    }
-    let mut top = 0;
-    let mut bottom = height;
-    let mut down = |rows: u16| {
-        let part = Rect::new(0, top, width, rows);
-        top += rows;
-        part
-    };
-    let mut up = |rows: u16| {
-        bottom -= rows;
-        Rect::new(0, bottom, width, rows)
-    };
+    let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
 
-    let header = down(1);
-    let devices = down(when(needs.devices > 1 && height >= 12, 1));
-    let totals = down(if height >= 14 {
+    let header = bands.down(1);
+    let devices = bands.down(when(needs.devices > 1 && height >= 12, 1));
+    let totals = bands.down(if height >= 14 {
         2
     } else {
         when(height >= 8, 1)
     });
     // Source text beneath the table needs the room of the graph on a screen of usual height.
     let crowded = needs.source && width < SIDE_BY_SIDE && height < ROOM_FOR_BOTH;
-    let graph = down(when(height >= 19 && !crowded, height / 5 + 1));
-    let keys = up(when(height >= 7, 1));
-    let status = up(1);
-    let detail = up(when(height >= 12, 1));
-    let sum = up(when(height >= 10, 1));
-    let body = Rect::new(0, top, width, bottom - top);
+    let graph = bands.down(when(height >= 19 && !crowded, height / 5 + 1));
+    let keys = bands.up(when(height >= 7, 1));
+    let status = bands.up(1);
+    let detail = bands.up(when(height >= 12, 1));
+    let sum = bands.up(when(height >= 10, 1));
+    let body = bands.between();
     let (table, source) = split(body, needs.source);
     let head = Rect {
         height: table.height.min(1),
@@ -172,16 +206,7 @@ mod tests {
                     l.header, l.devices, l.totals, l.graph, l.head, l.rows, l.sum, l.detail,
                     l.source, l.status, l.keys,
                 ];
-                let area: u32 = parts.iter().map(|part| part.area()).sum();
-                assert_eq!(
-                    area,
-                    u32::from(width) * u32::from(height),
-                    "{width}x{height}"
-                );
-                for (at, part) in parts.iter().enumerate() {
-                    assert!(part.right() <= width && part.bottom() <= height);
-                    assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
-                }
+                assert_filled(width, height, &parts);
             }
         }
     }

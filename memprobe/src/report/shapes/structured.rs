@@ -8,6 +8,7 @@ use super::{Tensors, csv_error};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow, Site, What};
 use crate::report::replay::Replay;
+use crate::report::structured::known_device;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -219,8 +220,4 @@ fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Row<'a> {
         live_blocks: None,
         allocs: None,
     }
-}
-
-fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
-    (index != DeviceIndex::UNKNOWN).then_some(index)
 }

@@ -2,7 +2,7 @@
 
 use ratatui::layout::Rect;
 
-use super::super::layout::SMALLEST;
+use super::super::layout::Bands;
 
 /// The parts of the screen; those without room are empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,30 +29,17 @@ pub struct Layout {
 
 /// The layout of a screen; `None` if it is too small for any.
 pub fn layout(width: u16, height: u16) -> Option<Layout> {
-    if width < SMALLEST.0 || height < SMALLEST.1 {
-        return None;
-    }
-    let mut top = 0;
-    let mut bottom = height;
-    let mut down = |rows: u16| {
-        let part = Rect::new(0, top, width, rows);
-        top += rows;
-        part
-    };
-    let mut up = |rows: u16| {
-        bottom -= rows;
-        Rect::new(0, bottom, width, rows)
-    };
+    let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
-    let header = down(1);
-    let devices = down(when(height >= 12, 1));
-    let account = down(when(height >= 8, 1));
-    let keys = up(when(height >= 7, 1));
-    let status = up(1);
-    let detail = up(when(height >= 12, 1));
-    let sum = up(when(height >= 10, 1));
-    let head = down(when(height >= 5, 1));
-    let rows = Rect::new(0, top, width, bottom - top);
+    let header = bands.down(1);
+    let devices = bands.down(when(height >= 12, 1));
+    let account = bands.down(when(height >= 8, 1));
+    let keys = bands.up(when(height >= 7, 1));
+    let status = bands.up(1);
+    let detail = bands.up(when(height >= 12, 1));
+    let sum = bands.up(when(height >= 10, 1));
+    let head = bands.down(when(height >= 5, 1));
+    let rows = bands.between();
     Some(Layout {
         header,
         devices,
@@ -68,6 +55,7 @@ pub fn layout(width: u16, height: u16) -> Option<Layout> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::layout::assert_filled;
     use super::*;
 
     #[test]
@@ -80,12 +68,7 @@ mod tests {
             let parts = [
                 l.header, l.devices, l.account, l.head, l.rows, l.sum, l.detail, l.status, l.keys,
             ];
-            let area: u32 = parts.iter().map(|part| part.area()).sum();
-            assert_eq!(area, u32::from(width) * u32::from(height));
-            for (at, part) in parts.iter().enumerate() {
-                assert!(part.right() <= width && part.bottom() <= height);
-                assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
-            }
+            assert_filled(width, height, &parts);
             assert!(l.rows.height >= 1, "{width}x{height}");
         }
         assert_eq!(layout(23, 50), None);

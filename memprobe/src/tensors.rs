@@ -115,8 +115,8 @@ pub struct Tensor {
     pub kind: TensorKind,
     /// Its names, the best first; empty where it has none.
     pub names: Vec<Name>,
-    /// `shape`, in elements.
-    pub shape: Vec<u64>,
+    /// `shape`, in elements; `None` where it cannot be told (nested tensors, sizes that are symbols).
+    pub shape: Option<Vec<u64>>,
     /// `stride()`, in elements; empty where they cannot be told (sparse tensors).
     pub strides: Vec<u64>,
     /// `storage_offset()`, in elements.
@@ -174,7 +174,7 @@ impl Default for Tensor {
             object: 0,
             kind: TensorKind::Tensor,
             names: Vec::new(),
-            shape: Vec::new(),
+            shape: Some(Vec::new()),
             strides: Vec::new(),
             offset: 0,
             dtype: DType::FLOAT32,
@@ -191,17 +191,16 @@ impl Default for Tensor {
 }
 
 impl Tensor {
-    /// `numel()`.
-    pub fn elements(&self) -> u64 {
-        self.shape
-            .iter()
-            .fold(1, |product, &size| product.saturating_mul(size))
+    /// `numel()`; `None` where the shape is not known.
+    pub fn elements(&self) -> Option<u64> {
+        let sizes = self.shape.as_ref()?.iter();
+        Some(sizes.fold(1, |product, &size| product.saturating_mul(size)))
     }
 
-    /// `numel() * element_size()`; `None` for an element type that memprobe does not know.
+    /// `numel() * element_size()`; `None` for a shape or an element type that memprobe does not know.
     pub fn bytes(&self) -> Option<Bytes> {
         let size = self.dtype.size()?;
-        Some(Bytes(self.elements().saturating_mul(size)))
+        Some(Bytes(self.elements()?.saturating_mul(size)))
     }
 }
 

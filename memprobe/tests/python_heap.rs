@@ -48,7 +48,7 @@ impl Drop for Target {
 /// Of a heap, also the paths to the objects of the class that the fixture has for this.
 fn captured(process: &PythonProcess, manner: Manner) -> Captured<(), Vec<String>> {
     let paths = |image: &_, moment: &mut _, (): &()| paths_of(process, image, moment);
-    let captured = capture(process, manner, |_| None, |_, _| (), paths);
+    let captured = capture(process, manner, |_, _| (), paths);
     captured.unwrap_or_else(|error| panic!("{error}"))
 }
 

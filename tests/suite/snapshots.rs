@@ -115,7 +115,7 @@ fn is_called(text: &str, name: &str) -> bool {
 fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
     let least = Least {
         tensors: 50,
-        names: 40,
+        names: 36,
         saved: 0,
     };
     agree(&["detector_mlp.py"], Devices::Cuda, &least);

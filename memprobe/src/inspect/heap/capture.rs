@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Heap;
 use super::census::{Care, Census};
@@ -36,6 +36,10 @@ const MOST_ALLOCATING: u32 = 10;
 /// a second.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
 const MOST_WAIT: Duration = Duration::from_millis(50);
+
+/// How long the end of a collection is waited for, and how often it is looked for meanwhile.
+const MOST_COLLECTION: Duration = Duration::from_secs(1);
+const GLANCE: Duration = Duration::from_micros(100);
 
 /// How often the lists of a process that runs on are followed before a part of them is enough.
 const MOST_WALKS: u32 = 5;
@@ -160,16 +164,15 @@ pub struct Captured<T, R> {
     pub consistency: Consistency,
 }
 
-/// Reads the heap of a process. `busy` tells of the process as it stands, in a few reads, whether this
-/// is a wrong moment; `more` reads further things at the same moment; `conclude` finds out what follows
-/// when the process runs on again. It is called once before, to show which pages it needs.
+/// Reads the heap of a process. `more` reads further things at the same moment; `conclude` finds out
+/// what follows when the process runs on again. It is called once before, to show which pages it
+/// needs.
 ///
 /// # Errors
 /// [`Why`].
 pub fn capture<T: Send, R>(
     python: &PythonProcess,
     manner: Manner,
-    busy: impl Fn(ProcessMemory) -> Option<Broken> + Sync,
     more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
     conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R,
 ) -> Result<Captured<T, R>, Why> {
@@ -195,7 +198,7 @@ pub fn capture<T: Send, R>(
     let mut stops = Stops::default();
     let mut care = Care::Young;
     loop {
-        let ((mut moment, more), pause) = stops.look(python, &mut image, care, &busy, &look)?;
+        let ((mut moment, more), pause) = stops.look(python, &mut image, care, &look)?;
         image.close();
         let result = conclude(&image, &mut moment, &more);
         let extent = image.extent();
@@ -249,18 +252,16 @@ impl Stops {
         python: &PythonProcess,
         image: &mut Image<ProcessMemory>,
         care: Care,
-        busy: &(impl Fn(ProcessMemory) -> Option<Broken> + Sync),
         look: &(impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T) + Sync),
     ) -> Result<((Moment, T), Duration), Why> {
         let mut wait = FIRST_WAIT;
         let mut allocating = 0;
         loop {
+            wait_for_a_good_moment(python);
             let image = &mut *image;
-            let is_last = allocating == MOST_ALLOCATING;
             let (found, pause) = while_paused(python.tgid, move || {
                 // At a wrong moment it stands still no longer than it takes to see that.
-                let busy = || busy(python.memory()).filter(|_| !is_last);
-                if let Some(broken) = at_work(python).or_else(busy) {
+                if let Some(broken) = at_work(python) {
                     return Err(broken);
                 }
                 image.renew();
@@ -285,6 +286,15 @@ impl Stops {
             thread::sleep(wait);
             wait = (wait * 2).min(MOST_WAIT);
         }
+    }
+}
+
+/// Waits, while the process runs on, until no collector is at work: one that collects nearly all the
+/// time would hardly ever be stopped between two collections by chance.
+fn wait_for_a_good_moment(python: &PythonProcess) {
+    let start = Instant::now();
+    while at_work(python).is_some() && start.elapsed() < MOST_COLLECTION {
+        thread::sleep(GLANCE);
     }
 }
 

@@ -92,6 +92,8 @@ fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {
 }
 
 fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
+    let shape = raw.geometry.as_ref();
+    let shape = shape.map(|geometry| geometry.shape.clone());
     let geometry = raw.geometry.clone().unwrap_or_default();
     let strides = geometry.strides.iter();
     let strides: Option<Vec<u64>> = strides.map(|&stride| u64::try_from(stride).ok()).collect();
@@ -103,7 +105,7 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     let grad_fn = raw.grad_fn.and_then(|node| found.graph.node(node));
     Tensor {
         object: raw.object,
-        shape: geometry.shape,
+        shape,
         strides: strides.unwrap_or_default(),
         offset: geometry.offset,
         dtype: raw.dtype,

@@ -94,10 +94,6 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
     let captured = capture(
         &python,
         manner,
-        |memory| {
-            let tables = reader.allocator(&memory).ok().flatten()?;
-            (!tables.is_consistent()).then_some(Broken::Allocating)
-        },
         |image, moment| {
             let found = reader.read(image, moment);
             if moment.broken.is_none() && found.is_at_work() {
@@ -161,28 +157,19 @@ struct Found {
 }
 
 impl Reader {
-    /// The allocator's blocks; `None` where CUDA is not loaded.
-    fn allocator(
-        &self,
-        memory: &impl ReadMemory,
-    ) -> Result<Option<AllocatorTables>, allocator::Why> {
-        match &self.variable {
-            Ok(Some(variable)) => {
-                allocator::read(memory, *variable, self.version.as_deref()).map(Some)
-            }
-            Ok(None) => Ok(None),
-            Err(why) => Err(why.clone()),
-        }
-    }
-
     fn read(&self, image: &Image<impl ReadMemory>, moment: &Moment) -> Found {
         let version = self.version.as_deref();
+        let allocator = match &self.variable {
+            Ok(Some(variable)) => allocator::read(image, *variable, version).map(Some),
+            Ok(None) => Ok(None),
+            Err(why) => Err(why.clone()),
+        };
         let mut found = Found {
             layouts: None,
             tensors: Vec::new(),
             empty: 0,
             graph: RawGraph::default(),
-            allocator: self.allocator(image),
+            allocator,
         };
         let objects = &moment.census.tensors;
         if objects.is_empty() {

@@ -270,7 +270,7 @@ mod tests {
         let mut before = with("base", 0);
         before.tensors.push(Tensor {
             object: 1,
-            shape: vec![2],
+            shape: Some(vec![2]),
             storage: Some(0),
             device: before.tensors[0].device,
             ..plain("view")

@@ -355,7 +355,7 @@ fn tensor_row(
         outside: None,
         names: tensor.names.clone(),
         class: tensor.class.clone(),
-        shape: Some(tensor.shape.clone()),
+        shape: tensor.shape.clone(),
         dtype: Some(tensor.dtype),
         device: storage.map_or(tensor.device, |storage| storage.device),
         requires_grad: tensor.requires_grad,

@@ -80,7 +80,7 @@ fn tensor() -> impl Strategy<Value = Tensor> {
                     object,
                     kind,
                     names: name.into_iter().collect(),
-                    shape,
+                    shape: Some(shape),
                     device,
                     storage,
                     gradient_of,

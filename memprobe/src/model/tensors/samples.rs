@@ -94,7 +94,7 @@ impl Building {
         }
         self.snapshot.tensors.push(Tensor {
             object: 0x5600_0000 + 0x100 * self.snapshot.tensors.len() as u64,
-            shape: shape.to_vec(),
+            shape: Some(shape.to_vec()),
             strides,
             device: self.snapshot.storages[storage].device,
             storage: Some(storage),
@@ -253,7 +253,7 @@ pub(crate) fn training() -> TensorSnapshot {
     made.tensor(host, &[64, 128], view);
     made.snapshot.tensors.push(Tensor {
         object: 0x5700_0000,
-        shape: vec![1 << 20, 1 << 10],
+        shape: Some(vec![1 << 20, 1 << 10]),
         strides: vec![1 << 10, 1],
         device: Device::Meta,
         ..plain("skeleton.weight")

@@ -244,8 +244,8 @@ impl BlockRecord<'_> {
 
 impl Item<'_> {
     fn into_tensor(self, storages: usize) -> Result<Tensor, String> {
-        let (Some(object), Some(shape), Some(dtype)) = (self.object, self.shape, self.dtype) else {
-            return Err("a tensor without object, shape or dtype".to_owned());
+        let (Some(object), Some(dtype)) = (self.object, self.dtype) else {
+            return Err("a tensor without object or dtype".to_owned());
         };
         if self.storage_index.is_some_and(|at| at >= storages) {
             return Err("a tensor on a storage that is not there".to_owned());
@@ -262,7 +262,7 @@ impl Item<'_> {
             kind: TensorKind::parse(&self.kind)
                 .ok_or_else(|| unknown("kind of tensor", &self.kind))?,
             names: self.names.0.into_iter().map(name).collect(),
-            shape: shape.0,
+            shape: self.shape.map(|sizes| sizes.0),
             strides: self.strides.0,
             offset: self.offset,
             dtype: DType::parse(&dtype).ok_or_else(|| unknown("dtype", &dtype))?,

@@ -154,7 +154,7 @@ fn any_tensor() -> impl Strategy<Value = Tensor> {
                         inferred: flag.then_some(Name::RULES[0]),
                     }],
                     strides: shape.clone(),
-                    shape,
+                    shape: Some(shape),
                     dtype: DType(dtype),
                     storage,
                     offset,

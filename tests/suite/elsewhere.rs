@@ -41,16 +41,15 @@ fn agrees(ground: &Ground, confined: Confined, name: &str) -> (String, Value) {
     (said, ground.report(&file))
 }
 
-fn for_each_python(run: impl Fn(&Ground, &PyTorch)) {
+/// Runs on the newest PyTorch alone: where a process lives is the same to all of them.
+fn on_a_pytorch(run: impl Fn(&Ground, &PyTorch)) {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        run(&ground, pytorch);
-    }
+    run(&ground, ground.pytorch());
 }
 
 #[test]
 fn a_process_in_namespaces_of_its_own_is_recorded_exactly_under_both_its_numbers() {
-    for_each_python(|ground, pytorch| {
+    on_a_pytorch(|ground, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Namespaces, &WORKLOAD) else {
             return;
         };
@@ -97,7 +96,7 @@ fn a_process_in_a_container_is_named_by_it() {
 
 #[test]
 fn a_process_in_a_chroot_is_recorded_exactly() {
-    for_each_python(|ground, pytorch| {
+    on_a_pytorch(|ground, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Chroot, &WORKLOAD) else {
             return;
         };
@@ -128,7 +127,7 @@ fn a_process_in_a_chroot_is_recorded_exactly() {
 
 #[test]
 fn a_process_of_another_user_that_may_not_be_dumped_is_recorded_exactly() {
-    for_each_python(|ground, pytorch| {
+    on_a_pytorch(|ground, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::OtherUser, &WORKLOAD) else {
             return;
         };
@@ -140,7 +139,7 @@ fn a_process_of_another_user_that_may_not_be_dumped_is_recorded_exactly() {
 
 #[test]
 fn a_process_on_an_overlay_file_system_is_recorded_exactly_after_its_libraries_are_deleted() {
-    for_each_python(|ground, pytorch| {
+    on_a_pytorch(|ground, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::Overlay, &WORKLOAD) else {
             return;
         };
@@ -159,7 +158,7 @@ fn a_process_on_an_overlay_file_system_is_recorded_exactly_after_its_libraries_a
 
 #[test]
 fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_that_it_has_loaded() {
-    for_each_python(|ground, pytorch| {
+    on_a_pytorch(|ground, pytorch| {
         let Some(confined) = Confined::start(pytorch, Confinement::OwnLibraries, &WORKLOAD) else {
             return;
         };

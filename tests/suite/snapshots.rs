@@ -123,10 +123,11 @@ fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
 
 #[test]
 fn shared_weights_flat_buffers_and_products_that_nobody_holds_are_known() {
+    // A cuDNN without LSTM leaves a third of it.
     let least = Least {
         tensors: 30,
         names: 20,
-        saved: 2,
+        saved: 1,
     };
     agree(&["reporter_cases.py"], Devices::Cuda, &least);
 }

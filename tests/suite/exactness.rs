@@ -1,14 +1,14 @@
 //! Memprobe sees what PyTorch's own recorder sees: every event, every frame, every total.
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::rehearsal::BothSides;
 use memprobe_tests::workloads::Workload;
 
-/// Records a workload on every PyTorch from both sides.
-fn agree(name: &str) {
+/// Records a workload from both sides. `cargo xtask matrix` has every workload on every PyTorch.
+fn agree(name: &str, on: On) {
     let Some(ground) = Ground::take() else { return };
     let workload = Workload::named(name).expect("a workload");
-    for pytorch in &ground.pytorches {
+    for pytorch in ground.pytorches_on(on) {
         let both = BothSides::record(&ground, pytorch, workload.command, workload.settings);
         let agreement = both.agree(name);
         let missing = workload
@@ -20,58 +20,56 @@ fn agree(name: &str) {
 
 #[test]
 fn every_event_of_a_perceptron_with_adam_agrees_with_pytorch() {
-    agree("perceptron");
+    agree("perceptron", On::Each);
 }
 
 #[test]
 fn every_event_of_a_convolutional_net_agrees_with_pytorch() {
-    agree("convolution");
+    agree("convolution", On::Newest);
 }
 
 #[test]
 fn every_event_of_a_transformer_agrees_with_pytorch() {
-    agree("transformer");
+    agree("transformer", On::Newest);
 }
 
 #[test]
 fn every_event_with_data_loader_workers_and_pinned_memory_agrees_with_pytorch() {
-    agree("data loader");
+    agree("data loader", On::Newest);
 }
 
 #[test]
 fn every_event_of_threads_that_allocate_at_once_agrees_with_pytorch() {
-    agree("threads");
+    agree("threads", On::Each);
 }
 
 #[test]
 fn every_event_below_generators_and_coroutines_agrees_with_pytorch() {
-    agree("generators");
+    agree("generators", On::Newest);
 }
 
 #[test]
 fn every_event_of_a_deep_recursion_agrees_with_pytorch() {
-    agree("recursion");
+    agree("recursion", On::Newest);
 }
 
 #[test]
 fn every_event_of_a_script_that_runs_out_of_memory_and_goes_on_agrees_with_pytorch() {
-    agree("out of memory");
+    agree("out of memory", On::Each);
 }
 
 #[test]
 fn every_event_on_two_devices_agrees_with_pytorch() {
-    agree("two devices");
+    agree("two devices", On::Newest);
 }
 
 #[test]
 fn a_program_that_memprobe_started_is_recorded_from_its_first_allocation() {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let workload = ["mlp_adam.py", "--steps", "5", "--hidden", "256"];
-        let both = BothSides::record_from_the_start(&ground, pytorch, &workload);
-        let agreement = both.agree("mlp_adam.py started");
-        assert!(agreement.stacks >= 100, "too little was compared");
-    }
+    let workload = ["mlp_adam.py", "--steps", "5", "--hidden", "256"];
+    let both = BothSides::record_from_the_start(&ground, ground.pytorch(), &workload);
+    let agreement = both.agree("mlp_adam.py started");
+    assert!(agreement.stacks >= 100, "too little was compared");
 }
 
 #[test]

@@ -14,7 +14,25 @@ pub struct Ground {
     _turn: File,
 }
 
+/// On which PyTorches a test runs. What depends on a version runs on each; the rest on the newest, so
+/// that the suite ends in time.
+#[derive(Clone, Copy)]
+pub enum On {
+    /// The newest.
+    Newest,
+    /// Every one of this run.
+    Each,
+}
+
 impl Ground {
+    /// The PyTorches to run on, the newest first.
+    pub fn pytorches_on(&self, on: On) -> &[PyTorch] {
+        match on {
+            On::Newest => &self.pytorches[..1],
+            On::Each => &self.pytorches,
+        }
+    }
+
     /// Waits for the turn. Without root or PyTorch, says in a line why the test is skipped.
     pub fn take() -> Option<Self> {
         let mut pytorches = vec![PyTorch::of_this_run()?];

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::snapshot::Snapshot;
 use memprobe_tests::standing::{Standing, Truth};
@@ -19,11 +19,11 @@ struct Least {
     saved: usize,
 }
 
-/// Compares at every point of a workload, on every PyTorch.
-fn agree(workload: &[&str], devices: Devices, least: &Least) {
+/// Compares at every point of a workload.
+fn agree(workload: &[&str], devices: Devices, on: On, least: &Least) {
     let Some(ground) = Ground::take() else { return };
     let mut wrong = Vec::new();
-    for pytorch in &ground.pytorches {
+    for pytorch in ground.pytorches_on(on) {
         wrong.extend(agree_on(&ground, pytorch, workload, devices, least));
     }
     let shown = wrong.iter().take(SHOWN).cloned().collect::<Vec<_>>();
@@ -118,7 +118,7 @@ fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
         names: 36,
         saved: 0,
     };
-    agree(&["detector_mlp.py"], Devices::Cuda, &least);
+    agree(&["detector_mlp.py"], Devices::Cuda, On::Each, &least);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn shared_weights_flat_buffers_and_products_that_nobody_holds_are_known() {
         names: 20,
         saved: 1,
     };
-    agree(&["reporter_cases.py"], Devices::Cuda, &least);
+    agree(&["reporter_cases.py"], Devices::Cuda, On::Each, &least);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn large_tensors_that_come_and_go_are_known() {
         names: 4 * 32,
         saved: 0,
     };
-    agree(&["tracked_vgg.py"], Devices::Cuda, &least);
+    agree(&["tracked_vgg.py"], Devices::Cuda, On::Newest, &least);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn gradients_buffers_and_the_state_of_optimizers_are_known_by_name() {
         names: 250,
         saved: 0,
     };
-    agree(&["training_state.py"], Devices::Cuda, &least);
+    agree(&["training_state.py"], Devices::Cuda, On::Newest, &least);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn tensors_are_named_after_where_python_keeps_them() {
         names: 2,
         saved: 0,
     };
-    agree(&["tensor_names.py"], Devices::Cuda, &least);
+    agree(&["tensor_names.py"], Devices::Cuda, On::Each, &least);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn tensors_of_every_kind_are_listed_or_said_to_be_unknown() {
         names: 0,
         saved: 0,
     };
-    agree(&["tensor_kinds.py"], Devices::Cuda, &least);
+    agree(&["tensor_kinds.py"], Devices::Cuda, On::Each, &least);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn tensors_of_the_cpu_are_listed_where_they_are_asked_for() {
         names: 0,
         saved: 0,
     };
-    agree(&["tensor_kinds.py"], Devices::WithCpu, &least);
+    agree(&["tensor_kinds.py"], Devices::WithCpu, On::Newest, &least);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn what_the_graph_keeps_is_listed_with_the_operation_that_keeps_it() {
         names: 50,
         saved: 10,
     };
-    agree(&["saved_tensors.py"], Devices::Cuda, &least);
+    agree(&["saved_tensors.py"], Devices::Cuda, On::Each, &least);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_model_of_two_thousand_modules_is_known_by_name() {
         saved: 0,
     };
     let workload = ["many_objects.py", "--objects", "10000"];
-    agree(&workload, Devices::Cuda, &least);
+    agree(&workload, Devices::Cuda, On::Newest, &least);
 }
 
 /// What one tool or another prints when it is called again: lines of `sign`, count and shape.
@@ -324,7 +324,7 @@ fn mazes_of_cycles_depths_and_strange_keys_do_not_lead_astray() {
         names: 3,
         saved: 0,
     };
-    agree(&["tensor_mazes.py"], Devices::Cuda, &least);
+    agree(&["tensor_mazes.py"], Devices::Cuda, On::Newest, &least);
 }
 
 #[test]

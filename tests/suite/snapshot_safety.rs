@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::snapshot::Snapshot;
@@ -145,27 +145,25 @@ fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
 #[test]
 fn snapshots_of_a_process_that_does_not_stand_still_agree_with_its_allocator() {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
-        let churn = Churn::start(pytorch, 0);
-        let mut sums = BTreeSet::new();
-        for at in 0..TAKEN {
-            let snapshot = ground.snapshot(churn.pid(), &[]);
-            let allocated = allocated(&snapshot);
-            assert_eq!(
-                snapshot.holds("cuda:0"),
-                allocated,
-                "at the {at}. time: {:?}",
-                snapshot.totals
-            );
-            let named = snapshot.tensors.iter().filter(|row| row.name.is_some());
-            assert!(named.count() >= 24, "names are missing at the {at}. time");
-            sums.insert(allocated);
-        }
-        assert!(sums.len() > TAKEN / 2, "it did stand still: {sums:?}");
-        println!("{TAKEN} snapshots, {} different sums", sums.len());
-        churn.runs_on();
-        churn.end();
+    let churn = Churn::start(ground.pytorch(), 0);
+    let mut sums = BTreeSet::new();
+    for at in 0..TAKEN {
+        let snapshot = ground.snapshot(churn.pid(), &[]);
+        let allocated = allocated(&snapshot);
+        assert_eq!(
+            snapshot.holds("cuda:0"),
+            allocated,
+            "at the {at}. time: {:?}",
+            snapshot.totals
+        );
+        let named = snapshot.tensors.iter().filter(|row| row.name.is_some());
+        assert!(named.count() >= 24, "names are missing at the {at}. time");
+        sums.insert(allocated);
     }
+    assert!(sums.len() > TAKEN / 2, "it did stand still: {sums:?}");
+    println!("{TAKEN} snapshots, {} different sums", sums.len());
+    churn.runs_on();
+    churn.end();
 }
 
 /// The allocator's own total in a snapshot.
@@ -300,7 +298,7 @@ fn a_python_without_pytorch_is_an_error() {
 #[test]
 fn a_pytorch_that_does_not_use_cuda_has_tensors_on_the_cpu() {
     let Some(ground) = Ground::take() else { return };
-    for pytorch in &ground.pytorches {
+    for pytorch in ground.pytorches_on(On::Newest) {
         let script = "import time, torch; weights = torch.zeros(123, 45); print('up', flush=True); time.sleep(600)";
         let mut python = Background::start(pytorch.command().args(["-c", script]));
         python.wait_for("up");

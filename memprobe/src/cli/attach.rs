@@ -13,9 +13,9 @@ use crate::pipeline::top::{Keep, Top};
 
 /// Watch the memory of a running process, line by line
 ///
-/// The process is not changed or restarted, and paused only where `t` reads its tensors, for some
-/// milliseconds that are told. If it has not imported PyTorch yet, memprobe waits for it. Press ? for
-/// the keys.
+/// The process is not changed or restarted, and paused only where `t` reads its tensors, for a fraction
+/// of a second that is told. If it has not imported PyTorch yet, memprobe waits for it. Press ? for the
+/// keys.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

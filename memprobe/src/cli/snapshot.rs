@@ -14,7 +14,7 @@ use crate::pipeline::snapshot::{Extent, Manner, Snapshots};
 
 /// Print every tensor of a running process: name, shape, dtype, what it holds
 ///
-/// The process is paused for some milliseconds while its memory is read; how long is said. Nothing
+/// The process is paused for a fraction of a second while its memory is read; how long is said. Nothing
 /// is written into it, and it goes on whatever happens to memprobe. Parameters, buffers, gradients and
 /// optimizer state are named by their module path, others by variable, attribute or slot; tensors that
 /// only the backward pass keeps, by the operation that saved them. HOLDS adds up to

@@ -9,9 +9,7 @@ use std::sync::OnceLock;
 
 use memprobe::event::Tgid;
 use memprobe::inspect::torch::graph::{LeftOut, RawGraph, Saved, collect};
-use memprobe::inspect::torch::scan::tensor_impls;
 use memprobe::inspect::torch::{Class, Layouts, Origin, RawTensor};
-use memprobe::target::maps::Maps;
 use memprobe::target::memory::ProcessMemory;
 use serde_json::Value;
 
@@ -326,43 +324,6 @@ fn a_layout_is_found_among_the_tensors_where_the_version_is_not_known() {
                 "PyTorch {}",
                 target.version()
             );
-        }
-    }
-}
-
-#[test]
-fn a_scan_of_the_memory_finds_the_tensors_that_nothing_leads_to() {
-    for target in targets() {
-        let layouts = target.layouts(Some(target.version()));
-        let graph = target.collect(&layouts);
-        let maps = Maps::of(target.memory.tgid()).unwrap();
-        let private = maps
-            .mappings()
-            .iter()
-            .filter(|mapping| mapping.perms.write && !mapping.perms.shared && !mapping.is_file());
-        let ranges: Vec<_> = private.map(|mapping| mapping.start..mapping.end).collect();
-        let begun = std::time::Instant::now();
-        let scan = tensor_impls(&target.memory, &layouts, &ranges);
-        println!(
-            "PyTorch {}: {} tensors in {} MiB in {:?}, {} B unread; {} are known",
-            target.version(),
-            scan.tensors.len(),
-            ranges
-                .iter()
-                .map(|range| range.end - range.start)
-                .sum::<u64>()
-                >> 20,
-            begun.elapsed(),
-            scan.unread,
-            graph.tensors.len(),
-        );
-        for tensor in &graph.tensors {
-            if tensor.class == Class::Dense {
-                assert!(
-                    scan.tensors.contains(&tensor.object),
-                    "{tensor:?} was not found"
-                );
-            }
         }
     }
 }

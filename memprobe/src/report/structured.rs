@@ -291,20 +291,26 @@ pub(super) fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
     (index != DeviceIndex::UNKNOWN).then_some(index)
 }
 
-fn flat<'a>(
-    device: &'a DeviceSnapshot,
-    options: &ReportOptions,
-    callers: Callers,
-) -> impl Iterator<Item = Line<'a>> {
-    let lines = Lines::of(device, options);
+/// What no row stands for, where there is any: its kind, bytes and blocks.
+pub(super) fn remainder(
+    device: &DeviceSnapshot,
+) -> impl Iterator<Item = (&'static str, i64, Option<u64>)> {
     let before = &device.before_attach;
     let live = i64::try_from(before.live.0).unwrap_or(i64::MAX);
     let rest = [
         ("before_attach", live, before.live_blocks()),
         ("unaccounted", device.unaccounted, None),
     ];
-    let rest = rest.into_iter().filter(|(_, live, _)| *live != 0);
-    let rest = rest.map(|(kind, live, live_blocks)| Line {
+    rest.into_iter().filter(|(_, live, _)| *live != 0)
+}
+
+fn flat<'a>(
+    device: &'a DeviceSnapshot,
+    options: &ReportOptions,
+    callers: Callers,
+) -> impl Iterator<Item = Line<'a>> {
+    let lines = Lines::of(device, options);
+    let rest = remainder(device).map(|(kind, live, live_blocks)| Line {
         live,
         live_blocks,
         ..empty(device.index, kind)
@@ -360,6 +366,6 @@ fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
     }
 }
 
-fn known_line(frame: &Frame) -> Option<u32> {
+pub(super) fn known_line(frame: &Frame) -> Option<u32> {
     (frame.line != 0).then_some(frame.line)
 }

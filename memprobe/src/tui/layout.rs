@@ -80,6 +80,26 @@ impl Bands {
     }
 }
 
+/// Whether the first and the last parts of a screen are within it: the terminal may have shrunk since
+/// its size was last told.
+pub(super) fn are_within(area: Rect, header: Rect, last: [Rect; 2]) -> bool {
+    let bottom = last[0].bottom().max(last[1].bottom());
+    bottom <= area.height && header.width <= area.width
+}
+
+/// The first row of a table that is shown, so that the selected one is on the screen and the screen full.
+pub(super) fn scrolled(offset: usize, cursor: usize, rows: usize, height: u16) -> usize {
+    let height = usize::from(height).max(1);
+    let lowest = cursor.saturating_sub(height - 1);
+    let last = rows.saturating_sub(height);
+    offset.clamp(lowest.min(cursor), cursor).min(last)
+}
+
+/// How many rows a page of a table of this height turns by.
+pub(super) fn page(height: u16) -> isize {
+    isize::try_from(height).unwrap_or(1).max(2) - 1
+}
+
 /// Checks that the parts of a screen fill it and do not overlap.
 #[cfg(test)]
 pub(super) fn assert_filled(width: u16, height: u16, parts: &[Rect]) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::Command;
 use super::filter::Filter;
 use super::input::{Focus, Wanted};
-use super::layout::{Layout, Needs, layout};
+use super::layout::{Layout, Needs, layout, page, scrolled};
 use super::sort::Sort;
 use super::table::{self, Fold, Row, RowKey, Subject, Table, Wish};
 use crate::event::DeviceIndex;
@@ -207,18 +207,12 @@ impl State {
 
     /// Keeps the selected row on the screen, and the screen full.
     fn scroll(&mut self) {
-        let height = usize::from(self.layout().map_or(0, |layout| layout.rows.height)).max(1);
-        let last = self.table.rows.len().saturating_sub(height);
-        let lowest = self.cursor.saturating_sub(height - 1);
-        self.offset = self
-            .offset
-            .clamp(lowest.min(self.cursor), self.cursor)
-            .min(last);
+        let height = self.layout().map_or(0, |layout| layout.rows.height);
+        self.offset = scrolled(self.offset, self.cursor, self.table.rows.len(), height);
     }
 
     fn page(&self) -> isize {
-        let height = self.layout().map_or(1, |layout| layout.rows.height);
-        isize::try_from(height).unwrap_or(1).max(2) - 1
+        page(self.layout().map_or(1, |layout| layout.rows.height))
     }
 
     fn step(&mut self, by: isize) {

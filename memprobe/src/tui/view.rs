@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
 use super::SourceText;
-use super::layout::{Layout, SMALLEST};
+use super::layout::{Layout, SMALLEST, are_within};
 use super::state::State;
 use super::theme::Theme;
 use super::{graph, header, lines, overlay, source, status};
@@ -20,7 +20,9 @@ pub fn draw(
     sources: &mut dyn SourceText,
     theme: &Theme,
 ) -> Option<Position> {
-    let Some(layout) = state.layout().filter(|layout| fits(layout, buffer.area)) else {
+    let area = buffer.area;
+    let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
+    let Some(layout) = state.layout().filter(is_within) else {
         draw_too_small(buffer, state);
         return None;
     };
@@ -54,12 +56,6 @@ pub fn draw(
     };
     overlay::draw_overlay(buffer, body, state, theme);
     cursor
-}
-
-/// The terminal may have shrunk since its size was last told.
-fn fits(layout: &Layout, area: Rect) -> bool {
-    let bottom = layout.keys.bottom().max(layout.status.bottom());
-    bottom <= area.height && layout.header.width <= area.width
 }
 
 /// The most important number, and what would help.

@@ -84,17 +84,6 @@ impl Classes {
         self.of_table(memory, memory.read_u64(object).ok()?)
     }
 
-    /// The virtual tables of tensors that were met, not of the one that stands for none.
-    pub(super) fn tables_of_tensors(&self) -> Vec<u64> {
-        let known = self.0.borrow();
-        let tables = known.iter().filter(|(_, class)| {
-            class.as_ref().is_some_and(|class| {
-                class.family == Family::Tensor && &*class.name != super::tensor::UNDEFINED
-            })
-        });
-        tables.map(|(table, _)| *table).collect()
-    }
-
     /// Whether the object at an address is of a family.
     pub(super) fn is(&self, memory: &impl ReadMemory, object: u64, family: Family) -> bool {
         self.of(memory, object)

@@ -6,7 +6,6 @@
 //! everything has a bound.
 
 pub mod graph;
-pub mod scan;
 
 mod autograd;
 mod bytes;

@@ -4,10 +4,8 @@ use super::era::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TEN
 use super::era::{DeviceOrder, Handle, TensorLayout};
 use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
-use super::scan::tensor_impls;
 use super::{Class, Geometry, Layouts, NotOne, Origin, Why};
 use crate::event::DeviceIndex;
-use crate::target::memory::ReadMemory;
 use crate::tensors::Device;
 
 /// The rows of a version.
@@ -32,7 +30,6 @@ pub(super) struct Training {
     pub(super) grad: u64,
     pub(super) view: u64,
     pub(super) deep: u64,
-    pub(super) out: u64,
     /// What the nodes keep, without Python.
     pub(super) activation: u64,
     pub(super) in_list: u64,
@@ -87,7 +84,6 @@ impl Training {
             grad,
             view,
             deep,
-            out,
             activation,
             in_list,
             relu,
@@ -277,23 +273,4 @@ fn a_node_of_an_unknown_allocator_is_not_searched_and_that_is_said() {
     let graph = training.collect(&layouts);
     assert_eq!(graph.left_out.unsearched, 1);
     assert!(graph.keepers(training.activation).next().is_none());
-}
-
-#[test]
-fn a_scan_finds_what_nothing_leads_to_and_leaves_the_freed_alone() {
-    let mut training = Training::of(process(6));
-    let lost = training.process.tensor(&New::default());
-    let freed = training.process.tensor(&New::default());
-    training.process.heap.memory.write(freed + 8, &[0; 8]);
-    let layouts = training.layouts(Some("2.6.0")).unwrap();
-    let all = training.process.heap.all.iter();
-    let ranges: Vec<_> = all.map(|(at, size)| *at..at + *size as u64).collect();
-    let scan = tensor_impls(&training.process.heap.memory, &layouts, &ranges);
-    assert!(scan.tensors.contains(&lost) && scan.tensors.contains(&training.activation));
-    assert!(!scan.tensors.contains(&freed));
-    assert_eq!(scan.unread, 0);
-    let nowhere = std::iter::once(0x10..0x2010).collect::<Vec<_>>();
-    let nowhere = tensor_impls(&training.process.heap.memory, &layouts, &nowhere);
-    assert_eq!((nowhere.tensors.len(), nowhere.unread), (0, 0x2000));
-    assert!(training.process.heap.memory.read_u64(training.out).is_ok());
 }

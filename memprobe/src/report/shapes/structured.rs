@@ -8,7 +8,7 @@ use super::{Tensors, csv_error};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow, Site, What};
 use crate::report::replay::Replay;
-use crate::report::structured::known_device;
+use crate::report::structured::{known_device, known_line, remainder};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -152,14 +152,7 @@ fn flat<'a>(
     tensors: &'a Tensors,
     layout: Layout,
 ) -> impl Iterator<Item = Row<'a>> {
-    let before = &device.before_attach;
-    let live = i64::try_from(before.live.0).unwrap_or(i64::MAX);
-    let rest = [
-        ("before_attach", live, before.live_blocks()),
-        ("unaccounted", device.unaccounted, None),
-    ];
-    let rest = rest.into_iter().filter(|(_, live, _)| *live != 0);
-    let rest = rest.map(|(kind, live, live_blocks)| Row {
+    let rest = remainder(device).map(|(kind, live, live_blocks)| Row {
         live,
         live_blocks,
         ..empty(device.index, kind)
@@ -191,7 +184,7 @@ fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {
         dtype: shape.map(|shape| shape.dtype.to_string()),
         requested: shape.and_then(|shape| Some(shape.requested?.0)),
         file: frame.map(|frame| &*frame.file),
-        line: frame.and_then(|frame| (frame.line != 0).then_some(frame.line)),
+        line: frame.and_then(known_line),
         function: frame.map(|frame| &*frame.function),
         thread,
         reason,

@@ -6,6 +6,7 @@ use ratatui::layout::Position;
 
 use super::super::filter::Filter;
 use super::super::input::{Focus, Wanted};
+use super::super::layout::{page, scrolled};
 use super::super::state::Follow;
 use super::HostCommand;
 use super::columns::{Columns, Needs};
@@ -214,18 +215,12 @@ impl HostState {
 
     /// Keeps the selected row on the screen, and the screen full.
     fn scroll(&mut self) {
-        let height = usize::from(self.layout().map_or(0, |layout| layout.rows.height)).max(1);
-        let last = self.order.len().saturating_sub(height);
-        let lowest = self.cursor.saturating_sub(height - 1);
-        self.offset = self
-            .offset
-            .clamp(lowest.min(self.cursor), self.cursor)
-            .min(last);
+        let height = self.layout().map_or(0, |layout| layout.rows.height);
+        self.offset = scrolled(self.offset, self.cursor, self.order.len(), height);
     }
 
     fn page(&self) -> isize {
-        let height = self.layout().map_or(1, |layout| layout.rows.height);
-        isize::try_from(height).unwrap_or(1).max(2) - 1
+        page(self.layout().map_or(1, |layout| layout.rows.height))
     }
 
     fn step(&mut self, by: isize) {

@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 
-use super::super::layout::SMALLEST;
+use super::super::layout::{SMALLEST, are_within};
 use super::super::theme::Theme;
 use super::layout::Layout;
 use super::state::HostState;
@@ -15,7 +15,9 @@ use crate::label::{clean, fit, width};
 /// Draws everything into a screen of the size that the state knows. Says where the cursor of the
 /// terminal belongs, if it is to be seen.
 pub fn draw(buffer: &mut Buffer, state: &HostState, theme: &Theme) -> Option<Position> {
-    let Some(layout) = state.layout().filter(|layout| fits(layout, buffer.area)) else {
+    let area = buffer.area;
+    let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
+    let Some(layout) = state.layout().filter(is_within) else {
         draw_too_small(buffer, state);
         return None;
     };
@@ -37,12 +39,6 @@ pub fn draw(buffer: &mut Buffer, state: &HostState, theme: &Theme) -> Option<Pos
     };
     help::draw_help(buffer, body, state, theme);
     cursor
-}
-
-/// The terminal may have shrunk since its size was last told.
-fn fits(layout: &Layout, area: Rect) -> bool {
-    let bottom = layout.keys.bottom().max(layout.status.bottom());
-    bottom <= area.height && layout.header.width <= area.width
 }
 
 /// The most important number, and what would help.

@@ -6,6 +6,7 @@ use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::super::input::Focus;
+use super::super::layout::are_within;
 use super::super::status::{Hint, draw_key_list, draw_prompt};
 use super::super::theme::Theme;
 use super::layout::Layout;
@@ -22,7 +23,9 @@ pub fn draw(
     target: &Target,
     theme: &Theme,
 ) -> Option<Position> {
-    let Some(layout) = state.layout().filter(|layout| fits(layout, buffer.area)) else {
+    let area = buffer.area;
+    let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
+    let Some(layout) = state.layout().filter(is_within) else {
         let (columns, area) = (usize::from(buffer.area.width), buffer.area);
         buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
         return None;
@@ -48,12 +51,6 @@ pub fn draw(
     };
     detail::draw_overlay(buffer, body, state, theme);
     cursor
-}
-
-/// The terminal may have shrunk since its size was last told.
-fn fits(layout: &Layout, area: Rect) -> bool {
-    let bottom = layout.keys.bottom().max(layout.status.bottom());
-    bottom <= area.height && layout.header.width <= area.width
 }
 
 /// Why there are no rows, and what to do.

@@ -320,7 +320,8 @@ fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
             .stdout
             .lines()
             .filter(|line| line.starts_with("pid "));
-        assert_eq!(recordings.len(), told.count(), "{}", printed.stderr);
+        let (out, told) = (&printed.stdout, told.count());
+        assert_eq!(recordings.len(), told, "{out}{}", printed.stderr);
         for recording in recordings {
             assert_eq!(recording["devices"][0]["before_attach"], 0, "{recording}");
             let peak = &recording["devices"][0]["peak_allocated"];

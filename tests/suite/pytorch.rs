@@ -89,7 +89,9 @@ impl PyTorch {
     pub fn settle(&self, command: &mut Command) {
         command
             .current_dir(workloads())
-            .env("PYTHONDONTWRITEBYTECODE", "1");
+            .env("PYTHONDONTWRITEBYTECODE", "1")
+            // Unbuffered, a line and its end are written apart, and processes write into each other's.
+            .env_remove("PYTHONUNBUFFERED");
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("CUDASIM_") {
                 command.env_remove(name);

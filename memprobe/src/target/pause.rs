@@ -124,6 +124,11 @@ pub fn while_paused<R: Send>(
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
+/// Whether a process stands still already, because of a signal, and so will not move on by itself.
+pub fn is_stopped(tgid: Tgid) -> bool {
+    i32::try_from(tgid.0).is_ok_and(|main| state(tgid, main) == Some('T'))
+}
+
 /// A thread of the process, on its way to stand still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thread {

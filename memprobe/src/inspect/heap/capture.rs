@@ -19,7 +19,7 @@ use super::optimizers::{self, Optimizers};
 use crate::event::TimeNs;
 use crate::symbolize::python::PythonProcess;
 use crate::target::memory::{ProcessMemory, ReadMemory};
-use crate::target::pause::{PauseError, while_paused};
+use crate::target::pause::{PauseError, is_stopped, while_paused};
 use crate::tensors::Consistency;
 
 /// The most of a process's memory that is kept: that of some twenty million objects.
@@ -60,6 +60,8 @@ pub enum Why {
     Pause(PauseError),
     /// It was never stopped at a moment at which its lists were whole.
     NeverWhole(Broken),
+    /// Somebody has stopped it at a moment at which its lists are not whole.
+    StandsBroken(Broken),
 }
 
 impl fmt::Display for Why {
@@ -71,6 +73,12 @@ impl fmt::Display for Why {
                 "it was stopped {MOST_STOPS} times, and never at a moment at which it could be \
                  read: {broken}.\nTry again, or read it while it runs with --nonblocking"
             ),
+            Self::StandsBroken(broken) => write!(
+                f,
+                "a signal (SIGSTOP, Ctrl-Z) has stopped it at a moment at which it cannot be read: \
+                 {broken}.\nLet it run on (kill -CONT) and try again, or read it as it stands with \
+                 --nonblocking"
+            ),
         }
     }
 }
@@ -79,7 +87,7 @@ impl std::error::Error for Why {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Pause(error) => Some(error),
-            Self::NeverWhole(broken) => Some(broken),
+            Self::NeverWhole(broken) | Self::StandsBroken(broken) => Some(broken),
         }
     }
 }
@@ -257,7 +265,10 @@ impl Stops {
         let mut wait = FIRST_WAIT;
         let mut allocating = 0;
         loop {
-            wait_for_a_good_moment(python);
+            let stands = is_stopped(python.tgid);
+            if !stands {
+                wait_for_a_good_moment(python);
+            }
             let image = &mut *image;
             let (found, pause) = while_paused(python.tgid, move || {
                 // At a wrong moment it stands still no longer than it takes to see that.
@@ -271,13 +282,17 @@ impl Stops {
                 Ok(found) => match found.0.broken {
                     None | Some(Broken::TooMany) => return Ok((found, pause)),
                     // It may be that these tables never agree.
-                    Some(Broken::Allocating) if allocating == MOST_ALLOCATING => {
+                    Some(Broken::Allocating) if stands || allocating == MOST_ALLOCATING => {
                         return Ok((found, pause));
                     }
                     Some(broken) => broken,
                 },
                 Err(broken) => broken,
             };
+            // It may have been let run on meanwhile.
+            if stands && is_stopped(python.tgid) {
+                return Err(Why::StandsBroken(broken));
+            }
             allocating += u32::from(broken == Broken::Allocating);
             self.number += 1;
             if self.number >= MOST_STOPS {

@@ -230,7 +230,9 @@ const fn not_as_expected(address: u64) -> Unreadable {
     }
 }
 
-/// The head of a code object that somebody holds.
+/// The head of a code object that was not freed, as far as can be seen. Nobody need hold it: its last
+/// reference goes before the kernel's program hears that it is being freed, and until then nothing
+/// else tells what it was. If it is gone by now, that program has told of it.
 fn living_head(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -238,8 +240,7 @@ fn living_head(
     address: u64,
 ) -> Result<Head, Unreadable> {
     head(memory, layout, code_type, address).and_then(|head| {
-        (1..TOO_MANY_REFERENCES)
-            .contains(&head.references)
+        (head.references < TOO_MANY_REFERENCES)
             .then_some(head)
             .ok_or(not_as_expected(address))
     })

@@ -38,7 +38,10 @@ fn main() -> anyhow::Result<()> {
             commands,
             sources,
             quit_receiver,
-            "another terminal",
+            host::Title {
+                name: "memprobe top".to_owned(),
+                instead: "another terminal",
+            },
         )
     });
     while !screen.is_finished() {

@@ -17,6 +17,9 @@ struct NextId {
     open_flags: u32,
 }
 
+/// Bytes of what the kernel's side knows of a process (`ProcessConfig` in memprobe-common).
+pub const PROCESS_BYTES: u64 = 80;
+
 /// Something that the kernel holds: its kind and its id.
 pub type Held = (&'static str, u32);
 

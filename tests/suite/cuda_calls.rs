@@ -89,7 +89,7 @@ impl Seen {
 
 #[test]
 fn every_function_that_gives_out_memory_is_right_to_the_byte() {
-    let Some(ground) = Ground::take_without_pytorch() else {
+    let Some(ground) = Ground::without_pytorch() else {
         return;
     };
     let cuda = Cuda::build();
@@ -110,7 +110,7 @@ fn every_function_that_gives_out_memory_is_right_to_the_byte() {
 
 #[test]
 fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
-    let Some(ground) = Ground::take_without_pytorch() else {
+    let Some(ground) = Ground::without_pytorch() else {
         return;
     };
     let cuda = Cuda::build();
@@ -123,7 +123,7 @@ fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
 
 #[test]
 fn several_libraries_at_once_are_told_apart() {
-    let Some(ground) = Ground::take_without_pytorch() else {
+    let Some(ground) = Ground::without_pytorch() else {
         return;
     };
     let cuda = Cuda::build();
@@ -150,7 +150,7 @@ fn several_libraries_at_once_are_told_apart() {
 
 #[test]
 fn code_without_frame_pointers_has_native_stacks_with_lines() {
-    let Some(ground) = Ground::take_without_pytorch() else {
+    let Some(ground) = Ground::without_pytorch() else {
         return;
     };
     let cuda = Cuda::build();

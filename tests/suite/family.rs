@@ -4,16 +4,13 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use memprobe_tests::bpf;
+use memprobe_tests::bpf::{self, PROCESS_BYTES};
 use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::programs::{Family, Ledger};
 use rustix::process::Signal;
 use serde_json::Value;
-
-/// Bytes of what the kernel's side knows of a process.
-const PROCESS_BYTES: u64 = 80;
 
 #[test]
 fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_leave_nothing() {

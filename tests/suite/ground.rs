@@ -57,19 +57,6 @@ impl Ground {
         })
     }
 
-    /// As [`Self::take`], for tests that need no PyTorch.
-    pub fn take_without_pytorch() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            println!("skipped: attaching probes needs root; run `sudo -E cargo xtask test`");
-            return None;
-        }
-        Some(Self {
-            pytorches: Vec::new(),
-            memprobe: built_memprobe(),
-            _turn: turn(),
-        })
-    }
-
     /// The newest PyTorch, for tests that do not depend on its version.
     pub fn pytorch(&self) -> &PyTorch {
         &self.pytorches[0]

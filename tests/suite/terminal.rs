@@ -95,6 +95,11 @@ impl Terminal {
         })
     }
 
+    /// The program's process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The text on it.
     pub fn text(&self) -> String {
         self.screen(vt100::Screen::contents)

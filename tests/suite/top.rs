@@ -224,6 +224,54 @@ fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
 }
 
 #[test]
+fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
+    let Some(ground) = Ground::take() else { return };
+    let stage = Stage::set(&ground);
+    let stranger = ready(&mut stage.holder(ground.pytorch(), 128, 1));
+    let program = "import os, subprocess, sys, time\n\
+        hold = lambda mib: subprocess.Popen([sys.executable, 'hold.py', '--mib', str(mib)])\n\
+        workers = [hold(64)]\n\
+        while not os.path.exists(sys.argv[1]): time.sleep(0.02)\n\
+        workers.append(hold(512))\n\
+        for worker in workers: worker.wait()\n";
+    let go = stage.shared.path().join("go");
+    let mut command = ground.pytorch().command();
+    command.env("CUDASIM_SHARED", stage.shared.path());
+    let mut launcher = Background::start(command.args(["-c", program]).arg(&go));
+    launcher.wait_for("READY");
+    let launcher_pid = launcher.pid().to_string();
+    let mut attach = stage.memprobe();
+    let mut screen = Terminal::start(attach.args(["attach", "--children", "--pid", &launcher_pid]));
+    screen.wait_for(&format!("memprobe attach --children --pid {launcher_pid}"));
+    // One that was there, and one that comes later.
+    screen.wait_for(" 64.0 MiB");
+    fs::write(&go, "").expect("written");
+    let shown = screen.wait_for(" 512 MiB");
+    assert!(
+        !shown.contains(&format!(" {} root", stranger.pid())),
+        "{shown}"
+    );
+    screen.press("\r");
+    screen.wait_for("Esc back");
+    screen.wait_for("hold.py:");
+    screen.press("\x1b");
+    screen.wait_for("memprobe attach --children");
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+    assert!(!launcher.has_ended());
+    // Its workers hear of its end by nothing else.
+    let workers = format!("/proc/{launcher_pid}/task/{launcher_pid}/children");
+    for worker in fs::read_to_string(workers)
+        .expect("workers")
+        .split_whitespace()
+    {
+        let worker = worker.parse().ok().and_then(rustix::process::Pid::from_raw);
+        let ended = rustix::process::kill_process(worker.expect("a PID"), Signal::KILL);
+        ended.expect("it runs");
+    }
+}
+
+#[test]
 fn processes_come_and_go_on_the_screen() {
     let Some(ground) = Ground::take() else { return };
     let stage = Stage::set(&ground);

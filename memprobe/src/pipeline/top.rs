@@ -18,7 +18,7 @@ use crate::model::snapshot::Grouping;
 use crate::model::snapshot::host::HostSnapshot;
 use crate::probe::kernel;
 use crate::report;
-use crate::tui::host::{HostCommand, HostView};
+use crate::tui::host::{HostCommand, HostView, Title};
 use crate::tui::{self, SourceText};
 
 /// How often the screen gets something new to show.
@@ -172,14 +172,20 @@ impl Screen {
         let (views, shown) = watch::channel(first);
         let (command, commands) = mpsc::unbounded_channel();
         let (quit, asked_to_quit) = watch::channel(false);
-        let instead = match scope {
-            Scope::Host => "`memprobe top --once`",
-            Scope::Family(_) => "`memprobe record -o DIR/`",
+        let title = match scope {
+            Scope::Host => Title {
+                name: "memprobe top".to_owned(),
+                instead: "`memprobe top --once`",
+            },
+            Scope::Family(Tgid(root)) => Title {
+                name: format!("memprobe attach --children --pid {root}"),
+                instead: "`memprobe record -o DIR/`",
+            },
         };
         let thread = std::thread::spawn(move || {
             let sources =
                 Box::new(|tgid| Box::new(Sources::of(tgid)) as Box<dyn SourceText + Send>);
-            tui::host::run(shown, command, sources, asked_to_quit, instead)
+            tui::host::run(shown, command, sources, asked_to_quit, title)
         });
         let mut ticks = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

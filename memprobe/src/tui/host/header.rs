@@ -24,13 +24,13 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &T
     }
     buffer.set_style(area, theme.bar());
     let columns = usize::from(area.width);
-    let name = " memprobe top  ";
-    buffer.set_stringn(area.x, area.y, name, columns, theme.bar_strong());
+    let name = format!(" {}  ", state.name);
+    buffer.set_stringn(area.x, area.y, &name, columns, theme.bar_strong());
     let snapshot = &state.shown;
     let time = Duration::from_nanos(snapshot.now.0.saturating_sub(snapshot.started.0));
     let right = format!("  {} ", clock(time));
     let start = area.right().saturating_sub(width(&right) as u16);
-    let after = area.x + width(name) as u16;
+    let after = area.x + width(&name) as u16;
     if start < after {
         return;
     }

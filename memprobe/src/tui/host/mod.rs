@@ -18,7 +18,7 @@ mod status;
 mod table;
 mod view;
 
-pub use stage::run;
+pub use stage::{Title, run};
 
 use std::sync::Arc;
 

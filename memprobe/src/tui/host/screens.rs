@@ -39,7 +39,7 @@ fn drawn(state: &HostState, size: (u16, u16), theme: &Theme) -> TestBackend {
 }
 
 fn state(snapshot: HostSnapshot, size: (u16, u16), wanted: &[Wanted]) -> HostState {
-    let mut state = HostState::new(Arc::new(snapshot), size);
+    let mut state = HostState::new(Arc::new(snapshot), size, "memprobe top".to_owned());
     for wanted in wanted {
         let command = state.handle(HostWanted::Common(*wanted));
         assert_ne!(command, Some(HostCommand::Quit));
@@ -287,7 +287,7 @@ impl Dice {
 fn no_order_of_keys_and_snapshots_breaks_the_screen() {
     let samples: Vec<Arc<HostSnapshot>> = all_samples().into_iter().map(Arc::new).collect();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    let mut state = HostState::new(samples[0].clone(), SMALL);
+    let mut state = HostState::new(samples[0].clone(), SMALL, "memprobe top".to_owned());
     for _ in 0..4000 {
         if let Some(HostCommand::Open(tgid)) = state.handle(dice.wanted()) {
             let row = state.selected().unwrap();

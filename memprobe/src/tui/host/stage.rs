@@ -19,9 +19,18 @@ use super::state::HostState;
 use super::{HostCommand, HostView, SourcesOf, view};
 use crate::event::Tgid;
 
+/// What a screen of processes says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Title {
+    /// The command that it is the screen of.
+    pub name: String,
+    /// What to do where there is no terminal.
+    pub instead: &'static str,
+}
+
 /// Shows all processes, and each that a person opens, until they quit, `quit` becomes true or its
 /// sender is gone. Blocks: run it on a thread of its own. Commands go to the caller as they are
-/// given; [`HostCommand::Quit`] is the last. `instead` says what to do where there is no terminal.
+/// given; [`HostCommand::Quit`] is the last.
 ///
 /// The terminal is left as it was found when this returns, fails or panics, and when any other
 /// thread panics meanwhile.
@@ -34,10 +43,10 @@ pub fn run(
     commands: UnboundedSender<HostCommand>,
     sources: SourcesOf,
     quit: Receiver<bool>,
-    instead: &str,
+    title: Title,
 ) -> Result<()> {
-    let mut stage = HostStage::new(views, commands, sources, quit);
-    terminal::run(&mut stage, instead)?;
+    let mut stage = HostStage::new(views, commands, sources, quit, title.name);
+    terminal::run(&mut stage, title.instead)?;
     // The caller may be gone already, and then needs no telling.
     let _ = stage.commands.send(HostCommand::Quit);
     Ok(())
@@ -69,9 +78,10 @@ impl HostStage {
         commands: UnboundedSender<HostCommand>,
         sources: SourcesOf,
         quit: Receiver<bool>,
+        name: String,
     ) -> Self {
         let taken = views.borrow().clone();
-        let host = HostState::new(Arc::clone(&taken.host), (0, 0));
+        let host = HostState::new(Arc::clone(&taken.host), (0, 0), name);
         Self {
             views,
             commands,
@@ -274,7 +284,14 @@ mod tests {
         let (commands_sender, commands) = mpsc::unbounded_channel();
         let (quit, quit_receiver) = watch::channel(false);
         let sources: SourcesOf = Box::new(|_| Box::new(Sources));
-        let stage = HostStage::new(views_receiver, commands_sender, sources, quit_receiver);
+        let name = "memprobe top".to_owned();
+        let stage = HostStage::new(
+            views_receiver,
+            commands_sender,
+            sources,
+            quit_receiver,
+            name,
+        );
         let caller = Caller {
             views,
             commands,

@@ -21,6 +21,8 @@ use crate::model::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, Pro
 /// What the screen remembers.
 #[derive(Debug)]
 pub struct HostState {
+    /// The command that this is the screen of.
+    pub(super) name: String,
     pub(super) shown: Arc<HostSnapshot>,
     latest: Arc<HostSnapshot>,
     pub(super) follow: Follow,
@@ -45,8 +47,9 @@ pub struct HostState {
 
 impl HostState {
     /// The first screen.
-    pub fn new(snapshot: Arc<HostSnapshot>, size: (u16, u16)) -> Self {
+    pub fn new(snapshot: Arc<HostSnapshot>, size: (u16, u16), name: String) -> Self {
         let mut state = Self {
+            name,
             shown: snapshot.clone(),
             latest: snapshot,
             follow: Follow::Live,

@@ -1,0 +1,147 @@
+//! A crowd that starts, allocates, forks and dies while `memprobe top` looks on.
+
+use std::fs;
+use std::path::Path;
+
+use memprobe_tests::bpf::{self, PROCESS_BYTES};
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::programs::Family;
+use memprobe_tests::terminal::Terminal;
+
+/// How many crowds come and go, one after another, each of [`CROWD`] processes. A number in the
+/// environment makes it more: some hundred take minutes.
+const ROUNDS: &str = "MEMPROBE_TEST_CROWDS";
+
+/// Crowds where the environment says nothing.
+const FEW: u32 = 4;
+
+/// The crowds after which memprobe has all the memory that it needs for one.
+const FIRST: u32 = 2;
+
+/// Processes that start, half as many at a time. Each makes another one.
+const CROWD: &str = "100";
+
+/// By how much more memory may go up and down later, in KiB.
+const BREATH: u64 = 8 << 10;
+
+#[test]
+fn crowds_that_come_and_go_leave_nothing_in_top() {
+    let Some(ground) = Ground::without_pytorch() else {
+        return;
+    };
+    let rounds = std::env::var(ROUNDS).map_or(FEW, |text| text.parse().expect("a number"));
+    let mut top = ground.memprobe();
+    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "1s"]));
+    screen.wait_for("memprobe top");
+    let memprobe = screen.pid();
+    let before = Holdings::of(memprobe);
+    let mut after_first = None;
+    for round in 1..=rounds {
+        let processes = come_and_go(memprobe, &before);
+        assert_eq!(processes, 200, "the crowd itself went wrong");
+        let holdings = Holdings::of(memprobe);
+        if round == FIRST {
+            after_first = Some(holdings);
+        }
+    }
+    let (first, last) = (after_first.expect("enough rounds"), Holdings::of(memprobe));
+    println!(
+        "{rounds} crowds: {} KiB after {FIRST}, {} KiB at the end",
+        first.memory_kib, last.memory_kib
+    );
+    assert!(
+        last.memory_kib <= first.memory_kib + BREATH,
+        "its memory grows: {} KiB, then {} KiB",
+        first.memory_kib,
+        last.memory_kib
+    );
+    assert!(screen.text().contains("lost 0"), "{}", screen.text());
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+}
+
+/// One crowd, from its first process until memprobe has let go of its last; says how many there were.
+fn come_and_go(memprobe: u32, before: &Holdings) -> usize {
+    let family = Family::build();
+    let root = Background::start(&mut family.command(&["churn", CROWD, "50", "300"]));
+    wait_until("the end of the crowd", || {
+        family.path("ledgers/over").exists().then_some(())
+    });
+    let processes = family.ledgers().len();
+    fs::write(family.path("ledgers/leave"), "").expect("written");
+    root.finish().succeeded();
+    drop(family);
+    wait_until("memprobe lets go of all of them", || {
+        let now = Holdings::of(memprobe);
+        let same = now.in_kernel == before.in_kernel && now.files <= before.files;
+        (same && now.entries <= before.entries).then_some(())
+    });
+    processes
+}
+
+/// What a memprobe holds.
+#[derive(Debug)]
+struct Holdings {
+    /// Programs, maps and links.
+    in_kernel: std::collections::BTreeSet<bpf::Held>,
+    /// Open files.
+    files: usize,
+    /// Processes that the kernel's side knows.
+    entries: usize,
+    /// Resident memory.
+    memory_kib: u64,
+}
+
+impl Holdings {
+    fn of(memprobe: u32) -> Self {
+        let process = Path::new("/proc").join(memprobe.to_string());
+        let status = fs::read_to_string(process.join("status")).expect("it runs");
+        let memory = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let memory = memory.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
+        Self {
+            in_kernel: bpf::held_by(memprobe),
+            files: fs::read_dir(process.join("fd")).expect("it runs").count(),
+            entries: bpf::entries(memprobe, |bytes| bytes == PROCESS_BYTES),
+            memory_kib: memory.expect("a number of KiB"),
+        }
+    }
+}
+
+#[test]
+fn what_a_crowd_held_in_the_end_adds_up_in_top() {
+    let Some(ground) = Ground::without_pytorch() else {
+        return;
+    };
+    let family = Family::build();
+    let mut top = ground.memprobe();
+    let mut screen = Terminal::start(top.args(["top", "--keep-ended", "10m"]));
+    screen.wait_for("memprobe top");
+    screen.press("/family\r");
+    let crowd = Background::start(&mut family.command(&["ranks", "50", "2001", "2000"]));
+    crowd.finish().succeeded();
+    let ledgers = family.ledgers();
+    assert_eq!(ledgers.len(), 50);
+    let allocated: u64 = ledgers.iter().map(|ledger| ledger.allocated).sum();
+    let reserved: u64 = ledgers.iter().map(|ledger| ledger.reserved).sum();
+    let line = format!(
+        "50 processes: allocated {}, reserved {}",
+        mib(allocated),
+        mib(reserved)
+    );
+    screen.wait_for(&line);
+    assert!(screen.text().contains("lost 0"), "{}", screen.text());
+    screen.press("q");
+    assert_eq!(screen.finish_restored().code(), Some(0));
+}
+
+/// Bytes as the screen writes some mebibytes: three digits.
+fn mib(bytes: u64) -> String {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    let digits = if mib < 10.0 {
+        2
+    } else {
+        usize::from(mib < 100.0)
+    };
+    format!("{mib:.digits$} MiB")
+}

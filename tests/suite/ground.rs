@@ -2,16 +2,19 @@
 
 use std::fs::File;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
 
 use crate::pytorch::PyTorch;
 
-/// Root, a memprobe to run, a PyTorch, and the turn: no other test runs while this lives.
+/// Root, a memprobe to run, a PyTorch, and a place among the tests that run at once.
 pub struct Ground {
     /// The PyTorches that the environment names, the newest first.
     pub pytorches: Vec<PyTorch>,
     /// The memprobe to try.
     pub memprobe: PathBuf,
-    _turn: File,
+    _places: Vec<File>,
 }
 
 /// On which PyTorches a test runs. What depends on a version runs on each; the rest on the newest, so
@@ -33,19 +36,37 @@ impl Ground {
         }
     }
 
-    /// Waits for the turn. Without root or PyTorch, says in a line why the test is skipped.
+    /// Waits for a place. Without root or PyTorch, says in a line why the test is skipped.
     pub fn take() -> Option<Self> {
+        Self::with_pytorch(Company::Welcome)
+    }
+
+    /// As [`Self::take`], for tests that look at more than what they started: no other runs meanwhile.
+    pub fn take_alone() -> Option<Self> {
+        Self::with_pytorch(Company::None)
+    }
+
+    /// As [`Self::take`], for tests that need no PyTorch.
+    pub fn without_pytorch() -> Option<Self> {
+        Self::bare(Company::Welcome)
+    }
+
+    /// As [`Self::take_alone`], for tests that need no PyTorch.
+    pub fn alone_without_pytorch() -> Option<Self> {
+        Self::bare(Company::None)
+    }
+
+    fn with_pytorch(company: Company) -> Option<Self> {
         let mut pytorches = vec![PyTorch::of_this_run()?];
         pytorches.extend(PyTorch::older());
-        let ground = Self::without_pytorch()?;
+        let ground = Self::bare(company)?;
         Some(Self {
             pytorches,
             ..ground
         })
     }
 
-    /// As [`Self::take`], for tests that need no PyTorch.
-    pub fn without_pytorch() -> Option<Self> {
+    fn bare(company: Company) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: attaching probes needs root; run `sudo -E cargo xtask test`");
             return None;
@@ -53,7 +74,7 @@ impl Ground {
         Some(Self {
             pytorches: Vec::new(),
             memprobe: built_memprobe(),
-            _turn: turn(),
+            _places: places(company),
         })
     }
 
@@ -83,16 +104,44 @@ fn built_memprobe() -> PathBuf {
     }
 }
 
-/// A lock that lasts until the file is closed.
-fn turn() -> File {
-    let path = std::env::temp_dir().join("memprobe-tests.lock");
-    let file = File::options()
+/// Whether other tests may run at the same time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Company {
+    Welcome,
+    None,
+}
+
+/// How many tests run at once. Most of a test is a program that starts, on one core.
+const PLACES: usize = 2;
+
+/// Locks that last until the files are closed: one place, or all of them.
+fn places(company: Company) -> Vec<File> {
+    let mut files = (0..PLACES).map(place);
+    if company == Company::None {
+        // Each in turn, so that two who want all cannot wait for each other.
+        return files
+            .inspect(|file| {
+                flock(file, FlockOperation::LockExclusive).expect("the turn can be waited for");
+            })
+            .collect();
+    }
+    let files: Vec<File> = files.by_ref().collect();
+    loop {
+        for file in &files {
+            if flock(file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                return vec![file.try_clone().expect("another handle of the lock")];
+            }
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn place(number: usize) -> File {
+    let path = std::env::temp_dir().join(format!("memprobe-tests.{number}.lock"));
+    File::options()
         .create(true)
         .truncate(false)
         .write(true)
         .open(&path)
-        .expect("the lock file can be opened");
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
-        .expect("the turn can be waited for");
-    file
+        .expect("the lock file can be opened")
 }

@@ -60,6 +60,17 @@ impl Family {
         copy
     }
 
+    /// Throws away what its processes wrote of themselves.
+    ///
+    /// # Panics
+    ///
+    /// Where that fails.
+    pub fn forget(&self) {
+        let ledgers = self.path("ledgers");
+        std::fs::remove_dir_all(&ledgers).expect("removed");
+        std::fs::create_dir(ledgers).expect("a folder");
+    }
+
     /// A command that runs it.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.path("family"));

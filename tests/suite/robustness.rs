@@ -19,7 +19,9 @@ const ALLOCATOR: &str = "/libc10.so";
 
 #[test]
 fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behind() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("trace.json");
     let target = training(ground.pytorch());

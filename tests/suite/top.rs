@@ -80,7 +80,9 @@ fn about(mib: u64) -> [Value; 2] {
 
 #[test]
 fn a_row_tells_what_the_allocator_and_the_driver_say() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     if !ground.pytorch().has_devices(2) {
         return;
     }
@@ -115,7 +117,9 @@ fn a_row_tells_what_the_allocator_and_the_driver_say() {
 
 #[test]
 fn a_process_in_a_namespace_of_its_own_has_both_its_numbers() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let stage = Stage::set(&ground);
     let mut inner = stage.holder(ground.pytorch(), 64, 1);
     // The simulated driver knows processes by their own words, which are another number's here.
@@ -140,7 +144,9 @@ fn a_process_in_a_namespace_of_its_own_has_both_its_numbers() {
 
 #[test]
 fn without_a_terminal_the_table_is_printed_once() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let stage = Stage::set(&ground);
     let held = ready(&mut stage.holder(ground.pytorch(), 64, 1));
     let printed = Background::start(stage.memprobe().arg("top"))
@@ -160,7 +166,9 @@ fn without_a_terminal_the_table_is_printed_once() {
 
 #[test]
 fn without_a_driver_the_column_is_empty_and_says_why() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     if ground.pytorch().simulated_libraries().is_none() {
         println!("skipped: this machine has a driver");
         return;
@@ -184,7 +192,9 @@ fn without_a_driver_the_column_is_empty_and_says_why() {
 
 #[test]
 fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let stage = Stage::set(&ground);
     let pytorches = &ground.pytorches;
     let small = ready(&mut stage.holder(&pytorches[0], 64, 1));
@@ -225,7 +235,9 @@ fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
 
 #[test]
 fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let stage = Stage::set(&ground);
     let stranger = ready(&mut stage.holder(ground.pytorch(), 128, 1));
     let program = "import os, subprocess, sys, time\n\
@@ -273,7 +285,9 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
 
 #[test]
 fn processes_come_and_go_on_the_screen() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let stage = Stage::set(&ground);
     let mut top = stage.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "2s"]));
@@ -295,7 +309,9 @@ fn processes_come_and_go_on_the_screen() {
 
 #[test]
 fn workers_that_hold_nothing_are_left_out_until_they_are_asked_for() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
     let stage = Stage::set(&ground);
     let until = stage.shared.path().join("until");
     let program = "import os, sys, time, torch\n\

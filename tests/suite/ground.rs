@@ -10,8 +10,10 @@ use crate::pytorch::PyTorch;
 
 /// Root, a memprobe to run, a PyTorch, and a place among the tests that run at once.
 pub struct Ground {
-    /// The PyTorches that the environment names, the newest first.
+    /// The PyTorches that what depends on versions runs on, the newest first.
     pub pytorches: Vec<PyTorch>,
+    /// The one that all else runs on; none for tests that need none.
+    newest: Option<PyTorch>,
     /// The memprobe to try.
     pub memprobe: PathBuf,
     _places: Vec<File>,
@@ -23,7 +25,7 @@ pub struct Ground {
 pub enum On {
     /// The newest.
     Newest,
-    /// Every one of this run.
+    /// Every one of them.
     Each,
 }
 
@@ -31,7 +33,7 @@ impl Ground {
     /// The PyTorches to run on, the newest first.
     pub fn pytorches_on(&self, on: On) -> &[PyTorch] {
         match on {
-            On::Newest => &self.pytorches[..1],
+            On::Newest => std::slice::from_ref(self.pytorch()),
             On::Each => &self.pytorches,
         }
     }
@@ -57,11 +59,15 @@ impl Ground {
     }
 
     fn with_pytorch(company: Company) -> Option<Self> {
-        let mut pytorches = vec![PyTorch::of_this_run()?];
-        pytorches.extend(PyTorch::older());
+        let newest = PyTorch::of_this_run()?;
+        let mut pytorches = PyTorch::each();
+        if pytorches.is_empty() {
+            pytorches.push(newest.clone());
+        }
         let ground = Self::bare(company)?;
         Some(Self {
             pytorches,
+            newest: Some(newest),
             ..ground
         })
     }
@@ -73,14 +79,19 @@ impl Ground {
         }
         Some(Self {
             pytorches: Vec::new(),
+            newest: None,
             memprobe: built_memprobe(),
             _places: places(company),
         })
     }
 
-    /// The newest PyTorch, for tests that do not depend on its version.
+    /// The PyTorch for tests that do not depend on its version.
+    ///
+    /// # Panics
+    ///
+    /// In tests that said they need none.
     pub fn pytorch(&self) -> &PyTorch {
-        &self.pytorches[0]
+        self.newest.as_ref().expect("the test asked for a PyTorch")
     }
 }
 

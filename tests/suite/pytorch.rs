@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Names the interpreter of the newest PyTorch. `cargo xtask test` sets it.
+/// Names the interpreter of the PyTorch that most tests run on. `cargo xtask test` sets it.
 pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
 
-/// Names those of older ones, as `PATH` names folders.
-pub const OLDER_PYTHONS: &str = "MEMPROBE_TEST_OLDER_PYTHONS";
+/// Names those of the PyTorches that what depends on versions runs on, as `PATH` names folders; the
+/// former alone where it is not set.
+pub const EACH_PYTHON: &str = "MEMPROBE_TEST_EACH_PYTHON";
 
 /// A Python with a PyTorch that sees at least one GPU, real or simulated.
 #[derive(Debug, Clone)]
@@ -16,7 +17,7 @@ pub struct PyTorch {
 }
 
 impl PyTorch {
-    /// The newest that the environment names. Without one, says in a line why the test is skipped.
+    /// The one that most tests run on. Without one, says in a line why the test is skipped.
     pub fn of_this_run() -> Option<Self> {
         let found = std::env::var_os(TEST_PYTHON).map(|python| Self {
             python: python.into(),
@@ -27,9 +28,10 @@ impl PyTorch {
         found
     }
 
-    /// The older ones that the environment names.
-    pub fn older() -> Vec<Self> {
-        let named = std::env::var_os(OLDER_PYTHONS).unwrap_or_default();
+    /// Those that what depends on versions runs on, the newest first; none where the environment
+    /// names none.
+    pub fn each() -> Vec<Self> {
+        let named = std::env::var_os(EACH_PYTHON).unwrap_or_default();
         std::env::split_paths(&named)
             .filter(|python| !python.as_os_str().is_empty())
             .map(|python| Self { python })

@@ -23,10 +23,10 @@ pub enum Extent {
     WithoutPyTorch,
 }
 
-/// The variables that give the suite its interpreters: the newest, and the others as `PATH` names
-/// folders.
-const NEWEST: &str = "MEMPROBE_TEST_PYTHON";
-const OLDER: &str = "MEMPROBE_TEST_OLDER_PYTHONS";
+/// The variables that give the suite its interpreters: the one that most tests run on, and those that
+/// what depends on versions runs on, as `PATH` names folders.
+const MOST: &str = "MEMPROBE_TEST_PYTHON";
+const EACH: &str = "MEMPROBE_TEST_EACH_PYTHON";
 
 /// The package of the integration suite.
 const SUITE: &str = "memprobe-tests";
@@ -165,7 +165,8 @@ fn cargo(repository: &Repository) -> Command {
     command
 }
 
-/// Sets up every pair that this machine can have a Python for; the variables that name them.
+/// Sets up every pair that this machine can have a Python for; the variables that name them. Of two
+/// with the same PyTorch the second stands for it among those that depend on versions.
 fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
     let mut interpreters = Vec::new();
     for pair in pytorch::TESTED {
@@ -186,17 +187,17 @@ fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
             request.gpus = Gpus::Simulated;
         }
         steps.take(&format!("PyTorch {}", pair.torch), || {
-            interpreters.push(set_up(&request)?);
+            interpreters.push((pair.torch, set_up(&request)?));
             Ok(())
         })?;
     }
-    let Some((newest, older)) = interpreters.split_first() else {
+    let Some(((torch, most), others)) = interpreters.split_first() else {
         bail!("no Python to test on: install Python 3.13, 3.12 or 3.11 and run this again");
     };
-    let mut variables = vec![(NEWEST, newest.clone().into_os_string())];
-    if !older.is_empty() {
-        variables.push((OLDER, std::env::join_paths(older)?));
-    }
+    let another = others.iter().any(|(other, _)| other == torch);
+    let each = if another { others } else { &interpreters };
+    let each = std::env::join_paths(each.iter().map(|(_, python)| python))?;
+    let variables = vec![(MOST, most.clone().into_os_string()), (EACH, each)];
     Ok(variables)
 }
 

@@ -122,7 +122,7 @@ pub fn attempt(program: &Path, memprobe: &Path, python: &Path, workload: &str) -
     let output = Command::new(program)
         .arg(workload)
         .env("MEMPROBE_TEST_PYTHON", python)
-        .env_remove("MEMPROBE_TEST_OLDER_PYTHONS")
+        .env_remove("MEMPROBE_TEST_EACH_PYTHON")
         .env("MEMPROBE_BIN", memprobe)
         .output();
     let outcome = match output {

@@ -68,8 +68,8 @@ pub struct TestedPair {
 }
 
 /// What `cargo xtask test` and CI run. Most tests run on the first alone, with a Python that
-/// machines have; what is compared with PyTorch's own history runs on all: the newest Python there is,
-/// a release in the middle, and an old one.
+/// machines have; what is compared with PyTorch's own history runs on the others: the newest Python there
+/// is, a release in the middle, and an old one.
 pub const TESTED: [TestedPair; 4] = [
     TestedPair {
         torch: "2.15.0",

@@ -19,9 +19,11 @@ use hashbrown::HashMap;
 use memprobe_common::MAX_FRAMES;
 use rustix::fs::{major, minor};
 
+use super::demangle;
+use super::purpose::Search;
 use crate::decode::StackCopy;
-use crate::event::{Frame, Tgid};
-use crate::target::elf::ElfImage;
+use crate::event::{Frame, Purpose, Tgid};
+use crate::target::elf::{ElfImage, FunctionNames};
 use crate::target::maps::{MappedFile, Maps};
 
 /// Addresses whose names are remembered.
@@ -38,6 +40,10 @@ const ALL_TABLES: u64 = 512 << 20;
 /// would take seconds, and keep memprobe from reading what the process does meanwhile.
 const LARGEST_SYMBOLS: u64 = 12 << 20;
 
+/// The most that is kept of the symbols by which functions of all libraries are told: see
+/// [`NativeCode::purpose`].
+const ALL_FUNCTIONS: usize = 128 << 20;
+
 /// The largest file in which lines of source are looked for.
 const LARGEST_WITH_LINES: u64 = 64 << 20;
 
@@ -53,6 +59,7 @@ pub struct NativeCode {
     looked: Option<Instant>,
     symbolizer: Option<Symbolizer>,
     frames: HashMap<u64, Arc<[Frame]>>,
+    callers: HashMap<u64, Caller>,
     unwinder: UnwinderX86_64<Vec<u8>>,
     cache: CacheX86_64,
     tables: u64,
@@ -74,6 +81,17 @@ struct Library {
     unwinds: Unwinds,
     /// Whether its symbols are few enough to be read, once that was asked.
     named: Option<bool>,
+    /// Its functions by address, once one was asked for; `None` where they cannot be read.
+    functions: Option<Option<FunctionNames>>,
+}
+
+/// The function that a call comes from, named by nothing but symbols.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Its name without parameters and template arguments, or its offset in the file.
+    pub function: Arc<str>,
+    /// The file name of its library.
+    pub library: Arc<str>,
 }
 
 /// Whether calls can be followed through a library.
@@ -103,6 +121,7 @@ impl NativeCode {
             looked: None,
             symbolizer: None,
             frames: HashMap::new(),
+            callers: HashMap::new(),
             unwinder: UnwinderX86_64::new(),
             cache: CacheX86_64::new(),
             tables: 0,
@@ -120,6 +139,43 @@ impl NativeCode {
     /// The stack of a call that returns to `return_address`.
     pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
         let mut frames = Vec::new();
+        let mut truncated = self.walk(return_address, copy, |code, address| {
+            frames.extend(code.frames_at(address).iter().cloned());
+            frames.len() < MAX_FRAMES
+        });
+        truncated |= frames.len() > MAX_FRAMES;
+        frames.truncate(MAX_FRAMES);
+        Unwound { frames, truncated }
+    }
+
+    /// What a block is for that the allocator reports, told from who asked for it. The copy begins with the
+    /// return address of the report.
+    ///
+    /// Functions are named from an index of each library's symbols, which is read when the first is asked for:
+    /// PLACEHOLDER
+    pub fn purpose(&mut self, copy: &StackCopy) -> Option<Purpose> {
+        const WORD: u64 = 8;
+        let (first, above) = copy.bytes.split_first_chunk()?;
+        let above = StackCopy {
+            address: copy.address.checked_add(WORD)?,
+            frame_pointer: copy.frame_pointer,
+            bytes: above.to_vec(),
+        };
+        let mut search = Search::default();
+        self.walk(u64::from_ne_bytes(*first), &above, |code, address| {
+            search.goes_on_after(code.caller_at(address))
+        });
+        search.found()
+    }
+
+    /// Goes from a call outwards, each with the address that it returns to, as long as `visit` wants more. Whether
+    /// callers may be missing.
+    fn walk(
+        &mut self,
+        return_address: u64,
+        copy: &StackCopy,
+        mut visit: impl FnMut(&mut Self, u64) -> bool,
+    ) -> bool {
         let mut registers = UnwindRegsX86_64::new(return_address, copy.address, copy.frame_pointer);
         let mut read = |address: u64| {
             let at = address.checked_sub(copy.address).ok_or(())?;
@@ -127,29 +183,42 @@ impl NativeCode {
             let word = copy.bytes.get(at..).and_then(|rest| rest.first_chunk());
             word.copied().map(u64::from_ne_bytes).ok_or(())
         };
-        let mut next = Some(return_address);
-        let mut truncated = false;
-        while let Some(address) = next {
-            frames.extend(self.frames_at(address).iter().cloned());
+        let mut address = return_address;
+        loop {
             // Without tables only a guess would be left.
-            let followed = self.can_unwind(address) && frames.len() < MAX_FRAMES;
+            let followed = visit(self, address) && self.can_unwind(address);
             let returns = FrameAddress::from_return_address(address);
             let (true, Some(returns)) = (followed, returns) else {
-                truncated = true;
-                break;
+                return true;
             };
             let (unwinder, cache) = (&self.unwinder, &mut self.cache);
-            next = match unwinder.unwind_frame(returns, &mut registers, cache, &mut read) {
-                Ok(caller) => caller,
-                Err(_) => {
-                    truncated = true;
-                    None
-                }
+            address = match unwinder.unwind_frame(returns, &mut registers, cache, &mut read) {
+                Ok(Some(caller)) => caller,
+                Ok(None) => return false,
+                Err(_) => return true,
             };
         }
-        truncated |= frames.len() > MAX_FRAMES;
-        frames.truncate(MAX_FRAMES);
-        Unwound { frames, truncated }
+    }
+
+    /// The function that a call which returns there comes from; `None` where the address is in no file.
+    fn caller_at(&mut self, return_address: u64) -> Option<Caller> {
+        if let Some(known) = self.callers.get(&return_address) {
+            return Some(known.clone());
+        }
+        let (place, offset) = self.place_of(return_address.wrapping_sub(1))?;
+        let kept = self.libraries.iter().filter_map(Library::functions);
+        let kept: usize = kept.map(FunctionNames::bytes).sum();
+        let library = &mut self.libraries[place.library];
+        let function = library.function_at(self.tgid, offset, kept);
+        let caller = Caller {
+            function: function.unwrap_or_else(|| format!("+{offset:#x}")).into(),
+            library: library.path.rsplit('/').next().unwrap_or_default().into(),
+        };
+        if self.callers.len() >= REMEMBERED {
+            self.callers.clear();
+        }
+        self.callers.insert(return_address, caller.clone());
+        Some(caller)
     }
 
     /// What lies before a return address, the innermost of inlined functions first.
@@ -227,6 +296,7 @@ impl NativeCode {
         let mut before = std::mem::take(&mut self.libraries);
         self.code.clear();
         self.frames.clear();
+        self.callers.clear();
         self.unwinder = UnwinderX86_64::new();
         self.cache = CacheX86_64::new();
         self.tables = 0;
@@ -249,12 +319,16 @@ impl NativeCode {
             let known = before.iter_mut().find(|library| {
                 (library.mapped.dev, library.mapped.inode) == (mapped.dev, mapped.inode)
             });
+            let (file, functions) = known.map_or((None, None), |library| {
+                (library.file.take(), library.functions.take())
+            });
             self.libraries.push(Library {
                 path: mapped.path.to_string_lossy().into(),
-                file: known.and_then(|library| library.file.take()),
+                file,
                 mapped,
                 unwinds: Unwinds::NotYetTried,
                 named: None,
+                functions,
             });
         }
         self.code.sort_by_key(|(range, _)| range.start);
@@ -302,6 +376,23 @@ impl Library {
         });
         self.named = Some(named);
         named
+    }
+
+    /// The function that an offset in its file lies in; `kept` bytes are kept of all libraries by now.
+    fn function_at(&mut self, tgid: Tgid, offset: u64, kept: usize) -> Option<String> {
+        if self.functions.is_none() {
+            let file = self.opened(tgid).and_then(|file| file.try_clone().ok());
+            let image = file.and_then(|file| ElfImage::from_file(file).ok());
+            let names = image.and_then(|image| FunctionNames::of(image).ok());
+            let names = names.filter(|names| kept.saturating_add(names.bytes()) <= ALL_FUNCTIONS);
+            self.functions = Some(names);
+        }
+        let symbol = self.functions()?.at(offset)?;
+        Some(demangle::function(&symbol))
+    }
+
+    fn functions(&self) -> Option<&FunctionNames> {
+        self.functions.as_ref()?.as_ref()
     }
 
     /// The file at its path as memprobe sees it, if it is the very one that the process had mapped.

@@ -3,7 +3,7 @@
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE};
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::maps::ring_buf::RingBufEntry;
-use memprobe_common::{BlockStackRecord, MemoryRecord, STACK_COPY, ThreadStack, record};
+use memprobe_common::{BlockStackRecord, MemoryRecord, ThreadStack, record};
 
 use crate::maps::RECORDS;
 
@@ -23,7 +23,11 @@ pub fn reserve<T: 'static>() -> Option<RingBufEntry<T>> {
 /// # Safety
 /// `into` must be valid for writes. Every byte up to `length` is written.
 #[inline(always)]
-pub unsafe fn copy(into: *mut ThreadStack, stack_pointer: u64, frame_pointer: u64) {
+pub unsafe fn copy<const N: usize>(
+    into: *mut ThreadStack<N>,
+    stack_pointer: u64,
+    frame_pointer: u64,
+) {
     const CHUNK: usize = 1024;
     // SAFETY: within what the caller vouches for; the helper checks the address that is read.
     unsafe {
@@ -31,7 +35,7 @@ pub unsafe fn copy(into: *mut ThreadStack, stack_pointer: u64, frame_pointer: u6
         (*into).stack.address = stack_pointer;
         let bytes = (&raw mut (*into).stack.bytes).cast::<u8>();
         let mut length = 0;
-        for at in (0..STACK_COPY).step_by(CHUNK) {
+        for at in (0..N).step_by(CHUNK) {
             let from = stack_pointer + at as u64;
             if read_user_raw(bytes.add(at).cast(), CHUNK as u32, from as *const _) != 0 {
                 break;

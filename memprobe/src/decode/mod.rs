@@ -3,8 +3,8 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    CodeRecord, CudaRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord, STACK_COPY,
-    ShapeRecord, StackHead, Stretch, ThreadStack, record,
+    BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
+    STACK_COPY, ShapeRecord, StackHead, Stretch, ThreadStack, record,
 };
 
 use crate::event::Tgid;
@@ -145,7 +145,7 @@ fn decode_block_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (memory, stack) = bytes
         .split_at_checked(size_of::<MemoryRecord>())
         .ok_or(Malformed)?;
-    let reason = Reason::Stack(Box::new(decode_thread_stack(stack)?));
+    let reason = Reason::Stack(Box::new(decode_thread_stack::<BLOCK_STACK_COPY>(stack)?));
     Ok(Record::Memory(
         MemoryKind::Block,
         decode_memory(memory)?,
@@ -198,7 +198,7 @@ fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (call, stack) = bytes
         .split_first_chunk::<{ size_of::<CudaRecord>() }>()
         .ok_or(Malformed)?;
-    let copy = decode_thread_stack(stack)?;
+    let copy = decode_thread_stack::<STACK_COPY>(stack)?;
     Ok(Record::Cuda(
         Box::new(cuda_record(call)),
         Some(Box::new(copy)),
@@ -206,17 +206,17 @@ fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
 }
 
 /// Decodes a copy of a stack: as much of it as could be read.
-fn decode_thread_stack(bytes: &[u8]) -> Result<StackCopy, Malformed> {
-    const STACK: usize = offset_of!(ThreadStack, stack);
+fn decode_thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
+    const STACK: usize = offset_of!(ThreadStack<0>, stack);
     const BYTES: usize = STACK + size_of::<Stretch<0>>();
-    if bytes.len() != size_of::<ThreadStack>() {
+    if bytes.len() != size_of::<ThreadStack<N>>() {
         return Err(Malformed);
     }
-    let length = usize::try_from(word64(bytes, STACK + 8)).unwrap_or(STACK_COPY);
+    let length = usize::try_from(word64(bytes, STACK + 8)).unwrap_or(N);
     Ok(StackCopy {
         address: word64(bytes, STACK),
-        frame_pointer: word64(bytes, offset_of!(ThreadStack, frame_pointer)),
-        bytes: bytes[BYTES..BYTES + length.min(STACK_COPY)].to_vec(),
+        frame_pointer: word64(bytes, offset_of!(ThreadStack<0>, frame_pointer)),
+        bytes: bytes[BYTES..BYTES + length.min(N)].to_vec(),
     })
 }
 
@@ -379,7 +379,7 @@ mod tests {
         for word in [0xf0u64, 0x7ffc_0000, 1024] {
             bytes.extend(word.to_ne_bytes());
         }
-        bytes.extend([7; STACK_COPY]);
+        bytes.extend([7; BLOCK_STACK_COPY]);
         let Ok(Record::Memory(MemoryKind::Block, memory, Reason::Stack(copy))) = decode(&bytes)
         else {
             panic!("not decoded");
@@ -393,7 +393,7 @@ mod tests {
         let Ok(Record::Memory(_, _, Reason::Stack(copy))) = decode(&bytes) else {
             panic!("not decoded");
         };
-        assert_eq!(copy.bytes.len(), STACK_COPY, "no more than there is");
+        assert_eq!(copy.bytes.len(), BLOCK_STACK_COPY, "no more than there is");
         bytes.push(0);
         assert_eq!(decode(&bytes), Err(Malformed));
     }

@@ -4,6 +4,8 @@
 //! native code seldom keeps frame pointers. The kernel's side copies the registers and a piece of
 //! the stack; the tables are read from the files that the process has mapped.
 
+mod callers;
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
@@ -19,12 +21,12 @@ use hashbrown::HashMap;
 use memprobe_common::MAX_FRAMES;
 use rustix::fs::{major, minor};
 
-use super::demangle;
-use super::purpose::Search;
 use crate::decode::StackCopy;
-use crate::event::{Frame, Purpose, Tgid};
+use crate::event::{Frame, Tgid};
 use crate::target::elf::{ElfImage, FunctionNames};
 use crate::target::maps::{MappedFile, Maps};
+
+pub use callers::Caller;
 
 /// Addresses whose names are remembered.
 const REMEMBERED: usize = 65_536;
@@ -39,10 +41,6 @@ const ALL_TABLES: u64 = 512 << 20;
 /// The largest table of symbols (24 bytes each) by which functions are named. That of libtorch_cuda
 /// would take seconds, and keep memprobe from reading what the process does meanwhile.
 const LARGEST_SYMBOLS: u64 = 12 << 20;
-
-/// The most that is kept of the symbols by which functions of all libraries are told: see
-/// [`NativeCode::purpose`].
-const ALL_FUNCTIONS: usize = 128 << 20;
 
 /// The largest file in which lines of source are looked for.
 const LARGEST_WITH_LINES: u64 = 64 << 20;
@@ -83,15 +81,6 @@ struct Library {
     named: Option<bool>,
     /// Its functions by address, once one was asked for; `None` where they cannot be read.
     functions: Option<Option<FunctionNames>>,
-}
-
-/// The function that a call comes from, named by nothing but symbols.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caller {
-    /// Its name without parameters and template arguments, or its offset in the file.
-    pub function: Arc<str>,
-    /// The file name of its library.
-    pub library: Arc<str>,
 }
 
 /// Whether calls can be followed through a library.
@@ -148,29 +137,6 @@ impl NativeCode {
         Unwound { frames, truncated }
     }
 
-    /// What a block is for that the allocator reports, told from who asked for it. The copy begins with the
-    /// return address of the report.
-    ///
-    /// Functions are named from an index of each library's symbols, which is read when the first is asked for. That of
-    /// libtorch_cuda of PyTorch 2.15.0 (a file of 520 MB) takes 6 to 13 ms and 1.9 MB, that of libtorch_cpu 22 to 29 ms and
-    /// 5.6 MB; the first block of a process took 32 ms, with the tables to unwind by, and later ones 0.3 µs where the same
-    /// functions had been met, otherwise up to 0.2 ms a block and 2.5 ms a library (release build on two cores of a virtual
-    /// machine, the files in the page cache).
-    pub fn purpose(&mut self, copy: &StackCopy) -> Option<Purpose> {
-        const WORD: u64 = 8;
-        let (first, above) = copy.bytes.split_first_chunk()?;
-        let above = StackCopy {
-            address: copy.address.checked_add(WORD)?,
-            frame_pointer: copy.frame_pointer,
-            bytes: above.to_vec(),
-        };
-        let mut search = Search::default();
-        self.walk(u64::from_ne_bytes(*first), &above, |code, address| {
-            search.goes_on_after(code.caller_at(address))
-        });
-        search.found()
-    }
-
     /// Goes from a call outwards, each with the address that it returns to, as long as `visit` wants more. Whether
     /// callers may be missing.
     fn walk(
@@ -201,27 +167,6 @@ impl NativeCode {
                 Err(_) => return true,
             };
         }
-    }
-
-    /// The function that a call which returns there comes from; `None` where the address is in no file.
-    fn caller_at(&mut self, return_address: u64) -> Option<Caller> {
-        if let Some(known) = self.callers.get(&return_address) {
-            return Some(known.clone());
-        }
-        let (place, offset) = self.place_of(return_address.wrapping_sub(1))?;
-        let kept = self.libraries.iter().filter_map(Library::functions);
-        let kept: usize = kept.map(FunctionNames::bytes).sum();
-        let library = &mut self.libraries[place.library];
-        let function = library.function_at(self.tgid, offset, kept);
-        let caller = Caller {
-            function: function.unwrap_or_else(|| format!("+{offset:#x}")).into(),
-            library: library.path.rsplit('/').next().unwrap_or_default().into(),
-        };
-        if self.callers.len() >= REMEMBERED {
-            self.callers.clear();
-        }
-        self.callers.insert(return_address, caller.clone());
-        Some(caller)
     }
 
     /// What lies before a return address, the innermost of inlined functions first.
@@ -379,23 +324,6 @@ impl Library {
         });
         self.named = Some(named);
         named
-    }
-
-    /// The function that an offset in its file lies in; `kept` bytes are kept of all libraries by now.
-    fn function_at(&mut self, tgid: Tgid, offset: u64, kept: usize) -> Option<String> {
-        if self.functions.is_none() {
-            let file = self.opened(tgid).and_then(|file| file.try_clone().ok());
-            let image = file.and_then(|file| ElfImage::from_file(file).ok());
-            let names = image.and_then(|image| FunctionNames::of(image).ok());
-            let names = names.filter(|names| kept.saturating_add(names.bytes()) <= ALL_FUNCTIONS);
-            self.functions = Some(names);
-        }
-        let symbol = self.functions()?.at(offset)?;
-        Some(demangle::function(&symbol))
-    }
-
-    fn functions(&self) -> Option<&FunctionNames> {
-        self.functions.as_ref()?.as_ref()
     }
 
     /// The file at its path as memprobe sees it, if it is the very one that the process had mapped.

@@ -6,12 +6,13 @@
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
-use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, record};
+use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, process_flag, record};
 
 use crate::lifecycle::watched;
 use crate::python::{Walked, room, walk_in};
 use crate::ring::send;
-use crate::shape::send_with_shape;
+use crate::shape::{has_shape, send_with_shape};
+use crate::stack::send_block;
 use crate::thread::Caller;
 
 /// `c10::reportMemoryUsageToProfiler(void* ptr, int64_t alloc_size, size_t total_allocated,
@@ -29,7 +30,7 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
     };
     let size = ctx.arg::<u64>(1).unwrap_or(0) as i64;
     // SAFETY: the context of a uprobe holds the registers.
-    let stack_pointer = unsafe { (*ctx.regs).rsp };
+    let (stack_pointer, frame_pointer) = unsafe { ((*ctx.regs).rsp, (*ctx.regs).rbp) };
     let (room, stack) = if size > 0 {
         let room = room(process, caller);
         (room, walk_in(room, process, caller, stack_pointer))
@@ -51,7 +52,13 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
         stack: stack.hash,
         ..MemoryRecord::default()
     };
+    let wants_stack = process.flags & process_flag::BLOCK_STACKS != 0;
     match room {
+        Some(room) if wants_stack && !has_shape(room, DEVICE_TYPE_CUDA) => {
+            if !send_block(record, stack_pointer, frame_pointer) {
+                send(record);
+            }
+        }
         Some(room) => send_with_shape(record, DEVICE_TYPE_CUDA, room),
         None => send(record),
     }

@@ -5,18 +5,17 @@
 //! allocation is told once, by the outermost call, and only if that succeeds. What the arguments
 //! mean is left to user space.
 
-use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_NO_WAKEUP, BPF_RB_RING_SIZE};
-use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_probe_read_user as read_user_raw};
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
-use memprobe_common::{
-    CudaCookie, CudaRecord, CudaStackRecord, STACK_COPY, counter, record, stack_state,
-};
+use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, stack_state};
 
 use crate::maps::{CALLS, PROCESSES, RECORDS};
 use crate::python::walk;
 use crate::ring::count;
+use crate::stack;
 use crate::thread::Caller;
 
 /// A call into CUDA that has not returned yet: the outermost of its thread.
@@ -184,38 +183,19 @@ fn tell(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer
     }
 }
 
-/// Sends the call with a copy of the stack, unless the ring buffer is more than half full: then
-/// events go before stacks.
+/// Sends the call with a copy of the stack, if there is room for one.
 #[inline(always)]
 fn tell_with_stack(call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) -> bool {
-    const CHUNK: usize = 1024;
-    let waiting = RECORDS.query(u64::from(BPF_RB_AVAIL_DATA));
-    let entry = if waiting > RECORDS.query(u64::from(BPF_RB_RING_SIZE)) / 2 {
-        None
-    } else {
-        RECORDS.reserve::<CudaStackRecord>(0)
-    };
-    let Some(mut entry) = entry else {
+    let Some(mut entry) = stack::reserve::<CudaStackRecord>() else {
         count(counter::STACKS_LOST);
         return false;
     };
     let record = entry.as_mut_ptr();
-    // SAFETY: the entry is as large as the record, and every byte up to `length` is written.
+    // SAFETY: the entry is as large as the record, both parts of which are written.
     unsafe {
         call.kind = record::CUDA_CALL_WITH_STACK;
         (&raw mut (*record).call).write(*call);
-        (*record).frame_pointer = frame_pointer;
-        (*record).stack.address = stack_pointer;
-        let bytes = (&raw mut (*record).stack.bytes).cast::<u8>();
-        let mut length = 0;
-        for at in (0..STACK_COPY).step_by(CHUNK) {
-            let from = stack_pointer + at as u64;
-            if read_user_raw(bytes.add(at).cast(), CHUNK as u32, from as *const _) != 0 {
-                break;
-            }
-            length = at + CHUNK;
-        }
-        (*record).stack.length = length as u64;
+        stack::copy(&raw mut (*record).thread, stack_pointer, frame_pointer);
     }
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
     true

@@ -17,6 +17,7 @@ mod maps;
 mod python;
 mod ring;
 mod shape;
+mod stack;
 mod thread;
 mod tracepoint;
 

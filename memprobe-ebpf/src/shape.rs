@@ -6,9 +6,9 @@
 //! block of that thread on that kind of device is the tensor's. A shape that is not followed by its
 //! block would stick to another one:
 //!
-//! - A tensor without elements gets no memory: user space sees a size of 0 and takes the block for one
-//!   without a tensor.
-//! - Likewise where the sizes are refused (negative, or more bytes than there are): no block is as large.
+//! - A tensor without elements gets no memory: it leaves no shape.
+//! - Where the sizes are refused (negative, or more bytes than there are), no block is as large: user space
+//!   takes it for one without a tensor.
 //! - Where memory runs out, the allocator's word of it takes the shape.
 //! - A tensor of zeros that has no memory (`_efficientzerotensor`) comes with an allocator of its own
 //!   and more dispatch keys than a plain one: it leaves no shape.
@@ -118,7 +118,16 @@ fn begin(asked: &Asked) -> Option<&'static mut ShapeRecord> {
     shape.dimensions = asked.dimensions.min(u64::from(u32::MAX)) as u32;
     // SAFETY: room for the sizes of all dimensions that are told.
     let read = unsafe { read_sizes(shape.sizes.as_mut_ptr(), asked.sizes, asked.dimensions) };
-    read.then_some(shape)
+    if !read {
+        return None;
+    }
+    for at in 0..MAX_DIMENSIONS {
+        if (at as u64) < asked.dimensions && shape.sizes[at] == 0 {
+            shape.layout = shape_layout::NONE;
+            return None;
+        }
+    }
+    Some(shape)
 }
 
 /// Reads as many numbers as there are dimensions and room for.
@@ -149,15 +158,23 @@ fn device_type_of(keys: u64) -> Option<u8> {
     }
 }
 
+/// Whether a tensor of that type of device waits for its memory in this thread.
+#[inline(always)]
+pub fn has_shape(room: *mut Thread, device_type: u8) -> bool {
+    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
+    let shape = unsafe { &(*room).shape };
+    shape.layout != shape_layout::NONE && shape.device_type == device_type
+}
+
 /// Sends an event of the allocator, with the shape of the tensor that this thread has begun to make.
 #[inline(always)]
 pub fn send_with_shape(record: MemoryRecord, device_type: u8, room: *mut Thread) {
-    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
-    let shape = unsafe { &mut (*room).shape };
-    if shape.layout == shape_layout::NONE || shape.device_type != device_type {
+    if !has_shape(room, device_type) {
         send(record);
         return;
     }
+    // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
+    let shape = unsafe { &mut (*room).shape };
     send_shaped(record, shape);
     shape.layout = shape_layout::NONE;
 }

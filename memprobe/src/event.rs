@@ -40,7 +40,7 @@ pub struct DeviceIndex(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub u32);
 
-/// Names an interned [`Shape`]. Defined by an [`Event::Shape`] before its first use.
+/// Names what a block is for, an interned [`Use`]. Defined by an [`Event::Use`] before it is first used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ShapeId(pub u32);
 
@@ -119,10 +119,10 @@ impl ShapeId {
     pub const NONE: Self = Self(0);
 
     /// It is known that PyTorch was making no tensor when the memory was asked for: it is a
-    /// workspace of a library, or a storage that was made or resized by itself.
+    /// workspace of a library, or a storage that was made or resized by itself. Which is not known.
     pub const NO_TENSOR: Self = Self(1);
 
-    /// The first that names a [`Shape`].
+    /// The first that names a [`Use`].
     pub const FIRST: Self = Self(2);
 }
 
@@ -137,8 +137,8 @@ impl fmt::Display for Address {
 pub enum Event {
     /// Defines a stack. Comes before the first event that names it.
     Stack(StackId, Arc<Stack>),
-    /// Defines a shape. Comes before the first event that names it.
-    Shape(ShapeId, Arc<Shape>),
+    /// Defines what blocks are for. Comes before the first event that names it.
+    Use(ShapeId, Arc<Use>),
     /// Names a thread (its `comm`). Comes before the thread's first memory event.
     Thread(Tid, Arc<str>),
     /// What an allocator held when memprobe attached. Comes before all memory events of its device.
@@ -287,7 +287,7 @@ pub struct MemoryEvent {
     pub totals: Option<Totals>,
     /// Where it was asked for; [`StackId::NONE`] for frees.
     pub stack: StackId,
-    /// The tensor that it happened for; [`ShapeId::NONE`] where nothing is known of one.
+    /// What it happened for; [`ShapeId::NONE`] where nothing is known of that.
     pub shape: ShapeId,
     /// The call into CUDA; `None` for blocks. For what is freed, `space` is that of the memory.
     pub call: Option<CudaCall>,
@@ -447,27 +447,77 @@ pub struct Shape {
     pub requested: Option<Bytes>,
 }
 
-/// What the [`ShapeId`]s of a stream stand for by now. Numbers grow, and a shape that was not used
+/// What a block is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Use {
+    /// A tensor, as PyTorch began to make it.
+    Tensor(Shape),
+    /// No tensor.
+    Other(Purpose),
+}
+
+impl Use {
+    /// The tensor, where there is one.
+    pub fn shape(&self) -> Option<&Shape> {
+        match self {
+            Self::Tensor(shape) => Some(shape),
+            Self::Other(_) => None,
+        }
+    }
+
+    /// What it is for, where that is no tensor.
+    pub fn purpose(&self) -> Option<&Purpose> {
+        match self {
+            Self::Other(purpose) => Some(purpose),
+            Self::Tensor(_) => None,
+        }
+    }
+}
+
+/// What a block is for that PyTorch made no tensor for, inferred from the native functions on the stack of the
+/// thread that asked for it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Purpose {
+    /// Such as `cuBLAS workspace`; `None` where no function tells.
+    pub what: Option<Arc<str>>,
+    /// The function that `what` is inferred from, otherwise the innermost one outside of the allocator: without
+    /// parameters and template arguments, or its offset in the library where it has no symbol there.
+    pub function: Arc<str>,
+    /// The file name of its library.
+    pub library: Arc<str>,
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (function, library) = (&self.function, &self.library);
+        match &self.what {
+            Some(what) => write!(f, "{what} ({function}, {library})"),
+            None => write!(f, "asked for by {function} ({library})"),
+        }
+    }
+}
+
+/// What the [`ShapeId`]s of a stream stand for by now. Numbers grow, and a use that was not met
 /// for long is defined anew before it is: the oldest are forgotten.
 #[derive(Clone, Debug, Default)]
-pub struct Shapes(BTreeMap<ShapeId, Arc<Shape>>);
+pub struct Uses(BTreeMap<ShapeId, Arc<Use>>);
 
-impl Shapes {
+impl Uses {
     /// The most that a source of events may have in use at once: it forgets them all then, and defines
     /// them anew under other numbers.
     pub const MOST: usize = 1 << 16;
 
     /// Takes a definition.
-    pub fn define(&mut self, id: ShapeId, shape: &Arc<Shape>) {
-        self.0.insert(id, Arc::clone(shape));
+    pub fn define(&mut self, id: ShapeId, is: &Arc<Use>) {
+        self.0.insert(id, Arc::clone(is));
         // Those of one time after the last forgetting and one before it.
         if self.0.len() > 2 * Self::MOST {
             self.0.pop_first();
         }
     }
 
-    /// The shape of that number.
-    pub fn get(&self, id: ShapeId) -> Option<&Arc<Shape>> {
+    /// The use of that number.
+    pub fn get(&self, id: ShapeId) -> Option<&Arc<Use>> {
         self.0.get(&id)
     }
 }

@@ -45,6 +45,9 @@ pub struct Event {
     /// False where it is known to be for no tensor.
     #[serde(default)]
     pub tensor: Option<bool>,
+    /// What it was allocated for then.
+    #[serde(default)]
+    pub inferred: Option<Inferred>,
     /// Innermost first.
     pub stack: Vec<TraceFrame>,
     /// The native code that called into CUDA, innermost first.
@@ -70,6 +73,19 @@ impl Event {
     pub fn is_of_the_allocator(&self) -> bool {
         !self.action.starts_with("cuda_")
     }
+}
+
+/// What a block without a tensor is for, told from who asked.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inferred {
+    /// None where no function tells.
+    #[serde(rename = "use")]
+    pub what: Option<String>,
+    /// The function.
+    pub function: String,
+    /// Its library.
+    pub library: String,
 }
 
 /// A place in native code.

@@ -1,9 +1,10 @@
 //! Every block is told with the tensor that it is for: shape, element type and bytes asked for.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::Ground;
+use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
@@ -25,6 +26,14 @@ struct Made {
 
 /// The dimensions whose sizes are told.
 const DIMENSIONS: usize = 8;
+
+/// What `workloads/without_tensor.py` writes of a block.
+#[derive(Debug, Deserialize)]
+struct Asked {
+    addr: u64,
+    /// Functions of C++ and Python, innermost first.
+    frames: Vec<String>,
+}
 
 /// A run of the workload, from both sides.
 struct Run {
@@ -165,5 +174,124 @@ fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on(
         );
         let mut held = events.iter().filter(|event| event.action == "held");
         assert!(held.all(|it| it.shape.is_none() && it.tensor.is_none()));
+    }
+}
+
+#[test]
+fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
+    if std::process::Command::new("addr2line")
+        .arg("-v")
+        .output()
+        .is_err()
+    {
+        println!("skipped: PyTorch names all functions by addr2line, which is not here");
+        return;
+    }
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in ground.pytorches_on(On::Newest) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("trace.json");
+        let log = folder.path().join("log.json");
+        let mut command = ground.memprobe();
+        command
+            .args(["record", "--detail", "full", "-o"])
+            .arg(&file);
+        command.arg("--").arg(pytorch.python());
+        command.arg("without_tensor.py").arg("--out").arg(&log);
+        pytorch.settle(&mut command);
+        command.env("TORCH_SYMBOLIZE_MODE", "addr2line");
+        let printed = Background::start(&mut command).finish().succeeded();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        let asked = std::fs::read(&log).expect("the log");
+        let asked: Vec<Asked> = serde_json::from_slice(&asked).expect("the log is JSON");
+        let events = ground.events(&file);
+        let met = uses_that_were_met(&events, &asked);
+        for what in [
+            "cuBLAS workspace",
+            "resized storage",
+            "CUB scratch",
+            "reduction scratch",
+            "nonzero scratch",
+            "storage without a tensor",
+            "torch.cuda.caching_allocator_alloc",
+        ] {
+            assert!(met.contains(what), "no {what} among {met:?}");
+        }
+        adds_up(&ground, &file);
+        every_use_has_a_row(&ground, &file, &met);
+    }
+}
+
+/// What memprobe says of the blocks without a tensor, each of which PyTorch agrees to.
+fn uses_that_were_met(events: &[Event], asked: &[Asked]) -> BTreeSet<String> {
+    let allocations: Vec<_> = events.iter().filter(|it| it.action == "alloc").collect();
+    assert!(allocations.len() >= asked.len() && asked.len() >= 40);
+    let mut met = BTreeSet::new();
+    for (event, asked) in allocations.iter().zip(asked) {
+        assert_eq!(event.addr, Some(asked.addr), "the order of {event:?}");
+        let names: Vec<_> = asked.frames.iter().map(|name| plain(name)).collect();
+        let makes_a_tensor = |name: &String| {
+            name == "at::detail::empty_generic" || name == "at::detail::empty_strided_generic"
+        };
+        assert_eq!(
+            names.iter().any(makes_a_tensor),
+            event.shape.is_some(),
+            "{event:?} is {names:?}"
+        );
+        if event.shape.is_some() {
+            assert_eq!(event.inferred, None, "{event:?}");
+            continue;
+        }
+        let inferred = event.inferred.as_ref();
+        let inferred = inferred.unwrap_or_else(|| panic!("{event:?} is {names:?}"));
+        // Functions made from templates begin with what they return.
+        let is_it = |name: &String| {
+            *name == inferred.function || name.ends_with(&format!(" {}", inferred.function))
+        };
+        assert!(names.iter().any(is_it), "{inferred:?} is {names:?}");
+        met.insert(inferred.what.clone().unwrap_or_default());
+    }
+    met
+}
+
+/// A function as libiberty writes it, without parameters, template arguments and what follows.
+fn plain(name: &str) -> String {
+    const ANONYMOUS: &str = "(anonymous namespace)";
+    let name = name
+        .replace(ANONYMOUS, "\u{1}")
+        .replace("operator()", "\u{2}");
+    let name = name.split(" [clone").next().unwrap_or_default();
+    let mut depth = 0;
+    let mut plain = String::new();
+    for letter in name.chars() {
+        match letter {
+            '<' | '(' => depth += 1,
+            '>' | ')' => depth -= 1,
+            _ if depth == 0 => plain.push(letter),
+            _ => {}
+        }
+    }
+    let plain = plain.trim_end_matches(" const");
+    plain
+        .replace('\u{1}', ANONYMOUS)
+        .replace('\u{2}', "operator()")
+}
+
+/// The table of tensors tells each use from the others.
+fn every_use_has_a_row(ground: &Ground, trace: &Path, met: &BTreeSet<String>) {
+    let trace = trace.to_str().expect("UTF-8");
+    let all = [
+        "report", trace, "--by", "tensor", "--all", "--format", "json",
+    ];
+    let report = ground.run(&all).succeeded().stdout;
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let rows = report["devices"][0]["tensors"].as_array().expect("rows");
+    for what in met.iter().filter(|what| !what.is_empty()) {
+        let row = rows.iter().find(|row| row["use"] == what.as_str());
+        let row = row.unwrap_or_else(|| panic!("no row of {what}"));
+        assert!(
+            row["kind"] == "no_tensor" && row["asked_by"].is_string(),
+            "{row}"
+        );
     }
 }

@@ -76,6 +76,8 @@ enum Detail {
     Lines,
     /// The line, and the tensor: shape, element type and bytes that were asked for
     Tensors,
+    /// All of that, and what each block without a tensor is for: a library's workspace, a resized storage, scratch
+    Full,
 }
 
 impl From<Detail> for pipeline::Detail {
@@ -83,6 +85,7 @@ impl From<Detail> for pipeline::Detail {
         match detail {
             Detail::Lines => Self::Lines,
             Detail::Tensors => Self::Tensors,
+            Detail::Full => Self::Full,
         }
     }
 }

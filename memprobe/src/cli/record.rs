@@ -26,6 +26,7 @@ Examples:
   sudo memprobe record -o run/ -- torchrun --nproc-per-node 4 train.py
   sudo memprobe record -o run/ --pid 1234 --children
   sudo memprobe record -o cpu.json --cpu -- python train_without_gpu.py
+  sudo memprobe record -o trace.json --detail full -- python train.py
   memprobe report trace.json")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
 pub struct Record {
@@ -38,7 +39,8 @@ pub struct Record {
     /// Record the processes that descend from it too
     #[arg(short, long, requires = "pid")]
     children: bool,
-    /// How much to record of each block; more costs the process more
+    /// How much to record of each block; more costs the process more: `tensors` a trap for each tensor that is made, `full` a
+    /// copy of the stack too for each block that no tensor is made for
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
     /// Record the memory of CPU tensors too; then any PyTorch will do, also without CUDA

@@ -3,8 +3,8 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    CodeRecord, CudaRecord, CudaStackRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
-    STACK_COPY, ShapeRecord, StackHead, Stretch, record,
+    BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
+    STACK_COPY, ShapeRecord, StackHead, Stretch, ThreadStack, record,
 };
 
 use crate::event::Tgid;
@@ -12,8 +12,8 @@ use crate::event::Tgid;
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// An event of the allocator or of autograd's engine, with the tensor that it happened for.
-    Memory(MemoryKind, MemoryRecord, Option<Box<ShapeRecord>>),
+    /// An event of the allocator or of autograd's engine, with what says what it happened for.
+    Memory(MemoryKind, MemoryRecord, Reason),
     /// A call into CUDA that succeeded, with a copy of the stack where the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     /// The frames behind a stack hash.
@@ -63,6 +63,17 @@ pub struct FreedCode {
     pub memory: [(u64, Vec<u8>); 4],
 }
 
+/// What the kernel's side tells of what a memory record happened for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Nothing.
+    None,
+    /// The tensor that the thread had begun to make.
+    Tensor(Box<ShapeRecord>),
+    /// The thread had begun no tensor; this is its stack, the return address first.
+    Stack(Box<StackCopy>),
+}
+
 /// What the stack of a thread is unwound from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackCopy {
@@ -104,6 +115,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::CPU_BLOCK => MemoryKind::CpuBlock,
         record::CPU_FREE => MemoryKind::CpuFree,
         record::BACKWARD => MemoryKind::Backward,
+        record::BLOCK_WITH_STACK => return decode_block_with_stack(bytes),
         record::CUDA_CALL => return decode_call(bytes),
         record::CUDA_CALL_WITH_STACK => return decode_call_with_stack(bytes),
         record::STACK => return decode_stack(bytes),
@@ -118,14 +130,27 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let (memory, shape) = bytes
         .split_at_checked(size_of::<MemoryRecord>())
         .ok_or(Malformed)?;
-    let shape = match (shape, kind) {
-        ([], _) => None,
+    let reason = match (shape, kind) {
+        ([], _) => Reason::None,
         (shape, MemoryKind::Block | MemoryKind::CpuBlock | MemoryKind::OutOfMemory) => {
-            Some(Box::new(decode_shape(shape)?))
+            Reason::Tensor(Box::new(decode_shape(shape)?))
         }
         (_, MemoryKind::Backward | MemoryKind::CpuFree) => return Err(Malformed),
     };
-    Ok(Record::Memory(kind, decode_memory(memory)?, shape))
+    Ok(Record::Memory(kind, decode_memory(memory)?, reason))
+}
+
+/// Decodes a block that comes with a copy of the stack.
+fn decode_block_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
+    let (memory, stack) = bytes
+        .split_at_checked(size_of::<MemoryRecord>())
+        .ok_or(Malformed)?;
+    let reason = Reason::Stack(Box::new(decode_thread_stack::<BLOCK_STACK_COPY>(stack)?));
+    Ok(Record::Memory(
+        MemoryKind::Block,
+        decode_memory(memory)?,
+        reason,
+    ))
 }
 
 /// Decodes the 80 bytes of a shape, field by field.
@@ -170,20 +195,29 @@ fn decode_call(bytes: &[u8]) -> Result<Record, Malformed> {
 
 /// Decodes a call into CUDA that comes with a copy of the stack.
 fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
-    const STACK: usize = offset_of!(CudaStackRecord, stack);
+    let (call, stack) = bytes
+        .split_first_chunk::<{ size_of::<CudaRecord>() }>()
+        .ok_or(Malformed)?;
+    let copy = decode_thread_stack::<STACK_COPY>(stack)?;
+    Ok(Record::Cuda(
+        Box::new(cuda_record(call)),
+        Some(Box::new(copy)),
+    ))
+}
+
+/// Decodes a copy of a stack: as much of it as could be read.
+fn decode_thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
+    const STACK: usize = offset_of!(ThreadStack<0>, stack);
     const BYTES: usize = STACK + size_of::<Stretch<0>>();
-    if bytes.len() != size_of::<CudaStackRecord>() {
+    if bytes.len() != size_of::<ThreadStack<N>>() {
         return Err(Malformed);
     }
-    let call = bytes[..size_of::<CudaRecord>()].try_into();
-    let length = usize::try_from(word64(bytes, STACK + 8)).unwrap_or(STACK_COPY);
-    let copy = StackCopy {
+    let length = usize::try_from(word64(bytes, STACK + 8)).unwrap_or(N);
+    Ok(StackCopy {
         address: word64(bytes, STACK),
-        frame_pointer: word64(bytes, offset_of!(CudaStackRecord, frame_pointer)),
-        bytes: bytes[BYTES..BYTES + length.min(STACK_COPY)].to_vec(),
-    };
-    let call = cuda_record(call.expect("as long as a call"));
-    Ok(Record::Cuda(Box::new(call), Some(Box::new(copy))))
+        frame_pointer: word64(bytes, offset_of!(ThreadStack<0>, frame_pointer)),
+        bytes: bytes[BYTES..BYTES + length.min(N)].to_vec(),
+    })
 }
 
 fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
@@ -301,7 +335,8 @@ mod tests {
 
     #[test]
     fn a_memory_record_keeps_every_field() {
-        let Ok(Record::Memory(kind, memory, None)) = decode(&memory_bytes(record::BLOCK)) else {
+        let Ok(Record::Memory(kind, memory, Reason::None)) = decode(&memory_bytes(record::BLOCK))
+        else {
             panic!("not decoded");
         };
         assert_eq!(kind, MemoryKind::Block);
@@ -327,7 +362,7 @@ mod tests {
         for word in [99u64, 3, 33, 0, 0, 0, 0, 0, 0] {
             bytes.extend(word.to_ne_bytes());
         }
-        let Ok(Record::Memory(MemoryKind::Block, _, Some(shape))) = decode(&bytes) else {
+        let Ok(Record::Memory(MemoryKind::Block, _, Reason::Tensor(shape))) = decode(&bytes) else {
             panic!("not decoded");
         };
         assert_eq!((shape.layout, shape.device_type, shape.dtype), (2, 1, 6));
@@ -336,6 +371,31 @@ mod tests {
         assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Malformed));
         bytes[0] = record::BACKWARD;
         assert_eq!(decode(&bytes), Err(Malformed), "no tensor is made there");
+    }
+
+    #[test]
+    fn a_block_for_no_tensor_brings_the_stack_as_far_as_it_was_read() {
+        let mut bytes = memory_bytes(record::BLOCK_WITH_STACK);
+        for word in [0xf0u64, 0x7ffc_0000, 1024] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend([7; BLOCK_STACK_COPY]);
+        let Ok(Record::Memory(MemoryKind::Block, memory, Reason::Stack(copy))) = decode(&bytes)
+        else {
+            panic!("not decoded");
+        };
+        assert_eq!((memory.addr, memory.stack), (0x7000, 77));
+        assert_eq!((copy.address, copy.frame_pointer), (0x7ffc_0000, 0xf0));
+        assert_eq!(copy.bytes, [7; 1024]);
+        assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Malformed));
+        assert_eq!(decode(&bytes[..64]), Err(Malformed), "no stack");
+        bytes[64 + 16..64 + 24].copy_from_slice(&u64::MAX.to_ne_bytes());
+        let Ok(Record::Memory(_, _, Reason::Stack(copy))) = decode(&bytes) else {
+            panic!("not decoded");
+        };
+        assert_eq!(copy.bytes.len(), BLOCK_STACK_COPY, "no more than there is");
+        bytes.push(0);
+        assert_eq!(decode(&bytes), Err(Malformed));
     }
 
     #[test]

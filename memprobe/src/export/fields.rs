@@ -1,7 +1,9 @@
 //! The fields of a record, appended to a line.
 
 use super::json;
-use crate::event::{DeviceIndex, MemoryEvent, Shape, Stack, StackId, StackKind, Tid, TimeNs};
+use crate::event::{
+    DeviceIndex, MemoryEvent, Purpose, Shape, Stack, StackId, StackKind, Tid, TimeNs,
+};
 use crate::recording::MAX_LINE;
 
 /// Characters of a command line or thread name that are written.
@@ -80,6 +82,21 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &Shape) {
         line.extend_from_slice(b",\"requested\":");
         json::push_number(line, requested.0);
     }
+}
+
+/// What an event happened for that is no tensor, in an object that is left open for more.
+pub(super) fn push_purpose(line: &mut Vec<u8>, purpose: &Purpose) {
+    line.extend_from_slice(b",\"tensor\":false,\"inferred\":{");
+    if let Some(what) = &purpose.what {
+        line.extend_from_slice(b"\"use\":");
+        json::push_string(line, clip(what));
+        line.push(b',');
+    }
+    line.extend_from_slice(b"\"function\":");
+    json::push_string(line, clip(&purpose.function));
+    line.extend_from_slice(b",\"library\":");
+    json::push_string(line, clip(&purpose.library));
+    line.push(b'}');
 }
 
 pub(super) fn push_name(line: &mut Vec<u8>, name: &str) {

@@ -16,14 +16,15 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::fields::{
-    clip, push_args, push_id, push_name, push_process, push_record, push_shape, push_stack, push_ts,
+    clip, push_args, push_id, push_name, push_process, push_purpose, push_record, push_shape,
+    push_stack, push_ts,
 };
 use super::json;
 use super::slices::{BLOCK, CPU, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
-    Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, ShapeId, Shapes, Stack, StackId,
-    Tid, TimeNs, Totals,
+    Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, ShapeId, Stack, StackId, Tid,
+    TimeNs, Totals, Use, Uses,
 };
 use crate::model::snapshot::Grouping;
 use crate::recording::{AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord};
@@ -48,7 +49,7 @@ pub struct TraceWriter<W: Write> {
     events: u64,
     losses: Losses,
     stacks: StackTexts,
-    shapes: Shapes,
+    uses: Uses,
     blocks: OpenSlices,
     segments: OpenSlices,
     cuda: OpenSlices,
@@ -106,7 +107,7 @@ impl<W: Write> TraceWriter<W> {
             events: 0,
             losses: Losses::default(),
             stacks: StackTexts::new(grouping),
-            shapes: Shapes::default(),
+            uses: Uses::default(),
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
             cuda: OpenSlices::new(MAX_OPEN),
@@ -144,8 +145,8 @@ impl<W: Write> TraceWriter<W> {
         }
         match event {
             Event::Stack(id, stack) => self.stack(*id, stack),
-            // Each event says its own shape: viewers know nothing of numbers for them.
-            Event::Shape(id, shape) => self.shapes.define(*id, shape),
+            // Each event says its own use: viewers know nothing of numbers for them.
+            Event::Use(id, is) => self.uses.define(*id, is),
             Event::Thread(Tid(tid), name) => {
                 self.metadata("thread_name", *tid, |line| push_name(line, clip(name)));
             }
@@ -444,8 +445,9 @@ impl<W: Write> TraceWriter<W> {
         let line = &mut self.lines;
         line.extend_from_slice(b",\"args\":");
         push_args(line, event);
-        match self.shapes.get(event.shape) {
-            Some(shape) => push_shape(line, shape),
+        match self.uses.get(event.shape).map(|is| &**is) {
+            Some(Use::Tensor(shape)) => push_shape(line, shape),
+            Some(Use::Other(purpose)) => push_purpose(line, purpose),
             None if event.shape == ShapeId::NO_TENSOR => {
                 line.extend_from_slice(b",\"tensor\":false");
             }

@@ -135,7 +135,7 @@ impl Model {
                 Applied::Noted
             }
             // Lines are told apart, not what was made there: see `shapes`.
-            Event::Shape(..) => Applied::Noted,
+            Event::Use(..) => Applied::Noted,
             Event::Thread(tid, name) => {
                 self.names.name(*tid, name, &mut self.budget.refused);
                 Applied::Noted

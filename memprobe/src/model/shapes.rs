@@ -10,8 +10,8 @@ use super::applied::{Applied, Freed};
 use super::grouping;
 use super::snapshot::{Grouping, ShapeRow, Site, What};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Shape, ShapeId, Shapes,
-    StackId,
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Purpose, Shape, ShapeId,
+    StackId, Uses,
 };
 
 /// Rows that are told apart; what comes on top is one row a device.
@@ -24,7 +24,7 @@ const MOST_STACKS: usize = 1 << 20;
 #[derive(Debug)]
 pub struct ShapeLedger {
     grouping: Grouping,
-    shapes: Shapes,
+    uses: Uses,
     /// The lines of stacks, each once.
     lines: Vec<Site>,
     by_line: HashMap<Site, u32>,
@@ -57,7 +57,7 @@ impl ShapeLedger {
     pub fn new(grouping: Grouping) -> Self {
         let mut ledger = Self {
             grouping,
-            shapes: Shapes::default(),
+            uses: Uses::default(),
             lines: Vec::new(),
             by_line: HashMap::new(),
             by_stack: HashMap::new(),
@@ -82,7 +82,7 @@ impl ShapeLedger {
                     self.by_stack.insert(*id, line);
                 }
             }
-            Event::Shape(id, shape) => self.shapes.define(*id, shape),
+            Event::Use(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => self.apply_memory(event, applied),
             Event::Thread(..) | Event::AtAttach(_) | Event::Loss(_) => {}
         }
@@ -105,8 +105,8 @@ impl ShapeLedger {
     }
 
     fn hold(&mut self, device: DeviceIndex, event: &MemoryEvent, kept: bool) {
-        let what = match self.shapes.get(event.shape) {
-            Some(shape) => What::Tensor(Arc::clone(shape)),
+        let what = match self.uses.get(event.shape) {
+            Some(is) => What::Known(Arc::clone(is)),
             None if event.shape == ShapeId::NO_TENSOR => What::NoTensor,
             None => What::Unknown,
         };
@@ -188,7 +188,15 @@ impl What {
     /// The shape, where it is known.
     pub fn shape(&self) -> Option<&Shape> {
         match self {
-            Self::Tensor(shape) => Some(shape),
+            Self::Known(is) => is.shape(),
+            Self::NoTensor | Self::Unknown | Self::TooMany => None,
+        }
+    }
+
+    /// What it is for, where that is known and no tensor.
+    pub fn purpose(&self) -> Option<&Purpose> {
+        match self {
+            Self::Known(is) => is.purpose(),
             Self::NoTensor | Self::Unknown | Self::TooMany => None,
         }
     }
@@ -197,7 +205,7 @@ impl What {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Stack, StackKind, Tgid, Tid, TimeNs, Totals};
+    use crate::event::{Stack, StackKind, Tgid, Tid, TimeNs, Totals, Use};
     use crate::model::Model;
     use crate::model::snapshot::Target;
     use crate::tensors::DType;
@@ -238,7 +246,7 @@ mod tests {
                 dtype: DType::FLOAT32,
                 requested: Some(Bytes(396)),
             };
-            both.hear(Event::Shape(ShapeId(2), Arc::new(shape)));
+            both.hear(Event::Use(ShapeId(2), Arc::new(Use::Tensor(shape))));
             both
         }
 

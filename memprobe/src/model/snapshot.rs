@@ -5,7 +5,7 @@ pub mod host;
 use std::sync::Arc;
 
 use crate::event::{
-    Bytes, CudaCall, DeviceIndex, Frame, Losses, Shape, Space, Stack, Tgid, TimeNs, Totals,
+    Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Totals, Use,
 };
 
 /// Everything a view needs at one moment.
@@ -264,9 +264,9 @@ pub struct ShapeRow {
 /// What a block is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    /// A tensor.
-    Tensor(Arc<Shape>),
-    /// No tensor: a library's workspace, or a storage that was made or resized by itself.
+    /// This.
+    Known(Arc<Use>),
+    /// No tensor: a library's workspace, or a storage that was made or resized by itself. Which is not known.
     NoTensor,
     /// Nobody knows: tensors were not watched.
     Unknown,

@@ -7,8 +7,9 @@ use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
-    Allocators, BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED,
-    Need, PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
+    Allocators, BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED,
+    LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS,
+    WITHOUT_BLOCKS,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};
@@ -80,13 +81,17 @@ impl Attaching {
             Allocators::Cuda => 0,
             Allocators::CudaAndCpu => process_flag::CPU,
         };
+        let stacks = match wanted.detail {
+            Detail::Lines | Detail::Tensors => 0,
+            Detail::Full => process_flag::BLOCK_STACKS,
+        };
         Self {
             tgid,
             wanted,
             python: None,
             not_python: None,
             config: ProcessConfig {
-                flags: children | cpu,
+                flags: children | cpu | stacks,
                 ..ProcessConfig::default()
             },
             files: Vec::new(),

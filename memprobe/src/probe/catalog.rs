@@ -48,6 +48,8 @@ pub enum Detail {
     Lines,
     /// The tensor too that it was allocated for: shape, element type and bytes asked for.
     Tensors,
+    /// What a block without a tensor is for, too.
+    Full,
 }
 
 /// Whether memprobe can do its work without a probe.
@@ -257,6 +259,9 @@ const PYTORCH: [Probe; 7] = [
             Register::RDX,
             Register::RCX,
             Register::R8,
+            // The stack is copied from its return address on.
+            Register::RSP,
+            Register::RBP,
         ],
         cookie: None,
         need: Need::Allocator,

@@ -5,11 +5,13 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES};
+use super::{
+    AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
+};
 use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Shape,
-    ShapeId, Space, StackId, Tgid, Tid, TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Purpose,
+    Shape, ShapeId, Space, StackId, Tgid, Tid, TimeNs, Totals, Use,
 };
 use crate::tensors::DType;
 
@@ -22,8 +24,8 @@ pub(super) enum Record<'a> {
         name: Cow<'a, str>,
     },
     AtAttach(AtAttach),
-    /// An event, and the tensor that it happened for: its number is not known here.
-    Memory(MemoryEvent, Option<Shape>),
+    /// An event, and what it happened for: its number is not known here.
+    Memory(MemoryEvent, Option<Use>),
     Loss(Losses),
     End(EndRecord),
     /// A header in a later format.
@@ -106,8 +108,21 @@ struct MemoryArgs<'a> {
     requested: Option<u64>,
     #[serde(default)]
     tensor: Option<bool>,
+    #[serde(borrow, default)]
+    inferred: Option<Inferred<'a>>,
     #[serde(default)]
     held: bool,
+}
+
+/// What a block is for that is no tensor's.
+#[derive(Deserialize)]
+struct Inferred<'a> {
+    #[serde(borrow, default, rename = "use")]
+    what: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    function: Cow<'a, str>,
+    #[serde(borrow)]
+    library: Cow<'a, str>,
 }
 
 #[derive(Deserialize)]
@@ -232,7 +247,11 @@ fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Re
 fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {
     let args: MemoryArgs<'_> = args(line)?;
     let event = event(line, &args, action, start)?;
-    Ok(Record::Memory(event, shape(&args)?))
+    let is = match shape(&args)? {
+        Some(shape) => Some(Use::Tensor(shape)),
+        None => purpose(&args)?.map(Use::Other),
+    };
+    Ok(Record::Memory(event, is))
 }
 
 fn event(
@@ -292,6 +311,29 @@ fn shape(args: &MemoryArgs<'_>) -> Result<Option<Shape>, String> {
         more: args.more_dimensions,
         dtype,
         requested: args.requested.map(Bytes),
+    }))
+}
+
+/// What it happened for that is no tensor, where the event says so.
+fn purpose(args: &MemoryArgs<'_>) -> Result<Option<Purpose>, String> {
+    let Some(inferred) = &args.inferred else {
+        return Ok(None);
+    };
+    if args.tensor != Some(false) {
+        return Err("`inferred` where there may be a tensor".to_owned());
+    }
+    let texts = [
+        inferred.what.as_deref().unwrap_or_default(),
+        &inferred.function,
+        &inferred.library,
+    ];
+    if let Some(long) = texts.iter().find(|text| text.len() > MAX_PURPOSE) {
+        return Err(format!("an `inferred` text of {} bytes", long.len()));
+    }
+    Ok(Some(Purpose {
+        what: inferred.what.as_deref().map(Into::into),
+        function: (*inferred.function).into(),
+        library: (*inferred.library).into(),
     }))
 }
 

@@ -11,7 +11,7 @@
 //! | `M` | `thread_name` | names a thread |
 //! | `i` | `attach` | what an allocator held when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
 //! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices); with `held`, it was live when memprobe attached |
-//! | | | of the tensor that it was allocated for: `shape`, `more_dimensions` where those are not all, `dtype`, `requested` bytes; `tensor` is false where it was for none |
+//! | | | of the tensor that it was allocated for: `shape`, `more_dimensions` where those are not all, `dtype`, `requested` bytes; `tensor` is false where it was for none, and then `inferred` may say what for: `use` where that is known, `function` and `library` that asked |
 //! | `e` | `alloc` | it was freed; with `unseen_free`, its free was lost and its address is used again; with `live_at_end`, it is live and drawn up to the last event |
 //! | `i` | `free` | a block was freed that was not seen being allocated |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
@@ -47,6 +47,9 @@ pub const MAX_LINE: usize = 4 << 20;
 
 /// Frames of the deepest stack that is read.
 pub const MAX_FRAMES: usize = 4096;
+
+/// Bytes of each text that says what a block without a tensor is for.
+pub const MAX_PURPOSE: usize = 4096;
 
 /// Dimensions of a tensor that are read.
 pub const MAX_DIMENSIONS: usize = 64;

@@ -11,8 +11,8 @@ use hashbrown::{HashMap, HashSet};
 use super::line::{self, FrameRecord, Record, StackRecord};
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, Event, Frame, MemoryEvent, NoStack, Shape, ShapeId, Shapes, Stack, StackId, StackKind,
-    TimeNs,
+    Action, Event, Frame, MemoryEvent, NoStack, ShapeId, Stack, StackId, StackKind, TimeNs, Use,
+    Uses,
 };
 
 /// Bytes that are asked of the file at once.
@@ -38,8 +38,8 @@ pub struct Reader<R> {
     strings: HashSet<Arc<str>>,
     stacks: HashSet<u32>,
     frames: usize,
-    shapes: HashMap<Arc<Shape>, ShapeId>,
-    next_shape: ShapeId,
+    uses: HashMap<Arc<Use>, ShapeId>,
+    next_use: ShapeId,
     /// The event that waits for its definitions to be taken, and those.
     waiting: VecDeque<Event>,
 }
@@ -89,8 +89,8 @@ impl<R: BufRead> Reader<R> {
             strings: HashSet::new(),
             stacks: HashSet::new(),
             frames: 0,
-            shapes: HashMap::new(),
-            next_shape: ShapeId::FIRST,
+            uses: HashMap::new(),
+            next_use: ShapeId::FIRST,
             waiting: VecDeque::new(),
         };
         reader.read_header()?;
@@ -223,7 +223,7 @@ impl<R: BufRead> Reader<R> {
         }
         match line::parse(line, self.header.start)? {
             Record::AtAttach(found) => Ok(Step::Give(Event::AtAttach(found))),
-            Record::Memory(event, shape) => Ok(Step::Give(self.memory(event, shape))),
+            Record::Memory(event, is) => Ok(Step::Give(self.memory(event, is))),
             Record::Stack(stack) => self.stack(&stack).map(Step::Give),
             Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
                 tid,
@@ -252,12 +252,12 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The event, or first the definition of its shape where it is new, and that of its stack where
+    /// The event, or first the definition of its use where it is new, and that of its stack where
     /// the recording has none.
-    fn memory(&mut self, mut event: MemoryEvent, shape: Option<Shape>) -> Event {
+    fn memory(&mut self, mut event: MemoryEvent, is: Option<Use>) -> Event {
         self.events += u64::from(event.action != Action::Held);
-        if let Some(shape) = shape {
-            event.shape = self.shape(shape);
+        if let Some(is) = is {
+            event.shape = self.used(is);
         }
         let stack = self.missing_stack(&event);
         self.waiting.extend(stack);
@@ -270,22 +270,22 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The number of a shape; it is defined where it is new.
-    fn shape(&mut self, shape: Shape) -> ShapeId {
-        if let Some(id) = self.shapes.get(&shape) {
+    /// The number of a use; it is defined where it is new.
+    fn used(&mut self, is: Use) -> ShapeId {
+        if let Some(id) = self.uses.get(&is) {
             return *id;
         }
-        let id = self.next_shape;
+        let id = self.next_use;
         let Some(next) = id.0.checked_add(1) else {
             return ShapeId::NONE;
         };
-        self.next_shape = ShapeId(next);
-        if self.shapes.len() >= Shapes::MOST {
-            self.shapes.clear();
+        self.next_use = ShapeId(next);
+        if self.uses.len() >= Uses::MOST {
+            self.uses.clear();
         }
-        let shape = Arc::new(shape);
-        self.shapes.insert(Arc::clone(&shape), id);
-        self.waiting.push_back(Event::Shape(id, shape));
+        let is = Arc::new(is);
+        self.uses.insert(Arc::clone(&is), id);
+        self.waiting.push_back(Event::Use(id, is));
         id
     }
 

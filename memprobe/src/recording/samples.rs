@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{EndReason, Header};
 use crate::event::{
     Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack,
-    Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Purpose, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals, Use,
 };
 use crate::export::trace_event::TraceWriter;
 use crate::model::snapshot::Grouping;
@@ -183,7 +183,7 @@ pub(crate) fn story() -> Vec<Event> {
 
 /// Blocks for two tensors (one of more dimensions than are told), for none, and for nobody knows what.
 pub(crate) fn tensors() -> Vec<Event> {
-    let define = |id, shape| Event::Shape(ShapeId(id), Arc::new(shape));
+    let define = |id, shape| Event::Use(ShapeId(id), Arc::new(Use::Tensor(shape)));
     let block = |at: u64, size, allocated, shape| {
         Event::Memory(MemoryEvent {
             stack: StackId(1),
@@ -219,6 +219,42 @@ pub(crate) fn tensors() -> Vec<Event> {
             totals: totals(139_776 + 8 * MIB, 22 * MIB),
             ..memory(Action::Free, 6, 0x7f00_0000_0000 + MIB, 131_072)
         }),
+    ]
+}
+
+/// Blocks without a tensor: two of one use, one of which only the function is known that asked for it, and one of
+/// which nothing is known.
+pub(crate) fn purposes() -> Vec<Event> {
+    let define = |id, what: Option<&str>, function: &str| {
+        let purpose = Purpose {
+            what: what.map(Into::into),
+            function: function.into(),
+            library: "libtorch_cuda.so".into(),
+        };
+        Event::Use(ShapeId(id), Arc::new(Use::Other(purpose)))
+    };
+    let block = |at: u64, allocated, shape| {
+        Event::Memory(MemoryEvent {
+            stack: StackId(1),
+            shape,
+            totals: totals(allocated, 22 * MIB),
+            ..memory(Action::Alloc, at, 0x7f00_0000_0000 + at * MIB, MIB)
+        })
+    };
+    let train = frame("/home/me/train.py", 31, "<module>");
+    vec![
+        Event::Thread(Tid(1234), "python".into()),
+        stack(1, StackKind::Python, vec![train]),
+        define(
+            2,
+            Some("cuBLAS workspace"),
+            "at::cuda::getCurrentCUDABlasHandle",
+        ),
+        block(1, MIB, ShapeId(2)),
+        block(2, 2 * MIB, ShapeId(2)),
+        define(3, None, "at::native::foo"),
+        block(3, 3 * MIB, ShapeId(3)),
+        block(4, 4 * MIB, ShapeId::NO_TENSOR),
     ]
 }
 

@@ -11,10 +11,10 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Shape, ShapeId, Shapes, Stack,
-    StackId, StackKind, Tid, TimeNs,
+    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Purpose, ShapeId, Stack,
+    StackId, StackKind, Tid, TimeNs, Use, Uses,
 };
-use crate::label::{FileNames, named_stack};
+use crate::label::{FileNames, clean, named_stack};
 use crate::recording::Reader;
 
 /// Stacks whose text is kept; all are dropped when there are more.
@@ -78,22 +78,50 @@ struct Tensor<'a> {
     /// False where it was allocated for no tensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     tensor: Option<bool>,
+    /// What it was allocated for then, told from who asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inferred: Option<Inferred<'a>>,
 }
 
 impl<'a> Tensor<'a> {
-    fn of(id: ShapeId, shape: Option<&'a Shape>) -> Self {
-        let Some(shape) = shape else {
-            return Self {
+    fn of(id: ShapeId, is: Option<&'a Use>) -> Self {
+        match is {
+            None => Self {
                 tensor: (id == ShapeId::NO_TENSOR).then_some(false),
                 ..Self::default()
-            };
-        };
+            },
+            Some(Use::Other(purpose)) => Self {
+                tensor: Some(false),
+                inferred: Some(purpose.into()),
+                ..Self::default()
+            },
+            Some(Use::Tensor(shape)) => Self {
+                shape: Some(&shape.sizes),
+                more_dimensions: (shape.more > 0).then_some(shape.more),
+                dtype: Some(shape.dtype.to_string()),
+                requested: shape.requested.map(|bytes| bytes.0),
+                ..Self::default()
+            },
+        }
+    }
+}
+
+/// What a block without a tensor is for, as JSON.
+#[derive(Serialize)]
+struct Inferred<'a> {
+    /// Null where no function tells.
+    r#use: Option<&'a str>,
+    /// The function that tells, otherwise the innermost outside of the allocator.
+    function: &'a str,
+    library: &'a str,
+}
+
+impl<'a> From<&'a Purpose> for Inferred<'a> {
+    fn from(purpose: &'a Purpose) -> Self {
         Self {
-            shape: Some(&shape.sizes),
-            more_dimensions: (shape.more > 0).then_some(shape.more),
-            dtype: Some(shape.dtype.to_string()),
-            requested: shape.requested.map(|bytes| bytes.0),
-            tensor: None,
+            r#use: purpose.what.as_deref(),
+            function: &purpose.function,
+            library: &purpose.library,
         }
     }
 }
@@ -111,7 +139,7 @@ pub(super) fn write<R: BufRead>(
         match event {
             Ok(Event::Memory(event)) => rows.push(&event, &mut stacks)?,
             Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
-            Ok(Event::Shape(id, shape)) => stacks.shapes.define(id, &shape),
+            Ok(Event::Use(id, is)) => stacks.uses.define(id, &is),
             Ok(Event::Loss(now)) => losses = now,
             Ok(Event::Thread(..) | Event::AtAttach(_)) => {}
             Err(error) => {
@@ -149,9 +177,9 @@ impl Json {
     }
 }
 
-/// Stacks by their number, and their JSON; shapes by theirs.
+/// Stacks by their number, and their JSON; uses by theirs.
 struct Stacks {
-    shapes: Shapes,
+    uses: Uses,
     stacks: HashMap<StackId, Arc<Stack>>,
     json: HashMap<StackId, Json>,
     empty: Box<RawValue>,
@@ -161,7 +189,7 @@ impl Stacks {
     fn new() -> io::Result<Self> {
         let empty = serde_json::value::to_raw_value::<[FrameRow; 0]>(&[])?;
         Ok(Self {
-            shapes: Shapes::default(),
+            uses: Uses::default(),
             stacks: HashMap::new(),
             json: HashMap::new(),
             empty,
@@ -241,6 +269,7 @@ impl<'a, W: Write> Rows<'a, W> {
                         "dtype",
                         "requested",
                         "stack",
+                        "use",
                     ])
                     .map_err(csv_error)?;
                 Self::Csv { table }
@@ -251,7 +280,7 @@ impl<'a, W: Write> Rows<'a, W> {
     fn push(&mut self, event: &MemoryEvent, stacks: &mut Stacks) -> io::Result<()> {
         match self {
             Self::Text { out, start } => {
-                let tensor = words(event.shape, &stacks.shapes);
+                let tensor = words(event.shape, &stacks.uses);
                 let stack = stacks.get(event.stack);
                 writeln!(out, "{}", text(event, *start, &tensor, stack))
             }
@@ -267,7 +296,9 @@ impl<'a, W: Write> Rows<'a, W> {
             Self::Csv { table } => {
                 let number =
                     |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
-                let shape = stacks.shapes.get(event.shape);
+                let is = stacks.uses.get(event.shape);
+                let shape = is.and_then(|is| is.shape());
+                let purpose = is.and_then(|is| is.purpose());
                 table
                     .write_record([
                         event.time.0.to_string(),
@@ -287,6 +318,7 @@ impl<'a, W: Write> Rows<'a, W> {
                         shape.map(|it| it.dtype.to_string()).unwrap_or_default(),
                         number(shape.and_then(|it| Some(it.requested?.0))),
                         stacks.get(event.stack).map(in_words).unwrap_or_default(),
+                        purpose.map(ToString::to_string).unwrap_or_default(),
                     ])
                     .map_err(csv_error)
             }
@@ -339,7 +371,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         reserved: event.totals.map(|totals| totals.reserved.0),
         function: event.call.map(|call| call.function),
         space: event.call.map(|call| call.space.as_str()),
-        tensor: Tensor::of(event.shape, stacks.shapes.get(event.shape).map(|it| &**it)),
+        tensor: Tensor::of(event.shape, stacks.uses.get(event.shape).map(|it| &**it)),
         stack,
         native: known.and_then(|(_, json)| json.native.as_deref()),
         thread,
@@ -400,10 +432,11 @@ fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>)
     line.trim_end().to_owned()
 }
 
-/// The tensor that an event happened for.
-fn words(id: ShapeId, shapes: &Shapes) -> String {
-    match shapes.get(id) {
-        Some(shape) => format!("{shape} {}", shape.dtype),
+/// What an event happened for.
+fn words(id: ShapeId, uses: &Uses) -> String {
+    match uses.get(id).map(|is| &**is) {
+        Some(Use::Tensor(shape)) => format!("{shape} {}", shape.dtype),
+        Some(Use::Other(purpose)) => clean(&purpose.to_string()),
         None if id == ShapeId::NO_TENSOR => "no tensor".to_owned(),
         None => String::new(),
     }

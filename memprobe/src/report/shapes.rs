@@ -9,17 +9,20 @@ use std::io::{self, BufRead, Write};
 use super::table::{self, Style};
 use super::{Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
 use crate::bytes::{human, signed};
-use crate::event::{Bytes, DeviceIndex};
+use crate::event::{Bytes, DeviceIndex, Use};
 use crate::label::{
-    BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, count, counted, fit, width,
+    BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, fit, width,
 };
 use crate::model::ShapeLedger;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow, What};
 use crate::recording::Reader;
 
 /// Columns that the name of a tensor gets at most, and that of a line at least.
-const WIDEST_TENSOR: usize = 48;
+const WIDEST_TENSOR: usize = 90;
 const NARROWEST_LINE: usize = 20;
+
+/// Said below a table that names what blocks without a tensor are for.
+const INFERRED: &str = "Blocks without a tensor: what for is inferred from the native function that asked, named beside it.";
 
 const HEADINGS: [&str; 7] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "EACH", "TENSOR", "LINE"];
 
@@ -91,7 +94,10 @@ impl Tensors {
 /// A tensor, or what a block without one is, for people.
 fn tensor(what: &What) -> String {
     match what {
-        What::Tensor(shape) => format!("{shape} {}", shape.dtype),
+        What::Known(is) => match &**is {
+            Use::Tensor(shape) => format!("{shape} {}", shape.dtype),
+            Use::Other(purpose) => clean(&purpose.to_string()),
+        },
         What::NoTensor => "(no tensor)".to_owned(),
         What::Unknown => "(not known)".to_owned(),
         What::TooMany => "(too many to tell apart)".to_owned(),
@@ -146,6 +152,9 @@ fn render(text: &mut String, device: &DeviceSnapshot, tensors: &Tensors, options
         total,
     ));
     lay_out(text, &rows, options);
+    if tensors.shown.iter().any(|row| row.what.purpose().is_some()) {
+        table::push_line(text, INFERRED);
+    }
 }
 
 fn cells(row: &ShapeRow, names: &FileNames) -> Cells {

@@ -7,8 +7,8 @@ use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
 };
 use crate::recording::samples::{
-    MIB, at_attach, frame, late_attach, memory, on_the_cpu, recording, stack, story, tensors,
-    totals,
+    MIB, at_attach, frame, late_attach, memory, on_the_cpu, purposes, recording, stack, story,
+    tensors, totals,
 };
 
 fn report(file: &[u8], options: ReportOptions) -> String {
@@ -225,6 +225,54 @@ fn an_event_says_the_tensor_that_it_happened_for() {
         (json!(false), Value::Null)
     );
     assert!(rows[4].get("tensor").is_none() && rows[4].get("shape").is_none());
+}
+
+#[test]
+fn the_table_of_blocks_without_a_tensor_has_a_row_for_each_use() {
+    let by_use = |format| {
+        let options = ReportOptions {
+            by: By::Tensor,
+            format,
+            ..ReportOptions::default()
+        };
+        report(&recording(&purposes()), options)
+    };
+    insta::assert_snapshot!(by_use(Format::Text));
+    let document: Value = serde_json::from_str(&by_use(Format::Json)).unwrap();
+    let rows = document["devices"][0]["tensors"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["allocs"] == 2).unwrap();
+    assert_eq!(
+        (&row["kind"], &row["use"], &row["asked_by"], &row["library"]),
+        (
+            &json!("no_tensor"),
+            &json!("cuBLAS workspace"),
+            &json!("at::cuda::getCurrentCUDABlasHandle"),
+            &json!("libtorch_cuda.so")
+        )
+    );
+    assert_eq!(rows.len(), 3);
+    let csv = by_use(Format::Csv);
+    assert!(
+        csv.contains(",,at::native::foo,libtorch_cuda.so\n"),
+        "{csv}"
+    );
+}
+
+#[test]
+fn an_event_says_what_its_block_is_for() {
+    let rows = jsonl(&purposes());
+    assert_eq!(rows[0]["tensor"], json!(false));
+    assert_eq!(
+        rows[0]["inferred"],
+        json!({
+            "use": "cuBLAS workspace",
+            "function": "at::cuda::getCurrentCUDABlasHandle",
+            "library": "libtorch_cuda.so",
+        })
+    );
+    assert_eq!(rows[2]["inferred"]["use"], Value::Null);
+    assert_eq!(rows[2]["inferred"]["function"], json!("at::native::foo"));
+    assert!(rows[3].get("inferred").is_none() && rows[3]["tensor"] == json!(false));
 }
 
 #[test]

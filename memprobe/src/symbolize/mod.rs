@@ -3,7 +3,9 @@
 
 mod cpu;
 mod cuda;
+mod demangle;
 mod native;
+mod purpose;
 mod segments;
 mod shapes;
 mod stacks;
@@ -16,9 +18,9 @@ use std::fs;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, ShapeRecord, stack_state};
+use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, stack_state};
 
-use crate::decode::{MemoryKind, Record, StackCopy};
+use crate::decode::{MemoryKind, Reason, Record, StackCopy};
 use crate::event::{
     Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, ShapeId, StackId,
     Tgid, Tid, TimeNs, Totals,
@@ -58,7 +60,7 @@ pub struct Symbolizer<M> {
 
 /// A record that waits for those behind it.
 enum Queued {
-    Memory(MemoryKind, MemoryRecord, Option<Box<ShapeRecord>>),
+    Memory(MemoryKind, MemoryRecord, Reason),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
 }
@@ -126,8 +128,8 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// processes are ignored.
     pub fn push(&mut self, record: Record) {
         match record {
-            Record::Memory(kind, memory, shape) if memory.tgid == self.tgid.0 => {
-                self.queue.push_back(Queued::Memory(kind, memory, shape));
+            Record::Memory(kind, memory, reason) if memory.tgid == self.tgid.0 => {
+                self.queue.push_back(Queued::Memory(kind, memory, reason));
             }
             Record::Cuda(call, copy) if call.tgid == self.tgid.0 => {
                 self.queue.push_back(Queued::Cuda(call, copy));
@@ -195,8 +197,8 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
-                Queued::Memory(kind, memory, shape) => {
-                    self.push_memory(kind, &memory, shape.as_deref());
+                Queued::Memory(kind, memory, reason) => {
+                    self.push_memory(kind, &memory, &reason);
                 }
                 // Not before: reading symbols takes time, in which code objects may go.
                 Queued::Cuda(call, copy) => {
@@ -249,16 +251,11 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.is_waiting()
     }
 
-    fn push_memory(
-        &mut self,
-        kind: MemoryKind,
-        record: &MemoryRecord,
-        shape: Option<&ShapeRecord>,
-    ) {
+    fn push_memory(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
         let tid = Tid(record.tid);
         let action = match kind {
             MemoryKind::CpuBlock | MemoryKind::CpuFree => {
-                return self.push_cpu(kind, record, shape);
+                return self.push_cpu(kind, record, reason);
             }
             MemoryKind::Backward => {
                 let stack = self.stack_of(tid, record.stack_state, record.stack);
@@ -276,7 +273,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
         let shape = match action {
             Action::Free => ShapeId::NONE,
-            _ => self.shape_of(record, shape),
+            _ => self.use_of(record, reason),
         };
         self.ready.push(Event::Memory(MemoryEvent {
             time: TimeNs(record.time_ns),
@@ -297,7 +294,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// An event of the CPU allocator. It is none of the caching allocator's, whose events tell of segments.
-    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, shape: Option<&ShapeRecord>) {
+    fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
         let tid = Tid(record.tid);
         let stack = self.stack_of(tid, record.stack_state, record.stack);
         if record.stack_state == stack_state::PYTHON {
@@ -313,7 +310,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             _ => {
                 let size = Bytes(record.size.unsigned_abs());
                 self.cpu.alloc(addr, size);
-                (Action::Alloc, size, self.shape_of(record, shape))
+                (Action::Alloc, size, self.use_of(record, reason))
             }
         };
         self.ready.pass(Event::Memory(MemoryEvent {
@@ -331,11 +328,18 @@ impl<M: ReadMemory> Symbolizer<M> {
         }));
     }
 
-    /// The tensor that a record happened for, defined in the stream before it is used.
-    fn shape_of(&mut self, record: &MemoryRecord, shape: Option<&ShapeRecord>) -> ShapeId {
-        let (id, new) = self.shapes.of(record, shape);
-        if let Some(shape) = new {
-            self.ready.push(Event::Shape(id, shape));
+    /// What a record happened for, defined in the stream before it is used.
+    fn use_of(&mut self, record: &MemoryRecord, reason: &Reason) -> ShapeId {
+        let (id, new) = match reason {
+            Reason::None => self.shapes.of(record, None, None),
+            Reason::Tensor(shape) => self.shapes.of(record, Some(shape), None),
+            Reason::Stack(copy) => {
+                let purpose = self.native.purpose(copy);
+                self.shapes.of(record, None, purpose)
+            }
+        };
+        if let Some(new) = new {
+            self.ready.push(Event::Use(id, new));
         }
         id
     }

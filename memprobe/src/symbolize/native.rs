@@ -4,6 +4,8 @@
 //! native code seldom keeps frame pointers. The kernel's side copies the registers and a piece of
 //! the stack; the tables are read from the files that the process has mapped.
 
+mod callers;
+
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
@@ -21,8 +23,10 @@ use rustix::fs::{major, minor};
 
 use crate::decode::StackCopy;
 use crate::event::{Frame, Tgid};
-use crate::target::elf::ElfImage;
+use crate::target::elf::{ElfImage, FunctionNames};
 use crate::target::maps::{MappedFile, Maps};
+
+pub use callers::Caller;
 
 /// Addresses whose names are remembered.
 const REMEMBERED: usize = 65_536;
@@ -53,6 +57,7 @@ pub struct NativeCode {
     looked: Option<Instant>,
     symbolizer: Option<Symbolizer>,
     frames: HashMap<u64, Arc<[Frame]>>,
+    callers: HashMap<u64, Caller>,
     unwinder: UnwinderX86_64<Vec<u8>>,
     cache: CacheX86_64,
     tables: u64,
@@ -74,6 +79,8 @@ struct Library {
     unwinds: Unwinds,
     /// Whether its symbols are few enough to be read, once that was asked.
     named: Option<bool>,
+    /// Its functions by address, once one was asked for; `None` where they cannot be read.
+    functions: Option<Option<FunctionNames>>,
 }
 
 /// Whether calls can be followed through a library.
@@ -103,6 +110,7 @@ impl NativeCode {
             looked: None,
             symbolizer: None,
             frames: HashMap::new(),
+            callers: HashMap::new(),
             unwinder: UnwinderX86_64::new(),
             cache: CacheX86_64::new(),
             tables: 0,
@@ -120,6 +128,23 @@ impl NativeCode {
     /// The stack of a call that returns to `return_address`.
     pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
         let mut frames = Vec::new();
+        let mut truncated = self.walk(return_address, copy, |code, address| {
+            frames.extend(code.frames_at(address).iter().cloned());
+            frames.len() < MAX_FRAMES
+        });
+        truncated |= frames.len() > MAX_FRAMES;
+        frames.truncate(MAX_FRAMES);
+        Unwound { frames, truncated }
+    }
+
+    /// Goes from a call outwards, each with the address that it returns to, as long as `visit` wants more. Whether
+    /// callers may be missing.
+    fn walk(
+        &mut self,
+        return_address: u64,
+        copy: &StackCopy,
+        mut visit: impl FnMut(&mut Self, u64) -> bool,
+    ) -> bool {
         let mut registers = UnwindRegsX86_64::new(return_address, copy.address, copy.frame_pointer);
         let mut read = |address: u64| {
             let at = address.checked_sub(copy.address).ok_or(())?;
@@ -127,29 +152,21 @@ impl NativeCode {
             let word = copy.bytes.get(at..).and_then(|rest| rest.first_chunk());
             word.copied().map(u64::from_ne_bytes).ok_or(())
         };
-        let mut next = Some(return_address);
-        let mut truncated = false;
-        while let Some(address) = next {
-            frames.extend(self.frames_at(address).iter().cloned());
+        let mut address = return_address;
+        loop {
             // Without tables only a guess would be left.
-            let followed = self.can_unwind(address) && frames.len() < MAX_FRAMES;
+            let followed = visit(self, address) && self.can_unwind(address);
             let returns = FrameAddress::from_return_address(address);
             let (true, Some(returns)) = (followed, returns) else {
-                truncated = true;
-                break;
+                return true;
             };
             let (unwinder, cache) = (&self.unwinder, &mut self.cache);
-            next = match unwinder.unwind_frame(returns, &mut registers, cache, &mut read) {
-                Ok(caller) => caller,
-                Err(_) => {
-                    truncated = true;
-                    None
-                }
+            address = match unwinder.unwind_frame(returns, &mut registers, cache, &mut read) {
+                Ok(Some(caller)) => caller,
+                Ok(None) => return false,
+                Err(_) => return true,
             };
         }
-        truncated |= frames.len() > MAX_FRAMES;
-        frames.truncate(MAX_FRAMES);
-        Unwound { frames, truncated }
     }
 
     /// What lies before a return address, the innermost of inlined functions first.
@@ -227,6 +244,7 @@ impl NativeCode {
         let mut before = std::mem::take(&mut self.libraries);
         self.code.clear();
         self.frames.clear();
+        self.callers.clear();
         self.unwinder = UnwinderX86_64::new();
         self.cache = CacheX86_64::new();
         self.tables = 0;
@@ -249,12 +267,16 @@ impl NativeCode {
             let known = before.iter_mut().find(|library| {
                 (library.mapped.dev, library.mapped.inode) == (mapped.dev, mapped.inode)
             });
+            let (file, functions) = known.map_or((None, None), |library| {
+                (library.file.take(), library.functions.take())
+            });
             self.libraries.push(Library {
                 path: mapped.path.to_string_lossy().into(),
-                file: known.and_then(|library| library.file.take()),
+                file,
                 mapped,
                 unwinds: Unwinds::NotYetTried,
                 named: None,
+                functions,
             });
         }
         self.code.sort_by_key(|(range, _)| range.start);

@@ -1,4 +1,4 @@
-//! The tensors that memory was asked for: checked, and each shape told once.
+//! What memory was asked for: tensors are checked against their blocks, and each use is told once.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use memprobe_common::{
     DEVICE_TYPE_CPU, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state,
 };
 
-use crate::event::{Bytes, Shape, ShapeId, TimeNs};
+use crate::event::{Bytes, Purpose, Shape, ShapeId, TimeNs, Use};
 use crate::tensors::DType;
 
 /// Bytes that a block can have beyond twice those that were asked for. The allocator rounds up to a power of
@@ -16,10 +16,10 @@ use crate::tensors::DType;
 /// `should_split`).
 const MOST_REST: u64 = 20 << 20;
 
-/// Every shape that was told.
+/// Every use that was told.
 #[derive(Debug)]
 pub struct Shapes {
-    ids: HashMap<Arc<Shape>, ShapeId>,
+    ids: HashMap<Arc<Use>, ShapeId>,
     next: ShapeId,
     /// From when on every tensor is told of.
     watched_since: Option<TimeNs>,
@@ -51,19 +51,24 @@ impl Shapes {
         self.watched_since = Some(since);
     }
 
-    /// The tensor that memory was asked for; the shape itself where it is new.
+    /// What memory was asked for; the use itself where it is new. `purpose` says it of memory that is no
+    /// tensor's.
     pub fn of(
         &mut self,
         memory: &MemoryRecord,
         shape: Option<&ShapeRecord>,
-    ) -> (ShapeId, Option<Arc<Shape>>) {
+        purpose: Option<Purpose>,
+    ) -> (ShapeId, Option<Arc<Use>>) {
         let found = shape.map_or(Found::Another, |shape| {
             check(shape, memory.size.unsigned_abs())
         });
         match found {
-            Found::Shape(shape) => self.intern(shape),
+            Found::Shape(shape) => self.intern(Use::Tensor(shape)),
             Found::Unknown => (ShapeId::NONE, None),
-            Found::Another if self.is_watched(memory) => (ShapeId::NO_TENSOR, None),
+            Found::Another if self.is_watched(memory) => match purpose {
+                Some(purpose) => self.intern(Use::Other(purpose)),
+                None => (ShapeId::NO_TENSOR, None),
+            },
             Found::Another => (ShapeId::NONE, None),
         }
     }
@@ -76,8 +81,8 @@ impl Shapes {
         is_kept && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
     }
 
-    fn intern(&mut self, shape: Shape) -> (ShapeId, Option<Arc<Shape>>) {
-        if let Some(id) = self.ids.get(&shape) {
+    fn intern(&mut self, is: Use) -> (ShapeId, Option<Arc<Use>>) {
+        if let Some(id) = self.ids.get(&is) {
             return (*id, None);
         }
         let id = self.next;
@@ -85,12 +90,12 @@ impl Shapes {
             return (ShapeId::NONE, None);
         };
         self.next = ShapeId(next);
-        if self.ids.len() >= crate::event::Shapes::MOST {
+        if self.ids.len() >= crate::event::Uses::MOST {
             self.ids.clear();
         }
-        let shape = Arc::new(shape);
-        self.ids.insert(shape.clone(), id);
-        (id, Some(shape))
+        let is = Arc::new(is);
+        self.ids.insert(Arc::clone(&is), id);
+        (id, Some(is))
     }
 }
 
@@ -234,19 +239,49 @@ mod tests {
     #[test]
     fn each_shape_is_told_once() {
         let mut shapes = Shapes::default();
-        let (first, told) = shapes.of(&block(1, 512), Some(&dense(&[3])));
-        assert!(told.is_some_and(|shape| shape.to_string() == "(3,)"));
-        assert_eq!(shapes.of(&block(2, 512), Some(&dense(&[3]))), (first, None));
-        let (other, told) = shapes.of(&block(3, 512), Some(&dense(&[4])));
+        let (first, told) = shapes.of(&block(1, 512), Some(&dense(&[3])), None);
+        let told = told.expect("a new shape");
+        assert!(
+            told.shape()
+                .is_some_and(|shape| shape.to_string() == "(3,)")
+        );
+        assert_eq!(
+            shapes.of(&block(2, 512), Some(&dense(&[3])), None),
+            (first, None)
+        );
+        let (other, told) = shapes.of(&block(3, 512), Some(&dense(&[4])), None);
         assert!(other != first && told.is_some());
     }
 
     #[test]
     fn a_block_without_a_tensor_is_known_as_such_only_where_tensors_are_watched() {
         let mut shapes = Shapes::default();
-        assert_eq!(shapes.of(&block(5, 512), None).0, ShapeId::NONE);
+        assert_eq!(shapes.of(&block(5, 512), None, None).0, ShapeId::NONE);
         shapes.watch(TimeNs(10));
-        assert_eq!(shapes.of(&block(9, 512), None).0, ShapeId::NONE);
-        assert_eq!(shapes.of(&block(10, 512), None).0, ShapeId::NO_TENSOR);
+        assert_eq!(shapes.of(&block(9, 512), None, None).0, ShapeId::NONE);
+        assert_eq!(shapes.of(&block(10, 512), None, None).0, ShapeId::NO_TENSOR);
+    }
+
+    #[test]
+    fn what_a_block_without_a_tensor_is_for_is_told_once_and_of_no_other_block() {
+        let mut shapes = Shapes::default();
+        let purpose = || {
+            Some(Purpose {
+                what: Some("cuBLAS workspace".into()),
+                function: "f".into(),
+                library: "libtorch_cuda.so".into(),
+            })
+        };
+        let of = |shapes: &mut Shapes, time, shape: Option<&ShapeRecord>| {
+            shapes.of(&block(time, 512), shape, purpose())
+        };
+        shapes.watch(TimeNs(10));
+        let before = of(&mut shapes, 9, None);
+        assert_eq!(before, (ShapeId::NONE, None), "it may be a tensor's");
+        let (first, told) = of(&mut shapes, 10, None);
+        assert_eq!(told.as_deref().and_then(Use::purpose), purpose().as_ref());
+        assert_eq!(of(&mut shapes, 11, None), (first, None));
+        let (other, told) = of(&mut shapes, 12, Some(&dense(&[3])));
+        assert!(other != first && told.is_some_and(|told| told.shape().is_some()));
     }
 }

@@ -20,6 +20,7 @@ use super::maps::{MappedFile, Mapping, is_named, open_regular};
 use crate::event::Tgid;
 
 use dynamic::DynamicSegment;
+pub use names::FunctionNames;
 pub use thread_local::ThreadLocalName;
 pub use tracepoints::Tracepoint;
 
@@ -294,12 +295,16 @@ impl ElfImage {
 
     /// The strings that the entries of a table refer to.
     fn strings_of(&self, table: &Section) -> Result<Vec<u8>, ElfError> {
-        let strings = usize::try_from(table.link)
+        self.section_bytes(self.string_section_of(table)?)
+    }
+
+    /// Where those strings lie.
+    fn string_section_of(&self, table: &Section) -> Result<&Section, ElfError> {
+        usize::try_from(table.link)
             .ok()
             .and_then(|link| self.sections.get(link))
             .filter(|section| section.kind == elf::SHT_STRTAB)
-            .ok_or(ElfError::Malformed("a table without its strings"))?;
-        self.section_bytes(strings)
+            .ok_or(ElfError::Malformed("a table without its strings"))
     }
 
     /// The offset in the file of what is loaded at `vaddr`: what a uprobe is attached by. `None`
@@ -506,6 +511,7 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
 
 mod dynamic;
 mod functions;
+mod names;
 mod thread_local;
 mod tracepoints;
 

@@ -87,7 +87,7 @@ impl Process {
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
-            Event::Stack(..) | Event::Shape(..) | Event::Thread(..) | Event::Loss(_) => {
+            Event::Stack(..) | Event::Use(..) | Event::Thread(..) | Event::Loss(_) => {
                 return applied;
             }
         };

@@ -4,7 +4,9 @@ use super::*;
 use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
 use crate::model::snapshot::Target;
 use crate::recording::EndReason;
-use crate::recording::samples::{header, late_attach, on_the_cpu, recording, story, tensors};
+use crate::recording::samples::{
+    header, late_attach, on_the_cpu, purposes, recording, story, tensors,
+};
 
 /// Events, error, and whether the end was missing.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -88,6 +90,27 @@ fn a_tensor_that_makes_no_sense_is_damage() {
     assert!(edited(r#""float32""#, r#""float33""#).contains("no `dtype`"));
     let many = format!("[1024{}]", ",1".repeat(64));
     assert!(edited("[32,1024]", &many).contains("a tensor of 65 dimensions"));
+}
+
+#[test]
+fn what_blocks_without_a_tensor_are_for_comes_back_as_it_was_written() {
+    let (events, error, truncated) = read(&recording(&purposes()));
+    assert!(error.is_none() && !truncated, "{error:?}");
+    assert_eq!(events, purposes());
+}
+
+#[test]
+fn a_purpose_that_makes_no_sense_is_damage() {
+    let edited = |from: &str, to: &str| {
+        let file = String::from_utf8(recording(&purposes())).unwrap();
+        assert!(file.contains(from), "{file}");
+        error(file.replacen(from, to, 1).as_bytes())
+    };
+    let nowhere = r#""inferred":{"use":"cuBLAS workspace","#;
+    assert!(edited(&format!(r#""tensor":false,{nowhere}"#), nowhere).contains("`inferred`"));
+    assert!(edited(r#","library":"libtorch_cuda.so""#, "").contains("missing field `library`"));
+    let long = "a".repeat(crate::recording::MAX_PURPOSE + 1);
+    assert!(edited("at::native::foo", &long).contains("an `inferred` text of 4097 bytes"));
 }
 
 #[test]

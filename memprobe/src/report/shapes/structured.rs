@@ -32,7 +32,8 @@ struct Device<'a> {
     tensors: Vec<Row<'a>>,
 }
 
-/// One row. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, and in flat tables also `before_attach` and
+/// One row. What a block of `no_tensor` is for may be known: `use` says it, inferred from `asked_by`, a function of
+/// `library`; where `use` is null, that is the innermost one outside of the allocator. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, and in flat tables also `before_attach` and
 /// `unaccounted`, so that `live` adds up to what the allocator says.
 #[derive(Serialize)]
 struct Row<'a> {
@@ -51,6 +52,9 @@ struct Row<'a> {
     peak: Option<u64>,
     live_blocks: Option<u64>,
     allocs: Option<u64>,
+    r#use: Option<&'a str>,
+    asked_by: Option<&'a str>,
+    library: Option<&'a str>,
 }
 
 /// A shape: numbers, or where a row is flat, words.
@@ -122,6 +126,9 @@ pub(super) fn csv(tensors: &[(&DeviceSnapshot, Tensors)], out: &mut impl Write) 
             "peak",
             "live_blocks",
             "allocs",
+            "use",
+            "asked_by",
+            "library",
         ])
         .map_err(csv_error)?;
     for (device, tensors) in tensors {
@@ -164,13 +171,14 @@ fn flat<'a>(
 }
 
 fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {
-    let kind = match row.what {
-        What::Tensor(_) => "tensor",
-        What::NoTensor => "no_tensor",
+    let kind = match &row.what {
+        What::Known(is) if is.shape().is_some() => "tensor",
+        What::Known(_) | What::NoTensor => "no_tensor",
         What::Unknown => "unknown",
         What::TooMany => "too_many",
     };
     let shape = row.what.shape();
+    let purpose = row.what.purpose();
     let frame = row.site.frame();
     let (thread, reason) = match &row.site {
         Site::NoLine { thread, reason } => (Some(&**thread), Some(*reason)),
@@ -183,6 +191,9 @@ fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {
         }),
         dtype: shape.map(|shape| shape.dtype.to_string()),
         requested: shape.and_then(|shape| Some(shape.requested?.0)),
+        r#use: purpose.and_then(|it| it.what.as_deref()),
+        asked_by: purpose.map(|it| &*it.function),
+        library: purpose.map(|it| &*it.library),
         file: frame.map(|frame| &*frame.file),
         line: frame.and_then(known_line),
         function: frame.map(|frame| &*frame.function),
@@ -203,6 +214,9 @@ fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Row<'a> {
         shape: None,
         dtype: None,
         requested: None,
+        r#use: None,
+        asked_by: None,
+        library: None,
         file: None,
         line: None,
         function: None,

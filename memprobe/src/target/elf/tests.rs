@@ -31,6 +31,70 @@ fn an_exported_function_lies_where_the_loader_put_it() {
 }
 
 #[test]
+fn a_function_is_named_by_any_offset_within_it() {
+    let image = LoadedImage::open(&libc(), me()).unwrap().image;
+    let malloc = image.symbol("malloc").unwrap().unwrap();
+    let begin = image.file_offset_of(malloc.vaddr).unwrap();
+    let names = FunctionNames::of(image).unwrap();
+    let is_malloc = |offset| {
+        let name = names.at(offset).unwrap_or_default();
+        String::from_utf8_lossy(&name).contains("malloc")
+    };
+    assert!(is_malloc(begin) && is_malloc(begin + malloc.size - 1));
+    assert!(!is_malloc(begin + malloc.size));
+    assert_eq!(names.at(0), None, "a header is no function");
+    assert_eq!(names.at(u64::MAX), None);
+    assert!(names.bytes() > 0);
+}
+
+#[test]
+fn functions_of_a_broken_file_have_no_names_or_other_ones() {
+    let (mut open, _) = libc().open(me()).unwrap();
+    let mut whole = Vec::new();
+    std::io::Read::read_to_end(&mut open, &mut whole).unwrap();
+    let image = LoadedImage::open(&libc(), me()).unwrap().image;
+    let malloc = image.symbol("malloc").unwrap().unwrap();
+    let offset = image.file_offset_of(malloc.vaddr).unwrap();
+    let table = image.section(".dynsym").unwrap().clone();
+    let strings = image.section(".dynstr").unwrap().clone();
+    let sections = u64::from_le_bytes(whole[40..48].try_into().unwrap()) as usize;
+    let index = image.sections.iter().position(|it| it.name == ".dynsym");
+    let header = sections + 64 * index.unwrap();
+    let damaged = |damage: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = whole.clone();
+        damage(&mut bytes);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&bytes).unwrap();
+        let names = ElfImage::open(file.path()).and_then(FunctionNames::of);
+        names.ok().and_then(|names| names.at(offset))
+    };
+    // Elf64_Shdr: sh_size, sh_link and sh_offset of the table; then its entries and its strings themselves.
+    let fill = |at: usize, length: usize, with: u8| {
+        move |bytes: &mut Vec<u8>| bytes[at..at + length].fill(with)
+    };
+    damaged(&|_| {}).expect("whole, it is named");
+    for (what, damage) in [
+        ("its table is larger than any", fill(header + 32, 8, 0xff)),
+        (
+            "its table begins beyond the end",
+            fill(header + 24, 8, 0xff),
+        ),
+        ("its strings are no section", fill(header + 40, 4, 0xff)),
+        (
+            "its symbols are nothing",
+            fill(table.offset as usize, table.size as usize, 0),
+        ),
+        (
+            "its names end nowhere",
+            fill(strings.offset as usize, strings.size as usize, b'x'),
+        ),
+    ] {
+        assert_eq!(damaged(&damage), None, "{what}");
+    }
+    damaged(&fill(table.offset as usize, table.size as usize, 0xff));
+}
+
+#[test]
 fn the_bytes_of_a_function_are_those_in_memory() {
     let loaded = LoadedImage::open(&libc(), me()).unwrap();
     let malloc = loaded.image.symbol("malloc").unwrap().unwrap();

@@ -1,0 +1,166 @@
+//! Names of functions of C++ as people write them, from those that the compiler made.
+
+use std::fmt;
+
+use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
+
+/// How deep the parts of a name may lie in each other: names come from files of the target.
+const DEEPEST: u32 = 192;
+
+/// Bytes of the longest name that is written out: repetitions can make it exponential.
+const LONGEST: usize = 64 << 10;
+
+/// Letters of the longest name that is kept.
+const MOST_LETTERS: usize = 200;
+
+/// What stands in names for a namespace without one.
+const ANONYMOUS: &str = "(anonymous namespace)";
+
+/// `at::native::mbtopk::launch` of its symbol: namespaces, classes and the name, without what is returned,
+/// parameters and template arguments. A symbol that is no mangled name is taken as it is.
+pub fn function(symbol: &[u8]) -> String {
+    let name = demangled(symbol).unwrap_or_else(|| String::from_utf8_lossy(symbol).into_owned());
+    let name = without_arguments(&name);
+    match name.char_indices().nth(MOST_LETTERS) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name,
+    }
+}
+
+fn demangled(symbol: &[u8]) -> Option<String> {
+    if !symbol.starts_with(b"_Z") {
+        return None;
+    }
+    let parse = ParseOptions::default().recursion_limit(DEEPEST);
+    let symbol = Symbol::new_with_options(symbol, &parse).ok()?;
+    let options = DemangleOptions::new()
+        .no_params()
+        .no_return_type()
+        .recursion_limit(DEEPEST);
+    let mut name = Bounded(String::new());
+    symbol.structured_demangle(&mut name, &options).ok()?;
+    Some(name.0)
+}
+
+/// A text that refuses to grow without end.
+struct Bounded(String);
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        if self.0.len() + more.len() > LONGEST {
+            return Err(fmt::Error);
+        }
+        self.0.push_str(more);
+        Ok(())
+    }
+}
+
+/// Leaves out what stands in brackets, and what follows the name.
+fn without_arguments(name: &str) -> String {
+    let mut plain = String::new();
+    let mut depth = 0u32;
+    let mut rest = name;
+    while let Some(letter) = rest.chars().next() {
+        let mut taken = letter.len_utf8();
+        if depth == 0 && rest.starts_with(" [clone") {
+            break;
+        } else if depth == 0 && rest.starts_with(ANONYMOUS) {
+            taken = ANONYMOUS.len();
+            plain.push_str(ANONYMOUS);
+        } else if let (0, Some(length)) = (depth, operator(&plain, rest)) {
+            taken = length;
+            plain.push_str(&rest[..length]);
+        } else if rest.starts_with("->") {
+            // No bracket.
+            taken = 2;
+        } else {
+            match letter {
+                '<' | '(' => depth += 1,
+                '>' | ')' => depth = depth.saturating_sub(1),
+                _ if depth == 0 => plain.push(letter),
+                _ => {}
+            }
+        }
+        rest = &rest[taken..];
+    }
+    let plain = plain.trim_end();
+    plain.strip_suffix(" const").unwrap_or(plain).to_owned()
+}
+
+/// The length of the name of an operator that is written with brackets, such as `operator<<`.
+fn operator(before: &str, rest: &str) -> Option<usize> {
+    const WORD: &str = "operator";
+    const SIGNS: [&str; 11] = [
+        "()", "<=>", "<<=", ">>=", "->*", "<<", ">>", "<=", ">=", "->", "<",
+    ];
+    let is_whole = !before.ends_with(|letter: char| letter.is_alphanumeric() || letter == '_');
+    let signs = rest.strip_prefix(WORD).filter(|_| is_whole)?;
+    let signs = SIGNS
+        .iter()
+        .chain(&[">"])
+        .find(|sign| signs.starts_with(**sign))?;
+    Some(WORD.len() + signs.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_function_has_its_namespaces_and_no_arguments() {
+        for (symbol, name) in [
+            (
+                "_ZN2at6native17resize_bytes_cudaEPN3c1011StorageImplEm",
+                "at::native::resize_bytes_cuda",
+            ),
+            (
+                "_ZN2at4cuda3cub15radix_sort_keysIlEEvPKT_PS3_lbll",
+                "at::cuda::cub::radix_sort_keys",
+            ),
+            (
+                "_ZN3c1011DeviceArrayIlEC2ERNS_9AllocatorEm",
+                "c10::DeviceArray::DeviceArray",
+            ),
+            (
+                "_ZN5torch4cuda12_GLOBAL__N_1L15gather_with_cppEv",
+                "torch::cuda::(anonymous namespace)::gather_with_cpp",
+            ),
+            ("_ZStlsIcEvv", "std::operator<<"),
+            ("_ZN1AclEi", "A::operator()"),
+            (
+                "_ZZN2at6native15arange_cuda_outERKN3c106ScalarES4_S4_RNS_6TensorEENKUlvE_clEv.isra.0",
+                "at::native::arange_cuda_out::{lambda#1}::operator()",
+            ),
+            ("THPStorage_pynew", "THPStorage_pynew"),
+        ] {
+            assert_eq!(function(symbol.as_bytes()), name, "{symbol}");
+        }
+    }
+
+    #[test]
+    fn arrows_and_brackets_in_arguments_are_passed_over() {
+        assert_eq!(
+            without_arguments("f<decltype(a->b), 3>::g(int (*)()) const [clone .cold]"),
+            "f::g"
+        );
+        assert_eq!(without_arguments("my_operator<int>(int)"), "my_operator");
+    }
+
+    #[test]
+    fn a_name_that_is_none_or_has_no_end_does_no_harm() {
+        assert_eq!(function(b"_Z"), "_Z");
+        assert!(!function(&[0xff; 3]).is_empty());
+        assert!(function(b"))))>>>>((((").is_empty());
+        let mut deep = b"_ZN".to_vec();
+        deep.extend(b"1AIN".repeat(5000));
+        assert!(function(&deep).chars().count() <= MOST_LETTERS + 1);
+        // Each doubles the one before.
+        let mut wide = b"_Z1fI1aIiiE".to_vec();
+        for at in 0..30u8 {
+            let at = [b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[usize::from(at)]];
+            wide.extend([b"1bIS", &at[..], b"_S", &at[..], b"_E"].concat());
+        }
+        wide.extend(b"Evv");
+        assert!(function(&wide).chars().count() <= MOST_LETTERS + 1);
+    }
+}

@@ -1,0 +1,127 @@
+//! Which function an address lies in, also in libraries whose symbols fill hundreds of megabytes.
+
+use std::ops::Range;
+
+use object::LittleEndian;
+use object::elf;
+use object::read::elf::Sym;
+
+use super::{ElfError, ElfImage, RawSymbol, Section, entries};
+
+/// The most symbols that are read of a file, 24 bytes each; of a function 16 are kept. libtorch_cpu of
+/// PyTorch 2.15 has half a million symbols.
+const MOST_SYMBOLS: u64 = 4 << 20;
+
+/// Bytes of a table of symbols that are read at once: a whole number of entries of 24 bytes.
+const CHUNK: u64 = 24 << 15;
+
+/// The longest name that is read, in bytes: those of templates reach a few thousand.
+const LONGEST_NAME: u64 = 16 << 10;
+
+/// The functions of an image by address. Names stay in the file until they are asked for.
+#[derive(Debug)]
+pub struct FunctionNames {
+    image: ElfImage,
+    /// By rising address, no two of the same.
+    functions: Vec<Function>,
+    /// Where the names lie in the file.
+    names: Range<u64>,
+}
+
+#[derive(Debug)]
+struct Function {
+    vaddr: u64,
+    size: u32,
+    /// Where its name begins among the names.
+    name: u32,
+}
+
+impl FunctionNames {
+    /// Of `.symtab`, or of the dynamic symbols where there is none that names functions.
+    ///
+    /// # Errors
+    /// [`ElfError`] where neither table can be read, or has more symbols than any library.
+    pub fn of(image: ElfImage) -> Result<Self, ElfError> {
+        let mut outcome = Err(ElfError::Malformed("no symbols"));
+        for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+            let table = image.sections.iter().find(|section| section.kind == kind);
+            let Some(table) = table else { continue };
+            outcome = read(&image, table);
+            if outcome.as_ref().is_ok_and(|(found, _)| !found.is_empty()) {
+                break;
+            }
+        }
+        let (functions, names) = outcome?;
+        Ok(Self {
+            image,
+            functions,
+            names,
+        })
+    }
+
+    /// Bytes that are kept in memory.
+    pub fn bytes(&self) -> usize {
+        self.functions.capacity() * size_of::<Function>()
+    }
+
+    /// The name (as mangled) of the function that `offset` in the file lies in; `None` where no symbol says.
+    pub fn at(&self, offset: u64) -> Option<Vec<u8>> {
+        let segment = self.image.segments.iter().find(|segment| {
+            let within = offset.checked_sub(segment.offset);
+            segment.executable && within.is_some_and(|within| within < segment.file_size)
+        })?;
+        let vaddr = (offset - segment.offset).checked_add(segment.vaddr)?;
+        let after = self.functions.partition_point(|it| it.vaddr <= vaddr);
+        let function = &self.functions[..after].last()?;
+        if vaddr - function.vaddr >= u64::from(function.size) {
+            return None;
+        }
+        self.name(function)
+    }
+
+    fn name(&self, function: &Function) -> Option<Vec<u8>> {
+        let start = self.names.start.checked_add(function.name.into())?;
+        let room = self.names.end.checked_sub(start)?.min(LONGEST_NAME);
+        let mut name = self.image.range(start, room).ok()?;
+        let end = name.iter().position(|&byte| byte == 0)?;
+        name.truncate(end);
+        (end > 0).then_some(name)
+    }
+}
+
+/// Reads the functions of a table of symbols.
+fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>), ElfError> {
+    let strings = image.string_section_of(table)?;
+    let end = strings.offset.checked_add(strings.size);
+    let names = strings.offset..end.ok_or(ElfError::Malformed("names without end"))?;
+    if table.size > MOST_SYMBOLS * size_of::<RawSymbol>() as u64 {
+        return Err(ElfError::Malformed("more symbols than a library has"));
+    }
+    let mut functions = Vec::new();
+    let mut at = 0;
+    while at < table.size {
+        let size = CHUNK.min(table.size - at);
+        let offset = table.offset.checked_add(at);
+        let offset = offset.ok_or(ElfError::Malformed("symbols without end"))?;
+        let chunk = image.range(offset, size)?;
+        functions.extend(entries::<RawSymbol>(&chunk)?.iter().filter_map(function));
+        at += size;
+    }
+    functions.sort_unstable_by_key(|function| (function.vaddr, function.name));
+    functions.dedup_by_key(|function| function.vaddr);
+    functions.shrink_to_fit();
+    Ok((functions, names))
+}
+
+/// The function that a symbol defines.
+fn function(symbol: &RawSymbol) -> Option<Function> {
+    let kind = symbol.st_type();
+    let size = symbol.st_size(LittleEndian);
+    let is_function = kind == elf::STT_FUNC || kind == elf::STT_GNU_IFUNC;
+    let is_here = symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF && size > 0;
+    (is_function && is_here).then(|| Function {
+        vaddr: symbol.st_value(LittleEndian),
+        size: u32::try_from(size).unwrap_or(u32::MAX),
+        name: symbol.st_name(LittleEndian),
+    })
+}

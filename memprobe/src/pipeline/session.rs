@@ -39,6 +39,9 @@ const STARTING: Duration = Duration::from_secs(20);
 /// lost.
 const SWEEP: Duration = Duration::from_millis(250);
 
+/// How long a process can take from the kernel's word of its end to that: it gives back its memory.
+const ENDING: Duration = Duration::from_secs(10);
+
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
@@ -90,6 +93,8 @@ pub(super) enum HostItem {
 pub(super) struct HostSession {
     wanted: Wanted,
     processes: HashMap<u32, Process>,
+    /// Those whose end was heard of, and when: see [`Self::sweep_entries`].
+    ended: Vec<(Tgid, Instant)>,
     /// What is to be told before the next events.
     told: VecDeque<HostEvent>,
     /// Processes whose symbolizer has something to do.
@@ -126,6 +131,7 @@ impl HostSession {
         Ok(Self {
             wanted,
             processes: HashMap::new(),
+            ended: Vec::new(),
             told: VecDeque::new(),
             busy: Vec::new(),
             files: ProbedFiles::default(),
@@ -411,7 +417,9 @@ impl HostSession {
         self.tell_losses();
         self.tell_rest(tgid, "the process ended before");
         if let Some(mut process) = self.processes.remove(&tgid.0) {
-            process.attaching.forget(&mut self.files, Instant::now());
+            let now = Instant::now();
+            process.attaching.forget(&mut self.files, now);
+            self.ended.push((tgid, now));
             self.busy.retain(|busy| *busy != tgid);
             self.tell(tgid, HostItem::Ended);
         }
@@ -561,12 +569,27 @@ impl HostSession {
         }
         for tgid in ended {
             self.end(tgid);
-            if Watched::if_there(tgid).is_none() {
-                // An entry that it has left behind would be found by whoever gets its number.
-                let _ = self.loader.dismiss(tgid);
-            }
         }
+        self.sweep_entries(now);
         self.files.let_go(now);
+    }
+
+    /// Takes away the kernel's entries of processes that have ended. Its programs do so themselves, but one
+    /// that was admitted between that and its very end got another, which whoever gets its number
+    /// would find.
+    fn sweep_entries(&mut self, now: Instant) {
+        let (processes, loader) = (&self.processes, &mut self.loader);
+        self.ended.retain(|&(tgid, since)| {
+            if processes.contains_key(&tgid.0) {
+                return false;
+            }
+            let is_over = Watched::if_there(tgid).is_none_or(|watched| watched.has_ended());
+            if is_over {
+                let _ = loader.dismiss(tgid);
+            }
+            // If it is not, it still ends, or the number is another's by now.
+            !is_over && now.duration_since(since) < ENDING
+        });
     }
 
     /// Puts the running totals of losses into the streams when they have grown.

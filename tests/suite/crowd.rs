@@ -34,6 +34,7 @@ fn crowds_that_come_and_go_leave_nothing_in_top() {
         return;
     };
     let rounds = std::env::var(ROUNDS).map_or(FEW, |text| text.parse().expect("a number"));
+    let rounds = rounds.max(FIRST + 1);
     let mut top = ground.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "1s"]));
     screen.wait_for("memprobe top");
@@ -41,7 +42,7 @@ fn crowds_that_come_and_go_leave_nothing_in_top() {
     let family = Family::build();
     let entries = Holdings::of(memprobe).entries;
     let mut first = None;
-    for round in 1..=rounds.max(FIRST + 1) {
+    for round in 1..=rounds {
         let processes = come_and_go(&family);
         assert_eq!(processes, 200, "the crowd itself went wrong");
         let holdings = wait_until("memprobe forgets those that ended", || {

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use criterion::{BatchSize, Criterion, Throughput};
 
 use memprobe::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack, StackId,
-    StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
+    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
@@ -166,6 +166,7 @@ fn stack(id: u32) -> Arc<Stack> {
         kind: StackKind::Python,
         frames,
         truncated: false,
+        context: Context::default(),
     })
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 use memprobe::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack, StackId,
-    StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
+    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::export::trace_event::TraceWriter;
 use memprobe::model::snapshot::Grouping;
@@ -31,6 +31,7 @@ fn stream() -> Vec<Event> {
             kind: StackKind::Python,
             frames,
             truncated: false,
+            context: Context::default(),
         };
         Event::Stack(StackId(id as u32 + 1), Arc::new(stack))
     };

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memprobe::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack, StackId,
-    StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
+    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::host::Host;
 use memprobe::model::snapshot::host::{
@@ -297,6 +297,7 @@ fn stack(line: u32) -> Event {
         kind: StackKind::Python,
         frames: vec![frame(40 + line * 7, "forward"), frame(12, "step")],
         truncated: false,
+        context: Context::default(),
     };
     Event::Stack(StackId(line), Arc::new(stack))
 }

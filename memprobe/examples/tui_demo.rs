@@ -6,7 +6,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memprobe::event::{Bytes, DeviceIndex, Frame, Losses, Stack, StackKind, Tgid, TimeNs, Totals};
+use memprobe::event::{
+    Bytes, Context, DeviceIndex, Frame, Losses, Stack, StackKind, Tgid, TimeNs, Totals,
+};
 use memprobe::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
     Snapshot, StackRow, Target, TargetState, Timeline,
@@ -225,6 +227,7 @@ impl Run {
                 kind: StackKind::Python,
                 frames: frames.clone(),
                 truncated: false,
+                context: Context::default(),
             }),
             live: Bytes((mib * MIB) as u64),
             peak: Bytes((most * MIB) as u64),

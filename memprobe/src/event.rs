@@ -3,12 +3,16 @@
 //! Live and replay differ only in where the stream of [`Event`]s comes from. Nothing here does
 //! I/O, reads a clock or knows an interpreter.
 
+mod context;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use context::{Beginning, Context, Grad, Mark, Module, Node};
 
 use crate::tensors::DType;
 
@@ -145,6 +149,8 @@ pub enum Event {
     AtAttach(AtAttach),
     /// Something happened to memory.
     Memory(MemoryEvent),
+    /// PyTorch said what the program is about to do.
+    Mark(Mark),
     /// The running totals of what was lost, after a loss was noticed.
     Loss(Losses),
 }
@@ -363,6 +369,8 @@ pub struct Stack {
     pub frames: Vec<Frame>,
     /// There were more outer frames than could be kept.
     pub truncated: bool,
+    /// What the thread was doing. A stack is another one in another context.
+    pub context: Context,
 }
 
 /// Whose stack it is.

@@ -2,7 +2,8 @@
 
 use super::json;
 use crate::event::{
-    DeviceIndex, MemoryEvent, Purpose, Shape, Stack, StackId, StackKind, Tid, TimeNs,
+    DeviceIndex, Frame, Grad, Mark, MemoryEvent, Module, Purpose, Shape, Stack, StackId, StackKind,
+    Tid, TimeNs,
 };
 use crate::recording::MAX_LINE;
 
@@ -116,16 +117,44 @@ pub(super) fn push_record(line: &mut Vec<u8>, record: &impl serde::Serialize) {
 
 /// A stack's own record. Outer frames for which a line has no room are left out, and that is said.
 pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
-    let begin = line.len();
+    let end = line.len() + MAX_LINE - 1024;
     line.extend_from_slice(b"{\"id\":");
     json::push_number(line, id.0);
+    line.push(b',');
+    let forward = stack
+        .context
+        .node
+        .as_ref()
+        .and_then(|node| node.forward.as_ref());
+    // Both have a share, so that neither is left out for the other.
+    let first = match forward {
+        Some(_) => end - MAX_LINE / 2,
+        None => end,
+    };
+    push_stack_fields(line, stack, first);
+    if let Some(node) = &stack.context.node {
+        line.extend_from_slice(b",\"node\":{\"name\":");
+        json::push_string(line, clip(&node.name));
+        if let Some(forward) = forward {
+            line.extend_from_slice(b",\"forward\":{");
+            push_stack_fields(line, forward, end);
+            line.push(b'}');
+        }
+        line.push(b'}');
+    }
+    line.push(b'}');
+}
+
+/// What there is of a stack but the node that it belongs to, in an object that is left open for more. `end` is how long
+/// the line may become.
+fn push_stack_fields(line: &mut Vec<u8>, stack: &Stack, end: usize) {
     let (kind, thread, reason) = match &stack.kind {
         StackKind::Python => ("python", None, None),
         StackKind::Native => ("native", None, None),
         StackKind::Waiting { thread } => ("waiting", Some(thread), None),
         StackKind::Unknown { thread, reason } => ("unknown", Some(thread), Some(reason)),
     };
-    line.extend_from_slice(b",\"kind\":");
+    line.extend_from_slice(b"\"kind\":");
     json::push_string(line, kind);
     if let Some(thread) = thread {
         line.extend_from_slice(b",\"thread\":");
@@ -135,10 +164,29 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
         line.extend_from_slice(b",\"reason\":");
         json::push_string(line, reason.as_str());
     }
+    match &stack.context.module {
+        Module::Outside => {}
+        Module::Called(path) => {
+            line.extend_from_slice(b",\"module\":");
+            json::push_string(line, clip(path));
+        }
+        Module::Unknown => line.extend_from_slice(b",\"module_unknown\":true"),
+    }
+    if stack.context.grad != Grad::Unknown {
+        line.extend_from_slice(b",\"grad\":");
+        json::push_string(line, stack.context.grad.as_str());
+    }
+    let all = push_frames(line, &stack.frames, end);
+    line.extend_from_slice(b",\"truncated\":");
+    let truncated = stack.truncated || !all;
+    line.extend_from_slice(if truncated { b"true" } else { b"false" });
+}
+
+/// The frames as far as the line does not become longer than `end`; whether those are all.
+fn push_frames(line: &mut Vec<u8>, frames: &[Frame], end: usize) -> bool {
     line.extend_from_slice(b",\"frames\":[");
-    let mut truncated = stack.truncated;
-    for (depth, frame) in stack.frames.iter().enumerate() {
-        let end = line.len();
+    for (depth, frame) in frames.iter().enumerate() {
+        let before = line.len();
         if depth > 0 {
             line.push(b',');
         }
@@ -153,14 +201,24 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
             json::push_string(line, library);
         }
         line.push(b'}');
-        if line.len() - begin > MAX_LINE - 1024 {
-            line.truncate(end);
-            truncated = true;
-            break;
+        if line.len() > end {
+            line.truncate(before);
+            line.push(b']');
+            return false;
         }
     }
-    line.extend_from_slice(b"],\"truncated\":");
-    line.extend_from_slice(if truncated { b"true" } else { b"false" });
+    line.push(b']');
+    true
+}
+
+/// What PyTorch said of a program.
+pub(super) fn push_mark(line: &mut Vec<u8>, mark: &Mark) {
+    line.extend_from_slice(b"{\"begins\":");
+    json::push_string(line, mark.begins.as_str());
+    line.extend_from_slice(b",\"class\":");
+    json::push_string(line, clip(&mark.class));
+    line.extend_from_slice(b",\"stack_id\":");
+    json::push_number(line, mark.stack.0);
     line.push(b'}');
 }
 

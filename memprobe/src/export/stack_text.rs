@@ -132,6 +132,7 @@ fn escaped(text: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Context;
     use crate::event::{NoStack, StackKind};
 
     fn frame(file: &str, line: u32, function: &str) -> Frame {
@@ -148,6 +149,7 @@ mod tests {
             kind,
             frames,
             truncated: false,
+            context: Context::default(),
         }
     }
 

@@ -16,14 +16,14 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::fields::{
-    clip, push_args, push_id, push_name, push_process, push_purpose, push_record, push_shape,
-    push_stack, push_ts,
+    clip, push_args, push_id, push_mark, push_name, push_process, push_purpose, push_record,
+    push_shape, push_stack, push_ts,
 };
 use super::json;
 use super::slices::{BLOCK, CPU, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
-    Action, AtAttach, DeviceIndex, Event, Losses, MemoryEvent, ShapeId, Stack, StackId, Tid,
+    Action, AtAttach, DeviceIndex, Event, Losses, Mark, MemoryEvent, ShapeId, Stack, StackId, Tid,
     TimeNs, Totals, Use, Uses,
 };
 use crate::model::snapshot::Grouping;
@@ -152,6 +152,7 @@ impl<W: Write> TraceWriter<W> {
             }
             Event::AtAttach(found) => self.at_attach(found),
             Event::Memory(event) => self.memory(event),
+            Event::Mark(mark) => self.mark(mark),
             Event::Loss(losses) => self.loss(*losses),
         }
         self.drain_when_full()
@@ -254,6 +255,19 @@ impl<W: Write> TraceWriter<W> {
             push_stack(line, id, stack)
         });
         self.stacks.define(id, stack);
+    }
+
+    /// Something that began on a thread: an instant there.
+    fn mark(&mut self, mark: &Mark) {
+        self.last = mark.time;
+        let line = &mut self.lines;
+        line.extend_from_slice(b"{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"mark\",\"name\":");
+        json::push_string(line, &format!("{} {}", clip(&mark.class), mark.begins));
+        push_process(line, mark.tgid.0, mark.tid.0);
+        push_ts(line, self.start, mark.time);
+        line.extend_from_slice(b",\"args\":");
+        push_mark(line, mark);
+        line.extend_from_slice(b"},\n");
     }
 
     fn loss(&mut self, losses: Losses) {

@@ -152,6 +152,7 @@ fn tail(file: &str, parts: usize) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Context;
     use crate::event::NoStack;
 
     fn frame(file: &str, line: u32, function: &str) -> Frame {
@@ -216,6 +217,7 @@ mod tests {
                 kind: kind.clone(),
                 frames: vec![frame("m.py", 8, "f"), frame("t.py", 3, "g")],
                 truncated,
+                context: Context::default(),
             };
             named_stack(&stack, most, |frame| FileNames::default().frame(frame))
         };

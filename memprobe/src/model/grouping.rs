@@ -215,6 +215,7 @@ fn starts_a_worker(frames: &[Frame], index: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Context;
 
     fn named(files: &[&str]) -> Vec<Frame> {
         files
@@ -357,6 +358,7 @@ mod tests {
             },
             frames: named(&[LINEAR, "/w/train.py"]),
             truncated: false,
+            context: Context::default(),
         };
         for grouping in [Grouping::User, Grouping::Innermost] {
             assert_eq!(
@@ -385,6 +387,7 @@ mod tests {
                 kind,
                 frames: Vec::new(),
                 truncated: false,
+                context: Context::default(),
             };
             let expected = Site::NoLine {
                 thread: thread.into(),

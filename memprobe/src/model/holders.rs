@@ -12,7 +12,7 @@ use super::grouping;
 use super::names::Names;
 use super::rate::{Interval, Rate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
-use crate::event::{Bytes, NoStack, Stack, StackId, StackKind, Tid};
+use crate::event::{Bytes, Context, NoStack, Stack, StackId, StackKind, Tid};
 
 /// Names a stack that has allocated on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -274,6 +274,7 @@ fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
         kind,
         frames: Vec::new(),
         truncated: false,
+        context: Context::default(),
     })
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::snapshot::{DeviceSnapshot, LineRow, Site, StackRow};
 use super::*;
 use crate::event::{
-    Address, AtAttach, Bytes, Frame, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+    Address, AtAttach, Bytes, Context, Frame, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
 };
 
 const STACKS: u32 = 6;
@@ -185,6 +185,7 @@ fn stack(id: u32) -> Arc<Stack> {
         kind: StackKind::Python,
         frames,
         truncated: false,
+        context: Context::default(),
     })
 }
 

@@ -84,7 +84,7 @@ impl ShapeLedger {
             }
             Event::Use(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => self.apply_memory(event, applied),
-            Event::Thread(..) | Event::AtAttach(_) | Event::Loss(_) => {}
+            Event::Thread(..) | Event::AtAttach(_) | Event::Mark(_) | Event::Loss(_) => {}
         }
     }
 
@@ -205,6 +205,7 @@ impl What {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::Context;
     use crate::event::{Stack, StackKind, Tgid, Tid, TimeNs, Totals, Use};
     use crate::model::Model;
     use crate::model::snapshot::Target;
@@ -238,6 +239,7 @@ mod tests {
                     kind: StackKind::Python,
                     frames: vec![frame],
                     truncated: false,
+                    context: Context::default(),
                 }),
             ));
             let shape = Shape {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::snapshot::{DeviceSnapshot, LineRow, Site};
 use super::*;
 use crate::event::{
-    Address, Bytes, Frame, NoStack, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+    Address, Bytes, Context, Frame, NoStack, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -175,6 +175,7 @@ fn stack(id: u32) -> Arc<Stack> {
         kind: StackKind::Python,
         frames: vec![torch, user],
         truncated: false,
+        context: Context::default(),
     })
 }
 

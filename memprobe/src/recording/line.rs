@@ -6,12 +6,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_DIMENSIONS, MAX_FRAMES, MAX_PURPOSE,
+    AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES,
+    MAX_PURPOSE,
 };
 use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent, NoStack, Purpose,
-    Shape, ShapeId, Space, StackId, Tgid, Tid, TimeNs, Totals, Use,
+    Action, Address, AtAttach, Beginning, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent,
+    NoStack, Purpose, Shape, ShapeId, Space, StackId, Tgid, Tid, TimeNs, Totals, Use,
 };
 use crate::tensors::DType;
 
@@ -26,6 +27,7 @@ pub(super) enum Record<'a> {
     AtAttach(AtAttach),
     /// An event, and what it happened for: its number is not known here.
     Memory(MemoryEvent, Option<Use>),
+    Mark(MarkRecord<'a>),
     Loss(Losses),
     End(EndRecord),
     /// A header in a later format.
@@ -37,6 +39,7 @@ pub(super) enum Record<'a> {
 /// A stack before its strings are interned.
 #[derive(Deserialize)]
 pub(super) struct StackRecord<'a> {
+    #[serde(default)]
     pub id: u32,
     #[serde(borrow)]
     pub kind: Cow<'a, str>,
@@ -47,6 +50,23 @@ pub(super) struct StackRecord<'a> {
     pub truncated: bool,
     #[serde(borrow)]
     pub frames: Vec<FrameRecord<'a>>,
+    #[serde(borrow, default)]
+    pub module: Option<Cow<'a, str>>,
+    #[serde(default)]
+    pub module_unknown: bool,
+    #[serde(borrow, default)]
+    pub grad: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub node: Option<NodeRecord<'a>>,
+}
+
+/// A node of autograd's graph before its strings are interned.
+#[derive(Deserialize)]
+pub(super) struct NodeRecord<'a> {
+    #[serde(borrow)]
+    pub name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    pub forward: Option<Box<StackRecord<'a>>>,
 }
 
 #[derive(Deserialize)]
@@ -61,6 +81,36 @@ pub(super) struct FrameRecord<'a> {
 }
 
 impl StackRecord<'_> {
+    /// Whether it is no more than a recording may have.
+    fn check(&self) -> Result<(), String> {
+        let forward = self.forward();
+        if forward.is_some_and(|forward| forward.node.is_some()) {
+            return Err("a node that leads to another one".to_owned());
+        }
+        let frames = self.frames.len() + forward.map_or(0, |forward| forward.frames.len());
+        if frames > 2 * MAX_FRAMES {
+            return Err(format!("a stack of {frames} frames"));
+        }
+        let texts = [
+            self.module.as_deref(),
+            forward.and_then(|forward| forward.module.as_deref()),
+            self.node.as_ref().map(|node| &*node.name),
+        ];
+        match texts
+            .into_iter()
+            .flatten()
+            .find(|text| text.len() > MAX_CONTEXT)
+        {
+            Some(long) => Err(format!("a name of {} bytes", long.len())),
+            None => Ok(()),
+        }
+    }
+
+    /// The stack of the operation that made the node.
+    pub(super) fn forward(&self) -> Option<&StackRecord<'_>> {
+        self.node.as_ref()?.forward.as_deref()
+    }
+
     /// Why there is no stack, for stacks that say so.
     pub(super) fn no_stack(&self) -> Option<NoStack> {
         NoStack::parse(self.reason.as_deref()?)
@@ -112,6 +162,25 @@ struct MemoryArgs<'a> {
     inferred: Option<Inferred<'a>>,
     #[serde(default)]
     held: bool,
+}
+
+/// A mark before its strings are interned.
+pub(super) struct MarkRecord<'a> {
+    pub time: TimeNs,
+    pub tgid: Tgid,
+    pub tid: Tid,
+    pub begins: Beginning,
+    pub class: Cow<'a, str>,
+    pub stack: StackId,
+}
+
+#[derive(Deserialize)]
+struct MarkArgs<'a> {
+    #[serde(borrow)]
+    begins: Cow<'a, str>,
+    #[serde(borrow)]
+    class: Cow<'a, str>,
+    stack_id: u32,
 }
 
 /// What a block is for that is no tensor's.
@@ -183,6 +252,7 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
             let found: AtAttachRecord = args(&line)?;
             Ok(Record::AtAttach(found.at(time, Tgid(line.pid))))
         }
+        ("i", "mark") => mark(&line, start).map(Record::Mark),
         ("i", "loss") => {
             let loss: LossArgs = args(&line)?;
             let LossArgs {
@@ -211,9 +281,7 @@ fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
             if stack.id == StackId::NONE.0 {
                 return Err("a stack without a number".to_owned());
             }
-            if stack.frames.len() > MAX_FRAMES {
-                return Err(format!("a stack of {} frames", stack.frames.len()));
-            }
+            stack.check()?;
             Ok(Record::Stack(stack))
         }
         "memprobe_end" => Ok(Record::End(args(line)?)),
@@ -226,6 +294,22 @@ fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
         }
         _ => Ok(Record::Other),
     }
+}
+
+fn mark<'a>(line: &Line<'a>, start: TimeNs) -> Result<MarkRecord<'a>, String> {
+    let mark: MarkArgs<'_> = args(line)?;
+    if mark.class.len() > MAX_CONTEXT {
+        return Err(format!("a name of {} bytes", mark.class.len()));
+    }
+    Ok(MarkRecord {
+        time: line_time(line, start)?,
+        tgid: Tgid(line.pid),
+        tid: Tid(line.tid),
+        begins: Beginning::parse(&mark.begins)
+            .ok_or_else(|| format!("unknown `begins`: {:?}", first(&mark.begins)))?,
+        class: mark.class,
+        stack: StackId(mark.stack_id),
+    })
 }
 
 fn end_of_slice<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'a>, String> {

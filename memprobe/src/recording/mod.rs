@@ -7,7 +7,7 @@
 //! | `ph` | `cat` or `name` | meaning |
 //! |---|---|---|
 //! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target |
-//! | `M` | `memprobe_stack` | defines a stack |
+//! | `M` | `memprobe_stack` | defines a stack; `module`, `module_unknown` and `grad` say what its thread was doing, `node` (with the stack `forward` that made it) which step of a backward pass it belongs to |
 //! | `M` | `thread_name` | names a thread |
 //! | `i` | `attach` | what an allocator held when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
 //! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices); with `held`, it was live when memprobe attached |
@@ -19,6 +19,7 @@
 //! | `b`, `i`, `e` | `cpu` | likewise for blocks of the CPU allocator, whose `device` is `"cpu"` (from format 3 on) |
 //! | `i` | `cpu_free` | a block of the CPU was freed that was not seen being allocated; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
+//! | `i` | `mark` | PyTorch said what its program was about to do ([`crate::event::Mark`]; from format 4 on) |
 //! | `i` | `loss` | running totals of what was lost |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
@@ -40,7 +41,7 @@ pub use reader::Reader;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// The version of the format. A reader refuses what is newer.
-pub const FORMAT: u32 = 3;
+pub const FORMAT: u32 = 4;
 
 /// Bytes of the longest line that is written or read.
 pub const MAX_LINE: usize = 4 << 20;
@@ -50,6 +51,9 @@ pub const MAX_FRAMES: usize = 4096;
 
 /// Bytes of each text that says what a block without a tensor is for.
 pub const MAX_PURPOSE: usize = 4096;
+
+/// Bytes of a module's path, a node's or a class's name.
+pub const MAX_CONTEXT: usize = 128 << 10;
 
 /// Dimensions of a tensor that are read.
 pub const MAX_DIMENSIONS: usize = 64;

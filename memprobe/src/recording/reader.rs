@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::line::{self, FrameRecord, Record, StackRecord};
+use super::line::{self, FrameRecord, MarkRecord, Record, StackRecord};
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, Event, Frame, MemoryEvent, NoStack, ShapeId, Stack, StackId, StackKind, TimeNs, Use,
-    Uses,
+    Action, Context, Event, Frame, Grad, Mark, MemoryEvent, Module, NoStack, Node, ShapeId, Stack,
+    StackId, StackKind, TimeNs, Use, Uses,
 };
 
 /// Bytes that are asked of the file at once.
@@ -224,7 +224,8 @@ impl<R: BufRead> Reader<R> {
         match line::parse(line, self.header.start)? {
             Record::AtAttach(found) => Ok(Step::Give(Event::AtAttach(found))),
             Record::Memory(event, is) => Ok(Step::Give(self.memory(event, is))),
-            Record::Stack(stack) => self.stack(&stack).map(Step::Give),
+            Record::Stack(stack) => self.define_stack(&stack).map(Step::Give),
+            Record::Mark(mark) => Ok(Step::Give(self.mark(mark))),
             Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
                 tid,
                 intern(&mut self.strings, &name),
@@ -259,15 +260,8 @@ impl<R: BufRead> Reader<R> {
         if let Some(is) = is {
             event.shape = self.used(is);
         }
-        let stack = self.missing_stack(&event);
-        self.waiting.extend(stack);
-        match self.waiting.pop_front() {
-            None => Event::Memory(event),
-            Some(first) => {
-                self.waiting.push_back(Event::Memory(event));
-                first
-            }
-        }
+        let stack = self.missing_stack(event.stack);
+        self.after_definitions(stack, Event::Memory(event))
     }
 
     /// The number of a use; it is defined where it is new.
@@ -290,32 +284,81 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The definition of an event's stack, where the recording has none.
-    fn missing_stack(&mut self, event: &MemoryEvent) -> Option<Event> {
-        if event.stack == StackId::NONE
-            || self.stacks.contains(&event.stack.0)
-            || self.stacks.len() >= MAX_STACKS
-        {
+    fn missing_stack(&mut self, id: StackId) -> Option<Event> {
+        if id == StackId::NONE || self.stacks.contains(&id.0) || self.stacks.len() >= MAX_STACKS {
             return None;
         }
-        self.stacks.insert(event.stack.0);
+        self.stacks.insert(id.0);
         let thread = intern(&mut self.strings, "");
         let kind = StackKind::Unknown {
             thread,
             reason: NoStack::Lost,
         };
         Some(Event::Stack(
-            event.stack,
+            id,
             Arc::new(Stack {
                 kind,
                 frames: Vec::new(),
                 truncated: false,
+                context: Context::default(),
             }),
         ))
     }
 
-    fn stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {
+    fn define_stack(&mut self, record: &StackRecord<'_>) -> Result<Event, String> {
+        if self.stacks.len() >= MAX_STACKS && !self.stacks.contains(&record.id) {
+            return Err(format!("more than {MAX_STACKS} stacks"));
+        }
+        let mut stack = self.stack(record)?;
+        if let Some(node) = &record.node {
+            let forward = record.forward().map(|forward| self.stack(forward));
+            stack.context.node = Some(Arc::new(Node {
+                name: intern(&mut self.strings, &node.name),
+                forward: forward.transpose()?.map(Arc::new),
+            }));
+        }
+        self.stacks.insert(record.id);
+        Ok(Event::Stack(StackId(record.id), Arc::new(stack)))
+    }
+
+    /// A stack without the node that it belongs to.
+    fn stack(&mut self, record: &StackRecord<'_>) -> Result<Stack, String> {
+        self.frames += record.frames.len();
+        if self.frames > MAX_ALL_FRAMES {
+            return Err(format!("more than {MAX_ALL_FRAMES} frames"));
+        }
+        let kind = self.stack_kind(record)?;
+        let strings = &mut self.strings;
+        let module = match &record.module {
+            Some(path) => Module::Called(intern(strings, path)),
+            None if record.module_unknown => Module::Unknown,
+            None => Module::Outside,
+        };
+        let grad = match record.grad.as_deref() {
+            Some(word) => Grad::parse(word).ok_or("a stack with an unknown `grad`")?,
+            None => Grad::Unknown,
+        };
+        let mut frame = |frame: &FrameRecord<'_>| Frame {
+            file: intern(strings, &frame.file),
+            line: frame.line,
+            function: intern(strings, &frame.function),
+            library: (frame.library.as_deref()).map(|library| intern(strings, library)),
+        };
+        Ok(Stack {
+            kind,
+            frames: record.frames.iter().map(&mut frame).collect(),
+            truncated: record.truncated,
+            context: Context {
+                module,
+                grad,
+                node: None,
+            },
+        })
+    }
+
+    fn stack_kind(&mut self, record: &StackRecord<'_>) -> Result<StackKind, String> {
         let thread = || record.thread.as_deref().ok_or("a stack without `thread`");
-        let kind = match &*record.kind {
+        Ok(match &*record.kind {
             "python" => StackKind::Python,
             "native" => StackKind::Native,
             "waiting" => StackKind::Waiting {
@@ -328,29 +371,33 @@ impl<R: BufRead> Reader<R> {
                     .ok_or("a stack without a `reason` that is known")?,
             },
             _ => return Err("a stack of unknown kind".to_owned()),
-        };
-        if self.stacks.len() >= MAX_STACKS && !self.stacks.contains(&record.id) {
-            return Err(format!("more than {MAX_STACKS} stacks"));
+        })
+    }
+
+    /// The mark, or first the definition of its stack where the recording has none.
+    fn mark(&mut self, mark: MarkRecord<'_>) -> Event {
+        let event = Event::Mark(Mark {
+            time: mark.time,
+            tgid: mark.tgid,
+            tid: mark.tid,
+            begins: mark.begins,
+            class: intern(&mut self.strings, &mark.class),
+            stack: mark.stack,
+        });
+        let stack = self.missing_stack(mark.stack);
+        self.after_definitions(stack, event)
+    }
+
+    /// The first of what waits to be given before `event`, or that.
+    fn after_definitions(&mut self, stack: Option<Event>, event: Event) -> Event {
+        self.waiting.extend(stack);
+        match self.waiting.pop_front() {
+            None => event,
+            Some(first) => {
+                self.waiting.push_back(event);
+                first
+            }
         }
-        self.frames += record.frames.len();
-        if self.frames > MAX_ALL_FRAMES {
-            return Err(format!("more than {MAX_ALL_FRAMES} frames"));
-        }
-        self.stacks.insert(record.id);
-        let strings = &mut self.strings;
-        let mut frame = |frame: &FrameRecord<'_>| Frame {
-            file: intern(strings, &frame.file),
-            line: frame.line,
-            function: intern(strings, &frame.function),
-            library: (frame.library.as_deref()).map(|library| intern(strings, library)),
-        };
-        let frames = record.frames.iter().map(&mut frame).collect();
-        let stack = Stack {
-            kind,
-            frames,
-            truncated: record.truncated,
-        };
-        Ok(Event::Stack(StackId(record.id), Arc::new(stack)))
     }
 }
 

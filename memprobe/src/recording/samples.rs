@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{EndReason, Header};
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, NoStack,
-    Purpose, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals, Use,
+    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, Losses, MemoryEvent,
+    NoStack, Purpose, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals, Use,
 };
 use crate::export::trace_event::TraceWriter;
 use crate::model::snapshot::Grouping;
@@ -51,6 +51,7 @@ pub(crate) fn stack(id: u32, kind: StackKind, frames: Vec<Frame>) -> Event {
             kind,
             frames,
             truncated: false,
+            context: Context::default(),
         }),
     )
 }

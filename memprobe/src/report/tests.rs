@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
+    Action, Address, Bytes, Context, DeviceIndex, Event, MemoryEvent, Stack, StackId, StackKind,
 };
 use crate::recording::samples::{
     MIB, at_attach, frame, late_attach, memory, on_the_cpu, purposes, recording, stack, story,
@@ -424,6 +424,7 @@ fn a_stack_whose_outer_frames_are_missing_says_so() {
         kind: StackKind::Python,
         frames: vec![frame("a.py", 0, "f")],
         truncated: true,
+        context: Context::default(),
     };
     let rows = jsonl(&[
         Event::Stack(StackId(1), Arc::new(whole)),

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
 
 use crate::decode::FreedCode;
-use crate::event::{Frame, NoStack, Stack, StackId, StackKind};
+use crate::event::{Context, Frame, NoStack, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
@@ -140,6 +140,7 @@ impl<M: ReadMemory> Stacks<M> {
             kind: StackKind::Python,
             frames,
             truncated,
+            context: Context::default(),
         })?;
         if self.by_hash[0].len() >= HASHES {
             self.by_hash.swap(0, 1);
@@ -172,6 +173,7 @@ impl<M: ReadMemory> Stacks<M> {
             },
             frames: python.frames.clone(),
             truncated: python.truncated,
+            context: Context::default(),
         };
         let Some((id, new)) = self.intern(stack) else {
             return (StackId::NONE, None);
@@ -196,6 +198,7 @@ impl<M: ReadMemory> Stacks<M> {
             kind: behind.kind.clone(),
             frames,
             truncated: behind.truncated,
+            context: behind.context.clone(),
         };
         let Some((called, new)) = self.intern(stack) else {
             return (id, None);
@@ -210,6 +213,7 @@ impl<M: ReadMemory> Stacks<M> {
             kind: StackKind::Native,
             frames: unwound.frames,
             truncated: unwound.truncated,
+            context: Context::default(),
         };
         self.intern(stack).unwrap_or((StackId::NONE, None))
     }
@@ -224,6 +228,7 @@ impl<M: ReadMemory> Stacks<M> {
             kind,
             frames: Vec::new(),
             truncated: false,
+            context: Context::default(),
         };
         self.intern(stack).unwrap_or((StackId::NONE, None))
     }

@@ -192,7 +192,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::event::{Stack, StackKind};
+    use crate::event::{Context, Stack, StackKind};
 
     fn frame(line: u32) -> Frame {
         Frame {
@@ -209,6 +209,7 @@ mod tests {
                 kind: StackKind::Python,
                 frames: lines.iter().map(|line| frame(*line)).collect(),
                 truncated: false,
+                context: Context::default(),
             }),
             live: Bytes(live),
             peak: Bytes(live * 2),

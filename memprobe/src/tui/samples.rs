@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::SourceText;
 use crate::event::{
-    Bytes, DeviceIndex, Frame, Losses, NoStack, Space, Stack, StackKind, Tgid, TimeNs, Totals,
+    Bytes, Context, DeviceIndex, Frame, Losses, NoStack, Space, Stack, StackKind, Tgid, TimeNs,
+    Totals,
 };
 use crate::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, Layer, LineRow, OutsideRow, ProbeStatus,
@@ -38,6 +39,7 @@ pub(super) fn stack(frames: &[Frame], mib: u64, blocks: u64) -> StackRow {
             kind,
             frames: frames.to_vec(),
             truncated: false,
+            context: Context::default(),
         }),
         live: Bytes(mib * MIB),
         peak: Bytes((mib + 64) * MIB),
@@ -130,6 +132,7 @@ pub(super) fn lines() -> Vec<LineRow> {
                     },
                     frames: Vec::new(),
                     truncated: false,
+                    context: Context::default(),
                 }),
                 ..stack(&[], 32, 2)
             }],

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Space,
-    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, ShapeId,
+    Space, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::model::Model;
 use crate::model::applied::Applied;
@@ -40,6 +40,7 @@ fn model() -> Model {
             kind,
             frames,
             truncated: false,
+            context: Context::default(),
         };
         model.apply(&Event::Stack(StackId(id), Arc::new(stack)));
     }

@@ -253,6 +253,8 @@ fn is_of_before(event: &Event) -> bool {
     match event {
         Event::AtAttach(_) => true,
         Event::Memory(event) => event.action == Action::Held,
-        Event::Stack(..) | Event::Use(..) | Event::Thread(..) | Event::Loss(_) => false,
+        Event::Stack(..) | Event::Use(..) | Event::Thread(..) | Event::Mark(_) | Event::Loss(_) => {
+            false
+        }
     }
 }

@@ -87,9 +87,11 @@ impl Process {
         let time = match event {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
-            Event::Stack(..) | Event::Use(..) | Event::Thread(..) | Event::Loss(_) => {
-                return applied;
-            }
+            Event::Stack(..)
+            | Event::Use(..)
+            | Event::Thread(..)
+            | Event::Mark(_)
+            | Event::Loss(_) => return applied,
         };
         self.stale = true;
         if let Some(totals) = self.model.totals() {

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack, StackId,
-    StackKind, Tid, Totals,
+    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack,
+    StackId, StackKind, Tid, Totals,
 };
 use crate::model::snapshot::host::{Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
@@ -57,6 +57,7 @@ fn stack(line: u32) -> Event {
         kind: StackKind::Python,
         frames: vec![frame(line)],
         truncated: false,
+        context: Context::default(),
     };
     Event::Stack(StackId(line), Arc::new(stack))
 }

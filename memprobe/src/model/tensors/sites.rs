@@ -82,7 +82,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::event::{MemoryEvent, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals};
+    use crate::event::{
+        Context, MemoryEvent, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+    };
     use crate::model::snapshot::Target;
     use crate::model::tensors::samples::{BASE, line, training};
 
@@ -110,6 +112,7 @@ mod tests {
             kind: StackKind::Python,
             frames: vec![line("/home/me/train.py", id, "f")],
             truncated: false,
+            context: Context::default(),
         };
         Event::Stack(StackId(id), Arc::new(stack))
     }

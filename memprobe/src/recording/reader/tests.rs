@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Losses, Tgid, Tid, Totals};
+use crate::event::{
+    Address, AtAttach, Beginning, Bytes, Context, DeviceIndex, Losses, Tgid, Tid, Totals,
+};
 use crate::model::snapshot::Target;
 use crate::recording::EndReason;
 use crate::recording::samples::{
@@ -322,13 +324,64 @@ fn any_stack() -> impl Strategy<Value = Stack> {
         function,
         library: None,
     });
-    (kind, prop::collection::vec(frame, 0..40), any::<bool>()).prop_map(
-        |(kind, frames, truncated)| Stack {
+    (
+        kind,
+        prop::collection::vec(frame, 0..40),
+        any::<bool>(),
+        any_context(),
+    )
+        .prop_map(|(kind, frames, truncated, context)| Stack {
             kind,
             frames,
             truncated,
-        },
-    )
+            context,
+        })
+}
+
+/// A context without a node.
+fn any_context() -> impl Strategy<Value = Context> {
+    let module = prop_oneof![
+        Just(Module::Outside),
+        any_text().prop_map(Module::Called),
+        Just(Module::Unknown),
+    ];
+    let grad = prop::sample::select(vec![
+        Grad::Unknown,
+        Grad::Enabled,
+        Grad::Disabled,
+        Grad::Inference,
+    ]);
+    (module, grad).prop_map(|(module, grad)| Context {
+        module,
+        grad,
+        node: None,
+    })
+}
+
+/// A stack, which may be one of a backward pass.
+fn any_stack_with_node() -> impl Strategy<Value = Stack> {
+    let forward = prop::option::of(any_stack().prop_map(Arc::new));
+    let node = (any_text(), forward).prop_map(|(name, forward)| Arc::new(Node { name, forward }));
+    (any_stack(), prop::option::of(node)).prop_map(|(mut stack, node)| {
+        stack.context.node = node;
+        stack
+    })
+}
+
+fn any_mark() -> impl Strategy<Value = Mark> {
+    let begins = prop::sample::select(vec![
+        Beginning::Step,
+        Beginning::ZeroGrad,
+        Beginning::NextBatch,
+    ]);
+    (any::<u64>(), any::<u32>(), begins, any_text()).prop_map(|(time, tid, begins, class)| Mark {
+        time: TimeNs(time),
+        tgid: Tgid(7),
+        tid: Tid(tid),
+        begins,
+        class,
+        stack: StackId(1),
+    })
 }
 
 fn any_memory() -> impl Strategy<Value = MemoryEvent> {
@@ -401,11 +454,12 @@ fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         8 => any_memory().prop_map(Event::Memory),
         1 => (any::<u32>(), any_text()).prop_map(|(tid, name)| Event::Thread(Tid(tid), name)),
         1 => any_at_attach(),
+        1 => any_mark().prop_map(Event::Mark),
         1 => any::<(u64, u64, u64)>().prop_map(|(events, stacks, malformed)| {
             Event::Loss(Losses { events, stacks, malformed })
         }),
     ];
-    let stacks = prop::collection::vec(any_stack(), 3);
+    let stacks = prop::collection::vec(any_stack_with_node(), 3);
     (stacks, prop::collection::vec(event, 0..60)).prop_map(|(stacks, events)| {
         let define = |(id, stack)| Event::Stack(StackId(id), Arc::new(stack));
         (1..).zip(stacks).map(define).chain(events).collect()

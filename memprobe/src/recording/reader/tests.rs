@@ -183,14 +183,14 @@ fn another_kind_of_file_is_refused() {
 
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
-    let file = edited("\"format\":3", "\"format\":4");
+    let file = edited("\"format\":4", "\"format\":5");
     assert!(error(&file).contains("(format 4, this one reads up to 3): update memprobe"));
 }
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in ["\"format\":1", "\"format\":2"] {
-        let (events, error, _) = read(&edited("\"format\":3", earlier));
+    for earlier in ["\"format\":1", "\"format\":2", "\"format\":3"] {
+        let (events, error, _) = read(&edited("\"format\":4", earlier));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());
     }

@@ -4,6 +4,7 @@
 //! I/O, reads a clock or knows an interpreter.
 
 mod context;
+mod names;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,6 +14,7 @@ use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use context::{Beginning, Context, Grad, Mark, Module, Node};
+pub use names::{NamedBlock, Names};
 
 use crate::tensors::DType;
 
@@ -151,6 +153,8 @@ pub enum Event {
     Memory(MemoryEvent),
     /// PyTorch said what the program is about to do.
     Mark(Mark),
+    /// The process's objects were read: what is live is for what they say.
+    Names(Arc<Names>),
     /// The running totals of what was lost, after a loss was noticed.
     Loss(Losses),
 }

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::{Detail, allocators, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
-use crate::pipeline::record::{Recording, Subject};
+use crate::pipeline::record::{Naming, Recording, Subject};
 
 /// Record every allocation of a process to a file, or of many to a directory
 ///
@@ -27,6 +27,7 @@ Examples:
   sudo memprobe record -o run/ --pid 1234 --children
   sudo memprobe record -o cpu.json --cpu -- python train_without_gpu.py
   sudo memprobe record -o trace.json --detail full -- python train.py
+  sudo memprobe record -o trace.json --names --pid 1234 --duration 30s
   memprobe report trace.json")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
 pub struct Record {
@@ -43,6 +44,11 @@ pub struct Record {
     /// copy of the stack too for each block that no tensor is made for
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
+    /// Read the objects of each process once, so that blocks have the names and kinds of their tensors (`layers.0.weight`,
+    /// a parameter): at the second step of an optimizer, or when the recording ends before the process does. The process
+    /// is paused for that, for a fraction of a second
+    #[arg(long)]
+    names: bool,
     /// Record the memory of CPU tensors too; then any PyTorch will do, also without CUDA
     #[arg(long)]
     cpu: bool,
@@ -71,6 +77,11 @@ impl Record {
             subject,
             output: self.output,
             detail: self.detail.into(),
+            naming: if self.names {
+                Naming::Once
+            } else {
+                Naming::Off
+            },
             allocators: allocators(self.cpu),
             duration: self.duration,
             ring_bytes: self.buffer_size,

@@ -23,11 +23,13 @@ use super::json;
 use super::slices::{BLOCK, CPU, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
-    Action, AtAttach, DeviceIndex, Event, Losses, Mark, MemoryEvent, ShapeId, Stack, StackId, Tid,
-    TimeNs, Totals, Use, Uses,
+    Action, AtAttach, DeviceIndex, Event, Losses, Mark, MemoryEvent, Names, ShapeId, Stack,
+    StackId, Tid, TimeNs, Totals, Use, Uses,
 };
 use crate::model::snapshot::Grouping;
-use crate::recording::{AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord};
+use crate::recording::{
+    AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord, NamedRecord,
+};
 
 /// Bytes that are gathered before they are written out.
 const BUFFER: usize = 64 << 10;
@@ -153,6 +155,7 @@ impl<W: Write> TraceWriter<W> {
             Event::AtAttach(found) => self.at_attach(found),
             Event::Memory(event) => self.memory(event),
             Event::Mark(mark) => self.mark(mark),
+            Event::Names(names) => self.names(names),
             Event::Loss(losses) => self.loss(*losses),
         }
         self.drain_when_full()
@@ -268,6 +271,26 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b",\"args\":");
         push_mark(line, mark);
         line.extend_from_slice(b"},\n");
+    }
+
+    /// What each live block is for: a record for each, and an instant that ends them.
+    fn names(&mut self, names: &Names) {
+        for block in &names.blocks {
+            let record = NamedRecord::from(block);
+            self.metadata("memprobe_named", names.tgid.0, |line| {
+                push_record(line, &record)
+            });
+        }
+        self.last = self.last.max(names.time);
+        let line = &mut self.lines;
+        line.extend_from_slice(
+            b"{\"ph\":\"i\",\"s\":\"p\",\"cat\":\"names\",\"name\":\"memprobe read the tensors\"",
+        );
+        push_process(line, names.tgid.0, names.tgid.0);
+        push_ts(line, self.start, names.time);
+        line.extend_from_slice(b",\"args\":{\"blocks\":");
+        json::push_number(line, names.blocks.len() as u64);
+        line.extend_from_slice(b"}},\n");
     }
 
     fn loss(&mut self, losses: Losses) {

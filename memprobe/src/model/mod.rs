@@ -135,7 +135,7 @@ impl Model {
                 Applied::Noted
             }
             // Lines are told apart, neither what was made there (see `shapes`) nor what for (see `why`).
-            Event::Use(..) | Event::Mark(_) => Applied::Noted,
+            Event::Use(..) | Event::Mark(_) | Event::Names(_) => Applied::Noted,
             Event::Thread(tid, name) => {
                 self.names.name(*tid, name, &mut self.budget.refused);
                 Applied::Noted

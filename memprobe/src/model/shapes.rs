@@ -84,7 +84,11 @@ impl ShapeLedger {
             }
             Event::Use(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => self.apply_memory(event, applied),
-            Event::Thread(..) | Event::AtAttach(_) | Event::Mark(_) | Event::Loss(_) => {}
+            Event::Thread(..)
+            | Event::AtAttach(_)
+            | Event::Mark(_)
+            | Event::Names(_)
+            | Event::Loss(_) => {}
         }
     }
 

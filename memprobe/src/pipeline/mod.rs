@@ -12,6 +12,7 @@ mod beginning;
 mod command;
 mod interrupts;
 mod lookout;
+mod naming;
 mod process;
 mod progress;
 mod recorder;

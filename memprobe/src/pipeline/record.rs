@@ -1,7 +1,6 @@
 //! `record`: from the probes to a file.
 
 use std::ffi::OsString;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,6 +10,8 @@ use tokio::time::Instant;
 
 use super::command::Started;
 use super::interrupts::Interrupts;
+pub use super::naming::Naming;
+use super::naming::{NameReader, Passed, Reading};
 use super::process::Origin;
 use super::progress::Progress;
 use super::recorder::{Destination, Recorder};
@@ -44,6 +45,8 @@ pub struct Recording {
     pub output: PathBuf,
     /// How much of each block is told.
     pub detail: Detail,
+    /// Whether the objects of the processes are read, for names.
+    pub naming: Naming,
     /// Whose memory is watched.
     pub allocators: Allocators,
     /// For how long at most.
@@ -104,6 +107,7 @@ impl Recording {
                 watch,
                 root,
                 recorder: Recorder::new(destination),
+                names: NameReader::new(self.naming),
                 progress: Progress::new(self.quiet),
                 duration: self.duration,
                 deadline: None,
@@ -149,12 +153,16 @@ impl Run {
         let Self { session, intake } = self;
         let mut flushed = Instant::now();
         let reason = loop {
-            match wait(session, intake.deadline, interrupts).await {
-                ControlFlow::Continue(()) => {
+            match intake.wait(session, interrupts).await {
+                Woken::Records => {
                     session.drain(|event| intake.take(event))?;
                 }
-                ControlFlow::Break(_) if !intake.recorder.has_attached() => return Ok(None),
-                ControlFlow::Break(reason) => break reason,
+                Woken::Read(reading) => {
+                    session.drain(|event| intake.take(event))?;
+                    intake.place(reading)?;
+                }
+                Woken::End(_) if !intake.recorder.has_attached() => return Ok(None),
+                Woken::End(reason) => break reason,
             }
             if !session.is_watched(intake.root) {
                 break EndReason::TargetExited;
@@ -170,6 +178,7 @@ impl Run {
                 intake.progress.show(intake.recorder.told(session.losses()));
             }
         };
+        intake.read_names(session, reason).await?;
         session.drain_all(|event| intake.take(event))?;
         intake.finish(reason, session.losses())?;
         Ok(Some(reason))
@@ -182,6 +191,7 @@ struct Intake {
     /// The process that was asked for, or the command.
     root: Tgid,
     recorder: Recorder,
+    names: NameReader,
     progress: Progress,
     duration: Option<Duration>,
     deadline: Option<Instant>,
@@ -189,8 +199,77 @@ struct Intake {
     refusal: Option<AttachError>,
 }
 
+/// What a recording goes on with.
+enum Woken {
+    /// There may be records.
+    Records,
+    /// A process was read.
+    Read(Reading),
+    /// It is time to end.
+    End(EndReason),
+}
+
 impl Intake {
+    /// Waits for something to do, or for a reason to end.
+    async fn wait(&mut self, session: &mut HostSession, interrupts: &mut Interrupts) -> Woken {
+        let deadline = self.deadline;
+        let over = async {
+            match deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = interrupts.next() => Woken::End(EndReason::Interrupted),
+            () = over => Woken::End(EndReason::Duration),
+            read = self.names.next() => Woken::Read(read),
+            () = session.wait() => Woken::Records,
+        }
+    }
+
+    /// Reads the processes that go on and have not been read.
+    async fn read_names(&mut self, session: &mut HostSession, reason: EndReason) -> Result<()> {
+        if reason != EndReason::TargetExited {
+            self.names.begin_all(self.recorder.written_to());
+        }
+        while self.names.is_reading() {
+            tokio::select! {
+                read = self.names.next() => {
+                    session.drain(|event| self.take(event))?;
+                    self.place(read)?;
+                }
+                () = session.wait() => {
+                    session.drain(|event| self.take(event))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what was read of a process into its place.
+    fn place(&mut self, reading: Reading) -> Result<()> {
+        let (events, missing) = self.names.place(reading);
+        for event in events {
+            self.take_placed(event)?;
+        }
+        if let Some(missing) = missing {
+            self.progress.say(&missing);
+        }
+        Ok(())
+    }
+
     fn take(&mut self, event: HostEvent) -> Result<()> {
+        match self.names.pass(event) {
+            Passed::Held => Ok(()),
+            Passed::On(event) => self.take_placed(event),
+            Passed::All(events) => events
+                .into_iter()
+                .try_for_each(|event| self.take_placed(event)),
+        }
+    }
+
+    fn take_placed(&mut self, event: HostEvent) -> Result<()> {
         let is_root = event.tgid == self.root;
         match event.item {
             HostItem::Waiting(what) if is_root => {
@@ -240,26 +319,6 @@ impl Intake {
         let told = self.recorder.told(losses);
         self.recorder.say_end(told, reason, &mut self.progress);
         Ok(())
-    }
-}
-
-/// Waits for records, or for a reason to end.
-async fn wait(
-    session: &mut HostSession,
-    deadline: Option<Instant>,
-    interrupts: &mut Interrupts,
-) -> ControlFlow<EndReason> {
-    let over = async {
-        match deadline {
-            Some(deadline) => tokio::time::sleep_until(deadline).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        () = interrupts.next() => ControlFlow::Break(EndReason::Interrupted),
-        () = over => ControlFlow::Break(EndReason::Duration),
-        () = session.wait() => ControlFlow::Continue(()),
     }
 }
 

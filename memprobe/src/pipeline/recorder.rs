@@ -109,6 +109,16 @@ impl Recorder {
         self.has_attached
     }
 
+    /// The processes that have a file and go on.
+    pub(super) fn written_to(&self) -> impl Iterator<Item = Tgid> {
+        let is_written = |recorded: &Recorded| matches!(recorded.output, Output::File(_));
+        let written = self
+            .processes
+            .iter()
+            .filter(move |(_, recorded)| is_written(recorded));
+        written.map(|(tgid, _)| *tgid)
+    }
+
     /// Takes what a session tells.
     ///
     /// # Errors

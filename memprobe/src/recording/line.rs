@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::names::NamedRecord;
 use super::{
     AtAttachRecord, EndRecord, FORMAT, HeaderRecord, MAX_CONTEXT, MAX_DIMENSIONS, MAX_FRAMES,
     MAX_PURPOSE,
@@ -28,6 +29,13 @@ pub(super) enum Record<'a> {
     /// An event, and what it happened for: its number is not known here.
     Memory(MemoryEvent, Option<Use>),
     Mark(MarkRecord<'a>),
+    Named(NamedRecord<'a>),
+    /// The moment of the blocks that were named before, and how many there are.
+    Names {
+        time: TimeNs,
+        tgid: Tgid,
+        blocks: u64,
+    },
     Loss(Losses),
     End(EndRecord),
     /// A header in a later format.
@@ -216,6 +224,11 @@ struct NameArgs<'a> {
 }
 
 #[derive(Deserialize)]
+struct NamesArgs {
+    blocks: u64,
+}
+
+#[derive(Deserialize)]
 struct LossArgs {
     events: u64,
     stacks: u64,
@@ -253,6 +266,11 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
             Ok(Record::AtAttach(found.at(time, Tgid(line.pid))))
         }
         ("i", "mark") => mark(&line, start).map(Record::Mark),
+        ("i", "names") => Ok(Record::Names {
+            time: line_time(&line, start)?,
+            tgid: Tgid(line.pid),
+            blocks: args::<NamesArgs>(&line)?.blocks,
+        }),
         ("i", "loss") => {
             let loss: LossArgs = args(&line)?;
             let LossArgs {
@@ -284,6 +302,7 @@ fn metadata<'a>(line: &Line<'a>) -> Result<Record<'a>, String> {
             stack.check()?;
             Ok(Record::Stack(stack))
         }
+        "memprobe_named" => Ok(Record::Named(args(line)?)),
         "memprobe_end" => Ok(Record::End(args(line)?)),
         "thread_name" => {
             let name: NameArgs = args(line)?;

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::line::{self, FrameRecord, MarkRecord, Record, StackRecord};
+use super::names::Naming;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, Context, Event, Frame, Grad, Mark, MemoryEvent, Module, NoStack, Node, ShapeId, Stack,
-    StackId, StackKind, TimeNs, Use, Uses,
+    Action, Context, Event, Frame, Grad, Mark, MemoryEvent, Module, Names, NoStack, Node, ShapeId,
+    Stack, StackId, StackKind, TimeNs, Use, Uses,
 };
 
 /// Bytes that are asked of the file at once.
@@ -40,6 +41,7 @@ pub struct Reader<R> {
     frames: usize,
     uses: HashMap<Arc<Use>, ShapeId>,
     next_use: ShapeId,
+    naming: Naming,
     /// The event that waits for its definitions to be taken, and those.
     waiting: VecDeque<Event>,
 }
@@ -91,6 +93,7 @@ impl<R: BufRead> Reader<R> {
             frames: 0,
             uses: HashMap::new(),
             next_use: ShapeId::FIRST,
+            naming: Naming::default(),
             waiting: VecDeque::new(),
         };
         reader.read_header()?;
@@ -225,6 +228,16 @@ impl<R: BufRead> Reader<R> {
             Record::AtAttach(found) => Ok(Step::Give(Event::AtAttach(found))),
             Record::Memory(event, is) => Ok(Step::Give(self.memory(event, is))),
             Record::Stack(stack) => self.define_stack(&stack).map(Step::Give),
+            Record::Named(block) => {
+                let strings = &mut self.strings;
+                self.naming.push(&block, |text| intern(strings, text))?;
+                Ok(Step::Skip)
+            }
+            Record::Names { time, tgid, blocks } => {
+                let blocks = self.naming.end(blocks)?;
+                let names = Names { time, tgid, blocks };
+                Ok(Step::Give(Event::Names(Arc::new(names))))
+            }
             Record::Mark(mark) => Ok(Step::Give(self.mark(mark))),
             Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
                 tid,

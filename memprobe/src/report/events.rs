@@ -141,7 +141,7 @@ pub(super) fn write<R: BufRead>(
             Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
             Ok(Event::Use(id, is)) => stacks.uses.define(id, &is),
             Ok(Event::Loss(now)) => losses = now,
-            Ok(Event::Thread(..) | Event::AtAttach(_) | Event::Mark(_)) => {}
+            Ok(Event::Thread(..) | Event::AtAttach(_) | Event::Mark(_) | Event::Names(_)) => {}
             Err(error) => {
                 rows.flush()?;
                 return Err(error.into());

@@ -253,8 +253,11 @@ fn is_of_before(event: &Event) -> bool {
     match event {
         Event::AtAttach(_) => true,
         Event::Memory(event) => event.action == Action::Held,
-        Event::Stack(..) | Event::Use(..) | Event::Thread(..) | Event::Mark(_) | Event::Loss(_) => {
-            false
-        }
+        Event::Stack(..)
+        | Event::Use(..)
+        | Event::Thread(..)
+        | Event::Mark(_)
+        | Event::Names(_)
+        | Event::Loss(_) => false,
     }
 }

@@ -91,6 +91,7 @@ impl Process {
             | Event::Use(..)
             | Event::Thread(..)
             | Event::Mark(_)
+            | Event::Names(_)
             | Event::Loss(_) => return applied,
         };
         self.stale = true;

@@ -7,6 +7,7 @@
 mod diff;
 mod explain;
 mod group;
+mod named;
 mod select;
 mod sites;
 mod sweep;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 pub use diff::{DeviceDiff, Moved, TensorDiff, diff};
 pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
+pub use named::named;
 pub use select::without;
 pub use sites::Sites;
 

@@ -2,13 +2,15 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Address, AtAttach, Beginning, Bytes, Context, DeviceIndex, Losses, Tgid, Tid, Totals,
+    Address, AtAttach, Beginning, Bytes, Context, DeviceIndex, Losses, NamedBlock, Tgid, Tid,
+    Totals,
 };
 use crate::model::snapshot::Target;
 use crate::recording::EndReason;
 use crate::recording::samples::{
     header, late_attach, on_the_cpu, purposes, recording, story, tensors,
 };
+use crate::tensors::Name;
 
 /// Events, error, and whether the end was missing.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -184,7 +186,7 @@ fn another_kind_of_file_is_refused() {
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
     let file = edited("\"format\":4", "\"format\":5");
-    assert!(error(&file).contains("(format 4, this one reads up to 3): update memprobe"));
+    assert!(error(&file).contains("(format 5, this one reads up to 4): update memprobe"));
 }
 
 #[test]
@@ -368,6 +370,35 @@ fn any_stack_with_node() -> impl Strategy<Value = Stack> {
     })
 }
 
+fn any_names() -> impl Strategy<Value = Names> {
+    let kinds = prop::sample::select(crate::tensors::TensorKind::ALL.to_vec());
+    let rules = prop::sample::select(vec![None, Some(Name::BY_CLASS)]);
+    let name = (any_text(), rules).prop_map(|(text, inferred)| Name { text, inferred });
+    let block = (
+        any::<(u64, u64, u8)>(),
+        prop::option::of(kinds),
+        prop::option::of(name),
+        prop::option::of(any_text()),
+        prop::option::of(any_text()),
+    );
+    let block = block.prop_map(
+        |((addr, size, device), kind, name, module, saved_by)| NamedBlock {
+            addr: Address(addr),
+            size: Bytes(size),
+            device: DeviceIndex(device & 15),
+            kind,
+            name,
+            module,
+            saved_by,
+        },
+    );
+    (any::<u64>(), prop::collection::vec(block, 0..5)).prop_map(|(time, blocks)| Names {
+        time: TimeNs(time),
+        tgid: Tgid(7),
+        blocks,
+    })
+}
+
 fn any_mark() -> impl Strategy<Value = Mark> {
     let begins = prop::sample::select(vec![
         Beginning::Step,
@@ -455,6 +486,7 @@ fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         1 => (any::<u32>(), any_text()).prop_map(|(tid, name)| Event::Thread(Tid(tid), name)),
         1 => any_at_attach(),
         1 => any_mark().prop_map(Event::Mark),
+        1 => any_names().prop_map(|names| Event::Names(Arc::new(names))),
         1 => any::<(u64, u64, u64)>().prop_map(|(events, stacks, malformed)| {
             Event::Loss(Losses { events, stacks, malformed })
         }),

@@ -1,0 +1,255 @@
+//! Reads what the objects of recorded processes hold, so that their blocks have names, and puts that into its place
+//! among their events.
+//!
+//! Reading takes a good part of a second, for a fraction of which the process stands still. Its events are held
+//! back meanwhile: those up to that moment go before the names, the others behind them.
+
+use anyhow::Result;
+use hashbrown::{HashMap, HashSet};
+use tokio::sync::mpsc;
+
+use super::session::{HostEvent, HostItem};
+use super::snapshot::{Extent, Manner, taken};
+use crate::event::{Beginning, Event, Mark, Names, Tgid, TimeNs};
+use crate::model::tensors::named;
+
+/// Which step of an optimizer a process is read at: by then its state has been made, and gradients are there.
+const STEP: u32 = 2;
+
+/// The most events of a process that are held back; then its names are given up.
+const MOST: usize = 1 << 20;
+
+/// Whether processes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// They are not.
+    Off,
+    /// Once each: at the second step of an optimizer, otherwise when the recording ends before they do.
+    Once,
+}
+
+/// What becomes of an event.
+pub(super) enum Passed {
+    /// It goes on.
+    On(HostEvent),
+    /// It waits.
+    Held,
+    /// These go on, which waited.
+    All(Vec<HostEvent>),
+}
+
+/// What came of reading a process.
+pub(super) type Reading = (Tgid, Result<Names>);
+
+/// Reads the processes of a recording.
+pub(super) struct NameReader {
+    naming: Naming,
+    steps: HashMap<Tgid, u32>,
+    held: HashMap<Tgid, Vec<HostEvent>>,
+    begun: HashSet<Tgid>,
+    send: mpsc::UnboundedSender<Reading>,
+    read: mpsc::UnboundedReceiver<Reading>,
+}
+
+impl NameReader {
+    /// Nothing is read yet.
+    pub(super) fn new(naming: Naming) -> Self {
+        let (send, read) = mpsc::unbounded_channel();
+        Self {
+            naming,
+            steps: HashMap::new(),
+            held: HashMap::new(),
+            begun: HashSet::new(),
+            send,
+            read,
+        }
+    }
+
+    /// Takes the next of what a session tells; gives what is to be passed on now.
+    pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
+        let tgid = event.tgid;
+        match &event.item {
+            HostItem::Event(Event::Mark(mark)) if self.is_due(mark) => {
+                self.begin(tgid);
+                return Passed::On(event);
+            }
+            HostItem::Event(_) => {}
+            // What was read is of a memory that is no more.
+            HostItem::Ended | HostItem::Executed(_) => {
+                self.steps.remove(&tgid);
+                self.begun.remove(&tgid);
+                let mut held = self.held.remove(&tgid).unwrap_or_default();
+                held.push(event);
+                return Passed::All(held);
+            }
+            _ => return Passed::On(event),
+        }
+        let Some(held) = self.held.get_mut(&tgid) else {
+            return Passed::On(event);
+        };
+        held.push(event);
+        if held.len() < MOST {
+            return Passed::Held;
+        }
+        Passed::All(self.held.remove(&tgid).unwrap_or_default())
+    }
+
+    fn is_due(&mut self, mark: &Mark) -> bool {
+        if self.naming == Naming::Off
+            || mark.begins != Beginning::Step
+            || self.begun.contains(&mark.tgid)
+        {
+            return false;
+        }
+        let steps = self.steps.entry(mark.tgid).or_default();
+        *steps += 1;
+        *steps == STEP
+    }
+
+    /// Begins to read a process.
+    fn begin(&mut self, tgid: Tgid) {
+        if !self.begun.insert(tgid) {
+            return;
+        }
+        self.held.insert(tgid, Vec::new());
+        let send = self.send.clone();
+        tokio::task::spawn_blocking(move || {
+            let taken = taken(tgid, Manner::Paused, Extent::Devices);
+            // Nobody listens where the recording has ended meanwhile.
+            let _ = send.send((tgid, taken.map(|snapshot| named(&snapshot, tgid))));
+        });
+    }
+
+    /// Begins to read those of these processes that were not read yet.
+    pub(super) fn begin_all(&mut self, processes: impl Iterator<Item = Tgid>) {
+        if self.naming == Naming::Off {
+            return;
+        }
+        for tgid in processes {
+            self.begin(tgid);
+        }
+    }
+
+    /// Whether a process is being read.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Waits until a process was read; for ever where none is.
+    pub(super) async fn next(&mut self) -> Reading {
+        match self.read.recv().await {
+            Some(reading) => reading,
+            // It has a sender of its own.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Puts what was read into its place; gives what is to be passed on now, and says in words what is missing. All
+    /// events up to the moment must have been taken.
+    pub(super) fn place(&mut self, (tgid, read): Reading) -> (Vec<HostEvent>, Option<String>) {
+        let Some(held) = self.held.remove(&tgid) else {
+            let why = "its tensors have no names: it ended, or too much happened meanwhile";
+            return (Vec::new(), Some(format!("PID {}: {why}", tgid.0)));
+        };
+        let names = match read {
+            Ok(names) => names,
+            Err(error) => return (held, Some(format!("its tensors have no names: {error:#}"))),
+        };
+        let is_later = |event: &HostEvent| time_of(event).is_some_and(|time| time > names.time);
+        let place = held.iter().position(is_later).unwrap_or(held.len());
+        let mut all = held;
+        let event = HostEvent {
+            tgid,
+            item: HostItem::Event(Event::Names(names.into())),
+        };
+        all.insert(place, event);
+        (all, None)
+    }
+}
+
+/// When it happened, where that is said.
+fn time_of(event: &HostEvent) -> Option<TimeNs> {
+    match &event.item {
+        HostItem::Event(Event::Memory(event)) => Some(event.time),
+        HostItem::Event(Event::Mark(mark)) => Some(mark.time),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{StackId, Tid};
+
+    const TGID: Tgid = Tgid(7);
+
+    fn step(time: u64) -> HostEvent {
+        let mark = Mark {
+            time: TimeNs(time),
+            tgid: TGID,
+            tid: Tid(7),
+            begins: Beginning::Step,
+            class: "Adam".into(),
+            stack: StackId::NONE,
+        };
+        HostEvent {
+            tgid: TGID,
+            item: HostItem::Event(Event::Mark(mark)),
+        }
+    }
+
+    fn read_at(time: u64) -> Reading {
+        let names = Names {
+            time: TimeNs(time),
+            tgid: TGID,
+            blocks: Vec::new(),
+        };
+        (TGID, Ok(names))
+    }
+
+    /// Times of marks, and 0 for names.
+    fn told(events: &[HostEvent]) -> Vec<u64> {
+        let time = |event: &HostEvent| time_of(event).map_or(0, |time| time.0);
+        events.iter().map(time).collect()
+    }
+
+    #[test]
+    fn names_stand_between_what_was_before_and_what_was_after_their_moment() {
+        let mut reader = NameReader::new(Naming::Once);
+        reader.begun.insert(TGID);
+        reader.held.insert(TGID, Vec::new());
+        for time in [10, 20, 30] {
+            assert!(matches!(reader.pass(step(time)), Passed::Held));
+        }
+        let (events, missing) = reader.place(read_at(20));
+        assert_eq!(missing, None);
+        assert_eq!(told(&events), [10, 20, 0, 30]);
+        assert!(matches!(reader.pass(step(40)), Passed::On(_)));
+    }
+
+    #[test]
+    fn what_was_read_of_a_process_that_has_ended_is_left_out() {
+        let mut reader = NameReader::new(Naming::Once);
+        reader.begun.insert(TGID);
+        reader.held.insert(TGID, Vec::new());
+        reader.pass(step(10));
+        let ended = HostEvent {
+            tgid: TGID,
+            item: HostItem::Ended,
+        };
+        let passed = reader.pass(ended);
+        assert!(matches!(passed, Passed::All(events) if events.len() == 2));
+        let (events, missing) = reader.place(read_at(20));
+        assert!(events.is_empty() && missing.is_some());
+    }
+
+    #[test]
+    fn without_being_asked_nothing_is_read() {
+        let mut reader = NameReader::new(Naming::Off);
+        for time in 0..9 {
+            assert!(matches!(reader.pass(step(time)), Passed::On(_)));
+        }
+        reader.begin_all([TGID].into_iter());
+        assert!(!reader.is_reading());
+    }
+}

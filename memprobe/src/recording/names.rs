@@ -1,0 +1,106 @@
+//! What each live block was for at one moment, block by block.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::MAX_CONTEXT;
+use crate::event::{Address, Bytes, DeviceIndex, NamedBlock};
+use crate::tensors::{Name, TensorKind};
+
+/// The most blocks of one moment.
+const MOST: usize = 1 << 22;
+
+/// A block as it is written.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct NamedRecord<'a> {
+    addr: u64,
+    size: u64,
+    device: DeviceIndex,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    inferred: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    module: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    saved_by: Option<Cow<'a, str>>,
+}
+
+impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
+    fn from(block: &'a NamedBlock) -> Self {
+        let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
+        Self {
+            addr: block.addr.0,
+            size: block.size.0,
+            device: block.device,
+            kind: block.kind.map(|kind| kind.as_str().into()),
+            name: block.name.as_ref().map(|name| clipped(&name.text)),
+            inferred: (block.name.as_ref())
+                .and_then(|name| name.inferred)
+                .map(Cow::Borrowed),
+            module: text(&block.module),
+            saved_by: text(&block.saved_by),
+        }
+    }
+}
+
+/// As much of a text as a recording may have.
+fn clipped(text: &str) -> Cow<'_, str> {
+    let mut end = text.len().min(MAX_CONTEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].into()
+}
+
+/// Blocks that wait for the moment that they belong to.
+#[derive(Default)]
+pub(super) struct Naming(Vec<NamedBlock>);
+
+impl Naming {
+    /// Takes a block; the error says what is wrong, in a few words.
+    pub(super) fn push(
+        &mut self,
+        record: &NamedRecord<'_>,
+        mut intern: impl FnMut(&str) -> Arc<str>,
+    ) -> Result<(), String> {
+        if self.0.len() >= MOST {
+            return Err(format!("more than {MOST} blocks of one moment"));
+        }
+        let texts = [&record.name, &record.module, &record.saved_by];
+        let texts = texts.map(Option::as_deref);
+        if let Some(long) = texts.iter().flatten().find(|text| text.len() > MAX_CONTEXT) {
+            return Err(format!("a name of {} bytes", long.len()));
+        }
+        let kind = record.kind.as_deref();
+        let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
+        let [name, module, saved_by] = texts.map(|text| text.map(&mut intern));
+        self.0.push(NamedBlock {
+            addr: Address(record.addr),
+            size: Bytes(record.size),
+            device: record.device,
+            kind: known.transpose()?,
+            name: name.map(|text| Name {
+                text,
+                inferred: record.inferred.as_deref().map(Name::rule),
+            }),
+            module,
+            saved_by,
+        });
+        Ok(())
+    }
+
+    /// Those of the moment that is told now, which says how many there are.
+    pub(super) fn end(&mut self, told: u64) -> Result<Vec<NamedBlock>, String> {
+        let blocks = std::mem::take(&mut self.0);
+        if blocks.len() as u64 == told {
+            return Ok(blocks);
+        }
+        let here = blocks.len();
+        Err(format!("{told} blocks were named, but {here} are there"))
+    }
+}

@@ -45,6 +45,12 @@ pub mod record {
     /// [`super::BlockStackRecord`]: as [`BLOCK`] for a block that is handed out for no tensor, with a piece of
     /// the thread's stack.
     pub const BLOCK_WITH_STACK: u8 = 10;
+    /// [`super::NodeMadeRecord`]: an operation of the forward pass made a node of autograd's graph.
+    pub const NODE_MADE: u8 = 11;
+    /// [`super::NodeEnteredRecord`]: what a thread's memory records name by [`super::MemoryRecord::node`].
+    pub const NODE_ENTERED: u8 = 12;
+    /// [`super::MarkRecord`]: PyTorch said what the program is about to do.
+    pub const MARK: u8 = 13;
     /// [`super::ProcessRecord`]: a watched process made another (`fork`, `vfork`, `clone`), which is
     /// watched from its first instruction on.
     pub const FORKED: u8 = 32;
@@ -327,8 +333,9 @@ pub struct MemoryRecord {
     pub tid: u32,
     /// Process, in the initial PID namespace.
     pub tgid: u32,
-    /// Zero.
-    pub pad2: u32,
+    /// What autograd's engine was evaluating on this thread: the number by which the last [`NodeEnteredRecord`] of
+    /// the thread told it; 0 where it evaluated nothing, or that is not known.
+    pub node: u32,
     /// `bpf_ktime_get_ns`.
     pub time_ns: u64,
     /// Block or segment.
@@ -341,6 +348,86 @@ pub struct MemoryRecord {
     pub reserved: u64,
     /// Hash of the Python stack, or what [`stack_state`] says.
     pub stack: u64,
+}
+
+/// A node of autograd's graph that the operation which is running made.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeMadeRecord {
+    /// [`record::NODE_MADE`].
+    pub kind: u8,
+    /// One of [`stack_state`].
+    pub stack_state: u8,
+    /// Zero.
+    pub pad: u16,
+    /// Thread, in the initial PID namespace.
+    pub tid: u32,
+    /// Process, in the initial PID namespace.
+    pub tgid: u32,
+    /// Zero.
+    pub pad2: u32,
+    /// The `torch::autograd::Node`.
+    pub node: u64,
+    /// By which it is known again: a later node at the same address has another.
+    pub identity: u64,
+    /// Hash of the Python stack, or what [`stack_state`] says.
+    pub stack: u64,
+}
+
+/// Where a `torch::autograd::PyNode` keeps the Python object of its `torch.autograd.Function`: bytes into the node, from
+/// PyTorch 2.13 on and before (torch/csrc/autograd/python_function.h).
+pub const PYTHON_OBJECTS: [u64; 2] = [0x70, 0x1d8];
+
+/// A node that autograd's engine evaluates, told with the first memory record of the thread in which it does.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeEnteredRecord {
+    /// [`record::NODE_ENTERED`].
+    pub kind: u8,
+    /// Zero.
+    pub pad: [u8; 3],
+    /// Thread, in the initial PID namespace.
+    pub tid: u32,
+    /// Process, in the initial PID namespace.
+    pub tgid: u32,
+    /// What [`MemoryRecord::node`] will name it by.
+    pub number: u32,
+    /// The `torch::autograd::Node`.
+    pub node: u64,
+    /// As [`NodeMadeRecord::identity`].
+    pub identity: u64,
+    /// The virtual table of its class.
+    pub table: u64,
+    /// If it is a `PyNode`, the type of its Python object is one of these: what lies at
+    /// [`PYTHON_OBJECTS`] leads to them. 0 where nothing does.
+    pub python_types: [u64; 2],
+}
+
+/// Bytes of the longest name of a mark, with the zero byte at its end.
+pub const MARK_NAME: usize = 96;
+
+/// What PyTorch calls something that it is about to do (`record_function`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarkRecord {
+    /// [`record::MARK`].
+    pub kind: u8,
+    /// One of [`stack_state`].
+    pub stack_state: u8,
+    /// Zero.
+    pub pad: u16,
+    /// Thread, in the initial PID namespace.
+    pub tid: u32,
+    /// Process, in the initial PID namespace.
+    pub tgid: u32,
+    /// Zero.
+    pub pad2: u32,
+    /// `bpf_ktime_get_ns`.
+    pub time_ns: u64,
+    /// Hash of the Python stack, or what [`stack_state`] says.
+    pub stack: u64,
+    /// The name, up to its zero byte.
+    pub name: [u8; MARK_NAME],
 }
 
 /// The most dimensions of a tensor whose sizes are told.
@@ -610,8 +697,8 @@ pub struct ThreadLocal {
 pub mod counter {
     /// Memory records for which the ring buffer had no room.
     pub const EVENTS_LOST: u32 = 0;
-    /// Stack records, and those of who waits in `backward()`, for which the ring buffer had no
-    /// room.
+    /// Stack records, and those of who waits in `backward()`, of autograd's nodes and of marks, for which the
+    /// ring buffer had no room.
     pub const STACKS_LOST: u32 = 1;
     /// Records of the life of processes for which the ring buffer had no room.
     pub const PROCESSES_LOST: u32 = 2;
@@ -625,6 +712,9 @@ pub mod counter {
 
 const _: () = {
     assert!(size_of::<MemoryRecord>() == 64);
+    assert!(size_of::<NodeMadeRecord>() == 40);
+    assert!(size_of::<NodeEnteredRecord>() == 56);
+    assert!(size_of::<MarkRecord>() == 32 + MARK_NAME);
     assert!(size_of::<ShapeRecord>() == 80);
     assert!(size_of::<ShapedRecord>() == 144);
     assert!(size_of::<StackHead>() == 16);

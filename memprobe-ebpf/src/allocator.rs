@@ -9,6 +9,7 @@ use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, process_flag, record};
 
 use crate::lifecycle::watched;
+use crate::nodes::current_node;
 use crate::python::{Walked, room, walk_in};
 use crate::ring::send;
 use crate::shape::{has_shape, send_with_shape};
@@ -37,12 +38,14 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
     } else {
         (None, Walked::NONE)
     };
+    let node = current_node(process, caller, room, stack_pointer);
     let record = MemoryRecord {
         kind: record::BLOCK,
         device: (device >> 8) as u8,
         stack_state: stack.state,
         tid: caller.tid,
         tgid: caller.tgid,
+        node,
         // SAFETY: takes no arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         addr: ctx.arg::<u64>(0).unwrap_or(0),
@@ -79,13 +82,16 @@ pub fn report_out_of_memory(ctx: ProbeContext) -> u32 {
     };
     let room = room(process, caller);
     // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk_in(room, process, caller, unsafe { (*ctx.regs).rsp });
+    let stack_pointer = unsafe { (*ctx.regs).rsp };
+    let stack = walk_in(room, process, caller, stack_pointer);
+    let node = current_node(process, caller, room, stack_pointer);
     let record = MemoryRecord {
         kind: record::OUT_OF_MEMORY,
         device: (device >> 8) as u8,
         stack_state: stack.state,
         tid: caller.tid,
         tgid: caller.tgid,
+        node,
         // SAFETY: takes no arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         size: ctx.arg::<u64>(0).unwrap_or(0) as i64,

@@ -9,6 +9,7 @@ use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{DEVICE_TYPE_CPU, DEVICE_UNKNOWN, MemoryRecord, process_flag, record};
 
 use crate::lifecycle::watched;
+use crate::nodes::current_node;
 use crate::python::{room, walk_in};
 use crate::ring::send;
 use crate::shape::send_with_shape;
@@ -30,13 +31,16 @@ pub fn cpu_new(ctx: ProbeContext) -> u32 {
     }
     let room = room(process, caller);
     // SAFETY: the context of a uprobe holds the registers.
-    let stack = walk_in(room, process, caller, unsafe { (*ctx.regs).rsp });
+    let stack_pointer = unsafe { (*ctx.regs).rsp };
+    let stack = walk_in(room, process, caller, stack_pointer);
+    let node = current_node(process, caller, room, stack_pointer);
     let record = MemoryRecord {
         kind: record::CPU_BLOCK,
         device: DEVICE_UNKNOWN,
         stack_state: stack.state,
         tid: caller.tid,
         tgid: caller.tgid,
+        node,
         // SAFETY: takes no arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         addr: ctx.arg::<u64>(1).unwrap_or(0),

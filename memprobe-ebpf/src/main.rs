@@ -14,6 +14,8 @@ mod cpu;
 mod cuda;
 mod lifecycle;
 mod maps;
+mod mark;
+mod nodes;
 mod python;
 mod ring;
 mod shape;

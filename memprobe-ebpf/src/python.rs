@@ -314,7 +314,7 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One step of a 64-bit multiplicative hash.
 #[inline(always)]
-fn mix(hash: u64, word: u64) -> u64 {
+pub fn mix(hash: u64, word: u64) -> u64 {
     let product = (hash ^ word).wrapping_mul(FACTOR);
     product ^ (product >> 29)
 }

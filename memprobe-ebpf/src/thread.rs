@@ -4,6 +4,7 @@ use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use memprobe_common::{FRAME_HEADER, ShapeRecord, StackRecord, counter};
 
 use crate::maps::{NEW_THREAD, THREADS};
+use crate::nodes::Nodes;
 use crate::ring::count;
 
 /// Bytes of one window into the target's memory. Up to this size a read costs the same whatever
@@ -29,6 +30,8 @@ pub struct Thread {
     pub shape: ShapeRecord,
     /// Where it keeps the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
+    /// The nodes of autograd's graph that it evaluates.
+    pub nodes: Nodes,
     /// The address that the first window was read from, or `NO_WINDOW`.
     pub data_window: u64,
     /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, allocators, parse_buffer_size};
+use super::{Detail, allocators, graph, parse_buffer_size};
 use crate::event::Tgid;
 use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
@@ -34,6 +34,10 @@ pub struct Attach {
     /// without CUDA
     #[arg(long, conflicts_with = "children")]
     cpu: bool,
+    /// Do not lead the memory of backward passes back to the lines of the forward pass; saves the process two traps for each
+    /// operation of autograd
+    #[arg(long, conflicts_with = "children")]
+    no_graph: bool,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -53,6 +57,7 @@ impl Attach {
             tgid: Tgid(self.pid),
             detail: Detail::Lines.into(),
             allocators: allocators(self.cpu),
+            graph: graph(self.no_graph),
             ring_bytes: self.buffer_size,
         }
         .run()

@@ -99,6 +99,15 @@ fn allocators(cpu: bool) -> pipeline::Allocators {
     }
 }
 
+/// Whether backward passes are led back to the forward pass.
+fn graph(ignored: bool) -> pipeline::Graph {
+    if ignored {
+        pipeline::Graph::Ignored
+    } else {
+        pipeline::Graph::Followed
+    }
+}
+
 /// Parses a duration: `30s`, `5m`, `1h 30m`, or a plain number of seconds.
 fn parse_duration(text: &str) -> Result<std::time::Duration, String> {
     if let Ok(seconds) = text.parse::<f64>() {

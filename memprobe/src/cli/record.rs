@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, allocators, parse_buffer_size, parse_duration};
+use super::{Detail, allocators, graph, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::record::{Naming, Recording, Subject};
 
@@ -52,6 +52,10 @@ pub struct Record {
     /// Record the memory of CPU tensors too; then any PyTorch will do, also without CUDA
     #[arg(long)]
     cpu: bool,
+    /// Do not lead the memory of backward passes back to the lines of the forward pass; saves the process two traps for each
+    /// operation of autograd
+    #[arg(long)]
+    no_graph: bool,
     /// Stop after this long, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
@@ -83,6 +87,7 @@ impl Record {
                 Naming::Off
             },
             allocators: allocators(self.cpu),
+            graph: graph(self.no_graph),
             duration: self.duration,
             ring_bytes: self.buffer_size,
             quiet: self.quiet,

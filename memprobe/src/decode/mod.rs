@@ -3,8 +3,9 @@
 use std::mem::offset_of;
 
 use memprobe_common::{
-    BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MAX_WALKED, MemoryRecord, ProcessRecord,
-    STACK_COPY, ShapeRecord, StackHead, Stretch, ThreadStack, record,
+    BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MARK_NAME, MAX_WALKED, MarkRecord,
+    MemoryRecord, NodeEnteredRecord, NodeMadeRecord, ProcessRecord, STACK_COPY, ShapeRecord,
+    StackHead, Stretch, ThreadStack, record,
 };
 
 use crate::event::Tgid;
@@ -20,6 +21,12 @@ pub enum Record {
     Stack(StackHead, Vec<FrameRecord>),
     /// A code object of a sent stack was freed.
     CodeFreed(Box<FreedCode>),
+    /// A node of autograd's graph was made.
+    NodeMade(NodeMadeRecord),
+    /// A node of autograd's graph is evaluated.
+    NodeEntered(NodeEnteredRecord),
+    /// PyTorch said what the program is about to do.
+    Mark(Box<MarkRecord>),
     /// Something in the life of a process.
     Process(ProcessStep, ProcessRecord),
 }
@@ -32,6 +39,9 @@ impl Record {
             Self::Cuda(call, _) => call.tgid,
             Self::Stack(head, _) => head.tgid,
             Self::CodeFreed(freed) => freed.tgid,
+            Self::NodeMade(node) => node.tgid,
+            Self::NodeEntered(node) => node.tgid,
+            Self::Mark(mark) => mark.tgid,
             Self::Process(_, process) => process.tgid,
         })
     }
@@ -119,6 +129,9 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::CUDA_CALL => return decode_call(bytes),
         record::CUDA_CALL_WITH_STACK => return decode_call_with_stack(bytes),
         record::STACK => return decode_stack(bytes),
+        record::NODE_MADE => return decode_node_made(bytes),
+        record::NODE_ENTERED => return decode_node_entered(bytes),
+        record::MARK => return decode_mark(bytes),
         record::CODE_FREED => return decode_freed(bytes),
         record::FORKED => return decode_process(ProcessStep::Forked, bytes),
         record::EXECUTED => return decode_process(ProcessStep::Executed, bytes),
@@ -177,7 +190,7 @@ fn decode_memory(bytes: &[u8]) -> Result<MemoryRecord, Malformed> {
         pad: 0,
         tid: word32(bytes, 4),
         tgid: word32(bytes, 8),
-        pad2: 0,
+        node: word32(bytes, 12),
         time_ns: word64(bytes, 16),
         addr: word64(bytes, 24),
         size: word64(bytes, 32).cast_signed(),
@@ -238,6 +251,56 @@ fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
         second_out: word64(bytes, offset_of!(CudaRecord, second_out)),
         stack: word64(bytes, offset_of!(CudaRecord, stack)),
     }
+}
+
+/// Decodes the 40 bytes of a node that was made.
+fn decode_node_made(bytes: &[u8]) -> Result<Record, Malformed> {
+    let bytes: &[u8; size_of::<NodeMadeRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    Ok(Record::NodeMade(NodeMadeRecord {
+        kind: bytes[0],
+        stack_state: bytes[1],
+        pad: 0,
+        tid: word32(bytes, 4),
+        tgid: word32(bytes, 8),
+        pad2: 0,
+        node: word64(bytes, 16),
+        identity: word64(bytes, 24),
+        stack: word64(bytes, 32),
+    }))
+}
+
+/// Decodes the 56 bytes of a node that is evaluated.
+fn decode_node_entered(bytes: &[u8]) -> Result<Record, Malformed> {
+    let bytes: &[u8; size_of::<NodeEnteredRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    Ok(Record::NodeEntered(NodeEnteredRecord {
+        kind: bytes[0],
+        pad: [0; 3],
+        tid: word32(bytes, 4),
+        tgid: word32(bytes, 8),
+        number: word32(bytes, 12),
+        node: word64(bytes, 16),
+        identity: word64(bytes, 24),
+        table: word64(bytes, 32),
+        python_types: words(bytes, 40),
+    }))
+}
+
+/// Decodes the 128 bytes of a mark.
+fn decode_mark(bytes: &[u8]) -> Result<Record, Malformed> {
+    let bytes: &[u8; size_of::<MarkRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
+    let mut name = [0; MARK_NAME];
+    name.copy_from_slice(&bytes[offset_of!(MarkRecord, name)..]);
+    Ok(Record::Mark(Box::new(MarkRecord {
+        kind: bytes[0],
+        stack_state: bytes[1],
+        pad: 0,
+        tid: word32(bytes, 4),
+        tgid: word32(bytes, 8),
+        pad2: 0,
+        time_ns: word64(bytes, 16),
+        stack: word64(bytes, 24),
+        name,
+    })))
 }
 
 /// Decodes the 24 bytes of a process record.

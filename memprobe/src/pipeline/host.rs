@@ -17,7 +17,7 @@ use crate::model::snapshot::host::{
 };
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail};
+use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::target::census::Found;
@@ -81,6 +81,7 @@ impl Watching {
                 // The table says of each process what it holds, not what for.
                 detail: Detail::Lines,
                 allocators: Allocators::Cuda,
+                graph: Graph::Ignored,
             },
             ring_bytes,
         )?;

@@ -16,7 +16,7 @@ use super::tensor_reader::TensorReader;
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::snapshot::{Grouping, Snapshot, TargetState};
-use crate::probe::catalog::{Allocators, Detail};
+use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -33,6 +33,8 @@ pub struct Live {
     pub detail: Detail,
     /// Whose memory is watched.
     pub allocators: Allocators,
+    /// Whether backward passes are led back to the forward pass.
+    pub graph: Graph,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
@@ -63,6 +65,7 @@ impl Live {
             watch: Watch::One,
             detail: self.detail,
             allocators: self.allocators,
+            graph: self.graph,
         }
     }
 

@@ -21,7 +21,7 @@ mod source;
 mod tensor_reader;
 
 use crate::event::TimeNs;
-pub use crate::probe::catalog::{Allocators, Detail};
+pub use crate::probe::catalog::{Allocators, Detail, Graph};
 
 /// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 fn now() -> TimeNs {

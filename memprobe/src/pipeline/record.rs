@@ -18,7 +18,7 @@ use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail};
+use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -49,6 +49,8 @@ pub struct Recording {
     pub naming: Naming,
     /// Whose memory is watched.
     pub allocators: Allocators,
+    /// Whether backward passes are led back to the forward pass.
+    pub graph: Graph,
     /// For how long at most.
     pub duration: Option<Duration>,
     /// Bytes of the ring buffer.
@@ -83,6 +85,7 @@ impl Recording {
                 watch,
                 detail: self.detail,
                 allocators: self.allocators,
+                graph: self.graph,
             },
             self.ring_bytes,
         )?;

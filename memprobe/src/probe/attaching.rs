@@ -472,7 +472,7 @@ impl Attaching {
 fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
     PROBES
         .iter()
-        .filter(move |probe| probe.is_wanted(wanted.detail, wanted.allocators))
+        .filter(move |probe| probe.is_wanted(wanted.detail, wanted.allocators, wanted.graph))
 }
 
 /// Whether a library is mapped that is probed.

@@ -31,12 +31,14 @@ pub struct Probe {
     pub detail: Detail,
     /// Whose memory it is for.
     pub allocators: Allocators,
+    /// Whether it is for autograd's graph alone.
+    pub graph: Graph,
 }
 
 impl Probe {
     /// Whether it is attached where so much is asked for.
-    pub fn is_wanted(&self, detail: Detail, allocators: Allocators) -> bool {
-        self.detail <= detail && self.allocators <= allocators
+    pub fn is_wanted(&self, detail: Detail, allocators: Allocators, graph: Graph) -> bool {
+        self.detail <= detail && self.allocators <= allocators && self.graph <= graph
     }
 }
 
@@ -73,6 +75,16 @@ pub enum Allocators {
     CudaAndCpu,
 }
 
+/// Whether backward passes are led back to the forward pass. It costs the target a trap for each operation that makes a
+/// node of autograd's graph, and one when the node is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Graph {
+    /// They are not.
+    Ignored,
+    /// They are.
+    Followed,
+}
+
 /// What is left where the caching allocator cannot be heard.
 pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
                                   what it gets from CUDA";
@@ -97,6 +109,7 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
         cookie: None,
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
         need: Need::Optional(WITHOUT_BLOCKS),
     });
     tracepoints.collect()
@@ -125,6 +138,9 @@ pub const CURRENT_GRAPH_TASK: &[ThreadLocalName] = &[
 pub const EMPTY: &str = "at::detail::empty_generic";
 /// As [`EMPTY`], with strides.
 pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
+
+/// What is left without the probes on autograd's graph.
+const WITHOUT_GRAPH: &str = "memory of backward passes is not led back to the forward pass";
 
 /// What is left without [`EMPTY`] or [`EMPTY_STRIDED`].
 const WITHOUT_SHAPES: &str = "tensors that it makes have no shape";
@@ -158,12 +174,13 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         need: Need::WhereItIs,
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
     }
 }
 
 /// The probes on PyTorch. Symbols and registers are those of the x86-64 wheels of PyTorch 2.0 to
 /// 2.15.
-const PYTORCH: [Probe; 7] = [
+const PYTORCH: [Probe; 10] = [
     Probe {
         function: "c10::reportOutOfMemoryToProfiler",
         library: "libc10.so",
@@ -175,6 +192,7 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Optional("out-of-memory errors are not seen"),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -191,6 +209,54 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Optional("memory of backward passes has no line"),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
+    },
+    Probe {
+        function: "torch::autograd::profiler::record_function_enter_new",
+        library: TORCH_CPU,
+        symbols: &[
+            // From 2.7 on.
+            "_ZN5torch8autograd8profiler25record_function_enter_newERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERKSt8optionalIS7_E",
+            // From 2.2 on.
+            "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKSt8optionalISsE",
+            "_ZN5torch8autograd8profiler25record_function_enter_newERKSsRKN3c108optionalISsEE",
+        ],
+        entry: "record_function_enter",
+        returns: None,
+        reads: &[Register::RSI, Register::RSP],
+        cookie: None,
+        need: Need::Optional("steps of optimizers and batches of data loaders are not seen"),
+        detail: Detail::Lines,
+        allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
+    },
+    Probe {
+        function: "torch::autograd::Engine::evaluate_function",
+        library: TORCH_CPU,
+        symbols: &[
+            "_ZN5torch8autograd6Engine17evaluate_functionERSt10shared_ptrINS0_9GraphTaskEEPNS0_4NodeERNS0_11InputBufferERKS2_INS0_10ReadyQueueEE",
+        ],
+        entry: "evaluate_function",
+        returns: None,
+        reads: &[Register::RSI, Register::RDX, Register::RSP],
+        cookie: None,
+        need: Need::Optional(WITHOUT_GRAPH),
+        detail: Detail::Lines,
+        allocators: Allocators::Cuda,
+        graph: Graph::Followed,
+    },
+    Probe {
+        function: "torch::autograd::impl::set_gradient_edge",
+        library: TORCH_CPU,
+        symbols: &["_ZN5torch8autograd4impl17set_gradient_edgeERKN2at6TensorENS0_4EdgeE"],
+        entry: "set_gradient_edge",
+        returns: None,
+        reads: &[Register::RSI, Register::RSP],
+        cookie: None,
+        need: Need::Optional(WITHOUT_GRAPH),
+        detail: Detail::Lines,
+        allocators: Allocators::Cuda,
+        graph: Graph::Followed,
     },
     Probe {
         function: EMPTY,
@@ -207,6 +273,7 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
     },
     Probe {
         function: EMPTY_STRIDED,
@@ -222,6 +289,7 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
     },
     Probe {
         function: "c10::ProfiledCPUMemoryReporter::Delete",
@@ -234,6 +302,7 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Optional(WITHOUT_CPU),
         detail: Detail::Lines,
         allocators: Allocators::CudaAndCpu,
+        graph: Graph::Ignored,
     },
     Probe {
         function: "c10::ProfiledCPUMemoryReporter::New",
@@ -246,6 +315,7 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Optional(WITHOUT_CPU),
         detail: Detail::Lines,
         allocators: Allocators::CudaAndCpu,
+        graph: Graph::Ignored,
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
@@ -267,6 +337,7 @@ const PYTORCH: [Probe; 7] = [
         need: Need::Allocator,
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
+        graph: Graph::Ignored,
     },
 ];
 
@@ -283,6 +354,7 @@ pub const CODE_FREED: Probe = Probe {
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
     detail: Detail::Lines,
     allocators: Allocators::Cuda,
+    graph: Graph::Ignored,
 };
 
 /// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
@@ -299,6 +371,7 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     need: Need::Optional("libraries that are loaded later are found by looking now and then"),
     detail: Detail::Lines,
     allocators: Allocators::Cuda,
+    graph: Graph::Ignored,
 };
 
 /// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its

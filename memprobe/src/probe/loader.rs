@@ -13,7 +13,7 @@ use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
-use super::catalog::{Allocators, Detail};
+use super::catalog::{Allocators, Detail, Graph};
 use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
@@ -54,6 +54,8 @@ pub struct Wanted {
     pub detail: Detail,
     /// Whose memory.
     pub allocators: Allocators,
+    /// Whether backward passes are led back to the forward pass.
+    pub graph: Graph,
 }
 
 /// Which processes the programs let through.

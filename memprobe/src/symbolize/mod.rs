@@ -4,7 +4,9 @@
 mod cpu;
 mod cuda;
 mod demangle;
+mod marks;
 mod native;
+mod nodes;
 mod purpose;
 mod segments;
 mod shapes;
@@ -18,18 +20,22 @@ use std::fs;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{CudaRecord, DEVICE_UNKNOWN, MemoryRecord, stack_state};
+use memprobe_common::{
+    CudaRecord, DEVICE_UNKNOWN, MarkRecord, MemoryRecord, NodeEnteredRecord, NodeMadeRecord,
+    stack_state,
+};
 
 use crate::decode::{MemoryKind, Reason, Record, StackCopy};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, ShapeId, StackId,
-    Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, Mark, MemoryEvent, NoStack, ShapeId,
+    StackId, Tgid, Tid, TimeNs, Totals,
 };
 use crate::target::memory::ReadMemory;
 
 use cpu::CpuBooks;
 use cuda::{Call, Cuda, Owner};
 use native::{NativeCode, Unwound};
+use nodes::Nodes;
 use segments::Segments;
 use shapes::Shapes;
 use stacks::{Interned, Pending, Stacks};
@@ -46,6 +52,7 @@ pub struct Symbolizer<M> {
     cpu: CpuBooks,
     waiters: Waiters,
     graph_tasks: GraphTasks,
+    nodes: Nodes,
     names: HashMap<Tid, Arc<str>>,
     native: NativeCode,
     cuda: Cuda,
@@ -63,6 +70,10 @@ enum Queued {
     Memory(MemoryKind, MemoryRecord, Reason),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
+    NodeMade(NodeMadeRecord),
+    /// With what it is called.
+    NodeEntered(NodeEnteredRecord, Arc<str>),
+    Mark(Box<MarkRecord>),
 }
 
 /// Where native code called into CUDA.
@@ -116,6 +127,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             cpu: CpuBooks::new(tgid, past),
             waiters: Waiters::default(),
             graph_tasks: GraphTasks::default(),
+            nodes: Nodes::default(),
             names: HashMap::new(),
             ready: Segments::default(),
             queue: VecDeque::new(),
@@ -143,11 +155,28 @@ impl<M: ReadMemory> Symbolizer<M> {
             Record::CodeFreed(freed) if freed.tgid == self.tgid.0 => {
                 let pending = self.queue.iter_mut().filter_map(|queued| match queued {
                     Queued::Stack(pending) => Some(pending),
-                    Queued::Memory(..) | Queued::Cuda(..) => None,
+                    Queued::Memory(..)
+                    | Queued::Cuda(..)
+                    | Queued::NodeMade(_)
+                    | Queued::NodeEntered(..)
+                    | Queued::Mark(_) => None,
                 });
                 self.stacks.freed(&freed, pending);
             }
-            Record::Memory(..)
+            Record::NodeMade(node) if node.tgid == self.tgid.0 => {
+                self.queue.push_back(Queued::NodeMade(node));
+            }
+            Record::NodeEntered(node) if node.tgid == self.tgid.0 => {
+                let name = self.nodes.name(self.stacks.memory(), &node);
+                self.queue.push_back(Queued::NodeEntered(node, name));
+            }
+            Record::Mark(mark) if mark.tgid == self.tgid.0 => {
+                self.queue.push_back(Queued::Mark(mark));
+            }
+            Record::NodeMade(_)
+            | Record::NodeEntered(_)
+            | Record::Mark(_)
+            | Record::Memory(..)
             | Record::Cuda(..)
             | Record::Stack(..)
             | Record::CodeFreed(_)
@@ -208,6 +237,13 @@ impl<M: ReadMemory> Symbolizer<M> {
                     };
                     self.push_call(&call, called);
                 }
+                Queued::NodeMade(node) => {
+                    let tid = Tid(node.tid);
+                    let forward = self.stack_of(tid, node.stack_state, node.stack);
+                    self.nodes.make(&node, forward);
+                }
+                Queued::NodeEntered(node, name) => self.nodes.enter(&node, name),
+                Queued::Mark(mark) => self.push_mark(&mark),
                 Queued::Stack(pending) => {
                     if let Some((id, stack)) = self.stacks.define(pending) {
                         self.ready.push(Event::Stack(id, stack));
@@ -267,10 +303,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             MemoryKind::Block => Action::Alloc,
             MemoryKind::OutOfMemory => Action::OutOfMemory,
         };
-        let stack = self.stack_of(tid, record.stack_state, record.stack);
-        if record.stack_state == stack_state::PYTHON {
-            self.waiters.seen(tid, stack);
-        }
+        let stack = self.stack_of_memory(record);
         let shape = match action {
             Action::Free => ShapeId::NONE,
             _ => self.use_of(record, reason),
@@ -296,10 +329,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// An event of the CPU allocator. It is none of the caching allocator's, whose events tell of segments.
     fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
         let tid = Tid(record.tid);
-        let stack = self.stack_of(tid, record.stack_state, record.stack);
-        if record.stack_state == stack_state::PYTHON {
-            self.waiters.seen(tid, stack);
-        }
+        let stack = self.stack_of_memory(record);
         let time = TimeNs(record.time_ns);
         if let Some(beginning) = self.cpu.begin(time) {
             self.ready.pass(Event::AtAttach(beginning));
@@ -398,6 +428,39 @@ impl<M: ReadMemory> Symbolizer<M> {
             }
         };
         self.defined(interned)
+    }
+
+    /// What PyTorch said that the program is about to do.
+    fn push_mark(&mut self, record: &MarkRecord) {
+        let Some((begins, class)) = marks::parse(&record.name) else {
+            return;
+        };
+        let tid = Tid(record.tid);
+        let stack = self.stack_of(tid, record.stack_state, record.stack);
+        self.ready.push(Event::Mark(Mark {
+            time: TimeNs(record.time_ns),
+            tgid: self.tgid,
+            tid,
+            begins,
+            class: class.into(),
+            stack,
+        }));
+    }
+
+    /// The stack of an allocator's event, with the node that its thread evaluates.
+    fn stack_of_memory(&mut self, record: &MemoryRecord) -> StackId {
+        let tid = Tid(record.tid);
+        let stack = self.stack_of(tid, record.stack_state, record.stack);
+        if record.stack_state == stack_state::PYTHON {
+            self.waiters.seen(tid, stack);
+        }
+        match self.nodes.evaluated(tid, record.node) {
+            Some((name, forward)) => {
+                let interned = self.stacks.evaluating(stack, &name, forward);
+                self.defined(interned)
+            }
+            None => stack,
+        }
     }
 
     /// The stack that a record names, defined in the stream before it is used.

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
 
 use crate::decode::FreedCode;
-use crate::event::{Context, Frame, NoStack, Stack, StackId, StackKind};
+use crate::event::{Context, Frame, NoStack, Node, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
@@ -28,6 +28,8 @@ pub struct Stacks<M> {
     waiting: HashMap<(Arc<str>, StackId), StackId>,
     /// Stacks of calls into CUDA, by the stack behind and the native code that called.
     called: HashMap<(StackId, Frame), StackId>,
+    /// Stacks of a node's evaluation, by the stack, the node's name and the stack of the operation that made it.
+    evaluating: HashMap<(StackId, Arc<str>, Option<StackId>), StackId>,
     /// Stacks by id, as others are made from them.
     defined: HashMap<StackId, Arc<Stack>>,
     next: u32,
@@ -71,9 +73,15 @@ impl<M: ReadMemory> Stacks<M> {
             ids: HashMap::new(),
             waiting: HashMap::new(),
             called: HashMap::new(),
+            evaluating: HashMap::new(),
             defined: HashMap::new(),
             next: StackId::NONE.0 + 1,
         }
+    }
+
+    /// The memory of the process.
+    pub fn memory(&self) -> &M {
+        &self.memory
     }
 
     /// Resolves frames through `code` from now on.
@@ -205,6 +213,33 @@ impl<M: ReadMemory> Stacks<M> {
         };
         self.called.insert(key, called);
         (called, new)
+    }
+
+    /// The stack `id` of a thread that evaluates a node of this name, made by the operation of which `forward` is
+    /// the stack.
+    pub fn evaluating(
+        &mut self,
+        id: StackId,
+        name: &Arc<str>,
+        forward: Option<StackId>,
+    ) -> Interned {
+        let key = (id, name.clone(), forward);
+        if let Some(id) = self.evaluating.get(&key) {
+            return (*id, None);
+        }
+        let Some(behind) = self.defined.get(&id) else {
+            return (id, None);
+        };
+        let mut stack = Stack::clone(behind);
+        stack.context.node = Some(Arc::new(Node {
+            name: name.clone(),
+            forward: forward.and_then(|forward| self.defined.get(&forward).cloned()),
+        }));
+        let Some((evaluating, new)) = self.intern(stack) else {
+            return (id, None);
+        };
+        self.evaluating.insert(key, evaluating);
+        (evaluating, new)
     }
 
     /// The stack of native code alone.

@@ -3,12 +3,15 @@
 
 mod build_id;
 pub mod census;
+mod class_name;
 pub mod container;
+pub mod cpp_class;
 pub mod elf;
 pub mod facts;
 pub mod maps;
 pub mod memory;
 pub mod namespace;
+pub mod node_name;
 pub mod pause;
 pub mod rank;
 pub mod root;

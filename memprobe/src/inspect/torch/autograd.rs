@@ -3,34 +3,21 @@
 use std::sync::Arc;
 
 use super::bytes::Fields;
-use super::class::{self, Classes, Family};
-use super::demangle;
+use super::class::{Classes, Family};
 use super::era::{AutogradLayout, NodeLayout};
 use super::layouts::Layouts;
 use super::tensor::{is_tensor, some};
 use crate::target::memory::ReadMemory;
+use crate::target::node_name;
 
 /// What autograd keeps of a view.
 const VIEW: &str = "N5torch8autograd22DifferentiableViewMetaE";
 
-/// The namespace of the operations whose backward pass PyTorch generates; their `name()` is that of
-/// their class (tools/autograd/gen_autograd_functions.py).
-const GENERATED: &str = "N5torch8autograd9generated";
-
-/// The node of a `torch.autograd.Function`, whose `name()` is that of its Python type
-/// (torch/csrc/autograd/python_function.cpp).
-pub(super) const PYTHON: &str = "N5torch8autograd6PyNodeE";
-
 /// Edges that lead on from one node; a concatenation has one for each of its tensors.
 const MOST_EDGES: u64 = 1 << 16;
 
-/// Bytes of the longest name of a Python type that is read.
-const LONGEST_NAME: usize = 256;
-
-/// Offset of `ob_type` in a Python object, and of `tp_name` in a type, in every version
-/// (Include/object.h, Include/cpython/object.h).
+/// Offset of `ob_type` in a Python object, in every version (Include/object.h).
 const TYPE: u64 = 8;
-const TYPE_NAME: u64 = 24;
 
 /// What autograd knows of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -190,18 +177,14 @@ pub(super) fn name(
     if class.family != Family::Node {
         return None;
     }
-    if &*class.name == PYTHON {
+    let name = if &*class.name == node_name::PYTHON {
         let at = node.checked_add(layout.python as u64)?;
         let kind = memory.read_u64(memory.read_u64(at).ok()?.checked_add(TYPE)?);
-        let name = memory.read_u64(kind.ok()?.checked_add(TYPE_NAME)?);
-        return class::text(memory, name.ok()?, LONGEST_NAME).map(Into::into);
-    }
-    let name = demangle::class_name(&class.name)?;
-    let own = match class.name.starts_with(GENERATED) {
-        true => name.rsplit("::").next()?,
-        false => &name,
+        node_name::of_python_type(memory, kind.ok()?)
+    } else {
+        node_name::of_class(&class.name)
     };
-    Some(own.into())
+    name.map(Into::into)
 }
 
 /// The nodes that a node leads on to; `None` where they do not lie as this layout says.

@@ -7,21 +7,14 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::demangle;
+use crate::target::cpp_class::{ALIGNMENT, LOWEST, name_of, of_table};
 use crate::target::memory::ReadMemory;
-
-/// Bytes of the longest class name that is read.
-const LONGEST_NAME: usize = 512;
 
 /// How far a class may lie from the one that tells what it is.
 const MOST_ANCESTORS: usize = 8;
 
 /// Virtual tables that are remembered; some 2,000 classes of PyTorch have what memprobe reads.
 const MOST_CLASSES: usize = 1 << 14;
-
-/// No table lies in the first pages, and each begins at a multiple of this.
-const LOWEST: u64 = 0x1000;
-const ALIGNMENT: u64 = 8;
 
 /// The classes that tell what an object is, as the compiler mangles them (Itanium C++ ABI, 5.1).
 const FAMILIES: &[(&str, Family)] = &[
@@ -91,15 +84,10 @@ impl Classes {
     }
 }
 
-/// The word before the functions of a virtual table points to the type information, whose second
-/// word points to the name; behind it stands what the class is derived from, alone (third word) or
-/// behind a word of counts (Itanium C++ ABI, 2.5.2 and 2.9.5).
+/// Behind its name, the type information of a class has what it is derived from, alone (third word) or
+/// behind a word of counts (Itanium C++ ABI, 2.9.5).
 fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
-    if table < LOWEST || !table.is_multiple_of(ALIGNMENT) {
-        return None;
-    }
-    let information = memory.read_u64(table - 8).ok()?;
-    let name = name_of(memory, information)?;
+    let (information, name) = of_table(memory, table)?;
     let mut family = family_of(&name);
     let mut ancestor = information;
     for _ in 0..MOST_ANCESTORS {
@@ -130,31 +118,6 @@ fn base_of(memory: &impl ReadMemory, information: u64) -> Option<(u64, String)> 
         let is_one = base >= LOWEST && base.is_multiple_of(ALIGNMENT);
         Some((base, is_one.then(|| name_of(memory, base)).flatten()?))
     })
-}
-
-/// The name that a type information holds.
-fn name_of(memory: &impl ReadMemory, information: u64) -> Option<String> {
-    let at = memory.read_u64(information.checked_add(8)?).ok()?;
-    let name = text(memory, at, LONGEST_NAME)?;
-    // A class that only one file knows is marked (`*`).
-    let name = name.strip_prefix('*').unwrap_or(&name);
-    demangle::is_mangled(name).then(|| name.to_owned())
-}
-
-/// The text at an address, which ends with a zero byte within `most` bytes.
-pub(super) fn text(memory: &impl ReadMemory, address: u64, most: usize) -> Option<String> {
-    let mut bytes = Vec::new();
-    while bytes.len() < most {
-        // Up to the next multiple of the length: never beyond the page that the text ends in.
-        let at = address.checked_add(bytes.len() as u64)?;
-        let piece = memory.read_bytes(at, 32 - at % 32, 32).ok()?;
-        let end = piece.iter().position(|byte| *byte == 0);
-        bytes.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
-        if end.is_some() {
-            return String::from_utf8(bytes).ok();
-        }
-    }
-    None
 }
 
 #[cfg(test)]

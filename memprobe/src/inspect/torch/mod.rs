@@ -11,7 +11,6 @@ mod autograd;
 mod bytes;
 mod calibrate;
 mod class;
-mod demangle;
 mod era;
 mod layouts;
 mod node;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::autograd::{self, PYTHON};
+use super::autograd;
 use super::bytes::Fields;
 use super::class::{CppClass, Family};
 use super::era::NodeLayout;
@@ -10,6 +10,7 @@ use super::layouts::Layouts;
 use super::saved::{self, Found};
 use super::tensor::some;
 use crate::target::memory::ReadMemory;
+use crate::target::node_name::PYTHON;
 
 /// Bytes of the largest node; those of PyTorch 2.15 have up to some 2,000.
 const LARGEST: u64 = 16 << 10;

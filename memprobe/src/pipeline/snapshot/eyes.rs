@@ -11,7 +11,7 @@ use super::super::session::{HostItem, HostSession};
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::tensors::Sites;
-use crate::probe::catalog::{Allocators, Detail};
+use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -123,6 +123,7 @@ fn load(tgid: Tgid, ring_bytes: u32) -> Result<HostSession> {
             watch: Watch::One,
             detail: Detail::Lines,
             allocators: Allocators::Cuda,
+            graph: Graph::Ignored,
         },
         ring_bytes,
     )?;

@@ -5,7 +5,7 @@
 const DEEPEST: usize = 8;
 
 /// Whether a text has the letters of a mangled name.
-pub(super) fn is_mangled(name: &str) -> bool {
+pub fn is_mangled(name: &str) -> bool {
     !name.is_empty()
         && name
             .bytes()
@@ -14,7 +14,7 @@ pub(super) fn is_mangled(name: &str) -> bool {
 
 /// `torch::autograd::AccumulateGrad` of `N5torch8autograd14AccumulateGradE`; `None` for a name with
 /// more in it than namespaces, classes and templates of classes.
-pub(super) fn class_name(mangled: &str) -> Option<String> {
+pub fn class_name(mangled: &str) -> Option<String> {
     let mut rest = mangled;
     let name = class(&mut rest, 0)?;
     rest.is_empty().then_some(name)

@@ -1,0 +1,82 @@
+//! What PyTorch says about the program, from the names that it gives to it.
+
+use memprobe_common::MARK_NAME;
+
+use crate::event::Beginning;
+
+/// How the names of marks begin and end, around the class that is spoken of (torch/optim/optimizer.py,
+/// torch/utils/data/dataloader.py@v2.15.0, and the same in 2.0.1).
+const FORMS: [(&str, &str, Beginning); 3] = [
+    ("Optimizer.step#", ".step", Beginning::Step),
+    ("Optimizer.zero_grad#", ".zero_grad", Beginning::ZeroGrad),
+    ("enumerate(DataLoader)#", ".__next__", Beginning::NextBatch),
+];
+
+/// What begins, and the class that does it; `None` where the program named something of its own. Of a name that
+/// is longer than what the kernel's side passes on, the class is as long as that.
+pub fn parse(name: &[u8; MARK_NAME]) -> Option<(Beginning, String)> {
+    let length = name.iter().position(|byte| *byte == 0)?;
+    let is_whole = length + 1 < MARK_NAME;
+    let name = String::from_utf8_lossy(&name[..length]);
+    FORMS.iter().find_map(|(start, end, begins)| {
+        let class = name.strip_prefix(start)?;
+        let class = match class.strip_suffix(end) {
+            Some(class) => class,
+            None if is_whole => return None,
+            None => class,
+        };
+        (!class.is_empty()).then(|| (*begins, class.to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Option<(Beginning, String)> {
+        let mut name = [0; MARK_NAME];
+        let length = text.len().min(MARK_NAME - 1);
+        name[..length].copy_from_slice(&text.as_bytes()[..length]);
+        parse(&name)
+    }
+
+    #[test]
+    fn pytorchs_own_names_are_marks() {
+        for (name, begins, class) in [
+            ("Optimizer.step#Adam.step", Beginning::Step, "Adam"),
+            (
+                "Optimizer.zero_grad#SGD.zero_grad",
+                Beginning::ZeroGrad,
+                "SGD",
+            ),
+            (
+                "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                Beginning::NextBatch,
+                "_SingleProcessDataLoaderIter",
+            ),
+        ] {
+            assert_eq!(parsed(name), Some((begins, class.to_owned())), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_the_programs_own_are_none() {
+        for name in [
+            "",
+            "Optimizer.step",
+            "Optimizer.step#.step",
+            "Optimizer.step#Adam",
+            "mine",
+        ] {
+            assert_eq!(parsed(name), None, "{name}");
+        }
+        assert_eq!(parse(&[b'a'; MARK_NAME]), None, "without an end");
+    }
+
+    #[test]
+    fn of_a_name_that_was_cut_off_the_beginning_of_the_class_is_kept() {
+        let class = "A".repeat(200);
+        let (_, kept) = parsed(&format!("Optimizer.step#{class}.step")).expect("a step");
+        assert_eq!(kept.len(), MARK_NAME - 1 - "Optimizer.step#".len());
+    }
+}

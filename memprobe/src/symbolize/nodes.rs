@@ -1,0 +1,262 @@
+//! The nodes of autograd's graph: which operation of the forward pass made each, and what it is called.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use memprobe_common::{NodeEnteredRecord, NodeMadeRecord};
+
+use crate::event::{StackId, Tid};
+use crate::target::memory::ReadMemory;
+use crate::target::{cpp_class, node_name};
+
+/// Nodes that are remembered, before the older half of them is forgotten. A node has 40 bytes here.
+const HALF_OF_NODES: usize = 1 << 19;
+
+/// Classes that are remembered; some 2,000 of PyTorch are nodes.
+const MOST_CLASSES: usize = 1 << 14;
+
+/// Threads of which it is remembered what they evaluate.
+const MOST_THREADS: usize = 65_536;
+
+/// The name of a node whose class could not be read.
+const UNNAMED: &str = "(unknown node)";
+
+/// The name of a node of a `torch.autograd.Function` whose Python type could not be read.
+const PYTHON_NODE: &str = "PyNode";
+
+/// Python types of such nodes are called after the function, with this behind
+/// (torch/autograd/function.py@v2.15.0, `FunctionMeta`).
+const PYTHON_SUFFIX: &str = "Backward";
+
+/// What is known of nodes. An address is used again by later nodes, so each has an identity too.
+#[derive(Default)]
+pub struct Nodes {
+    /// Those since the last forgetting, and those before.
+    made: [HashMap<u64, Made>; 2],
+    entered: HashMap<Tid, Evaluated>,
+    /// By virtual table.
+    classes: HashMap<u64, Class>,
+}
+
+/// Where a node comes from.
+#[derive(Clone, Copy)]
+struct Made {
+    identity: u64,
+    forward: StackId,
+}
+
+/// What a thread evaluates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Evaluated {
+    number: u32,
+    name: Arc<str>,
+    forward: Option<StackId>,
+}
+
+/// What the nodes of a class are called.
+#[derive(Clone)]
+enum Class {
+    Named(Arc<str>),
+    /// After their own Python type.
+    Python,
+}
+
+impl Nodes {
+    /// An operation made a node; `forward` is its stack.
+    pub fn make(&mut self, record: &NodeMadeRecord, forward: StackId) {
+        if self.made[0].len() >= HALF_OF_NODES {
+            self.made.swap(0, 1);
+            self.made[0].clear();
+        }
+        let made = Made {
+            identity: record.identity,
+            forward,
+        };
+        self.made[0].insert(record.node, made);
+    }
+
+    /// What a node is called, read while its class is there.
+    pub fn name(&mut self, memory: &impl ReadMemory, record: &NodeEnteredRecord) -> Arc<str> {
+        match self.class(memory, record.table) {
+            Some(Class::Named(name)) => name,
+            Some(Class::Python) => {
+                let mut names = record
+                    .python_types
+                    .iter()
+                    .filter_map(|kind| node_name::of_python_type(memory, *kind));
+                // Of the two places one holds something else.
+                names
+                    .find(|name| name.ends_with(PYTHON_SUFFIX))
+                    .map_or_else(|| PYTHON_NODE.into(), Into::into)
+            }
+            None => UNNAMED.into(),
+        }
+    }
+
+    fn class(&mut self, memory: &impl ReadMemory, table: u64) -> Option<Class> {
+        if let Some(known) = self.classes.get(&table) {
+            return Some(known.clone());
+        }
+        let (_, mangled) = cpp_class::of_table(memory, table)?;
+        let class = match &*mangled {
+            node_name::PYTHON => Class::Python,
+            mangled => Class::Named(node_name::of_class(mangled)?.into()),
+        };
+        if self.classes.len() < MOST_CLASSES {
+            self.classes.insert(table, class.clone());
+        }
+        Some(class)
+    }
+
+    /// A thread evaluates a node of that name.
+    pub fn enter(&mut self, record: &NodeEnteredRecord, name: Arc<str>) {
+        let tid = Tid(record.tid);
+        if self.entered.len() >= MOST_THREADS && !self.entered.contains_key(&tid) {
+            self.entered.clear();
+        }
+        let made = self.made.iter().find_map(|made| made.get(&record.node));
+        let forward = made
+            .filter(|made| made.identity == record.identity)
+            .map(|made| made.forward);
+        let evaluated = Evaluated {
+            number: record.number,
+            name,
+            forward,
+        };
+        self.entered.insert(tid, evaluated);
+    }
+
+    /// The node that a thread evaluates, as its records name it: what it is called, and the stack of the operation
+    /// that made it.
+    pub fn evaluated(&self, tid: Tid, number: u32) -> Option<(Arc<str>, Option<StackId>)> {
+        let evaluated = self.entered.get(&tid)?;
+        let is_meant = number != 0 && evaluated.number == number;
+        is_meant.then(|| (evaluated.name.clone(), evaluated.forward))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::memory::Stretches;
+
+    fn made(node: u64, identity: u64) -> NodeMadeRecord {
+        NodeMadeRecord {
+            node,
+            identity,
+            ..NodeMadeRecord::default()
+        }
+    }
+
+    fn entered(node: u64, identity: u64, number: u32) -> NodeEnteredRecord {
+        NodeEnteredRecord {
+            tid: 7,
+            number,
+            node,
+            identity,
+            ..NodeEnteredRecord::default()
+        }
+    }
+
+    fn forward(nodes: &mut Nodes, record: &NodeEnteredRecord) -> Option<StackId> {
+        nodes.enter(record, "N".into());
+        nodes.evaluated(Tid(7), record.number).expect("it is").1
+    }
+
+    #[test]
+    fn a_node_leads_back_to_the_operation_that_made_it() {
+        let mut nodes = Nodes::default();
+        nodes.make(&made(0x10, 1), StackId(5));
+        nodes.make(&made(0x20, 2), StackId(6));
+        assert_eq!(forward(&mut nodes, &entered(0x10, 1, 1)), Some(StackId(5)));
+        assert_eq!(forward(&mut nodes, &entered(0x20, 2, 2)), Some(StackId(6)));
+        assert_eq!(
+            forward(&mut nodes, &entered(0x30, 3, 3)),
+            None,
+            "nobody told"
+        );
+    }
+
+    #[test]
+    fn another_node_at_the_same_address_is_not_taken_for_it() {
+        let mut nodes = Nodes::default();
+        nodes.make(&made(0x10, 1), StackId(5));
+        assert_eq!(forward(&mut nodes, &entered(0x10, 9, 1)), None);
+        nodes.make(&made(0x10, 9), StackId(6));
+        assert_eq!(forward(&mut nodes, &entered(0x10, 9, 2)), Some(StackId(6)));
+        assert_eq!(forward(&mut nodes, &entered(0x10, 1, 3)), None);
+    }
+
+    #[test]
+    fn a_record_names_what_its_thread_told_last_and_nothing_else() {
+        let mut nodes = Nodes::default();
+        nodes.enter(&entered(0x10, 1, 4), "N".into());
+        assert!(nodes.evaluated(Tid(7), 4).is_some());
+        assert_eq!(nodes.evaluated(Tid(7), 3), None, "that one was lost");
+        assert_eq!(nodes.evaluated(Tid(7), 0), None, "it evaluates nothing");
+        assert_eq!(nodes.evaluated(Tid(8), 4), None, "another thread");
+    }
+
+    #[test]
+    fn of_many_nodes_the_newer_half_is_remembered_at_least() {
+        let mut nodes = Nodes::default();
+        for node in 0..=2 * HALF_OF_NODES as u64 {
+            nodes.make(&made(node, node), StackId(5));
+        }
+        assert_eq!(forward(&mut nodes, &entered(0, 0, 1)), None);
+        let last = 2 * HALF_OF_NODES as u64;
+        for node in [last, last - HALF_OF_NODES as u64] {
+            assert!(forward(&mut nodes, &entered(node, node, 2)).is_some());
+        }
+    }
+
+    #[test]
+    fn nodes_are_called_as_pytorch_calls_them() {
+        let mut nodes = Nodes::default();
+        let memory = memory();
+        let mut name = |table, python_types| {
+            let record = NodeEnteredRecord {
+                table,
+                python_types,
+                ..NodeEnteredRecord::default()
+            };
+            nodes.name(&memory, &record).to_string()
+        };
+        assert_eq!(name(0x1_0000, [0; 2]), "AddmmBackward0");
+        assert_eq!(name(0x1_1000, [0; 2]), "torch::autograd::AccumulateGrad");
+        assert_eq!(name(0x1_2000, [0x2_0000, 0]), "SquareBackward");
+        assert_eq!(name(0x1_2000, [0x2_1000, 0x2_0000]), "SquareBackward");
+        assert_eq!(name(0x1_2000, [0x2_1000, 0x7]), "PyNode");
+        assert_eq!(name(0x5_0000, [0; 2]), "(unknown node)");
+    }
+
+    /// Three classes of C++ and two types of Python.
+    fn memory() -> Stretches {
+        let classes = [
+            "N5torch8autograd9generated14AddmmBackward0E",
+            "N5torch8autograd14AccumulateGradE",
+            node_name::PYTHON,
+        ];
+        let classes = (0x1_0000..).step_by(0x1000).zip(classes);
+        let classes = classes.flat_map(|(table, name): (u64, &str)| {
+            let words = [table + 0x100, 0, table + 0x200].map(u64::to_le_bytes);
+            [
+                (table - 8, words[0].to_vec()),
+                (table + 0x108, words[2].to_vec()),
+                (table + 0x200, text(name)),
+            ]
+        });
+        let types = [(0x2_0000_u64, "SquareBackward"), (0x2_1000, "int")];
+        let types = types.into_iter().flat_map(|(at, name)| {
+            let pointer = (at + 0x100).to_le_bytes();
+            [(at + 24, pointer.to_vec()), (at + 0x100, text(name))]
+        });
+        classes.chain(types).collect()
+    }
+
+    fn text(text: &str) -> Vec<u8> {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.resize(64, 0);
+        bytes
+    }
+}

@@ -11,7 +11,9 @@ use tokio::sync::mpsc;
 use super::session::{HostEvent, HostItem};
 use super::snapshot::{Extent, Manner, taken};
 use crate::event::{Beginning, Event, Mark, Names, Tgid, TimeNs};
+use crate::label::{consistency, counted};
 use crate::model::tensors::named;
+use crate::tensors::Consistency;
 
 /// Which step of an optimizer a process is read at: by then its state has been made, and gradients are there.
 const STEP: u32 = 2;
@@ -39,7 +41,7 @@ pub(super) enum Passed {
 }
 
 /// What came of reading a process.
-pub(super) type Reading = (Tgid, Result<Names>);
+pub(super) type Reading = (Tgid, Result<(Names, Consistency)>);
 
 /// Reads the processes of a recording.
 pub(super) struct NameReader {
@@ -116,7 +118,8 @@ impl NameReader {
         tokio::task::spawn_blocking(move || {
             let taken = taken(tgid, Manner::Paused, Extent::Devices);
             // Nobody listens where the recording has ended meanwhile.
-            let _ = send.send((tgid, taken.map(|snapshot| named(&snapshot, tgid))));
+            let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
+            let _ = send.send((tgid, read));
         });
     }
 
@@ -144,17 +147,20 @@ impl NameReader {
         }
     }
 
-    /// Puts what was read into its place; gives what is to be passed on now, and says in words what is missing. All
+    /// Puts what was read into its place; gives what is to be passed on now, and says in words how it went. All
     /// events up to the moment must have been taken.
-    pub(super) fn place(&mut self, (tgid, read): Reading) -> (Vec<HostEvent>, Option<String>) {
+    pub(super) fn place(&mut self, (tgid, read): Reading) -> (Vec<HostEvent>, String) {
+        let said = |how: String| format!("PID {}: {how}", tgid.0);
         let Some(held) = self.held.remove(&tgid) else {
             let why = "its tensors have no names: it ended, or too much happened meanwhile";
-            return (Vec::new(), Some(format!("PID {}: {why}", tgid.0)));
+            return (Vec::new(), said(why.to_owned()));
         };
-        let names = match read {
-            Ok(names) => names,
-            Err(error) => return (held, Some(format!("its tensors have no names: {error:#}"))),
+        let (names, how) = match read {
+            Ok(read) => read,
+            Err(error) => return (held, said(format!("its tensors have no names: {error:#}"))),
         };
+        let blocks = counted(names.blocks.len() as u64, "block");
+        let how = said(format!("{blocks} named; {}", consistency(how)));
         let is_later = |event: &HostEvent| time_of(event).is_some_and(|time| time > names.time);
         let place = held.iter().position(is_later).unwrap_or(held.len());
         let mut all = held;
@@ -163,7 +169,7 @@ impl NameReader {
             item: HostItem::Event(Event::Names(names.into())),
         };
         all.insert(place, event);
-        (all, None)
+        (all, how)
     }
 }
 
@@ -204,7 +210,7 @@ mod tests {
             tgid: TGID,
             blocks: Vec::new(),
         };
-        (TGID, Ok(names))
+        (TGID, Ok((names, Consistency::Running)))
     }
 
     /// Times of marks, and 0 for names.
@@ -221,8 +227,8 @@ mod tests {
         for time in [10, 20, 30] {
             assert!(matches!(reader.pass(step(time)), Passed::Held));
         }
-        let (events, missing) = reader.place(read_at(20));
-        assert_eq!(missing, None);
+        let (events, said) = reader.place(read_at(20));
+        assert!(said.starts_with("PID 7: 0 blocks named"), "{said}");
         assert_eq!(told(&events), [10, 20, 0, 30]);
         assert!(matches!(reader.pass(step(40)), Passed::On(_)));
     }
@@ -239,8 +245,8 @@ mod tests {
         };
         let passed = reader.pass(ended);
         assert!(matches!(passed, Passed::All(events) if events.len() == 2));
-        let (events, missing) = reader.place(read_at(20));
-        assert!(events.is_empty() && missing.is_some());
+        let (events, said) = reader.place(read_at(20));
+        assert!(events.is_empty() && said.contains("no names"));
     }
 
     #[test]

@@ -252,13 +252,11 @@ impl Intake {
 
     /// Puts what was read of a process into its place.
     fn place(&mut self, reading: Reading) -> Result<()> {
-        let (events, missing) = self.names.place(reading);
+        let (events, said) = self.names.place(reading);
         for event in events {
             self.take_placed(event)?;
         }
-        if let Some(missing) = missing {
-            self.progress.say(&missing);
-        }
+        self.progress.say(&said);
         Ok(())
     }
 

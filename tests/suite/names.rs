@@ -1,0 +1,103 @@
+//! `record --names`: the blocks of a recording have the names and kinds of their tensors, at the very moment to which
+//! they belong.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use serde_json::Value;
+
+/// What `workloads/named_blocks.py` writes: the name of each block that its parameters, gradients and optimizer's state lie
+/// in, by address.
+type Truth = BTreeMap<String, BTreeMap<String, u64>>;
+
+fn lines(trace: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(trace).expect("a recording");
+    let lines = text.lines().map(|line| line.trim_end_matches(','));
+    let records = lines.filter(|line| line.starts_with('{'));
+    records
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+fn address(args: &Value) -> u64 {
+    let text = args["addr"].as_str().expect("an address");
+    u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("a number")
+}
+
+/// What is live where the names stand, by the events before them; and the names.
+fn at_the_names(trace: &Path) -> (BTreeMap<u64, u64>, Vec<Value>) {
+    let mut live = BTreeMap::new();
+    let mut named = Vec::new();
+    for line in lines(trace) {
+        let args = &line["args"];
+        let size = |args: &Value| args["size"].as_u64().expect("bytes");
+        match (line["ph"].as_str(), line["cat"].as_str()) {
+            (Some("b" | "i"), Some("alloc")) => {
+                live.insert(address(args), size(args));
+            }
+            (Some("e"), Some("alloc")) if args["free"].is_object() => {
+                live.remove(&address(&args["free"]));
+            }
+            (_, Some("names")) => return (live, named),
+            (Some("M"), None) if line["name"] == "memprobe_named" => named.push(args.clone()),
+            _ => {}
+        }
+    }
+    panic!("nothing was named in {}", trace.display());
+}
+
+fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> Truth {
+    let truth = folder.join("truth.json");
+    let mut command = ground.memprobe();
+    command
+        .arg("record")
+        .arg("-o")
+        .arg(folder.join("trace.json"));
+    command.arg("--names").arg("--").arg(pytorch.python());
+    let until = folder.join("until");
+    command.arg("named_blocks.py").arg("--out").arg(&truth);
+    command.arg("--until").arg(&until);
+    pytorch.settle(&mut command);
+    let recording = Background::start(&mut command);
+    wait_until("the blocks are named", || {
+        recording.stderr().contains("blocks named").then_some(())
+    });
+    std::fs::write(until, "").expect("a file");
+    let printed = recording.finish().succeeded();
+    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+    let truth = std::fs::read(truth).expect("the truth");
+    serde_json::from_slice(&truth).expect("JSON")
+}
+
+#[test]
+fn the_blocks_of_a_training_are_named_where_they_stand_in_the_stream() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in ground.pytorches_on(On::Newest) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let truth = record(&ground, pytorch, folder.path());
+        let (live, named) = at_the_names(&folder.path().join("trace.json"));
+        let blocks: BTreeMap<u64, u64> = named
+            .iter()
+            .map(|args| {
+                (
+                    args["addr"].as_u64().unwrap(),
+                    args["size"].as_u64().unwrap(),
+                )
+            })
+            .collect();
+        assert_eq!(blocks, live, "the blocks that were live by the events");
+        for (kind, names) in &truth {
+            for (name, addr) in names {
+                let is_it = |args: &&Value| args["addr"].as_u64() == Some(*addr);
+                let found = named.iter().find(is_it);
+                let found = found.unwrap_or_else(|| panic!("{kind} {name} is not named"));
+                assert_eq!(found["kind"], kind.as_str(), "{name}: {found}");
+                assert_eq!(found["name"], name.as_str(), "{found}");
+            }
+        }
+    }
+}

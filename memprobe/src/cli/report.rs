@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::model::snapshot::Grouping;
+use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
     self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat, TensorOptions,
@@ -27,6 +28,8 @@ Examples:
   memprobe report trace.json
   memprobe report trace.json --sort live --all
   memprobe report trace.json --by tensor
+  memprobe report trace.json --by iteration --format csv
+  memprobe report trace.json --by category
   memprobe report run/
   memprobe report --by tensor a.json
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
@@ -58,6 +61,13 @@ pub struct Report {
     /// Which frame of a stack names its line
     #[arg(short, long, value_enum, default_value_t = Naming::User)]
     grouping: Naming,
+    /// For programs without an optimizer: an iteration begins when memory is asked for from below this
+    /// line, after the same thread asked for it from elsewhere
+    ///
+    /// Between two iterations, something must ask for memory from another line: where all of a loop's memory is
+    /// asked for from below this one, its iterations are not told apart. FILE may be the end of a path.
+    #[arg(long, value_name = "FILE:LINE", value_parser = iteration_line)]
+    iteration: Option<IterationLine>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,6 +79,14 @@ enum RowOf {
     Tensor,
     /// An event, in order
     Event,
+    /// An iteration of a training loop: its peak, and what memory was for at that moment
+    Iteration,
+    /// What memory is for (parameters, gradients, activations, ...), and the rule that says so
+    Category,
+    /// What the program was doing when it asked for memory: forward, backward, step, ...
+    Phase,
+    /// What modules, operations and lines saved for backward passes
+    Saved,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -176,6 +194,10 @@ impl Report {
                 RowOf::Line => By::Line,
                 RowOf::Tensor => By::Tensor,
                 RowOf::Event => By::Event,
+                RowOf::Iteration => By::Iteration,
+                RowOf::Category => By::Category,
+                RowOf::Phase => By::Phase,
+                RowOf::Saved => By::Saved,
             },
             format: match self.format {
                 Writing::Text => Format::Text,
@@ -204,8 +226,14 @@ impl Report {
             } else {
                 Colour::Plain
             },
+            iteration: self.iteration.clone(),
         }
     }
+}
+
+fn iteration_line(words: &str) -> Result<IterationLine, String> {
+    IterationLine::parse(words)
+        .ok_or_else(|| "give a file and a line, such as serve.py:41".to_owned())
 }
 
 fn report_on(

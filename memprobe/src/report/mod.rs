@@ -9,6 +9,7 @@ mod shapes;
 mod structured;
 mod table;
 mod tensors;
+mod why;
 
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
 pub use many::{Many, is_possible as is_possible_for_many};
@@ -19,10 +20,11 @@ use std::io::{self, BufRead, Write};
 
 use crate::event::Losses;
 use crate::model::snapshot::Grouping;
+use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, RecordingError};
 
 /// What a report shows, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportOptions {
     /// What a row stands for.
     pub by: By,
@@ -38,6 +40,8 @@ pub struct ReportOptions {
     pub width: usize,
     /// Whether text is coloured.
     pub colour: Colour,
+    /// The line at which an iteration begins, where the user names one.
+    pub iteration: Option<IterationLine>,
 }
 
 impl Default for ReportOptions {
@@ -50,6 +54,7 @@ impl Default for ReportOptions {
             grouping: Grouping::User,
             width: 100,
             colour: Colour::Plain,
+            iteration: None,
         }
     }
 }
@@ -63,6 +68,14 @@ pub enum By {
     Tensor,
     /// An event, in the order of the recording.
     Event,
+    /// An iteration of a training loop.
+    Iteration,
+    /// What memory is for, and the rule that says so.
+    Category,
+    /// What the program was doing.
+    Phase,
+    /// What a module, operation and line saved for backward passes.
+    Saved,
 }
 
 /// How rows are written.
@@ -170,6 +183,7 @@ pub fn write<R: BufRead>(
         By::Line => lines(reader, options, out),
         By::Tensor => shapes::write(reader, options, out),
         By::Event => events::write(reader, options, out),
+        By::Iteration | By::Category | By::Phase | By::Saved => why::write(reader, options, out),
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
     match flushed {

@@ -1,0 +1,21 @@
+//! Why memory is there: what the program was doing when it asked for it, and what it is for.
+//!
+//! All of it is inferred from the stream of events, and every fact names the rule that it follows from.
+
+pub mod category;
+mod course;
+mod device;
+mod fate;
+pub mod iterations;
+mod laps;
+mod ledger;
+pub mod moments;
+pub mod phase;
+pub mod rows;
+pub mod view;
+
+pub use laps::LapDevice;
+pub use ledger::WhyLedger;
+
+#[cfg(test)]
+mod tests;

@@ -10,8 +10,8 @@ use clap::{Args, ValueEnum};
 use crate::model::snapshot::Grouping;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
-    self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat, TensorOptions,
-    Top, write_tensors,
+    self, Alike, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat,
+    TensorOptions, Top, write_tensors,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -27,6 +27,7 @@ Examples:
   memprobe report trace.json
   memprobe report trace.json --sort live --all
   memprobe report trace.json --by tensor
+  memprobe report trace.json --by module --depth 2
   memprobe report run/
   memprobe report --by tensor a.json
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
@@ -58,6 +59,12 @@ pub struct Report {
     /// Which frame of a stack names its line
     #[arg(short, long, value_enum, default_value_t = Naming::User)]
     grouping: Naming,
+    /// With --by module: show this many levels below the outermost modules
+    #[arg(long, value_name = "N")]
+    depth: Option<usize>,
+    /// With --by module: show each of modules that differ in number alone (layers.0, layers.1)
+    #[arg(long)]
+    each: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,6 +76,8 @@ enum RowOf {
     Tensor,
     /// An event, in order
     Event,
+    /// A module (torch.nn.Module) that asked for memory, below those that it is part of
+    Module,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -176,6 +185,7 @@ impl Report {
                 RowOf::Line => By::Line,
                 RowOf::Tensor => By::Tensor,
                 RowOf::Event => By::Event,
+                RowOf::Module => By::Module,
             },
             format: match self.format {
                 Writing::Text => Format::Text,
@@ -197,6 +207,12 @@ impl Report {
             grouping: match self.grouping {
                 Naming::User => Grouping::User,
                 Naming::Innermost => Grouping::Innermost,
+            },
+            depth: self.depth,
+            alike: if self.each {
+                Alike::Each
+            } else {
+                Alike::Folded
             },
             width: if columns > 0 { columns } else { PIPED_WIDTH },
             colour: if terminal && wanted {

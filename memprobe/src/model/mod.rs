@@ -22,6 +22,7 @@ mod shapes;
 pub mod snapshot;
 pub mod tensors;
 mod timeline;
+pub mod why;
 
 #[cfg(test)]
 mod properties;

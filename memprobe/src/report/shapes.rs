@@ -42,7 +42,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = ShapeLedger::new(options.grouping);
-    let replay = replay::run_beside(reader, options.grouping, |event, applied| {
+    let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
     let devices = replay.snapshot.devices.iter();

@@ -426,6 +426,13 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// A sentence that is about a table.
+pub(super) fn push_note(text: &mut String, note: &str, width: usize) {
+    for line in wrap(note, width) {
+        push_line(text, &line);
+    }
+}
+
 pub(super) fn push_line(text: &mut String, line: &str) {
     text.push_str(line.trim_end());
     text.push('\n');

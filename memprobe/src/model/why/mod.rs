@@ -5,3 +5,4 @@
 pub mod modules;
 pub mod parts;
 pub mod peak;
+pub mod phase;

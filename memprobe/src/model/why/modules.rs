@@ -318,3 +318,6 @@ fn merge(into: &mut ModuleRow, row: ModuleRow) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

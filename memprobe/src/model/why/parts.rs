@@ -6,9 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::phase::{Phase, phase_of};
 use crate::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, MemoryEvent, Module, NoStack, ShapeId,
-    Stack, StackId, StackKind, Uses,
+    Stack, StackId, Uses,
 };
 use crate::model::applied::{Applied, Freed};
 use crate::model::grouping;
@@ -269,20 +270,28 @@ impl Parts {
 
 /// Where a stack asked for memory.
 fn origin(stack: &Stack, grouping: Grouping) -> Origin {
-    let pass = pass(stack);
     let node = stack.context.node.as_ref();
+    let forward = node.and_then(|node| node.forward.as_ref());
+    let pass = match phase_of(stack).phase {
+        Phase::Backward => Pass::Backward,
+        Phase::Recompute => Pass::Recompute,
+        _ => Pass::Forward,
+    };
+    let place = match (pass, forward) {
+        (Pass::Backward, None) => Place::BackwardUnknown,
+        (Pass::Backward, Some(forward)) => match called(&forward.context) {
+            Place::Unknown => Place::BackwardUnknown,
+            place => place,
+        },
+        // What is computed again outside of modules was of the operation that is gone back through.
+        (Pass::Recompute, Some(forward)) if stack.context.module == Module::Outside => {
+            called(&forward.context)
+        }
+        (Pass::Forward | Pass::Recompute, _) => called(&stack.context),
+    };
     Origin {
         site: grouping::site(stack, grouping),
-        place: match pass {
-            Pass::Forward | Pass::Recompute => called(&stack.context),
-            Pass::Backward => match node.and_then(|node| node.forward.as_ref()) {
-                Some(forward) => match called(&forward.context) {
-                    Place::Unknown => Place::BackwardUnknown,
-                    place => place,
-                },
-                None => Place::BackwardUnknown,
-            },
-        },
+        place,
         pass,
         node: node.map(|node| Arc::clone(&node.name)),
     }
@@ -296,30 +305,7 @@ fn called(context: &Context) -> Place {
     }
 }
 
-/// In which direction a stack goes. Where a backward pass runs Python (checkpointing, hooks, operations of the user's own) a module that is
-/// called inside of it is one that goes forward once more. The frame that starts a backward pass of the same thread
-/// (`torch/autograd/graph.py:_engine_run_backward`, before 2.3 `torch/autograd/__init__.py:backward`) tells what is inside.
-fn pass(stack: &Stack) -> Pass {
-    if matches!(stack.kind, StackKind::Waiting { .. }) {
-        return Pass::Backward;
-    }
-    for frame in &stack.frames {
-        let is = |file: &str, functions: &[&str]| {
-            frame.file.ends_with(file) && functions.contains(&&*frame.function)
-        };
-        let calls = ["_call_impl", "_wrapped_call_impl"];
-        if is("torch/nn/modules/module.py", &calls) {
-            break;
-        }
-        if is("torch/autograd/graph.py", &["_engine_run_backward"])
-            || is("torch/autograd/__init__.py", &["backward", "grad"])
-        {
-            return Pass::Backward;
-        }
-    }
-    match (&stack.context.node, &stack.context.module) {
-        (None, _) => Pass::Forward,
-        (Some(_), Module::Outside) => Pass::Backward,
-        (Some(_), Module::Called(_) | Module::Unknown) => Pass::Recompute,
-    }
-}
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;

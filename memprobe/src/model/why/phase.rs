@@ -1,0 +1,427 @@
+//! What a program was doing when it asked for memory, as one stack alone tells it.
+
+use crate::event::{Context, Frame, Grad, Module, Stack, StackKind};
+
+/// What a program was doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Computing, while PyTorch took note of it for a backward pass.
+    Forward,
+    /// Computing by modules, while PyTorch took no note of it.
+    Evaluation,
+    /// Computing again what a backward pass needs and what was not kept (`torch.utils.checkpoint`).
+    Recompute,
+    /// Going back through what was computed.
+    Backward,
+    /// `Optimizer.step()`.
+    OptimizerStep,
+    /// Inside of `torch.utils.data`.
+    DataLoading,
+    /// Anything else, or not known.
+    #[default]
+    Other,
+}
+
+impl Phase {
+    /// All of them, in the order of a training step.
+    pub const ALL: [Self; 7] = [
+        Self::DataLoading,
+        Self::Forward,
+        Self::Recompute,
+        Self::Backward,
+        Self::OptimizerStep,
+        Self::Evaluation,
+        Self::Other,
+    ];
+
+    /// The words used in reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Evaluation => "evaluation",
+            Self::Recompute => "recompute",
+            Self::Backward => "backward",
+            Self::OptimizerStep => "optimizer step",
+            Self::DataLoading => "data loading",
+            Self::Other => "other",
+        }
+    }
+
+    /// Whether it is part of a backward pass.
+    pub const fn is_of_backward(self) -> bool {
+        matches!(self, Self::Backward | Self::Recompute)
+    }
+}
+
+/// What decided on a [`Phase`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PhaseRule {
+    /// The thread was evaluating a node of autograd's graph.
+    NodeEvaluated,
+    /// The thread is one of autograd's, and another waits for it in `backward()`.
+    EngineThread,
+    /// The innermost call that tells is `torch.autograd.backward()` or `grad()`.
+    EngineCalled,
+    /// The stack of a thread without a caller begins with `torch.autograd.Function`.
+    FunctionApplied,
+    /// A module was called inside of a backward pass.
+    ModuleInBackward,
+    /// `torch.utils.checkpoint` was called inside of a backward pass.
+    CheckpointInBackward,
+    /// The innermost call that tells is `Optimizer.step()`.
+    OptimizerCalled,
+    /// `torch.utils.data` was called.
+    DataCalled,
+    /// A module was called, with grad enabled.
+    ModuleWithGrad,
+    /// A module was called, with grad disabled or in inference mode.
+    ModuleWithoutGrad,
+    /// A module was called; whether grad was enabled is not known.
+    ModuleOnly,
+    /// After a module was called by this thread, and before the next backward pass.
+    AfterModule,
+    /// Nothing on the stack tells.
+    NothingTells,
+    /// There is no Python stack.
+    NoStack,
+}
+
+impl PhaseRule {
+    /// The rule in words.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::NodeEvaluated => "a node of autograd's graph was evaluated",
+            Self::EngineThread => "a thread of autograd, for which another waits in backward()",
+            Self::EngineCalled => "inside torch.autograd.backward() or grad()",
+            Self::FunctionApplied => "a thread that begins with torch.autograd.Function",
+            Self::ModuleInBackward => "a module was called inside of a backward pass",
+            Self::CheckpointInBackward => "torch.utils.checkpoint inside of a backward pass",
+            Self::OptimizerCalled => "inside Optimizer.step()",
+            Self::DataCalled => "inside torch.utils.data",
+            Self::ModuleWithGrad => "a module was called with grad enabled",
+            Self::ModuleWithoutGrad => "a module was called without grad",
+            Self::ModuleOnly => "a module was called; whether grad was enabled is not known",
+            Self::AfterModule => "after a module's call and before the backward pass",
+            Self::NothingTells => "nothing on the stack tells",
+            Self::NoStack => "there is no Python stack",
+        }
+    }
+
+    /// Whether the rule could be wrong where it is right about what it names.
+    pub const fn is_certain(self) -> bool {
+        !matches!(
+            self,
+            Self::ModuleOnly
+                | Self::AfterModule
+                | Self::FunctionApplied
+                | Self::NothingTells
+                | Self::NoStack
+        )
+    }
+}
+
+/// A phase, and what decided on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Judged {
+    /// The phase.
+    pub phase: Phase,
+    /// What decided on it.
+    pub rule: PhaseRule,
+}
+
+impl Judged {
+    const fn new(phase: Phase, rule: PhaseRule) -> Self {
+        Self { phase, rule }
+    }
+}
+
+/// A call that tells what a thread is doing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Call {
+    Module,
+    Engine,
+    Checkpoint,
+    Optimizer,
+    Data,
+}
+
+/// What a thread was doing, as far as its stack alone tells.
+///
+/// The innermost call that tells decides: a closure that `LBFGS.step()` calls goes forward and back, and an
+/// optimizer that steps from a hook inside of a backward pass steps. A module outside of which a backward pass
+/// runs computes again. What `torch.utils.data` calls is loading of data, whatever it is.
+pub fn phase_of(stack: &Stack) -> Judged {
+    let context = &stack.context;
+    match &stack.kind {
+        StackKind::Waiting { .. } => Judged::new(Phase::Backward, backward_rule(context)),
+        StackKind::Python => phase_of_python(stack),
+        StackKind::Native | StackKind::Unknown { .. } if context.node.is_some() => {
+            Judged::new(Phase::Backward, PhaseRule::NodeEvaluated)
+        }
+        StackKind::Native | StackKind::Unknown { .. } => {
+            Judged::new(Phase::Other, PhaseRule::NoStack)
+        }
+    }
+}
+
+fn backward_rule(context: &Context) -> PhaseRule {
+    match context.node {
+        Some(_) => PhaseRule::NodeEvaluated,
+        None => PhaseRule::EngineThread,
+    }
+}
+
+fn phase_of_python(stack: &Stack) -> Judged {
+    let calls = || stack.frames.iter().filter_map(call);
+    if calls().any(|call| call == Call::Data) {
+        return Judged::new(Phase::DataLoading, PhaseRule::DataCalled);
+    }
+    match calls().next() {
+        Some(Call::Engine) => Judged::new(Phase::Backward, PhaseRule::EngineCalled),
+        Some(Call::Optimizer) => Judged::new(Phase::OptimizerStep, PhaseRule::OptimizerCalled),
+        Some(Call::Checkpoint) => Judged::new(Phase::Recompute, PhaseRule::CheckpointInBackward),
+        Some(Call::Module) => {
+            let around = calls().find(|call| *call != Call::Module);
+            phase_of_module(&stack.context, around)
+        }
+        Some(Call::Data) | None => phase_of_untold(stack),
+    }
+}
+
+/// The phase of a thread that calls a module; `around` is the nearest other call outside of it.
+fn phase_of_module(context: &Context, around: Option<Call>) -> Judged {
+    match around {
+        Some(Call::Checkpoint) => Judged::new(Phase::Recompute, PhaseRule::CheckpointInBackward),
+        Some(Call::Engine) => Judged::new(Phase::Recompute, PhaseRule::ModuleInBackward),
+        _ if context.node.is_some() => Judged::new(Phase::Recompute, PhaseRule::ModuleInBackward),
+        _ => match context.grad {
+            Grad::Enabled => Judged::new(Phase::Forward, PhaseRule::ModuleWithGrad),
+            Grad::Disabled | Grad::Inference => {
+                Judged::new(Phase::Evaluation, PhaseRule::ModuleWithoutGrad)
+            }
+            Grad::Unknown => Judged::new(Phase::Forward, PhaseRule::ModuleOnly),
+        },
+    }
+}
+
+/// The phase of a thread on whose stack no frame tells.
+fn phase_of_untold(stack: &Stack) -> Judged {
+    let context = &stack.context;
+    if context.module != Module::Outside {
+        return phase_of_module(context, None);
+    }
+    if context.node.is_some() {
+        return Judged::new(Phase::Backward, PhaseRule::NodeEvaluated);
+    }
+    let outermost = stack.frames.last().filter(|_| !stack.truncated);
+    if outermost.is_some_and(is_function_apply) {
+        return Judged::new(Phase::Backward, PhaseRule::FunctionApplied);
+    }
+    Judged::new(Phase::Other, PhaseRule::NothingTells)
+}
+
+/// What a frame tells, by the names that PyTorch 2.0 to 2.15 gives to its files and functions.
+fn call(frame: &Frame) -> Option<Call> {
+    if frame.library.is_some() {
+        return None;
+    }
+    let inside = after_torch(&frame.file)?;
+    match (inside, &*frame.function) {
+        ("nn/modules/module.py", "_call_impl" | "_wrapped_call_impl" | "_slow_forward") => {
+            Some(Call::Module)
+        }
+        ("autograd/__init__.py", "backward" | "grad")
+        | ("autograd/graph.py", "_engine_run_backward") => Some(Call::Engine),
+        ("utils/checkpoint.py", "recompute_fn" | "unpack_hook" | "unpack" | "backward") => {
+            Some(Call::Checkpoint)
+        }
+        // `Optimizer.profile_hook_step` wraps the `step` of every subclass, also of those outside of torch.
+        ("optim/optimizer.py", "wrapper" | "_use_grad") => Some(Call::Optimizer),
+        (file, "step") if file.starts_with("optim/") && file != "optim/lr_scheduler.py" => {
+            Some(Call::Optimizer)
+        }
+        (file, _) if file.starts_with("utils/data/") => Some(Call::Data),
+        _ => None,
+    }
+}
+
+/// Whether a frame is `BackwardCFunction.apply`, by which autograd calls a `Function` written in Python.
+fn is_function_apply(frame: &Frame) -> bool {
+    after_torch(&frame.file) == Some("autograd/function.py") && frame.function.starts_with("apply")
+}
+
+/// The path of a file inside of the package `torch`: what follows its last component of that name.
+pub(super) fn after_torch(file: &str) -> Option<&str> {
+    if let Some((_, inside)) = file.rsplit_once("/torch/") {
+        return Some(inside);
+    }
+    file.strip_prefix("torch/")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::event::{NoStack, Node};
+
+    const TRAIN: (&str, &str) = ("/w/train.py", "main");
+    const MODULE: (&str, &str) = ("/p/site-packages/torch/nn/modules/module.py", "_call_impl");
+    const ENGINE: (&str, &str) = ("/p/site-packages/torch/autograd/__init__.py", "backward");
+    const STEP: (&str, &str) = ("/p/site-packages/torch/optim/optimizer.py", "wrapper");
+
+    /// A stack of Python, innermost frame first.
+    fn stack(frames: &[(&str, &str)]) -> Stack {
+        let frame = |(file, function): &(&str, &str)| Frame {
+            file: (*file).into(),
+            line: 1,
+            function: (*function).into(),
+            library: None,
+        };
+        Stack {
+            kind: StackKind::Python,
+            frames: frames.iter().map(frame).collect(),
+            truncated: false,
+            context: Context::default(),
+        }
+    }
+
+    fn with_grad(mut stack: Stack, grad: Grad) -> Stack {
+        stack.context.grad = grad;
+        stack
+    }
+
+    fn in_node(mut stack: Stack) -> Stack {
+        stack.context.node = Some(Arc::new(Node {
+            name: "AddmmBackward0".into(),
+            forward: None,
+        }));
+        stack
+    }
+
+    fn told(stack: &Stack) -> (Phase, PhaseRule) {
+        let Judged { phase, rule } = phase_of(stack);
+        (phase, rule)
+    }
+
+    #[test]
+    fn a_module_goes_forward_with_grad_and_evaluates_without() {
+        let call = || stack(&[("/w/model.py", "forward"), MODULE, TRAIN]);
+        let told = |grad| told(&with_grad(call(), grad));
+        assert_eq!(
+            told(Grad::Enabled),
+            (Phase::Forward, PhaseRule::ModuleWithGrad)
+        );
+        let without = (Phase::Evaluation, PhaseRule::ModuleWithoutGrad);
+        assert_eq!(told(Grad::Disabled), without);
+        assert_eq!(told(Grad::Inference), without);
+        assert_eq!(told(Grad::Unknown), (Phase::Forward, PhaseRule::ModuleOnly));
+        assert!(!PhaseRule::ModuleOnly.is_certain());
+    }
+
+    #[test]
+    fn a_module_that_only_the_context_knows_counts_as_one() {
+        let mut outside = with_grad(stack(&[TRAIN]), Grad::Enabled);
+        assert_eq!(told(&outside), (Phase::Other, PhaseRule::NothingTells));
+        outside.context.module = Module::Called("GPT.head".into());
+        assert_eq!(told(&outside), (Phase::Forward, PhaseRule::ModuleWithGrad));
+        outside.context.module = Module::Unknown;
+        assert_eq!(told(&outside).0, Phase::Forward);
+    }
+
+    #[test]
+    fn threads_of_autograd_go_backward() {
+        let mut waiting = stack(&[ENGINE, TRAIN]);
+        waiting.kind = StackKind::Waiting {
+            thread: "pt_autograd_0".into(),
+        };
+        assert_eq!(told(&waiting), (Phase::Backward, PhaseRule::EngineThread));
+        let waiting = in_node(waiting);
+        assert_eq!(told(&waiting), (Phase::Backward, PhaseRule::NodeEvaluated));
+        let mut nobody = in_node(stack(&[]));
+        nobody.kind = StackKind::Unknown {
+            thread: "pt_autograd_0".into(),
+            reason: NoStack::SeveralWaiting,
+        };
+        assert_eq!(told(&nobody), (Phase::Backward, PhaseRule::NodeEvaluated));
+        nobody.context.node = None;
+        assert_eq!(told(&nobody), (Phase::Other, PhaseRule::NoStack));
+    }
+
+    #[test]
+    fn a_module_that_a_backward_pass_calls_computes_again() {
+        // On a thread of autograd: the hook of the checkpoint is the outermost frame.
+        let hook = ("/p/site-packages/torch/utils/checkpoint.py", "unpack_hook");
+        let own = in_node(stack(&[MODULE, hook]));
+        assert_eq!(
+            told(&own),
+            (Phase::Recompute, PhaseRule::CheckpointInBackward)
+        );
+        let own = in_node(stack(&[MODULE, ("/w/hooks.py", "again")]));
+        assert_eq!(told(&own), (Phase::Recompute, PhaseRule::ModuleInBackward));
+        // On the thread that called backward(), where the graph is of the CPU.
+        let called = stack(&[MODULE, ENGINE, TRAIN]);
+        assert_eq!(
+            told(&called),
+            (Phase::Recompute, PhaseRule::ModuleInBackward)
+        );
+    }
+
+    #[test]
+    fn a_backward_pass_that_a_module_starts_goes_backward() {
+        let inside = in_node(stack(&[ENGINE, MODULE, TRAIN]));
+        assert_eq!(told(&inside), (Phase::Backward, PhaseRule::EngineCalled));
+    }
+
+    #[test]
+    fn a_reentrant_checkpoint_computes_again_and_goes_back_in_turn() {
+        let checkpoint = ("/p/site-packages/torch/utils/checkpoint.py", "backward");
+        let apply = ("/p/site-packages/torch/autograd/function.py", "apply");
+        let again = in_node(stack(&[("/w/f.py", "f"), checkpoint, apply]));
+        assert_eq!(told(&again).0, Phase::Recompute);
+        let back = in_node(stack(&[ENGINE, checkpoint, apply]));
+        assert_eq!(told(&back).0, Phase::Backward);
+    }
+
+    #[test]
+    fn a_function_of_python_goes_backward_on_a_thread_of_its_own_only() {
+        let apply = ("/p/site-packages/torch/autograd/function.py", "apply");
+        let own = stack(&[("/w/f.py", "backward"), apply]);
+        assert_eq!(told(&own), (Phase::Backward, PhaseRule::FunctionApplied));
+        let called = stack(&[("/w/f.py", "forward"), apply, TRAIN]);
+        assert_eq!(told(&called).0, Phase::Other);
+    }
+
+    #[test]
+    fn the_innermost_of_optimizer_engine_and_module_decides() {
+        assert_eq!(told(&stack(&[STEP, TRAIN])).0, Phase::OptimizerStep);
+        let adam = ("/p/site-packages/torch/optim/adam.py", "step");
+        assert_eq!(told(&stack(&[adam, TRAIN])).0, Phase::OptimizerStep);
+        let closure = with_grad(
+            stack(&[MODULE, ("/w/t.py", "closure"), STEP]),
+            Grad::Enabled,
+        );
+        assert_eq!(told(&closure).0, Phase::Forward);
+        assert_eq!(told(&stack(&[ENGINE, STEP, TRAIN])).0, Phase::Backward);
+        let hook = in_node(stack(&[STEP, ("/w/t.py", "hook")]));
+        assert_eq!(told(&hook).0, Phase::OptimizerStep);
+    }
+
+    #[test]
+    fn loading_data_is_that_whatever_it_calls() {
+        let fetch = ("/p/site-packages/torch/utils/data/_utils/fetch.py", "fetch");
+        let transform = stack(&[MODULE, ("/w/data.py", "__getitem__"), fetch, TRAIN]);
+        assert_eq!(
+            told(&transform),
+            (Phase::DataLoading, PhaseRule::DataCalled)
+        );
+    }
+
+    #[test]
+    fn files_outside_of_torch_tell_nothing() {
+        let lookalike = stack(&[("/w/optim/optimizer.py", "wrapper"), TRAIN]);
+        assert_eq!(told(&lookalike).0, Phase::Other);
+        let scheduler = ("/p/site-packages/torch/optim/lr_scheduler.py", "step");
+        assert_eq!(told(&stack(&[scheduler])).0, Phase::Other);
+    }
+}

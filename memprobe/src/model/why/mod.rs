@@ -2,6 +2,7 @@
 //!
 //! All of it is inferred from the stream of events, and every fact names the rule that it follows from.
 
+pub mod growth;
 pub mod modules;
 pub mod parts;
 pub mod peak;

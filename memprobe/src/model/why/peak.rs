@@ -242,3 +242,6 @@ pub(super) fn summit_of<'a>(
         _ => Summit::at(now),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -14,7 +14,9 @@ use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{FileNames, count, counted, rate, span};
 use crate::model::snapshot::{DeviceSnapshot, What};
+use crate::model::why::WhyLedger;
 use crate::model::why::growth::{Growth, GrowthLedger, Rate, Step, Suspect};
+use crate::model::why::iterations::{IterationKind, Iterations, Source};
 use crate::recording::Reader;
 
 /// Said above suspects.
@@ -34,15 +36,23 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = GrowthLedger::new(options.grouping);
+    let mut why = WhyLedger::new(None);
+    let mut laps = 0;
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
+        why.apply(event, applied);
+        if why.laps_ended() > laps {
+            laps = why.laps_ended();
+            ledger.end_lap();
+        }
         ledger.apply(event, applied, model);
     })?;
+    let laps = laps_an_iteration(&why.iterations(), laps);
     let devices: Vec<OnDevice> = replay
         .snapshot
         .devices
         .iter()
         .filter_map(|device| {
-            let growth = ledger.growth(device.index, None)?;
+            let growth = ledger.growth(device.index, laps)?;
             Some(OnDevice { device, growth })
         })
         .collect();
@@ -53,6 +63,28 @@ pub(super) fn write<R: BufRead>(
         Format::Csv => structured::csv(&devices, out)?,
     }
     Ok(replay.outcome())
+}
+
+/// Of how many laps an iteration is made; `None` where no iterations could be told.
+fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
+    let of_kind = |kinds: &[IterationKind]| {
+        let rows = iterations.rows.iter();
+        rows.filter(|row| kinds.contains(&row.kind)).count() as f64
+    };
+    let whole = of_kind(&[IterationKind::Whole]);
+    if iterations.source == Source::Nothing || whole < 1.0 {
+        return None;
+    }
+    let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
+    let laps = laps.saturating_sub(iterations.dropped) as f64;
+    let each = ((laps - others) / whole).max(1.0);
+    // Laps before it was clear what iterations are made of, and evaluations between, belong to none.
+    let nearest = each.round();
+    Some(if (each - nearest).abs() <= 0.15 * nearest {
+        nearest
+    } else {
+        each
+    })
 }
 
 fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> String {

@@ -1,5 +1,6 @@
 //! The moment at which a device held most, and what it held then.
 
+mod purpose;
 mod structured;
 
 use std::cmp::Reverse;
@@ -18,16 +19,21 @@ use crate::label::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, count, counted, duration, percent,
 };
 use crate::model::snapshot::{DeviceSnapshot, Site, What};
+use crate::model::why::WhyLedger;
 use crate::model::why::parts::{Part, Pass, Place};
 use crate::model::why::peak::{PeakLedger, PeakView};
 use crate::recording::Reader;
 
+use purpose::{INFERRED, Purposed, iteration_at, purposes};
 pub(super) use structured::{place_kind, what_kind};
 
 /// A device, and what it held at its peak.
 struct AtPeak<'a> {
     device: &'a DeviceSnapshot,
     view: PeakView,
+    /// In which iteration that was, where it is known.
+    iteration: Option<String>,
+    purposes: Vec<Row<Purposed>>,
     lines: Vec<Row<Site>>,
     modules: Vec<Row<Called>>,
     tensors: Vec<Row<What>>,
@@ -37,7 +43,8 @@ struct AtPeak<'a> {
 struct Row<K> {
     who: K,
     bytes: u64,
-    blocks: u64,
+    /// How many, where that is known.
+    blocks: Option<u64>,
 }
 
 /// A module, where those that differ in number alone are one, and a pass through it.
@@ -54,14 +61,30 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = PeakLedger::new(options.grouping);
+    let mut why = WhyLedger::new(None);
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
         ledger.apply(event, applied, model);
+        why.apply(event, applied);
     })?;
+    let iterations = why.iterations();
     let devices: Vec<AtPeak> = replay
         .snapshot
         .devices
         .iter()
-        .filter_map(|device| Some(AtPeak::of(device, ledger.view(device.index)?)))
+        .filter_map(|device| {
+            let view = ledger.view(device.index)?;
+            let purposes = purposes(why.device(device.index)?);
+            let iteration = iteration_at(&iterations, view.moment.time);
+            Some(AtPeak {
+                device,
+                iteration,
+                lines: rows(&view, |part| part.origin.site.clone()),
+                modules: rows(&view, called),
+                tensors: rows(&view, |part| part.what.clone()),
+                purposes,
+                view,
+            })
+        })
         .collect();
     match options.format {
         Format::Text => out.write_all(text(&replay, &devices, options).as_bytes())?,
@@ -70,18 +93,6 @@ pub(super) fn write<R: BufRead>(
         Format::Csv => structured::csv(&devices, out)?,
     }
     Ok(replay.outcome())
-}
-
-impl<'a> AtPeak<'a> {
-    fn of(device: &'a DeviceSnapshot, view: PeakView) -> Self {
-        Self {
-            lines: rows(&view, |part| part.origin.site.clone()),
-            modules: rows(&view, called),
-            tensors: rows(&view, |part| part.what.clone()),
-            device,
-            view,
-        }
-    }
 }
 
 /// What was held, by what `who` says of a part, largest first.
@@ -97,7 +108,11 @@ fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&Part) -> K) -> Vec<Row<K>> 
     }
     let mut rows: Vec<Row<K>> = sums
         .into_iter()
-        .map(|(who, (bytes, blocks))| Row { who, bytes, blocks })
+        .map(|(who, (bytes, blocks))| Row {
+            who,
+            bytes,
+            blocks: Some(blocks),
+        })
         .collect();
     rows.sort_by_key(|row| (Reverse(row.bytes), first.get(&row.who).copied()));
     rows
@@ -158,6 +173,8 @@ fn text(replay: &Replay, devices: &[AtPeak<'_>], options: &ReportOptions) -> Str
         let frames = at_peak.lines.iter().filter_map(|row| row.who.frame());
         let names = FileNames::of(frames.map(|frame| &frame.file));
         let sheet = Sheet { at_peak, options };
+        sheet.render(&mut text, "CATEGORY", &at_peak.purposes, Purposed::name);
+        table::push_note(&mut text, INFERRED, options.width);
         sheet.render(&mut text, "LINE", &at_peak.lines, |site| names.site(site));
         if at_peak.view.knows_modules {
             sheet.render(&mut text, "MODULE", &at_peak.modules, called_name);
@@ -181,10 +198,12 @@ fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     let moment = &at_peak.view.moment;
     let (allocated, reserved) = (moment.totals.allocated, moment.totals.reserved);
     let after = Duration::from_nanos(moment.time.0.saturating_sub(since));
+    let iteration = at_peak.iteration.as_ref();
     let mut lines = vec![format!(
-        "most since attach: {} allocated, {} after the beginning",
+        "most since attach: {} allocated, {} after the beginning{}",
         human(allocated),
-        duration(after)
+        duration(after),
+        iteration.map_or_else(String::new, |it| format!(", {it}"))
     )];
     let cached = reserved.0.saturating_sub(allocated.0);
     if at_peak.device.index != DeviceIndex::CPU {
@@ -229,12 +248,12 @@ impl Sheet<'_> {
         cells.extend(
             shown
                 .iter()
-                .map(|row| self.row(row.bytes, Some(row.blocks), name(&row.who))),
+                .map(|row| self.row(row.bytes, row.blocks, name(&row.who))),
         );
         if !hidden.is_empty() {
             let sum = |of: fn(&Row<K>) -> u64| hidden.iter().map(of).fold(0, u64::saturating_add);
             let others = counted(hidden.len() as u64, "other row");
-            let blocks = Some(sum(|row| row.blocks));
+            let blocks = hidden.iter().map(|row| row.blocks).sum();
             cells.push(self.row(sum(|row| row.bytes), blocks, format!("({others})")));
         }
         let moment = &self.at_peak.view.moment;

@@ -31,6 +31,8 @@ struct Device<'a> {
     allocated: u64,
     reserved: u64,
     cached: u64,
+    /// In words: which iteration it was.
+    iteration: Option<&'a str>,
     before_attach: u64,
     unaccounted: i64,
     /// The highest by the allocator's own statistics, which may be of before attach.
@@ -38,7 +40,8 @@ struct Device<'a> {
     rows: Vec<Row<'a>>,
 }
 
-/// One row. `by` says which table it belongs to: `line`, `module` or `tensor`. The rows of each add up to what the allocator said, with those
+/// One row. `by` says which table it belongs to: `line`, `module`, `tensor`, `category` (inferred) or `tensor` (inferred), or `saved`, which
+/// divides the category `activation`. The rows of each other add up to what the allocator said, with those
 /// of the `kind`s `before_attach` and `unaccounted`.
 #[derive(Serialize)]
 struct Row<'a> {
@@ -50,6 +53,7 @@ struct Row<'a> {
     function: Option<&'a str>,
     thread: Option<&'a str>,
     reason: Option<&'a str>,
+    category: Option<&'static str>,
     module: Option<String>,
     pass: Option<&'static str>,
     shape: Option<String>,
@@ -59,9 +63,9 @@ struct Row<'a> {
     blocks: Option<u64>,
 }
 
-const HEADINGS: [&str; 15] = [
-    "device", "by", "kind", "file", "line", "function", "thread", "reason", "module", "pass",
-    "shape", "dtype", "use", "bytes", "blocks",
+const HEADINGS: [&str; 16] = [
+    "device", "by", "kind", "file", "line", "function", "thread", "reason", "category", "module",
+    "pass", "shape", "dtype", "use", "bytes", "blocks",
 ];
 
 /// One document.
@@ -115,6 +119,7 @@ fn device<'a>(at_peak: &'a AtPeak<'a>, started: u64) -> Device<'a> {
         allocated,
         reserved,
         cached: reserved.saturating_sub(allocated),
+        iteration: at_peak.iteration.as_deref(),
         before_attach: moment.before_attach.0,
         unaccounted: moment.unaccounted,
         highest_allocated: at_peak.device.peak.allocated.0,
@@ -136,18 +141,32 @@ fn rows<'a>(at_peak: &'a AtPeak<'a>) -> Vec<Row<'a>> {
             ..empty(device, by, kind)
         })
     };
-    let held = |row: Row<'a>, bytes: u64, blocks: u64| Row {
+    let held = |row: Row<'a>, bytes: u64, blocks: Option<u64>| Row {
         bytes: signed(bytes),
-        blocks: Some(blocks),
+        blocks,
         ..row
     };
+    let purposes = at_peak.purposes.iter().map(|row| Row {
+        category: Some(row.who.category.as_str()),
+        bytes: signed(row.bytes),
+        ..empty(device, "category", "category")
+    });
+    let saved = at_peak.purposes.iter().flat_map(|row| &row.who.saved);
+    let saved = saved.map(|(module, bytes)| Row {
+        module: Some(module.clone()),
+        bytes: signed(*bytes),
+        ..empty(device, "saved", "module")
+    });
     let lines = at_peak.lines.iter();
     let lines = lines.map(|row| held(of_site(device, &row.who), row.bytes, row.blocks));
     let modules = at_peak.modules.iter();
     let modules = modules.map(|row| held(of_module(device, &row.who), row.bytes, row.blocks));
     let tensors = at_peak.tensors.iter();
     let tensors = tensors.map(|row| held(of_tensor(device, &row.who), row.bytes, row.blocks));
-    lines
+    purposes
+        .chain(rest("category"))
+        .chain(saved)
+        .chain(lines)
         .chain(rest("line"))
         .chain(modules)
         .chain(rest("module"))
@@ -226,6 +245,7 @@ fn empty<'a>(device: DeviceIndex, by: &'static str, kind: &'static str) -> Row<'
         function: None,
         thread: None,
         reason: None,
+        category: None,
         module: None,
         pass: None,
         shape: None,

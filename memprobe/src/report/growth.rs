@@ -241,3 +241,6 @@ fn row(rate_of: &Rate, name: String) -> Cells {
         name,
     ]
 }
+
+#[cfg(test)]
+mod tests;

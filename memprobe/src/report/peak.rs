@@ -284,3 +284,6 @@ impl Sheet<'_> {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,7 +36,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = GrowthLedger::new(options.grouping);
-    let mut why = WhyLedger::new(None);
+    let mut why = WhyLedger::new(options.iteration.clone());
     let mut laps = 0;
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
         why.apply(event, applied);

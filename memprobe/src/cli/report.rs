@@ -11,8 +11,8 @@ use crate::model::snapshot::Grouping;
 use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
-    self, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat, TensorOptions,
-    Top, write_tensors,
+    self, Alike, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat,
+    TensorOptions, Top, write_tensors,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -28,6 +28,9 @@ Examples:
   memprobe report trace.json
   memprobe report trace.json --sort live --all
   memprobe report trace.json --by tensor
+  memprobe report trace.json --by module --depth 2
+  memprobe report trace.json --by peak
+  memprobe report trace.json --by growth
   memprobe report trace.json --by iteration --format csv
   memprobe report trace.json --by category
   memprobe report run/
@@ -46,21 +49,21 @@ pub struct Report {
     /// The order of lines, largest first
     #[arg(short, long, value_enum, default_value_t = Order::Peak)]
     sort: Order,
-    /// Show this many lines of each device
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value_t = 30,
-        conflicts_with = "all"
-    )]
-    top: usize,
+    /// Show this many rows of each table [default: 30; 10 with --by peak and growth, which have several]
+    #[arg(short, long, value_name = "N", conflicts_with = "all")]
+    top: Option<usize>,
     /// Show all lines
     #[arg(short, long)]
     all: bool,
     /// Which frame of a stack names its line
     #[arg(short, long, value_enum, default_value_t = Naming::User)]
     grouping: Naming,
+    /// With --by module: show this many levels below the outermost modules
+    #[arg(long, value_name = "N")]
+    depth: Option<usize>,
+    /// With --by module: show each of modules that differ in number alone (layers.0, layers.1)
+    #[arg(long)]
+    each: bool,
     /// For programs without an optimizer: an iteration begins when memory is asked for from below this
     /// line, after the same thread asked for it from elsewhere
     ///
@@ -79,6 +82,12 @@ enum RowOf {
     Tensor,
     /// An event, in order
     Event,
+    /// A module (torch.nn.Module) that asked for memory, below those that it is part of
+    Module,
+    /// What each device held when it held most: by line, by module, by tensor
+    Peak,
+    /// A line, a module or a tensor that holds more from iteration to iteration: suspects of leaks
+    Growth,
     /// An iteration of a training loop: its peak, and what memory was for at that moment
     Iteration,
     /// What memory is for (parameters, gradients, activations, ...), and the rule that says so
@@ -194,6 +203,9 @@ impl Report {
                 RowOf::Line => By::Line,
                 RowOf::Tensor => By::Tensor,
                 RowOf::Event => By::Event,
+                RowOf::Module => By::Module,
+                RowOf::Peak => By::Peak,
+                RowOf::Growth => By::Growth,
                 RowOf::Iteration => By::Iteration,
                 RowOf::Category => By::Category,
                 RowOf::Phase => By::Phase,
@@ -214,11 +226,20 @@ impl Report {
             top: if self.all {
                 Top::All
             } else {
-                Top::Rows(self.top)
+                Top::Rows(self.top.unwrap_or(match self.by {
+                    RowOf::Peak | RowOf::Growth => 10,
+                    _ => 30,
+                }))
             },
             grouping: match self.grouping {
                 Naming::User => Grouping::User,
                 Naming::Innermost => Grouping::Innermost,
+            },
+            depth: self.depth,
+            alike: if self.each {
+                Alike::Each
+            } else {
+                Alike::Folded
             },
             width: if columns > 0 { columns } else { PIPED_WIDTH },
             colour: if terminal && wanted {

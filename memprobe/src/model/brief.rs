@@ -3,7 +3,8 @@
 use super::Model;
 use super::snapshot::Grouping;
 use super::snapshot::host::{DeviceRow, Holder};
-use crate::event::{Bytes, Totals};
+use super::why::peak::Moment;
+use crate::event::{Action, Bytes, DeviceIndex, Event, Totals};
 
 impl Model {
     /// The allocator's own totals, summed over all devices; `None` before the first was heard of.
@@ -13,6 +14,28 @@ impl Model {
             allocated: Bytes(sum.allocated.0.saturating_add(totals.allocated.0)),
             reserved: Bytes(sum.reserved.0.saturating_add(totals.reserved.0)),
         })
+    }
+
+    /// What an event was about, where that is a device of an allocator, and what that holds by now.
+    pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, Moment)> {
+        let (index, time) = match event {
+            Event::AtAttach(found) => (found.device?, found.time),
+            Event::Memory(event) => match event.action {
+                Action::Alloc | Action::Free | Action::Held | Action::OutOfMemory => {
+                    (event.device?, event.time)
+                }
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let device = self.devices.get(&index)?;
+        let moment = Moment {
+            time,
+            totals: device.totals(),
+            before_attach: device.before_attach(),
+            unaccounted: device.unaccounted(),
+        };
+        Some((index, moment))
     }
 
     /// The allocator's own totals of each device.

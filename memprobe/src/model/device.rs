@@ -263,10 +263,15 @@ impl Device {
 
     /// The allocator's total less what the ledger knows. All terms are below 2^62 (see
     /// [`ADDRESS_LIMIT`]).
-    fn unaccounted(&self) -> i64 {
+    pub(super) fn unaccounted(&self) -> i64 {
         let known = i128::from(self.before.unknown) + i128::from(self.blocks.live());
         let unaccounted = i128::from(self.totals.allocated.0) - known;
         unaccounted.clamp(i64::MIN.into(), i64::MAX.into()) as i64
+    }
+
+    /// What was allocated before attach and not freed since.
+    pub(super) fn before_attach(&self) -> Bytes {
+        Bytes(self.before.unknown.saturating_add(self.before.held))
     }
 
     /// From now on `id` stands for another stack.
@@ -296,7 +301,7 @@ impl Device {
 
     /// Who holds most, and how much.
     pub(super) fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
-        let before = Bytes(self.before.unknown.saturating_add(self.before.held));
+        let before = self.before_attach();
         match self.holders.top(grouping) {
             Some((site, live)) if live >= before => Some((Holder::Site(site.clone()), live)),
             _ if before.0 > 0 => Some((Holder::BeforeAttach, before)),
@@ -316,7 +321,7 @@ impl Device {
             totals: self.totals,
             peak: self.peak,
             before_attach: BeforeAttach {
-                live: Bytes(self.before.unknown.saturating_add(self.before.held)),
+                live: self.before_attach(),
                 unknown: Bytes(self.before.unknown),
                 known_blocks: self.before.blocks,
                 unseen_frees: self.before.unseen_frees,

@@ -1,9 +1,13 @@
 //! Reports: of a recording, the table of lines or every event; of a process, its tensors.
 
+mod columns;
 mod events;
+mod growth;
 mod host;
 mod lines;
 mod many;
+mod modules;
+mod peak;
 mod replay;
 mod shapes;
 mod structured;
@@ -36,6 +40,10 @@ pub struct ReportOptions {
     pub top: Top,
     /// Which frame of a stack names its line.
     pub grouping: Grouping,
+    /// How many levels of modules are shown below the outermost ones; `None` for all.
+    pub depth: Option<usize>,
+    /// What becomes of modules that differ in number alone.
+    pub alike: Alike,
     /// Columns of text.
     pub width: usize,
     /// Whether text is coloured.
@@ -52,6 +60,8 @@ impl Default for ReportOptions {
             sort: Sort::Peak,
             top: Top::Rows(30),
             grouping: Grouping::User,
+            depth: None,
+            alike: Alike::Folded,
             width: 100,
             colour: Colour::Plain,
             iteration: None,
@@ -68,6 +78,12 @@ pub enum By {
     Tensor,
     /// An event, in the order of the recording.
     Event,
+    /// A module.
+    Module,
+    /// What a device held when it held most.
+    Peak,
+    /// What grows from iteration to iteration.
+    Growth,
     /// An iteration of a training loop.
     Iteration,
     /// What memory is for, and the rule that says so.
@@ -111,6 +127,15 @@ pub enum Top {
     All,
     /// The first ones, on each device.
     Rows(usize),
+}
+
+/// What becomes of modules that differ in number alone, as the layers of a transformer. Other programs than people always get each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alike {
+    /// They are one row.
+    Folded,
+    /// Each is a row.
+    Each,
 }
 
 /// Whether text is coloured.
@@ -183,6 +208,9 @@ pub fn write<R: BufRead>(
         By::Line => lines(reader, options, out),
         By::Tensor => shapes::write(reader, options, out),
         By::Event => events::write(reader, options, out),
+        By::Module => modules::write(reader, options, out),
+        By::Peak => peak::write(reader, options, out),
+        By::Growth => growth::write(reader, options, out),
         By::Iteration | By::Category | By::Phase | By::Saved => why::write(reader, options, out),
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));

@@ -37,21 +37,21 @@ pub(super) fn run<R: BufRead>(
     reader: Reader<R>,
     grouping: Grouping,
 ) -> Result<Replay, RecordingError> {
-    run_beside(reader, grouping, |_, _| {})
+    run_beside(reader, grouping, |_, _, _| {})
 }
 
-/// Plays a whole recording, also to somebody who hears what the ledger made of each event.
+/// Plays a whole recording, also to somebody who hears what the ledger made of each event, and asks it.
 pub(super) fn run_beside<R: BufRead>(
     mut reader: Reader<R>,
     grouping: Grouping,
-    mut hear: impl FnMut(&Event, &Applied),
+    mut hear: impl FnMut(&Event, &Applied, &Model),
 ) -> Result<Replay, RecordingError> {
     let header = reader.header();
     let mut model = Model::new(header.target.clone(), header.start);
     for event in reader.by_ref() {
         let event = event?;
         let applied = model.apply(&event);
-        hear(&event, &applied);
+        hear(&event, &applied, &model);
     }
     // The version of torch is often learned later than the start.
     let header = reader.header().clone();

@@ -42,7 +42,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = ShapeLedger::new(options.grouping);
-    let replay = replay::run_beside(reader, options.grouping, |event, applied| {
+    let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
     let devices = replay.snapshot.devices.iter();
@@ -92,7 +92,7 @@ impl Tensors {
 }
 
 /// A tensor, or what a block without one is, for people.
-fn tensor(what: &What) -> String {
+pub(super) fn tensor(what: &What) -> String {
     match what {
         What::Known(is) => match &**is {
             Use::Tensor(shape) => format!("{shape} {}", shape.dtype),

@@ -58,7 +58,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = WhyLedger::new(options.iteration.clone());
-    let replay = replay::run_beside(reader, options.grouping, |event, applied| {
+    let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
     let tables = tables(&replay, &ledger, options);

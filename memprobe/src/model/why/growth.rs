@@ -1,0 +1,497 @@
+//! What grows from iteration to iteration: suspects of leaks.
+//!
+//! What each part holds is looked at where laps end: whole iterations, or steps of several optimizers in turn, which are put together once
+//! it is known how many make an iteration. Where a program has no iterations that can be told, time is cut into equal windows, and of each
+//! the lowest is looked at: what comes and goes has gone at some time in each.
+
+mod fit;
+mod series;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+pub use fit::Fit;
+use series::{Level, MOST_STEPS, Series, Steps};
+
+use super::parts::{Change, Part, Parts, Place, Way};
+use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
+use crate::model::Model;
+use crate::model::applied::Applied;
+use crate::model::snapshot::{Grouping, Site, What};
+
+/// Nanoseconds of the first windows: a millisecond.
+const FIRST_WINDOW: u64 = 1_000_000;
+
+/// Changes that are kept of all series together; with more, steps become longer.
+const MOST_CHANGES: usize = 1 << 22;
+
+/// Suspects that are named of each kind.
+const MOST_SUSPECTS: usize = 1000;
+
+/// Bytes by which somebody must have grown to be named, at least: eight of the smallest blocks.
+const LEAST_GROWTH: u64 = 8 * 512;
+
+/// Of what the device held at most, the part by which somebody must have grown to be named, at least.
+const LEAST_SHARE: u64 = 10_000;
+
+/// What each part holds, step by step, brought up to date by each event.
+#[derive(Debug)]
+pub struct GrowthLedger {
+    parts: Parts,
+    live: Vec<Level>,
+    laps: Track,
+    windows: Track,
+    window: Window,
+    devices: BTreeMap<DeviceIndex, OnDevice>,
+}
+
+/// A device as a whole.
+#[derive(Debug, Default)]
+struct OnDevice {
+    allocated: u64,
+    low: u64,
+    peak: u64,
+    laps: Series,
+    windows: Series,
+}
+
+/// Windows of time.
+#[derive(Debug)]
+struct Window {
+    start: Option<TimeNs>,
+    /// Nanoseconds of each.
+    length: u64,
+    /// The lowest of those that changed in this one.
+    lows: HashMap<usize, Level>,
+}
+
+/// Series of all parts, at the same steps.
+#[derive(Debug, Default)]
+struct Track {
+    steps: Steps,
+    series: Vec<Series>,
+    changes: usize,
+    /// Parts whose last sample may not be what they hold.
+    stale: HashSet<usize>,
+}
+
+impl Track {
+    fn touch(&mut self, part: usize) {
+        self.stale.insert(part);
+    }
+
+    /// Takes a sample of all parts, where `level` says what one holds for it.
+    fn sample(&mut self, live: &[Level], level: impl Fn(usize) -> Level) {
+        self.series.resize(live.len(), Series::default());
+        let stale = std::mem::take(&mut self.stale);
+        for part in stale {
+            let Some(series) = self.series.get_mut(part) else {
+                continue;
+            };
+            if series.take(&self.steps, level(part)) {
+                self.changes += 1;
+            }
+            if live.get(part).is_some_and(|live| *live != series.last()) {
+                self.stale.insert(part);
+            }
+        }
+    }
+
+    fn must_halve(&self) -> bool {
+        self.steps.is_full() || (self.changes > MOST_CHANGES && self.steps.whole() > 32)
+    }
+
+    fn halve(&mut self) {
+        self.changes = self.series.iter_mut().map(Series::halve).sum();
+        self.steps.stride = self.steps.stride.saturating_mul(2);
+    }
+}
+
+/// What a step stands for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    /// Iterations: what was live at their ends, of several the lowest. Fewer than one where most laps are none.
+    Iterations(f64),
+    /// Nanoseconds: the lowest of each such window of time.
+    Window(u64),
+}
+
+/// What grows on a device.
+#[derive(Clone, Debug)]
+pub struct Growth {
+    /// What the figures are of.
+    pub step: Step,
+    /// Steps that were looked at.
+    pub steps: usize,
+    /// Steps before those, in which programs grow to their size.
+    pub left_out: usize,
+    /// Steps that are needed.
+    pub needed: usize,
+    /// What somebody must have grown by to be named.
+    pub least: Bytes,
+    /// How the allocator's total grows; `None` where it cannot be said that it does.
+    pub total: Option<Rate>,
+    /// Lines that grow, fastest first.
+    pub lines: Vec<Suspect<Site>>,
+    /// Modules that grow, fastest first.
+    pub modules: Vec<Suspect<Place>>,
+    /// What is made of it, fastest first.
+    pub tensors: Vec<Suspect<What>>,
+}
+
+/// How fast somebody grows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// Bytes an iteration, or a second.
+    pub bytes: f64,
+    /// Blocks an iteration, or a second; 0 for totals.
+    pub blocks: f64,
+    /// In how many of the steps it grew, from 0 to 1.
+    pub grew: f64,
+    /// What it held at the first step that was looked at.
+    pub first: Bytes,
+    /// What it held at the last one.
+    pub last: Bytes,
+}
+
+/// Somebody who grows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suspect<K> {
+    /// Who.
+    pub who: K,
+    /// How fast.
+    pub rate: Rate,
+    /// The part of it that grows fastest.
+    pub part: Part,
+}
+
+impl GrowthLedger {
+    /// Nothing is live yet.
+    pub fn new(grouping: Grouping) -> Self {
+        Self {
+            parts: Parts::new(grouping),
+            live: Vec::new(),
+            laps: Track::default(),
+            windows: Track::default(),
+            window: Window {
+                start: None,
+                length: FIRST_WINDOW,
+                lows: HashMap::new(),
+            },
+            devices: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the next event of the stream, what the ledger of lines made of it, and that ledger.
+    pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        let moment = model.moment(event);
+        if let Some((_, now)) = &moment {
+            self.pass_windows(now.time);
+        }
+        let (live, lows) = (&mut self.live, &mut self.window.lows);
+        let (laps, windows) = (&mut self.laps, &mut self.windows);
+        self.parts.apply(event, applied, |change| {
+            if live.len() <= change.part {
+                live.resize(change.part + 1, Level::default());
+            }
+            let level = &mut live[change.part];
+            let low = lows.entry(change.part).or_insert(*level);
+            level.change(change);
+            *low = low.lower(*level);
+            laps.touch(change.part);
+            windows.touch(change.part);
+        });
+        if let Some((device, now)) = moment {
+            let allocated = now.totals.allocated.0;
+            let device = self.devices.entry(device).or_insert_with(|| OnDevice {
+                low: allocated,
+                ..OnDevice::default()
+            });
+            device.allocated = allocated;
+            device.low = device.low.min(allocated);
+            device.peak = device.peak.max(allocated);
+        }
+    }
+
+    /// Says that a lap ended with the last event.
+    pub fn end_lap(&mut self) {
+        if self.laps.must_halve() {
+            self.laps.halve();
+            for device in self.devices.values_mut() {
+                device.laps.halve();
+            }
+        }
+        let live = &self.live;
+        self.laps
+            .sample(live, |part| live.get(part).copied().unwrap_or_default());
+        for device in self.devices.values_mut() {
+            let level = Level {
+                live: device.allocated,
+                blocks: 0,
+            };
+            device.laps.take(&self.laps.steps, level);
+        }
+        self.laps.steps.taken += 1;
+    }
+
+    /// Ends the windows that are over at a time.
+    fn pass_windows(&mut self, time: TimeNs) {
+        let start = *self.window.start.get_or_insert(time);
+        let passed = time.0.saturating_sub(start.0);
+        while passed / self.window.length >= MOST_STEPS || self.windows.changes > MOST_CHANGES {
+            // Nothing is gained by windows that are longer than all of the time.
+            if self.window.length > passed {
+                break;
+            }
+            self.lengthen_windows();
+        }
+        while self.windows.steps.taken < passed / self.window.length {
+            self.end_window();
+        }
+    }
+
+    /// Makes pairs of windows one. The one that is not over yet begins earlier then, where it is the second of its pair.
+    fn lengthen_windows(&mut self) {
+        let taken = self.windows.steps.taken;
+        if !taken.is_multiple_of(2) {
+            self.reopen_last_window();
+        }
+        self.windows.halve();
+        for device in self.devices.values_mut() {
+            device.windows.halve();
+        }
+        self.windows.steps.stride = 1;
+        self.windows.steps.taken = taken / 2;
+        self.window.length = self.window.length.saturating_mul(2);
+    }
+
+    /// What was lowest in the last window that is over counts for the one that is not.
+    fn reopen_last_window(&mut self) {
+        for (part, series) in self.windows.series.iter().enumerate() {
+            let last = series.last();
+            let Some(live) = self.live.get(part) else {
+                continue;
+            };
+            let low = self.window.lows.get(&part).unwrap_or(live);
+            if last.live < low.live {
+                self.window.lows.insert(part, last);
+                self.windows.stale.insert(part);
+            }
+        }
+        for device in self.devices.values_mut() {
+            device.low = device.low.min(device.windows.last().live);
+        }
+    }
+
+    fn end_window(&mut self) {
+        let (live, lows) = (&self.live, std::mem::take(&mut self.window.lows));
+        self.windows.sample(live, |part| {
+            let now = live.get(part).copied().unwrap_or_default();
+            lows.get(&part).copied().unwrap_or(now)
+        });
+        for device in self.devices.values_mut() {
+            let level = Level {
+                live: device.low,
+                blocks: 0,
+            };
+            device.windows.take(&self.windows.steps, level);
+            device.low = device.allocated;
+        }
+        self.windows.steps.taken += 1;
+    }
+
+    /// What grows on a device; `None` of one that was not heard of. Iterations are of so many laps; without, windows of time are looked at.
+    pub fn growth(&self, device: DeviceIndex, laps_an_iteration: Option<f64>) -> Option<Growth> {
+        let on = self.devices.get(&device)?;
+        let (track, total, look) = match laps_an_iteration {
+            Some(laps) => (&self.laps, &on.laps, Look::at_iterations(&self.laps, laps)),
+            None => {
+                let look = Look::at_windows(&self.windows, self.window.length);
+                (&self.windows, &on.windows, look)
+            }
+        };
+        let look = Look {
+            least: (on.peak / LEAST_SHARE).max(LEAST_GROWTH),
+            ..look
+        };
+        let levels = |name: usize| {
+            let levels = look.levels(track.series.get(name)?);
+            let changed = levels.windows(2).any(|pair| pair[0] != pair[1]);
+            changed.then_some(levels)
+        };
+        let grown = || {
+            let parts = self.parts.of(device);
+            parts.filter_map(|(name, part)| Some((part, levels(name)?)))
+        };
+        Some(Growth {
+            step: look.step,
+            steps: look.whole - look.left_out,
+            left_out: look.left_out,
+            needed: fit::FEWEST_STEPS,
+            least: Bytes(look.least),
+            total: look.rate(&look.levels(total)),
+            lines: look.suspects(grown, |part| part.origin.site.clone()),
+            modules: look.suspects(grown, |part| part.origin.place.clone()),
+            tensors: look.suspects(grown, |part| part.what.clone()),
+        })
+    }
+}
+
+impl Level {
+    fn change(&mut self, change: Change) {
+        match change.way {
+            Way::Came => {
+                self.live = self.live.saturating_add(change.size.0);
+                self.blocks = self.blocks.saturating_add(1);
+            }
+            Way::Went => {
+                self.live = self.live.saturating_sub(change.size.0);
+                self.blocks = self.blocks.saturating_sub(1);
+            }
+            Way::NotFollowed => {}
+        }
+    }
+}
+
+/// What of the series is looked at.
+struct Look {
+    step: Step,
+    /// Samples of the series that make a step.
+    together: usize,
+    /// Steps.
+    whole: usize,
+    /// The first steps, which are not looked at.
+    left_out: usize,
+    /// Bytes to grow by.
+    least: u64,
+}
+
+impl Look {
+    fn at_iterations(track: &Track, laps_an_iteration: f64) -> Self {
+        let stride = track.steps.stride as f64;
+        let laps = laps_an_iteration.max(1.0);
+        // A whole iteration in each step, so that what its laps hold in turn is in all of them.
+        let together = ((laps / stride).round() as usize).max(1);
+        let whole = track.steps.whole() / together;
+        Self {
+            step: Step::Iterations(together as f64 * stride / laps),
+            together,
+            whole,
+            left_out: whole.div_ceil(10).max(2).min(whole),
+            least: LEAST_GROWTH,
+        }
+    }
+
+    fn at_windows(track: &Track, length: u64) -> Self {
+        let whole = track.steps.whole();
+        Self {
+            step: Step::Window(length),
+            together: 1,
+            whole,
+            left_out: whole.div_ceil(4),
+            least: LEAST_GROWTH,
+        }
+    }
+
+    /// Iterations, or seconds, a step.
+    fn per(&self) -> f64 {
+        match self.step {
+            Step::Iterations(iterations) => iterations,
+            Step::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+        }
+    }
+
+    /// What was held at the steps that are looked at.
+    fn levels(&self, series: &Series) -> Vec<Level> {
+        let levels = series.levels(self.whole * self.together);
+        let steps = levels.chunks_exact(self.together).skip(self.left_out);
+        let lowest = |step: &[Level]| step.iter().copied().reduce(Level::lower);
+        steps.filter_map(lowest).collect()
+    }
+
+    fn rate(&self, levels: &[Level]) -> Option<Rate> {
+        let of = |figure: fn(&Level) -> u64| levels.iter().map(figure).collect::<Vec<_>>();
+        let live = of(|level| level.live);
+        let fit = fit::fit(&live)?;
+        let steps = self.whole.saturating_sub(self.left_out + 1) as f64;
+        let (first, last) = (*live.first()?, *live.last()?);
+        (fit.slope * steps >= self.least as f64).then(|| Rate {
+            bytes: fit.slope / self.per(),
+            blocks: fit::theil_sen(&of(|level| level.blocks)) / self.per(),
+            grew: fit.grew,
+            first: Bytes(first),
+            last: Bytes(last),
+        })
+    }
+
+    /// Those who grow, by what `who` says of a part. Only those who gained most are looked at.
+    fn suspects<'a, K, Grown>(
+        &self,
+        grown: impl Fn() -> Grown,
+        who: impl Fn(&Part) -> K,
+    ) -> Vec<Suspect<K>>
+    where
+        K: Clone + Eq + std::hash::Hash,
+        Grown: Iterator<Item = (&'a Part, Vec<Level>)>,
+    {
+        let mut gains: HashMap<K, i128> = HashMap::new();
+        for (part, levels) in grown() {
+            *gains.entry(who(part)).or_default() += gain(&levels);
+        }
+        let mut gains: Vec<_> = gains.into_iter().filter(|(_, gain)| *gain > 0).collect();
+        gains.sort_by_key(|(_, gain)| Reverse(*gain));
+        gains.truncate(MOST_SUSPECTS);
+        let mut groups: HashMap<K, Group<'a>> = gains
+            .into_iter()
+            .map(|(who, _)| (who, Group::default()))
+            .collect();
+        for (part, levels) in grown() {
+            if let Some(group) = groups.get_mut(&who(part)) {
+                group.add(part, &levels);
+            }
+        }
+        let mut suspects: Vec<Suspect<K>> = groups
+            .into_iter()
+            .filter_map(|(who, group)| {
+                Some(Suspect {
+                    who,
+                    rate: self.rate(&group.levels)?,
+                    part: group.most?.1.clone(),
+                })
+            })
+            .collect();
+        suspects.sort_by(|one, other| other.rate.bytes.total_cmp(&one.rate.bytes));
+        suspects
+    }
+}
+
+/// Parts that are looked at together.
+#[derive(Default)]
+struct Group<'a> {
+    levels: Vec<Level>,
+    /// The part that gained most, and how much.
+    most: Option<(i128, &'a Part)>,
+}
+
+impl<'a> Group<'a> {
+    fn add(&mut self, part: &'a Part, levels: &[Level]) {
+        self.levels.resize(levels.len(), Level::default());
+        for (sum, level) in self.levels.iter_mut().zip(levels) {
+            sum.live = sum.live.saturating_add(level.live);
+            sum.blocks = sum.blocks.saturating_add(level.blocks);
+        }
+        let gain = gain(levels);
+        if self.most.is_none_or(|(most, _)| gain > most) {
+            self.most = Some((gain, part));
+        }
+    }
+}
+
+/// Bytes by which a series is higher at its end.
+fn gain(levels: &[Level]) -> i128 {
+    let of = |level: Option<&Level>| level.map_or(0, |level| i128::from(level.live));
+    of(levels.last()) - of(levels.first())
+}
+
+#[cfg(test)]
+mod tests;

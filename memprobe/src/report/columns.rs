@@ -1,0 +1,40 @@
+//! Rows of cells as text: numbers to the right, the words of the last column to the left.
+
+use std::fmt::Write as _;
+
+use super::table::{Style, push_line};
+use crate::label::{CUT, fit, width};
+
+/// Columns that the words get at least, whatever the width.
+const NARROWEST: usize = 20;
+
+/// The cells of a row, words last.
+pub(super) type Cells = Vec<String>;
+
+/// Writes rows, the headings first.
+pub(super) fn lay_out(text: &mut String, rows: &[Cells], columns: usize, style: Style) {
+    let numbers = rows.iter().map(|cells| cells.len().saturating_sub(1));
+    let numbers = numbers.max().unwrap_or(0);
+    let widths: Vec<usize> = (0..numbers)
+        .map(|column| {
+            let cells = rows.iter().filter_map(|cells| cells.get(column));
+            cells.map(|cell| width(cell)).max().unwrap_or(0)
+        })
+        .collect();
+    let used: usize = widths.iter().map(|width| width + 2).sum();
+    let room = columns.saturating_sub(used).max(NARROWEST);
+    for (at, cells) in rows.iter().enumerate() {
+        let mut line = String::new();
+        for (cell, width) in cells.iter().zip(&widths) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{cell:>width$}  ");
+        }
+        if let Some(words) = cells.get(numbers) {
+            line.push_str(&fit(words, room, CUT));
+        }
+        match at {
+            0 => push_line(text, &style.strong(&line)),
+            _ => push_line(text, &line),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The table of modules: a tree by the components of their paths.
+
+mod structured;
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use super::columns::{self, Cells};
+use super::peak::place_name;
+use super::replay::Replay;
+use super::table::{self, Style};
+use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
+use crate::bytes::{short, signed};
+use crate::event::{Bytes, DeviceIndex};
+use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
+use crate::model::snapshot::DeviceSnapshot;
+use crate::model::why::modules::{ModuleLedger, ModuleRow, ModuleTree, Sums, fold};
+use crate::model::why::parts::Pass;
+use crate::model::why::peak::Holding;
+use crate::recording::Reader;
+
+/// Levels that are indented; deeper ones stand below the last.
+const DEEPEST_INDENT: usize = 16;
+
+/// Said below the table.
+const PARAMETERS: &str =
+    "Parameters are made outside of modules' calls: `memprobe snapshot --group module` finds them.";
+
+/// A module as it is shown.
+struct Shown {
+    depth: usize,
+    /// As in `GPT.layers.0..23`.
+    path: String,
+    name: String,
+    own: Sums,
+    total: Sums,
+}
+
+/// Writes the report.
+pub(super) fn write<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let mut ledger = ModuleLedger::default();
+    let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
+        ledger.apply(event, applied, model);
+    })?;
+    let devices = replay.snapshot.devices.iter();
+    let trees: Vec<(&DeviceSnapshot, ModuleTree)> = devices
+        .filter_map(|device| Some((device, ledger.tree(device.index)?)))
+        .collect();
+    match options.format {
+        Format::Text => out.write_all(text(&replay, trees, options).as_bytes())?,
+        Format::Json => structured::json(&replay, trees, options, out)?,
+        Format::Jsonl => structured::jsonl(trees, options, out)?,
+        Format::Csv => structured::csv(trees, options, out)?,
+    }
+    Ok(replay.outcome())
+}
+
+fn text(
+    replay: &Replay,
+    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+    options: &ReportOptions,
+) -> String {
+    let mut text = table::beginning(replay, options);
+    let silent = replay.snapshot.devices.len() > trees.len();
+    for (device, tree) in trees {
+        table::push_line(&mut text, "");
+        table::push_totals(&mut text, device, options);
+        if !tree.knows_modules {
+            table::push_note(&mut text, table::NO_MODULES, options.width);
+        }
+        let since = tree.peak.time.0.saturating_sub(replay.snapshot.started.0);
+        let when = duration(Duration::from_nanos(since));
+        render(&mut text, device, tree, options);
+        let note = format!(
+            "Of the moment when {} held most since attach, {when} after the beginning: AT PEAK and what follows it, up to OWN. A \
+             module's numbers hold those of its parts; OWN leaves them out.",
+            device.index
+        );
+        table::push_note(&mut text, &note, options.width);
+        table::push_note(&mut text, PARAMETERS, options.width);
+    }
+    if silent {
+        table::push_line(&mut text, "");
+        table::push_note(&mut text, table::NO_CALLS_INTO_CUDA, options.width);
+    }
+    text
+}
+
+/// The rows in the order of the tree, siblings by what they hold.
+fn ordered(
+    mut rows: Vec<ModuleRow>,
+    depth: usize,
+    path: &str,
+    options: &ReportOptions,
+    into: &mut Vec<Shown>,
+) {
+    if options.depth.is_some_and(|most| depth > most) {
+        return;
+    }
+    rows.sort_by_key(|row| Reverse(rank(&row.total.all, options.sort)));
+    for row in rows {
+        let between = if path.is_empty() { "" } else { "." };
+        let name = clean(&row.name);
+        let path = format!("{path}{between}{name}");
+        into.push(Shown {
+            depth,
+            path: path.clone(),
+            name: match row.count {
+                1 => name,
+                count => format!("{name} ({count})"),
+            },
+            own: row.own,
+            total: row.total,
+        });
+        ordered(row.parts, depth + 1, &path, options, into);
+    }
+}
+
+fn rank(all: &Holding, sort: Sort) -> [u64; 4] {
+    let by = [all.at_peak.0, all.live.0, all.live_blocks, all.allocs];
+    let first = match sort {
+        Sort::Peak => by[0],
+        Sort::Live => by[1],
+        Sort::Blocks => by[2],
+        Sort::Allocs => by[3],
+    };
+    [first, by[0], by[1], by[3]]
+}
+
+/// The rows that rank first; with each those that it is part of, since they hold no less.
+fn first(rows: &[Shown], options: &ReportOptions) -> HashSet<usize> {
+    let mut ranked: Vec<usize> = (0..rows.len()).collect();
+    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort)[0]));
+    if let Top::Rows(most) = options.top {
+        ranked.truncate(most);
+    }
+    ranked.into_iter().collect()
+}
+
+fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options: &ReportOptions) {
+    let recomputed = tree
+        .modules
+        .iter()
+        .map(|row| &row.total)
+        .chain(tree.others.iter().map(|(_, sums)| sums))
+        .any(|sums| sums.pass(Pass::Recompute).allocs > 0);
+    let mut left_out = Vec::new();
+    if !recomputed {
+        left_out.push(RECOMPUTE);
+    }
+    if options.width < WIDTH_FOR_SHARES {
+        left_out.push(SHARE);
+    }
+    let sheet = Sheet {
+        left_out,
+        whole: tree.peak.totals.allocated,
+    };
+    let modules = match options.alike {
+        Alike::Folded => fold(tree.modules),
+        Alike::Each => tree.modules,
+    };
+    let mut rows = Vec::new();
+    ordered(modules, 0, "", options, &mut rows);
+    let shown = first(&rows, options);
+    let mut cells: Vec<Cells> = vec![sheet.headings()];
+    for (_, row) in rows.iter().enumerate().filter(|(at, _)| shown.contains(at)) {
+        let indent = "  ".repeat(row.depth.min(DEEPEST_INDENT));
+        cells.push(sheet.row(&row.total, &row.own, format!("{indent}{}", row.name)));
+    }
+    cells.extend(sheet.hidden(&rows, &shown));
+    for (place, sums) in &tree.others {
+        cells.push(sheet.row(sums, sums, place_name(place)));
+    }
+    let (now, then) = (&device.before_attach, tree.peak.before_attach);
+    if now.live.0 > 0 || then.0 > 0 {
+        cells.push(sheet.rest(short(then), short(now.live), BEFORE_ATTACH));
+    }
+    if device.unaccounted != 0 || tree.peak.unaccounted != 0 {
+        let (then, now) = (signed(tree.peak.unaccounted), signed(device.unaccounted));
+        cells.push(sheet.rest(then, now, UNACCOUNTED));
+    }
+    let total = match device.index {
+        DeviceIndex::CPU => "(total as memprobe counts)",
+        _ => "(total of the allocator)",
+    };
+    let (then, now) = (tree.peak.totals.allocated, device.totals.allocated);
+    cells.push(sheet.rest(short(then), short(now), total));
+    columns::lay_out(text, &cells, options.width, Style(options.colour));
+}
+
+/// Columns of text below which the share of a row is left out: the names are worth more.
+const WIDTH_FOR_SHARES: usize = 110;
+
+/// Where these columns stand.
+const SHARE: usize = 1;
+const RECOMPUTE: usize = 3;
+
+/// How rows become cells.
+struct Sheet {
+    /// Columns that are not shown.
+    left_out: Vec<usize>,
+    /// What the device held at its peak.
+    whole: Bytes,
+}
+
+impl Sheet {
+    fn headings(&self) -> Cells {
+        let all = [
+            "AT PEAK",
+            "SHARE",
+            "FORWARD",
+            "RECOMPUTE",
+            "BACKWARD",
+            "OWN",
+            "LIVE",
+            "PEAK",
+            "ALLOCS",
+            "MODULE",
+        ];
+        self.of_columns(all.map(str::to_owned))
+    }
+
+    fn row(&self, total: &Sums, own: &Sums, name: String) -> Cells {
+        let of_pass = |pass| short(total.pass(pass).at_peak);
+        self.of_columns([
+            short(total.all.at_peak),
+            percent(total.all.at_peak.0.into(), self.whole.0.into()),
+            of_pass(Pass::Forward),
+            of_pass(Pass::Recompute),
+            of_pass(Pass::Backward),
+            short(own.all.at_peak),
+            short(total.all.live),
+            total.all.peak.map_or_else(|| "-".to_owned(), short),
+            count(total.all.allocs),
+            name,
+        ])
+    }
+
+    /// A row of which bytes are all that is known.
+    fn rest(&self, then: String, now: String, name: &str) -> Cells {
+        let none = || "-".to_owned();
+        let cells = [
+            then,
+            none(),
+            none(),
+            none(),
+            none(),
+            none(),
+            now,
+            none(),
+            none(),
+        ];
+        let [a, b, c, d, e, f, g, h, i] = cells;
+        self.of_columns([a, b, c, d, e, f, g, h, i, name.to_owned()])
+    }
+
+    /// One row for modules that are not shown: of outermost ones with what they hold, which no other row does.
+    fn hidden(&self, rows: &[Shown], shown: &HashSet<usize>) -> Option<Cells> {
+        let hidden = || {
+            let rows = rows.iter().enumerate();
+            rows.filter(|(at, _)| !shown.contains(at))
+                .map(|(_, row)| row)
+        };
+        let modules = counted(hidden().count() as u64, "other module");
+        let outermost = hidden().filter(|row| row.depth == 0).map(|row| row.total);
+        match outermost.reduce(|one, other| one.and(&other)) {
+            Some(sums) => Some(self.row(&sums, &sums, format!("({modules})"))),
+            None if hidden().next().is_some() => {
+                let none = || "-".to_owned();
+                let name = format!("({modules}, part of those above)");
+                Some(self.rest(none(), none(), &name))
+            }
+            None => None,
+        }
+    }
+
+    fn of_columns(&self, cells: [String; 10]) -> Cells {
+        let cells = cells.into_iter().enumerate();
+        cells
+            .filter(|(at, _)| !self.left_out.contains(at))
+            .map(|(_, cell)| cell)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,265 @@
+//! The table of modules for other programs: each module, whatever is shown to people. Numbers are bytes; unknown is null (or empty).
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use super::{Shown, ordered};
+use crate::event::DeviceIndex;
+use crate::model::snapshot::DeviceSnapshot;
+use crate::model::why::modules::{ModuleTree, Sums};
+use crate::model::why::parts::Pass;
+use crate::report::ReportOptions;
+use crate::report::peak::place_kind;
+use crate::report::replay::Replay;
+use crate::report::structured::{csv_error, known_device, remainder};
+
+#[derive(Serialize)]
+struct Report<'a> {
+    memprobe: &'a str,
+    command: &'a str,
+    pid: Option<u32>,
+    truncated: bool,
+    events: u64,
+    lost_events: u64,
+    devices: Vec<Device>,
+}
+
+#[derive(Serialize)]
+struct Device {
+    device: Option<DeviceIndex>,
+    allocated: u64,
+    reserved: u64,
+    /// What the device held when it held most since attach, and when that was.
+    peak_allocated: u64,
+    peak_reserved: u64,
+    peak_ns: u64,
+    modules: Vec<Row>,
+}
+
+/// One row. `kind` is `module`, `outside`, `unknown`, `backward_unknown`, `too_many`, `before_attach` or `unaccounted`. Bytes whose name
+/// begins with `own` are without those of a module's parts: they add up to what the allocator says, now (`own_live`) and when the
+/// device held most (`own_at_peak`).
+#[derive(Serialize)]
+struct Row {
+    device: Option<DeviceIndex>,
+    kind: &'static str,
+    path: Option<String>,
+    /// 0 for an outermost module.
+    depth: Option<usize>,
+    live: i64,
+    at_peak: i64,
+    peak: Option<u64>,
+    live_blocks: Option<u64>,
+    at_peak_blocks: Option<u64>,
+    allocs: Option<u64>,
+    forward_live: Option<u64>,
+    forward_at_peak: Option<u64>,
+    forward_peak: Option<u64>,
+    recompute_live: Option<u64>,
+    recompute_at_peak: Option<u64>,
+    recompute_peak: Option<u64>,
+    backward_live: Option<u64>,
+    backward_at_peak: Option<u64>,
+    backward_peak: Option<u64>,
+    own_live: i64,
+    own_at_peak: i64,
+    own_peak: Option<u64>,
+    own_live_blocks: Option<u64>,
+    own_allocs: Option<u64>,
+}
+
+const HEADINGS: [&str; 24] = [
+    "device",
+    "kind",
+    "path",
+    "depth",
+    "live",
+    "at_peak",
+    "peak",
+    "live_blocks",
+    "at_peak_blocks",
+    "allocs",
+    "forward_live",
+    "forward_at_peak",
+    "forward_peak",
+    "recompute_live",
+    "recompute_at_peak",
+    "recompute_peak",
+    "backward_live",
+    "backward_at_peak",
+    "backward_peak",
+    "own_live",
+    "own_at_peak",
+    "own_peak",
+    "own_live_blocks",
+    "own_allocs",
+];
+
+/// One document.
+pub(super) fn json(
+    replay: &Replay,
+    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let health = &replay.snapshot.health;
+    let started = replay.snapshot.started.0;
+    let device = |(device, tree): (&DeviceSnapshot, ModuleTree)| Device {
+        device: known_device(device.index),
+        allocated: device.totals.allocated.0,
+        reserved: device.totals.reserved.0,
+        peak_allocated: tree.peak.totals.allocated.0,
+        peak_reserved: tree.peak.totals.reserved.0,
+        peak_ns: tree.peak.time.0.saturating_sub(started),
+        modules: rows(device, tree, options),
+    };
+    let report = Report {
+        memprobe: &replay.header.version,
+        command: &replay.snapshot.target.command,
+        pid: replay.snapshot.target.tgid.map(|tgid| tgid.0),
+        truncated: replay.truncated,
+        events: health.events,
+        lost_events: health.losses.events,
+        devices: trees.into_iter().map(device).collect(),
+    };
+    serde_json::to_writer_pretty(&mut *out, &report)?;
+    out.write_all(b"\n")
+}
+
+/// One object a row.
+pub(super) fn jsonl(
+    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    for (device, tree) in trees {
+        for row in rows(device, tree, options) {
+            serde_json::to_writer(&mut *out, &row)?;
+            out.write_all(b"\n")?;
+        }
+    }
+    Ok(())
+}
+
+/// Comma-separated values.
+pub(super) fn csv(
+    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut table = csv::WriterBuilder::new()
+        .has_headers(false)
+        .from_writer(out);
+    table.write_record(HEADINGS).map_err(csv_error)?;
+    for (device, tree) in trees {
+        for row in rows(device, tree, options) {
+            table.serialize(row).map_err(csv_error)?;
+        }
+    }
+    table.flush()
+}
+
+fn rows(device: &DeviceSnapshot, tree: ModuleTree, options: &ReportOptions) -> Vec<Row> {
+    let mut modules = Vec::new();
+    ordered(tree.modules, 0, "", options, &mut modules);
+    let mut rows: Vec<Row> = modules
+        .iter()
+        .map(|module| of_module(device.index, module))
+        .collect();
+    rows.extend(
+        tree.others
+            .iter()
+            .map(|(place, sums)| of_sums(device.index, place_kind(place), sums, sums)),
+    );
+    let then = |kind| match kind {
+        "before_attach" => signed(tree.peak.before_attach.0),
+        _ => tree.peak.unaccounted,
+    };
+    let mut rest: Vec<(&str, i64, Option<u64>)> = remainder(device).collect();
+    for kind in ["before_attach", "unaccounted"] {
+        if then(kind) != 0 && rest.iter().all(|(known, ..)| *known != kind) {
+            rest.push((kind, 0, Some(0)));
+        }
+    }
+    rows.extend(rest.into_iter().map(|(kind, live, blocks)| Row {
+        live,
+        own_live: live,
+        at_peak: then(kind),
+        own_at_peak: then(kind),
+        live_blocks: blocks,
+        own_live_blocks: blocks,
+        ..empty(device.index, kind)
+    }));
+    rows
+}
+
+fn of_module(device: DeviceIndex, module: &Shown) -> Row {
+    Row {
+        path: Some(module.path.clone()),
+        depth: Some(module.depth),
+        ..of_sums(device, "module", &module.total, &module.own)
+    }
+}
+
+fn of_sums(device: DeviceIndex, kind: &'static str, total: &Sums, own: &Sums) -> Row {
+    let [forward, recompute, backward] = Pass::ALL.map(|pass| total.pass(pass));
+    let (all, own) = (&total.all, &own.all);
+    let peak = |of: &crate::model::why::peak::Holding| of.peak.map(|peak| peak.0);
+    Row {
+        live: signed(all.live.0),
+        at_peak: signed(all.at_peak.0),
+        peak: peak(all),
+        live_blocks: Some(all.live_blocks),
+        at_peak_blocks: Some(all.at_peak_blocks),
+        allocs: Some(all.allocs),
+        forward_live: Some(forward.live.0),
+        forward_at_peak: Some(forward.at_peak.0),
+        forward_peak: peak(&forward),
+        recompute_live: Some(recompute.live.0),
+        recompute_at_peak: Some(recompute.at_peak.0),
+        recompute_peak: peak(&recompute),
+        backward_live: Some(backward.live.0),
+        backward_at_peak: Some(backward.at_peak.0),
+        backward_peak: peak(&backward),
+        own_live: signed(own.live.0),
+        own_at_peak: signed(own.at_peak.0),
+        own_peak: peak(own),
+        own_live_blocks: Some(own.live_blocks),
+        own_allocs: Some(own.allocs),
+        ..empty(device, kind)
+    }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+fn empty(device: DeviceIndex, kind: &'static str) -> Row {
+    Row {
+        device: known_device(device),
+        kind,
+        path: None,
+        depth: None,
+        live: 0,
+        at_peak: 0,
+        peak: None,
+        live_blocks: None,
+        at_peak_blocks: None,
+        allocs: None,
+        forward_live: None,
+        forward_at_peak: None,
+        forward_peak: None,
+        recompute_live: None,
+        recompute_at_peak: None,
+        recompute_peak: None,
+        backward_live: None,
+        backward_at_peak: None,
+        backward_peak: None,
+        own_live: 0,
+        own_at_peak: 0,
+        own_peak: None,
+        own_live_blocks: None,
+        own_allocs: None,
+    }
+}

@@ -19,7 +19,7 @@ use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
 use memprobe::probe::attaching::{Attaching, Step};
-use memprobe::probe::catalog::{Allocators, Detail, PROBES};
+use memprobe::probe::catalog::{Allocators, Detail, Graph, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
 use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
@@ -75,10 +75,9 @@ fn main() -> Result<()> {
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
-    for probe in PROBES
-        .iter()
-        .filter(|probe| probe.cookie.is_none() && probe.is_wanted(detail, Allocators::Cuda))
-    {
+    for probe in PROBES.iter().filter(|probe| {
+        probe.cookie.is_none() && probe.is_wanted(detail, Allocators::Cuda, Graph::Followed)
+    }) {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         links.extend(located.attach(loader, Reach::Process(tgid))?);
@@ -95,6 +94,7 @@ fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles
             watch: Watch::One,
             detail,
             allocators: Allocators::Cuda,
+            graph: Graph::Followed,
         },
     );
     loader.admit(tgid, attaching.config(TimeNs(0)))?;

@@ -59,6 +59,9 @@ pub struct Event {
     /// The stack of the Python thread that waits for it.
     #[serde(default)]
     pub waiting: Option<Vec<TraceFrame>>,
+    /// What was being computed in a backward pass.
+    #[serde(default)]
+    pub node: Option<Node>,
     /// Why there is no stack.
     #[serde(default)]
     pub no_stack: Option<String>,
@@ -86,6 +89,16 @@ pub struct Inferred {
     pub function: String,
     /// Its library.
     pub library: String,
+}
+
+/// A node of autograd's graph.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// As PyTorch names it.
+    pub name: String,
+    /// The stack of the operation that made it, innermost first; none where that is not known.
+    pub forward: Option<Vec<TraceFrame>>,
 }
 
 /// A place in native code.

@@ -479,6 +479,67 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_the_graph_keep_every_field() {
+        let mut bytes = vec![record::NODE_MADE, 1, 0, 0];
+        for number in [7u32, 9, 0] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        for word in [0x7f10u64, 21, 77] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        let Ok(Record::NodeMade(made)) = decode(&bytes) else {
+            panic!("not decoded")
+        };
+        assert_eq!((made.stack_state, made.tid, made.tgid), (1, 7, 9));
+        assert_eq!((made.node, made.identity, made.stack), (0x7f10, 21, 77));
+        assert_eq!(decode(&bytes[..39]), Err(Malformed));
+        bytes[0] = record::NODE_ENTERED;
+        assert_eq!(decode(&bytes), Err(Malformed), "that one is longer");
+        bytes[12] = 5;
+        for word in [0x8000u64, 0x8100] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        let Ok(Record::NodeEntered(entered)) = decode(&bytes) else {
+            panic!("not decoded")
+        };
+        assert_eq!((entered.tid, entered.tgid, entered.number), (7, 9, 5));
+        assert_eq!((entered.node, entered.identity), (0x7f10, 21));
+        assert_eq!(
+            (entered.table, entered.python_types),
+            (77, [0x8000, 0x8100])
+        );
+    }
+
+    #[test]
+    fn a_memory_record_names_the_node_that_its_thread_evaluates() {
+        let mut bytes = memory_bytes(record::BLOCK);
+        bytes[12] = 5;
+        let Ok(Record::Memory(_, memory, _)) = decode(&bytes) else {
+            panic!("not decoded")
+        };
+        assert_eq!(memory.node, 5);
+    }
+
+    #[test]
+    fn a_mark_keeps_its_name() {
+        let mut bytes = vec![record::MARK, 1, 0, 0];
+        for number in [7u32, 9, 0] {
+            bytes.extend(number.to_ne_bytes());
+        }
+        for word in [11u64, 77] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend([b'a'; MARK_NAME]);
+        let Ok(Record::Mark(mark)) = decode(&bytes) else {
+            panic!("not decoded")
+        };
+        assert_eq!((mark.tid, mark.tgid, mark.time_ns), (7, 9, 11));
+        assert_eq!((mark.stack, mark.name), (77, [b'a'; MARK_NAME]));
+        bytes.push(0);
+        assert_eq!(decode(&bytes), Err(Malformed));
+    }
+
+    #[test]
     fn a_freed_code_object_brings_the_memory_that_it_pointed_to() {
         let mut bytes = vec![0; size_of::<CodeRecord>()];
         bytes[0] = record::CODE_FREED;

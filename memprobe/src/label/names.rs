@@ -78,6 +78,9 @@ pub fn named_site(site: &Site, frame: impl Fn(&Frame) -> String) -> String {
     match site {
         Site::Line(line) => frame(line),
         Site::Backward(line) => format!("backward of {}", frame(line)),
+        Site::Node { forward, name } => {
+            format!("backward of {}  {}", frame(forward), clean(name))
+        }
         Site::NoLine { thread, reason } if thread.is_empty() => format!("({reason})"),
         Site::NoLine { thread, reason } => format!("({}: {reason})", clean(thread)),
     }
@@ -208,6 +211,14 @@ mod tests {
         assert_eq!(names.site(&no_line("")), "(stack lost)");
         let backward = Site::Backward(frame("/a/train.py", 7, "step"));
         assert_eq!(names.site(&backward), "backward of train.py:7 step");
+        let node = Site::Node {
+            forward: frame("/a/model.py", 88, "forward"),
+            name: "AddmmBackward0".into(),
+        };
+        assert_eq!(
+            names.site(&node),
+            "backward of model.py:88 forward  AddmmBackward0"
+        );
     }
 
     #[test]

@@ -116,8 +116,13 @@ fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
 /// The row of the table of lines to which `stack` belongs.
 ///
 /// The innermost frame of a thread that waits in `backward()` is the same line of torch for every
-/// program, so the line of the user names the row in both groupings.
+/// program, so the line of the user names the row in both groupings. What a node of autograd's graph asks for belongs to
+/// the line of the forward pass whose operation made it, where that is known; but what its own Python asks for (that
+/// of a `torch.autograd.Function`, or a forward pass that is done again) belongs to that line.
 pub fn site(stack: &Stack, grouping: Grouping) -> Site {
+    if let Some(site) = node_site(stack, grouping) {
+        return site;
+    }
     let (thread, grouping, wrap): (_, _, fn(Frame) -> Site) = match &stack.kind {
         StackKind::Native => ("".into(), grouping, Site::Line),
         StackKind::Python => ("".into(), grouping, Site::Line),
@@ -137,6 +142,42 @@ pub fn site(stack: &Stack, grouping: Grouping) -> Site {
             reason: NoStack::NoPythonFrames.as_str(),
         },
     }
+}
+
+/// The row of what a node of autograd's graph asked for by itself, where the operation is known that made it.
+fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
+    let node = stack.context.node.as_ref()?;
+    let is_its_own = match stack.kind {
+        StackKind::Waiting { .. } | StackKind::Unknown { .. } => true,
+        StackKind::Python => naming_frames(stack).first().is_some_and(calls_engine),
+        StackKind::Native => false,
+    };
+    let forward = node.forward.as_ref().filter(|_| is_its_own)?;
+    // A node of a node: made on a thread that waited for nobody's line.
+    let grouping = match forward.kind {
+        StackKind::Python if !forward.frames.first().is_some_and(calls_engine) => grouping,
+        _ => Grouping::User,
+    };
+    let frames = naming_frames(forward);
+    let frame = &frames[naming_frame(frames, grouping)?];
+    Some(Site::Node {
+        forward: frame.clone(),
+        name: node.name.clone(),
+    })
+}
+
+/// Whether a frame is the one in which PyTorch's own Python runs autograd's engine: `_engine_run_backward`
+/// (torch/autograd/graph.py, from 2.2 on), `backward` or `grad` (torch/autograd/__init__.py) before. On the CPU nodes are
+/// evaluated on that very thread.
+fn calls_engine(frame: &Frame) -> bool {
+    let names: &[&str] = if frame.file.ends_with("/torch/autograd/graph.py") {
+        &["_engine_run_backward"]
+    } else if frame.file.ends_with("/torch/autograd/__init__.py") {
+        &["backward", "grad"]
+    } else {
+        &[]
+    };
+    names.contains(&&*frame.function)
 }
 
 /// The frames of which one names the row: all that are Python where there is Python.
@@ -214,8 +255,10 @@ fn starts_a_worker(frames: &[Frame], index: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::event::Context;
+    use crate::event::{Context, Node};
 
     fn named(files: &[&str]) -> Vec<Frame> {
         files
@@ -366,6 +409,69 @@ mod tests {
                 Site::Backward(stack.frames[1].clone())
             );
         }
+    }
+
+    const ENGINE: &str = "/opt/lib/python3.12/site-packages/torch/autograd/graph.py";
+
+    /// A stack whose innermost frame runs the engine where it is [`ENGINE`]'s, for a node that an operation of `forward` made.
+    fn of_node(kind: StackKind, files: &[&str], forward: Option<&[&str]>) -> Stack {
+        let stack = |kind, files: &[&str]| {
+            let mut frames = named(files);
+            for frame in &mut frames {
+                if &*frame.file == ENGINE {
+                    frame.function = "_engine_run_backward".into();
+                }
+            }
+            Stack {
+                kind,
+                frames,
+                truncated: false,
+                context: Context::default(),
+            }
+        };
+        let mut own = stack(kind, files);
+        own.context.node = Some(Arc::new(Node {
+            name: "AddmmBackward0".into(),
+            forward: forward.map(|files| Arc::new(stack(StackKind::Python, files))),
+        }));
+        own
+    }
+
+    #[test]
+    fn what_a_node_asks_for_belongs_to_the_line_of_the_forward_pass() {
+        let waiting = || StackKind::Waiting {
+            thread: "pt_autograd_0".into(),
+        };
+        let forward: &[&str] = &[LINEAR, "/w/model.py", "/w/train.py"];
+        let back_to = |file: &str| Site::Node {
+            forward: named(&[file]).remove(0),
+            name: "AddmmBackward0".into(),
+        };
+        let on_gpu = of_node(waiting(), &[ENGINE, "/w/train.py"], Some(forward));
+        assert_eq!(site(&on_gpu, Grouping::User), back_to("/w/model.py"));
+        assert_eq!(site(&on_gpu, Grouping::Innermost), back_to(LINEAR));
+        let on_cpu = of_node(StackKind::Python, &[ENGINE, "/w/train.py"], Some(forward));
+        assert_eq!(site(&on_cpu, Grouping::User), back_to("/w/model.py"));
+    }
+
+    #[test]
+    fn what_the_python_of_a_node_asks_for_belongs_to_its_own_line() {
+        let files = ["/w/square.py", ENGINE, "/w/train.py"];
+        let own = of_node(StackKind::Python, &files, Some(&["/w/model.py"]));
+        assert_eq!(
+            site(&own, Grouping::User),
+            Site::Line(own.frames[0].clone())
+        );
+    }
+
+    #[test]
+    fn a_node_of_which_nobody_was_told_leaves_the_line_that_waits() {
+        let waiting = StackKind::Waiting { thread: "w".into() };
+        let stack = of_node(waiting, &[ENGINE, "/w/train.py"], None);
+        assert_eq!(
+            site(&stack, Grouping::User),
+            Site::Backward(stack.frames[1].clone())
+        );
     }
 
     #[test]

@@ -292,6 +292,13 @@ pub enum Site {
     Line(Frame),
     /// A thread without Python allocated for the backward pass that this line waits for.
     Backward(Frame),
+    /// A node of autograd's graph asked for it, in a backward pass.
+    Node {
+        /// The line of the forward pass whose operation made the node.
+        forward: Frame,
+        /// As PyTorch names it: `AddmmBackward0`.
+        name: Arc<str>,
+    },
     /// No line is known; the name of the thread and why.
     NoLine {
         /// Name of the thread that allocated.
@@ -302,10 +309,12 @@ pub enum Site {
 }
 
 impl Site {
-    /// The line of Python that the row stands for or waits in.
+    /// The line of Python that the row stands for, goes back to or waits in.
     pub fn frame(&self) -> Option<&Frame> {
         match self {
-            Self::Line(frame) | Self::Backward(frame) => Some(frame),
+            Self::Line(frame) | Self::Backward(frame) | Self::Node { forward: frame, .. } => {
+                Some(frame)
+            }
             Self::NoLine { .. } => None,
         }
     }

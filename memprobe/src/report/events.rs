@@ -11,7 +11,7 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Purpose, ShapeId, Stack,
+    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Node, Purpose, ShapeId, Stack,
     StackId, StackKind, Tid, TimeNs, Use, Uses,
 };
 use crate::label::{FileNames, clean, named_stack};
@@ -20,8 +20,8 @@ use crate::recording::Reader;
 /// Stacks whose text is kept; all are dropped when there are more.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// One event as JSON. Unknown values are null. The keys after `stack` are there for threads
-/// without Python alone.
+/// One event as JSON. Unknown values are null. The keys after `stack` are there
+/// where they apply alone.
 #[derive(Serialize)]
 struct Row<'a> {
     time_ns: u64,
@@ -53,6 +53,9 @@ struct Row<'a> {
     /// The stack of the thread that waits for this one in `backward()`.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<&'a RawValue>,
+    /// What was being computed in a backward pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<&'a RawValue>,
     /// Why there is no stack.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_stack: Option<&'static str>,
@@ -156,10 +159,29 @@ pub(super) fn write<R: BufRead>(
     })
 }
 
-/// The frames of a stack as JSON.
+/// The frames of a stack as JSON, and the node that it belongs to.
 struct Json {
     python: Box<RawValue>,
     native: Option<Box<RawValue>>,
+    node: Option<Box<RawValue>>,
+}
+
+/// A node of autograd's graph, as JSON.
+#[derive(Serialize)]
+struct NodeRow<'a> {
+    name: &'a str,
+    /// The stack of the operation that made it; null where that is not known.
+    forward: Option<Vec<FrameRow<'a>>>,
+}
+
+impl<'a> From<&'a Node> for NodeRow<'a> {
+    fn from(node: &'a Node) -> Self {
+        let frames = |stack: &'a Arc<Stack>| stack.frames.iter().map(FrameRow::from).collect();
+        Self {
+            name: &node.name,
+            forward: node.forward.as_ref().map(frames),
+        }
+    }
 }
 
 impl Json {
@@ -173,6 +195,9 @@ impl Json {
         Ok(Self {
             python: json(python)?,
             native: (!native.is_empty()).then(|| json(native)).transpose()?,
+            node: (stack.context.node.as_ref())
+                .map(|node| serde_json::value::to_raw_value(&NodeRow::from(&**node)))
+                .transpose()?,
         })
     }
 }
@@ -376,6 +401,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         native: known.and_then(|(_, json)| json.native.as_deref()),
         thread,
         waiting,
+        node: known.and_then(|(_, json)| json.node.as_deref()),
         no_stack,
         stack_truncated: known.and_then(|(stack, _)| stack.truncated.then_some(true)),
     };

@@ -390,6 +390,7 @@ fn process(row: &ProcessRow) -> Process<'_> {
             let (kind, frame) = match &top.holder {
                 Holder::Site(Site::Line(frame)) => ("line", Some(frame.into())),
                 Holder::Site(Site::Backward(frame)) => ("backward", Some(frame.into())),
+                Holder::Site(Site::Node { forward, .. }) => ("backward_of", Some(forward.into())),
                 Holder::Site(Site::NoLine { .. }) => ("no_line", None),
                 Holder::BeforeAttach => ("before_attach", None),
             };

@@ -68,21 +68,25 @@ impl<'a> Lines<'a> {
 }
 
 /// Makes the order of equal rows the same in every run.
-fn words(site: &Site) -> (u8, &str, u32, &str) {
+fn words(site: &Site) -> (u8, &str, u32, &str, &str) {
     match site {
-        Site::Line(frame) => (0, &frame.file, frame.line, &frame.function),
-        Site::Backward(frame) => (1, &frame.file, frame.line, &frame.function),
-        Site::NoLine { thread, reason } => (2, thread, 0, reason),
+        Site::Line(frame) => (0, &frame.file, frame.line, &frame.function, ""),
+        Site::Backward(frame) => (1, &frame.file, frame.line, &frame.function, ""),
+        Site::Node { forward, name } => (2, &forward.file, forward.line, &forward.function, name),
+        Site::NoLine { thread, reason } => (3, thread, 0, reason, ""),
     }
 }
 
-/// Who called the line of a row, nearest caller first, on the stack that holds most.
+/// Who called the line of a row, nearest caller first, on the stack that holds most. Of a line of the forward
+/// pass it is who called that, and not who called `backward()`.
 pub(super) fn callers(row: &LineRow) -> &[Frame] {
-    let stack = row
-        .stacks
-        .first()
-        .map(|row| &*row.stack.frames)
-        .unwrap_or_default();
+    let stack = row.stacks.first().map(|row| &*row.stack);
+    let node = stack.and_then(|stack| stack.context.node.as_ref());
+    let stack = match (&row.site, node.and_then(|node| node.forward.as_ref())) {
+        (Site::Node { .. }, Some(forward)) => Some(&**forward),
+        _ => stack,
+    };
+    let stack = stack.map(|stack| &*stack.frames).unwrap_or_default();
     let at = row
         .site
         .frame()

@@ -93,6 +93,9 @@ struct Line<'a> {
     alloc_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     callers: Option<Vec<FrameRow<'a>>>,
+    /// What went back to the line, of `backward_of`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<&'a str>,
 }
 
 /// One line of Python on a stack.
@@ -326,6 +329,7 @@ fn line<'a>(device: DeviceIndex, row: &'a LineRow, listed: Callers) -> Line<'a> 
     let (kind, thread, reason) = match &row.site {
         Site::Line(_) => ("line", None, None),
         Site::Backward(_) => ("backward", None, None),
+        Site::Node { .. } => ("backward_of", None, None),
         Site::NoLine { thread, reason } => ("no_line", Some(&**thread), Some(*reason)),
     };
     let frame = row.site.frame();
@@ -343,6 +347,10 @@ fn line<'a>(device: DeviceIndex, row: &'a LineRow, listed: Callers) -> Line<'a> 
         callers: match listed {
             Callers::Listed => Some(callers(row).iter().map(FrameRow::from).collect()),
             Callers::LeftOut => None,
+        },
+        node: match (&row.site, listed) {
+            (Site::Node { name, .. }, Callers::Listed) => Some(name),
+            _ => None,
         },
         ..empty(device, kind)
     }
@@ -363,6 +371,7 @@ fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
         allocs: None,
         alloc_bytes: None,
         callers: None,
+        node: None,
     }
 }
 

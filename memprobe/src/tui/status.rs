@@ -141,7 +141,7 @@ pub fn draw_detail(
     let text = match (&row.subject, row.subject.frame()) {
         (_, Some(frame)) => {
             let kind = match &row.subject {
-                Subject::Site(Site::Backward(_)) => "backward of ",
+                Subject::Site(Site::Backward(_) | Site::Node { .. }) => "backward of ",
                 _ => "",
             };
             let place = format!("{kind}{}", whole_frame(frame));

@@ -182,7 +182,7 @@ fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {
     let frame = row.site.frame();
     let (thread, reason) = match &row.site {
         Site::NoLine { thread, reason } => (Some(&**thread), Some(*reason)),
-        Site::Line(_) | Site::Backward(_) => (None, None),
+        Site::Line(_) | Site::Backward(_) | Site::Node { .. } => (None, None),
     };
     Row {
         shape: shape.map(|shape| match layout {

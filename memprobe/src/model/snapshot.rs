@@ -309,6 +309,32 @@ pub enum Site {
 }
 
 impl Site {
+    /// The word for it in reports for other programs.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Line(_) => "line",
+            Self::Backward(_) => "backward",
+            Self::Node { .. } => "backward_of",
+            Self::NoLine { .. } => "no_line",
+        }
+    }
+
+    /// The node of autograd's graph that asked for memory.
+    pub fn node(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Node { name, .. } => Some(name),
+            Self::Line(_) | Self::Backward(_) | Self::NoLine { .. } => None,
+        }
+    }
+
+    /// The thread that has no line, and why.
+    pub fn nobody(&self) -> Option<(&Arc<str>, &'static str)> {
+        match self {
+            Self::NoLine { thread, reason } => Some((thread, reason)),
+            Self::Line(_) | Self::Backward(_) | Self::Node { .. } => None,
+        }
+    }
+
     /// The line of Python that the row stands for, goes back to or waits in.
     pub fn frame(&self) -> Option<&Frame> {
         match self {

@@ -326,19 +326,14 @@ fn flat<'a>(
 }
 
 fn line<'a>(device: DeviceIndex, row: &'a LineRow, listed: Callers) -> Line<'a> {
-    let (kind, thread, reason) = match &row.site {
-        Site::Line(_) => ("line", None, None),
-        Site::Backward(_) => ("backward", None, None),
-        Site::Node { .. } => ("backward_of", None, None),
-        Site::NoLine { thread, reason } => ("no_line", Some(&**thread), Some(*reason)),
-    };
     let frame = row.site.frame();
+    let nobody = row.site.nobody();
     Line {
         file: frame.map(|frame| &*frame.file),
         line: frame.and_then(known_line),
         function: frame.map(|frame| &*frame.function),
-        thread,
-        reason,
+        thread: nobody.map(|(thread, _)| &**thread),
+        reason: nobody.map(|(_, reason)| reason),
         live: i64::try_from(row.live.0).unwrap_or(i64::MAX),
         peak: Some(row.peak.0),
         live_blocks: Some(row.live_blocks),
@@ -352,7 +347,7 @@ fn line<'a>(device: DeviceIndex, row: &'a LineRow, listed: Callers) -> Line<'a> 
             (Site::Node { name, .. }, Callers::Listed) => Some(name),
             _ => None,
         },
-        ..empty(device, kind)
+        ..empty(device, row.site.as_str())
     }
 }
 

@@ -59,8 +59,9 @@ impl Category {
 
 macro_rules! rules {
     ($($(#[doc = $doc:literal])+ $name:ident => $category:ident, $standing:ident, $words:literal;)+) => {
-        /// What decided on the category of a block. All of them infer it, from when memory was asked for and when
-        /// it was given back; only [`Self::NoTensor`] and [`Self::NamedUse`] go by what PyTorch made.
+        /// What decided on the category of a block. Most infer it, from when memory was asked for and when it was given
+        /// back; [`Self::NoTensor`] and [`Self::NamedUse`] go by what PyTorch made, and [`Self::is_exact`] tells those that go
+        /// by the process's own objects.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum CategoryRule { $($(#[doc = $doc])+ $name,)+ }
@@ -143,6 +144,16 @@ rules! {
     NothingTells => Unknown, Settled, "made where nothing tells what for";
     /// Several threads train.
     Crowded => Unknown, Settled, "several threads train at once: whose pass it is cannot be told";
+    /// In the `_parameters` of a module.
+    NamedParameter => Parameter, Settled, "a parameter of a module, by the process's objects";
+    /// In the `_buffers` of a module.
+    NamedBuffer => Parameter, Settled, "a buffer of a module, by the process's objects";
+    /// The `.grad` of a tensor.
+    NamedGradient => Gradient, Settled, "the .grad of a tensor, by the process's objects";
+    /// In the `state` of an optimizer.
+    NamedOptimizerState => OptimizerState, Settled, "in the state of an optimizer, by the process's objects";
+    /// Kept by a node of the graph.
+    NamedSaved => Activation, Settled, "kept for the backward pass by a node, by the process's objects";
     /// In forward, still live.
     SoFarForward => Activation, Provisional, "made in a forward pass that still runs";
     /// Live when the backward pass began.
@@ -182,6 +193,18 @@ rules! {
 }
 
 impl CategoryRule {
+    /// Whether it infers nothing: the process's own objects said so.
+    pub const fn is_exact(self) -> bool {
+        matches!(
+            self,
+            Self::NamedParameter
+                | Self::NamedBuffer
+                | Self::NamedGradient
+                | Self::NamedOptimizerState
+                | Self::NamedSaved
+        )
+    }
+
     /// Whether it follows from when passes and steps began and ended.
     pub(super) const fn goes_by_passes(self) -> bool {
         !matches!(
@@ -192,7 +215,7 @@ impl CategoryRule {
                 | Self::NamedUse
                 | Self::NothingTells
                 | Self::WithinOther
-        )
+        ) && !self.is_exact()
     }
 
     /// Where earlier blocks of a stack turned out to be of a category, the next is likely to be of it too.

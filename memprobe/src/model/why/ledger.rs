@@ -14,6 +14,7 @@ use super::fate::{Block, Blocks, Key, Made, Queue, Stage};
 use super::iterations::{IterationLine, Iterations};
 use super::laps::{Laps, Now};
 use super::moments::Revision;
+use super::named::Check;
 use super::phase::{Judged, Phase, PhaseRule, phase_of};
 use super::view::{DeviceView, Hearsay};
 use crate::event::{
@@ -68,11 +69,12 @@ pub struct WhyLedger {
     pub(super) origins: Vec<Arc<Stack>>,
     by_stack: HashMap<Arc<Stack>, u32>,
     /// What blocks of a stack turned out to be for.
-    learned: HashMap<u32, Category>,
+    pub(super) learned: HashMap<u32, Category>,
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
-    blocks: Blocks,
-    devices: BTreeMap<DeviceIndex, Device>,
-    ordinal: u64,
+    pub(super) blocks: Blocks,
+    pub(super) devices: BTreeMap<DeviceIndex, Device>,
+    pub(super) check: Check,
+    pub(super) ordinal: u64,
     heard: Hearsay,
 }
 
@@ -100,6 +102,7 @@ impl WhyLedger {
             operations: HashMap::new(),
             blocks: Blocks::default(),
             devices: BTreeMap::new(),
+            check: Check::default(),
             ordinal: 0,
             heard: Hearsay::default(),
         }
@@ -113,6 +116,7 @@ impl WhyLedger {
             Event::Mark(mark) => self.mark(mark),
             Event::AtAttach(found) => self.find(found),
             Event::Memory(event) => self.memory(event, applied),
+            Event::Names(names) => self.name(names),
             Event::Thread(..) | Event::Loss(_) => {}
         }
     }
@@ -339,12 +343,10 @@ impl WhyLedger {
                 }
             }
             Freed::BeforeAttach => {
-                let size = match self.blocks.take(&key) {
-                    Some(block) => block.size,
-                    None => event.size.0,
-                };
-                if let Some(device) = self.devices.get_mut(&index) {
-                    device.free_from_before(size);
+                if self.blocks.get(&key).is_some() {
+                    self.miss(index, key);
+                } else if let Some(device) = self.devices.get_mut(&index) {
+                    device.free_from_before(event.size.0);
                 }
             }
             Freed::Unknown => {}
@@ -392,7 +394,7 @@ impl WhyLedger {
         );
     }
 
-    fn revise(&mut self, (index, _): Key, block: &Block, rule: CategoryRule) {
+    pub(super) fn revise(&mut self, (index, _): Key, block: &Block, rule: CategoryRule) {
         if rule == block.rule {
             return;
         }

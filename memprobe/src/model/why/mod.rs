@@ -1,6 +1,7 @@
 //! Why memory is there: what the program was doing when it asked for it, and what it is for.
 //!
-//! All of it is inferred from the stream of events, and every fact names the rule that it follows from.
+//! All of it is inferred from the stream of events, and every fact names the rule that it follows from. Where the process's
+//! own objects say what a block is for, that decides, and what was inferred is held against it.
 
 pub mod category;
 mod course;
@@ -12,6 +13,7 @@ mod laps;
 mod ledger;
 pub mod modules;
 pub mod moments;
+pub mod named;
 pub mod parts;
 pub mod peak;
 pub mod phase;

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::OnDevice;
 use crate::event::DeviceIndex;
-use crate::model::snapshot::Site;
 use crate::model::why::growth::{Growth, Rate, Step, Suspect};
 use crate::model::why::parts::Part;
 use crate::report::peak::{place_kind, place_name, what_kind};
@@ -59,6 +58,8 @@ struct Row<'a> {
     line: Option<u32>,
     function: Option<&'a str>,
     reason: Option<&'a str>,
+    /// The node of autograd's graph, for `backward_of`.
+    node: Option<&'a str>,
     module: Option<String>,
     shape: Option<String>,
     dtype: Option<String>,
@@ -154,25 +155,18 @@ fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<Row<'a>> {
 fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
     let Part { origin, what } = &suspect.part;
     let frame = origin.site.frame();
-    let line = match &origin.site {
-        Site::Line(_) => "line",
-        Site::Backward(_) => "backward",
-        Site::NoLine { .. } => "no_line",
-    };
     let place = place_kind(&origin.place);
     Row {
         kind: Some(match row.by {
-            "line" => line,
+            "line" => origin.site.as_str(),
             "module" => place,
             _ => what_kind(what),
         }),
         file: frame.map(|frame| &*frame.file),
         line: frame.and_then(known_line),
         function: frame.map(|frame| &*frame.function),
-        reason: match &origin.site {
-            Site::NoLine { reason, .. } => Some(reason),
-            Site::Line(_) | Site::Backward(_) => None,
-        },
+        reason: origin.site.nobody().map(|(_, reason)| reason),
+        node: origin.site.node().map(|node| &**node),
         module: (place == "module").then(|| place_name(&origin.place)),
         shape: what.shape().map(ToString::to_string),
         dtype: what.shape().map(|shape| shape.dtype.to_string()),
@@ -196,6 +190,7 @@ fn empty<'a>(device: DeviceIndex, by: &'static str, per: &'static str, rate: &Ra
         line: None,
         function: None,
         reason: None,
+        node: None,
         module: None,
         shape: None,
         dtype: None,

@@ -52,6 +52,8 @@ struct Row<'a> {
     function: Option<&'a str>,
     thread: Option<&'a str>,
     reason: Option<&'a str>,
+    /// The node of autograd's graph, for `backward_of`.
+    node: Option<&'a str>,
     category: Option<&'static str>,
     module: Option<String>,
     pass: Option<&'static str>,
@@ -175,19 +177,16 @@ fn rows<'a>(at_peak: &'a AtPeak<'a>) -> Vec<Row<'a>> {
 }
 
 fn of_site(device: DeviceIndex, site: &Site) -> Row<'_> {
-    let (kind, thread, reason) = match site {
-        Site::Line(_) => ("line", None, None),
-        Site::Backward(_) => ("backward", None, None),
-        Site::NoLine { thread, reason } => ("no_line", Some(&**thread), Some(*reason)),
-    };
     let frame = site.frame();
+    let nobody = site.nobody();
     Row {
         file: frame.map(|frame| &*frame.file),
         line: frame.and_then(known_line),
         function: frame.map(|frame| &*frame.function),
-        thread,
-        reason,
-        ..empty(device, "line", kind)
+        thread: nobody.map(|(thread, _)| &**thread),
+        reason: nobody.map(|(_, reason)| reason),
+        node: site.node().map(|node| &**node),
+        ..empty(device, "line", site.as_str())
     }
 }
 
@@ -244,6 +243,7 @@ fn empty<'a>(device: DeviceIndex, by: &'static str, kind: &'static str) -> Row<'
         function: None,
         thread: None,
         reason: None,
+        node: None,
         category: None,
         module: None,
         pass: None,

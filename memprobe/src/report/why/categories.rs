@@ -2,10 +2,12 @@
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::{missing, remainders};
-use crate::event::DeviceIndex;
+use crate::bytes::human;
+use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BLOCKS, percent};
 use crate::model::why::WhyLedger;
 use crate::model::why::category::{Category, CategoryRule, Standing};
+use crate::model::why::named::Check;
 use crate::model::why::view::{CategoryRow, DeviceView};
 
 pub(super) const COLUMNS: &[Column] = &[
@@ -17,15 +19,31 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::programs("category"),
     Column::people("CATEGORY"),
     Column::programs("provisional"),
+    Column::programs("exact"),
     Column::all("rule", "BY THE RULE"),
 ];
 
 pub(super) fn notes(ledger: &WhyLedger) -> Vec<String> {
-    let mut notes = vec![
-        "All of it is inferred, by the rule named: most from when memory was asked for and when it was freed. \
+    let check = ledger.check();
+    let named = check.compared() > 0 || check.before_attach > 0;
+    let all = if named {
+        "What the process's objects did not say"
+    } else {
+        "All of it"
+    };
+    let mut notes = vec![format!(
+        "{all} is inferred, by the rule named: most from when memory was asked for and when it was freed. \
          \"?\" stands where what comes next decides. SHARE is that of the peak."
-            .to_owned(),
-    ];
+    )];
+    if named {
+        notes.push(checked(check));
+    } else {
+        notes.push(
+            "`memprobe record --names` reads the process's objects too: what they say is exact, and tells how much of \
+             the rest is right."
+                .to_owned(),
+        );
+    }
     if !ledger.heard().marks {
         notes.push(
             "This recording has no marks of optimizer steps and batches: steps are known by their stacks alone."
@@ -34,6 +52,36 @@ pub(super) fn notes(ledger: &WhyLedger) -> Vec<String> {
     }
     notes.extend(missing(ledger.heard()));
     notes
+}
+
+/// How what was inferred compares with what the process's objects say.
+fn checked(check: &Check) -> String {
+    let compared = check.compared();
+    if compared == 0 {
+        return "Nothing had been inferred of what the process's objects named.".to_owned();
+    }
+    let share = |bytes: u64| percent(bytes.into(), compared.into());
+    let mut text = format!(
+        "Of {} that the process's objects named, the category that had been inferred was right for {}, not known for {} \
+         and wrong for {}",
+        human(Bytes(compared)),
+        share(check.right()),
+        share(check.unknown()),
+        share(check.wrong()),
+    );
+    let wrong = check
+        .pairs
+        .iter()
+        .filter(|((inferred, named), _)| inferred != named && *inferred != Category::Unknown);
+    for ((inferred, named), of) in wrong {
+        text += &format!(
+            "; {} of {} were taken for {}",
+            human(Bytes(*of)),
+            named.as_str(),
+            inferred.as_str()
+        );
+    }
+    text + "."
 }
 
 pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
@@ -54,6 +102,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
             Cell::None,
             Cell::words(what.trim_matches(['(', ')'])),
             Cell::words(what),
+            Cell::None,
             Cell::None,
             Cell::Blank,
         ])
@@ -91,6 +140,7 @@ fn row(index: DeviceIndex, row: &CategoryRow, all: u64) -> Row {
         Cell::words(category.as_str()),
         Cell::Words(format!("{}{mark}", category.as_str())),
         Cell::words(provisional),
+        Cell::words(if rule.is_exact() { "yes" } else { "no" }),
         Cell::words(rule.as_str()),
     ])
 }

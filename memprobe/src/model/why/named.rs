@@ -1,0 +1,115 @@
+//! What the process's own objects say of its blocks, against what was inferred of them.
+
+use std::collections::BTreeMap;
+
+use super::category::{Category, CategoryRule};
+use super::fate::{Block, Key, Stage};
+use super::ledger::WhyLedger;
+use super::phase::{Judged, Phase, PhaseRule};
+use crate::event::{NamedBlock, Names};
+use crate::tensors::TensorKind;
+
+/// How what was inferred compares with what the process's objects say, in bytes of the blocks of which they say
+/// something.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Check {
+    /// By the category that was inferred and the one that is so.
+    pub pairs: BTreeMap<(Category, Category), u64>,
+    /// Bytes of blocks from before attach, of which nothing was inferred.
+    pub before_attach: u64,
+}
+
+impl Check {
+    /// Bytes of which something was inferred or could not be told.
+    pub fn compared(&self) -> u64 {
+        self.sum(|_, _| true)
+    }
+
+    /// Bytes whose category was inferred rightly.
+    pub fn right(&self) -> u64 {
+        self.sum(|inferred, named| inferred == named)
+    }
+
+    /// Bytes of which it was said that nobody knows.
+    pub fn unknown(&self) -> u64 {
+        self.sum(|inferred, _| inferred == Category::Unknown)
+    }
+
+    /// Bytes of which something wrong was said.
+    pub fn wrong(&self) -> u64 {
+        self.sum(|inferred, named| inferred != named && inferred != Category::Unknown)
+    }
+
+    fn sum(&self, is_meant: impl Fn(Category, Category) -> bool) -> u64 {
+        let pairs = self.pairs.iter();
+        pairs
+            .filter(|((inferred, named), _)| is_meant(*inferred, *named))
+            .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+}
+
+/// The rule by which a tensor's kind is a category; `None` where it says nothing.
+fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
+    match kind {
+        TensorKind::Parameter => Some(CategoryRule::NamedParameter),
+        TensorKind::Buffer => Some(CategoryRule::NamedBuffer),
+        TensorKind::Gradient => Some(CategoryRule::NamedGradient),
+        TensorKind::OptimizerState => Some(CategoryRule::NamedOptimizerState),
+        TensorKind::Saved => Some(CategoryRule::NamedSaved),
+        TensorKind::Tensor => None,
+    }
+}
+
+impl WhyLedger {
+    /// How what was inferred compares with what the process's objects said so far.
+    pub fn check(&self) -> &Check {
+        &self.check
+    }
+
+    /// Takes what the process's objects say: that decides.
+    pub(super) fn name(&mut self, names: &Names) {
+        for named in &names.blocks {
+            let Some(rule) = named.kind.and_then(rule_of) else {
+                continue;
+            };
+            let key = (named.device, named.addr);
+            let block = self.blocks.get(&key);
+            if let Some(block) = block.filter(|block| block.size == named.size.0) {
+                self.decide(key, block, named, rule);
+            }
+        }
+    }
+
+    fn decide(&mut self, key: Key, block: Block, named: &NamedBlock, rule: CategoryRule) {
+        let size = named.size.0;
+        if block.stage != Stage::BeforeAttach {
+            let pair = (block.rule.category(), rule.category());
+            let bytes = self.check.pairs.entry(pair).or_default();
+            *bytes = bytes.saturating_add(size);
+            self.revise(key, &block, rule);
+            self.blocks.settle(&key, rule);
+            if block.origin != 0 {
+                self.learned.insert(block.origin, rule.category());
+            }
+            return;
+        }
+        self.check.before_attach = self.check.before_attach.saturating_add(size);
+        let Some(device) = self.devices.get_mut(&key.0) else {
+            return;
+        };
+        let block = Block {
+            // What was at moments before stays from before attach.
+            born: self.ordinal + 1,
+            rule,
+            stage: Stage::Settled,
+            ..block
+        };
+        device.free_from_before(size);
+        let judged = Judged {
+            phase: Phase::Other,
+            rule: PhaseRule::NoStack,
+        };
+        device.hold(&block, judged);
+        self.blocks.insert(key, block);
+    }
+}

@@ -266,7 +266,9 @@ impl WhyLedger {
         if let Some(turn) = asked.turn {
             self.turn(turn);
         }
-        self.laps.ask(event.tid, traits.at_line, now(&self.devices));
+        if self.line.is_some() {
+            self.laps.ask(event.tid, traits.at_line, now(&self.devices));
+        }
         let Judged { phase, .. } = asked.judged;
         let made = match (traits.builds, asked.is_for_next_pass) {
             (true, _) => Made::AsParameter,

@@ -189,9 +189,11 @@ fn render(text: &mut String, growth: &Growth, options: &ReportOptions) {
     section(text, growth, "LINE", &growth.lines, options, |line| {
         format!("{}{}", names.site(&line.who), of_part(line))
     });
-    section(text, growth, "MODULE", &growth.modules, options, |it| {
-        place_name(&it.who)
-    });
+    if growth.knows_modules {
+        section(text, growth, "MODULE", &growth.modules, options, |it| {
+            place_name(&it.who)
+        });
+    }
     section(text, growth, "TENSOR", &growth.tensors, options, |it| {
         shapes::tensor(&it.who)
     });

@@ -1,6 +1,6 @@
 use serde_json::Value;
 
-use crate::event::Event;
+use crate::event::{Context, Event};
 use crate::model::why::parts::samples::learning_for;
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
@@ -21,6 +21,20 @@ fn report(events: &[Event], format: Format) -> String {
 #[test]
 fn a_list_that_keeps_the_loss_of_each_iteration() {
     insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Text));
+}
+
+#[test]
+fn modules_are_not_told_apart_where_nothing_is_known_of_them() {
+    let mut events = learning_for(40, |_| true).events;
+    for event in &mut events {
+        if let Event::Stack(_, stack) = event {
+            let mut bare = (**stack).clone();
+            bare.context = Context::default();
+            *stack = bare.into();
+        }
+    }
+    let text = report(&events, Format::Text);
+    assert!(text.contains("LINE") && !text.contains("MODULE"), "{text}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Reports: of a recording, the table of lines or every event; of a process, its tensors.
 
+mod estimate;
 mod events;
 mod host;
 mod lines;
@@ -10,6 +11,7 @@ mod structured;
 mod table;
 mod tensors;
 
+pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
 pub use many::{Many, is_possible as is_possible_for_many};
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};

@@ -259,6 +259,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::tensors",
             "crate::model::Applied",
             "crate::model::ShapeLedger",
+            "crate::model::estimate",
         ],
     },
     Room {

@@ -1,0 +1,1 @@
+//! Sentences about estimates, each with the events that show it.

@@ -59,6 +59,8 @@ pub(super) struct Books {
     bounded: Option<Trial>,
     now: Moment,
     peak: Moment,
+    /// What was there when a backward pass or a step was over and the program began with something new.
+    kept: Option<Totals>,
     pub(super) lines: Lines,
 }
 
@@ -110,6 +112,7 @@ impl Books {
                 .map(|memory| Trial::new(CachingAllocator::with_capacity(memory))),
             now: Moment::default(),
             peak: Moment::default(),
+            kept: None,
             lines: Lines::default(),
         };
         // Nobody frees it, so its name need not be kept.
@@ -204,9 +207,21 @@ impl Books {
         self.peak
     }
 
-    /// The allocator's own totals: at the end, and the highest that each was.
-    pub(super) fn totals(&self) -> (Totals, Totals) {
-        (self.plain.allocator.totals(), self.plain.allocator.peak())
+    /// The program goes on with something else; `phase` is over.
+    pub(super) fn is_over(&mut self, phase: Phase) {
+        if matches!(phase, Phase::Backward | Phase::Step) {
+            self.kept = Some(self.plain.allocator.totals());
+        }
+    }
+
+    /// What was kept from one iteration to the next; `None` where there was one at most.
+    pub(super) fn kept(&self) -> Option<Totals> {
+        self.kept
+    }
+
+    /// The highest that each of the allocator's own totals was.
+    pub(super) fn totals(&self) -> Totals {
+        self.plain.allocator.peak()
     }
 
     /// The highest totals with a workspace of cuBLAS.

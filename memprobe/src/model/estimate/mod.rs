@@ -138,8 +138,9 @@ pub struct Estimate {
     pub peak: Totals,
     /// The same with [`WORKSPACE`], held from the beginning: what is allocated then is the most that it can be.
     pub with_workspace: Totals,
-    /// At the end.
-    pub end: Totals,
+    /// Kept from one iteration to the next: at the last beginning of something new after a backward pass or a step.
+    /// `None` where nothing followed on one.
+    pub kept: Option<Totals>,
     /// Bytes of the CPU's allocator when most is allocated on a GPU.
     pub cpu_at_peak: Bytes,
     /// The most that the CPU's allocator had given out at once.
@@ -223,14 +224,13 @@ impl Estimator {
     pub fn finish(mut self) -> Estimate {
         self.translation.finish(&mut self.books);
         let books = &self.books;
-        let (end, peak) = books.totals();
         let at_peak: Moment = books.peak();
         let difference = |why: Difference| (why, at_peak.differences[why as usize]);
         Estimate {
             events: self.events,
-            peak,
+            peak: books.totals(),
             with_workspace: books.with_workspace(),
-            end,
+            kept: books.kept(),
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
             differences: Difference::ALL.map(difference).to_vec(),

@@ -104,6 +104,8 @@ fn told_by(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
         "autograd/__init__.py" if matches!(function, "backward" | "grad") => {
             (Phase::Backward, Part::Plain)
         }
+        // Whoever fetches calls it.
+        "utils/data/_utils/collate.py" => return None,
         "utils/data/_utils/fetch.py" => (Phase::Loading, fetched(frames, at)),
         _ if file.starts_with("utils/data/") => (Phase::Loading, Part::Sample),
         _ if file.starts_with("optim/") => (

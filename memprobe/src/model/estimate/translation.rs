@@ -35,6 +35,8 @@ pub(super) struct Translation {
     steps: u64,
     /// The thread that goes backward.
     backward: Option<Tid>,
+    /// What the program was doing last.
+    last: Phase,
     pub(super) missing: Missing,
 }
 
@@ -130,6 +132,10 @@ impl Translation {
         let is_mask = self.settle_mask(Some(event), books);
         if !matches!(origin.part, Part::Parameter(_)) {
             self.end_step(event.tid, books);
+        }
+        let last = std::mem::replace(&mut self.last, origin.phase);
+        if matches!(origin.phase, Phase::Forward | Phase::Loading) {
+            books.is_over(last);
         }
         if is_on_host || origin.part == Part::Sample {
             return self.keep(event.addr, books.begin(on_host(piece)), None);

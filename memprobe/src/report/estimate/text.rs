@@ -128,14 +128,15 @@ fn push_totals(
         names.site(&estimate.peak_at)
     );
     let workspace = format!(
-        "peak at most, with a workspace of cuBLAS of {}",
+        "peak with a workspace of cuBLAS of {} held throughout",
         human(WORKSPACE)
     );
-    let rows: [(Totals, String); 3] = [
+    let mut rows: Vec<(Totals, String)> = vec![
         (estimate.peak, peak_at),
         (estimate.with_workspace, workspace),
-        (estimate.end, "at the end".to_owned()),
     ];
+    let kept = || "kept from one iteration to the next".to_owned();
+    rows.extend(estimate.kept.map(|totals| (totals, kept())));
     for (totals, what) in rows {
         let (allocated, reserved) = (human(totals.allocated), human(totals.reserved));
         let line = format!("{allocated:>NUMBER$}  {reserved:>NUMBER$}  {what}");

@@ -101,12 +101,13 @@ def main():
     optimizer = OPTIMIZERS[options.optimizer](
         model.parameters(), lr=1e-3, weight_decay=options.weight_decay
     )
-    for _ in range(options.steps):
+    for step in range(options.steps):
         inputs, targets = batches(options.model, options.device)
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        print(f"step {step}", flush=True)
     if options.device != "cpu":
         print(json.dumps({
             "allocated": torch.cuda.max_memory_allocated(),

@@ -67,8 +67,12 @@ impl Origin {
 
     /// By a stack.
     pub(super) fn of(stack: &Stack) -> Self {
-        let is_backward =
-            matches!(stack.kind, StackKind::Waiting { .. }) || stack.context.node.is_some();
+        // On the CPU a backward pass runs on the thread that asks for it, whose frames say so.
+        let is_backward = match stack.kind {
+            StackKind::Python => false,
+            StackKind::Waiting { .. } => true,
+            StackKind::Native | StackKind::Unknown { .. } => stack.context.node.is_some(),
+        };
         let mut origin = Self::UNKNOWN;
         for (at, frame) in stack.frames.iter().enumerate() {
             let Some(file) = file_of_torch(frame) else {

@@ -2,7 +2,7 @@
 //!
 //! The rules are those of `DeviceCachingAllocator` as it is set by default and on one stream
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0: `round_size`, `get_allocation_size`, `get_free_block`, `should_split`,
-//! `free_block`, `release_cached_blocks`; the constants in c10/core/AllocatorConfig.h). They are the same from 2.0 on.
+//! `free_block`, `release_cached_blocks`; the constants in c10/core/AllocatorConfig.h). They are the same from 2.0 on but for [`Ties`].
 
 use std::collections::BTreeSet;
 
@@ -41,6 +41,7 @@ pub struct OutOfMemory {
 pub struct CachingAllocator {
     /// Bytes that CUDA can give; `None` for as many as are asked for.
     capacity: Option<Bytes>,
+    ties: Ties,
     blocks: Vec<Block>,
     /// Places in `blocks` that are free to be used.
     vacant: Vec<usize>,
@@ -55,8 +56,18 @@ pub struct CachingAllocator {
     segments: u64,
 }
 
-/// The order in which free blocks are tried: the smallest first, of equal ones the first in memory.
-type Key = (u64, u64, usize);
+/// The order in which free blocks are tried: the smallest first, of equal ones as [`Ties`] has it.
+type Key = (u64, u64, u64, usize);
+
+/// Which of several free blocks of equal size is taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Ties {
+    /// The first of the oldest segment, as seen in 2.15.0. Where CUDA gives out ascending addresses, it is the same.
+    #[default]
+    OldestSegment,
+    /// The first in memory, as seen in 2.0.1 and 2.6.0.
+    LowestAddress,
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pool {
@@ -68,6 +79,8 @@ enum Pool {
 struct Block {
     addr: u64,
     size: u64,
+    /// Segments in the order in which they count.
+    segment: u64,
     pool: Pool,
     is_live: bool,
     /// The neighbours in the segment.
@@ -85,6 +98,14 @@ impl CachingAllocator {
     /// An allocator of a device that never runs out of memory.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// As [`Self::new`], with another order of blocks that are equally large.
+    pub fn with_ties(ties: Ties) -> Self {
+        Self {
+            ties,
+            ..Self::default()
+        }
     }
 
     /// An allocator that gets no more than `capacity` of CUDA.
@@ -109,10 +130,10 @@ impl CachingAllocator {
         } else {
             Pool::Large
         };
-        let found = match self.free_of(pool).range((size, 0, 0)..).next().copied() {
+        let found = match self.free_of(pool).range((size, 0, 0, 0)..).next().copied() {
             Some(key) => {
                 self.free_of(pool).remove(&key);
-                key.2
+                key.3
             }
             None => self.segment(size, pool)?,
         };
@@ -155,19 +176,18 @@ impl CachingAllocator {
                 Pool::Large => &self.large,
             }
             .iter()
-            .filter(|key| blocks[key.2].is_segment())
+            .filter(|key| blocks[key.3].is_segment())
             .copied()
             .collect();
             for key in whole {
                 self.free_of(pool).remove(&key);
                 self.totals.reserved.0 = self.totals.reserved.0.saturating_sub(key.0);
-                self.vacant.push(key.2);
+                self.vacant.push(key.3);
             }
         }
     }
 
-    /// Says where the next segment will lie. Of free blocks of equal size the first in memory is taken, so it can
-    /// matter; without a word, segments lie one after the other.
+    /// Says where the next segment will lie; without a word, segments lie one after the other.
     pub fn place_next_segment(&mut self, addr: Address) {
         self.next = Some(addr);
     }
@@ -206,7 +226,7 @@ impl CachingAllocator {
 
     fn key(&self, at: usize) -> Key {
         let block = &self.blocks[at];
-        (block.size, block.addr, at)
+        (block.size, block.segment, block.addr, at)
     }
 
     fn take_free(&mut self, at: usize) {
@@ -237,6 +257,10 @@ impl CachingAllocator {
         Ok(self.put(Block {
             addr,
             size: bytes,
+            segment: match self.ties {
+                Ties::OldestSegment => self.segments,
+                Ties::LowestAddress => 0,
+            },
             pool,
             is_live: false,
             before: None,
@@ -304,10 +328,12 @@ impl CachingAllocator {
 
 /// Bytes of a segment for a block that fits in none (`get_allocation_size`).
 fn segment_bytes(size: u64) -> u64 {
-    match size {
-        0..=SMALL => SMALL_SEGMENT,
-        ..OWN_SEGMENT => LARGE_SEGMENT,
-        _ => size.next_multiple_of(SEGMENT_UNIT),
+    if size <= SMALL {
+        SMALL_SEGMENT
+    } else if size < OWN_SEGMENT {
+        LARGE_SEGMENT
+    } else {
+        size.next_multiple_of(SEGMENT_UNIT)
     }
 }
 

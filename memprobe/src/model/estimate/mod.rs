@@ -13,7 +13,7 @@ mod translation;
 #[cfg(test)]
 mod tests;
 
-pub use allocator::{BlockId, CachingAllocator, OutOfMemory};
+pub use allocator::{BlockId, CachingAllocator, OutOfMemory, Ties};
 pub use origin::Phase;
 
 use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};

@@ -34,6 +34,8 @@ pub(super) enum Part {
     Parameter(Together),
     /// It is an example for a batch, or belongs to the order of the examples.
     Sample,
+    /// A thread without Python asked for it, which works for another (OpenMP's do): what goes on is what went on.
+    Helper,
 }
 
 /// What becomes of the temporary tensors of a step where it takes all parameters at once, as it does on a GPU
@@ -74,6 +76,9 @@ impl Origin {
             StackKind::Native | StackKind::Unknown { .. } => stack.context.node.is_some(),
         };
         let mut origin = Self::UNKNOWN;
+        if stack.kind != StackKind::Python && !is_backward {
+            origin.part = Part::Helper;
+        }
         for (at, frame) in stack.frames.iter().enumerate() {
             let Some(file) = file_of_torch(frame) else {
                 continue;
@@ -215,6 +220,18 @@ mod tests {
         assert_eq!(origin(&[collate, fetch]), (Phase::Loading, Part::Plain));
         let order = [("torch/utils/data/sampler.py", "__iter__")];
         assert_eq!(origin(&order), (Phase::Loading, Part::Sample));
+    }
+
+    #[test]
+    fn a_thread_without_python_helps_another() {
+        let helper = Stack {
+            kind: StackKind::Unknown {
+                thread: "python".into(),
+                reason: crate::event::NoStack::NoPythonThread,
+            },
+            ..stack(&[])
+        };
+        assert_eq!(Origin::of(&helper).part, Part::Helper);
     }
 
     #[test]

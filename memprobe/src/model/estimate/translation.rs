@@ -128,6 +128,13 @@ impl Translation {
             let piece = on_host(piece);
             return self.keep(event.addr, books.begin(piece), None);
         }
+        if origin.part == Part::Helper {
+            let piece = Piece {
+                phase: self.last,
+                ..piece
+            };
+            return self.keep(event.addr, books.begin(piece), None);
+        }
         self.phase(event.tid, origin.phase, books);
         let is_mask = self.settle_mask(Some(event), books);
         if !matches!(origin.part, Part::Parameter(_)) {
@@ -152,7 +159,7 @@ impl Translation {
         match origin.part {
             Part::Dropout if !is_mask => self.may_be_mask(event, piece, books),
             Part::Parameter(together) => self.alloc_in_step(event, piece, together, books),
-            Part::Dropout | Part::Plain | Part::Sample => {
+            Part::Dropout | Part::Plain | Part::Sample | Part::Helper => {
                 self.keep(event.addr, books.begin(piece), None);
             }
         }

@@ -342,6 +342,9 @@ impl DType {
     /// `torch.float32`.
     pub const FLOAT32: Self = Self(6);
 
+    /// `torch.float64`.
+    pub const FLOAT64: Self = Self(7);
+
     /// As PyTorch writes it, without `torch.`; `None` for a number that memprobe does not know.
     pub fn name(self) -> Option<&'static str> {
         Some(self.row()?.0)

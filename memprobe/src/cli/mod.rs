@@ -3,6 +3,7 @@
 mod attach;
 mod diff;
 mod doctor;
+mod estimate;
 mod record;
 mod report;
 mod snapshot;
@@ -36,6 +37,7 @@ Examples:
   memprobe report trace.json                                  the table of lines; needs no root
   sudo memprobe snapshot --pid 1234                           every tensor by name, now
   memprobe diff a.json b.json                                 what came and what went
+  sudo memprobe estimate -- python train.py                   what a run on the CPU would need on a GPU
   sudo memprobe doctor --pid 1234                             can it work here; if not, what to do";
 
 #[derive(Subcommand)]
@@ -46,11 +48,12 @@ enum Verb {
     Report(report::Report),
     Snapshot(snapshot::Snapshot),
     Diff(diff::Diff),
+    Estimate(estimate::Estimate),
     Doctor(doctor::Doctor),
 }
 
 /// Runs the command line and says how it ended: 0, 2 after an error, or the status of the
-/// command that `record` ran.
+/// command that `record` or `estimate` ran.
 pub fn run() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match arguments.verb {
@@ -60,6 +63,7 @@ pub fn run() -> ExitCode {
         Verb::Report(report) => report.run(),
         Verb::Snapshot(snapshot) => snapshot.run(),
         Verb::Diff(diff) => diff.run(),
+        Verb::Estimate(estimate) => estimate.run(),
         Verb::Doctor(doctor) => doctor.run(),
     };
     outcome.unwrap_or_else(|error| {

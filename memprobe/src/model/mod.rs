@@ -13,6 +13,7 @@ mod brief;
 mod caps;
 mod cuda;
 mod device;
+pub mod estimate;
 pub mod grouping;
 mod holders;
 pub mod host;

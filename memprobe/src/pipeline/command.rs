@@ -30,7 +30,7 @@ impl Started {
         // Ctrl-C at the terminal ends the recording; whether the command ends too is its own
         // affair, as it gets the same signal.
         let child = command.spawn().with_context(|| {
-            format!("starting {name}: give a program after --, such as `memprobe record -o trace.json -- python train.py`")
+            format!("starting {name}: give a program after --, such as `-- python train.py`")
         })?;
         Ok(Self { child, name })
     }
@@ -42,6 +42,11 @@ impl Started {
 
     /// The command's own exit status, as the shell would tell it.
     pub(super) fn exit_code(&mut self) -> Result<ExitCode> {
+        self.exit_status().map(ExitCode::from)
+    }
+
+    /// As [`Self::exit_code`], as a number.
+    pub(super) fn exit_status(&mut self) -> Result<u8> {
         let status = self
             .child
             .wait()
@@ -50,7 +55,7 @@ impl Started {
             .code()
             .or_else(|| status.signal().map(|signal| 128 + signal))
             .unwrap_or(1);
-        Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+        Ok(u8::try_from(code).unwrap_or(1))
     }
 
     /// Says that it goes on without memprobe.

@@ -1,6 +1,7 @@
 //! The rooms put together: what each verb does from probe to screen or file.
 
 pub mod doctor;
+pub mod estimate;
 pub mod host;
 pub mod live;
 pub mod record;

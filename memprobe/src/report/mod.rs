@@ -1,6 +1,7 @@
 //! Reports: of a recording, the table of lines or every event; of a process, its tensors.
 
 mod columns;
+mod estimate;
 mod events;
 mod growth;
 mod host;
@@ -15,6 +16,7 @@ mod table;
 mod tensors;
 mod why;
 
+pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
 pub use many::{Many, is_possible as is_possible_for_many};
 pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, write_tensors};

@@ -265,6 +265,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::Applied",
             "crate::model::ShapeLedger",
             "crate::model::why",
+            "crate::model::estimate",
         ],
     },
     Room {

@@ -1,0 +1,342 @@
+//! From what the CPU's allocator was asked for to what a GPU's would be.
+
+use std::collections::HashMap;
+
+use hashbrown::HashMap as FastMap;
+
+use super::books::{Books, Piece, PieceId};
+use super::lines::LineId;
+use super::origin::{Origin, Part, Phase, Together};
+use super::{Difference, Missing, OnHost};
+use crate::event::{Address, Mark, MemoryEvent, ShapeId, Stack, StackId, Tid, Use, Uses};
+use crate::model::grouping;
+use crate::model::snapshot::{Grouping, Site};
+use crate::tensors::DType;
+
+/// Blocks that are kept; what comes on top is counted.
+const MOST_BLOCKS: usize = 1 << 24;
+
+/// Stacks that are kept; later ones are not known.
+const MOST_STACKS: usize = 1 << 20;
+
+/// Temporary tensors of one step of an optimizer that are kept until it is over.
+const MOST_HELD: usize = 1 << 20;
+
+/// What is known of the blocks of the CPU.
+#[derive(Debug, Default)]
+pub(super) struct Translation {
+    on_host: Vec<OnHost>,
+    uses: Uses,
+    stacks: HashMap<StackId, (Origin, LineId, IsOnHost)>,
+    live: FastMap<Address, Live>,
+    /// A block that may be the mask of a dropout: the next says.
+    mask: Option<Candidate>,
+    step: Option<Step>,
+    steps: u64,
+    /// The thread that goes backward.
+    backward: Option<Tid>,
+    /// What the program was doing last.
+    last: Phase,
+    pub(super) missing: Missing,
+}
+
+type IsOnHost = bool;
+
+#[derive(Clone, Copy, Debug)]
+enum Live {
+    /// It waits to be told what it is.
+    Waiting,
+    /// In the books, and with which step of an optimizer it ends.
+    Known { piece: PieceId, step: Option<u64> },
+}
+
+/// A block of which it is not known yet what stands for it.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    tid: Tid,
+    stack: StackId,
+    addr: Address,
+    /// Bytes of one element.
+    element: u64,
+    piece: Piece,
+}
+
+/// A step of an optimizer that takes one parameter after the other.
+#[derive(Debug)]
+struct Step {
+    number: u64,
+    tid: Tid,
+    /// What the CPU gave back and a GPU would hold until the step is over.
+    held: Vec<PieceId>,
+    /// The first of two blocks of equal size that a line makes.
+    first: Option<(StackId, u64)>,
+    /// The line that made temporary tensors first.
+    line: Option<StackId>,
+}
+
+impl Translation {
+    pub(super) fn new(on_host: Vec<OnHost>) -> Self {
+        Self {
+            on_host,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn define_stack(&mut self, id: StackId, stack: &Stack, books: &mut Books) {
+        if self.stacks.len() >= MOST_STACKS && !self.stacks.contains_key(&id) {
+            self.missing.stacks += 1;
+            return;
+        }
+        let site = grouping::site(stack, Grouping::User);
+        let is_on_host = match &site {
+            Site::Line(frame) => self.on_host.iter().any(|line| line.names(frame)),
+            Site::Backward(_) | Site::Node { .. } | Site::NoLine { .. } => false,
+        };
+        let line = books.lines.define(site);
+        self.stacks
+            .insert(id, (Origin::of(stack), line, is_on_host));
+    }
+
+    pub(super) fn define_use(&mut self, id: ShapeId, is: &std::sync::Arc<Use>) {
+        self.uses.define(id, is);
+    }
+
+    /// PyTorch said what comes next.
+    pub(super) fn mark(&mut self, mark: &Mark, books: &mut Books) {
+        self.phase(mark.tid, Phase::Step, books);
+        self.end_step(mark.tid, books);
+    }
+
+    /// The CPU's allocator handed out a block.
+    pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Books) {
+        // The free of the block that was here before got lost.
+        self.free(event.addr, books);
+        if self.live.len() >= MOST_BLOCKS {
+            self.missing.blocks += 1;
+            return;
+        }
+        let unknown = (Origin::UNKNOWN, LineId::NONE, false);
+        let (origin, line, is_on_host) = self.stacks.get(&event.stack).copied().unwrap_or(unknown);
+        let piece = Piece {
+            cpu: event.size.0,
+            gpu: Some(event.size.0),
+            why: None,
+            line,
+            phase: origin.phase,
+        };
+        if self.is_number(event, origin) {
+            let piece = on_host(piece);
+            return self.keep(event.addr, books.begin(piece), None);
+        }
+        if origin.part == Part::Helper {
+            let piece = Piece {
+                phase: self.last,
+                ..piece
+            };
+            return self.keep(event.addr, books.begin(piece), None);
+        }
+        self.phase(event.tid, origin.phase, books);
+        let is_mask = self.settle_mask(Some(event), books);
+        if !matches!(origin.part, Part::Parameter(_)) {
+            self.end_step(event.tid, books);
+        }
+        let last = std::mem::replace(&mut self.last, origin.phase);
+        if matches!(origin.phase, Phase::Forward | Phase::Loading) {
+            books.is_over(last);
+        }
+        if is_on_host || origin.part == Part::Sample {
+            return self.keep(event.addr, books.begin(on_host(piece)), None);
+        }
+        // oneDNN's copies of images and weights in its own order, and buffers of sums.
+        if self.uses_no_tensor(event.shape) {
+            let piece = Piece {
+                gpu: None,
+                why: Some(Difference::Scratch),
+                ..piece
+            };
+            return self.keep(event.addr, books.begin(piece), None);
+        }
+        match origin.part {
+            Part::Dropout if !is_mask => self.may_be_mask(event, piece, books),
+            Part::Parameter(together) => self.alloc_in_step(event, piece, together, books),
+            Part::Dropout | Part::Plain | Part::Sample | Part::Helper => {
+                self.keep(event.addr, books.begin(piece), None);
+            }
+        }
+    }
+
+    /// The CPU's allocator took a block back.
+    pub(super) fn free(&mut self, addr: Address, books: &mut Books) {
+        if self.mask.is_some_and(|mask| mask.addr == addr) {
+            self.settle_mask(None, books);
+        }
+        let Some(Live::Known { piece, step }) = self.live.remove(&addr) else {
+            return;
+        };
+        if let (Some(now), Some(number)) = (&mut self.step, step)
+            && now.number == number
+            && now.held.len() < MOST_HELD
+        {
+            books.end_on_cpu(piece, Difference::Together);
+            now.held.push(piece);
+            return;
+        }
+        let Some((piece, size)) = books.end(piece) else {
+            return;
+        };
+        if self.backward.is_some() && piece.phase == Phase::Forward {
+            books.lines.was_saved(piece.line, size);
+        }
+    }
+
+    /// Nothing more comes.
+    pub(super) fn finish(&mut self, books: &mut Books) {
+        self.settle_mask(None, books);
+        if let Some(tid) = self.step.as_ref().map(|step| step.tid) {
+            self.end_step(tid, books);
+        }
+        if self.backward.take().is_some() {
+            books.lines.backward_ended();
+        }
+    }
+
+    fn keep(&mut self, addr: Address, piece: PieceId, step: Option<u64>) {
+        self.live.insert(addr, Live::Known { piece, step });
+    }
+
+    /// Follows a thread into a backward pass and out of it.
+    fn phase(&mut self, tid: Tid, phase: Phase, books: &mut Books) {
+        match (self.backward, phase) {
+            (None, Phase::Backward) => self.backward = Some(tid),
+            (Some(of), phase) if of == tid && phase != Phase::Backward => {
+                self.backward = None;
+                books.lines.backward_ended();
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether it is a number of Python that PyTorch makes a tensor of: these are the host's also where they are
+    /// taken together with tensors of a GPU. So are the counters of an optimizer.
+    fn is_number(&self, event: &MemoryEvent, origin: Origin) -> bool {
+        let shape = self.uses.get(event.shape).and_then(|it| it.shape());
+        shape.is_some_and(|shape| {
+            let is_one = shape.sizes.is_empty() && shape.more == 0;
+            is_one
+                && (shape.dtype == DType::FLOAT64
+                    || origin.phase == Phase::Step
+                    || origin.part == Part::Dropout)
+        })
+    }
+
+    fn uses_no_tensor(&self, shape: ShapeId) -> bool {
+        let other = |it: &std::sync::Arc<Use>| it.shape().is_none();
+        shape == ShapeId::NO_TENSOR || self.uses.get(shape).is_some_and(other)
+    }
+
+    /// `dropout` on the CPU makes a mask of the input's element type and then the output; on a GPU the mask has a
+    /// byte an element (`_dropout` and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
+    fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Books) {
+        let shape = self.uses.get(event.shape).and_then(|it| it.shape());
+        let element = shape.and_then(|shape| {
+            let is_whole = shape.requested == Some(event.size);
+            shape.dtype.size().filter(|bytes| is_whole && *bytes > 1)
+        });
+        let Some(element) = element else {
+            self.keep(event.addr, books.begin(piece), None);
+            return;
+        };
+        self.live.insert(event.addr, Live::Waiting);
+        self.mask = Some(Candidate {
+            tid: event.tid,
+            stack: event.stack,
+            addr: event.addr,
+            element,
+            piece,
+        });
+    }
+
+    /// Says whether the block that waits is a mask: it is if `next` is the output that is made with it.
+    fn settle_mask(&mut self, next: Option<&MemoryEvent>, books: &mut Books) -> bool {
+        let Some(mut candidate) = self.mask.take() else {
+            return false;
+        };
+        let is_mask = next.is_some_and(|next| {
+            next.tid == candidate.tid
+                && next.stack == candidate.stack
+                && next.size.0 == candidate.piece.cpu
+        });
+        if is_mask {
+            candidate.piece.gpu = Some(candidate.piece.cpu / candidate.element);
+            candidate.piece.why = Some(Difference::Mask);
+        }
+        let piece = books.begin(candidate.piece);
+        self.keep(candidate.addr, piece, None);
+        is_mask
+    }
+
+    /// A temporary tensor of a step that takes one parameter after the other.
+    fn alloc_in_step(
+        &mut self,
+        event: &MemoryEvent,
+        piece: Piece,
+        together: Together,
+        books: &mut Books,
+    ) {
+        if self.step.as_ref().is_some_and(|step| step.tid != event.tid) {
+            let piece = books.begin(piece);
+            return self.keep(event.addr, piece, None);
+        }
+        let steps = &mut self.steps;
+        let step = self.step.get_or_insert_with(|| {
+            *steps += 1;
+            Step {
+                number: *steps,
+                tid: event.tid,
+                held: Vec::new(),
+                first: None,
+                line: None,
+            }
+        });
+        let this = (event.stack, event.size.0);
+        let line = *step.line.get_or_insert(event.stack);
+        let (piece, is_held) = match together {
+            Together::Second if step.first.take() == Some(this) => (piece, true),
+            Together::Second => {
+                step.first = Some(this);
+                let nowhere = Piece {
+                    gpu: None,
+                    why: Some(Difference::Together),
+                    ..piece
+                };
+                (nowhere, false)
+            }
+            Together::Each => (piece, true),
+            Together::FirstLine => (piece, line == event.stack),
+            Together::Unknown => {
+                self.missing.steps += 1;
+                (piece, false)
+            }
+        };
+        let number = step.number;
+        let piece = books.begin(piece);
+        self.keep(event.addr, piece, is_held.then_some(number));
+    }
+
+    fn end_step(&mut self, tid: Tid, books: &mut Books) {
+        if self.step.as_ref().is_none_or(|step| step.tid != tid) {
+            return;
+        }
+        for piece in self.step.take().into_iter().flat_map(|step| step.held) {
+            books.end(piece);
+        }
+    }
+}
+
+fn on_host(piece: Piece) -> Piece {
+    Piece {
+        gpu: None,
+        why: Some(Difference::OnHost),
+        ..piece
+    }
+}

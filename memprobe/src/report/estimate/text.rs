@@ -1,0 +1,344 @@
+//! An estimate for people.
+
+use super::{EstimateOptions, EstimateSubject};
+use crate::bytes::{human, signed};
+use crate::event::{Bytes, Totals};
+use crate::label::{BLOCKS, CUT, FileNames, clean, count, counted, fit, process, width};
+use crate::model::estimate::{
+    Difference, Estimate, Fit, LineAtPeak, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER,
+};
+use crate::model::snapshot::Target;
+use crate::report::Top;
+use crate::report::table::{Style, push_line, warning, wrap};
+
+/// Columns of a number of bytes.
+const NUMBER: usize = 11;
+
+/// Writes all of it.
+pub(super) fn render(
+    subject: &EstimateSubject,
+    estimate: &Estimate,
+    options: &EstimateOptions,
+) -> String {
+    let mut text = String::new();
+    for line in heading(&subject.target, estimate) {
+        push_line(&mut text, &fit(&line, options.width, CUT));
+    }
+    let style = Style(options.colour);
+    let notes = subject.notes.iter().cloned();
+    for note in notes.chain(warnings(&estimate.missing)) {
+        for line in wrap(&format!("warning: {note}"), options.width) {
+            push_line(&mut text, &warning(options.colour, &line));
+        }
+    }
+    let names = names(estimate);
+    push_totals(&mut text, estimate, &names, style, options);
+    push_fit(&mut text, estimate, &names, style, options);
+    push_account(&mut text, estimate, style, options);
+    push_beyond(&mut text, style, options);
+    push_lines(&mut text, estimate, &names, style, options);
+    text
+}
+
+fn heading(target: &Target, estimate: &Estimate) -> Vec<String> {
+    let command = match target.command.is_empty() {
+        true => "unknown command".to_owned(),
+        false => clean(&target.command),
+    };
+    let version = |what: &str, version: &Option<String>| {
+        let version = version.as_ref();
+        version.map(|version| format!("{what} {}", clean(version)))
+    };
+    let mut facts = Vec::new();
+    facts.extend(process(target));
+    facts.extend(version("Python", &target.python));
+    facts.extend(version("torch", &target.torch));
+    facts.push(format!("memprobe {}", env!("CARGO_PKG_VERSION")));
+    let events = counted(estimate.events, "event");
+    vec![
+        command,
+        facts.join("  "),
+        format!(
+            "estimated by {events} of a run on the CPU; the GPU's allocator is set as by default"
+        ),
+    ]
+}
+
+fn warnings(missing: &Missing) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if missing.on_gpu > 0 {
+        warnings.push(format!(
+            "the program used a GPU too ({}): only tensors of the CPU are counted here. Run it on the CPU alone, \
+             with CUDA_VISIBLE_DEVICES= or a device that is a parameter of it.",
+            counted(missing.on_gpu, "allocation")
+        ));
+    }
+    if missing.past {
+        warnings.push(
+            "what the CPU's allocator had given out before memprobe came is not known and not counted: the estimate is \
+             too low. Start the program under memprobe."
+                .to_owned(),
+        );
+    }
+    if missing.lost > 0 {
+        warnings.push(format!(
+            "{} were lost: the estimate may be off by their bytes. Give more room with --buffer-size.",
+            counted(missing.lost, "event")
+        ));
+    }
+    if missing.blocks > 0 || missing.stacks > 0 {
+        warnings.push(format!(
+            "there is more than memprobe keeps in memory: {} are not counted, {} have no line.",
+            counted(missing.blocks, "block"),
+            counted(missing.stacks, "stack"),
+        ));
+    }
+    if missing.steps > 0 {
+        warnings.push(format!(
+            "the optimizer takes one parameter after the other here and all at once on a GPU, and what that takes is \
+             not known for it: {} are counted as on the CPU.",
+            counted(missing.steps, "temporary tensor")
+        ));
+    }
+    warnings
+}
+
+/// The shortest names that tell the files of the lines apart.
+fn names(estimate: &Estimate) -> FileNames {
+    let lines = estimate.lines.iter();
+    FileNames::of(lines.filter_map(|line| Some(&line.site.frame()?.file)))
+}
+
+fn push_totals(
+    text: &mut String,
+    estimate: &Estimate,
+    names: &FileNames,
+    style: Style,
+    options: &EstimateOptions,
+) {
+    push_line(text, "");
+    let head = format!(
+        "{:>NUMBER$}  {:>NUMBER$}  EXPECTED ON A GPU",
+        "ALLOCATED", "RESERVED"
+    );
+    push_line(text, &style.strong(&head));
+    let peak_at = format!(
+        "peak: {}, {}",
+        phase(estimate.peak_in),
+        names.site(&estimate.peak_at)
+    );
+    let workspace = format!(
+        "peak with a workspace of cuBLAS of {} held throughout",
+        human(WORKSPACE)
+    );
+    let mut rows: Vec<(Totals, String)> = vec![
+        (estimate.peak, peak_at),
+        (estimate.with_workspace, workspace),
+    ];
+    let kept = || "kept from one iteration to the next".to_owned();
+    rows.extend(estimate.kept.map(|totals| (totals, kept())));
+    for (totals, what) in rows {
+        let (allocated, reserved) = (human(totals.allocated), human(totals.reserved));
+        let line = format!("{allocated:>NUMBER$}  {reserved:>NUMBER$}  {what}");
+        push_line(text, &fit(&line, options.width, CUT));
+    }
+}
+
+fn push_fit(
+    text: &mut String,
+    estimate: &Estimate,
+    names: &FileNames,
+    style: Style,
+    options: &EstimateOptions,
+) {
+    let (Some(fit), Some(memory)) = (&estimate.fit, options.device_memory) else {
+        return;
+    };
+    let device = human(memory);
+    let reserved = estimate.with_workspace.reserved;
+    let (words, is_bad) = match fit {
+        Fit::Whole => {
+            let left = human(Bytes(memory.0.saturating_sub(reserved.0)));
+            (
+                format!(
+                    "fits into {device}: {left} are left for CUDA's context and kernels, cuDNN, other libraries and \
+                     other processes"
+                ),
+                false,
+            )
+        }
+        Fit::WithoutCache { flushes } => (
+            format!(
+                "fits into {device} only because cached memory is given back to CUDA and asked for anew ({}), which is \
+                 slow; nothing is left for CUDA's context and kernels",
+                counted(*flushes, "time")
+            ),
+            true,
+        ),
+        Fit::Not { requested, site } => (
+            format!(
+                "does not fit into {device}: the first request without room is one of {} at {}",
+                human(*requested),
+                names.site(site)
+            ),
+            true,
+        ),
+    };
+    push_line(text, "");
+    for line in wrap(&words, options.width) {
+        push_line(
+            text,
+            &if is_bad {
+                warning(options.colour, &line)
+            } else {
+                style.strong(&line)
+            },
+        );
+    }
+}
+
+fn push_account(text: &mut String, estimate: &Estimate, style: Style, options: &EstimateOptions) {
+    push_line(text, "");
+    push_line(text, &style.strong("How the peak comes about"));
+    let cpu = format!(
+        "of the CPU's allocator at that moment (its own peak is {})",
+        human(estimate.cpu_peak)
+    );
+    let mut rows = vec![(human(estimate.cpu_at_peak), cpu)];
+    let differences = estimate.differences.iter().filter(|(_, bytes)| *bytes != 0);
+    rows.extend(differences.map(|(why, bytes)| (signed(*bytes), reason(*why).to_owned())));
+    let allocated = human(estimate.peak.allocated);
+    rows.push((allocated, "allocated on the GPU, of which".to_owned()));
+    let phases = estimate.phases.iter().filter(|(_, bytes)| bytes.0 > 0);
+    rows.extend(phases.map(|(phase, bytes)| {
+        let bytes = human(*bytes);
+        (
+            String::new(),
+            format!("{bytes:>NUMBER$}  {}", made_in(*phase)),
+        )
+    }));
+    for (bytes, what) in rows {
+        let line = format!("{bytes:>NUMBER$}  {what}");
+        push_line(text, &fit(&line, options.width, CUT));
+    }
+}
+
+/// What no run on a CPU can tell.
+fn push_beyond(text: &mut String, style: Style, options: &EstimateOptions) {
+    push_line(text, "");
+    push_line(
+        text,
+        &style.strong("What comes on top, and how much is not known from a run on the CPU"),
+    );
+    let hopper = human(WORKSPACE_OF_HOPPER);
+    for words in [
+        "CUDA's context and kernels: outside of the allocator, some hundred MiB on most GPUs".to_owned(),
+        format!("cuBLAS: with CUBLAS_WORKSPACE_CONFIG unset as in the second row above, but {hopper} on a Hopper"),
+        "cuDNN and others: workspaces of the algorithms that they choose, and what the GPU's kernel of an operator keeps \
+         that the CPU's does not (attention, recurrent layers, batch norm)"
+            .to_owned(),
+        "batches that worker processes of a DataLoader make: their copies are not seen; use num_workers=0 to have them \
+         counted"
+            .to_owned(),
+    ] {
+        for line in wrap(&words, options.width.saturating_sub(2)) {
+            push_line(text, &format!("  {line}"));
+        }
+    }
+}
+
+fn push_lines(
+    text: &mut String,
+    estimate: &Estimate,
+    names: &FileNames,
+    style: Style,
+    options: &EstimateOptions,
+) {
+    push_line(text, "");
+    let head = format!(
+        "{:>NUMBER$}  {BLOCKS:>8}  {:>NUMBER$}  LINE",
+        "AT PEAK", "SAVED"
+    );
+    push_line(text, &style.strong(&head));
+    let shown = match options.top {
+        Top::All => estimate.lines.len(),
+        Top::Rows(rows) => rows.min(estimate.lines.len()),
+    };
+    let (shown, hidden) = estimate.lines.split_at(shown);
+    for line in shown {
+        push_row(text, line, &names.site(&line.site), options);
+    }
+    if !hidden.is_empty() {
+        let others = counted(hidden.len() as u64, "other line");
+        push_row(
+            text,
+            &sum(hidden, estimate),
+            &format!("({others})"),
+            options,
+        );
+    }
+    push_row(text, &sum(&estimate.lines, estimate), "(total)", options);
+    let saved = "SAVED: made before a backward pass and given back while it ran, of the pass with most of it. Inferred from \
+                 the stacks: it ends with the first allocation outside of it.";
+    for line in wrap(saved, options.width) {
+        push_line(text, &line);
+    }
+}
+
+fn push_row(text: &mut String, line: &LineAtPeak, name: &str, options: &EstimateOptions) {
+    let saved = human(line.saved);
+    let row = format!(
+        "{:>NUMBER$}  {:>8}  {saved:>NUMBER$}  {name}",
+        human(line.held),
+        count(line.blocks),
+    );
+    debug_assert!(width(&saved) <= NUMBER, "numbers have {NUMBER} columns");
+    push_line(text, &fit(&row, options.width, CUT));
+}
+
+/// What several lines come to.
+fn sum(lines: &[LineAtPeak], estimate: &Estimate) -> LineAtPeak {
+    let total = |of: fn(&LineAtPeak) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
+    LineAtPeak {
+        site: estimate.peak_at.clone(),
+        held: Bytes(total(|line| line.held.0)),
+        blocks: total(|line| line.blocks),
+        saved: Bytes(total(|line| line.saved.0)),
+    }
+}
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "in a forward pass",
+        Phase::Backward => "in a backward pass",
+        Phase::Step => "in a step of the optimizer",
+        Phase::Loading => "while loading data",
+    }
+}
+
+fn made_in(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Forward => "made in forward passes and with the model: parameters, activations",
+        Phase::Backward => "made in backward passes: gradients, and what leads to them",
+        Phase::Step => "made in steps of the optimizer: its state and temporary tensors",
+        Phase::Loading => "batches of a DataLoader, as their copies on the GPU",
+    }
+}
+
+fn reason(why: Difference) -> &'static str {
+    match why {
+        Difference::OnHost => {
+            "stays with the host: examples before they are a batch, numbers, lines of --on-host"
+        }
+        Difference::Scratch => "copies and buffers of the CPU's kernels, which are for no tensor",
+        Difference::Mask => {
+            "masks of dropout: a byte an element on a GPU (inferred from the line of torch)"
+        }
+        Difference::Together => {
+            "the step takes all parameters at once (foreach, by default on a GPU), not one after the other"
+        }
+        Difference::Rounding => {
+            "rounding: blocks are multiples of 512 bytes, and small ends are not cut off"
+        }
+    }
+}

@@ -50,6 +50,7 @@ const UNKNOWN: ProcessConfig = ProcessConfig {
     generation: 0,
     graph_task: NOWHERE,
     flags: 0,
+    module_call: 0,
 };
 
 const NOWHERE: ThreadLocal = ThreadLocal {
@@ -114,6 +115,7 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
     unsafe {
         (*process).python = PythonConfig::UNKNOWN;
         (*process).graph_task = NOWHERE;
+        (*process).module_call = 0;
         (*process).generation = bpf_ktime_get_ns();
     }
     tell(record::EXECUTED, caller.tgid, 0);

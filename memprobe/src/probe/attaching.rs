@@ -296,6 +296,33 @@ impl Attaching {
             })
     }
 
+    /// The code object that the programs take for the one that every call of a module passes.
+    pub fn module_call(&self) -> Option<u64> {
+        Some(self.config.module_call).filter(|&code| code != 0)
+    }
+
+    /// Tells the programs which code object every call of a module passes.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_module_call(
+        &mut self,
+        loader: &mut Loader,
+        code: Option<u64>,
+        now: TimeNs,
+    ) -> Result<(), AttachError> {
+        self.config.module_call = code.unwrap_or(0);
+        self.tell(loader, now)
+    }
+
+    /// Has the programs send every stack anew.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn renew_stacks(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+        self.tell(loader, now)
+    }
+
     /// What is to be probed, in the order of attaching.
     fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
         wanted_probes(self.wanted)

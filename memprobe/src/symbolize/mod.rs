@@ -4,6 +4,7 @@
 mod cpu;
 mod cuda;
 mod demangle;
+mod modules;
 mod native;
 mod purpose;
 mod segments;

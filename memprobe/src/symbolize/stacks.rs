@@ -8,6 +8,7 @@ use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
 use crate::decode::FreedCode;
 use crate::event::{Context, Frame, NoStack, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
+use crate::symbolize::python::module_calls::{ModuleCalls, NameModules};
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
 
@@ -21,6 +22,7 @@ const HASHES: usize = 1 << 19;
 pub struct Stacks<M> {
     memory: M,
     code: Option<CodeCache>,
+    modules: ModuleCalls,
     /// The kernel's names, those since the last forgetting and those before.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack, by what it is: different hashes can stand for the same.
@@ -42,6 +44,7 @@ pub struct Pending {
     head: StackHead,
     frames: Vec<FrameRecord>,
     resolved: Vec<Reading>,
+    context: Context,
 }
 
 /// What was read of a frame.
@@ -54,6 +57,12 @@ enum Reading {
 }
 
 impl Reading {
+    fn resolved(&self) -> &Resolved {
+        match self {
+            Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
+        }
+    }
+
     fn into_resolved(self) -> Resolved {
         match self {
             Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
@@ -67,6 +76,7 @@ impl<M: ReadMemory> Stacks<M> {
         Self {
             memory,
             code,
+            modules: ModuleCalls::default(),
             by_hash: Default::default(),
             ids: HashMap::new(),
             waiting: HashMap::new(),
@@ -81,16 +91,36 @@ impl<M: ReadMemory> Stacks<M> {
         self.code = Some(code);
     }
 
+    /// Names modules by this from now on.
+    pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
+        self.modules.set_names(names);
+    }
+
+    /// What is known of the calls of modules.
+    pub fn modules(&mut self) -> &mut ModuleCalls {
+        &mut self.modules
+    }
+
+    /// The code object that every call of a module passes, once it is known.
+    pub fn module_call(&self) -> Option<u64> {
+        self.modules.code()
+    }
+
+    /// What the process knows that this one is a copy of holds here too.
+    pub fn inherit(&mut self, parent: &Self) {
+        self.modules.inherit(&parent.modules);
+    }
+
     /// Reads the code objects of a stack, as soon as it is known; `None` if the hash was known
     /// already. The kernel sends a stack again when it has forgotten that it was sent.
     pub fn read(&mut self, head: StackHead, frames: Vec<FrameRecord>) -> Option<Pending> {
         if self.by_hash(head.hash).is_some() {
             return None;
         }
-        let resolved = frames
+        let resolved: Vec<_> = frames
             .iter()
             .map(|frame| {
-                let (code, owner) = (frame.code(), frame.owner());
+                let (code, owner) = (frame.code(&head), frame.owner());
                 let memory = &self.memory;
                 Reading::Tentative(match &mut self.code {
                     Some(known) => known.resolve(memory, code, frame.instr, owner),
@@ -98,21 +128,31 @@ impl<M: ReadMemory> Stacks<M> {
                 })
             })
             .collect();
+        let context = Context {
+            module: self.modules.innermost(
+                &head,
+                frames.iter().zip(resolved.iter().map(Reading::resolved)),
+            ),
+            ..Context::default()
+        };
         Some(Pending {
             head,
             frames,
             resolved,
+            context,
         })
     }
 
     /// Mends the pending stacks that name a code object which was freed: it may have gone before
     /// it was read, or another may have been read in its place.
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
+        self.modules.forget(freed.code);
         let Some(code) = &mut self.code else { return };
         let memory: Stretches = freed.memory.iter().cloned().collect();
         for pending in pending {
+            let head = &pending.head;
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
-                if frame.code() == freed.code && matches!(reading, Reading::Tentative(_)) {
+                if frame.code(head) == freed.code && matches!(reading, Reading::Tentative(_)) {
                     let (instr, owner) = (frame.instr, frame.owner());
                     let kept = code.resolve_freed(&memory, freed.code, instr, owner);
                     *reading = Reading::Kept(kept);
@@ -140,7 +180,7 @@ impl<M: ReadMemory> Stacks<M> {
             kind: StackKind::Python,
             frames,
             truncated,
-            context: Context::default(),
+            context: pending.context,
         })?;
         if self.by_hash[0].len() >= HASHES {
             self.by_hash.swap(0, 1);
@@ -173,7 +213,11 @@ impl<M: ReadMemory> Stacks<M> {
             },
             frames: python.frames.clone(),
             truncated: python.truncated,
-            context: Context::default(),
+            // That thread waits within its module; what it is to take note of says nothing of this one.
+            context: Context {
+                module: python.context.module.clone(),
+                ..Context::default()
+            },
         };
         let Some((id, new)) = self.intern(stack) else {
             return (StackId::NONE, None);

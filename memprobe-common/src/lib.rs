@@ -409,6 +409,15 @@ pub struct StackHead {
     pub module_call: u64,
 }
 
+/// Bits of `c10::AutogradState` (c10/core/AutogradState.h@v2.0.1 to @v2.15.0). A thread that has not asked for
+/// it yet has none of them set, and its grad mode is on.
+pub mod grad_bit {
+    /// `grad_mode_`.
+    pub const GRAD: u8 = 1;
+    /// `inference_mode_`.
+    pub const INFERENCE: u8 = 2;
+}
+
 /// Whether PyTorch takes note of a thread's operations, to go back through them later.
 pub mod grad_mode {
     /// Not known.
@@ -431,7 +440,8 @@ pub struct FrameRecord {
     /// [`StackHead::module_call`].
     pub code_and_owner: u64,
     /// The frame's instruction pointer (`prev_instr` or `instr_ptr`); before 3.11 the word that
-    /// begins with `f_lasti`, an int.
+    /// begins with `f_lasti`, an int. With [`Self::CALLS_MODULE`] the class of the module in the high 48 bits
+    /// (Python has no memory beyond those, unless it asks for it, and it does not), and of that word the low 16.
     pub instr: u64,
 }
 
@@ -457,6 +467,27 @@ impl FrameRecord {
             _ => Some(self.address()),
         }
     }
+
+    /// Of a call of a module, adds the class of that; `None` becomes 0.
+    pub const fn set_class(&mut self, class: Option<u64>) {
+        let class = match class {
+            Some(class) => class << Self::CLASS_SHIFT,
+            None => 0,
+        };
+        self.instr = class | self.low_instr();
+    }
+
+    /// Of a call of a module, the class of that: its `ob_type`; 0 where it could not be read.
+    pub const fn class(&self) -> u64 {
+        self.instr >> Self::CLASS_SHIFT
+    }
+
+    /// Of a call of a module, the low 16 bits of what other frames have in [`Self::instr`].
+    pub const fn low_instr(&self) -> u64 {
+        self.instr & ((1 << Self::CLASS_SHIFT) - 1)
+    }
+
+    const CLASS_SHIFT: u32 = 16;
 
     /// The frame's `owner` (Include/internal/pycore_frame.h).
     pub const fn owner(&self) -> u8 {
@@ -622,6 +653,9 @@ pub struct ProcessConfig {
     /// Where its autograd threads keep the `GraphTask` that they work for; module 0 where that is
     /// not known.
     pub graph_task: ThreadLocal,
+    /// Where its threads keep `c10::AutogradState`'s byte of modes ([`grad_bit`]); module 0 where that is not
+    /// known.
+    pub autograd_state: ThreadLocal,
     /// Of [`process_flag`].
     pub flags: u64,
     /// The code object that every call of a `torch.nn.Module` passes, with the module as its first
@@ -676,7 +710,7 @@ const _: () = {
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 48);
-    assert!(size_of::<ProcessConfig>() == 88);
+    assert!(size_of::<ProcessConfig>() == 104);
     assert!(size_of::<ProcessRecord>() == 24);
     assert!(size_of::<CudaRecord>() == 184);
     assert!(size_of::<CudaStackRecord>() == 184 + 8 + 16 + STACK_COPY);

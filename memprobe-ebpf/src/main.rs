@@ -19,6 +19,7 @@ mod ring;
 mod shape;
 mod stack;
 mod thread;
+mod thread_local;
 mod tracepoint;
 
 #[panic_handler]

@@ -11,7 +11,7 @@ use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
     FRAME_HEADER, FRAME_ROOM, FrameRecord, MAX_WALKED, ProcessConfig, PythonConfig, StackHead,
-    THREAD_STATE, counter, grad_mode, record, stack_state,
+    THREAD_STATE, counter, record, stack_state,
 };
 
 use crate::autograd;
@@ -34,6 +34,9 @@ const PAGE: u64 = 4096;
 /// interpreter's own marks from 3.14 on (`Py_TAG_BITS`, Include/internal/pycore_stackref.h); an
 /// object's address has none of them.
 const CODE_ADDRESS: u64 = ((1 << FrameRecord::OWNER_SHIFT) - 1) & !3;
+
+/// Where an object has its class (`PyObject.ob_type` in Include/object.h@v3.9.18 to @v3.15.2).
+const OB_TYPE: u64 = 8;
 
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
@@ -103,7 +106,8 @@ pub fn walk_in(
     };
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
-    let seed = mix(u64::from(caller.tgid), generation);
+    let grad = autograd::grad(process, thread);
+    let seed = mix(u64::from(caller.tgid) | u64::from(grad) << 32, generation);
     let module_call = module_call(process);
     let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer, module_call);
     if count == 0 {
@@ -116,7 +120,7 @@ pub fn walk_in(
         kind: record::STACK,
         truncated: u8::from(rest != 0),
         count: count as u8,
-        grad: grad_mode::UNKNOWN,
+        grad,
         tgid: caller.tgid,
         hash,
         module_call,
@@ -155,6 +159,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
         }
         thread.state = state;
         thread.graph_task = 0;
+        thread.autograd_state = 0;
         // SAFETY: within the THREAD_STATE bytes just read.
         thread.thread_id = unsafe { field(window, config.ts_thread_id) };
         thread.identity = unsafe { field(window, config.ts_identity) };
@@ -396,7 +401,14 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
         if at >= frames {
             break;
         }
-        let code = thread.stack.frames[at & (FRAME_ROOM - 1)].code(&head);
+        let frame = &mut thread.stack.frames[at & (FRAME_ROOM - 1)];
+        let code = frame.code(&head);
+        if let Some(module) = frame.module() {
+            // By the time that user space looks, another object may be there.
+            // SAFETY: the helper checks the address.
+            let class = unsafe { bpf_probe_read_user((module + OB_TYPE) as *const u64) };
+            frame.set_class(class.ok());
+        }
         let _ = SENT_CODES.insert(&sent_code(head.tgid, code), &1, 0);
     }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();

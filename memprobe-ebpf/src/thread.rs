@@ -29,6 +29,8 @@ pub struct Thread {
     pub shape: ShapeRecord,
     /// Where it keeps the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
+    /// Where it keeps autograd's modes, or 0.
+    pub autograd_state: u64,
     /// The address that the first window was read from, or `NO_WINDOW`.
     pub data_window: u64,
     /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather

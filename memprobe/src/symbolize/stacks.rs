@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
+use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead, grad_mode};
 
 use crate::decode::FreedCode;
-use crate::event::{Context, Frame, NoStack, Stack, StackId, StackKind};
+use crate::event::{Context, Frame, Grad, NoStack, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
 use crate::symbolize::python::module_calls::{ModuleCalls, NameModules};
 use crate::symbolize::python::{CodeCache, Resolved};
@@ -123,7 +123,10 @@ impl<M: ReadMemory> Stacks<M> {
                 let (code, owner) = (frame.code(&head), frame.owner());
                 let memory = &self.memory;
                 Reading::Tentative(match &mut self.code {
-                    Some(known) => known.resolve(memory, code, frame.instr, owner),
+                    Some(known) => {
+                        let instr = known.instr_of(frame, code);
+                        known.resolve(memory, code, instr, owner)
+                    }
                     None => Resolved::Unreadable,
                 })
             })
@@ -133,6 +136,7 @@ impl<M: ReadMemory> Stacks<M> {
                 &head,
                 frames.iter().zip(resolved.iter().map(Reading::resolved)),
             ),
+            grad: grad_of(head.grad),
             ..Context::default()
         };
         Some(Pending {
@@ -153,7 +157,7 @@ impl<M: ReadMemory> Stacks<M> {
             let head = &pending.head;
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
                 if frame.code(head) == freed.code && matches!(reading, Reading::Tentative(_)) {
-                    let (instr, owner) = (frame.instr, frame.owner());
+                    let (instr, owner) = (code.instr_of(frame, freed.code), frame.owner());
                     let kept = code.resolve_freed(&memory, freed.code, instr, owner);
                     *reading = Reading::Kept(kept);
                 }
@@ -291,6 +295,16 @@ impl<M: ReadMemory> Stacks<M> {
         self.ids.insert(stack.clone(), id);
         self.defined.insert(id, stack.clone());
         Some((id, Some(stack)))
+    }
+}
+
+/// What the kernel says of a thread's grad mode.
+fn grad_of(mode: u8) -> Grad {
+    match mode {
+        grad_mode::ENABLED => Grad::Enabled,
+        grad_mode::DISABLED => Grad::Disabled,
+        grad_mode::INFERENCE => Grad::Inference,
+        _ => Grad::Unknown,
     }
 }
 

@@ -48,6 +48,8 @@ pub struct ModuleNames<M> {
     trees: HashMap<u64, Named>,
     /// How many modules all trees have.
     modules: usize,
+    /// Trees were read since the last look in which something has another path now.
+    is_other: bool,
     /// How long trees may still be read, as of that moment.
     reading: (Duration, Instant),
     /// When modules are asked next.
@@ -67,10 +69,8 @@ struct Named {
     number: u32,
     /// Of all trees, in the order of being met.
     order: u64,
-    /// Full paths, by the address of the module.
-    paths: HashMap<u64, Arc<str>>,
-    /// By what each module is known again.
-    signs: Vec<(u64, Sign)>,
+    /// Full paths, by the address of the module, and by what each is known again.
+    paths: HashMap<u64, (Arc<str>, Sign)>,
     /// The module at its top was freed: its number is free.
     is_over: bool,
 }
@@ -82,23 +82,29 @@ impl Named {
             _ => format!("{}#{number}", tree.class).into(),
         };
         let mut paths = HashMap::with_capacity(tree.members.len());
-        let mut signs = Vec::with_capacity(tree.members.len());
         for (object, member) in tree.members {
             let path = match &*member.path {
                 "" => top.clone(),
                 below => joined(&top, below),
             };
-            paths.insert(object, path);
-            signs.push((object, member.sign));
+            paths.insert(object, (path, member.sign));
         }
         Self {
             class: tree.class,
             number,
             order,
             paths,
-            signs,
             is_over: false,
         }
+    }
+
+    /// Whether both have the same modules under the same names.
+    fn has_names_of(&self, other: &Self) -> bool {
+        let same = |(object, (path, _)): (&u64, &(Arc<str>, Sign))| {
+            let its = other.paths.get(object);
+            its.is_some_and(|(its, _)| its == path)
+        };
+        self.paths.len() == other.paths.len() && self.paths.iter().all(same)
     }
 }
 
@@ -110,6 +116,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             layout,
             trees: HashMap::new(),
             modules: 0,
+            is_other: false,
             reading: (READING, Instant::now()),
             next_look: Instant::now() + LOOK,
             nameless: 0,
@@ -120,10 +127,12 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// The path of the last module of a stack, or `None` where it cannot be known now.
     fn innermost(&mut self, calls: &Calls<'_>) -> Option<Arc<str>> {
+        self.doubt_others(calls);
         // The tops of the trees that were entered, the outermost first.
         let mut entered: Vec<u64> = Vec::new();
         let mut path = None;
-        for (depth, &module) in calls.modules.iter().enumerate() {
+        for (depth, called) in calls.modules.iter().enumerate() {
+            let module = called.object;
             let top = match self.entered_with(&entered, module) {
                 Some(top) => top,
                 None if calls.cut && depth == 0 => return None,
@@ -132,9 +141,28 @@ impl<M: ReadMemory> ModuleNames<M> {
             if !entered.contains(&top) {
                 entered.push(top);
             }
-            path = self.trees.get(&top)?.paths.get(&module).cloned();
+            let (its, sign) = self.trees.get(&top)?.paths.get(&module)?;
+            if sign.class != called.class {
+                return None;
+            }
+            path = Some(its.clone());
         }
         path
+    }
+
+    /// Reads the trees again of which these modules were, if other objects are at their places now.
+    fn doubt_others(&mut self, calls: &Calls<'_>) {
+        let mut known = Vec::new();
+        for called in calls.modules {
+            for (top, tree) in &self.trees {
+                let sign = tree.paths.get(&called.object).map(|(_, sign)| *sign);
+                known.extend(sign.map(|sign| (*top, (called.object, sign))));
+            }
+        }
+        let doubted = self.doubted(&known);
+        for (top, fate) in doubted {
+            self.is_other |= self.doubt(top, fate);
+        }
     }
 
     /// The top of the tree that a module is in: of one that was entered before it, or of any.
@@ -221,8 +249,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         let of_class = self.trees.iter().filter(|(_, tree)| *tree.class == *class);
         let tops: Vec<_> = of_class
             .filter(|(_, tree)| !tree.is_over)
-            .filter_map(|(top, tree)| tree.signs.iter().find(|(object, _)| object == top))
-            .copied()
+            .filter_map(|(top, tree)| Some((*top, tree.paths.get(top)?.1)))
             .collect();
         let fates = Sign::fates(&self.memory, &self.layout, &tops);
         let mut taken = Vec::new();
@@ -239,15 +266,31 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Asks all modules whether they are still there; `true` where what was named may be another by now.
     fn look(&mut self) -> bool {
-        let mut signs = Vec::with_capacity(self.modules);
+        let mut known = Vec::with_capacity(self.modules);
         for (top, tree) in &self.trees {
-            signs.extend(tree.signs.iter().map(|sign| (*top, *sign)));
+            let paths = tree.paths.iter();
+            known.extend(paths.map(|(object, (_, sign))| (*top, (*object, *sign))));
         }
-        let objects: Vec<_> = signs.iter().map(|(_, object)| *object).collect();
+        let doubted = self.doubted(&known);
+        let mut is_other = std::mem::take(&mut self.is_other);
+        for (top, fate) in doubted {
+            is_other |= self.doubt(top, fate);
+        }
+        is_other
+    }
+
+    /// The trees of which not all of these modules are still there: each with its top.
+    fn doubted(&self, known: &[(u64, (u64, Sign))]) -> HashMap<u64, Fate> {
+        let objects: Vec<_> = known.iter().map(|(_, object)| *object).collect();
         let fates = Sign::fates(&self.memory, &self.layout, &objects);
-        let mut doubted: HashMap<u64, Fate> = HashMap::new();
-        for ((top, (object, _)), fate) in signs.iter().zip(fates) {
+        let mut doubted = HashMap::new();
+        for ((top, (object, _)), fate) in known.iter().zip(fates) {
+            let is_over = self.trees.get(top).is_some_and(|tree| tree.is_over);
             match fate {
+                // At the place of one that was freed there is another.
+                Fate::Same if is_over && object == top => {
+                    doubted.insert(*top, Fate::Changed);
+                }
                 Fate::Same => {}
                 // What becomes of the top counts for all.
                 _ if object == top => {
@@ -258,11 +301,7 @@ impl<M: ReadMemory> ModuleNames<M> {
                 }
             }
         }
-        let mut is_other = false;
-        for (top, fate) in doubted {
-            is_other |= self.doubt(top, fate);
-        }
-        is_other
+        doubted
     }
 
     /// Reads a tree again of which something has changed; `true` where names did.
@@ -276,22 +315,21 @@ impl<M: ReadMemory> ModuleNames<M> {
             known.is_over = true;
             return false;
         }
-        let (number, order, is_over) = (known.number, known.order, known.is_over);
-        let read = self.read(top);
-        match read {
-            Some(tree) if !is_over => {
-                let named = Named::of(tree, number, order);
-                let is_other = self
-                    .trees
-                    .get(&top)
-                    .is_none_or(|known| known.paths != named.paths);
-                self.put(top, named).is_none() || is_other
-            }
-            _ => {
-                self.remove(top);
-                true
-            }
+        let (mut number, order, is_over) = (known.number, known.order, known.is_over);
+        let Some(tree) = self.read(top) else {
+            self.remove(top);
+            return true;
+        };
+        if is_over {
+            // Another one may have its number by now.
+            number = self.free_number(&tree.class);
         }
+        let named = Named::of(tree, number, order);
+        let is_other = self
+            .trees
+            .get(&top)
+            .is_none_or(|known| !known.has_names_of(&named));
+        self.put(top, named).is_none() || is_other
     }
 
     /// Lets go of trees that are over where there are many.

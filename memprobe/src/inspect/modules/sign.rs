@@ -1,7 +1,7 @@
 //! By what an object is known again: at its address there may be another one by now.
 
 use crate::symbolize::python::layout::{Attributes, PythonLayout};
-use crate::target::memory::{Piece, ReadMemory, Unreadable};
+use crate::target::memory::{Cause, Piece, ReadMemory, Unreadable};
 
 /// Bytes of an object that are read.
 const LENGTH: usize = 48;
@@ -10,7 +10,7 @@ const LENGTH: usize = 48;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sign {
     /// `ob_type`.
-    class: u64,
+    pub(super) class: u64,
     /// Where its attributes are kept: a dict, or the values before there is one.
     attributes: u64,
 }
@@ -37,7 +37,13 @@ impl Sign {
         object: u64,
     ) -> Result<Self, Unreadable> {
         let bytes = memory.read_array(start(layout, object))?;
-        Ok(Self::of(layout, &bytes))
+        match is_freed(layout, &bytes) {
+            true => Err(Unreadable {
+                address: object,
+                cause: Cause::NotAsExpected,
+            }),
+            false => Ok(Self::of(layout, &bytes)),
+        }
     }
 
     fn of(layout: &PythonLayout, bytes: &[u8; LENGTH]) -> Self {
@@ -75,19 +81,24 @@ impl Sign {
         let fates = objects.iter().zip(&read).zip(outcomes);
         fates
             .map(|(((_, sign), bytes), is_read)| {
-                let references = word(layout, bytes, layout.object.references.cast_signed());
                 match Self::of(layout, bytes) {
                     // Its memory was given back.
                     _ if !is_read => Fate::Freed,
                     now if now.class != sign.class => Fate::Changed,
                     // What is freed keeps its type until its memory is used again.
-                    _ if references == 0 => Fate::Freed,
+                    _ if is_freed(layout, bytes) => Fate::Freed,
                     now if now == *sign => Fate::Same,
                     _ => Fate::Changed,
                 }
             })
             .collect()
     }
+}
+
+/// Whether nobody refers to an object any more. From 3.14 on the count has 32 bits, and marks follow
+/// (`Include/refcount.h`@v3.14.10); no object has so many that the low 32 bits are all zero before.
+fn is_freed(layout: &PythonLayout, bytes: &[u8; LENGTH]) -> bool {
+    word(layout, bytes, layout.object.references.cast_signed()) as u32 == 0
 }
 
 /// Where the bytes that are read of an object begin.

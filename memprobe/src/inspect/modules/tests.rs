@@ -3,6 +3,7 @@ use std::rc::Rc;
 
 use super::*;
 use crate::inspect::heap::fake::FakeHeap;
+use crate::symbolize::python::module_calls::Called;
 use crate::symbolize::python::versions::LAYOUTS;
 use crate::target::memory::Unreadable;
 use crate::target::memory::fake::FakeMemory;
@@ -58,9 +59,23 @@ impl Nets {
 }
 
 fn path(names: &mut ModuleNames<Shared>, modules: &[u64]) -> Module {
+    path_of(names, modules, false)
+}
+
+/// As if the kernel had met them just now.
+fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Module {
+    let kind = u64::from(names.layout.object.kind);
+    let called = modules.iter().map(|&object| Called {
+        object,
+        class: names
+            .memory
+            .read_u64(object.wrapping_add(kind))
+            .unwrap_or(0),
+    });
+    let modules: Vec<_> = called.collect();
     names.path(&Calls {
-        modules,
-        cut: false,
+        modules: &modules,
+        cut,
     })
 }
 
@@ -159,13 +174,9 @@ fn where_the_outermost_module_may_be_missing_only_trees_that_are_known_have_name
     let child = nets.module(net, &[]);
     let top = nets.module(net, &[("child", child)]);
     let (_, mut names) = nets.finish();
-    let calls = Calls {
-        modules: &[child],
-        cut: true,
-    };
-    assert_eq!(names.path(&calls), Module::Unknown);
+    assert_eq!(path_of(&mut names, &[child], true), Module::Unknown);
     path(&mut names, &[top]);
-    assert_eq!(names.path(&calls), called("Net.child"));
+    assert_eq!(path_of(&mut names, &[child], true), called("Net.child"));
 }
 
 #[test]
@@ -235,6 +246,39 @@ fn another_object_at_the_address_of_a_module_is_noticed() {
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
         assert!(look(&mut names));
         assert_eq!(path(&mut names, &[top, child]), called("Other.child"));
+    }
+}
+
+#[test]
+fn a_module_of_another_class_than_was_called_is_not_the_one() {
+    let mut nets = Nets::new(&LAYOUTS[6]);
+    let (net, other) = (nets.class("Net"), nets.class("Other"));
+    let top = nets.module(net, &[]);
+    let (_, mut names) = nets.finish();
+    let of_class = |names: &mut ModuleNames<Shared>, class| {
+        let modules = [Called { object: top, class }];
+        names.path(&Calls {
+            modules: &modules,
+            cut: false,
+        })
+    };
+    assert_eq!(of_class(&mut names, other), Module::Unknown);
+    assert_eq!(of_class(&mut names, net), called("Net"));
+}
+
+#[test]
+fn a_new_stack_with_another_module_at_a_known_address_has_the_new_name_at_once() {
+    for layout in &LAYOUTS {
+        let mut nets = Nets::new(layout);
+        let (net, other) = (nets.class("Net"), nets.class("Other"));
+        let top = nets.module(net, &[]);
+        let (memory, mut names) = nets.finish();
+        assert_eq!(path(&mut names, &[top]), called("Net"));
+        let class = top + u64::from(layout.object.kind);
+        memory.0.borrow_mut().write(class, &other.to_le_bytes());
+        assert_eq!(path(&mut names, &[top]), called("Other"));
+        assert!(look(&mut names), "stacks from before are told anew");
+        assert!(!look(&mut names));
     }
 }
 

@@ -19,9 +19,27 @@ pub trait NameModules {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls<'a> {
     /// Them, the outermost first; at least one.
-    pub modules: &'a [u64],
+    pub modules: &'a [Called],
     /// Whether others may have been called further out.
     pub cut: bool,
+}
+
+/// A module that was being called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// Its address.
+    pub object: u64,
+    /// The class that it had; 0 where that is not known.
+    pub class: u64,
+}
+
+impl Called {
+    fn of(frame: &FrameRecord) -> Option<Self> {
+        Some(Self {
+            object: frame.module()?,
+            class: frame.class(),
+        })
+    }
 }
 
 /// What every call of a module passes, in the order of preference (torch/nn/modules/module.py@v2.15.0,
@@ -111,7 +129,11 @@ impl ModuleCalls {
             self.known = Some((code, callee));
         }
         // The outermost first. One that the kernel was not told of leaves the path unknown.
-        let modules: Option<Vec<u64>> = calls.iter().rev().map(|(_, call)| call.module()).collect();
+        let modules: Option<Vec<_>> = calls
+            .iter()
+            .rev()
+            .map(|(_, call)| Called::of(call))
+            .collect();
         match (modules, &mut self.names) {
             (Some(modules), Some(names)) => names.path(&Calls {
                 modules: &modules,
@@ -134,7 +156,7 @@ mod tests {
 
     impl NameModules for Joined {
         fn path(&mut self, calls: &Calls<'_>) -> Module {
-            let modules = calls.modules.iter().map(u64::to_string);
+            let modules = calls.modules.iter().map(|called| called.object.to_string());
             Module::Called(modules.collect::<Vec<_>>().join(".").into())
         }
 

@@ -388,12 +388,14 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
         hash,
     };
     let sent = &mut thread.sent[hash as usize & (SENT - 1)];
-    if *sent == hash {
+    // Never 0, which a place has at first.
+    let high = (hash >> 32) as u32 | 1;
+    if *sent == high {
         return walked;
     }
     // SAFETY: the value is only tested for presence.
     if unsafe { SENT_STACKS.get(&hash) }.is_some() {
-        *sent = hash;
+        *sent = high;
         return walked;
     }
     thread.stack.head = head;

@@ -105,7 +105,7 @@ class Growing(nn.Module):
     def forward(self, x):
         x = x + 1.0
         if self.child is None:
-            self.child = name_below(self, "Growing.child", nn.Linear(WIDTH, WIDTH).cuda())
+            self.child = name_below(self, "Growing.child", on_gpu(nn.Linear(WIDTH, WIDTH)))
         return self.child(x)
 
 
@@ -182,9 +182,15 @@ def train(net, x, target):
     return loss.detach()
 
 
+def on_gpu(module):
+    # PyTorch does so within `cuda()`, and a block knows of that.
+    with no_grad():
+        return module.cuda()
+
+
 def rebuilt(x, times):
     for _ in range(times):
-        net = name(Rebuilt().cuda(), "Rebuilt")
+        net = name(on_gpu(Rebuilt()), "Rebuilt")
         net(x).sum()
         del net
 
@@ -210,9 +216,9 @@ def main():
     for _ in range(3):
         warm(x)
         time.sleep(0.2)
-    first = name(Net(3).cuda(), "Net")
-    second = name(Net(2).cuda(), "Net#2")
-    wrapped = name(Wrapper(nn.Linear(WIDTH, WIDTH).cuda()), "Wrapper")
+    first = name(on_gpu(Net(3)), "Net")
+    second = name(on_gpu(Net(2)), "Net#2")
+    wrapped = name(on_gpu(Wrapper(nn.Linear(WIDTH, WIDTH))), "Wrapper")
     growing = name(Growing(), "Growing")
     name(LOSS, "Loss")
     for step in range(arguments.steps):

@@ -30,6 +30,9 @@ const MOST_TREES: usize = 1 << 12;
 /// How often modules are asked whether they are still there.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// As [`LOOK`], after the first stack without a name.
+const LOOK_SOON: Duration = Duration::from_millis(100);
+
 /// After how many looks at most what had no name is tried again.
 const MOST_PATIENCE: u32 = 64;
 
@@ -54,6 +57,8 @@ pub struct ModuleNames<M> {
     reading: (Duration, Instant),
     /// When modules are asked next.
     next_look: Instant,
+    /// How many stacks were named, or not.
+    stacks: u64,
     /// Stacks that got no name since the last look.
     nameless: u64,
     /// Looks that are let pass before what had no name is tried again, and those that have.
@@ -69,6 +74,8 @@ struct Named {
     number: u32,
     /// Of all trees, in the order of being met.
     order: u64,
+    /// The stack that it was met on, by its number.
+    stack: u64,
     /// Full paths, by the address of the module, and by what each is known again.
     paths: HashMap<u64, (Arc<str>, Sign)>,
     /// The module at its top was freed: its number is free.
@@ -76,7 +83,7 @@ struct Named {
 }
 
 impl Named {
-    fn of(tree: Tree, number: u32, order: u64) -> Self {
+    fn of(tree: Tree, number: u32, order: u64, stack: u64) -> Self {
         let top: Arc<str> = match number {
             1 => tree.class.clone(),
             _ => format!("{}#{number}", tree.class).into(),
@@ -93,6 +100,7 @@ impl Named {
             class: tree.class,
             number,
             order,
+            stack,
             paths,
             is_over: false,
         }
@@ -117,6 +125,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             trees: HashMap::new(),
             modules: 0,
             is_other: false,
+            stacks: 0,
             reading: (READING, Instant::now()),
             next_look: Instant::now() + LOOK,
             nameless: 0,
@@ -127,7 +136,10 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// The path of the last module of a stack, or `None` where it cannot be known now.
     fn innermost(&mut self, calls: &Calls<'_>) -> Option<Arc<str>> {
-        self.doubt_others(calls);
+        if self.doubt_others(calls) {
+            // They may have been called before that or after it.
+            return None;
+        }
         // The tops of the trees that were entered, the outermost first.
         let mut entered: Vec<u64> = Vec::new();
         let mut path = None;
@@ -150,8 +162,9 @@ impl<M: ReadMemory> ModuleNames<M> {
         path
     }
 
-    /// Reads the trees again of which these modules were, if other objects are at their places now.
-    fn doubt_others(&mut self, calls: &Calls<'_>) {
+    /// Reads the trees again of which these modules were, if other objects are at their places now; `true` where
+    /// something has another name then.
+    fn doubt_others(&mut self, calls: &Calls<'_>) -> bool {
         let mut known = Vec::new();
         for called in calls.modules {
             for (top, tree) in &self.trees {
@@ -160,9 +173,12 @@ impl<M: ReadMemory> ModuleNames<M> {
             }
         }
         let doubted = self.doubted(&known);
+        let mut is_other = false;
         for (top, fate) in doubted {
-            self.is_other |= self.doubt(top, fate);
+            is_other |= self.doubt(top, fate);
         }
+        self.is_other |= is_other;
+        is_other
     }
 
     /// The top of the tree that a module is in: of one that was entered before it, or of any.
@@ -183,23 +199,31 @@ impl<M: ReadMemory> ModuleNames<M> {
         })
     }
 
-    /// Finds a module that no tree has: it came to one that was entered, or is the top of another.
+    /// Finds a module that no tree has: it came to one that was entered, or is the top of another. That is
+    /// believed only where the trees around it are as they were before: who is built and dropped at once may be
+    /// another one by now, of which it never was.
     fn enter(&mut self, entered: &[u64], module: u64) -> Option<u64> {
         for top in entered.iter().rev() {
-            self.read_again(*top)?;
+            let is_same = self.read_again(*top)?;
             if self.trees.get(top)?.paths.contains_key(&module) {
                 return Some(*top);
+            }
+            if !is_same {
+                return None;
             }
         }
         self.add(module)
     }
 
-    /// Reads a tree again.
-    fn read_again(&mut self, top: u64) -> Option<()> {
+    /// Reads a tree again; says whether it is as it was when a stack before this one was named by it.
+    fn read_again(&mut self, top: u64) -> Option<bool> {
         let known = self.trees.get(&top)?;
-        let (number, order) = (known.number, known.order);
+        let (number, order, stack) = (known.number, known.order, known.stack);
         let tree = self.read(top)?;
-        self.put(top, Named::of(tree, number, order))
+        let named = Named::of(tree, number, order, stack);
+        let is_same = self.trees.get(&top)?.has_names_of(&named) && stack != self.stacks;
+        self.put(top, named)?;
+        Some(is_same)
     }
 
     /// Reads a tree that is new.
@@ -208,7 +232,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         let number = self.free_number(&tree.class);
         let order = self.trees.values().map(|tree| tree.order).max();
         let order = order.map_or(0, |order| order + 1);
-        self.put(top, Named::of(tree, number, order))?;
+        self.put(top, Named::of(tree, number, order, self.stacks))?;
         Some(top)
     }
 
@@ -324,7 +348,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             // Another one may have its number by now.
             number = self.free_number(&tree.class);
         }
-        let named = Named::of(tree, number, order);
+        let named = Named::of(tree, number, order, self.stacks);
         let is_other = self
             .trees
             .get(&top)
@@ -348,13 +372,16 @@ impl<M: ReadMemory> ModuleNames<M> {
 
 impl<M: ReadMemory> NameModules for ModuleNames<M> {
     fn path(&mut self, calls: &Calls<'_>) -> Module {
-        match self.innermost(calls) {
-            Some(path) => Module::Called(path),
-            None => {
-                self.nameless += 1;
-                Module::Unknown
-            }
+        self.stacks += 1;
+        if let Some(path) = self.innermost(calls) {
+            return Module::Called(path);
         }
+        if self.nameless == 0 && self.patience == 1 {
+            // Most have one as soon as they stay what they are.
+            self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
+        }
+        self.nameless += 1;
+        Module::Unknown
     }
 
     fn look_again(&mut self) -> bool {

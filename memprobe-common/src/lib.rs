@@ -485,11 +485,36 @@ pub struct StackHead {
     /// 1 where there were more than [`MAX_WALKED`] frames.
     pub truncated: u8,
     /// Frames that follow.
-    pub count: u16,
+    pub count: u8,
+    /// One of [`grad_mode`].
+    pub grad: u8,
     /// Process.
     pub tgid: u32,
     /// What [`MemoryRecord::stack`] will name this stack by.
     pub hash: u64,
+    /// The code object of the frames that name a module in its place ([`FrameRecord::module`]).
+    pub module_call: u64,
+}
+
+/// Bits of `c10::AutogradState` (c10/core/AutogradState.h@v2.0.1 to @v2.15.0). A thread that has not asked for
+/// it yet has none of them set, and its grad mode is on.
+pub mod grad_bit {
+    /// `grad_mode_`.
+    pub const GRAD: u8 = 1;
+    /// `inference_mode_`.
+    pub const INFERENCE: u8 = 2;
+}
+
+/// Whether PyTorch takes note of a thread's operations, to go back through them later.
+pub mod grad_mode {
+    /// Not known.
+    pub const UNKNOWN: u8 = 0;
+    /// It does.
+    pub const ENABLED: u8 = 1;
+    /// It does not (`torch.no_grad()`).
+    pub const DISABLED: u8 = 2;
+    /// It does not, and never can (`torch.inference_mode()`).
+    pub const INFERENCE: u8 = 3;
 }
 
 /// One interpreter frame as it stood.
@@ -497,10 +522,13 @@ pub struct StackHead {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameRecord {
     /// Address of the code object in the low 56 bits, `owner` of the frame in the high 8. (User
-    /// addresses on x86-64 have at most 56 bits, also with five-level paging.)
+    /// addresses on x86-64 have at most 56 bits, also with five-level paging.) With
+    /// [`Self::CALLS_MODULE`] the address is that of a module, and the code object is
+    /// [`StackHead::module_call`].
     pub code_and_owner: u64,
     /// The frame's instruction pointer (`prev_instr` or `instr_ptr`); before 3.11 the word that
-    /// begins with `f_lasti`, an int.
+    /// begins with `f_lasti`, an int. With [`Self::CALLS_MODULE`] the class of the module in the high 48 bits
+    /// (Python has no memory beyond those, unless it asks for it, and it does not), and of that word the low 16.
     pub instr: u64,
 }
 
@@ -508,14 +536,53 @@ impl FrameRecord {
     /// How far `owner` is shifted in [`Self::code_and_owner`].
     pub const OWNER_SHIFT: u32 = 56;
 
-    /// Address of the code object.
-    pub const fn code(&self) -> u64 {
-        self.code_and_owner & ((1 << Self::OWNER_SHIFT) - 1)
+    /// The bit of [`Self::code_and_owner`] that a call of a `torch.nn.Module` has. No owner has it.
+    pub const CALLS_MODULE: u64 = 1 << 63;
+
+    /// Address of the code object, in the stack of this head.
+    pub const fn code(&self, head: &StackHead) -> u64 {
+        match self.module() {
+            Some(_) => head.module_call,
+            None => self.address(),
+        }
     }
+
+    /// The module that is called: what the call knows as `self`, as it stood.
+    pub const fn module(&self) -> Option<u64> {
+        match self.code_and_owner & Self::CALLS_MODULE {
+            0 => None,
+            _ => Some(self.address()),
+        }
+    }
+
+    /// Of a call of a module, adds the class of that; `None` becomes 0.
+    pub const fn set_class(&mut self, class: Option<u64>) {
+        let class = match class {
+            Some(class) => class << Self::CLASS_SHIFT,
+            None => 0,
+        };
+        self.instr = class | self.low_instr();
+    }
+
+    /// Of a call of a module, the class of that: its `ob_type`; 0 where it could not be read.
+    pub const fn class(&self) -> u64 {
+        self.instr >> Self::CLASS_SHIFT
+    }
+
+    /// Of a call of a module, the low 16 bits of what other frames have in [`Self::instr`].
+    pub const fn low_instr(&self) -> u64 {
+        self.instr & ((1 << Self::CLASS_SHIFT) - 1)
+    }
+
+    const CLASS_SHIFT: u32 = 16;
 
     /// The frame's `owner` (Include/internal/pycore_frame.h).
     pub const fn owner(&self) -> u8 {
-        (self.code_and_owner >> Self::OWNER_SHIFT) as u8
+        ((self.code_and_owner & !Self::CALLS_MODULE) >> Self::OWNER_SHIFT) as u8
+    }
+
+    const fn address(&self) -> u64 {
+        self.code_and_owner & ((1 << Self::OWNER_SHIFT) - 1)
     }
 }
 
@@ -608,8 +675,11 @@ pub struct PythonConfig {
     pub co_lines: u16,
     /// `0x030c` for 3.12; 0 where there is no Python that memprobe knows.
     pub version: u32,
+    /// The first variable of a frame, which in a method is `self`: `_PyInterpreterFrame.localsplus` or
+    /// `PyFrameObject.f_localsplus`.
+    pub f_first_local: u16,
     /// Zero.
-    pub pad: u32,
+    pub pad: u16,
 }
 
 impl PythonConfig {
@@ -633,6 +703,7 @@ impl PythonConfig {
         co_filename: 0,
         co_lines: 0,
         version: 0,
+        f_first_local: 0,
         pad: 0,
     };
 }
@@ -669,8 +740,14 @@ pub struct ProcessConfig {
     /// Where its autograd threads keep the `GraphTask` that they work for; module 0 where that is
     /// not known.
     pub graph_task: ThreadLocal,
+    /// Where its threads keep `c10::AutogradState`'s byte of modes ([`grad_bit`]); module 0 where that is not
+    /// known.
+    pub autograd_state: ThreadLocal,
     /// Of [`process_flag`].
     pub flags: u64,
+    /// The code object that every call of a `torch.nn.Module` passes, with the module as its first
+    /// variable; 0 where it is not known.
+    pub module_call: u64,
 }
 
 /// Bits of [`ProcessConfig::flags`].
@@ -717,13 +794,13 @@ const _: () = {
     assert!(size_of::<MarkRecord>() == 32 + MARK_NAME);
     assert!(size_of::<ShapeRecord>() == 80);
     assert!(size_of::<ShapedRecord>() == 144);
-    assert!(size_of::<StackHead>() == 16);
+    assert!(size_of::<StackHead>() == 24);
     assert!(size_of::<FrameRecord>() == 16);
-    assert!(size_of::<StackRecord>() == 16 + 16 * FRAME_ROOM);
+    assert!(size_of::<StackRecord>() == 24 + 16 * FRAME_ROOM);
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 48);
-    assert!(size_of::<ProcessConfig>() == 80);
+    assert!(size_of::<ProcessConfig>() == 104);
     assert!(size_of::<ProcessRecord>() == 24);
     assert!(size_of::<CudaRecord>() == 184);
     assert!(size_of::<CudaStackRecord>() == 184 + 8 + 16 + STACK_COPY);

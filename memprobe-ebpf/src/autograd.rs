@@ -4,12 +4,13 @@
 use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
-use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, ProcessConfig, record};
+use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, ProcessConfig, grad_bit, grad_mode, record};
 
 use crate::lifecycle::watched;
-use crate::python::{thread_pointer, walk};
+use crate::python::walk;
 use crate::ring::send;
 use crate::thread::{Caller, Thread};
+use crate::thread_local;
 
 /// `intrusive_ptr<Future> torch::autograd::Engine::execute_with_graph_task(const
 /// shared_ptr<GraphTask>& graph_task, …)`: the calling thread stays inside until the backward pass
@@ -45,7 +46,7 @@ pub fn engine_execute(ctx: ProbeContext) -> u32 {
 #[inline(always)]
 pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     if thread.graph_task == 0 {
-        thread.graph_task = find_graph_task(process).unwrap_or(0);
+        thread.graph_task = thread_local::find(&process.graph_task).unwrap_or(0);
     }
     if thread.graph_task == 0 {
         return 0;
@@ -54,21 +55,21 @@ pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     unsafe { bpf_probe_read_user(thread.graph_task as *const u64) }.unwrap_or(0)
 }
 
-/// Where the current thread keeps `current_graph_task`: the thread pointer's second word leads to
-/// a table with a two-word entry for each library, the first being the address of its block
-/// ("ELF Handling For Thread-Local Storage", x86-64; `dtv_t`, sysdeps/generic/dl-dtv.h in glibc).
+/// One of `grad_mode`: what `torch.is_grad_enabled()` and `torch.is_inference_mode_enabled()` say on the
+/// current thread.
 #[inline(always)]
-fn find_graph_task(process: &ProcessConfig) -> Option<u64> {
-    const UNALLOCATED: u64 = u64::MAX;
-    let place = &process.graph_task;
-    if place.module == 0 {
-        return None;
+pub fn grad(process: &ProcessConfig, thread: &mut Thread) -> u8 {
+    if thread.autograd_state == 0 {
+        thread.autograd_state = thread_local::find(&process.autograd_state).unwrap_or(0);
     }
-    // SAFETY: the helper checks the addresses.
-    unsafe {
-        let table = bpf_probe_read_user((thread_pointer()? + 8) as *const u64).ok()?;
-        let entry = table + 16 * (place.module & 0xffff);
-        let block = bpf_probe_read_user(entry as *const u64).ok()?;
-        (block != 0 && block != UNALLOCATED).then_some(block + place.offset)
+    if thread.autograd_state == 0 {
+        return grad_mode::UNKNOWN;
+    }
+    // SAFETY: the helper checks the address.
+    match unsafe { bpf_probe_read_user(thread.autograd_state as *const u8) } {
+        Err(_) => grad_mode::UNKNOWN,
+        Ok(modes) if modes & grad_bit::INFERENCE != 0 => grad_mode::INFERENCE,
+        Ok(modes) if modes == 0 || modes & grad_bit::GRAD != 0 => grad_mode::ENABLED,
+        Ok(_) => grad_mode::DISABLED,
     }
 }

@@ -31,6 +31,13 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
         return 0;
     }
     let _ = SENT_CODES.remove(&key);
+    // SAFETY: fields of a map value. Should another program read the first at this moment, its frames
+    // still run that code object.
+    unsafe {
+        if (*process).module_call == code {
+            (&raw mut (*process).module_call).write_volatile(0);
+        }
+    }
     // SAFETY: 8 aligned bytes of a map value; other CPUs count it up too, hence atomically.
     unsafe {
         let generation = &raw mut (*process).generation;

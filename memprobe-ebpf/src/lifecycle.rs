@@ -49,7 +49,9 @@ const UNKNOWN: ProcessConfig = ProcessConfig {
     python: PythonConfig::UNKNOWN,
     generation: 0,
     graph_task: NOWHERE,
+    autograd_state: NOWHERE,
     flags: 0,
+    module_call: 0,
 };
 
 const NOWHERE: ThreadLocal = ThreadLocal {
@@ -114,6 +116,8 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
     unsafe {
         (*process).python = PythonConfig::UNKNOWN;
         (*process).graph_task = NOWHERE;
+        (*process).autograd_state = NOWHERE;
+        (*process).module_call = 0;
         (*process).generation = bpf_ktime_get_ns();
     }
     tell(record::EXECUTED, caller.tgid, 0);

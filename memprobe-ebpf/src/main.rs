@@ -21,6 +21,7 @@ mod ring;
 mod shape;
 mod stack;
 mod thread;
+mod thread_local;
 mod tracepoint;
 
 #[panic_handler]

@@ -35,6 +35,9 @@ const PAGE: u64 = 4096;
 /// object's address has none of them.
 const CODE_ADDRESS: u64 = ((1 << FrameRecord::OWNER_SHIFT) - 1) & !3;
 
+/// Where an object has its class (`PyObject.ob_type` in Include/object.h@v3.9.18 to @v3.15.2).
+const OB_TYPE: u64 = 8;
+
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
 
@@ -103,15 +106,37 @@ pub fn walk_in(
     };
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
-    let seed = mix(u64::from(caller.tgid), generation);
-    let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer);
+    let grad = autograd::grad(process, thread);
+    let seed = mix(u64::from(caller.tgid) | u64::from(grad) << 32, generation);
+    let module_call = module_call(process);
+    let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer, module_call);
     if count == 0 {
         return Walked {
             state: stack_state::NO_FRAMES,
             hash: autograd::current_graph_task(process, thread),
         };
     }
-    send_once(caller, thread, count, hash, rest != 0)
+    let head = StackHead {
+        kind: record::STACK,
+        truncated: u8::from(rest != 0),
+        count: count as u8,
+        grad,
+        tgid: caller.tgid,
+        hash,
+        module_call,
+    };
+    send_once(thread, count, head)
+}
+
+/// The code object that every call of a module passes, or one that no frame runs.
+#[inline(always)]
+fn module_call(process: &ProcessConfig) -> u64 {
+    const OF_NO_FRAME: u64 = 1;
+    // SAFETY: a field of a map value; `code_freed` clears it at any time.
+    match unsafe { (&raw const process.module_call).read_volatile() } {
+        0 => OF_NO_FRAME,
+        code => code,
+    }
 }
 
 /// Finds the current thread's innermost frame, and sets the windows as they stand after that.
@@ -134,6 +159,7 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
         }
         thread.state = state;
         thread.graph_task = 0;
+        thread.autograd_state = 0;
         // SAFETY: within the THREAD_STATE bytes just read.
         thread.thread_id = unsafe { field(window, config.ts_thread_id) };
         thread.identity = unsafe { field(window, config.ts_identity) };
@@ -222,6 +248,7 @@ fn collect(
     top: u64,
     seed: u64,
     stack_pointer: u64,
+    module_call: u64,
 ) -> (usize, u64, u64) {
     let windows = thread.windows.as_mut_ptr();
     let frames = thread.stack.frames.as_mut_ptr();
@@ -246,7 +273,7 @@ fn collect(
                     let into = windows.add(WINDOW);
                     if !read(into, WINDOW as u32, frame) {
                         thread.c_window = NO_WINDOW;
-                        read(into, u32::from(config.f_size & 0x7f), frame);
+                        read_alone(into, config, frame);
                     }
                 }
             } else {
@@ -265,11 +292,7 @@ fn collect(
                     if !read(windows, WINDOW as u32, base) {
                         thread.data_window = NO_WINDOW;
                         at = LAST;
-                        read(
-                            windows.add(WINDOW - FRAME_HEADER),
-                            u32::from(config.f_size & 0x7f),
-                            frame,
-                        );
+                        read_alone(windows.add(WINDOW - FRAME_HEADER), config, frame);
                     }
                 }
             }
@@ -278,10 +301,13 @@ fn collect(
         // windows lie 2 * FRAME_HEADER bytes; `count` is below FRAME_ROOM. The masks say so.
         unsafe {
             let base = windows.add((at & 0xff8) as usize);
-            let code = header(base, config.f_code);
+            let code = header(base, config.f_code) & CODE_ADDRESS;
             let instr = header(base, config.f_instr);
             let owner = *base.add((config.f_owner & 0x7f) as usize);
-            let word = (code & CODE_ADDRESS) | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
+            let mut word = code | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
+            if code == module_call {
+                word = called_module(config, base, frame).unwrap_or(word);
+            }
             let slot = frames.add(count & (FRAME_ROOM - 1));
             (*slot).code_and_owner = word;
             (*slot).instr = instr;
@@ -297,6 +323,40 @@ fn collect(
         (&raw const thread.walked).read_volatile()
     };
     (walked as usize, hash, frame)
+}
+
+/// Reads what the walk needs of a frame that its window could not be read around. Its variables may
+/// not be mapped, and what lies in their place is another frame's.
+///
+/// # Safety
+/// `into` is followed by at least 136 bytes of the map value.
+#[inline(always)]
+unsafe fn read_alone(into: *mut u8, config: &PythonConfig, frame: u64) {
+    // SAFETY: the masks keep both within 128 bytes.
+    unsafe {
+        read(into, u32::from(config.f_size & 0x7f), frame);
+        let first = into.add((config.f_first_local & 0x78) as usize);
+        first.cast::<u64>().write(0);
+    }
+}
+
+/// The module that a frame calls, in place of the code object that calls every module.
+///
+/// # Safety
+/// As [`header`].
+#[inline(always)]
+unsafe fn called_module(config: &PythonConfig, base: *const u8, frame: u64) -> Option<u64> {
+    let first = u64::from(config.f_first_local);
+    let module = if first <= (FRAME_HEADER - 8) as u64 {
+        // SAFETY: the caller's promise.
+        unsafe { header(base, config.f_first_local) }
+    } else {
+        // Before 3.11 variables lie behind much else.
+        // SAFETY: the helper checks the address.
+        unsafe { bpf_probe_read_user((frame + first) as *const u64) }.unwrap_or(0)
+    };
+    let module = module & CODE_ADDRESS;
+    (module != 0).then_some(module | FrameRecord::CALLS_MODULE)
 }
 
 /// Reads a word of a frame's header.
@@ -321,33 +381,37 @@ pub fn mix(hash: u64, word: u64) -> u64 {
 
 /// Sends the stack unless it was sent before, and says how the event names it.
 #[inline(always)]
-fn send_once(caller: Caller, thread: &mut Thread, frames: usize, hash: u64, more: bool) -> Walked {
+fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
+    let hash = head.hash;
     let walked = Walked {
         state: stack_state::PYTHON,
         hash,
     };
     let sent = &mut thread.sent[hash as usize & (SENT - 1)];
-    if *sent == hash {
+    // Never 0, which a place has at first.
+    let high = (hash >> 32) as u32 | 1;
+    if *sent == high {
         return walked;
     }
     // SAFETY: the value is only tested for presence.
     if unsafe { SENT_STACKS.get(&hash) }.is_some() {
-        *sent = hash;
+        *sent = high;
         return walked;
     }
-    thread.stack.head = StackHead {
-        kind: record::STACK,
-        truncated: u8::from(more),
-        count: frames as u16,
-        tgid: caller.tgid,
-        hash,
-    };
+    thread.stack.head = head;
     for at in 0..MAX_WALKED {
         if at >= frames {
             break;
         }
-        let code = thread.stack.frames[at & (FRAME_ROOM - 1)].code();
-        let _ = SENT_CODES.insert(&sent_code(caller.tgid, code), &1, 0);
+        let frame = &mut thread.stack.frames[at & (FRAME_ROOM - 1)];
+        let code = frame.code(&head);
+        if let Some(module) = frame.module() {
+            // By the time that user space looks, another object may be there.
+            // SAFETY: the helper checks the address.
+            let class = unsafe { bpf_probe_read_user((module + OB_TYPE) as *const u64) };
+            frame.set_class(class.ok());
+        }
+        let _ = SENT_CODES.insert(&sent_code(head.tgid, code), &1, 0);
     }
     let bytes = size_of::<StackHead>() + (frames & 0xff) * size_of::<FrameRecord>();
     if bytes > size_of_val(&thread.stack) {

@@ -11,8 +11,9 @@ use crate::ring::count;
 /// its size, so one read of a window serves all the frames that lie in it.
 pub const WINDOW: usize = 2048;
 
-/// How many of a thread's sent stacks are remembered with it.
-pub const SENT: usize = 128;
+/// How many of a thread's sent stacks are remembered with it: of a large model each line has as many as the
+/// model has layers.
+pub const SENT: usize = 1024;
 
 /// What is known of a thread, and its room to work in.
 #[repr(C)]
@@ -23,15 +24,17 @@ pub struct Thread {
     pub thread_id: u64,
     /// The word at `PythonConfig::ts_identity` that it had.
     pub identity: u64,
-    /// Stacks of this thread that were sent, each at the place that its hash's low bits say: saves a
-    /// look-up in the map of all.
-    pub sent: [u64; SENT],
+    /// Stacks of this thread that were sent, each at the place that its hash's low bits say, by its high
+    /// bits: saves a look-up in the map of all.
+    pub sent: [u32; SENT],
     /// The tensor that it has begun to make and that has no memory yet.
     pub shape: ShapeRecord,
     /// Where it keeps the `GraphTask` that it works for, or 0.
     pub graph_task: u64,
     /// The nodes of autograd's graph that it evaluates.
     pub nodes: Nodes,
+    /// Where it keeps autograd's modes, or 0.
+    pub autograd_state: u64,
     /// The address that the first window was read from, or `NO_WINDOW`.
     pub data_window: u64,
     /// The address that the second window was read from, or `NO_WINDOW`. Both are kept here rather

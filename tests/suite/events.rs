@@ -50,6 +50,15 @@ pub struct Event {
     pub inferred: Option<Inferred>,
     /// Innermost first.
     pub stack: Vec<TraceFrame>,
+    /// The innermost module that was being called.
+    #[serde(default)]
+    pub module: Option<String>,
+    /// A module was being called, but not known which.
+    #[serde(default)]
+    pub module_unknown: Option<bool>,
+    /// `enabled`, `disabled` or `inference`.
+    #[serde(default)]
+    pub grad: Option<String>,
     /// The native code that called into CUDA, innermost first.
     #[serde(default)]
     pub native: Vec<NativeFrame>,

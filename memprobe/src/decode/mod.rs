@@ -325,9 +325,11 @@ fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let head = StackHead {
         kind: head[0],
         truncated: head[1],
-        count: u16::from_ne_bytes([head[2], head[3]]),
+        count: head[2],
+        grad: head[3],
         tgid: word32(head, 4),
         hash: word64(head, 8),
+        module_call: word64(head, 16),
     };
     let count = usize::from(head.count);
     if count > MAX_WALKED || frames.len() != count * size_of::<FrameRecord>() {
@@ -383,6 +385,8 @@ fn word64(bytes: &[u8], at: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use memprobe_common::grad_mode;
+
     use super::*;
 
     fn memory_bytes(kind: u8) -> Vec<u8> {
@@ -463,19 +467,33 @@ mod tests {
 
     #[test]
     fn a_stack_record_gives_its_frames() {
-        let mut bytes = vec![record::STACK, 1, 1, 0];
+        let mut bytes = vec![record::STACK, 1, 2, grad_mode::DISABLED];
         bytes.extend(9u32.to_ne_bytes());
-        bytes.extend(77u64.to_ne_bytes());
-        bytes.extend((0x0300_7fff_1234_5678_u64).to_ne_bytes());
-        bytes.extend(42u64.to_ne_bytes());
+        let words = [
+            77,
+            0x7fff_aaaa_0000,
+            0x0300_7fff_1234_5678,
+            42,
+            0x8000_7fff_bbbb_0010,
+            43,
+        ];
+        bytes.extend(words.into_iter().flat_map(u64::to_ne_bytes));
         let Ok(Record::Stack(head, frames)) = decode(&bytes) else {
             panic!("not decoded")
         };
         assert_eq!((head.truncated, head.tgid, head.hash), (1, 9, 77));
+        assert_eq!(head.grad, grad_mode::DISABLED);
+        let [plain, call] = [frames[0], frames[1]];
         assert_eq!(
-            (frames[0].code(), frames[0].owner(), frames[0].instr),
+            (plain.code(&head), plain.owner(), plain.instr),
             (0x7fff_1234_5678, 3, 42)
         );
+        assert_eq!(plain.module(), None);
+        assert_eq!(
+            (call.code(&head), call.owner(), call.instr),
+            (0x7fff_aaaa_0000, 0, 43)
+        );
+        assert_eq!(call.module(), Some(0x7fff_bbbb_0010));
     }
 
     #[test]
@@ -571,8 +589,8 @@ mod tests {
             assert_eq!(decode(&good[..length]), Err(Malformed), "{length} bytes");
         }
         assert_eq!(decode(&memory_bytes(200)), Err(Malformed));
-        let mut stack = vec![record::STACK, 0, 255, 255];
-        stack.resize(16, 0);
+        let mut stack = vec![record::STACK, 0, 255, 0];
+        stack.resize(24, 0);
         assert_eq!(decode(&stack), Err(Malformed));
     }
 }

@@ -24,7 +24,8 @@ pub enum Module {
     Outside,
     /// One was, by its path from the outermost one that was being called: that one's class, then the names
     /// of its attributes, as in `GPT.layers.3.mlp`. Where several modules of one class are outermost, the later ones
-    /// are numbered: `GPT#2.layers.3.mlp`.
+    /// are numbered: `GPT#2.layers.3.mlp`. One that is called alone (as a checkpoint does in the backward pass) has the
+    /// path of the tree that it was met in. Of several paths in a tree, the first, as in `named_modules()`.
     Called(Arc<str>),
     /// One was, but not which.
     Unknown,

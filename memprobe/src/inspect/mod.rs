@@ -4,11 +4,12 @@
 //! while it runs on. The rest is about the blocks that the caching allocator had handed out before
 //! memprobe attached: the process runs on while its tables are read. What is read is checked entry by entry
 //! ([`allocator::read`]), set straight by the events that came meanwhile, and believed only where it
-//! adds up to the allocator's own total ([`reconcile::Reconciler`]).
+//! adds up to the allocator's own total ([`reconcile::Reconciler`]). And [`modules`] names the modules that are called.
 
 pub mod active;
 pub mod allocator;
 pub mod heap;
+pub mod modules;
 pub mod reconcile;
 pub mod tensors;
 pub mod torch;

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 use super::before_attach::BeforeAttach;
 use super::beginning::{Beginning, Birth};
 use crate::event::{Event, Losses, Tgid, TimeNs};
+use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::Target;
+use crate::probe::attach::AttachError;
 use crate::probe::attaching::Attaching;
+use crate::probe::loader::Loader;
 use crate::probe::watched::Watched;
 use crate::symbolize::python::CodeCache;
 use crate::symbolize::{Past, Symbolizer};
@@ -143,6 +146,11 @@ impl Process {
         let code = attaching.python().map(CodeCache::new);
         let mut symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None);
         symbolizer.inherit_cpu_memory();
+        symbolizer.inherit_code(&parent.symbolizer);
+        if let Some(python) = attaching.python() {
+            let names = ModuleNames::of(ProcessMemory::new(tgid), python.layout);
+            symbolizer.set_module_names(Box::new(names));
+        }
         if attaching.has_tensors() {
             symbolizer.watch_tensors(TimeNs(0));
         }
@@ -297,6 +305,26 @@ impl Process {
         }
     }
 
+    /// Has the kernel's programs tell of the modules on stacks as soon as it is known how; gives what a user
+    /// should know where they cannot.
+    pub(super) fn follow_module_call(&mut self, loader: &mut Loader) -> Option<String> {
+        let code = self.symbolizer.module_call();
+        if self.attaching.module_call() == code {
+            return None;
+        }
+        let told = self.attaching.set_module_call(loader, code, super::now());
+        told.err().map(without_modules)
+    }
+
+    /// Has the stacks told anew on which there may be other modules by now.
+    pub(super) fn look_at_modules(&mut self, loader: &mut Loader) -> Option<String> {
+        if !self.symbolizer.look_at_modules() {
+            return None;
+        }
+        let told = self.attaching.renew_stacks(loader, super::now());
+        told.err().map(without_modules)
+    }
+
     /// Whether there may be something to settle without another record.
     pub(super) fn is_unsettled(&self) -> bool {
         self.symbolizer.is_unsettled()
@@ -356,6 +384,11 @@ impl Process {
             }
         }
     }
+}
+
+/// What a user should know where the kernel refuses to be told of modules.
+fn without_modules(error: AttachError) -> String {
+    format!("the modules that are called may be unknown or out of date: {error}")
 }
 
 /// What a process can have done with CUDA before memprobe looked.

@@ -11,6 +11,7 @@ use super::before_attach;
 use super::process::{Origin, Phase, Process};
 use crate::decode::{ProcessStep, Record, decode};
 use crate::event::{Event, Losses, Tgid};
+use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
 use crate::probe::attaching::{self, Attaching, Step};
@@ -322,9 +323,13 @@ impl HostSession {
             }
         };
         process.symbolizer.push(record);
+        let notice = process.follow_module_call(&mut self.loader);
         if !process.is_busy {
             process.is_busy = true;
             self.busy.push(tgid);
+        }
+        if let Some(notice) = notice {
+            self.tell(tgid, HostItem::Notice(notice));
         }
     }
 
@@ -470,6 +475,10 @@ impl HostSession {
                 let item = HostItem::Notice(notice);
                 sink(HostEvent { tgid, item })?;
             }
+            if let Some(notice) = process.look_at_modules(&mut self.loader) {
+                let item = HostItem::Notice(notice);
+                sink(HostEvent { tgid, item })?;
+            }
             process.is_busy = process.is_unsettled();
             if process.is_busy {
                 self.busy.push(tgid);
@@ -502,6 +511,8 @@ impl HostSession {
             .step(&mut self.loader, &mut self.files, super::now());
         if !had_python && let Some(python) = process.attaching.python() {
             process.symbolizer.set_code(CodeCache::new(python));
+            let names = ModuleNames::of(python.memory(), python.layout);
+            process.symbolizer.set_module_names(Box::new(names));
         }
         let mut item = None;
         let mut again = false;

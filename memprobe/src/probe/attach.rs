@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use memprobe_common::ThreadLocal;
 
-use super::catalog::{CODE_FREED, CURRENT_GRAPH_TASK, Probe, TRACEPOINTS};
+use super::catalog::{CODE_FREED, Probe, TRACEPOINTS};
 use super::loader::{Function, Link, Loader, Reach};
 use super::prologue::{Place, SEARCHED};
 use super::tracepoint;
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::{ElfError, ElfImage, LoadedImage, Tracepoint};
+use crate::target::elf::{ElfError, ElfImage, LoadedImage, ThreadLocalName, Tracepoint};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 use crate::target::root::Root;
@@ -248,9 +248,9 @@ pub fn attach_cuda(
         })
 }
 
-/// Where in a library the variable is described that holds a thread's `GraphTask`.
+/// Where in a library a thread-local variable is described.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GraphTaskSymbol {
+pub struct VariableSymbol {
     /// Of the variable, in the library's thread-local block.
     offset: u64,
     /// Address, in the file, of the word that holds the library's number among those with
@@ -258,18 +258,18 @@ pub struct GraphTaskSymbol {
     number: u64,
 }
 
-impl GraphTaskSymbol {
+impl VariableSymbol {
     /// Looks into a library of a process; `None` where it does not say. The answer holds for every
     /// process that uses the file.
-    pub fn find(tgid: Tgid, library: &MappedFile) -> Option<Self> {
+    pub fn find(tgid: Tgid, library: &MappedFile, names: &[ThreadLocalName]) -> Option<Self> {
         let image = ElfImage::from_file(library.open(tgid).ok()?.0).ok()?;
         Some(Self {
-            offset: image.thread_local(CURRENT_GRAPH_TASK).ok()??,
+            offset: image.thread_local(names).ok()??,
             number: image.thread_local_number().ok()??,
         })
     }
 
-    /// Where the threads of a process keep the `GraphTask` that they work for; `None` as long as the
+    /// Where the threads of a process keep the variable; `None` as long as the
     /// loader has not given the library a number.
     pub fn place(self, tgid: Tgid, library: &MappedFile) -> Option<ThreadLocal> {
         let loaded = LoadedImage::open(library, tgid).ok()?;

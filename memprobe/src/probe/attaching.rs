@@ -8,8 +8,8 @@ use memprobe_common::{ProcessConfig, process_flag};
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
     Allocators, BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED,
-    LIBRARY_MAPPED, Need, PROBES, Probe, TORCH_CPU, TRACEPOINT_LIBRARIES, TRACEPOINTS,
-    WITHOUT_BLOCKS,
+    LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES, TRACEPOINT_LIBRARIES, TRACEPOINTS,
+    ThreadVariable, WITHOUT_BLOCKS,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};
@@ -45,15 +45,16 @@ pub struct Attaching {
     has_loader: bool,
     /// Its caching allocator has no function to be heard by: what was looked for.
     lacks_allocator: Option<String>,
-    graph_task: Search,
+    variables: [Search; THREAD_VARIABLES.len()],
     /// Its Python has not started yet.
     is_starting: bool,
 }
 
-/// How far the search for autograd's thread-local has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How far the search for a thread-local variable has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Search {
-    /// Autograd's library is not mapped.
+    /// Its library is not mapped.
+    #[default]
     Unneeded,
     /// The loader has not set it up.
     Waiting,
@@ -99,7 +100,7 @@ impl Attaching {
             missing: Vec::new(),
             has_loader: false,
             lacks_allocator: None,
-            graph_task: Search::Unneeded,
+            variables: Default::default(),
             is_starting: false,
         }
     }
@@ -136,7 +137,7 @@ impl Attaching {
     pub fn doubt(&mut self) {
         self.python = None;
         self.not_python = None;
-        self.graph_task = Search::Unneeded;
+        self.variables = Default::default();
     }
 
     /// Its Python, once that is known.
@@ -174,7 +175,7 @@ impl Attaching {
 
     /// Whether something will be there soon that nobody tells of.
     pub fn is_impatient(&self) -> bool {
-        self.is_starting || self.graph_task == Search::Waiting
+        self.is_starting || self.variables.contains(&Search::Waiting)
     }
 
     /// Does what can be done now; probes one file at most.
@@ -212,7 +213,7 @@ impl Attaching {
             self.probe_tracepoints(loader, files, &file)?;
             return Ok(Step::Again);
         }
-        self.find_graph_task(loader, files, &maps, now)?;
+        self.find_variables(loader, files, &maps, now)?;
         if self.is_complete() {
             return Ok(Step::Done);
         }
@@ -294,6 +295,33 @@ impl Attaching {
                 function: "the filter",
                 why: format!("{error:#}"),
             })
+    }
+
+    /// The code object that the programs take for the one that every call of a module passes.
+    pub fn module_call(&self) -> Option<u64> {
+        Some(self.config.module_call).filter(|&code| code != 0)
+    }
+
+    /// Tells the programs which code object every call of a module passes.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_module_call(
+        &mut self,
+        loader: &mut Loader,
+        code: Option<u64>,
+        now: TimeNs,
+    ) -> Result<(), AttachError> {
+        self.config.module_call = code.unwrap_or(0);
+        self.tell(loader, now)
+    }
+
+    /// Has the programs send every stack anew.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn renew_stacks(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+        self.tell(loader, now)
     }
 
     /// What is to be probed, in the order of attaching.
@@ -404,35 +432,44 @@ impl Attaching {
         Ok(())
     }
 
-    /// Tells the programs where autograd's threads keep the `GraphTask` that they work for. Where
-    /// that is not known, only a backward pass that runs alone has a line.
-    fn find_graph_task(
+    /// Tells the programs where threads keep PyTorch's variables.
+    fn find_variables(
         &mut self,
         loader: &mut Loader,
         files: &mut ProbedFiles,
         maps: &Maps,
         now: TimeNs,
     ) -> Result<(), AttachError> {
-        if self.graph_task == Search::Over {
+        let before = self.config;
+        for (at, variable) in THREAD_VARIABLES.iter().enumerate() {
+            if self.variables[at] != Search::Over {
+                self.variables[at] = self.find_variable(variable, files, maps);
+            }
+        }
+        if self.config == before {
             return Ok(());
         }
-        let Some(library) = maps.library(TORCH_CPU) else {
-            return Ok(());
+        self.tell(loader, now)
+    }
+
+    fn find_variable(
+        &mut self,
+        variable: &'static ThreadVariable,
+        files: &mut ProbedFiles,
+        maps: &Maps,
+    ) -> Search {
+        let Some(library) = maps.library(variable.library) else {
+            return Search::Unneeded;
         };
-        let Some(symbol) = files.graph_task(self.tgid, &library) else {
-            self.graph_task = Search::Over;
-            let why = "autograd's current_graph_task was not found: when several threads run backward() \
-                       at once, their memory has no line";
-            self.missing.push(why.to_owned());
-            return Ok(());
+        let Some(symbol) = files.variable(self.tgid, &library, variable) else {
+            self.missing.push(variable.without.to_owned());
+            return Search::Over;
         };
         let Some(place) = symbol.place(self.tgid, &library) else {
-            self.graph_task = Search::Waiting;
-            return Ok(());
+            return Search::Waiting;
         };
-        self.graph_task = Search::Over;
-        self.config.graph_task = place;
-        self.tell(loader, now)
+        *(variable.told)(&mut self.config) = place;
+        Search::Over
     }
 
     /// Whether every probe is in place that memprobe cannot do without.

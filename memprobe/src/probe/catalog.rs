@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use iced_x86::Register;
-use memprobe_common::CudaCookie;
+use memprobe_common::{CudaCookie, ProcessConfig, ThreadLocal};
 
 use crate::cuda::{Api, FUNCTIONS, Function};
 use crate::target::elf::ThreadLocalName;
@@ -118,20 +118,70 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
 /// The library of autograd's engine.
 pub const TORCH_CPU: &str = "libtorch_cpu.so";
 
-/// The engine's thread-local `current_graph_task`, by the names that it has had
-/// (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a variable of a lambda, which
-/// compilers before GCC 11 name by its number in its source alone.
-pub const CURRENT_GRAPH_TASK: &[ThreadLocalName] = &[
-    ThreadLocalName {
-        symbol: "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
-        source: None,
+/// A thread-local variable of PyTorch's that the programs read.
+#[derive(Debug)]
+pub struct ThreadVariable {
+    /// The file name of its library begins with this.
+    pub library: &'static str,
+    /// The names that it has had.
+    pub names: &'static [ThreadLocalName],
+    /// Where the programs are told of it.
+    pub told: fn(&mut ProcessConfig) -> &mut ThreadLocal,
+    /// What is different without it.
+    pub without: &'static str,
+}
+
+/// The variables that the programs read.
+pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
+    // The engine's `current_graph_task` (torch/csrc/autograd/engine.cpp@v2.15.0 and @v2.0.1). It is a
+    // variable of a lambda, which compilers before GCC 11 name by its number in its source alone.
+    ThreadVariable {
+        library: TORCH_CPU,
+        names: &[
+            ThreadLocalName {
+                symbol: "_ZZNK5torch8autogradL22tls_current_graph_taskMUlvE_clEvE3var",
+                source: None,
+                size: None,
+                within: 0,
+            },
+            // The wheels of 2.0 to 2.6.
+            ThreadLocalName {
+                symbol: "_ZZNK5torch8autogradUlvE_clEvE3var",
+                source: Some("engine.cpp"),
+                size: None,
+                within: 0,
+            },
+        ],
+        told: |config| &mut config.graph_task,
+        without: "autograd's current_graph_task was not found: when several threads run backward() \
+                  at once, their memory has no line",
     },
-    // The wheels of 2.0 to 2.6.
-    ThreadLocalName {
-        symbol: "_ZZNK5torch8autogradUlvE_clEvE3var",
-        source: Some("engine.cpp"),
+    // `c10::AutogradState` (c10/core/AutogradState.cpp@v2.15.0): its modes are bits of one byte.
+    ThreadVariable {
+        library: "libc10.so",
+        names: &[
+            // From 2.12 on an `optional<SafePyObject>` comes before them.
+            ThreadLocalName {
+                symbol: AUTOGRAD_STATE,
+                source: None,
+                size: Some(32),
+                within: 24,
+            },
+            // Up to 2.11 there is nothing else.
+            ThreadLocalName {
+                symbol: AUTOGRAD_STATE,
+                source: None,
+                size: Some(1),
+                within: 0,
+            },
+        ],
+        told: |config| &mut config.autograd_state,
+        without: "autograd's modes were not found: whether grad was enabled is not known",
     },
 ];
+
+/// `c10::(anonymous namespace)::autograd_state_tls`.
+const AUTOGRAD_STATE: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
 
 /// One of the two functions that make every tensor which has memory of its own
 /// (aten/src/ATen/EmptyTensor.cpp@v2.15.0).

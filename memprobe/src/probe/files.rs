@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::attach::{AttachError, GraphTaskSymbol, Located, attach_cuda};
-use super::catalog::{Need, Probe};
+use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
+use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
@@ -84,8 +84,9 @@ pub struct ProbedFiles {
     files: HashMap<FileKey, ProbedFile>,
     /// Files that are another one under a second name: the kernel probes what lies below.
     twins: HashMap<FileKey, FileKey>,
-    /// What was found in copies of autograd's library.
-    graph_tasks: HashMap<(Device, u64), Option<GraphTaskSymbol>>,
+    /// The thread-local variables that were looked for, by file and by what they begin with in the
+    /// catalog.
+    variables: HashMap<(Device, u64, &'static str), Option<VariableSymbol>>,
 }
 
 impl ProbedFiles {
@@ -239,18 +240,23 @@ impl ProbedFiles {
         }
     }
 
-    /// Where a copy of autograd's library says how to find a thread's `GraphTask`. Looking through
-    /// its symbols takes a while: each copy once.
-    pub fn graph_task(&mut self, tgid: Tgid, library: &MappedFile) -> Option<GraphTaskSymbol> {
-        let key = (library.dev, library.inode);
-        if let Some(known) = self.graph_tasks.get(&key) {
+    /// Where a library says how to find a thread-local variable. Looking through its symbols takes a while:
+    /// each copy once.
+    pub fn variable(
+        &mut self,
+        tgid: Tgid,
+        library: &MappedFile,
+        variable: &'static ThreadVariable,
+    ) -> Option<VariableSymbol> {
+        let key = (library.dev, library.inode, variable.library);
+        if let Some(known) = self.variables.get(&key) {
             return *known;
         }
-        let found = GraphTaskSymbol::find(tgid, library);
-        if self.graph_tasks.len() >= MOST_KEPT {
-            self.graph_tasks.clear();
+        let found = VariableSymbol::find(tgid, library, variable.names);
+        if self.variables.len() >= MOST_KEPT {
+            self.variables.clear();
         }
-        self.graph_tasks.insert(key, found);
+        self.variables.insert(key, found);
         found
     }
 

@@ -11,8 +11,8 @@ use super::structured::{FrameRow, csv_error};
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, Node, Purpose, ShapeId, Stack,
-    StackId, StackKind, Tid, TimeNs, Use, Uses,
+    Action, Bytes, DeviceIndex, Event, Frame, Grad, Losses, MemoryEvent, Module, Node, Purpose,
+    ShapeId, Stack, StackId, StackKind, Tid, TimeNs, Use, Uses,
 };
 use crate::label::{FileNames, clean, named_stack};
 use crate::recording::Reader;
@@ -20,7 +20,7 @@ use crate::recording::Reader;
 /// Stacks whose text is kept; all are dropped when there are more.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// One event as JSON. Unknown values are null. The keys after `stack` are there
+/// One event as JSON. Unknown values are null. The keys after `grad` are there
 /// where they apply alone.
 #[derive(Serialize)]
 struct Row<'a> {
@@ -43,6 +43,15 @@ struct Row<'a> {
     #[serde(flatten)]
     tensor: Tensor<'a>,
     stack: &'a RawValue,
+    /// The innermost module that was being called; nothing outside of all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    module: Option<&'a str>,
+    /// A module was being called, but not known which.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    module_unknown: Option<bool>,
+    /// Whether PyTorch took note of the thread's operations, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grad: Option<&'static str>,
     /// The native code that called into CUDA: the caller alone where there is Python, all of the
     /// stack otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -385,6 +394,7 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
             (thread, no_stack) = (Some(&**name), Some(reason.as_str()));
         }
     }
+    let context = known.map(|(stack, _)| &stack.context);
     let row = Row {
         time_ns: event.time.0,
         tid: tid(event),
@@ -398,6 +408,9 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         space: event.call.map(|call| call.space.as_str()),
         tensor: Tensor::of(event.shape, stacks.uses.get(event.shape).map(|it| &**it)),
         stack,
+        module: context.and_then(|context| Some(&**context.module.path()?)),
+        module_unknown: context.and_then(|context| is_unknown(&context.module).then_some(true)),
+        grad: context.and_then(|context| grad(context.grad)),
         native: known.and_then(|(_, json)| json.native.as_deref()),
         thread,
         waiting,
@@ -406,6 +419,14 @@ fn json(out: &mut impl Write, event: &MemoryEvent, stacks: &mut Stacks) -> io::R
         stack_truncated: known.and_then(|(stack, _)| stack.truncated.then_some(true)),
     };
     Ok(serde_json::to_writer(out, &row)?)
+}
+
+fn is_unknown(module: &Module) -> bool {
+    *module == Module::Unknown
+}
+
+fn grad(grad: Grad) -> Option<&'static str> {
+    (grad != Grad::Unknown).then_some(grad.as_str())
 }
 
 fn tid(event: &MemoryEvent) -> Option<u32> {

@@ -5,6 +5,7 @@ mod cpu;
 mod cuda;
 mod demangle;
 mod marks;
+mod modules;
 mod native;
 mod nodes;
 mod purpose;

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead};
+use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead, grad_mode};
 
 use crate::decode::FreedCode;
-use crate::event::{Context, Frame, NoStack, Node, Stack, StackId, StackKind};
+use crate::event::{Context, Frame, Grad, NoStack, Node, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
+use crate::symbolize::python::module_calls::{ModuleCalls, NameModules};
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
 
@@ -21,6 +22,7 @@ const HASHES: usize = 1 << 19;
 pub struct Stacks<M> {
     memory: M,
     code: Option<CodeCache>,
+    modules: ModuleCalls,
     /// The kernel's names, those since the last forgetting and those before.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack, by what it is: different hashes can stand for the same.
@@ -44,6 +46,7 @@ pub struct Pending {
     head: StackHead,
     frames: Vec<FrameRecord>,
     resolved: Vec<Reading>,
+    context: Context,
 }
 
 /// What was read of a frame.
@@ -56,6 +59,12 @@ enum Reading {
 }
 
 impl Reading {
+    fn resolved(&self) -> &Resolved {
+        match self {
+            Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
+        }
+    }
+
     fn into_resolved(self) -> Resolved {
         match self {
             Self::Tentative(resolved) | Self::Kept(resolved) => resolved,
@@ -69,6 +78,7 @@ impl<M: ReadMemory> Stacks<M> {
         Self {
             memory,
             code,
+            modules: ModuleCalls::default(),
             by_hash: Default::default(),
             ids: HashMap::new(),
             waiting: HashMap::new(),
@@ -89,39 +99,73 @@ impl<M: ReadMemory> Stacks<M> {
         self.code = Some(code);
     }
 
+    /// Names modules by this from now on.
+    pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
+        self.modules.set_names(names);
+    }
+
+    /// What is known of the calls of modules.
+    pub fn modules(&mut self) -> &mut ModuleCalls {
+        &mut self.modules
+    }
+
+    /// The code object that every call of a module passes, once it is known.
+    pub fn module_call(&self) -> Option<u64> {
+        self.modules.code()
+    }
+
+    /// What the process knows that this one is a copy of holds here too.
+    pub fn inherit(&mut self, parent: &Self) {
+        self.modules.inherit(&parent.modules);
+    }
+
     /// Reads the code objects of a stack, as soon as it is known; `None` if the hash was known
     /// already. The kernel sends a stack again when it has forgotten that it was sent.
     pub fn read(&mut self, head: StackHead, frames: Vec<FrameRecord>) -> Option<Pending> {
         if self.by_hash(head.hash).is_some() {
             return None;
         }
-        let resolved = frames
+        let resolved: Vec<_> = frames
             .iter()
             .map(|frame| {
-                let (code, owner) = (frame.code(), frame.owner());
+                let (code, owner) = (frame.code(&head), frame.owner());
                 let memory = &self.memory;
                 Reading::Tentative(match &mut self.code {
-                    Some(known) => known.resolve(memory, code, frame.instr, owner),
+                    Some(known) => {
+                        let instr = known.instr_of(frame, code);
+                        known.resolve(memory, code, instr, owner)
+                    }
                     None => Resolved::Unreadable,
                 })
             })
             .collect();
+        let context = Context {
+            module: self.modules.innermost(
+                &head,
+                frames.iter().zip(resolved.iter().map(Reading::resolved)),
+            ),
+            grad: grad_of(head.grad),
+            ..Context::default()
+        };
         Some(Pending {
             head,
             frames,
             resolved,
+            context,
         })
     }
 
     /// Mends the pending stacks that name a code object which was freed: it may have gone before
     /// it was read, or another may have been read in its place.
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
+        self.modules.forget(freed.code);
         let Some(code) = &mut self.code else { return };
         let memory: Stretches = freed.memory.iter().cloned().collect();
         for pending in pending {
+            let head = &pending.head;
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
-                if frame.code() == freed.code && matches!(reading, Reading::Tentative(_)) {
-                    let (instr, owner) = (frame.instr, frame.owner());
+                if frame.code(head) == freed.code && matches!(reading, Reading::Tentative(_)) {
+                    let (instr, owner) = (code.instr_of(frame, freed.code), frame.owner());
                     let kept = code.resolve_freed(&memory, freed.code, instr, owner);
                     *reading = Reading::Kept(kept);
                 }
@@ -148,7 +192,7 @@ impl<M: ReadMemory> Stacks<M> {
             kind: StackKind::Python,
             frames,
             truncated,
-            context: Context::default(),
+            context: pending.context,
         })?;
         if self.by_hash[0].len() >= HASHES {
             self.by_hash.swap(0, 1);
@@ -181,7 +225,11 @@ impl<M: ReadMemory> Stacks<M> {
             },
             frames: python.frames.clone(),
             truncated: python.truncated,
-            context: Context::default(),
+            // That thread waits within its module; what it is to take note of says nothing of this one.
+            context: Context {
+                module: python.context.module.clone(),
+                ..Context::default()
+            },
         };
         let Some((id, new)) = self.intern(stack) else {
             return (StackId::NONE, None);
@@ -282,6 +330,16 @@ impl<M: ReadMemory> Stacks<M> {
         self.ids.insert(stack.clone(), id);
         self.defined.insert(id, stack.clone());
         Some((id, Some(stack)))
+    }
+}
+
+/// What the kernel says of a thread's grad mode.
+fn grad_of(mode: u8) -> Grad {
+    match mode {
+        grad_mode::ENABLED => Grad::Enabled,
+        grad_mode::DISABLED => Grad::Disabled,
+        grad_mode::INFERENCE => Grad::Inference,
+        _ => Grad::Unknown,
     }
 }
 

@@ -186,7 +186,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 
     /// Notes the value of an entry whose key is one of these strings.
-    pub(super) fn note(&self, entry: Entry, names: &[&str], found: &mut [Option<u64>]) {
+    pub(in crate::inspect) fn note(&self, entry: Entry, names: &[&str], found: &mut [Option<u64>]) {
         let Some(key) = self.text(entry.key) else {
             return;
         };

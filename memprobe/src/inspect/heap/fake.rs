@@ -17,21 +17,21 @@ const BEFORE: u64 = 32;
 const CLASS: u64 = 1024;
 
 /// Objects to be laid out.
-pub(super) struct FakeHeap {
-    pub(super) layout: &'static PythonLayout,
+pub(in crate::inspect) struct FakeHeap {
+    pub(in crate::inspect) layout: &'static PythonLayout,
     bytes: Vec<u8>,
     /// Those that the collector lists.
     listed: Vec<u64>,
-    pub(super) str_class: u64,
-    pub(super) int_class: u64,
-    pub(super) dict_class: u64,
-    pub(super) list_class: u64,
-    pub(super) tuple_class: u64,
-    pub(super) module_class: u64,
+    pub(in crate::inspect) str_class: u64,
+    pub(in crate::inspect) int_class: u64,
+    pub(in crate::inspect) dict_class: u64,
+    pub(in crate::inspect) list_class: u64,
+    pub(in crate::inspect) tuple_class: u64,
+    pub(in crate::inspect) module_class: u64,
 }
 
 impl FakeHeap {
-    pub(super) fn new(layout: &'static PythonLayout) -> Self {
+    pub(in crate::inspect) fn new(layout: &'static PythonLayout) -> Self {
         let mut heap = Self {
             layout,
             bytes: Vec::new(),
@@ -53,19 +53,19 @@ impl FakeHeap {
     }
 
     /// Room for so many bytes, all zero.
-    pub(super) fn room(&mut self, size: u64) -> u64 {
+    pub(in crate::inspect) fn room(&mut self, size: u64) -> u64 {
         let at = BASE + self.bytes.len() as u64;
         let end = self.bytes.len() + size.next_multiple_of(64) as usize;
         self.bytes.resize(end, 0);
         at
     }
 
-    pub(super) fn put(&mut self, address: u64, offset: impl Into<u64>, bytes: &[u8]) {
+    pub(in crate::inspect) fn put(&mut self, address: u64, offset: impl Into<u64>, bytes: &[u8]) {
         let at = (address + offset.into() - BASE) as usize;
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    pub(super) fn put_word(&mut self, address: u64, offset: impl Into<u64>, word: u64) {
+    pub(in crate::inspect) fn put_word(&mut self, address: u64, offset: impl Into<u64>, word: u64) {
         self.put(address, offset, &word.to_le_bytes());
     }
 
@@ -76,7 +76,7 @@ impl FakeHeap {
     }
 
     /// A class with these flags.
-    pub(super) fn class(&mut self, name: &str, flags: u64, base: u64) -> u64 {
+    pub(in crate::inspect) fn class(&mut self, name: &str, flags: u64, base: u64) -> u64 {
         let class = self.room(CLASS);
         let name = self.c_string(name);
         self.put_word(class, ClassLayout::NAME, name);
@@ -87,7 +87,12 @@ impl FakeHeap {
     }
 
     /// A class made by a `class` statement, whose objects have attributes by these names.
-    pub(super) fn python_class(&mut self, name: &str, module: &str, attributes: &[&str]) -> u64 {
+    pub(in crate::inspect) fn python_class(
+        &mut self,
+        name: &str,
+        module: &str,
+        attributes: &[&str],
+    ) -> u64 {
         let managed = match self.layout.heap.attributes {
             Attributes::Dict => 0,
             _ => ClassLayout::MANAGED_DICT,
@@ -111,7 +116,7 @@ impl FakeHeap {
     }
 
     /// An object that the collector lists.
-    pub(super) fn object(&mut self, class: u64, size: u64) -> u64 {
+    pub(in crate::inspect) fn object(&mut self, class: u64, size: u64) -> u64 {
         let at = self.room(BEFORE + size) + BEFORE;
         self.put_word(at, 0_u64, 1);
         self.put_word(at, self.layout.object.kind, class);
@@ -119,7 +124,7 @@ impl FakeHeap {
         at
     }
 
-    pub(super) fn text(&mut self, text: &str) -> u64 {
+    pub(in crate::inspect) fn text(&mut self, text: &str) -> u64 {
         let mut alone = FakeMemory::default();
         map_str(&mut alone, self.layout, 0x1000, text);
         let bytes = alone.kept(&[(0x1000, 4096)]);
@@ -131,7 +136,7 @@ impl FakeHeap {
     }
 
     /// An int of one digit.
-    pub(super) fn int(&mut self, value: i32) -> u64 {
+    pub(in crate::inspect) fn int(&mut self, value: i32) -> u64 {
         use crate::symbolize::python::layout::Numbers;
         let at = self.room(40);
         let size = match (self.layout.heap.numbers, value) {
@@ -146,7 +151,7 @@ impl FakeHeap {
         at
     }
 
-    pub(super) fn dict(&mut self, entries: &[(u64, u64)]) -> u64 {
+    pub(in crate::inspect) fn dict(&mut self, entries: &[(u64, u64)]) -> u64 {
         let dict = self.object(self.dict_class, 48);
         let keys = self.keys(entries, 0);
         self.put_word(dict, DictLayout::USED, entries.len() as u64);
@@ -155,7 +160,7 @@ impl FakeHeap {
     }
 
     /// A table of keys. From 3.11 on it has a kind: 0 has hashes.
-    pub(super) fn keys(&mut self, entries: &[(u64, u64)], kind: u8) -> u64 {
+    pub(in crate::inspect) fn keys(&mut self, entries: &[(u64, u64)], kind: u8) -> u64 {
         let size = entries.len().next_power_of_two().max(8) as u64;
         let width = if size > 0xff { 2 } else { 1 };
         let indices = size * width;
@@ -182,7 +187,7 @@ impl FakeHeap {
         table
     }
 
-    pub(super) fn list(&mut self, items: &[u64]) -> u64 {
+    pub(in crate::inspect) fn list(&mut self, items: &[u64]) -> u64 {
         let list = self.object(self.list_class, 40);
         let table = self.room(8 * items.len() as u64 + 8);
         self.put_word(list, HeapLayout::SIZE, items.len() as u64);
@@ -193,7 +198,7 @@ impl FakeHeap {
         list
     }
 
-    pub(super) fn tuple(&mut self, items: &[u64]) -> u64 {
+    pub(in crate::inspect) fn tuple(&mut self, items: &[u64]) -> u64 {
         let tuple = self.object(self.tuple_class, 40 + 8 * items.len() as u64);
         self.put_word(tuple, HeapLayout::SIZE, items.len() as u64);
         for (number, &item) in (0..).zip(items) {
@@ -204,7 +209,7 @@ impl FakeHeap {
     }
 
     /// A module with these globals.
-    pub(super) fn module(&mut self, name: &str, globals: &[(&str, u64)]) -> u64 {
+    pub(in crate::inspect) fn module(&mut self, name: &str, globals: &[(&str, u64)]) -> u64 {
         let (key, value) = (self.text("__name__"), self.text(name));
         let mut entries = vec![(key, value)];
         for &(name, value) in globals {
@@ -217,7 +222,7 @@ impl FakeHeap {
     }
 
     /// An object whose attributes lie in a dict.
-    pub(super) fn with_dict(&mut self, class: u64, attributes: &[(&str, u64)]) -> u64 {
+    pub(in crate::inspect) fn with_dict(&mut self, class: u64, attributes: &[(&str, u64)]) -> u64 {
         let entries: Vec<_> = attributes
             .iter()
             .map(|&(name, value)| (self.text(name), value))
@@ -232,7 +237,7 @@ impl FakeHeap {
     }
 
     /// An object whose attributes lie without one, in the order of its class's names.
-    pub(super) fn with_values(&mut self, class: u64, values: &[u64]) -> u64 {
+    pub(in crate::inspect) fn with_values(&mut self, class: u64, values: &[u64]) -> u64 {
         let table = self.room(16 + 8 * values.len() as u64);
         let object = self.object(class, 64 + 8 * values.len() as u64);
         let first = match self.layout.heap.attributes {
@@ -257,7 +262,7 @@ impl FakeHeap {
     }
 
     /// The memory, and in it the address of an interpreter whose lists have all objects: by turns.
-    pub(super) fn finish(mut self) -> (FakeMemory, u64) {
+    pub(in crate::inspect) fn finish(mut self) -> (FakeMemory, u64) {
         let collector = self.layout.heap.collector;
         let interpreter = self.room(u64::from(collector.start) + 512);
         let start = interpreter + u64::from(collector.start);

@@ -19,7 +19,7 @@ pub mod optimizers;
 pub mod paths;
 
 #[cfg(test)]
-mod fake;
+pub(in crate::inspect) mod fake;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use memprobe_common::FrameRecord;
 
 use super::code::{self, Code, Place};
 use super::detect::PythonProcess;
-use super::layout::{FrameLayout, PythonLayout};
+use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
 use crate::target::memory::{Cause, ReadMemory, Stretches, Unreadable};
 
@@ -134,6 +135,19 @@ impl CodeCache {
             self.counters.unreadable += 1;
         }
         resolved
+    }
+
+    /// What a frame says of the instruction that it runs in `code`. A call of a module tells the low bits
+    /// alone: its code is short.
+    pub fn instr_of(&self, frame: &FrameRecord, code: u64) -> u64 {
+        match (frame.module(), self.layout.code.instructions) {
+            (None, _) => frame.instr,
+            (Some(_), Instructions::Apart { .. }) => frame.low_instr(),
+            (Some(_), Instructions::Inline { .. }) => {
+                let behind = frame.low_instr().wrapping_sub(code) & u64::from(u16::MAX);
+                code.wrapping_add(behind)
+            }
+        }
     }
 
     /// As [`Self::resolve`], for a code object that was freed since, from what was kept of it.
@@ -314,6 +328,31 @@ mod tests {
             assert_eq!(resolve(12), Resolved::Unreadable);
             assert_eq!(cache.counters().read, 1);
             assert_eq!(cache.counters().unreadable, 1);
+        }
+    }
+
+    #[test]
+    fn the_instruction_of_a_call_of_a_module_is_found_by_its_low_bits() {
+        for layout in &LAYOUTS {
+            let memory = memory_with(&TRAIN, layout);
+            let mut cache = cache_for(layout);
+            for unit in [1, 11] {
+                let plain = FrameRecord {
+                    code_and_owner: TRAIN.address,
+                    instr: TRAIN.instr(layout, unit),
+                };
+                let mut call = FrameRecord {
+                    code_and_owner: 0x7fff_0000_1000 | FrameRecord::CALLS_MODULE,
+                    ..plain
+                };
+                call.set_class(Some(0x7fff_1234_5678));
+                assert_eq!(call.class(), 0x7fff_1234_5678);
+                let lines = [plain, call].map(|frame| {
+                    let instr = cache.instr_of(&frame, TRAIN.address);
+                    line(&cache.resolve(&memory, TRAIN.address, instr, 0))
+                });
+                assert!(lines[0].is_some() && lines[0] == lines[1], "{lines:?}");
+            }
         }
     }
 

@@ -133,6 +133,7 @@ impl PythonProcess {
             thread,
             frame,
             code,
+            heap,
             ..
         } = &self.layout;
         PythonConfig {
@@ -151,6 +152,7 @@ impl PythonProcess {
             co_filename: code.file,
             co_lines: code.line_table,
             version: u32::from(self.version.major) << 8 | u32::from(self.version.minor),
+            f_first_local: heap.locals.first,
             pad: 0,
         }
     }

@@ -12,6 +12,7 @@ pub mod interpreter;
 pub mod layout;
 pub mod line_table;
 pub mod lnotab;
+pub mod module_calls;
 pub mod slot;
 pub mod text;
 pub mod threads;

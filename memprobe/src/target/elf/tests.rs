@@ -188,7 +188,12 @@ fn a_name_matches_whole_or_not_at_all() {
 }
 
 fn thread_local(symbol: &'static str, source: Option<&'static str>) -> ThreadLocalName {
-    ThreadLocalName { symbol, source }
+    ThreadLocalName {
+        symbol,
+        source,
+        size: None,
+        within: 0,
+    }
 }
 
 #[test]
@@ -219,6 +224,15 @@ fn thread_local_variables_of_one_name_are_told_apart_by_their_source() {
     let (engine, function) = (place("engine.c").unwrap(), place("function.c").unwrap());
     assert!(function >= engine + 128, "{engine} {function}");
     assert_eq!(place("other.c"), None);
+    let part = |size| {
+        let name = ThreadLocalName {
+            size: Some(size),
+            within: 3,
+            ..thread_local("task", Some("engine.c"))
+        };
+        image.thread_local(&[name]).unwrap()
+    };
+    assert_eq!((part(8), part(4)), (Some(engine + 3), None));
 }
 
 #[test]

@@ -13,6 +13,10 @@ pub struct ThreadLocalName {
     pub symbol: &'static str,
     /// The source file whose symbols it is among, where others have a variable of that name too.
     pub source: Option<&'static str>,
+    /// The bytes that it has, where versions have it in several sizes.
+    pub size: Option<u64>,
+    /// Where in it what is meant begins.
+    pub within: u64,
 }
 
 impl ElfImage {
@@ -54,9 +58,12 @@ impl ElfImage {
                     let is_meant = |name: &ThreadLocalName| {
                         own == name.symbol.as_bytes()
                             && name.source.is_none_or(|of| source == Some(of.as_bytes()))
+                            && name
+                                .size
+                                .is_none_or(|size| size == symbol.st_size(LittleEndian))
                     };
-                    if names.iter().any(is_meant) {
-                        return Ok(Some(symbol.st_value(LittleEndian)));
+                    if let Some(name) = names.iter().find(|name| is_meant(name)) {
+                        return Ok(symbol.st_value(LittleEndian).checked_add(name.within));
                     }
                 }
                 _ => {}

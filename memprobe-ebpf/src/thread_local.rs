@@ -1,0 +1,24 @@
+//! Thread-local variables of libraries.
+
+use aya_ebpf::helpers::bpf_probe_read_user;
+use memprobe_common::ThreadLocal;
+
+use crate::python::thread_pointer;
+
+/// Where the current thread keeps a variable: the thread pointer's second word leads to a table with a
+/// two-word entry for each library, the first being the address of its block ("ELF Handling For
+/// Thread-Local Storage", x86-64; `dtv_t`, sysdeps/generic/dl-dtv.h in glibc). `None` where it has no block.
+#[inline(always)]
+pub fn find(place: &ThreadLocal) -> Option<u64> {
+    const UNALLOCATED: u64 = u64::MAX;
+    if place.module == 0 {
+        return None;
+    }
+    // SAFETY: the helper checks the addresses.
+    unsafe {
+        let table = bpf_probe_read_user((thread_pointer()? + 8) as *const u64).ok()?;
+        let entry = table + 16 * (place.module & 0xffff);
+        let block = bpf_probe_read_user(entry as *const u64).ok()?;
+        (block != 0 && block != UNALLOCATED).then_some(block + place.offset)
+    }
+}

@@ -1,0 +1,166 @@
+//! One module and all that are below it, read while the process runs on.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::sign::Sign;
+use crate::inspect::heap::Heap;
+use crate::inspect::heap::class::{Class, Classes, Role};
+use crate::inspect::heap::image::Image;
+use crate::inspect::heap::modules::joined;
+use crate::symbolize::python::layout::PythonLayout;
+use crate::target::memory::{Cause, ReadMemory, Unreadable};
+
+/// The most modules of one tree.
+pub(super) const MOST_MODULES: usize = 1 << 16;
+
+/// The most children of one module.
+const MOST_CHILDREN: usize = 1 << 16;
+
+/// The most bytes that are read for one tree.
+const MOST_BYTES: usize = 256 << 20;
+
+/// How often a tree is read anew that the process changes meanwhile.
+const ATTEMPTS: usize = 3;
+
+/// The attribute of a module that holds its children (`torch/nn/modules/module.py`@v2.15.0).
+const CHILDREN: &str = "_modules";
+
+/// A module and all that are below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tree {
+    /// The class of the module at the top, without its module.
+    pub(super) class: Arc<str>,
+    /// Every module by its address; the one at the top too.
+    pub(super) members: HashMap<u64, Member>,
+}
+
+/// A module in a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    /// The path from the top, as `named_modules()` gives it: of several the first. Empty for the top.
+    pub(super) path: Arc<str>,
+    /// By what it is known again.
+    pub(super) sign: Sign,
+}
+
+impl Tree {
+    /// Reads the tree below the module at `top`.
+    ///
+    /// # Errors
+    /// [`Unreadable`] where no module lies there, or where its tree cannot be read as a whole.
+    pub(super) fn read(
+        memory: &impl ReadMemory,
+        layout: &PythonLayout,
+        top: u64,
+    ) -> Result<Self, Unreadable> {
+        let mut attempt = 1;
+        loop {
+            // Each time anew: what was read of a dict while it changed must not be kept.
+            let image = Image::of(memory, MOST_BYTES);
+            match Walk::of(&Heap::of(&image, layout)).from(top) {
+                Err(error) if attempt < ATTEMPTS && error.cause != Cause::NoProcess => attempt += 1,
+                read => return read,
+            }
+        }
+    }
+}
+
+/// A walk through a tree: each module before its children and these in order, as `named_modules()`
+/// does.
+struct Walk<'a, 'b, M> {
+    heap: &'a Heap<'b, M>,
+    classes: Classes,
+    members: HashMap<u64, Member>,
+    /// Modules that are still to be met, each with its path.
+    left: Vec<(u64, Arc<str>)>,
+}
+
+impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
+    fn of(heap: &'a Heap<'b, M>) -> Self {
+        Self {
+            heap,
+            classes: Classes::default(),
+            members: HashMap::new(),
+            left: Vec::new(),
+        }
+    }
+
+    fn from(mut self, top: u64) -> Result<Tree, Unreadable> {
+        let class = self.class(top)?.ok_or(Unreadable {
+            address: top,
+            cause: Cause::NotAsExpected,
+        })?;
+        self.left.push((top, "".into()));
+        while let Some((object, path)) = self.left.pop() {
+            self.meet(object, path)?;
+        }
+        Ok(Tree {
+            class: class.short_name().into(),
+            members: self.members,
+        })
+    }
+
+    /// The class of an object that is a module; `None` where it is none, as `None` among the children.
+    fn class(&mut self, object: u64) -> Result<Option<Class>, Unreadable> {
+        let address = self.heap.class_of(object)?;
+        let place = self.classes.place(self.heap, address);
+        let class = place.and_then(|place| self.classes.get(place));
+        match class {
+            Some(class) if class.role == Role::Module => Ok(Some(class.clone())),
+            Some(_) => Ok(None),
+            None => Err(Unreadable {
+                address: object,
+                cause: Cause::NotAsExpected,
+            }),
+        }
+    }
+
+    fn meet(&mut self, object: u64, path: Arc<str>) -> Result<(), Unreadable> {
+        if self.members.contains_key(&object) {
+            return Ok(());
+        }
+        let Some(class) = self.class(object)? else {
+            return Ok(());
+        };
+        if self.members.len() == MOST_MODULES {
+            return Err(Unreadable {
+                address: object,
+                cause: Cause::TooLong,
+            });
+        }
+        let sign = Sign::read(self.heap.memory, self.heap.layout, object)?;
+        let children = self.children(&class, object)?;
+        for (name, child) in children.into_iter().rev() {
+            self.left.push((child, joined(&path, &name)));
+        }
+        self.members.insert(object, Member { path, sign });
+        Ok(())
+    }
+
+    /// Names and addresses of what `_modules` of a module holds, in order.
+    fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, u64)>, Unreadable> {
+        let unreadable = |cause| Unreadable {
+            address: object,
+            cause,
+        };
+        let mut dict = [None];
+        self.heap.attributes(class, object, |entry| {
+            self.heap.note(entry, &[CHILDREN], &mut dict)
+        })?;
+        // A module has it from the first line of its `__init__` on, before it can be called.
+        let dict = dict[0].ok_or_else(|| unreadable(Cause::NotAsExpected))?;
+        let mut children = Vec::new();
+        let mut is_whole = true;
+        self.heap
+            .entries(dict, |entry| match self.heap.text(entry.key) {
+                Some(name) if children.len() < MOST_CHILDREN => children.push((name, entry.value)),
+                _ => is_whole = false,
+            })?;
+        match is_whole {
+            true => Ok(children),
+            false => Err(unreadable(Cause::NotAsExpected)),
+        }
+    }
+}

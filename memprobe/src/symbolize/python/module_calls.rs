@@ -1,0 +1,277 @@
+//! The calls of `torch.nn.Module`s on a stack, and which code object they all pass.
+
+use memprobe_common::{FrameRecord, StackHead};
+
+use super::cache::Resolved;
+use crate::event::{Frame, Module};
+
+/// Gives names to modules by their addresses.
+pub trait NameModules {
+    /// The path of the last of these modules, of which each was called by the one before.
+    fn path(&mut self, calls: &Calls<'_>) -> Module;
+
+    /// Looks whether what was named is still there; `true` where another name may be right now for
+    /// what was named before.
+    fn look_again(&mut self) -> bool;
+}
+
+/// The modules that were being called on one stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Calls<'a> {
+    /// Them, the outermost first; at least one.
+    pub modules: &'a [Called],
+    /// Whether others may have been called further out.
+    pub cut: bool,
+}
+
+/// A module that was being called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Called {
+    /// Its address.
+    pub object: u64,
+    /// The class that it had; 0 where that is not known.
+    pub class: u64,
+}
+
+impl Called {
+    fn of(frame: &FrameRecord) -> Option<Self> {
+        Some(Self {
+            object: frame.module()?,
+            class: frame.class(),
+        })
+    }
+}
+
+/// What every call of a module passes, in the order of preference (torch/nn/modules/module.py@v2.15.0,
+/// @v2.0.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Callee {
+    /// `Module._call_impl`: up to 2.0. Later versions have it too, called by the other.
+    Plain,
+    /// `Module._wrapped_call_impl`: from 2.1 on.
+    Wrapped,
+}
+
+/// The file that both are in.
+const FILE: &str = "torch/nn/modules/module.py";
+
+impl Callee {
+    fn of(frame: &Frame) -> Option<Self> {
+        let callee = match &*frame.function {
+            "_call_impl" => Self::Plain,
+            "_wrapped_call_impl" => Self::Wrapped,
+            _ => return None,
+        };
+        frame.file.ends_with(FILE).then_some(callee)
+    }
+}
+
+/// What is known of the calls of modules in a process.
+#[derive(Default)]
+pub struct ModuleCalls {
+    known: Option<(u64, Callee)>,
+    names: Option<Box<dyn NameModules + Send>>,
+}
+
+impl ModuleCalls {
+    /// Names modules by this from now on.
+    pub fn set_names(&mut self, names: Box<dyn NameModules + Send>) {
+        self.names = Some(names);
+    }
+
+    /// The code object that every call of a module passes, once one was seen.
+    pub fn code(&self) -> Option<u64> {
+        self.known.map(|(code, _)| code)
+    }
+
+    /// What the process that this one is a copy of knows of them holds here too.
+    pub fn inherit(&mut self, parent: &Self) {
+        self.known = parent.known;
+    }
+
+    /// A code object was freed.
+    pub fn forget(&mut self, code: u64) {
+        if self.code() == Some(code) {
+            self.known = None;
+        }
+    }
+
+    /// As [`NameModules::look_again`].
+    pub fn look_again(&mut self) -> bool {
+        self.names.as_mut().is_some_and(|names| names.look_again())
+    }
+
+    /// The innermost module that was being called on a stack.
+    pub fn innermost<'a>(
+        &mut self,
+        head: &StackHead,
+        frames: impl Iterator<Item = (&'a FrameRecord, &'a Resolved)>,
+    ) -> Module {
+        let mut calls = Vec::new();
+        for (frame, resolved) in frames {
+            let callee = match resolved {
+                Resolved::Frame(resolved) => Callee::of(resolved),
+                Resolved::Skip | Resolved::Unreadable => None,
+            };
+            calls.extend(callee.map(|callee| (callee, frame)));
+        }
+        let cut = head.truncated != 0;
+        let Some(callee) = calls.iter().map(|(callee, _)| *callee).max() else {
+            return if cut {
+                Module::Unknown
+            } else {
+                Module::Outside
+            };
+        };
+        calls.retain(|call| call.0 == callee);
+        let code = calls[0].1.code(head);
+        if self.known.is_none_or(|(_, known)| known < callee) {
+            self.known = Some((code, callee));
+        }
+        // The outermost first. One that the kernel was not told of leaves the path unknown.
+        let modules: Option<Vec<_>> = calls
+            .iter()
+            .rev()
+            .map(|(_, call)| Called::of(call))
+            .collect();
+        match (modules, &mut self.names) {
+            (Some(modules), Some(names)) => names.path(&Calls {
+                modules: &modules,
+                cut,
+            }),
+            _ => Module::Unknown,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRAPPED: u64 = 0x1000;
+    const PLAIN: u64 = 0x2000;
+
+    /// Joins the addresses.
+    struct Joined;
+
+    impl NameModules for Joined {
+        fn path(&mut self, calls: &Calls<'_>) -> Module {
+            let modules = calls.modules.iter().map(|called| called.object.to_string());
+            Module::Called(modules.collect::<Vec<_>>().join(".").into())
+        }
+
+        fn look_again(&mut self) -> bool {
+            false
+        }
+    }
+
+    fn calls() -> ModuleCalls {
+        let mut calls = ModuleCalls::default();
+        calls.set_names(Box::new(Joined));
+        calls
+    }
+
+    fn frame(function: &str, word: u64) -> (FrameRecord, Resolved) {
+        let record = FrameRecord {
+            code_and_owner: word,
+            instr: 0,
+        };
+        let frame = Frame {
+            file: "/usr/lib/python3/torch/nn/modules/module.py".into(),
+            line: 1,
+            function: function.into(),
+            library: None,
+        };
+        (record, Resolved::Frame(frame))
+    }
+
+    fn of(module: u64) -> u64 {
+        module | FrameRecord::CALLS_MODULE
+    }
+
+    fn innermost(calls: &mut ModuleCalls, frames: &[(FrameRecord, Resolved)]) -> Module {
+        let head = StackHead {
+            module_call: WRAPPED,
+            ..StackHead::default()
+        };
+        calls.innermost(
+            &head,
+            frames.iter().map(|(frame, resolved)| (frame, resolved)),
+        )
+    }
+
+    fn called(path: &str) -> Module {
+        Module::Called(path.into())
+    }
+
+    #[test]
+    fn a_stack_without_a_call_of_a_module_is_outside_of_all() {
+        let mut calls = calls();
+        assert_eq!(innermost(&mut calls, &[frame("train", 9)]), Module::Outside);
+        assert_eq!(calls.code(), None);
+    }
+
+    #[test]
+    fn the_first_stack_with_a_call_says_which_code_calls_modules_and_not_which_one() {
+        let mut calls = calls();
+        let stack = [
+            frame("_call_impl", PLAIN),
+            frame("_wrapped_call_impl", WRAPPED),
+        ];
+        assert_eq!(innermost(&mut calls, &stack), Module::Unknown);
+        assert_eq!(calls.code(), Some(WRAPPED));
+        calls.forget(PLAIN);
+        assert_eq!(calls.code(), Some(WRAPPED));
+        calls.forget(WRAPPED);
+        assert_eq!(calls.code(), None);
+    }
+
+    #[test]
+    fn calls_are_named_from_the_outermost_on() {
+        let stack = [
+            frame("_call_impl", PLAIN),
+            frame("_wrapped_call_impl", of(8)),
+            frame("forward", 9),
+            frame("_call_impl", PLAIN),
+            frame("_wrapped_call_impl", of(4)),
+        ];
+        assert_eq!(innermost(&mut calls(), &stack), called("4.8"));
+    }
+
+    #[test]
+    fn before_2_1_the_only_function_of_a_call_is_the_other_one() {
+        let mut calls = calls();
+        let before = [frame("_call_impl", PLAIN)];
+        assert_eq!(innermost(&mut calls, &before), Module::Unknown);
+        assert_eq!(calls.code(), Some(PLAIN));
+        assert_eq!(
+            innermost(&mut calls, &[frame("_call_impl", of(4))]),
+            called("4")
+        );
+        // Should the preferred one come, it is the one.
+        innermost(&mut calls, &[frame("_wrapped_call_impl", WRAPPED)]);
+        assert_eq!(calls.code(), Some(WRAPPED));
+    }
+
+    #[test]
+    fn a_call_of_which_the_module_is_missing_leaves_those_within_unknown() {
+        let stack = [
+            frame("_wrapped_call_impl", of(8)),
+            frame("_wrapped_call_impl", WRAPPED),
+        ];
+        assert_eq!(innermost(&mut calls(), &stack), Module::Unknown);
+    }
+
+    #[test]
+    fn functions_of_such_names_in_other_files_call_no_modules() {
+        let (record, _) = frame("_call_impl", PLAIN);
+        let frame = Frame {
+            file: "module.py".into(),
+            line: 1,
+            function: "_call_impl".into(),
+            library: None,
+        };
+        let stack = [(record, Resolved::Frame(frame))];
+        assert_eq!(innermost(&mut calls(), &stack), Module::Outside);
+    }
+}

@@ -55,7 +55,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
             Cell::words(what.trim_matches(['(', ')'])),
             Cell::words(what),
             Cell::None,
-            Cell::Words(String::new()),
+            Cell::Blank,
         ])
     };
     for (what, live, at_peak) in remainders(now, peak) {
@@ -68,7 +68,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
         Cell::Bytes(all),
         Cell::Count(blocks),
     );
-    rows.push(total.seen(Seen::ByPeople));
+    rows.push(total.seen(Seen::People));
     Grid {
         columns: COLUMNS,
         rows,

@@ -19,7 +19,10 @@ const NONE: &str = "-";
 /// One value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
+    /// Nothing is known.
     None,
+    /// There is nothing to be known.
+    Blank,
     Bytes(u64),
     Signed(i64),
     Count(u64),
@@ -38,6 +41,7 @@ impl Cell {
     fn for_people(&self) -> String {
         match self {
             Self::None => NONE.to_owned(),
+            Self::Blank => String::new(),
             Self::Bytes(bytes) => human(Bytes(*bytes)),
             Self::Signed(bytes) => signed(*bytes),
             Self::Count(number) => count(*number),
@@ -51,7 +55,7 @@ impl Cell {
 
     fn for_csv(&self) -> String {
         match self {
-            Self::None => String::new(),
+            Self::None | Self::Blank => String::new(),
             Self::Bytes(number) | Self::Count(number) | Self::Nanoseconds(number) => {
                 number.to_string()
             }
@@ -69,7 +73,7 @@ impl Cell {
 impl Serialize for Cell {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::None => to.serialize_none(),
+            Self::None | Self::Blank => to.serialize_none(),
             Self::Bytes(number) | Self::Count(number) | Self::Nanoseconds(number) => {
                 to.serialize_u64(*number)
             }
@@ -88,6 +92,10 @@ pub(super) enum For {
     All(&'static str),
     /// All, and left out where the screen is too narrow; the highest goes first.
     Wide(&'static str, u8),
+    /// As above; where it is left out, its bytes count in the column of the rest.
+    Part(&'static str, u8),
+    /// People alone: bytes that have no column of their own.
+    Rest(&'static str),
     /// Programs alone.
     Programs,
     /// People alone: it says in another way what other columns say.
@@ -113,6 +121,16 @@ impl Column {
         Self { key, shown }
     }
 
+    pub(super) const fn part(key: &'static str, heading: &'static str, rank: u8) -> Self {
+        let shown = For::Part(heading, rank);
+        Self { key, shown }
+    }
+
+    pub(super) const fn rest(heading: &'static str) -> Self {
+        let shown = For::Rest(heading);
+        Self { key: "", shown }
+    }
+
     pub(super) const fn programs(key: &'static str) -> Self {
         let shown = For::Programs;
         Self { key, shown }
@@ -125,14 +143,19 @@ impl Column {
 
     fn heading(&self) -> Option<&'static str> {
         match self.shown {
-            For::All(heading) | For::Wide(heading, _) | For::People(heading) => Some(heading),
+            For::All(heading) | For::People(heading) | For::Rest(heading) => Some(heading),
+            For::Wide(heading, _) | For::Part(heading, _) => Some(heading),
             For::Programs => None,
         }
     }
 
+    fn is_for_people(&self) -> bool {
+        matches!(self.shown, For::People(_) | For::Rest(_))
+    }
+
     fn rank(&self) -> Option<u8> {
         match self.shown {
-            For::Wide(_, rank) => Some(rank),
+            For::Wide(_, rank) | For::Part(_, rank) => Some(rank),
             _ => None,
         }
     }
@@ -141,9 +164,9 @@ impl Column {
 /// Who sees a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    ByAll,
-    ByPeople,
-    ByPrograms,
+    Everybody,
+    People,
+    Programs,
 }
 
 /// One row: a cell for each column.
@@ -155,7 +178,7 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(cells: Vec<Cell>) -> Self {
-        let seen = Seen::ByAll;
+        let seen = Seen::Everybody;
         Self { cells, seen }
     }
 
@@ -179,10 +202,10 @@ impl Grid {
         columns: usize,
         style: Style,
     ) -> Vec<&'static str> {
-        let rows: Vec<&Row> = self
-            .rows
-            .iter()
-            .filter(|row| row.seen != Seen::ByPrograms)
+        let seen = self.rows.iter();
+        let mut rows: Vec<Row> = seen
+            .filter(|row| row.seen != Seen::Programs)
+            .cloned()
             .collect();
         let mut shown: Vec<usize> = (0..self.columns.len())
             .filter(|at| self.columns[*at].heading().is_some())
@@ -192,14 +215,14 @@ impl Grid {
         while needed(&shown, &widths) > columns {
             let ranked = shown.iter().filter_map(|at| self.columns[*at].rank());
             let Some(last) = ranked.max() else { break };
-            shown.retain(|at| {
-                let goes = self.columns[*at].rank() == Some(last);
-                if goes {
-                    left_out.extend(self.columns[*at].heading());
-                }
-                !goes
-            });
+            let goes = |at: &usize| self.columns[*at].rank() == Some(last);
+            for at in shown.iter().copied().filter(goes) {
+                left_out.extend(self.columns[at].heading());
+                self.count_in_rest(&mut rows, at);
+            }
+            shown.retain(|at| !goes(at));
         }
+        let widths = self.widths(&rows);
         let headings = self.columns.iter().map(|column| {
             let heading = column.heading().unwrap_or_default();
             Cell::words(heading)
@@ -207,13 +230,34 @@ impl Grid {
         let headings = Row::new(headings.collect());
         let line = |row: &Row| lay_out(row, &shown, &widths, &self.sides(), columns);
         push_line(text, &style.strong(&line(&headings)));
-        for row in rows {
+        for row in &rows {
             push_line(text, &line(row));
         }
         left_out
     }
 
-    fn widths(&self, rows: &[&Row]) -> Vec<usize> {
+    /// The bytes of a part that is left out belong to the rest.
+    fn count_in_rest(&self, rows: &mut [Row], part: usize) {
+        let is_rest = |column: &Column| matches!(column.shown, For::Rest(_));
+        let rest = self.columns.iter().position(is_rest);
+        let is_part = matches!(self.columns[part].shown, For::Part(..));
+        let Some(rest) = rest.filter(|_| is_part) else {
+            return;
+        };
+        for row in rows {
+            let Some(Cell::Bytes(bytes)) = row.cells.get(part) else {
+                continue;
+            };
+            let bytes = *bytes;
+            match row.cells.get_mut(rest) {
+                Some(Cell::Bytes(rest)) => *rest = rest.saturating_add(bytes),
+                Some(Cell::Signed(rest)) => *rest = rest.saturating_add_unsigned(bytes),
+                _ => {}
+            }
+        }
+    }
+
+    fn widths(&self, rows: &[Row]) -> Vec<usize> {
         let of_column = |at: usize| {
             let heading = self.columns[at].heading().map_or(0, width);
             let cells = rows.iter().filter_map(|row| row.cells.get(at));
@@ -237,7 +281,7 @@ impl Grid {
     }
 
     fn for_programs(&self) -> impl Iterator<Item = Keyed<'_>> {
-        let rows = self.rows.iter().filter(|row| row.seen != Seen::ByPeople);
+        let rows = self.rows.iter().filter(|row| row.seen != Seen::People);
         rows.map(|row| Keyed {
             columns: self.columns,
             row,
@@ -287,7 +331,7 @@ impl Keyed<'_> {
     fn cells(&self) -> impl Iterator<Item = (&'static str, &Cell)> {
         let pairs = self.columns.iter().zip(&self.row.cells);
         pairs
-            .filter(|(column, _)| !matches!(column.shown, For::People(_)))
+            .filter(|(column, _)| !column.is_for_people())
             .map(|(column, cell)| (column.key, cell))
     }
 }
@@ -329,7 +373,7 @@ pub(super) fn csv<'a>(
     let mut table = csv::Writer::from_writer(out);
     let headings = columns
         .iter()
-        .filter(|column| !matches!(column.shown, For::People(_)))
+        .filter(|column| !column.is_for_people())
         .map(|column| column.key);
     table.write_record(headings).map_err(csv_error)?;
     for row in grids.flat_map(Grid::for_programs) {

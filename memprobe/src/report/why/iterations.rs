@@ -17,26 +17,26 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::people("ITERATION"),
     Column::programs("iteration"),
     Column::programs("kind"),
-    Column::wide("begin_ns", "BEGIN", 5),
-    Column::wide("duration_ns", "TIME", 3),
+    Column::wide("begin_ns", "BEGIN", 6),
+    Column::wide("duration_ns", "TIME", 4),
     Column::all("peak_allocated", "PEAK"),
-    Column::wide("live_at_end", "AT END", 4),
-    Column::wide("reserved", "RESERVED", 6),
-    Column::wide("cached", "CACHED", 2),
-    Column::all("activation", "FEATURE MAPS"),
+    Column::wide("live_at_end", "AT END", 5),
+    Column::wide("reserved", "RESERVED", 7),
+    Column::wide("cached", "CACHED", 3),
+    Column::all("activation", "FEAT. MAPS"),
     Column::all("parameter", "WEIGHTS"),
     Column::all("gradient", "GRADIENTS"),
-    Column::wide("intermediate_gradient", "INTERMEDIATE", 1),
+    Column::part("intermediate_gradient", "INTERMED.", 1),
     Column::all("optimizer_state", "OPTIMIZER"),
-    Column::wide("input", "INPUTS", 1),
+    Column::part("input", "INPUTS", 2),
     Column::programs("temporary"),
     Column::programs("workspace"),
     Column::programs("unknown"),
     Column::programs("before_attach"),
     Column::programs("unaccounted"),
-    Column::people("OTHER"),
-    Column::wide("allocs", "ALLOCS", 7),
-    Column::wide("alloc_bytes", "ALLOCATED", 8),
+    Column::rest("OTHER"),
+    Column::wide("allocs", "ALLOCS", 8),
+    Column::wide("alloc_bytes", "ALLOCATED", 9),
     Column::programs("provisional"),
     Column::programs("backward_passes"),
     Column::programs("batches"),
@@ -59,8 +59,9 @@ pub(super) fn notes(iterations: &Iterations, heard: Hearsay) -> Vec<String> {
     if iterations.source != Source::Nothing {
         notes.push(
             "What memory is for is that of the moment of the peak, and inferred (--by category names the rules). \
-             Feature maps are activations that are saved for backward. OTHER is temporaries, workspaces, what is not \
-             known, what is from before attach and what is unaccounted for: each row adds up to its peak."
+             Feature maps are activations that are saved for backward, INTERMED. are intermediate gradients. OTHER is \
+             temporaries, workspaces, what is not known, from before attach or unaccounted for, and what has no column: \
+             each row adds up to its peak."
                 .to_owned(),
         );
     }
@@ -112,12 +113,12 @@ pub(super) fn grid(
         Top::Rows(most) => rows.len().saturating_sub(most),
     };
     for row in &mut rows[..hidden] {
-        row.seen = Seen::ByPrograms;
+        row.seen = Seen::Programs;
     }
     if hidden > 0 {
-        let mut cells = vec![Cell::Words(String::new()); COLUMNS.len()];
+        let mut cells = vec![Cell::Blank; COLUMNS.len()];
         cells[1] = Cell::Words(format!("({} before)", counted(hidden as u64, "row")));
-        rows.insert(hidden, Row::new(cells).seen(Seen::ByPeople));
+        rows.insert(hidden, Row::new(cells).seen(Seen::People));
     }
     Grid {
         columns: COLUMNS,
@@ -127,10 +128,11 @@ pub(super) fn grid(
 
 fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: TimeNs) -> Row {
     let (name, kind) = match iteration.kind {
+        IterationKind::Undivided => ("(all)".to_owned(), "undivided"),
         IterationKind::Before => ("(before)".to_owned(), "before"),
         IterationKind::Whole => (iteration.number.to_string(), "iteration"),
-        IterationKind::Evaluation => ("(evaluation)".to_owned(), "evaluation"),
-        IterationKind::Unfinished => (format!("{} (not ended)", iteration.number), "unfinished"),
+        IterationKind::Evaluation => ("(eval)".to_owned(), "evaluation"),
+        IterationKind::Unfinished => (format!("{} (open)", iteration.number), "unfinished"),
     };
     let peak = &device.peak;
     let reserved = peak.totals.reserved.0;

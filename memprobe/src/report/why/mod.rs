@@ -14,7 +14,7 @@ use super::replay::{self, Replay};
 use super::table::{self, Style, wrap};
 use super::{By, Format, Outcome, ReportError, ReportOptions};
 use crate::event::DeviceIndex;
-use crate::label::{BEFORE_ATTACH, UNACCOUNTED};
+use crate::label::{BEFORE_ATTACH, UNACCOUNTED, counted};
 use crate::model::snapshot::DeviceSnapshot;
 use crate::model::why::WhyLedger;
 use crate::model::why::moments::Moment;
@@ -190,6 +190,12 @@ fn remainders(now: &Moment, peak: &Moment) -> Vec<(&'static str, Cell, Cell)> {
 /// What a recording does not say, and what follows from that.
 fn missing(heard: Hearsay) -> Vec<String> {
     let mut notes = Vec::new();
+    if heard.stacks_left_out > 0 {
+        notes.push(format!(
+            "{} came when there was room for no more: what they asked for is unknown.",
+            counted(heard.stacks_left_out, "stack")
+        ));
+    }
     let mut say = |is_missing: bool, words: &str| {
         if is_missing {
             notes.push(words.to_owned());
@@ -212,3 +218,6 @@ fn missing(heard: Hearsay) -> Vec<String> {
     );
     notes
 }
+
+#[cfg(test)]
+mod tests;

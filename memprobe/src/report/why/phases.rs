@@ -39,7 +39,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
             allocs,
             bytes,
             Cell::words(what),
-            Cell::Words(String::new()),
+            Cell::Blank,
         ])
     };
     for (what, live, at_peak) in remainders(now, peak) {
@@ -61,7 +61,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
             Cell::Bytes(sum(|row| row.holding.alloc_bytes)),
         ],
     );
-    rows.push(total.seen(Seen::ByPeople));
+    rows.push(total.seen(Seen::People));
     Grid {
         columns: COLUMNS,
         rows,

@@ -64,7 +64,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>, options: &ReportOpt
     let (shown, hidden) = saved.split_at(most);
     let mut rows: Vec<Row> = shown.iter().map(|it| row(index, it, &names)).collect();
     let hidden_rows = hidden.iter().map(|it| row(index, it, &names));
-    rows.extend(hidden_rows.map(|row| row.seen(Seen::ByPrograms)));
+    rows.extend(hidden_rows.map(|row| row.seen(Seen::Programs)));
     if !hidden.is_empty() {
         let others = counted(hidden.len() as u64, "other row");
         rows.push(sum(index, hidden, format!("({others})")));
@@ -114,8 +114,8 @@ fn sum(index: DeviceIndex, rows: &[SavedRow], what: String) -> Row {
         Cell::None,
         Cell::None,
         Cell::Words(what),
-        Cell::List(Vec::new()),
-        Cell::Words(String::new()),
+        Cell::Blank,
+        Cell::Blank,
     ];
-    Row::new(cells).seen(Seen::ByPeople)
+    Row::new(cells).seen(Seen::People)
 }

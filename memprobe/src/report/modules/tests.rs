@@ -19,11 +19,7 @@ fn report(events: &[Event], options: ReportOptions) -> String {
 
 #[test]
 fn the_table_of_modules() {
-    let options = ReportOptions {
-        width: 120,
-        ..ReportOptions::default()
-    };
-    insta::assert_snapshot!(report(&learning().events, options));
+    insta::assert_snapshot!(report(&learning().events, ReportOptions::default()));
 }
 
 #[test]
@@ -41,7 +37,7 @@ fn each_module_by_itself_down_to_a_depth() {
 fn modules_that_are_not_shown_are_counted_with_those_above() {
     let options = ReportOptions {
         top: Top::Rows(2),
-        width: 120,
+        width: 140,
         ..ReportOptions::default()
     };
     let text = report(&learning().events, options);

@@ -66,9 +66,9 @@ struct Row<'a> {
     r#use: Option<String>,
 }
 
-const HEADINGS: [&str; 17] = [
+const HEADINGS: [&str; 18] = [
     "device", "by", "per", "bytes", "blocks", "grew", "first", "last", "kind", "file", "line",
-    "function", "reason", "module", "shape", "dtype", "use",
+    "function", "reason", "node", "module", "shape", "dtype", "use",
 ];
 
 /// One document.

@@ -125,7 +125,6 @@ pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<Stri
         IterationKind::Before => "before the first iteration".to_owned(),
         IterationKind::Whole | IterationKind::Unfinished => format!("in iteration {}", row.number),
         IterationKind::Evaluation => format!("in an evaluation after iteration {}", row.number),
-        IterationKind::Undivided => return None,
     })
 }
 

@@ -64,9 +64,9 @@ struct Row<'a> {
     blocks: Option<u64>,
 }
 
-const HEADINGS: [&str; 16] = [
-    "device", "by", "kind", "file", "line", "function", "thread", "reason", "category", "module",
-    "pass", "shape", "dtype", "use", "bytes", "blocks",
+const HEADINGS: [&str; 17] = [
+    "device", "by", "kind", "file", "line", "function", "thread", "reason", "node", "category",
+    "module", "pass", "shape", "dtype", "use", "bytes", "blocks",
 ];
 
 /// One document.

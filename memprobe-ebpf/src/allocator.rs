@@ -10,7 +10,7 @@ use memprobe_common::{DEVICE_TYPE_CUDA, MemoryRecord, process_flag, record};
 
 use crate::lifecycle::watched;
 use crate::nodes::current_node;
-use crate::python::{Walked, room, walk_in};
+use crate::python::{room, walk_in};
 use crate::ring::send;
 use crate::shape::{has_shape, send_with_shape};
 use crate::stack::send_block;
@@ -30,31 +30,31 @@ pub fn report_memory_usage(ctx: ProbeContext) -> u32 {
         return 0;
     };
     let size = ctx.arg::<u64>(1).unwrap_or(0) as i64;
-    // SAFETY: the context of a uprobe holds the registers.
-    let (stack_pointer, frame_pointer) = unsafe { ((*ctx.regs).rsp, (*ctx.regs).rbp) };
-    let (room, stack) = if size > 0 {
-        let room = room(process, caller);
-        (room, walk_in(room, process, caller, stack_pointer))
-    } else {
-        (None, Walked::NONE)
-    };
-    let node = current_node(process, caller, room, stack_pointer);
-    let record = MemoryRecord {
+    let mut record = MemoryRecord {
         kind: record::BLOCK,
         device: (device >> 8) as u8,
-        stack_state: stack.state,
         tid: caller.tid,
         tgid: caller.tgid,
-        node,
-        // SAFETY: takes no arguments.
-        time_ns: unsafe { bpf_ktime_get_ns() },
         addr: ctx.arg::<u64>(0).unwrap_or(0),
         size,
         allocated: ctx.arg::<u64>(2).unwrap_or(0),
         reserved: ctx.arg::<u64>(3).unwrap_or(0),
-        stack: stack.hash,
         ..MemoryRecord::default()
     };
+    if size <= 0 {
+        // SAFETY: takes no arguments.
+        record.time_ns = unsafe { bpf_ktime_get_ns() };
+        send(record);
+        return 0;
+    }
+    // SAFETY: the context of a uprobe holds the registers.
+    let (stack_pointer, frame_pointer) = unsafe { ((*ctx.regs).rsp, (*ctx.regs).rbp) };
+    let room = room(process, caller);
+    let stack = walk_in(room, process, caller, stack_pointer);
+    (record.stack_state, record.stack) = (stack.state, stack.hash);
+    record.node = current_node(process, caller, room, stack_pointer);
+    // SAFETY: takes no arguments.
+    record.time_ns = unsafe { bpf_ktime_get_ns() };
     let wants_stack = process.flags & process_flag::BLOCK_STACKS != 0;
     match room {
         Some(room) if wants_stack && !has_shape(room, DEVICE_TYPE_CUDA) => {

@@ -2,8 +2,24 @@
 //!
 //! All of it is inferred from the stream of events, and every fact names the rule that it follows from.
 
+pub mod category;
+mod course;
+mod device;
+mod fate;
 pub mod growth;
+pub mod iterations;
+mod laps;
+mod ledger;
 pub mod modules;
+pub mod moments;
 pub mod parts;
 pub mod peak;
 pub mod phase;
+pub mod rows;
+pub mod view;
+
+pub use laps::LapDevice;
+pub use ledger::WhyLedger;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! What a program is doing from event to event: the passes and steps that a single stack cannot tell.
+
+use std::collections::HashMap;
+
+use super::phase::{Judged, Phase, PhaseRule};
+use crate::event::{Beginning, Grad, Mark, Tid};
+
+/// Threads that are followed; beyond that they are forgotten and met anew.
+const MOST_THREADS: usize = 4096;
+
+/// What a thread did last that says what comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    /// A batch was loaded or a step made: what it makes now is for the next pass.
+    Began,
+    /// It called a module, with grad as far as is known.
+    Forward,
+    /// Anything else.
+    Other,
+}
+
+/// The program went over from one phase to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn {
+    pub(super) ended: Phase,
+    pub(super) began: Phase,
+}
+
+/// How memory was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) judged: Judged,
+    /// The turn that this was.
+    pub(super) turn: Option<Turn>,
+    /// Outside of everything, by a thread that has a batch or a step behind it and has called no module since.
+    pub(super) is_for_next_pass: bool,
+}
+
+/// The course of a process. One program at a time is assumed to train in it; where two threads are seen doing so,
+/// [`Self::is_crowded`] says it.
+#[derive(Debug, Default)]
+pub(super) struct Course {
+    phase: Phase,
+    /// The thread on whose behalf the backward pass or the step runs, where it was seen to ask for it.
+    by: Option<Tid>,
+    /// A thread other than that one computed in this backward pass.
+    has_engine: bool,
+    threads: HashMap<Tid, Last>,
+    has_batches: bool,
+    crowded: bool,
+    runs: u64,
+    steps: u64,
+    laps: u64,
+    recomputes: u64,
+}
+
+impl Course {
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded
+    }
+
+    /// Times that modules began to be called after something else.
+    pub(super) fn runs(&self) -> u64 {
+        self.runs
+    }
+
+    /// Steps of optimizers that began.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Steps and batches that began.
+    pub(super) fn laps(&self) -> u64 {
+        self.laps
+    }
+
+    /// Checkpoints that were computed again to their end.
+    pub(super) fn recomputes(&self) -> u64 {
+        self.recomputes
+    }
+
+    /// Whether what a thread frees now is freed by the backward pass. Where autograd computes on threads of its
+    /// own, the one that waits for them frees nothing: what it frees comes after the pass.
+    pub(super) fn is_freed_by_backward(&self, tid: Tid) -> bool {
+        self.phase.is_of_backward() && !(self.has_engine && self.by == Some(tid))
+    }
+
+    /// A thread asks for memory.
+    pub(super) fn ask(&mut self, tid: Tid, told: Judged, grad: Grad, in_node: bool) -> Asked {
+        let last = self.threads.get(&tid).copied();
+        let judged = self.judge(told, last, grad);
+        let is_for_next_pass = last == Some(Last::Began) && judged.phase == Phase::Other;
+        self.note_crowd(tid, last, judged);
+        let turn = self
+            .decides(last, judged, in_node)
+            .then(|| self.turn_to(judged.phase))
+            .flatten();
+        self.remember(tid, last, judged);
+        Asked {
+            judged,
+            turn,
+            is_for_next_pass,
+        }
+    }
+
+    /// PyTorch says what a thread is about to do.
+    pub(super) fn mark(&mut self, mark: &Mark) -> Option<Turn> {
+        let last = self.threads.get(&mark.tid).copied();
+        match mark.begins {
+            Beginning::Step => {
+                self.steps = self.steps.saturating_add(1);
+                self.laps = self.laps.saturating_add(1);
+                let turn = self.turn_to(Phase::OptimizerStep);
+                self.by = Some(mark.tid);
+                self.set(mark.tid, self.after_step());
+                turn
+            }
+            Beginning::NextBatch => {
+                self.laps = self.laps.saturating_add(1);
+                self.has_batches = true;
+                self.set(mark.tid, Last::Began);
+                self.turn_to(Phase::DataLoading)
+            }
+            // Between forward and backward it is no beginning.
+            Beginning::ZeroGrad if last == Some(Last::Forward) => None,
+            Beginning::ZeroGrad => {
+                let next = match last {
+                    Some(Last::Began) => Last::Began,
+                    _ => self.after_step(),
+                };
+                self.set(mark.tid, next);
+                self.turn_to(Phase::Other)
+            }
+        }
+    }
+
+    /// What a step begins: the next pass, unless that begins with a batch.
+    fn after_step(&self) -> Last {
+        match self.has_batches {
+            true => Last::Other,
+            false => Last::Began,
+        }
+    }
+
+    /// What no frame tells may follow from what the thread did before: a loss function between the modules and the
+    /// backward pass goes forward like them.
+    fn judge(&self, told: Judged, last: Option<Last>, grad: Grad) -> Judged {
+        let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
+        if told.rule == PhaseRule::NothingTells && last == Some(Last::Forward) && notes {
+            return Judged {
+                phase: Phase::Forward,
+                rule: PhaseRule::AfterModule,
+            };
+        }
+        told
+    }
+
+    /// Whether the program as a whole does what this thread does. Threads that only help (loggers, prefetchers)
+    /// say nothing about it, and a hook inside of a backward pass does not end it.
+    fn decides(&self, last: Option<Last>, judged: Judged, in_node: bool) -> bool {
+        match judged.phase {
+            Phase::Other => last.is_some() && judged.rule == PhaseRule::NothingTells,
+            Phase::DataLoading => last.is_some(),
+            Phase::OptimizerStep => !(in_node && self.phase.is_of_backward()),
+            Phase::Forward | Phase::Evaluation | Phase::Recompute | Phase::Backward => true,
+        }
+    }
+
+    fn note_crowd(&mut self, tid: Tid, last: Option<Last>, judged: Judged) {
+        let busy = self.phase.is_of_backward() || self.phase == Phase::OptimizerStep;
+        let others = busy && self.by.is_some_and(|by| by != tid);
+        let trains = matches!(
+            judged.phase,
+            Phase::Forward | Phase::Evaluation | Phase::OptimizerStep
+        );
+        self.crowded |= others && trains && last.is_some() && judged.rule.is_certain();
+    }
+
+    fn turn_to(&mut self, began: Phase) -> Option<Turn> {
+        let ended = self.phase;
+        if ended == began {
+            return None;
+        }
+        self.phase = began;
+        if ended == Phase::Recompute {
+            self.recomputes = self.recomputes.saturating_add(1);
+        }
+        if matches!(began, Phase::Forward | Phase::Evaluation) {
+            self.runs = self.runs.saturating_add(1);
+        }
+        if !(ended.is_of_backward() && began.is_of_backward()) {
+            self.by = None;
+            self.has_engine = false;
+        }
+        if began.is_of_backward() && !ended.is_of_backward() {
+            let forward = self.threads.values_mut();
+            forward
+                .filter(|last| **last == Last::Forward)
+                .for_each(|last| *last = Last::Other);
+        }
+        Some(Turn { ended, began })
+    }
+
+    fn remember(&mut self, tid: Tid, last: Option<Last>, judged: Judged) {
+        match judged.rule {
+            PhaseRule::ModuleWithGrad | PhaseRule::ModuleOnly => self.set(tid, Last::Forward),
+            PhaseRule::ModuleWithoutGrad => self.set(tid, Last::Other),
+            PhaseRule::EngineCalled => {
+                self.by = Some(tid);
+                self.set(tid, Last::Other);
+            }
+            PhaseRule::EngineThread | PhaseRule::NodeEvaluated => {
+                self.has_engine |= self.by.is_some_and(|by| by != tid) || last.is_none();
+            }
+            PhaseRule::OptimizerCalled if !self.phase.is_of_backward() => {
+                self.by = Some(tid);
+                self.set(tid, self.after_step());
+            }
+            PhaseRule::DataCalled if last.is_some() => self.set(tid, Last::Began),
+            _ => {}
+        }
+    }
+
+    fn set(&mut self, tid: Tid, last: Last) {
+        if self.threads.len() >= MOST_THREADS && !self.threads.contains_key(&tid) {
+            self.threads.clear();
+        }
+        self.threads.insert(tid, last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{StackId, Tgid, TimeNs};
+
+    const MAIN: Tid = Tid(1);
+    const ENGINE: Tid = Tid(2);
+
+    fn ask(course: &mut Course, tid: Tid, phase: Phase, rule: PhaseRule) -> Asked {
+        course.ask(tid, Judged { phase, rule }, Grad::Enabled, false)
+    }
+
+    fn forward(course: &mut Course, tid: Tid) -> Asked {
+        ask(course, tid, Phase::Forward, PhaseRule::ModuleWithGrad)
+    }
+
+    fn outside(course: &mut Course, tid: Tid) -> Asked {
+        ask(course, tid, Phase::Other, PhaseRule::NothingTells)
+    }
+
+    fn backward(course: &mut Course) -> Asked {
+        ask(course, MAIN, Phase::Backward, PhaseRule::EngineCalled);
+        ask(course, ENGINE, Phase::Backward, PhaseRule::NodeEvaluated)
+    }
+
+    fn mark(begins: Beginning) -> Mark {
+        Mark {
+            time: TimeNs(1),
+            tgid: Tgid(1),
+            tid: MAIN,
+            begins,
+            class: "Adam".into(),
+            stack: StackId::NONE,
+        }
+    }
+
+    #[test]
+    fn a_loss_between_modules_and_backward_goes_forward() {
+        let mut course = Course::default();
+        assert_eq!(outside(&mut course, MAIN).judged.phase, Phase::Other);
+        forward(&mut course, MAIN);
+        let loss = outside(&mut course, MAIN).judged;
+        assert_eq!(
+            (loss.phase, loss.rule),
+            (Phase::Forward, PhaseRule::AfterModule)
+        );
+        backward(&mut course);
+        let after = outside(&mut course, MAIN);
+        assert_eq!(after.judged.phase, Phase::Other);
+        assert_eq!(after.turn.map(|turn| turn.ended), Some(Phase::Backward));
+    }
+
+    #[test]
+    fn a_thread_that_helps_ends_no_pass() {
+        let mut course = Course::default();
+        forward(&mut course, MAIN);
+        backward(&mut course);
+        assert_eq!(outside(&mut course, Tid(9)).turn, None);
+        assert!(course.is_freed_by_backward(ENGINE));
+        assert!(!course.is_freed_by_backward(MAIN));
+        assert!(!course.is_crowded());
+    }
+
+    #[test]
+    fn what_follows_a_batch_is_for_the_next_pass() {
+        let mut course = Course::default();
+        course.mark(&mark(Beginning::NextBatch));
+        assert!(outside(&mut course, MAIN).is_for_next_pass);
+        forward(&mut course, MAIN);
+        course.mark(&mark(Beginning::ZeroGrad));
+        assert_eq!(outside(&mut course, MAIN).judged.phase, Phase::Forward);
+        backward(&mut course);
+        course.mark(&mark(Beginning::Step));
+        assert!(
+            !outside(&mut course, MAIN).is_for_next_pass,
+            "here a batch begins it"
+        );
+        let mut without_batches = Course::default();
+        without_batches.mark(&mark(Beginning::Step));
+        assert!(outside(&mut without_batches, MAIN).is_for_next_pass);
+    }
+
+    #[test]
+    fn two_threads_that_train_are_seen() {
+        let mut course = Course::default();
+        forward(&mut course, Tid(7));
+        forward(&mut course, MAIN);
+        backward(&mut course);
+        assert!(!course.is_crowded());
+        forward(&mut course, Tid(7));
+        assert!(course.is_crowded());
+    }
+}

@@ -1,0 +1,168 @@
+//! How the memory of one device divides, now and at the moments that are kept.
+
+use std::collections::HashMap;
+
+use super::category::CategoryRule;
+use super::fate::{Block, is_saved};
+use super::moments::{Divided, Moment, Revision};
+use super::phase::{Judged, Phase};
+use super::rows::{AtPeak, Holding};
+use crate::event::{Action, AtAttach, Bytes, MemoryEvent, TimeNs, Totals};
+use crate::model::device::ADDRESS_LIMIT;
+
+/// One device.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) now: Moment,
+    pub(super) peak: Moment,
+    /// How often the peak rose: rows go by it.
+    pub(super) peaks: u64,
+    pub(super) divided: Divided,
+    pub(super) blocks: [u64; CategoryRule::ALL.len()],
+    /// What was asked for in each phase, and by which rule that is known.
+    pub(super) phases: HashMap<Phase, Holding>,
+    pub(super) judged: HashMap<Judged, u64>,
+    /// What is saved for backward, by the stack that made it.
+    pub(super) saved: HashMap<u32, Holding>,
+    /// The sum of all categories.
+    known: u64,
+}
+
+impl Device {
+    /// As memprobe found it.
+    pub(super) fn found(found: &AtAttach) -> Self {
+        Self::with(found.totals, found.time)
+    }
+
+    /// As it was just before the first event that is seen on it.
+    pub(super) fn before(event: &MemoryEvent) -> Self {
+        let after = event.totals.unwrap_or_default();
+        let allocated = match event.action {
+            Action::Alloc => after.allocated.0.saturating_sub(event.size.0),
+            Action::Free => after.allocated.0.saturating_add(event.size.0),
+            _ => after.allocated.0,
+        };
+        let totals = Totals {
+            allocated: Bytes(allocated),
+            reserved: after.reserved,
+        };
+        Self::with(totals, event.time)
+    }
+
+    fn with(totals: Totals, time: TimeNs) -> Self {
+        let mut now = Moment {
+            time,
+            totals,
+            ..Moment::default()
+        };
+        now.composition.before_attach = totals.allocated.0;
+        Self {
+            peak: now.clone(),
+            divided: Divided::new(now.clone()),
+            now,
+            peaks: 0,
+            blocks: [0; CategoryRule::ALL.len()],
+            phases: HashMap::new(),
+            judged: HashMap::new(),
+            saved: HashMap::new(),
+            known: 0,
+        }
+    }
+
+    /// Until now, everything was as it is.
+    pub(super) fn pass(&mut self, time: TimeNs) {
+        self.divided.extend_to(time, &self.now);
+    }
+
+    /// Memory was asked for.
+    pub(super) fn count(&mut self, judged: Judged, size: Bytes) {
+        let bytes = self.judged.entry(judged).or_default();
+        *bytes = bytes.saturating_add(size.0);
+    }
+
+    /// A block is live.
+    pub(super) fn hold(&mut self, block: &Block, judged: Judged) {
+        self.known = self.known.saturating_add(block.size);
+        self.now.composition.add(block.rule, block.size);
+        self.blocks[block.rule as usize] += 1;
+        let row = self.phases.entry(judged.phase).or_default();
+        row.add(block.size, self.peaks, AtPeak::Gone);
+        if is_saved(block.rule) {
+            let row = self.saved.entry(block.origin).or_default();
+            row.add(block.size, self.peaks, AtPeak::Gone);
+        }
+    }
+
+    /// A block is gone.
+    pub(super) fn release(&mut self, block: &Block) {
+        self.known = self.known.saturating_sub(block.size);
+        self.now.composition.take(block.rule, block.size);
+        let blocks = &mut self.blocks[block.rule as usize];
+        *blocks = blocks.saturating_sub(1);
+        if let Some(row) = self.phases.get_mut(&block.phase) {
+            row.release(block.size, self.peaks);
+        }
+        if is_saved(block.rule)
+            && let Some(row) = self.saved.get_mut(&block.origin)
+        {
+            row.release(block.size, self.peaks);
+        }
+    }
+
+    /// A block from before attach is gone.
+    pub(super) fn free_from_before(&mut self, size: u64) {
+        let before = &mut self.now.composition.before_attach;
+        *before = before.saturating_sub(size);
+    }
+
+    /// What a live block is for turns out to be something else.
+    pub(super) fn revise(&mut self, block: &Block, revision: Revision) {
+        let Revision { size, from, to, .. } = revision;
+        self.now.composition.change(from, to, size);
+        self.peak.revise(revision);
+        self.divided.revise(revision);
+        let blocks = &mut self.blocks[from as usize];
+        *blocks = blocks.saturating_sub(1);
+        self.blocks[to as usize] += 1;
+        let was = match self.peak.ordinal >= block.born {
+            true => AtPeak::Live,
+            false => AtPeak::Gone,
+        };
+        match (is_saved(from), is_saved(to)) {
+            (false, true) => {
+                let row = self.saved.entry(block.origin).or_default();
+                row.add(size, self.peaks, was);
+            }
+            (true, false) => {
+                if let Some(row) = self.saved.get_mut(&block.origin) {
+                    row.remove(size, self.peaks, was);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes the totals that came with an event, as the model does.
+    pub(super) fn report(&mut self, event: &MemoryEvent, ordinal: u64) {
+        let allocated = self.now.totals.allocated.0;
+        let expected = match event.action {
+            Action::Alloc => allocated.saturating_add(event.size.0),
+            Action::Free => allocated.saturating_sub(event.size.0),
+            _ => allocated,
+        };
+        let predicted = Totals {
+            allocated: Bytes(expected.min(ADDRESS_LIMIT)),
+            reserved: self.now.totals.reserved,
+        };
+        self.now.totals = event.totals.unwrap_or(predicted);
+        self.now.time = self.now.time.max(event.time);
+        self.now.ordinal = ordinal;
+        let known = i128::from(self.known) + i128::from(self.now.composition.before_attach);
+        let rest = i128::from(self.now.totals.allocated.0) - known;
+        self.now.composition.unaccounted = rest.clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+        if self.peak.rise_to(&self.now) {
+            self.peaks += 1;
+        }
+        self.divided.rise(&self.now);
+    }
+}

@@ -1,0 +1,263 @@
+//! Iterations of a training loop (or of a server), made of laps.
+
+pub use super::laps::{IterationLine, Source};
+use super::laps::{Lap, LapDevice, LapKind, Laps};
+use crate::event::{DeviceIndex, TimeNs};
+
+/// The longest cycle of optimizers that is looked for.
+const LONGEST_CYCLE: usize = 64;
+
+/// What a row of the table of iterations is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IterationKind {
+    /// Everything before the first iteration.
+    Before,
+    /// An iteration.
+    Whole,
+    /// Modules called without grad, between two iterations.
+    Evaluation,
+    /// An iteration whose end was not seen.
+    Unfinished,
+}
+
+/// One row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Iteration {
+    /// Counts iterations from 1; the number of those so far, for what is none.
+    pub number: u64,
+    /// What it is.
+    pub kind: IterationKind,
+    /// When it began.
+    pub begin: TimeNs,
+    /// When it ended: the last event in it.
+    pub end: TimeNs,
+    /// Batches of a `DataLoader` that began in it.
+    pub batches: u32,
+    /// Backward passes that began in it: several where gradients are accumulated.
+    pub backwards: u32,
+    /// Every device that was known by then.
+    pub devices: Vec<(DeviceIndex, LapDevice)>,
+}
+
+/// How the steps of several optimizers make iterations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cycle {
+    /// There is one place that steps, or none.
+    Single,
+    /// An iteration begins with a batch, however many steps it makes.
+    ByBatch,
+    /// So many steps come again and again.
+    Repeats(usize),
+    /// The steps follow no cycle: each ends an iteration.
+    Irregular,
+}
+
+/// The table of iterations.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Iterations {
+    /// What they are told apart by.
+    pub source: Source,
+    /// How several optimizers are taken together.
+    pub cycle: Cycle,
+    /// In order of time.
+    pub rows: Vec<Iteration>,
+    /// Stretches of time from before the first row that are kept no more.
+    pub dropped: u64,
+}
+
+impl Iterations {
+    pub(super) fn of(laps: &Laps) -> Self {
+        let all: Vec<&Lap> = laps.all().collect();
+        let cycle = match laps.source() {
+            Source::Steps | Source::ZeroGrads => cycle(&all),
+            Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
+        };
+        let mut rows = Rows::default();
+        let mut evaluations = all.iter().filter(|lap| lap.kind == LapKind::Evaluation);
+        let trainings = all.iter().filter(|lap| lap.key.is_some()).count();
+        // Where most iterations have one, it is a part of them: a teacher, a target network.
+        let evaluation_is_part = evaluations.by_ref().count() * 2 > trainings;
+        let (finished, current) = all.split_at(all.len().saturating_sub(1));
+        let mut count = 0;
+        for lap in finished {
+            match lap.kind {
+                LapKind::Preamble => rows.push(IterationKind::Before, lap),
+                LapKind::Evaluation if evaluation_is_part || !is_first(count, lap, cycle) => {
+                    rows.take(lap);
+                }
+                LapKind::Evaluation => rows.push(IterationKind::Evaluation, lap),
+                LapKind::Training => {
+                    let begins = is_first(count, lap, cycle);
+                    rows.iterate(lap, begins);
+                    count += 1;
+                }
+            }
+        }
+        if let Some(lap) = current.first().filter(|lap| did_anything(lap)) {
+            match (laps.source(), finished.is_empty()) {
+                (Source::Nothing, _) | (Source::Line, true) => {
+                    rows.push(IterationKind::Before, lap);
+                }
+                _ => {
+                    rows.iterate(lap, is_first(count, lap, cycle));
+                    rows.leave_open();
+                }
+            }
+        }
+        Self {
+            source: laps.source(),
+            cycle,
+            rows: rows.finish(),
+            dropped: laps.dropped(),
+        }
+    }
+}
+
+fn did_anything(lap: &Lap) -> bool {
+    lap.devices.values().any(|device| device.allocs > 0)
+}
+
+/// Whether a lap begins an iteration; `count` laps of training came before it.
+fn is_first(count: usize, lap: &Lap, cycle: Cycle) -> bool {
+    match cycle {
+        Cycle::Single | Cycle::Irregular => true,
+        Cycle::ByBatch => lap.batches > 0 || count == 0,
+        Cycle::Repeats(steps) => count.is_multiple_of(steps),
+    }
+}
+
+fn cycle(laps: &[&Lap]) -> Cycle {
+    let trainings = laps.iter().filter(|lap| lap.kind == LapKind::Training);
+    let steps: Vec<_> = trainings
+        .filter_map(|lap| Some((lap.key?, lap.batches)))
+        .collect();
+    let Some((first, _)) = steps.first() else {
+        return Cycle::Single;
+    };
+    if steps.iter().all(|(key, _)| key == first) {
+        return Cycle::Single;
+    }
+    if steps.iter().any(|(_, batches)| *batches > 0) {
+        return Cycle::ByBatch;
+    }
+    let repeats = |length: &usize| {
+        let pairs = steps.iter().zip(&steps[*length..]);
+        let (same, all) = pairs.fold((0, 0), |(same, all), (one, other)| {
+            (same + usize::from(one.0 == other.0), all + 1)
+        });
+        // A step may be left out now and then (overflow in mixed precision).
+        all >= *length && same * 20 >= all * 19
+    };
+    match (2..=LONGEST_CYCLE.min(steps.len() / 2)).find(repeats) {
+        Some(length) => Cycle::Repeats(length),
+        None => Cycle::Irregular,
+    }
+}
+
+/// Rows in the making.
+#[derive(Default)]
+struct Rows {
+    done: Vec<Iteration>,
+    number: u64,
+    /// The row that may still grow, and what stands before it as part of it.
+    open: Option<(IterationKind, Lap)>,
+    part: Option<Lap>,
+}
+
+impl Rows {
+    fn push(&mut self, kind: IterationKind, lap: &Lap) {
+        self.close();
+        self.open = Some((kind, lap.clone()));
+        self.close();
+    }
+
+    /// A part of the iteration that runs or, where none does, of the next.
+    fn take(&mut self, lap: &Lap) {
+        match &mut self.part {
+            Some(part) => part.extend(lap),
+            None => self.part = Some(lap.clone()),
+        }
+    }
+
+    fn iterate(&mut self, lap: &Lap, begins: bool) {
+        let mut whole = self.part.take().unwrap_or_else(|| lap.clone());
+        if whole.end != lap.end || whole.begin != lap.begin {
+            whole.extend(lap);
+        }
+        match &mut self.open {
+            Some((_, open)) if !begins => open.extend(&whole),
+            _ => {
+                self.close();
+                self.open = Some((IterationKind::Whole, whole));
+            }
+        }
+    }
+
+    fn leave_open(&mut self) {
+        if let Some((kind, _)) = &mut self.open {
+            *kind = IterationKind::Unfinished;
+        }
+    }
+
+    fn close(&mut self) {
+        let Some((kind, lap)) = self.open.take() else {
+            return;
+        };
+        if matches!(kind, IterationKind::Whole | IterationKind::Unfinished) {
+            self.number += 1;
+        }
+        self.done.push(Iteration {
+            number: self.number,
+            kind,
+            begin: lap.begin,
+            end: lap.end,
+            batches: lap.batches,
+            backwards: lap.backwards,
+            devices: lap.devices.into_iter().collect(),
+        });
+    }
+
+    fn finish(mut self) -> Vec<Iteration> {
+        self.close();
+        if let Some(part) = self.part.take() {
+            self.push(IterationKind::Evaluation, &part);
+        }
+        self.done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lap(key: u32, batches: u32) -> Lap {
+        Lap {
+            key: Some(key),
+            batches,
+            ..Lap::default()
+        }
+    }
+
+    fn cycle_of(keys: &str) -> Cycle {
+        let laps: Vec<Lap> = keys.bytes().map(|key| lap(u32::from(key), 0)).collect();
+        cycle(&laps.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn steps_of_several_optimizers_are_taken_together_by_their_cycle() {
+        assert_eq!(cycle_of("AAAA"), Cycle::Single);
+        assert_eq!(cycle_of("DGDGDGD"), Cycle::Repeats(2));
+        assert_eq!(cycle_of("DDDDDGDDDDDG"), Cycle::Repeats(6));
+        assert_eq!(cycle_of("ABBABAAABBBA"), Cycle::Irregular);
+        assert_eq!(cycle_of(""), Cycle::Single);
+    }
+
+    #[test]
+    fn batches_tell_better_than_a_cycle() {
+        let laps = [lap(1, 1), lap(2, 0), lap(1, 1), lap(2, 0)];
+        let cycle = cycle(&laps.iter().collect::<Vec<_>>());
+        assert_eq!(cycle, Cycle::ByBatch);
+        let first: Vec<bool> = (0..4).map(|at| is_first(at, &laps[at], cycle)).collect();
+        assert_eq!(first, [true, false, true, false]);
+    }
+}

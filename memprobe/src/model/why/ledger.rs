@@ -1,0 +1,487 @@
+//! What memory is for, block by block, brought up to date by each event.
+//!
+//! It stands beside the [`crate::model::Model`] and goes by its word: a block is live here as long as it is
+//! there, so that at every event, on each device: `allocated == sum of all categories + before attach +
+//! unaccounted`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
+use super::course::{Course, Turn};
+use super::device::Device;
+use super::fate::{Block, Blocks, Key, Made, Queue, Stage};
+use super::iterations::{IterationLine, Iterations};
+use super::laps::{Laps, Now};
+use super::moments::Revision;
+use super::phase::{Judged, Phase, PhaseRule, phase_of};
+use super::view::{DeviceView, Hearsay};
+use crate::event::{
+    Action, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, ShapeId, Stack,
+    StackId, StackKind, Use, Uses,
+};
+use crate::model::applied::{Applied, Freed};
+use crate::model::device::are_plausible;
+use crate::model::grouping;
+use crate::model::snapshot::Grouping;
+
+/// Stacks that are told apart; later ones count as one of which nothing is known.
+const MOST_STACKS: usize = 1 << 18;
+
+/// Operations that are remembered of one stack.
+const MOST_OPERATIONS: usize = 16;
+
+/// What is known of a stack.
+#[derive(Clone, Copy, Debug)]
+struct Traits {
+    origin: u32,
+    told: Judged,
+    grad: Grad,
+    in_node: bool,
+    builds: bool,
+    accumulates: bool,
+    at_line: bool,
+}
+
+/// The stack of which nothing is known.
+const NO_TRAITS: Traits = Traits {
+    origin: 0,
+    told: Judged {
+        phase: Phase::Other,
+        rule: PhaseRule::NoStack,
+    },
+    grad: Grad::Unknown,
+    in_node: false,
+    builds: false,
+    accumulates: false,
+    at_line: false,
+};
+
+/// What memory is for.
+#[derive(Debug)]
+pub struct WhyLedger {
+    line: Option<IterationLine>,
+    course: Course,
+    laps: Laps,
+    uses: Uses,
+    traits: HashMap<StackId, Traits>,
+    pub(super) origins: Vec<Arc<Stack>>,
+    by_stack: HashMap<Arc<Stack>, u32>,
+    /// What blocks of a stack turned out to be for.
+    learned: HashMap<u32, Category>,
+    pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
+    blocks: Blocks,
+    devices: BTreeMap<DeviceIndex, Device>,
+    ordinal: u64,
+    heard: Hearsay,
+}
+
+impl WhyLedger {
+    /// Nothing is live yet. Iterations begin at the line, if one is given.
+    pub fn new(line: Option<IterationLine>) -> Self {
+        let nobody = Arc::new(Stack {
+            kind: StackKind::Unknown {
+                thread: "".into(),
+                reason: NoStack::Lost,
+            },
+            frames: Vec::new(),
+            truncated: false,
+            context: Default::default(),
+        });
+        Self {
+            laps: Laps::new(line.is_some()),
+            line,
+            course: Course::default(),
+            uses: Uses::default(),
+            traits: HashMap::new(),
+            by_stack: HashMap::from([(Arc::clone(&nobody), 0)]),
+            origins: vec![nobody],
+            learned: HashMap::new(),
+            operations: HashMap::new(),
+            blocks: Blocks::default(),
+            devices: BTreeMap::new(),
+            ordinal: 0,
+            heard: Hearsay::default(),
+        }
+    }
+
+    /// Takes the next event of the stream, and what the model made of it.
+    pub fn apply(&mut self, event: &Event, applied: &Applied) {
+        match event {
+            Event::Stack(id, stack) => self.define(*id, stack),
+            Event::Use(id, is) => self.uses.define(*id, is),
+            Event::Mark(mark) => self.mark(mark),
+            Event::AtAttach(found) => self.find(found),
+            Event::Memory(event) => self.memory(event, applied),
+            Event::Thread(..) | Event::Loss(_) => {}
+        }
+    }
+
+    /// The table of iterations, as of now.
+    pub fn iterations(&self) -> Iterations {
+        Iterations::of(&self.laps)
+    }
+
+    /// How many stretches of time ended so far: when this rises, an iteration may have ended with the event before.
+    pub fn laps_ended(&self) -> u64 {
+        self.laps.ended()
+    }
+
+    /// What is known of a device.
+    pub fn device(&self, index: DeviceIndex) -> Option<DeviceView<'_>> {
+        let device = self.devices.get(&index)?;
+        Some(DeviceView::new(self, device))
+    }
+
+    /// What the stream says at all: tables tell what they miss.
+    pub fn heard(&self) -> Hearsay {
+        Hearsay {
+            crowded: self.course.is_crowded(),
+            ..self.heard
+        }
+    }
+
+    fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
+        if self.traits.len() >= MOST_STACKS && !self.traits.contains_key(&id) {
+            return;
+        }
+        let context = &stack.context;
+        self.heard.grad |= context.grad != Grad::Unknown;
+        if let Some(node) = &context.node {
+            self.heard.nodes = true;
+            if let Some(forward) = &node.forward {
+                let names = self.operations.entry(Arc::clone(forward)).or_default();
+                if names.len() < MOST_OPERATIONS {
+                    names.insert(Arc::clone(&node.name));
+                }
+            }
+        }
+        let at_line = self.line.as_ref().is_some_and(|line| {
+            let mut frames = stack.frames.iter();
+            frames.any(|frame| line.is_at(&frame.file, frame.line))
+        });
+        let traits = Traits {
+            origin: self.origin(stack),
+            told: phase_of(stack),
+            grad: context.grad,
+            in_node: context.node.is_some(),
+            builds: builds(stack),
+            accumulates: accumulates(stack),
+            at_line,
+        };
+        self.traits.insert(id, traits);
+    }
+
+    fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
+        if let Some(origin) = self.by_stack.get(stack) {
+            return *origin;
+        }
+        let next = self.origins.len();
+        match u32::try_from(next) {
+            Ok(origin) if next <= MOST_STACKS => {
+                self.origins.push(Arc::clone(stack));
+                self.by_stack.insert(Arc::clone(stack), origin);
+                origin
+            }
+            _ => 0,
+        }
+    }
+
+    fn mark(&mut self, mark: &Mark) {
+        self.heard.marks = true;
+        if let Some(turn) = self.course.mark(mark) {
+            self.turn(turn);
+        }
+        let traits = self.traits.get(&mark.stack);
+        let stack = traits.and_then(|traits| self.origins.get(traits.origin as usize));
+        let site = stack.map(|stack| grouping::site(stack, Grouping::User));
+        self.laps.mark(mark, site.as_ref(), now(&self.devices));
+    }
+
+    fn find(&mut self, found: &AtAttach) {
+        let Some(index) = found.device else { return };
+        if are_plausible(found.totals) && are_plausible(found.peak) {
+            self.laps.start(found.time);
+            self.devices
+                .entry(index)
+                .or_insert_with(|| Device::found(found));
+        }
+    }
+
+    fn memory(&mut self, event: &MemoryEvent, applied: &Applied) {
+        let Some(index) = event.device else { return };
+        if matches!(
+            applied,
+            Applied::Noted | Applied::Malformed | Applied::Segment | Applied::Cuda
+        ) {
+            return;
+        }
+        if !self.devices.contains_key(&index) {
+            self.laps.start(event.time);
+            self.devices.insert(index, Device::before(event));
+        }
+        if let Some(device) = self.devices.get_mut(&index) {
+            device.pass(event.time);
+        }
+        self.ordinal += 1;
+        let allocated = match applied {
+            Applied::Alloc { replaced, kept } => {
+                for ended in replaced {
+                    self.miss(index, (index, ended.addr));
+                }
+                self.alloc(index, event, *kept);
+                Some(event.size)
+            }
+            Applied::Held { kept: true } => {
+                self.hold(index, event);
+                None
+            }
+            Applied::Free(freed) => {
+                self.free(index, event, *freed);
+                None
+            }
+            _ => None,
+        };
+        let device = self.devices.get_mut(&index);
+        if let Some(device) = device.filter(|_| event.action != Action::Held) {
+            device.report(event, self.ordinal);
+            self.laps.record(index, &device.now, allocated);
+        }
+    }
+
+    fn alloc(&mut self, index: DeviceIndex, event: &MemoryEvent, kept: bool) {
+        let traits = *self.traits.get(&event.stack).unwrap_or(&NO_TRAITS);
+        let asked = self
+            .course
+            .ask(event.tid, traits.told, traits.grad, traits.in_node);
+        if let Some(turn) = asked.turn {
+            self.turn(turn);
+        }
+        self.laps.ask(event.tid, traits.at_line, now(&self.devices));
+        let Judged { phase, .. } = asked.judged;
+        let made = match (traits.builds, asked.is_for_next_pass) {
+            (true, _) => Made::AsParameter,
+            (false, true) => Made::ForNextPass,
+            (false, false) => Made::Anyhow,
+        };
+        let mut block = Block {
+            size: event.size.0,
+            born: self.ordinal,
+            origin: traits.origin,
+            phase,
+            rule: CategoryRule::NothingTells,
+            stage: Stage::Settled,
+        };
+        match self.at_once(event.shape, traits) {
+            Some(rule) => block.rule = rule,
+            None => {
+                block.stage = Stage::of(phase, &self.course, made);
+                let learned = self.learned.get(&traits.origin);
+                block.rule = match learned {
+                    Some(category) => CategoryRule::as_before(*category),
+                    None => block.stage.likely(),
+                };
+            }
+        }
+        let Some(device) = self.devices.get_mut(&index) else {
+            return;
+        };
+        device.count(asked.judged, event.size);
+        if kept {
+            device.hold(&block, asked.judged);
+            self.blocks.insert((index, event.addr), block);
+        }
+    }
+
+    /// What is known of a block when it is made.
+    fn at_once(&mut self, shape: ShapeId, traits: Traits) -> Option<CategoryRule> {
+        self.heard.tensors |= shape != ShapeId::NONE;
+        if shape == ShapeId::NO_TENSOR {
+            return Some(CategoryRule::NoTensor);
+        }
+        if let Some(Use::Other(purpose)) = self.uses.get(shape).map(|is| &**is)
+            && is_workspace(purpose)
+        {
+            return Some(match purpose.what {
+                Some(_) => CategoryRule::NamedUse,
+                None => CategoryRule::NoTensor,
+            });
+        }
+        traits.accumulates.then_some(CategoryRule::Accumulated)
+    }
+
+    fn hold(&mut self, index: DeviceIndex, event: &MemoryEvent) {
+        let block = Block {
+            size: event.size.0,
+            born: self.ordinal,
+            origin: 0,
+            phase: Phase::Other,
+            rule: CategoryRule::NothingTells,
+            stage: Stage::BeforeAttach,
+        };
+        self.blocks.insert((index, event.addr), block);
+    }
+
+    fn free(&mut self, index: DeviceIndex, event: &MemoryEvent, freed: Freed) {
+        let key = (index, event.addr);
+        match freed {
+            Freed::Known { .. } => {
+                if let Some(block) = self.blocks.get(&key) {
+                    if let Some(rule) = block.stage.at_free(&self.course, event.tid) {
+                        self.settle(key, &block, rule);
+                    }
+                    self.miss(index, key);
+                }
+            }
+            Freed::BeforeAttach => {
+                let size = match self.blocks.take(&key) {
+                    Some(block) => block.size,
+                    None => event.size.0,
+                };
+                if let Some(device) = self.devices.get_mut(&index) {
+                    device.free_from_before(size);
+                }
+            }
+            Freed::Unknown => {}
+        }
+    }
+
+    /// A block is gone. Where its end was missed, what it was for stays as it was.
+    fn miss(&mut self, index: DeviceIndex, key: Key) {
+        let block = self.blocks.take(&key);
+        let device = self.devices.get_mut(&index);
+        let (Some(block), Some(device)) = (block, device) else {
+            // One from before attach whose address was not known.
+            return;
+        };
+        match block.stage {
+            Stage::BeforeAttach => device.free_from_before(block.size),
+            _ => device.release(&block),
+        }
+    }
+
+    /// What a live block is for is decided.
+    fn settle(&mut self, key: Key, block: &Block, rule: CategoryRule) {
+        let rule = match self.course.is_crowded() && rule.goes_by_passes() {
+            true => CategoryRule::Crowded,
+            false => rule,
+        };
+        self.revise(key, block, rule);
+        self.blocks.settle(&key, rule);
+        if block.origin != 0 {
+            self.learned.insert(block.origin, rule.category());
+        }
+    }
+
+    /// A block comes to another stage.
+    fn promote(&mut self, key: Key, block: &Block, stage: Stage) {
+        let rule = stage.likely();
+        self.revise(key, block, rule);
+        self.blocks.insert(
+            key,
+            Block {
+                rule,
+                stage,
+                ..*block
+            },
+        );
+    }
+
+    fn revise(&mut self, (index, _): Key, block: &Block, rule: CategoryRule) {
+        if rule == block.rule {
+            return;
+        }
+        let revision = Revision {
+            born: block.born,
+            size: block.size,
+            from: block.rule,
+            to: rule,
+        };
+        if let Some(device) = self.devices.get_mut(&index) {
+            device.revise(block, revision);
+        }
+        self.laps.revise(index, revision);
+    }
+
+    /// The program goes over from one phase to another: much is decided by that.
+    fn turn(&mut self, turn: Turn) {
+        self.laps.turn(turn, now(&self.devices));
+        let Turn { ended, began } = turn;
+        if ended.is_of_backward() && !began.is_of_backward() {
+            self.settle_all(Queue::Backward, CategoryRule::OutlivesBackward);
+            self.settle_all(Queue::Recompute, CategoryRule::OutlivesRecompute);
+            self.settle_all(Queue::Step, CategoryRule::OutlivesStep);
+        }
+        match ended {
+            Phase::OptimizerStep => self.settle_all(Queue::Step, CategoryRule::OutlivesStep),
+            Phase::Evaluation => {
+                self.settle_all(Queue::Evaluation, CategoryRule::OutlivesEvaluation);
+            }
+            _ => {}
+        }
+        match began {
+            Phase::Other | Phase::DataLoading => return,
+            Phase::Forward | Phase::Evaluation => {
+                self.settle_all(Queue::Loading, CategoryRule::Loaded);
+                self.carry_on();
+            }
+            Phase::Backward | Phase::Recompute if !ended.is_of_backward() => self.save(),
+            Phase::Backward | Phase::Recompute => {}
+            Phase::OptimizerStep => self.drop_saved(),
+        }
+        self.leave_outside(began);
+    }
+
+    fn settle_all(&mut self, queue: Queue, rule: CategoryRule) {
+        for (key, block) in self.blocks.drain(queue) {
+            self.settle(key, &block, rule);
+        }
+    }
+
+    /// A backward pass begins: what is live of the forward pass is saved for it.
+    fn save(&mut self) {
+        let step = self.course.steps();
+        for (key, block) in self.blocks.drain(Queue::Forward) {
+            self.promote(key, &block, Stage::Saved { step });
+        }
+    }
+
+    /// A step begins: what no backward pass freed for long is not saved for one.
+    fn drop_saved(&mut self) {
+        for (key, block) in self.blocks.drain(Queue::Saved) {
+            match block.stage.is_saved_too_long(&self.course) {
+                true => self.settle(key, &block, CategoryRule::OutlivesItsPass),
+                false => self.blocks.insert(key, block),
+            }
+        }
+    }
+
+    /// Modules begin to be called: what lived through several such is no input.
+    fn carry_on(&mut self) {
+        for (key, block) in self.blocks.drain(Queue::Carried) {
+            match block.stage.is_carried_too_long(&self.course) {
+                true => self.settle(key, &block, CategoryRule::LongLived),
+                false => self.blocks.insert(key, block),
+            }
+        }
+    }
+
+    /// Something begins: what was made outside of it is not freed at once.
+    fn leave_outside(&mut self, began: Phase) {
+        let runs = matches!(began, Phase::Forward | Phase::Evaluation);
+        let run = self.course.runs();
+        for (key, block) in self.blocks.drain(Queue::Outside) {
+            match block.stage {
+                Stage::Built => self.settle(key, &block, CategoryRule::Built),
+                Stage::Given if runs => self.promote(key, &block, Stage::Carried { run }),
+                Stage::Given => self.blocks.insert(key, block),
+                _ => self.settle(key, &block, CategoryRule::NothingTells),
+            }
+        }
+    }
+}
+
+fn now(devices: &BTreeMap<DeviceIndex, Device>) -> Now<'_> {
+    let all = devices.iter();
+    Now(all.map(|(index, device)| (*index, &device.now)).collect())
+}

@@ -28,6 +28,8 @@ Examples:
   memprobe report trace.json --sort live --all
   memprobe report trace.json --by tensor
   memprobe report trace.json --by module --depth 2
+  memprobe report trace.json --by peak
+  memprobe report trace.json --by growth
   memprobe report run/
   memprobe report --by tensor a.json
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
@@ -44,15 +46,9 @@ pub struct Report {
     /// The order of lines, largest first
     #[arg(short, long, value_enum, default_value_t = Order::Peak)]
     sort: Order,
-    /// Show this many lines of each device
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value_t = 30,
-        conflicts_with = "all"
-    )]
-    top: usize,
+    /// Show this many rows of each table [default: 30; 10 with --by peak and growth, which have several]
+    #[arg(short, long, value_name = "N", conflicts_with = "all")]
+    top: Option<usize>,
     /// Show all lines
     #[arg(short, long)]
     all: bool,
@@ -78,6 +74,10 @@ enum RowOf {
     Event,
     /// A module (torch.nn.Module) that asked for memory, below those that it is part of
     Module,
+    /// What each device held when it held most: by line, by module, by tensor
+    Peak,
+    /// A line, a module or a tensor that holds more from iteration to iteration: suspects of leaks
+    Growth,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -186,6 +186,8 @@ impl Report {
                 RowOf::Tensor => By::Tensor,
                 RowOf::Event => By::Event,
                 RowOf::Module => By::Module,
+                RowOf::Peak => By::Peak,
+                RowOf::Growth => By::Growth,
             },
             format: match self.format {
                 Writing::Text => Format::Text,
@@ -202,7 +204,10 @@ impl Report {
             top: if self.all {
                 Top::All
             } else {
-                Top::Rows(self.top)
+                Top::Rows(self.top.unwrap_or(match self.by {
+                    RowOf::Peak | RowOf::Growth => 10,
+                    _ => 30,
+                }))
             },
             grouping: match self.grouping {
                 Naming::User => Grouping::User,

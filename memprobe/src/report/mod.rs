@@ -2,10 +2,12 @@
 
 mod columns;
 mod events;
+mod growth;
 mod host;
 mod lines;
 mod many;
 mod modules;
+mod peak;
 mod replay;
 mod shapes;
 mod structured;
@@ -73,6 +75,10 @@ pub enum By {
     Event,
     /// A module.
     Module,
+    /// What a device held when it held most.
+    Peak,
+    /// What grows from iteration to iteration.
+    Growth,
 }
 
 /// How rows are written.
@@ -190,6 +196,8 @@ pub fn write<R: BufRead>(
         By::Tensor => shapes::write(reader, options, out),
         By::Event => events::write(reader, options, out),
         By::Module => modules::write(reader, options, out),
+        By::Peak => peak::write(reader, options, out),
+        By::Growth => growth::write(reader, options, out),
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
     match flushed {

@@ -8,6 +8,7 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use super::columns::{self, Cells};
+use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
@@ -16,15 +17,12 @@ use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
 use crate::model::snapshot::DeviceSnapshot;
 use crate::model::why::modules::{ModuleLedger, ModuleRow, ModuleTree, Sums, fold};
-use crate::model::why::parts::{Pass, Place};
+use crate::model::why::parts::Pass;
 use crate::model::why::peak::Holding;
 use crate::recording::Reader;
 
 /// Levels that are indented; deeper ones stand below the last.
 const DEEPEST_INDENT: usize = 16;
-
-/// Said where nothing is known of modules.
-const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or this was recorded without them.";
 
 /// Said below the table.
 const PARAMETERS: &str =
@@ -74,7 +72,7 @@ fn text(
         table::push_line(&mut text, "");
         table::push_totals(&mut text, device, options);
         if !tree.knows_modules {
-            table::push_note(&mut text, NO_MODULES, options.width);
+            table::push_note(&mut text, table::NO_MODULES, options.width);
         }
         let since = tree.peak.time.0.saturating_sub(replay.snapshot.started.0);
         let when = duration(Duration::from_nanos(since));
@@ -89,8 +87,7 @@ fn text(
     }
     if silent {
         table::push_line(&mut text, "");
-        let note = "Modules are told apart for PyTorch's allocators, not for calls into CUDA.";
-        table::push_note(&mut text, note, options.width);
+        table::push_note(&mut text, table::NO_CALLS_INTO_CUDA, options.width);
     }
     text
 }
@@ -171,7 +168,7 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options:
     }
     cells.extend(sheet.hidden(&rows, &shown));
     for (place, sums) in &tree.others {
-        cells.push(sheet.row(sums, sums, other(place).to_owned()));
+        cells.push(sheet.row(sums, sums, place_name(place)));
     }
     let (now, then) = (&device.before_attach, tree.peak.before_attach);
     if now.live.0 > 0 || then.0 > 0 {
@@ -188,16 +185,6 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options:
     let (then, now) = (tree.peak.totals.allocated, device.totals.allocated);
     cells.push(sheet.rest(human(then), human(now), total));
     columns::lay_out(text, &cells, options.width, Style(options.colour));
-}
-
-/// What a place that is no module is called.
-fn other(place: &Place) -> &'static str {
-    match place {
-        Place::Outside => "(outside of modules)",
-        Place::BackwardUnknown => "(backward, module not known)",
-        Place::TooMany => "(too many modules to tell apart)",
-        Place::Unknown | Place::Module(_) => "(module not known)",
-    }
 }
 
 /// How rows become cells.

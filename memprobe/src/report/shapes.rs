@@ -92,7 +92,7 @@ impl Tensors {
 }
 
 /// A tensor, or what a block without one is, for people.
-fn tensor(what: &What) -> String {
+pub(super) fn tensor(what: &What) -> String {
     match what {
         What::Known(is) => match &**is {
             Use::Tensor(shape) => format!("{shape} {}", shape.dtype),

@@ -23,6 +23,12 @@ const NARROWEST: usize = 20;
 /// Columns below which a caller that has to be cut is left out.
 const SHORTEST_CALLER: usize = 16;
 
+/// Said where nothing is known of modules.
+pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or this was recorded without them.";
+
+/// Said where a device is known by its calls into CUDA alone.
+pub(super) const NO_CALLS_INTO_CUDA: &str = "This table is of PyTorch's allocators: devices of which only calls into CUDA are known are left out.";
+
 const HEADINGS: [&str; 6] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "SHARE", "LINE"];
 
 /// One row: five numbers, the line, and who called it.

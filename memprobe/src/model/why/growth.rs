@@ -1,7 +1,8 @@
 //! What grows from iteration to iteration: suspects of leaks.
 //!
-//! What each part holds is looked at where iterations end. Where a program has none that can be told, time is cut into equal windows, and
-//! of each the lowest is looked at: what comes and goes has gone at some time in each.
+//! What each part holds is looked at where laps end: whole iterations, or steps of several optimizers in turn, which are put together once
+//! it is known how many make an iteration. Where a program has no iterations that can be told, time is cut into equal windows, and of each
+//! the lowest is looked at: what comes and goes has gone at some time in each.
 
 mod fit;
 mod series;
@@ -38,7 +39,7 @@ const LEAST_SHARE: u64 = 10_000;
 pub struct GrowthLedger {
     parts: Parts,
     live: Vec<Level>,
-    iterations: Track,
+    laps: Track,
     windows: Track,
     window: Window,
     devices: BTreeMap<DeviceIndex, OnDevice>,
@@ -50,7 +51,7 @@ struct OnDevice {
     allocated: u64,
     low: u64,
     peak: u64,
-    iterations: Series,
+    laps: Series,
     windows: Series,
 }
 
@@ -107,10 +108,10 @@ impl Track {
 }
 
 /// What a step stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// Iterations: what was live at their ends, of several the lowest.
-    Iterations(u64),
+    /// Iterations: what was live at their ends, of several the lowest. Fewer than one where most laps are none.
+    Iterations(f64),
     /// Nanoseconds: the lowest of each such window of time.
     Window(u64),
 }
@@ -170,7 +171,7 @@ impl GrowthLedger {
         Self {
             parts: Parts::new(grouping),
             live: Vec::new(),
-            iterations: Track::default(),
+            laps: Track::default(),
             windows: Track::default(),
             window: Window {
                 start: None,
@@ -188,7 +189,7 @@ impl GrowthLedger {
             self.pass_windows(now.time);
         }
         let (live, lows) = (&mut self.live, &mut self.window.lows);
-        let (iterations, windows) = (&mut self.iterations, &mut self.windows);
+        let (laps, windows) = (&mut self.laps, &mut self.windows);
         self.parts.apply(event, applied, |change| {
             if live.len() <= change.part {
                 live.resize(change.part + 1, Level::default());
@@ -197,7 +198,7 @@ impl GrowthLedger {
             let low = lows.entry(change.part).or_insert(*level);
             level.change(change);
             *low = low.lower(*level);
-            iterations.touch(change.part);
+            laps.touch(change.part);
             windows.touch(change.part);
         });
         if let Some((device, now)) = moment {
@@ -212,25 +213,25 @@ impl GrowthLedger {
         }
     }
 
-    /// Says that an iteration ended with the last event.
-    pub fn end_iteration(&mut self) {
-        if self.iterations.must_halve() {
-            self.iterations.halve();
+    /// Says that a lap ended with the last event.
+    pub fn end_lap(&mut self) {
+        if self.laps.must_halve() {
+            self.laps.halve();
             for device in self.devices.values_mut() {
-                device.iterations.halve();
+                device.laps.halve();
             }
         }
         let live = &self.live;
-        self.iterations
+        self.laps
             .sample(live, |part| live.get(part).copied().unwrap_or_default());
         for device in self.devices.values_mut() {
             let level = Level {
                 live: device.allocated,
                 blocks: 0,
             };
-            device.iterations.take(&self.iterations.steps, level);
+            device.laps.take(&self.laps.steps, level);
         }
-        self.iterations.steps.taken += 1;
+        self.laps.steps.taken += 1;
     }
 
     /// Ends the windows that are over at a time.
@@ -299,47 +300,36 @@ impl GrowthLedger {
         self.windows.steps.taken += 1;
     }
 
-    /// What grows on a device; `None` of one that was not heard of. Where too few iterations ended, windows of time are looked at.
-    pub fn growth(&self, device: DeviceIndex) -> Option<Growth> {
+    /// What grows on a device; `None` of one that was not heard of. Iterations are of so many laps; without, windows of time are looked at.
+    pub fn growth(&self, device: DeviceIndex, laps_an_iteration: Option<f64>) -> Option<Growth> {
         let on = self.devices.get(&device)?;
-        let enough = self.iterations.steps.taken > 0;
-        let (track, total, step, per) = if enough {
-            let stride = self.iterations.steps.stride;
-            let step = Step::Iterations(stride);
-            (&self.iterations, &on.iterations, step, stride as f64)
-        } else {
-            let seconds = self.window.length as f64 / 1e9;
-            let step = Step::Window(self.window.length);
-            (&self.windows, &on.windows, step, seconds)
-        };
-        let whole = track.steps.whole();
-        let left_out = match step {
-            Step::Iterations(_) => whole.div_ceil(10).max(2).min(whole),
-            Step::Window(_) => whole.div_ceil(4),
+        let (track, total, look) = match laps_an_iteration {
+            Some(laps) => (&self.laps, &on.laps, Look::at_iterations(&self.laps, laps)),
+            None => {
+                let look = Look::at_windows(&self.windows, self.window.length);
+                (&self.windows, &on.windows, look)
+            }
         };
         let look = Look {
-            whole,
-            left_out,
-            per,
             least: (on.peak / LEAST_SHARE).max(LEAST_GROWTH),
+            ..look
         };
         let levels = |name: usize| {
-            let levels = track.series.get(name)?.levels(whole);
-            let looked_at = levels.get(left_out..)?;
-            let changed = looked_at.windows(2).any(|pair| pair[0] != pair[1]);
-            changed.then(|| looked_at.to_vec())
+            let levels = look.levels(track.series.get(name)?);
+            let changed = levels.windows(2).any(|pair| pair[0] != pair[1]);
+            changed.then_some(levels)
         };
         let grown = || {
             let parts = self.parts.of(device);
             parts.filter_map(|(name, part)| Some((part, levels(name)?)))
         };
         Some(Growth {
-            step,
-            steps: whole - left_out,
-            left_out,
+            step: look.step,
+            steps: look.whole - look.left_out,
+            left_out: look.left_out,
             needed: fit::FEWEST_STEPS,
             least: Bytes(look.least),
-            total: look.rate(total.levels(whole).get(left_out..)?),
+            total: look.rate(&look.levels(total)),
             lines: look.suspects(grown, |part| part.origin.site.clone()),
             modules: look.suspects(grown, |part| part.origin.place.clone()),
             tensors: look.suspects(grown, |part| part.what.clone()),
@@ -365,15 +355,60 @@ impl Level {
 
 /// What of the series is looked at.
 struct Look {
+    step: Step,
+    /// Samples of the series that make a step.
+    together: usize,
+    /// Steps.
     whole: usize,
+    /// The first steps, which are not looked at.
     left_out: usize,
-    /// Iterations, or seconds, a step.
-    per: f64,
     /// Bytes to grow by.
     least: u64,
 }
 
 impl Look {
+    fn at_iterations(track: &Track, laps_an_iteration: f64) -> Self {
+        let stride = track.steps.stride as f64;
+        let laps = laps_an_iteration.max(1.0);
+        // A whole iteration in each step, so that what its laps hold in turn is in all of them.
+        let together = ((laps / stride).round() as usize).max(1);
+        let whole = track.steps.whole() / together;
+        Self {
+            step: Step::Iterations(together as f64 * stride / laps),
+            together,
+            whole,
+            left_out: whole.div_ceil(10).max(2).min(whole),
+            least: LEAST_GROWTH,
+        }
+    }
+
+    fn at_windows(track: &Track, length: u64) -> Self {
+        let whole = track.steps.whole();
+        Self {
+            step: Step::Window(length),
+            together: 1,
+            whole,
+            left_out: whole.div_ceil(4),
+            least: LEAST_GROWTH,
+        }
+    }
+
+    /// Iterations, or seconds, a step.
+    fn per(&self) -> f64 {
+        match self.step {
+            Step::Iterations(iterations) => iterations,
+            Step::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+        }
+    }
+
+    /// What was held at the steps that are looked at.
+    fn levels(&self, series: &Series) -> Vec<Level> {
+        let levels = series.levels(self.whole * self.together);
+        let steps = levels.chunks_exact(self.together).skip(self.left_out);
+        let lowest = |step: &[Level]| step.iter().copied().reduce(Level::lower);
+        steps.filter_map(lowest).collect()
+    }
+
     fn rate(&self, levels: &[Level]) -> Option<Rate> {
         let of = |figure: fn(&Level) -> u64| levels.iter().map(figure).collect::<Vec<_>>();
         let live = of(|level| level.live);
@@ -381,8 +416,8 @@ impl Look {
         let steps = self.whole.saturating_sub(self.left_out + 1) as f64;
         let (first, last) = (*live.first()?, *live.last()?);
         (fit.slope * steps >= self.least as f64).then(|| Rate {
-            bytes: fit.slope / self.per,
-            blocks: fit::theil_sen(&of(|level| level.blocks)) / self.per,
+            bytes: fit.slope / self.per(),
+            blocks: fit::theil_sen(&of(|level| level.blocks)) / self.per(),
             grew: fit.grew,
             first: Bytes(first),
             last: Bytes(last),

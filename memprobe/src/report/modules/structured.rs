@@ -8,8 +8,9 @@ use super::{Shown, ordered};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::DeviceSnapshot;
 use crate::model::why::modules::{ModuleTree, Sums};
-use crate::model::why::parts::{Pass, Place};
+use crate::model::why::parts::Pass;
 use crate::report::ReportOptions;
+use crate::report::peak::place_kind;
 use crate::report::replay::Replay;
 use crate::report::structured::{csv_error, known_device, remainder};
 
@@ -166,15 +167,11 @@ fn rows(device: &DeviceSnapshot, tree: ModuleTree, options: &ReportOptions) -> V
         .iter()
         .map(|module| of_module(device.index, module))
         .collect();
-    rows.extend(tree.others.iter().map(|(place, sums)| {
-        let kind = match place {
-            Place::Outside => "outside",
-            Place::BackwardUnknown => "backward_unknown",
-            Place::TooMany => "too_many",
-            Place::Unknown | Place::Module(_) => "unknown",
-        };
-        of_sums(device.index, kind, sums, sums)
-    }));
+    rows.extend(
+        tree.others
+            .iter()
+            .map(|(place, sums)| of_sums(device.index, place_kind(place), sums, sums)),
+    );
     let then = |kind| match kind {
         "before_attach" => signed(tree.peak.before_attach.0),
         _ => tree.peak.unaccounted,

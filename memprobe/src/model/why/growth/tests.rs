@@ -12,10 +12,11 @@ fn growth(program: &Program, ends: &[usize]) -> Growth {
         ledger.apply(event, applied, model);
         at += 1;
         if ends.contains(&at) {
-            ledger.end_iteration();
+            ledger.end_lap();
         }
     });
-    ledger.growth(DEVICE).expect("a device")
+    let laps = (!ends.is_empty()).then_some(1.0);
+    ledger.growth(DEVICE, laps).expect("a device")
 }
 
 /// A program that learns step by step, and keeps a tensor of each step where `keeps` says so.
@@ -49,7 +50,7 @@ fn line(suspect: &Suspect<Site>) -> u32 {
 fn a_list_that_keeps_a_tensor_of_each_iteration_is_named() {
     let (program, ends) = steps(40, |_| true);
     let growth = growth(&program, &ends);
-    assert_eq!(growth.step, Step::Iterations(1));
+    assert_eq!(growth.step, Step::Iterations(1.0));
     assert_eq!((growth.steps, growth.left_out), (36, 4));
     let [suspect] = &growth.lines[..] else {
         panic!("{:?}", growth.lines)
@@ -101,7 +102,7 @@ fn what_is_kept_now_and_then_is_named_by_the_iteration() {
 fn of_many_iterations_several_are_looked_at_together_and_the_rate_stays() {
     let (program, ends) = steps(1500, |_| true);
     let growth = growth(&program, &ends);
-    assert_eq!(growth.step, Step::Iterations(8));
+    assert_eq!(growth.step, Step::Iterations(8.0));
     assert_eq!(growth.steps + growth.left_out, 1500 / 8);
     assert_eq!(growth.lines[0].rate.bytes, 8192.0);
 }
@@ -151,4 +152,43 @@ fn a_long_silence_is_passed_over() {
     program.alloc(stack, 512);
     let growth = growth(&program, &[]);
     assert!(growth.steps + growth.left_out <= MOST_STEPS as usize);
+}
+
+#[test]
+fn what_the_laps_of_an_iteration_hold_in_turn_does_not_hide_what_grows() {
+    let mut program = Program::default();
+    let (step, list) = (
+        program.stack(called(31, "")),
+        program.stack(called(31, "Gan.list")),
+    );
+    let mut ledger = GrowthLedger::new(Grouping::User);
+    let mut ends = Vec::new();
+    let mut held = None;
+    for lap in 0..60 {
+        match held.take() {
+            Some(addr) => program.free(addr),
+            None => held = Some(program.alloc(step, MIB)),
+        }
+        if lap % 2 == 0 {
+            program.alloc(list, 4096);
+        }
+        ends.push(program.events.len());
+    }
+    let mut at = 0;
+    program.play(|event, applied, model| {
+        ledger.apply(event, applied, model);
+        at += 1;
+        if ends.contains(&at) {
+            ledger.end_lap();
+        }
+    });
+    let growth = ledger.growth(DEVICE, Some(2.0)).expect("a device");
+    assert_eq!(
+        (growth.step, growth.steps + growth.left_out),
+        (Step::Iterations(1.0), 30)
+    );
+    assert_eq!(
+        growth.lines.first().map(|line| line.rate.bytes),
+        Some(4096.0)
+    );
 }

@@ -1,0 +1,243 @@
+//! What grows from iteration to iteration.
+
+mod structured;
+
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use super::columns::{self, Cells};
+use super::peak::place_name;
+use super::replay::Replay;
+use super::table::{self, Style};
+use super::{Format, Outcome, ReportError, ReportOptions, Top, replay, shapes};
+use crate::bytes::human;
+use crate::event::{Bytes, DeviceIndex};
+use crate::label::{FileNames, count, counted, rate, span};
+use crate::model::snapshot::{DeviceSnapshot, What};
+use crate::model::why::WhyLedger;
+use crate::model::why::growth::{Growth, GrowthLedger, Rate, Step, Suspect};
+use crate::model::why::iterations::{IterationKind, Iterations, Source};
+use crate::recording::Reader;
+
+/// Said above suspects.
+const SUSPECTS: &str = "What follows is more at the end of most steps than before, still so at the end, and keeps most of what it takes. \
+     It may be a leak, or a store that is meant to grow. Figures are the medians of the slopes between all pairs of steps (Theil-Sen).";
+
+/// A device, and what grows on it.
+struct OnDevice<'a> {
+    device: &'a DeviceSnapshot,
+    growth: Growth,
+}
+
+/// Writes the report.
+pub(super) fn write<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let mut ledger = GrowthLedger::new(options.grouping);
+    let mut why = WhyLedger::new(None);
+    let mut laps = 0;
+    let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
+        why.apply(event, applied);
+        if why.laps_ended() > laps {
+            laps = why.laps_ended();
+            ledger.end_lap();
+        }
+        ledger.apply(event, applied, model);
+    })?;
+    let laps = laps_an_iteration(&why.iterations(), laps);
+    let devices: Vec<OnDevice> = replay
+        .snapshot
+        .devices
+        .iter()
+        .filter_map(|device| {
+            let growth = ledger.growth(device.index, laps)?;
+            Some(OnDevice { device, growth })
+        })
+        .collect();
+    match options.format {
+        Format::Text => out.write_all(text(&replay, &devices, options).as_bytes())?,
+        Format::Json => structured::json(&replay, &devices, out)?,
+        Format::Jsonl => structured::jsonl(&devices, out)?,
+        Format::Csv => structured::csv(&devices, out)?,
+    }
+    Ok(replay.outcome())
+}
+
+/// Of how many laps an iteration is made; `None` where no iterations could be told.
+fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
+    let of_kind = |kinds: &[IterationKind]| {
+        let rows = iterations.rows.iter();
+        rows.filter(|row| kinds.contains(&row.kind)).count() as f64
+    };
+    let whole = of_kind(&[IterationKind::Whole]);
+    if iterations.source == Source::Nothing || whole < 1.0 {
+        return None;
+    }
+    let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
+    let laps = laps.saturating_sub(iterations.dropped) as f64;
+    let each = ((laps - others) / whole).max(1.0);
+    // Laps before it was clear what iterations are made of, and evaluations between, belong to none.
+    let nearest = each.round();
+    Some(if (each - nearest).abs() <= 0.15 * nearest {
+        nearest
+    } else {
+        each
+    })
+}
+
+fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> String {
+    let mut text = table::beginning(replay, options);
+    for OnDevice { device, growth } in devices {
+        table::push_line(&mut text, "");
+        table::push_totals(&mut text, device, options);
+        let mut notes = vec![looked_at(growth)];
+        if growth.steps >= growth.needed {
+            notes.push(total(growth, device.index));
+            notes.push(match is_quiet(growth) {
+                true => nobody(growth),
+                false => SUSPECTS.to_owned(),
+            });
+        }
+        for note in notes {
+            table::push_note(&mut text, &note, options.width);
+        }
+        render(&mut text, growth, options);
+    }
+    if replay.snapshot.devices.len() > devices.len() {
+        table::push_line(&mut text, "");
+        table::push_note(&mut text, table::NO_CALLS_INTO_CUDA, options.width);
+    }
+    text
+}
+
+fn is_quiet(growth: &Growth) -> bool {
+    growth.lines.is_empty() && growth.modules.is_empty() && growth.tensors.is_empty()
+}
+
+/// What the figures are of.
+fn looked_at(growth: &Growth) -> String {
+    let steps = counted(growth.steps as u64, "step");
+    let each = match growth.step {
+        Step::Iterations(each) if (each - 1.0).abs() < 0.01 => {
+            "what was live at the end of each iteration".to_owned()
+        }
+        Step::Iterations(each) => {
+            format!("the lowest of what was live at the ends of every {each:.0} iterations")
+        }
+        Step::Window(length) => format!(
+            "the lowest of what was live in every {}, since no iterations could be told",
+            span(Duration::from_nanos(length))
+        ),
+    };
+    let left_out = growth.left_out;
+    let mut text = format!("{steps} looked at: {each}; the first {left_out} left out (warm-up).");
+    if growth.steps < growth.needed {
+        let needed = growth.needed;
+        text.push_str(&format!(
+            " That is too few to tell growth from chance: {needed} are needed. Record for longer."
+        ));
+    }
+    text
+}
+
+fn per(growth: &Growth) -> &'static str {
+    match growth.step {
+        Step::Iterations(_) => "an iteration",
+        Step::Window(_) => "a second",
+    }
+}
+
+fn total(growth: &Growth, device: DeviceIndex) -> String {
+    match &growth.total {
+        Some(total) => format!(
+            "{device} as a whole grows by {} {}, in {:.0}% of the steps: from {} to {}.",
+            bytes(total.bytes),
+            per(growth),
+            100.0 * total.grew,
+            human(total.first),
+            human(total.last)
+        ),
+        None => format!("{device} as a whole does not grow."),
+    }
+}
+
+fn nobody(growth: &Growth) -> String {
+    format!(
+        "No line, module or tensor grows. (What gained less than {} over these steps is not named.)",
+        human(growth.least)
+    )
+}
+
+/// Bytes that need not be whole.
+fn bytes(bytes: f64) -> String {
+    // Beyond u64 it saturates, and below 0 it is 0.
+    human(Bytes(bytes.round() as u64))
+}
+
+fn render(text: &mut String, growth: &Growth, options: &ReportOptions) {
+    let frames = growth.lines.iter().filter_map(|line| line.who.frame());
+    let names = FileNames::of(frames.map(|frame| &frame.file));
+    let of_part = |suspect: &Suspect<_>| {
+        let part = &suspect.part;
+        match part.what {
+            What::Unknown => String::new(),
+            _ => format!("  {}", shapes::tensor(&part.what)),
+        }
+    };
+    section(text, growth, "LINE", &growth.lines, options, |line| {
+        format!("{}{}", names.site(&line.who), of_part(line))
+    });
+    section(text, growth, "MODULE", &growth.modules, options, |it| {
+        place_name(&it.who)
+    });
+    section(text, growth, "TENSOR", &growth.tensors, options, |it| {
+        shapes::tensor(&it.who)
+    });
+}
+
+fn section<K>(
+    text: &mut String,
+    growth: &Growth,
+    what: &str,
+    suspects: &[Suspect<K>],
+    options: &ReportOptions,
+    name: impl Fn(&Suspect<K>) -> String,
+) {
+    if suspects.is_empty() {
+        return;
+    }
+    let most = match options.top {
+        Top::All => suspects.len(),
+        Top::Rows(rows) => rows,
+    };
+    let (shown, hidden) = suspects.split_at(most.min(suspects.len()));
+    let headings = match growth.step {
+        Step::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER", "GREW", "FIRST", "LAST", what],
+        Step::Window(_) => ["BYTES/s", "BLOCKS/s", "GREW", "FIRST", "LAST", what],
+    };
+    let mut cells: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
+    cells.extend(
+        shown
+            .iter()
+            .map(|suspect| row(&suspect.rate, name(suspect))),
+    );
+    table::push_line(text, "");
+    columns::lay_out(text, &cells, options.width, Style(options.colour));
+    if !hidden.is_empty() {
+        let others = count(hidden.len() as u64);
+        table::push_line(text, &format!("(and {others} more: --all)"));
+    }
+}
+
+fn row(rate_of: &Rate, name: String) -> Cells {
+    vec![
+        bytes(rate_of.bytes),
+        rate(rate_of.blocks),
+        format!("{:.0}%", 100.0 * rate_of.grew),
+        human(rate_of.first),
+        human(rate_of.last),
+        name,
+    ]
+}

@@ -1,0 +1,161 @@
+//! What memory was for when a device held most, and in which iteration that was.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use super::{Row, without_numbers};
+use crate::bytes::human;
+use crate::event::{Bytes, Module, TimeNs};
+use crate::label::clean;
+use crate::model::snapshot::Grouping;
+use crate::model::why::category::Category;
+use crate::model::why::iterations::{IterationKind, Iterations};
+use crate::model::why::view::DeviceView;
+
+/// Said below the table of categories.
+pub(super) const INFERRED: &str =
+    "Categories are inferred from when memory was asked for and when it was given back.";
+
+/// Modules that are named beside what was saved for backward.
+const MOST_NAMED: usize = 3;
+
+/// What memory was for.
+pub(super) struct Purposed {
+    pub(super) category: Category,
+    /// Of what was saved for backward: in which modules, most first.
+    pub(super) saved: Vec<(String, u64)>,
+}
+
+impl Purposed {
+    /// The category in words, with the modules that saved most.
+    pub(super) fn name(&self) -> String {
+        let category = match self.category {
+            Category::Activation => "activation, saved for backward",
+            other => other.as_str(),
+        };
+        let named = self.saved.iter().take(MOST_NAMED);
+        let named: Vec<String> = named
+            .map(|(module, bytes)| format!("{module} {}", human(Bytes(*bytes))))
+            .collect();
+        match named.is_empty() {
+            true => category.to_owned(),
+            false => format!("{category}: {}", named.join(", ")),
+        }
+    }
+}
+
+/// What memory was for, most first.
+pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Row<Purposed>> {
+    let composition = &device.peak().composition;
+    let of = |category: &Category| Row {
+        who: Purposed {
+            category: *category,
+            saved: match category {
+                Category::Activation => saved(device),
+                _ => Vec::new(),
+            },
+        },
+        bytes: composition.of(*category),
+        blocks: None,
+    };
+    let mut rows: Vec<_> = Category::ALL.iter().map(of).collect();
+    rows.retain(|row| row.bytes > 0);
+    rows.sort_by_key(|row| Reverse(row.bytes));
+    rows
+}
+
+/// Bytes saved for backward by module, most first.
+fn saved(device: DeviceView<'_>) -> Vec<(String, u64)> {
+    let mut of_module: BTreeMap<String, u64> = BTreeMap::new();
+    let (mut outside, mut unknown) = (0_u64, 0_u64);
+    for row in device.saved(Grouping::User) {
+        let bytes = row.holding.at_peak;
+        let sum = match &row.module {
+            Module::Called(path) => of_module.entry(without_numbers(path)).or_default(),
+            Module::Outside => &mut outside,
+            Module::Unknown => &mut unknown,
+        };
+        *sum = sum.saturating_add(bytes);
+    }
+    of_module.retain(|_, bytes| *bytes > 0);
+    let mut sums = where_they_part(&of_module);
+    sums.push(("(outside of modules)".to_owned(), outside));
+    sums.push(("(module not known)".to_owned(), unknown));
+    sums.retain(|(_, bytes)| *bytes > 0);
+    sums.sort_by_key(|(_, bytes)| Reverse(*bytes));
+    sums
+}
+
+/// The sums of the modules at the level at which their paths part: all begin with `GPT`, so `GPT.layers` and `GPT.head`.
+fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
+    let paths: Vec<Vec<&str>> = of_module
+        .keys()
+        .map(|path| path.split('.').collect())
+        .collect();
+    let Some(first) = paths.first() else {
+        return Vec::new();
+    };
+    let is_common = |level: &usize| {
+        let name = first.get(*level);
+        name.is_some() && paths.iter().all(|path| path.get(*level) == name)
+    };
+    let common = (0..first.len()).take_while(is_common).count();
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (path, bytes) in paths.iter().zip(of_module.values()) {
+        let path = &path[..path.len().min(common + 1)];
+        let sum = sums.entry(clean(&path.join("."))).or_default();
+        *sum = sum.saturating_add(*bytes);
+    }
+    sums.into_iter().collect()
+}
+
+/// In which iteration a moment was, in words; `None` where no iterations could be told.
+pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<String> {
+    let is_in =
+        |row: &&crate::model::why::iterations::Iteration| (row.begin..=row.end).contains(&time);
+    let any = |row: &crate::model::why::iterations::Iteration| row.kind != IterationKind::Before;
+    if !iterations.rows.iter().any(any) {
+        return None;
+    }
+    let row = iterations.rows.iter().find(is_in)?;
+    Some(match row.kind {
+        IterationKind::Before => "before the first iteration".to_owned(),
+        IterationKind::Whole | IterationKind::Unfinished => format!("in iteration {}", row.number),
+        IterationKind::Evaluation => format!("in an evaluation after iteration {}", row.number),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_named_where_their_paths_part() {
+        let sums = |paths: &[(&str, u64)]| {
+            let of: BTreeMap<String, u64> = paths
+                .iter()
+                .map(|(path, of)| ((*path).into(), *of))
+                .collect();
+            where_they_part(&of)
+        };
+        let named = |path: &str, bytes| (path.to_owned(), bytes);
+        assert_eq!(
+            sums(&[
+                ("GPT.layers.*.mlp", 3),
+                ("GPT.layers.*.attn", 4),
+                ("GPT.head", 5)
+            ]),
+            [named("GPT.head", 5), named("GPT.layers", 7)]
+        );
+        assert_eq!(
+            sums(&[("GPT.layers.*.mlp", 3), ("GPT.layers.*.attn", 4)]),
+            [named("GPT.layers.*.attn", 4), named("GPT.layers.*.mlp", 3)]
+        );
+        assert_eq!(
+            sums(&[("Net", 1), ("Net.a", 2)]),
+            [named("Net", 1), named("Net.a", 2)]
+        );
+        assert_eq!(sums(&[("Net.a.b", 2)]), [named("Net.a.b", 2)]);
+        assert_eq!(sums(&[]), []);
+    }
+}

@@ -11,11 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use criterion::{BatchSize, Criterion, Throughput};
 
 use memprobe::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
-    StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, Grad, MemoryEvent, Module, ShapeId,
+    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
+use memprobe::model::why::WhyLedger;
+use memprobe::model::why::modules::ModuleLedger;
 
 /// Counts the bytes that are allocated.
 struct Counting;
@@ -148,7 +150,49 @@ impl Program {
     }
 }
 
-/// A stack of 24 frames; its user's line is one of 300.
+/// Who listens beside the ledger of lines.
+#[derive(Clone, Copy, PartialEq)]
+enum Listeners {
+    Nobody,
+    Modules,
+    Categories,
+    Both,
+}
+
+/// The ledger of lines, and those beside it.
+struct Beside {
+    listeners: Listeners,
+    model: Model,
+    modules: ModuleLedger,
+    categories: WhyLedger,
+}
+
+impl Beside {
+    fn new(program: &Program, listeners: Listeners) -> Self {
+        let mut beside = Self {
+            listeners,
+            model: Model::new(Target::default(), TimeNs(0)),
+            modules: ModuleLedger::default(),
+            categories: WhyLedger::new(None),
+        };
+        for id in 1..=program.stacks {
+            beside.apply(&Event::Stack(StackId(id), stack(id)));
+        }
+        beside
+    }
+
+    fn apply(&mut self, event: &Event) {
+        let applied = self.model.apply(event);
+        if matches!(self.listeners, Listeners::Modules | Listeners::Both) {
+            self.modules.apply(event, &applied, &self.model);
+        }
+        if matches!(self.listeners, Listeners::Categories | Listeners::Both) {
+            self.categories.apply(event, &applied);
+        }
+    }
+}
+
+/// A stack of 24 frames; its user's line is one of 300, its module one of 72.
 fn stack(id: u32) -> Arc<Stack> {
     let frame = |file: &str, line| Frame {
         file: file.into(),
@@ -166,7 +210,11 @@ fn stack(id: u32) -> Arc<Stack> {
         kind: StackKind::Python,
         frames,
         truncated: false,
-        context: Context::default(),
+        context: Context {
+            module: Module::Called(format!("GPT.layers.{}.mlp.{}", id % 24, id % 3).into()),
+            grad: Grad::Enabled,
+            node: None,
+        },
     })
 }
 
@@ -194,6 +242,33 @@ fn bench_apply(criterion: &mut Criterion) {
             health.disagreements, 0,
             "the program of the benchmark is consistent"
         );
+    }
+    group.finish();
+}
+
+/// What the ledgers of modules and of categories add to an event.
+fn bench_beside(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("apply, 20000 live blocks, with");
+    for (name, listeners) in [
+        ("nobody beside", Listeners::Nobody),
+        ("modules", Listeners::Modules),
+        ("categories", Listeners::Categories),
+        ("modules and categories", Listeners::Both),
+    ] {
+        let mut program = Program::new(300);
+        let mut beside = Beside::new(&program, listeners);
+        while program.live.len() < 20_000 {
+            beside.apply(&program.alloc());
+        }
+        let count = 128 * 1024;
+        group.throughput(Throughput::Elements(count));
+        group.bench_function(name, |bencher| {
+            bencher.iter_batched_ref(
+                || program.events(count as usize),
+                |events| events.iter().for_each(|event| beside.apply(event)),
+                BatchSize::PerIteration,
+            );
+        });
     }
     group.finish();
 }
@@ -246,6 +321,7 @@ fn main() {
     report_memory();
     let mut criterion = Criterion::default().configure_from_args();
     bench_apply(&mut criterion);
+    bench_beside(&mut criterion);
     bench_snapshot(&mut criterion);
     criterion.final_summary();
 }

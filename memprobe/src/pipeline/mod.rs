@@ -14,6 +14,7 @@ mod interrupts;
 mod lookout;
 mod process;
 mod progress;
+mod reasons;
 mod recorder;
 mod session;
 mod source;

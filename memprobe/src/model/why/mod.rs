@@ -16,6 +16,7 @@ pub mod parts;
 pub mod peak;
 pub mod phase;
 pub mod rows;
+pub mod screens;
 pub mod view;
 
 pub use laps::LapDevice;

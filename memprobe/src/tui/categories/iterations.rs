@@ -9,16 +9,16 @@ use ratatui::style::Style;
 use super::super::theme::Theme;
 use crate::bytes::short;
 use crate::event::Bytes;
-use crate::label::{count, fit, iteration, iterations_by, span};
+use crate::label::{count, duration, fit, iteration, iterations_by, span};
 use crate::model::snapshot::why::{DeviceCategories, IterationRow, Source};
 
 /// Each head with the width of its column, and the least width of the table that shows it.
 const COLUMNS: [(&str, usize, u16); 5] = [
-    ("TOOK", 8, 0),
+    ("TOOK", 12, 0),
     ("PEAK", 9, 0),
-    ("LIVE AT END", 12, 48),
-    ("CACHED", 9, 58),
-    ("ALLOCS", 9, 68),
+    ("LIVE AT END", 12, 54),
+    ("CACHED", 9, 64),
+    ("ALLOCS", 9, 74),
 ];
 
 /// Columns of the first one, and where the head tells what iterations are told apart by.
@@ -33,8 +33,7 @@ pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategorie
     let head = Rect { height: 1, ..area };
     buffer.set_style(head, theme.bar());
     let mut text = format!("  {:<NAME$}", "ITERATION");
-    for (head, wide, least) in shown(area.width) {
-        debug_assert!(area.width >= least);
+    for (head, wide, _) in shown(area.width) {
         text.push_str(&format!(" {head:>wide$}"));
     }
     let by = format!("   by {}", iterations_by(device.source));
@@ -64,7 +63,7 @@ fn shown(width: u16) -> impl Iterator<Item = (&'static str, usize, u16)> {
 fn line(row: &IterationRow, width: u16) -> String {
     let cached = Bytes(row.end.reserved.0.saturating_sub(row.end.allocated.0));
     let cells = [
-        span(Duration::from_nanos(row.length)),
+        took(Duration::from_nanos(row.length)),
         short(row.peak),
         short(row.end.allocated),
         short(cached),
@@ -77,4 +76,12 @@ fn line(row: &IterationRow, width: u16) -> String {
         }
     }
     text
+}
+
+/// A length of time, of the short ones in milliseconds.
+fn took(length: Duration) -> String {
+    match length.as_secs() {
+        0 => span(length),
+        _ => duration(length),
+    }
 }

@@ -26,9 +26,12 @@ const COLUMNS: [(Column, u16, u16); 7] = [
     (Column::Most, 8, 60),
     (Column::Share, 6, 94),
     (Column::Blocks, 8, 102),
-    (Column::Category, 28, 0),
+    (Column::Category, 29, 0),
     (Column::How, 8, 68),
 ];
+
+/// Narrower tables tell the rule in place of a name.
+const ROOM_FOR_RULES: u16 = 84;
 
 /// The columns that have room, with where each starts and how wide it is.
 fn columns(width: u16) -> Vec<(Column, u16, u16)> {
@@ -40,7 +43,7 @@ fn columns(width: u16) -> Vec<(Column, u16, u16)> {
             start = (start + wide + GAP).min(width);
         }
     }
-    if width >= 84 {
+    if width >= ROOM_FOR_RULES {
         places.push((Column::Rule, start, width - start));
     }
     places
@@ -90,6 +93,10 @@ pub fn draw_rows(
     allocated: Bytes,
     theme: &Theme,
 ) {
+    let names = match area.width {
+        ROOM_FOR_RULES.. => RuleNames::Beside,
+        _ => RuleNames::Here,
+    };
     let rows = state.rows.iter().enumerate().skip(state.offset);
     for ((at, row), y) in rows.zip(area.y..area.bottom()) {
         let line = Rect {
@@ -113,6 +120,7 @@ pub fn draw_rows(
                             ..line
                         },
                         row,
+                        names,
                         theme,
                     );
                 }
@@ -139,16 +147,26 @@ pub fn draw_rows(
     }
 }
 
-fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, theme: &Theme) {
+/// Where the words of a rule stand.
+#[derive(Clone, Copy)]
+enum RuleNames {
+    /// In a column of their own.
+    Beside,
+    /// In place of a name.
+    Here,
+}
+
+fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, names: RuleNames, theme: &Theme) {
     let room = usize::from(area.width);
     let mark = match row.fold {
         Fold::Leaf => " ",
         Fold::Closed => theme.glyphs.closed,
         Fold::Open => theme.glyphs.open,
     };
-    let (indent, name) = match &row.rule {
-        Some(_) => ("    ", "of these"),
-        None => ("", portion(row.portion)),
+    let (indent, name) = match (&row.rule, names) {
+        (None, _) => ("", portion(row.portion)),
+        (Some(_), RuleNames::Beside) => ("    ", "of these"),
+        (Some(rule), RuleNames::Here) => ("  ", rule.rule.as_str()),
     };
     buffer.set_stringn(
         area.x,

@@ -17,7 +17,7 @@ use super::state::CategoriesState;
 use super::{graph, iterations, table};
 use crate::bytes::human;
 use crate::label::fit;
-use crate::model::snapshot::why::{DeviceCategories, Phase};
+use crate::model::snapshot::why::DeviceCategories;
 
 /// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
 /// knows the process, the devices and how the measurement is doing.
@@ -76,14 +76,11 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
     if area.is_empty() {
         return;
     }
-    let phase = match device.phase {
-        Phase::Other => "outside of passes and steps",
-        phase => phase.as_str(),
-    };
     let text = format!(
-        "  allocated {}   peak {}   last asked for memory: {phase}",
+        "  allocated {}   peak {}   phase: {}",
         human(device.totals.allocated),
-        human(device.peak)
+        human(device.peak),
+        device.phase.as_str()
     );
     let room = usize::from(area.width);
     let text = fit(&text, room, theme.glyphs.cut);
@@ -115,7 +112,7 @@ fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
 
 /// Keys, columns and words.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
-    let entries: [(&str, &str); 23] = [
+    let entries: [(&str, &str); 24] = [
         (
             theme.glyphs.arrows,
             "or j k, PgUp PgDn, Home End, wheel: move",
@@ -144,6 +141,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         (
             "letters",
             "the graph draws each category by the letter of its row",
+        ),
+        (
+            "phase",
+            "what the program did when it last asked for memory",
         ),
         (
             "AT PEAK",

@@ -108,7 +108,7 @@ pub fn table(device: &DeviceModules, modules: &[ModuleRow], wish: &Wish) -> Tabl
     making.table
 }
 
-/// All keys of modules that can be opened beneath one.
+/// All keys of modules that can be opened at and beneath one; of no path those of all.
 pub fn keys_beneath(modules: &[ModuleRow], path: &str) -> Vec<RowKey> {
     let mut keys = Vec::new();
     let mut left: Vec<(&ModuleRow, String)> = modules
@@ -116,7 +116,8 @@ pub fn keys_beneath(modules: &[ModuleRow], path: &str) -> Vec<RowKey> {
         .map(|module| (module, joined("", module)))
         .collect();
     while let Some((module, at)) = left.pop() {
-        let is_beneath = at == path
+        let is_beneath = path.is_empty()
+            || at == path
             || at
                 .strip_prefix(path)
                 .is_some_and(|rest| rest.starts_with('.'));

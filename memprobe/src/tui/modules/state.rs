@@ -262,10 +262,12 @@ impl ModulesState {
 
     fn open_all(&mut self) {
         self.keep_selected();
-        if let Some(RowKey::Module(path)) = self.selected().map(|row| &row.key) {
-            let keys = rows::keys_beneath(&self.modules, path);
-            self.open.extend(keys);
-        }
+        let path = match self.selected().map(|row| &row.key) {
+            Some(RowKey::Module(path)) => path.as_str(),
+            _ => "",
+        };
+        let keys = rows::keys_beneath(&self.modules, path);
+        self.open.extend(keys);
     }
 
     fn regroup(&mut self) {

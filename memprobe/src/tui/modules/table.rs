@@ -132,7 +132,10 @@ fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, theme: &Theme) {
     buffer.set_stringn(area.x, area.y, &before, room, Style::new());
     let start = area.x + width(&before).min(room) as u16;
     let left = usize::from(area.right().saturating_sub(start));
-    let text = fit_middle(&called(row), left, theme.glyphs.cut);
+    let text = match row.key {
+        RowKey::Module(_) => fit_middle(&called(row), left, theme.glyphs.cut),
+        _ => fit(&row.name, left, theme.glyphs.cut),
+    };
     buffer.set_stringn(start, area.y, text, left, Style::new());
 }
 

@@ -35,7 +35,9 @@ pub fn draw(
         return None;
     };
     draw_title_of(buffer, layout.header, "memprobe modules", lines, theme);
-    draw_devices(buffer, layout.devices, lines, theme);
+    if lines.shown.devices.len() > 1 {
+        draw_devices(buffer, layout.devices, lines, theme);
+    }
     if let Some(device) = state.shown_device() {
         let allocated = device.totals.allocated;
         table::draw_account(buffer, layout.account, state, device, theme);

@@ -11,7 +11,7 @@ use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::model::why::WhyLedger;
 use memprobe::model::why::modules::ModuleLedger;
-use memprobe::model::why::screens;
+use memprobe::model::why::told;
 use memprobe::tui::{Explain, Reasons};
 
 const MIB: u64 = 1 << 20;
@@ -82,13 +82,11 @@ impl Trainer {
         let snapshot = self.model.snapshot(TimeNs(self.time), Grouping::User);
         match wanted {
             Explain::Nothing => Reasons::Nothing,
-            Explain::Modules => {
-                Reasons::Modules(Arc::new(screens::modules(&self.modules, &snapshot)))
-            }
+            Explain::Modules => Reasons::Modules(Arc::new(told::modules(&self.modules, &snapshot))),
             Explain::Categories => {
                 let iterations = self.categories.latest_iterations(100);
-                let told = screens::categories(&self.categories, &iterations, snapshot.now);
-                Reasons::Categories(Arc::new(told))
+                let all = told::categories(&self.categories, &iterations, snapshot.now);
+                Reasons::Categories(Arc::new(all))
             }
         }
     }

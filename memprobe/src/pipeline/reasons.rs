@@ -9,7 +9,7 @@ use crate::model::snapshot::Snapshot;
 use crate::model::why::WhyLedger;
 use crate::model::why::iterations::Iterations;
 use crate::model::why::modules::ModuleLedger;
-use crate::model::why::screens::{categories, modules};
+use crate::model::why::told::{categories, modules};
 use crate::model::{Applied, Model};
 use crate::tui::{Explain, Reasons};
 

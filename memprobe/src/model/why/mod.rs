@@ -16,7 +16,8 @@ pub mod parts;
 pub mod peak;
 pub mod phase;
 pub mod rows;
-pub mod screens;
+pub mod told;
+
 pub mod view;
 
 pub use laps::LapDevice;

@@ -10,7 +10,7 @@ use crate::model::snapshot::Grouping;
 use crate::model::why::WhyLedger;
 use crate::model::why::modules::ModuleLedger;
 use crate::model::why::parts::samples::{Program, backward, called};
-use crate::model::why::screens;
+use crate::model::why::told;
 
 const MIB: u64 = 1 << 20;
 
@@ -143,7 +143,7 @@ impl Training {
     }
 }
 
-fn told(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
+fn told_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
     let mut modules = ModuleLedger::default();
     let mut categories = WhyLedger::new(None);
     let model = program.play(|event, applied, model| {
@@ -157,19 +157,19 @@ fn told(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
     let now = last.unwrap_or_default();
     let snapshot = model.snapshot(now, Grouping::User);
     (
-        screens::modules(&modules, &snapshot),
-        screens::categories(&categories, &categories.latest_iterations(100), now),
+        told::modules(&modules, &snapshot),
+        told::categories(&categories, &categories.latest_iterations(100), now),
     )
 }
 
 /// The modules of that program.
 pub(crate) fn modules() -> Arc<Vec<DeviceModules>> {
-    Arc::new(told(&Training::new().train(12)).0)
+    Arc::new(told_of(&Training::new().train(12)).0)
 }
 
 /// What its memory is for.
 pub(crate) fn categories() -> Arc<Vec<DeviceCategories>> {
-    Arc::new(told(&Training::new().train(12)).1)
+    Arc::new(told_of(&Training::new().train(12)).1)
 }
 
 /// Modules of which one has that name and holds a MiB.
@@ -177,7 +177,7 @@ pub(crate) fn module(name: &str) -> Arc<Vec<DeviceModules>> {
     let mut program = Program::default();
     let stack = program.stack(called(1, name));
     program.alloc(stack, MIB);
-    Arc::new(told(&program).0)
+    Arc::new(told_of(&program).0)
 }
 
 /// What a program holds that marks nothing and calls no modules.
@@ -185,6 +185,6 @@ pub(crate) fn silent() -> (Arc<Vec<DeviceModules>>, Arc<Vec<DeviceCategories>>) 
     let mut program = Program::attached_at(5 * MIB);
     let stack = program.stack(called(1, ""));
     program.alloc(stack, 3 * MIB);
-    let (modules, categories) = told(&program);
+    let (modules, categories) = told_of(&program);
     (Arc::new(modules), Arc::new(categories))
 }

@@ -11,13 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use criterion::{BatchSize, Criterion, Throughput};
 
 use memprobe::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, Grad, MemoryEvent, Module, ShapeId,
-    Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Beginning, Bytes, Context, DeviceIndex, Event, Frame, Mark, MemoryEvent,
+    ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::model::why::WhyLedger;
-use memprobe::model::why::modules::ModuleLedger;
 
 /// Counts the bytes that are allocated.
 struct Counting;
@@ -150,49 +149,7 @@ impl Program {
     }
 }
 
-/// Who listens beside the ledger of lines.
-#[derive(Clone, Copy, PartialEq)]
-enum Listeners {
-    Nobody,
-    Modules,
-    Categories,
-    Both,
-}
-
-/// The ledger of lines, and those beside it.
-struct Beside {
-    listeners: Listeners,
-    model: Model,
-    modules: ModuleLedger,
-    categories: WhyLedger,
-}
-
-impl Beside {
-    fn new(program: &Program, listeners: Listeners) -> Self {
-        let mut beside = Self {
-            listeners,
-            model: Model::new(Target::default(), TimeNs(0)),
-            modules: ModuleLedger::default(),
-            categories: WhyLedger::new(None),
-        };
-        for id in 1..=program.stacks {
-            beside.apply(&Event::Stack(StackId(id), stack(id)));
-        }
-        beside
-    }
-
-    fn apply(&mut self, event: &Event) {
-        let applied = self.model.apply(event);
-        if matches!(self.listeners, Listeners::Modules | Listeners::Both) {
-            self.modules.apply(event, &applied, &self.model);
-        }
-        if matches!(self.listeners, Listeners::Categories | Listeners::Both) {
-            self.categories.apply(event, &applied);
-        }
-    }
-}
-
-/// A stack of 24 frames; its user's line is one of 300, its module one of 72.
+/// A stack of 24 frames; its user's line is one of 300.
 fn stack(id: u32) -> Arc<Stack> {
     let frame = |file: &str, line| Frame {
         file: file.into(),
@@ -210,11 +167,7 @@ fn stack(id: u32) -> Arc<Stack> {
         kind: StackKind::Python,
         frames,
         truncated: false,
-        context: Context {
-            module: Module::Called(format!("GPT.layers.{}.mlp.{}", id % 24, id % 3).into()),
-            grad: Grad::Enabled,
-            node: None,
-        },
+        context: Context::default(),
     })
 }
 
@@ -246,30 +199,101 @@ fn bench_apply(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What the ledgers of modules and of categories add to an event.
-fn bench_beside(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("apply, 20000 live blocks, with");
-    for (name, listeners) in [
-        ("nobody beside", Listeners::Nobody),
-        ("modules", Listeners::Modules),
-        ("categories", Listeners::Categories),
-        ("modules and categories", Listeners::Both),
-    ] {
-        let mut program = Program::new(300);
-        let mut beside = Beside::new(&program, listeners);
-        while program.live.len() < 20_000 {
-            beside.apply(&program.alloc());
+/// Stacks of a training loop: forward, backward and step, 100 lines of each.
+fn training_stack(id: u32) -> Arc<Stack> {
+    let mut stack = Stack::clone(&stack(id));
+    let torch = |file: &str, function: &str| Frame {
+        file: format!("/usr/lib/python3.12/site-packages/torch/{file}").into(),
+        line: 1,
+        function: function.into(),
+        library: None,
+    };
+    match id % 3 {
+        0 => stack
+            .frames
+            .insert(2, torch("nn/modules/module.py", "_call_impl")),
+        1 => {
+            stack.kind = StackKind::Waiting {
+                thread: "pt_autograd_0".into(),
+            }
         }
-        let count = 128 * 1024;
-        group.throughput(Throughput::Elements(count));
-        group.bench_function(name, |bencher| {
-            bencher.iter_batched_ref(
-                || program.events(count as usize),
-                |events| events.iter().for_each(|event| beside.apply(event)),
-                BatchSize::PerIteration,
-            );
-        });
+        _ => stack
+            .frames
+            .insert(2, torch("optim/optimizer.py", "wrapper")),
     }
+    Arc::new(stack)
+}
+
+/// An iteration: 300 blocks that are saved, 300 gradients as these are freed, a step with 100 temporaries; the
+/// gradients are freed then.
+fn train(program: &mut Program, events: &mut Vec<Event>) {
+    let alloc = |program: &mut Program, kind: u32| {
+        let stack = 3 * (1 + program.below(100) as u32) + kind;
+        let addr = 0x7f00_0000_0000 + ((program.live.len() as u64) << 12);
+        program.live.push(addr);
+        (addr, program.event(Action::Alloc, addr, stack))
+    };
+    let (mut saved, mut gradients) = (Vec::new(), Vec::new());
+    for _ in 0..300 {
+        let (addr, event) = alloc(program, 0);
+        saved.push(addr);
+        events.push(event);
+    }
+    for addr in saved {
+        let (gradient, event) = alloc(program, 1);
+        gradients.push(gradient);
+        events.push(event);
+        events.push(program.event(Action::Free, addr, 0));
+    }
+    events.push(Event::Mark(Mark {
+        time: TimeNs(program.time),
+        tgid: Tgid(1),
+        tid: Tid(1),
+        begins: Beginning::Step,
+        class: "Adam".into(),
+        stack: StackId(2),
+    }));
+    for _ in 0..100 {
+        let (addr, event) = alloc(program, 2);
+        events.push(event);
+        events.push(program.event(Action::Free, addr, 0));
+    }
+    for addr in gradients {
+        events.push(program.event(Action::Free, addr, 0));
+    }
+    program.live.clear();
+}
+
+/// What it costs to know what memory is for, beside the ledger of lines on the same events.
+fn bench_why(criterion: &mut Criterion) {
+    let mut program = Program::new(0);
+    let mut events: Vec<Event> = (1..=303)
+        .map(|id| Event::Stack(StackId(id), training_stack(id)))
+        .collect();
+    for _ in 0..100 {
+        train(&mut program, &mut events);
+    }
+    let mut group = criterion.benchmark_group("training loop");
+    group.throughput(Throughput::Elements(events.len() as u64));
+    group.bench_function("lines", |bencher| {
+        bencher.iter(|| {
+            let mut model = Model::new(Target::default(), TimeNs(0));
+            for event in &events {
+                black_box(model.apply(event));
+            }
+        });
+    });
+    group.bench_function("lines and what for", |bencher| {
+        bencher.iter(|| {
+            let mut model = Model::new(Target::default(), TimeNs(0));
+            let mut why = WhyLedger::new(None);
+            for event in &events {
+                let applied = model.apply(event);
+                why.apply(event, &applied);
+            }
+            black_box(why.laps_ended());
+        });
+    });
     group.finish();
 }
 
@@ -321,7 +345,7 @@ fn main() {
     report_memory();
     let mut criterion = Criterion::default().configure_from_args();
     bench_apply(&mut criterion);
-    bench_beside(&mut criterion);
+    bench_why(&mut criterion);
     bench_snapshot(&mut criterion);
     criterion.final_summary();
 }

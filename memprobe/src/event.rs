@@ -327,6 +327,11 @@ pub struct Totals {
     pub reserved: Bytes,
 }
 
+impl Frame {
+    /// The file of a frame whose code object could not be read.
+    pub const UNREADABLE: &str = "<unreadable>";
+}
+
 impl Stack {
     /// The library that called into CUDA, where the stack is one of such a call.
     pub fn calling_library(&self) -> Option<&Arc<str>> {

@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::model::snapshot::Grouping;
+use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat,
@@ -30,6 +31,8 @@ Examples:
   memprobe report trace.json --by module --depth 2
   memprobe report trace.json --by peak
   memprobe report trace.json --by growth
+  memprobe report trace.json --by iteration --format csv
+  memprobe report trace.json --by category
   memprobe report run/
   memprobe report --by tensor a.json
   memprobe report trace.json --by event --format jsonl | jq 'select(.action == \"oom\")'")]
@@ -61,6 +64,13 @@ pub struct Report {
     /// With --by module: show each of modules that differ in number alone (layers.0, layers.1)
     #[arg(long)]
     each: bool,
+    /// For programs without an optimizer: an iteration begins when memory is asked for from below this
+    /// line, after the same thread asked for it from elsewhere
+    ///
+    /// Between two iterations, something must ask for memory from another line: where all of a loop's memory is
+    /// asked for from below this one, its iterations are not told apart. FILE may be the end of a path.
+    #[arg(long, value_name = "FILE:LINE", value_parser = iteration_line)]
+    iteration: Option<IterationLine>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -78,6 +88,14 @@ enum RowOf {
     Peak,
     /// A line, a module or a tensor that holds more from iteration to iteration: suspects of leaks
     Growth,
+    /// An iteration of a training loop: its peak, and what memory was for at that moment
+    Iteration,
+    /// What memory is for (parameters, gradients, activations, ...), and the rule that says so
+    Category,
+    /// What the program was doing when it asked for memory: forward, backward, step, ...
+    Phase,
+    /// What modules, operations and lines saved for backward passes
+    Saved,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -188,6 +206,10 @@ impl Report {
                 RowOf::Module => By::Module,
                 RowOf::Peak => By::Peak,
                 RowOf::Growth => By::Growth,
+                RowOf::Iteration => By::Iteration,
+                RowOf::Category => By::Category,
+                RowOf::Phase => By::Phase,
+                RowOf::Saved => By::Saved,
             },
             format: match self.format {
                 Writing::Text => Format::Text,
@@ -225,8 +247,14 @@ impl Report {
             } else {
                 Colour::Plain
             },
+            iteration: self.iteration.clone(),
         }
     }
+}
+
+fn iteration_line(words: &str) -> Result<IterationLine, String> {
+    IterationLine::parse(words)
+        .ok_or_else(|| "give a file and a line, such as serve.py:41".to_owned())
 }
 
 fn report_on(

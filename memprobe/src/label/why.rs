@@ -39,6 +39,7 @@ pub fn iteration(number: u64, kind: IterationKind) -> String {
         IterationKind::Before => "before".to_owned(),
         IterationKind::Whole => number.to_string(),
         IterationKind::Evaluation => "evaluation".to_owned(),
+        IterationKind::Undivided => "undivided".to_owned(),
         IterationKind::Unfinished => format!("{number} (now)"),
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = GrowthLedger::new(options.grouping);
-    let mut why = WhyLedger::new(None);
+    let mut why = WhyLedger::new(options.iteration.clone());
     let mut laps = 0;
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
         why.apply(event, applied);
@@ -189,9 +189,11 @@ fn render(text: &mut String, growth: &Growth, options: &ReportOptions) {
     section(text, growth, "LINE", &growth.lines, options, |line| {
         format!("{}{}", names.site(&line.who), of_part(line))
     });
-    section(text, growth, "MODULE", &growth.modules, options, |it| {
-        place_name(&it.who)
-    });
+    if growth.knows_modules {
+        section(text, growth, "MODULE", &growth.modules, options, |it| {
+            place_name(&it.who)
+        });
+    }
     section(text, growth, "TENSOR", &growth.tensors, options, |it| {
         shapes::tensor(&it.who)
     });
@@ -241,3 +243,6 @@ fn row(rate_of: &Rate, name: String) -> Cells {
         name,
     ]
 }
+
+#[cfg(test)]
+mod tests;

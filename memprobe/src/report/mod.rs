@@ -13,6 +13,7 @@ mod shapes;
 mod structured;
 mod table;
 mod tensors;
+mod why;
 
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
 pub use many::{Many, is_possible as is_possible_for_many};
@@ -23,10 +24,11 @@ use std::io::{self, BufRead, Write};
 
 use crate::event::Losses;
 use crate::model::snapshot::Grouping;
+use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, RecordingError};
 
 /// What a report shows, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportOptions {
     /// What a row stands for.
     pub by: By,
@@ -46,6 +48,8 @@ pub struct ReportOptions {
     pub width: usize,
     /// Whether text is coloured.
     pub colour: Colour,
+    /// The line at which an iteration begins, where the user names one.
+    pub iteration: Option<IterationLine>,
 }
 
 impl Default for ReportOptions {
@@ -60,6 +64,7 @@ impl Default for ReportOptions {
             alike: Alike::Folded,
             width: 100,
             colour: Colour::Plain,
+            iteration: None,
         }
     }
 }
@@ -79,6 +84,14 @@ pub enum By {
     Peak,
     /// What grows from iteration to iteration.
     Growth,
+    /// An iteration of a training loop.
+    Iteration,
+    /// What memory is for, and the rule that says so.
+    Category,
+    /// What the program was doing.
+    Phase,
+    /// What a module, operation and line saved for backward passes.
+    Saved,
 }
 
 /// How rows are written.
@@ -198,6 +211,7 @@ pub fn write<R: BufRead>(
         By::Module => modules::write(reader, options, out),
         By::Peak => peak::write(reader, options, out),
         By::Growth => growth::write(reader, options, out),
+        By::Iteration | By::Category | By::Phase | By::Saved => why::write(reader, options, out),
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
     match flushed {

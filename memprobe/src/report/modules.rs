@@ -12,7 +12,7 @@ use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
-use crate::bytes::{human, signed};
+use crate::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
 use crate::model::snapshot::DeviceSnapshot;
@@ -150,8 +150,15 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options:
         .map(|row| &row.total)
         .chain(tree.others.iter().map(|(_, sums)| sums))
         .any(|sums| sums.pass(Pass::Recompute).allocs > 0);
+    let mut left_out = Vec::new();
+    if !recomputed {
+        left_out.push(RECOMPUTE);
+    }
+    if options.width < WIDTH_FOR_SHARES {
+        left_out.push(SHARE);
+    }
     let sheet = Sheet {
-        recomputed,
+        left_out,
         whole: tree.peak.totals.allocated,
     };
     let modules = match options.alike {
@@ -172,7 +179,7 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options:
     }
     let (now, then) = (&device.before_attach, tree.peak.before_attach);
     if now.live.0 > 0 || then.0 > 0 {
-        cells.push(sheet.rest(human(then), human(now.live), BEFORE_ATTACH));
+        cells.push(sheet.rest(short(then), short(now.live), BEFORE_ATTACH));
     }
     if device.unaccounted != 0 || tree.peak.unaccounted != 0 {
         let (then, now) = (signed(tree.peak.unaccounted), signed(device.unaccounted));
@@ -183,14 +190,21 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options:
         _ => "(total of the allocator)",
     };
     let (then, now) = (tree.peak.totals.allocated, device.totals.allocated);
-    cells.push(sheet.rest(human(then), human(now), total));
+    cells.push(sheet.rest(short(then), short(now), total));
     columns::lay_out(text, &cells, options.width, Style(options.colour));
 }
 
+/// Columns of text below which the share of a row is left out: the names are worth more.
+const WIDTH_FOR_SHARES: usize = 110;
+
+/// Where these columns stand.
+const SHARE: usize = 1;
+const RECOMPUTE: usize = 3;
+
 /// How rows become cells.
 struct Sheet {
-    /// Whether anything was computed again, and so has a column.
-    recomputed: bool,
+    /// Columns that are not shown.
+    left_out: Vec<usize>,
     /// What the device held at its peak.
     whole: Bytes,
 }
@@ -209,20 +223,20 @@ impl Sheet {
             "ALLOCS",
             "MODULE",
         ];
-        self.without_unused(all.map(str::to_owned))
+        self.of_columns(all.map(str::to_owned))
     }
 
     fn row(&self, total: &Sums, own: &Sums, name: String) -> Cells {
-        let of_pass = |pass| human(total.pass(pass).at_peak);
-        self.without_unused([
-            human(total.all.at_peak),
+        let of_pass = |pass| short(total.pass(pass).at_peak);
+        self.of_columns([
+            short(total.all.at_peak),
             percent(total.all.at_peak.0.into(), self.whole.0.into()),
             of_pass(Pass::Forward),
             of_pass(Pass::Recompute),
             of_pass(Pass::Backward),
-            human(own.all.at_peak),
-            human(total.all.live),
-            total.all.peak.map_or_else(|| "-".to_owned(), human),
+            short(own.all.at_peak),
+            short(total.all.live),
+            total.all.peak.map_or_else(|| "-".to_owned(), short),
             count(total.all.allocs),
             name,
         ])
@@ -243,7 +257,7 @@ impl Sheet {
             none(),
         ];
         let [a, b, c, d, e, f, g, h, i] = cells;
-        self.without_unused([a, b, c, d, e, f, g, h, i, name.to_owned()])
+        self.of_columns([a, b, c, d, e, f, g, h, i, name.to_owned()])
     }
 
     /// One row for modules that are not shown: of outermost ones with what they hold, which no other row does.
@@ -266,11 +280,14 @@ impl Sheet {
         }
     }
 
-    fn without_unused(&self, cells: [String; 10]) -> Cells {
+    fn of_columns(&self, cells: [String; 10]) -> Cells {
         let cells = cells.into_iter().enumerate();
         cells
-            .filter(|(at, _)| *at != 3 || self.recomputed)
+            .filter(|(at, _)| !self.left_out.contains(at))
             .map(|(_, cell)| cell)
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -62,7 +62,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = PeakLedger::new(options.grouping);
-    let mut why = WhyLedger::new(None);
+    let mut why = WhyLedger::new(options.iteration.clone());
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
         ledger.apply(event, applied, model);
         why.apply(event, applied);
@@ -282,3 +282,6 @@ impl Sheet<'_> {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -253,7 +253,7 @@ impl<M: ReadMemory> Stacks<M> {
 /// A frame whose code object could not be read.
 fn unreadable() -> Frame {
     Frame {
-        file: "<unreadable>".into(),
+        file: Frame::UNREADABLE.into(),
         line: 0,
         function: "?".into(),
         library: None,

@@ -113,6 +113,11 @@ pub const ROOMS: &[Room] = &[
         except: &[],
     },
     Room {
+        name: "event/",
+        never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
+        except: &[],
+    },
+    Room {
         name: "tensors.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         // Whose tensors they are is said as everywhere.
@@ -259,6 +264,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::tensors",
             "crate::model::Applied",
             "crate::model::ShapeLedger",
+            "crate::model::why",
         ],
     },
     Room {

@@ -131,6 +131,8 @@ pub struct Growth {
     pub least: Bytes,
     /// How the allocator's total grows; `None` where it cannot be said that it does.
     pub total: Option<Rate>,
+    /// Whether the stacks say anything of modules.
+    pub knows_modules: bool,
     /// Lines that grow, fastest first.
     pub lines: Vec<Suspect<Site>>,
     /// Modules that grow, fastest first.
@@ -330,6 +332,7 @@ impl GrowthLedger {
             needed: fit::FEWEST_STEPS,
             least: Bytes(look.least),
             total: look.rate(&look.levels(total)),
+            knows_modules: self.parts.knows_modules(),
             lines: look.suspects(grown, |part| part.origin.site.clone()),
             modules: look.suspects(grown, |part| part.origin.place.clone()),
             tensors: look.suspects(grown, |part| part.what.clone()),

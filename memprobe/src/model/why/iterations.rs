@@ -12,6 +12,8 @@ const LONGEST_CYCLE: usize = 64;
 /// What a row of the table of iterations is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IterationKind {
+    /// Everything, where nothing tells iterations apart.
+    Undivided,
     /// Everything before the first iteration.
     Before,
     /// An iteration.
@@ -83,10 +85,13 @@ impl Iterations {
             most,
             ..Rows::default()
         };
-        let mut evaluations = all.iter().filter(|lap| lap.kind == LapKind::Evaluation);
+        if laps.source() == Source::Nothing {
+            return Self::undivided(&all, laps);
+        }
+        let evaluations = all.iter().filter(|lap| lap.kind == LapKind::Evaluation);
         let trainings = all.iter().filter(|lap| lap.key.is_some()).count();
         // Where most iterations have one, it is a part of them: a teacher, a target network.
-        let evaluation_is_part = evaluations.by_ref().count() * 2 > trainings;
+        let evaluation_is_part = evaluations.count() * 2 > trainings;
         let (finished, current) = all.split_at(all.len().saturating_sub(1));
         let mut count = 0;
         for lap in finished {
@@ -105,12 +110,12 @@ impl Iterations {
         }
         if let Some(lap) = current.first().filter(|lap| did_anything(lap)) {
             match (laps.source(), finished.is_empty()) {
-                (Source::Nothing, _) | (Source::Line, true) => {
-                    rows.push(IterationKind::Before, lap);
-                }
+                (Source::Line, true) => rows.push(IterationKind::Before, lap),
                 _ => {
                     rows.iterate(lap, is_first(count, lap, cycle));
-                    rows.leave_open();
+                    if !is_last(count, lap, laps.source(), cycle) {
+                        rows.leave_open();
+                    }
                 }
             }
         }
@@ -119,6 +124,28 @@ impl Iterations {
             cycle,
             rows: rows.finish(),
             dropped: laps.dropped(),
+        }
+    }
+}
+
+impl Iterations {
+    fn undivided(laps: &[&Lap], of: &Laps) -> Self {
+        let mut rows = Rows {
+            most: usize::MAX,
+            ..Rows::default()
+        };
+        if let Some((first, others)) = laps.split_first() {
+            let mut all = (*first).clone();
+            others.iter().for_each(|lap| all.extend(lap));
+            if did_anything(&all) {
+                rows.push(IterationKind::Undivided, &all);
+            }
+        }
+        Self {
+            source: of.source(),
+            cycle: Cycle::Single,
+            rows: rows.finish(),
+            dropped: of.dropped(),
         }
     }
 }
@@ -134,6 +161,15 @@ fn is_first(count: usize, lap: &Lap, cycle: Cycle) -> bool {
         Cycle::ByBatch => lap.batches > 0 || count == 0,
         Cycle::Repeats(steps) => count.is_multiple_of(steps),
     }
+}
+
+/// Whether a lap that runs on ends an iteration nevertheless: its step was made, and nothing came after it.
+fn is_last(count: usize, lap: &Lap, source: Source, cycle: Cycle) -> bool {
+    let ends = match cycle {
+        Cycle::Repeats(steps) => (count + 1).is_multiple_of(steps),
+        Cycle::Single | Cycle::ByBatch | Cycle::Irregular => true,
+    };
+    source == Source::Steps && lap.key.is_some() && ends
 }
 
 fn cycle(laps: &[&Lap]) -> Cycle {

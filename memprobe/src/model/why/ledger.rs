@@ -158,13 +158,15 @@ impl WhyLedger {
 
     fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
         if self.traits.len() >= MOST_STACKS && !self.traits.contains_key(&id) {
+            self.heard.stacks_left_out = self.heard.stacks_left_out.saturating_add(1);
             return;
         }
         let context = &stack.context;
         self.heard.grad |= context.grad != Grad::Unknown;
         if let Some(node) = &context.node {
             self.heard.nodes = true;
-            if let Some(forward) = &node.forward {
+            let has_room = self.operations.len() < MOST_STACKS;
+            if let Some(forward) = node.forward.as_ref().filter(|_| has_room) {
                 let names = self.operations.entry(Arc::clone(forward)).or_default();
                 if names.len() < MOST_OPERATIONS {
                     names.insert(Arc::clone(&node.name));
@@ -198,7 +200,10 @@ impl WhyLedger {
                 self.by_stack.insert(Arc::clone(stack), origin);
                 origin
             }
-            _ => 0,
+            _ => {
+                self.heard.stacks_left_out = self.heard.stacks_left_out.saturating_add(1);
+                0
+            }
         }
     }
 
@@ -272,7 +277,9 @@ impl WhyLedger {
         if let Some(turn) = asked.turn {
             self.turn(turn);
         }
-        self.laps.ask(event.tid, traits.at_line, now(&self.devices));
+        if self.line.is_some() {
+            self.laps.ask(event.tid, traits.at_line, now(&self.devices));
+        }
         let Judged { phase, .. } = asked.judged;
         let made = match (traits.builds, asked.is_for_next_pass) {
             (true, _) => Made::AsParameter,

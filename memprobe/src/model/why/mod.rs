@@ -17,7 +17,6 @@ pub mod peak;
 pub mod phase;
 pub mod rows;
 pub mod told;
-
 pub mod view;
 
 pub use laps::LapDevice;

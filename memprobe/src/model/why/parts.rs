@@ -156,7 +156,8 @@ impl Parts {
             Event::Stack(id, stack) => self.define(*id, stack),
             Event::Use(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => self.apply_memory(event, applied, tell),
-            Event::Thread(..) | Event::AtAttach(_) | Event::Mark(_) | Event::Loss(_) => {}
+            // Nothing else is about a block that was seen being made.
+            _ => {}
         }
     }
 

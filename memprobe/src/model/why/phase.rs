@@ -84,6 +84,8 @@ pub enum PhaseRule {
     NothingTells,
     /// There is no Python stack.
     NoStack,
+    /// No frame tells, and not all of them could be read.
+    Unreadable,
 }
 
 impl PhaseRule {
@@ -104,6 +106,7 @@ impl PhaseRule {
             Self::AfterModule => "after a module's call and before the backward pass",
             Self::NothingTells => "nothing on the stack tells",
             Self::NoStack => "there is no Python stack",
+            Self::Unreadable => "not all of the stack could be read",
         }
     }
 
@@ -116,6 +119,7 @@ impl PhaseRule {
                 | Self::FunctionApplied
                 | Self::NothingTells
                 | Self::NoStack
+                | Self::Unreadable
         )
     }
 }
@@ -213,6 +217,9 @@ fn phase_of_untold(stack: &Stack) -> Judged {
     if context.node.is_some() {
         return Judged::new(Phase::Backward, PhaseRule::NodeEvaluated);
     }
+    if stack.frames.iter().any(is_unreadable) {
+        return Judged::new(Phase::Other, PhaseRule::Unreadable);
+    }
     let outermost = stack.frames.last().filter(|_| !stack.truncated);
     if outermost.is_some_and(is_function_apply) {
         return Judged::new(Phase::Backward, PhaseRule::FunctionApplied);
@@ -243,6 +250,10 @@ fn call(frame: &Frame) -> Option<Call> {
         (file, _) if file.starts_with("utils/data/") => Some(Call::Data),
         _ => None,
     }
+}
+
+fn is_unreadable(frame: &Frame) -> bool {
+    &*frame.file == Frame::UNREADABLE
 }
 
 /// Whether a frame is `BackwardCFunction.apply`, by which autograd calls a `Function` written in Python.
@@ -415,6 +426,13 @@ mod tests {
             told(&transform),
             (Phase::DataLoading, PhaseRule::DataCalled)
         );
+    }
+
+    #[test]
+    fn a_stack_that_could_not_be_read_tells_no_phase() {
+        let cut = |known| stack(&[(Frame::UNREADABLE, "?"), known]);
+        assert_eq!(told(&cut(TRAIN)), (Phase::Other, PhaseRule::Unreadable));
+        assert_eq!(told(&cut(STEP)).0, Phase::OptimizerStep);
     }
 
     #[test]

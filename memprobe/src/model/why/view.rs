@@ -1,6 +1,6 @@
 //! What views see of the ledger.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::category::CategoryRule;
@@ -26,6 +26,8 @@ pub struct Hearsay {
     pub marks: bool,
     /// Several threads were seen to train at once.
     pub crowded: bool,
+    /// Stacks that came when there was room for no more: nothing is known of them.
+    pub stacks_left_out: u64,
 }
 
 /// How the memory of a device divides.
@@ -58,6 +60,9 @@ pub struct PhaseRow {
     /// Bytes that were asked for, by the rule that told the phase.
     pub rules: Vec<(PhaseRule, u64)>,
 }
+
+/// What makes a [`SavedRow`]: line, module, operations.
+type Saver = (Site, Module, Vec<Arc<str>>);
 
 /// What one line of one module saved for backward passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,30 +132,24 @@ impl<'a> DeviceView<'a> {
 
     /// One row for each line and module that saved something for backward passes, in no particular order.
     pub fn saved(&self, grouping: Grouping) -> Vec<SavedRow> {
-        let mut rows: BTreeMap<(Vec<Arc<str>>, Option<Arc<str>>, String), SavedRow> =
-            BTreeMap::new();
+        let mut rows: HashMap<Saver, Holding> = HashMap::new();
         for (origin, holding) in &self.device.saved {
             let Some(stack) = self.ledger.origins.get(*origin as usize) else {
                 continue;
             };
-            let holding = holding.as_of(self.device.peaks);
             let site = grouping::site(stack, grouping);
-            let operations = self.operations(stack);
             let module = stack.context.module.clone();
-            let key = (
-                operations.clone(),
-                module.path().cloned(),
-                format!("{site:?} {}", module == Module::Unknown),
-            );
-            let row = rows.entry(key).or_insert_with(|| SavedRow {
-                site,
-                module,
-                operations,
-                holding: Holding::default(),
-            });
-            row.holding.join(holding);
+            let row = rows.entry((site, module, self.operations(stack)));
+            row.or_default().join(holding.as_of(self.device.peaks));
         }
-        rows.into_values().collect()
+        let rows = rows.into_iter();
+        rows.map(|((site, module, operations), holding)| SavedRow {
+            site,
+            module,
+            operations,
+            holding,
+        })
+        .collect()
     }
 
     /// The nodes that were made on a stack. What a backward pass computes again is made on another.

@@ -184,7 +184,7 @@ fn another_kind_of_file_is_refused() {
 #[test]
 fn a_recording_of_a_later_memprobe_asks_for_an_update() {
     let file = edited("\"format\":4", "\"format\":5");
-    assert!(error(&file).contains("(format 4, this one reads up to 3): update memprobe"));
+    assert!(error(&file).contains("(format 5, this one reads up to 4): update memprobe"));
 }
 
 #[test]

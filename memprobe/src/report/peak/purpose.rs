@@ -113,7 +113,9 @@ fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
 pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<String> {
     let is_in =
         |row: &&crate::model::why::iterations::Iteration| (row.begin..=row.end).contains(&time);
-    let any = |row: &crate::model::why::iterations::Iteration| row.kind != IterationKind::Before;
+    let any = |row: &crate::model::why::iterations::Iteration| {
+        !matches!(row.kind, IterationKind::Before | IterationKind::Undivided)
+    };
     if !iterations.rows.iter().any(any) {
         return None;
     }
@@ -122,6 +124,7 @@ pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<Stri
         IterationKind::Before => "before the first iteration".to_owned(),
         IterationKind::Whole | IterationKind::Unfinished => format!("in iteration {}", row.number),
         IterationKind::Evaluation => format!("in an evaluation after iteration {}", row.number),
+        IterationKind::Undivided => return None,
     })
 }
 

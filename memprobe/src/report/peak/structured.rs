@@ -40,9 +40,8 @@ struct Device<'a> {
     rows: Vec<Row<'a>>,
 }
 
-/// One row. `by` says which table it belongs to: `line`, `module`, `tensor`, `category` (inferred) or `tensor` (inferred), or `saved`, which
-/// divides the category `activation`. The rows of each other add up to what the allocator said, with those
-/// of the `kind`s `before_attach` and `unaccounted`.
+/// One row. `by` says which table it belongs to: `line`, `module`, `tensor` or `category` (which is inferred). The rows of each add up to what
+/// the allocator said, with those of the `kind`s `before_attach` and `unaccounted`. Those of `saved` divide the category `activation`.
 #[derive(Serialize)]
 struct Row<'a> {
     device: Option<DeviceIndex>,

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, Grad, MemoryEvent,
-    Module, Node, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals, Use,
+    Action, Address, AtAttach, Beginning, Bytes, Context, DeviceIndex, Event, Frame, Grad, Mark,
+    MemoryEvent, Module, Node, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
+    Totals, Use,
 };
 use crate::model::Model;
 use crate::model::applied::Applied;
@@ -177,6 +178,18 @@ impl Program {
         self.memory(Action::Free, 1 << 40, size, StackId::NONE, ShapeId::NONE);
     }
 
+    pub(crate) fn mark(&mut self, begins: Beginning, class: &str) {
+        self.time += MICROSECOND;
+        self.events.push(Event::Mark(Mark {
+            time: TimeNs(self.time),
+            tgid: Tgid(1234),
+            tid: Tid(1234),
+            begins,
+            class: class.into(),
+            stack: StackId::NONE,
+        }));
+    }
+
     pub(crate) fn nth_live(&self, nth: usize) -> Option<u64> {
         let at = nth.checked_rem(self.live.len())?;
         self.live.keys().nth(at).copied()
@@ -247,6 +260,31 @@ pub(crate) fn learning() -> Program {
     let again = program.alloc(recomputed, 2 * MIB);
     for addr in saved.into_iter().chain([gradient, again]) {
         program.free(addr);
+    }
+    program
+}
+
+/// A net that learns, and keeps the loss of each iteration where `keeps` says so.
+pub(crate) fn learning_for(iterations: u64, keeps: impl Fn(u64) -> bool) -> Program {
+    const KIB: u64 = 1 << 10;
+    let mut program = Program::default();
+    let forward = program.stack(called(31, "Net.layer"));
+    let loss = program.stack(called(32, ""));
+    let through = program.stack(backward(33, "MmBackward0", Some(called(31, "Net.layer"))));
+    let scalar = program.shape(&[]);
+    let hidden = program.shape(&[256, 1024]);
+    for iteration in 0..iterations {
+        program.mark(Beginning::ZeroGrad, "SGD");
+        let saved = program.alloc_of(forward, hidden, 1024 * KIB);
+        let last = program.alloc_of(loss, scalar, 512);
+        let gradient = program.alloc(through, 256 * KIB);
+        program.free(saved);
+        program.mark(Beginning::Step, "SGD");
+        program.free(gradient);
+        if !keeps(iteration) {
+            program.free(last);
+        }
+        program.wait(900);
     }
     program
 }

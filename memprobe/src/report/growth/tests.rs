@@ -1,0 +1,97 @@
+use serde_json::Value;
+
+use crate::event::{Context, Event};
+use crate::model::why::parts::samples::learning_for;
+use crate::recording::Reader;
+use crate::recording::samples::{recording, story};
+use crate::report::{By, Format, ReportOptions, write};
+
+fn report(events: &[Event], format: Format) -> String {
+    let file = recording(events);
+    let options = ReportOptions {
+        by: By::Growth,
+        format,
+        ..ReportOptions::default()
+    };
+    let mut out = Vec::new();
+    write(Reader::new(&file[..]).unwrap(), &options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn a_list_that_keeps_the_loss_of_each_iteration() {
+    insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Text));
+}
+
+#[test]
+fn modules_are_not_told_apart_where_nothing_is_known_of_them() {
+    let mut events = learning_for(40, |_| true).events;
+    for event in &mut events {
+        if let Event::Stack(_, stack) = event {
+            let mut bare = (**stack).clone();
+            bare.context = Context::default();
+            *stack = bare.into();
+        }
+    }
+    let text = report(&events, Format::Text);
+    assert!(text.contains("LINE") && !text.contains("MODULE"), "{text}");
+}
+
+#[test]
+fn a_program_that_keeps_nothing() {
+    insta::assert_snapshot!(report(&learning_for(40, |_| false).events, Format::Text));
+}
+
+#[test]
+fn a_program_that_was_recorded_too_shortly() {
+    let text = report(&learning_for(6, |_| true).events, Format::Text);
+    assert!(
+        text.contains("too few to tell growth from chance"),
+        "{text}"
+    );
+    assert!(!text.contains("BYTES/ITER"), "{text}");
+}
+
+#[test]
+fn a_program_without_iterations_is_looked_at_by_time() {
+    let mut events = learning_for(2000, |_| true).events;
+    events.retain(|event| !matches!(event, Event::Mark(_)));
+    let text = report(&events, Format::Text);
+    assert!(text.contains("since no iterations could be told"), "{text}");
+    assert!(text.contains("BYTES/s"), "{text}");
+}
+
+#[test]
+fn a_recording_with_a_little_of_everything_grows_nowhere() {
+    let text = report(&story(), Format::Text);
+    assert!(!text.contains("BYTES/"), "{text}");
+}
+
+#[test]
+fn suspects_for_programs() {
+    let report: Value =
+        serde_json::from_str(&report(&learning_for(40, |_| true).events, Format::Json)).unwrap();
+    let device = &report["devices"][0];
+    assert_eq!(device["per"], "iteration");
+    let suspects = device["suspects"].as_array().unwrap();
+    let kinds: Vec<_> = suspects
+        .iter()
+        .map(|row| row["by"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["total", "line", "module", "tensor"]);
+    let line = &suspects[1];
+    assert_eq!(
+        (
+            line["line"].as_u64(),
+            line["bytes"].as_f64(),
+            line["blocks"].as_f64()
+        ),
+        (Some(32), Some(512.0), Some(1.0))
+    );
+    assert_eq!(line["shape"], "()");
+}
+
+#[test]
+fn suspects_as_comma_separated_values() {
+    insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Csv));
+}

@@ -1,0 +1,68 @@
+use serde_json::Value;
+
+use crate::event::Event;
+use crate::model::why::parts::samples::{learning, learning_for};
+use crate::recording::Reader;
+use crate::recording::samples::{late_attach, recording, story};
+use crate::report::{By, Format, ReportOptions, Top, write};
+
+fn report(events: &[Event], format: Format) -> String {
+    let file = recording(events);
+    let options = ReportOptions {
+        by: By::Peak,
+        format,
+        top: Top::Rows(4),
+        ..ReportOptions::default()
+    };
+    let mut out = Vec::new();
+    write(Reader::new(&file[..]).unwrap(), &options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn what_a_device_held_when_it_held_most() {
+    insta::assert_snapshot!(report(&learning().events, Format::Text));
+}
+
+#[test]
+fn the_peak_of_a_recording_with_a_little_of_everything() {
+    insta::assert_snapshot!(report(&story(), Format::Text));
+}
+
+#[test]
+fn the_iteration_of_the_peak_is_named() {
+    let text = report(
+        &learning_for(12, |iteration| iteration == 7).events,
+        Format::Text,
+    );
+    assert!(text.contains("in iteration 9"), "{text}");
+}
+
+#[test]
+fn each_table_adds_up_to_what_the_allocator_said() {
+    for events in [
+        learning().events,
+        late_attach(),
+        learning_for(12, |_| true).events,
+    ] {
+        let report: Value = serde_json::from_str(&report(&events, Format::Json)).unwrap();
+        for device in report["devices"].as_array().unwrap() {
+            let rows = device["rows"].as_array().unwrap();
+            for by in ["line", "module", "tensor", "category"] {
+                let of_table = rows.iter().filter(|row| row["by"] == by);
+                let sum: i64 = of_table.map(|row| row["bytes"].as_i64().unwrap()).sum();
+                assert_eq!(sum, device["allocated"].as_i64().unwrap(), "{by}");
+            }
+            let sum = |key: &str, is: &str| -> i64 {
+                let rows = rows.iter().filter(|row| row[key] == is);
+                rows.map(|row| row["bytes"].as_i64().unwrap()).sum()
+            };
+            assert_eq!(sum("by", "saved"), sum("category", "activation"));
+        }
+    }
+}
+
+#[test]
+fn the_peak_as_comma_separated_values() {
+    insta::assert_snapshot!(report(&learning_for(2, |_| false).events, Format::Csv));
+}

@@ -1,0 +1,384 @@
+//! Tables whose rows are written alike for people and for programs.
+
+use std::io::{self, Write};
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::bytes::{human, signed};
+use crate::event::{Bytes, DeviceIndex};
+use crate::label::{CUT, clean, count, duration, fit, width};
+use crate::report::structured::{csv_error, known_device};
+use crate::report::table::{Style, push_line};
+
+/// Columns that the last column of a table gets at least, whatever the width.
+const NARROWEST: usize = 20;
+
+/// What stands where nothing is known.
+const NONE: &str = "-";
+
+/// One value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Cell {
+    /// Nothing is known.
+    None,
+    /// There is nothing to be known.
+    Blank,
+    Bytes(u64),
+    Signed(i64),
+    Count(u64),
+    Nanoseconds(u64),
+    Share(String),
+    Words(String),
+    List(Vec<String>),
+    Device(DeviceIndex),
+}
+
+impl Cell {
+    pub(super) fn words(words: &str) -> Self {
+        Self::Words(words.to_owned())
+    }
+
+    fn for_people(&self) -> String {
+        match self {
+            Self::None => NONE.to_owned(),
+            Self::Blank => String::new(),
+            Self::Bytes(bytes) => human(Bytes(*bytes)),
+            Self::Signed(bytes) => signed(*bytes),
+            Self::Count(number) => count(*number),
+            Self::Nanoseconds(time) => duration(std::time::Duration::from_nanos(*time)),
+            Self::Share(words) | Self::Words(words) => clean(words),
+            Self::List(all) if all.is_empty() => NONE.to_owned(),
+            Self::List(all) => clean(&all.join(", ")),
+            Self::Device(device) => device.to_string(),
+        }
+    }
+
+    fn for_csv(&self) -> String {
+        match self {
+            Self::None | Self::Blank => String::new(),
+            Self::Bytes(number) | Self::Count(number) | Self::Nanoseconds(number) => {
+                number.to_string()
+            }
+            Self::Signed(number) => number.to_string(),
+            Self::Share(words) | Self::Words(words) => words.clone(),
+            Self::List(all) => all.join(" "),
+            Self::Device(device) => match *device {
+                DeviceIndex::CPU => device.to_string(),
+                device => known_device(device).map_or(String::new(), |it| it.0.to_string()),
+            },
+        }
+    }
+}
+
+impl Serialize for Cell {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::None | Self::Blank => to.serialize_none(),
+            Self::Bytes(number) | Self::Count(number) | Self::Nanoseconds(number) => {
+                to.serialize_u64(*number)
+            }
+            Self::Signed(number) => to.serialize_i64(*number),
+            Self::Share(words) | Self::Words(words) => to.serialize_str(words),
+            Self::List(all) => all.serialize(to),
+            Self::Device(device) => known_device(*device).serialize(to),
+        }
+    }
+}
+
+/// For whom a column is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// All: under this heading, numbers to the right.
+    All(&'static str),
+    /// All, and left out where the screen is too narrow; the highest goes first.
+    Wide(&'static str, u8),
+    /// As above; where it is left out, its bytes count in the column of the rest.
+    Part(&'static str, u8),
+    /// People alone: bytes that have no column of their own.
+    Rest(&'static str),
+    /// Programs alone.
+    Programs,
+    /// People alone: it says in another way what other columns say.
+    People(&'static str),
+}
+
+/// One column.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Column {
+    /// Its name for programs.
+    pub(super) key: &'static str,
+    pub(super) shown: For,
+}
+
+impl Column {
+    pub(super) const fn all(key: &'static str, heading: &'static str) -> Self {
+        let shown = For::All(heading);
+        Self { key, shown }
+    }
+
+    pub(super) const fn wide(key: &'static str, heading: &'static str, rank: u8) -> Self {
+        let shown = For::Wide(heading, rank);
+        Self { key, shown }
+    }
+
+    pub(super) const fn part(key: &'static str, heading: &'static str, rank: u8) -> Self {
+        let shown = For::Part(heading, rank);
+        Self { key, shown }
+    }
+
+    pub(super) const fn rest(heading: &'static str) -> Self {
+        let shown = For::Rest(heading);
+        Self { key: "", shown }
+    }
+
+    pub(super) const fn programs(key: &'static str) -> Self {
+        let shown = For::Programs;
+        Self { key, shown }
+    }
+
+    pub(super) const fn people(heading: &'static str) -> Self {
+        let shown = For::People(heading);
+        Self { key: "", shown }
+    }
+
+    fn heading(&self) -> Option<&'static str> {
+        match self.shown {
+            For::All(heading) | For::People(heading) | For::Rest(heading) => Some(heading),
+            For::Wide(heading, _) | For::Part(heading, _) => Some(heading),
+            For::Programs => None,
+        }
+    }
+
+    fn is_for_people(&self) -> bool {
+        matches!(self.shown, For::People(_) | For::Rest(_))
+    }
+
+    fn rank(&self) -> Option<u8> {
+        match self.shown {
+            For::Wide(_, rank) | For::Part(_, rank) => Some(rank),
+            _ => None,
+        }
+    }
+}
+
+/// Who sees a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    Everybody,
+    People,
+    Programs,
+}
+
+/// One row: a cell for each column.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) cells: Vec<Cell>,
+    pub(super) seen: Seen,
+}
+
+impl Row {
+    pub(super) fn new(cells: Vec<Cell>) -> Self {
+        let seen = Seen::Everybody;
+        Self { cells, seen }
+    }
+
+    pub(super) fn seen(self, seen: Seen) -> Self {
+        Self { seen, ..self }
+    }
+}
+
+/// The rows of one device.
+#[derive(Clone, Debug)]
+pub(super) struct Grid {
+    pub(super) columns: &'static [Column],
+    pub(super) rows: Vec<Row>,
+}
+
+impl Grid {
+    /// Writes it for people. What is too wide is left out; gives the headings of those columns.
+    pub(super) fn render(
+        &self,
+        text: &mut String,
+        columns: usize,
+        style: Style,
+    ) -> Vec<&'static str> {
+        let seen = self.rows.iter();
+        let mut rows: Vec<Row> = seen
+            .filter(|row| row.seen != Seen::Programs)
+            .cloned()
+            .collect();
+        let mut shown: Vec<usize> = (0..self.columns.len())
+            .filter(|at| self.columns[*at].heading().is_some())
+            .collect();
+        let widths = self.widths(&rows);
+        let mut left_out = Vec::new();
+        while needed(&shown, &widths) > columns {
+            let ranked = shown.iter().filter_map(|at| self.columns[*at].rank());
+            let Some(last) = ranked.max() else { break };
+            let goes = |at: &usize| self.columns[*at].rank() == Some(last);
+            for at in shown.iter().copied().filter(goes) {
+                left_out.extend(self.columns[at].heading());
+                self.count_in_rest(&mut rows, at);
+            }
+            shown.retain(|at| !goes(at));
+        }
+        let widths = self.widths(&rows);
+        let headings = self.columns.iter().map(|column| {
+            let heading = column.heading().unwrap_or_default();
+            Cell::words(heading)
+        });
+        let headings = Row::new(headings.collect());
+        let line = |row: &Row| lay_out(row, &shown, &widths, &self.sides(), columns);
+        push_line(text, &style.strong(&line(&headings)));
+        for row in &rows {
+            push_line(text, &line(row));
+        }
+        left_out
+    }
+
+    /// The bytes of a part that is left out belong to the rest.
+    fn count_in_rest(&self, rows: &mut [Row], part: usize) {
+        let is_rest = |column: &Column| matches!(column.shown, For::Rest(_));
+        let rest = self.columns.iter().position(is_rest);
+        let is_part = matches!(self.columns[part].shown, For::Part(..));
+        let Some(rest) = rest.filter(|_| is_part) else {
+            return;
+        };
+        for row in rows {
+            let Some(Cell::Bytes(bytes)) = row.cells.get(part) else {
+                continue;
+            };
+            let bytes = *bytes;
+            match row.cells.get_mut(rest) {
+                Some(Cell::Bytes(rest)) => *rest = rest.saturating_add(bytes),
+                Some(Cell::Signed(rest)) => *rest = rest.saturating_add_unsigned(bytes),
+                _ => {}
+            }
+        }
+    }
+
+    fn widths(&self, rows: &[Row]) -> Vec<usize> {
+        let of_column = |at: usize| {
+            let heading = self.columns[at].heading().map_or(0, width);
+            let cells = rows.iter().filter_map(|row| row.cells.get(at));
+            let cells = cells.map(|cell| width(&cell.for_people()));
+            cells.max().unwrap_or(0).max(heading)
+        };
+        (0..self.columns.len()).map(of_column).collect()
+    }
+
+    /// Which columns hold words.
+    fn sides(&self) -> Vec<Side> {
+        let of_column = |at: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.cells.get(at));
+            let mut words = cells.filter(|cell| matches!(cell, Cell::Words(_) | Cell::List(_)));
+            match words.next() {
+                Some(_) => Side::Left,
+                None => Side::Right,
+            }
+        };
+        (0..self.columns.len()).map(of_column).collect()
+    }
+
+    fn for_programs(&self) -> impl Iterator<Item = Keyed<'_>> {
+        let rows = self.rows.iter().filter(|row| row.seen != Seen::People);
+        rows.map(|row| Keyed {
+            columns: self.columns,
+            row,
+        })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Left,
+    Right,
+}
+
+fn needed(shown: &[usize], widths: &[usize]) -> usize {
+    let (last, others) = shown.split_last().map_or((0, &[][..]), |(last, others)| {
+        (widths[*last].min(NARROWEST), others)
+    });
+    others.iter().map(|at| widths[*at] + 2).sum::<usize>() + last
+}
+
+fn lay_out(row: &Row, shown: &[usize], widths: &[usize], sides: &[Side], columns: usize) -> String {
+    let mut line = String::new();
+    for (place, at) in shown.iter().enumerate() {
+        let cell = row.cells.get(*at).map_or(String::new(), Cell::for_people);
+        if place + 1 == shown.len() && sides[*at] == Side::Left {
+            let room = columns.saturating_sub(width(&line)).max(NARROWEST);
+            line.push_str(&fit(&cell, room, CUT));
+            break;
+        }
+        let gap = " ".repeat(widths[*at].saturating_sub(width(&cell)));
+        match sides[*at] {
+            Side::Left => line.extend([&*cell, &*gap]),
+            Side::Right => line.extend([&*gap, &*cell]),
+        }
+        line.push_str("  ");
+    }
+    line
+}
+
+/// A row with its names.
+struct Keyed<'a> {
+    columns: &'static [Column],
+    row: &'a Row,
+}
+
+impl Keyed<'_> {
+    fn cells(&self) -> impl Iterator<Item = (&'static str, &Cell)> {
+        let pairs = self.columns.iter().zip(&self.row.cells);
+        pairs
+            .filter(|(column, _)| !column.is_for_people())
+            .map(|(column, cell)| (column.key, cell))
+    }
+}
+
+impl Serialize for Keyed<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut map = to.serialize_map(None)?;
+        for (key, cell) in self.cells() {
+            map.serialize_entry(key, cell)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Grid {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.for_programs())
+    }
+}
+
+/// One object a row.
+pub(super) fn jsonl<'a>(
+    grids: impl Iterator<Item = &'a Grid>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    for row in grids.flat_map(Grid::for_programs) {
+        serde_json::to_writer(&mut *out, &row)?;
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+/// Comma-separated values.
+pub(super) fn csv<'a>(
+    columns: &'static [Column],
+    grids: impl Iterator<Item = &'a Grid>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut table = csv::Writer::from_writer(out);
+    let headings = columns
+        .iter()
+        .filter(|column| !column.is_for_people())
+        .map(|column| column.key);
+    table.write_record(headings).map_err(csv_error)?;
+    for row in grids.flat_map(Grid::for_programs) {
+        let cells = row.cells().map(|(_, cell)| cell.for_csv());
+        table.write_record(cells).map_err(csv_error)?;
+    }
+    table.flush()
+}

@@ -1,0 +1,193 @@
+//! The table of iterations.
+
+use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::missing;
+use crate::event::{DeviceIndex, TimeNs};
+use crate::label::counted;
+use crate::model::why::LapDevice;
+use crate::model::why::category::Category;
+use crate::model::why::iterations::{Cycle, Iteration, IterationKind, Iterations, Source};
+use crate::model::why::view::Hearsay;
+use crate::report::{ReportOptions, Top};
+
+/// The sums of categories are those of the moment at which most was allocated. "Feature maps" and "intermediate
+/// gradients" are called so by profilers that people know.
+pub(super) const COLUMNS: &[Column] = &[
+    Column::programs("device"),
+    Column::people("ITERATION"),
+    Column::programs("iteration"),
+    Column::programs("kind"),
+    Column::wide("begin_ns", "BEGIN", 6),
+    Column::wide("duration_ns", "TIME", 4),
+    Column::all("peak_allocated", "PEAK"),
+    Column::wide("live_at_end", "AT END", 5),
+    Column::wide("reserved", "RESERVED", 7),
+    Column::wide("cached", "CACHED", 3),
+    Column::all("activation", "FEAT. MAPS"),
+    Column::all("parameter", "WEIGHTS"),
+    Column::all("gradient", "GRADIENTS"),
+    Column::part("intermediate_gradient", "INTERMED.", 1),
+    Column::all("optimizer_state", "OPTIMIZER"),
+    Column::part("input", "INPUTS", 2),
+    Column::programs("temporary"),
+    Column::programs("workspace"),
+    Column::programs("unknown"),
+    Column::programs("before_attach"),
+    Column::programs("unaccounted"),
+    Column::rest("OTHER"),
+    Column::wide("allocs", "ALLOCS", 8),
+    Column::wide("alloc_bytes", "ALLOCATED", 9),
+    Column::programs("provisional"),
+    Column::programs("backward_passes"),
+    Column::programs("batches"),
+];
+
+pub(super) fn notes(iterations: &Iterations, heard: Hearsay) -> Vec<String> {
+    let mut notes = vec![source(iterations).to_owned()];
+    match iterations.cycle {
+        Cycle::Single => {}
+        Cycle::ByBatch => notes.push(
+            "Several optimizers step: an iteration is what is done with a batch.".to_owned(),
+        ),
+        Cycle::Repeats(steps) => notes.push(format!(
+            "Several optimizers step: {steps} steps in turn are one iteration, counted from the first that was seen."
+        )),
+        Cycle::Irregular => notes.push(
+            "Several optimizers step, in no turn that repeats: each step ends an iteration.".to_owned(),
+        ),
+    }
+    if iterations.source != Source::Nothing {
+        notes.push(
+            "What memory is for is that of the moment of the peak, and inferred (--by category names the rules). \
+             Feature maps are activations that are saved for backward, INTERMED. are intermediate gradients. OTHER is \
+             temporaries, workspaces, what is not known, from before attach or unaccounted for, and what has no column: \
+             each row adds up to its peak."
+                .to_owned(),
+        );
+    }
+    if iterations.dropped > 0 {
+        notes.push(format!(
+            "{} from before the first row are kept no more.",
+            counted(iterations.dropped, "stretch")
+        ));
+    }
+    notes.extend(missing(heard));
+    notes
+}
+
+fn source(iterations: &Iterations) -> &'static str {
+    match iterations.source {
+        Source::Steps => "An iteration ends with Optimizer.step().",
+        Source::ZeroGrads => {
+            "An iteration begins with Optimizer.zero_grad(): no step of an optimizer was seen."
+        }
+        Source::Batches => {
+            "An iteration begins with the next batch of a DataLoader: no optimizer was seen."
+        }
+        Source::Line => {
+            "An iteration begins when memory is asked for from below the line that was named, after the same thread \
+             asked for it from elsewhere."
+        }
+        Source::Nothing => {
+            "No iterations can be told: no step of an optimizer, no zero_grad() and no batch of a DataLoader was seen. \
+             Name the line at which one begins, as in: --iteration serve.py:41"
+        }
+    }
+}
+
+pub(super) fn grid(
+    iterations: &Iterations,
+    index: DeviceIndex,
+    start: TimeNs,
+    options: &ReportOptions,
+) -> Grid {
+    let of_device = iterations.rows.iter().filter_map(|row| {
+        let (_, device) = row.devices.iter().find(|(at, _)| *at == index)?;
+        Some((row, device))
+    });
+    let mut rows: Vec<Row> = of_device
+        .map(|(iteration, device)| row(index, iteration, device, start))
+        .collect();
+    let hidden = match options.top {
+        Top::All => 0,
+        Top::Rows(most) => rows.len().saturating_sub(most),
+    };
+    for row in &mut rows[..hidden] {
+        row.seen = Seen::Programs;
+    }
+    if hidden > 0 {
+        let mut cells = vec![Cell::Blank; COLUMNS.len()];
+        cells[1] = Cell::Words(format!("({} before)", counted(hidden as u64, "row")));
+        rows.insert(hidden, Row::new(cells).seen(Seen::People));
+    }
+    Grid {
+        columns: COLUMNS,
+        rows,
+    }
+}
+
+fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: TimeNs) -> Row {
+    let (name, kind) = match iteration.kind {
+        IterationKind::Undivided => ("(all)".to_owned(), "undivided"),
+        IterationKind::Before => ("(before)".to_owned(), "before"),
+        IterationKind::Whole => (iteration.number.to_string(), "iteration"),
+        IterationKind::Evaluation => ("(eval)".to_owned(), "evaluation"),
+        IterationKind::Unfinished => (format!("{} (open)", iteration.number), "unfinished"),
+    };
+    let peak = &device.peak;
+    let reserved = peak.totals.reserved.0;
+    let composition = &peak.composition;
+    let of = |category| Cell::Bytes(composition.of(category));
+    let provisional = Category::ALL.iter();
+    let provisional = provisional
+        .map(|category| composition.provisional(*category))
+        .sum();
+    Row::new(vec![
+        Cell::Device(index),
+        Cell::Words(name),
+        Cell::Count(iteration.number),
+        Cell::words(kind),
+        Cell::Nanoseconds(iteration.begin.0.saturating_sub(start.0)),
+        Cell::Nanoseconds(iteration.end.0.saturating_sub(iteration.begin.0)),
+        Cell::Bytes(peak.totals.allocated.0),
+        Cell::Bytes(device.end.allocated.0),
+        Cell::Bytes(reserved),
+        Cell::Bytes(reserved.saturating_sub(peak.totals.allocated.0)),
+        of(Category::Activation),
+        of(Category::Parameter),
+        of(Category::Gradient),
+        of(Category::IntermediateGradient),
+        of(Category::OptimizerState),
+        of(Category::Input),
+        of(Category::Temporary),
+        of(Category::Workspace),
+        of(Category::Unknown),
+        Cell::Bytes(composition.before_attach),
+        Cell::Signed(composition.unaccounted),
+        other(device),
+        Cell::Count(device.allocs),
+        Cell::Bytes(device.alloc_bytes),
+        Cell::Bytes(provisional),
+        Cell::Count(iteration.backwards.into()),
+        Cell::Count(iteration.batches.into()),
+    ])
+}
+
+/// What has no column of its own for people.
+fn other(device: &LapDevice) -> Cell {
+    let composition = &device.peak.composition;
+    let shown = [
+        Category::Activation,
+        Category::Parameter,
+        Category::Gradient,
+        Category::IntermediateGradient,
+        Category::OptimizerState,
+        Category::Input,
+    ];
+    let shown: u64 = shown.iter().map(|category| composition.of(*category)).sum();
+    let rest = i128::from(device.peak.totals.allocated.0) - i128::from(shown);
+    match u64::try_from(rest) {
+        Ok(rest) => Cell::Bytes(rest),
+        Err(_) => Cell::Signed(rest.clamp(i64::MIN.into(), i64::MAX.into()) as i64),
+    }
+}

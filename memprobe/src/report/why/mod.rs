@@ -1,0 +1,223 @@
+//! Tables that say why memory is there: by iteration, by category, by phase, and what is saved for backward.
+
+mod categories;
+mod grid;
+mod iterations;
+mod phases;
+mod saved;
+
+use std::io::{self, BufRead, Write};
+
+use serde::Serialize;
+
+use super::replay::{self, Replay};
+use super::table::{self, Style, wrap};
+use super::{By, Format, Outcome, ReportError, ReportOptions};
+use crate::event::DeviceIndex;
+use crate::label::{BEFORE_ATTACH, UNACCOUNTED, counted};
+use crate::model::snapshot::DeviceSnapshot;
+use crate::model::why::WhyLedger;
+use crate::model::why::moments::Moment;
+use crate::model::why::view::Hearsay;
+use crate::recording::Reader;
+use grid::{Cell, Column, Grid};
+
+/// A table of every device.
+struct Tables<'a> {
+    columns: &'static [Column],
+    grids: Vec<(&'a DeviceSnapshot, Grid)>,
+    /// What is to be known of it.
+    notes: Vec<String>,
+}
+
+/// One document.
+#[derive(Serialize)]
+struct Document<'a> {
+    memprobe: &'a str,
+    command: &'a str,
+    pid: Option<u32>,
+    truncated: bool,
+    events: u64,
+    lost_events: u64,
+    notes: &'a [String],
+    devices: Vec<Device<'a>>,
+}
+
+#[derive(Serialize)]
+struct Device<'a> {
+    device: Option<DeviceIndex>,
+    allocated: u64,
+    reserved: u64,
+    rows: &'a Grid,
+}
+
+/// Writes the report.
+pub(super) fn write<R: BufRead>(
+    reader: Reader<R>,
+    options: &ReportOptions,
+    out: &mut impl Write,
+) -> Result<Outcome, ReportError> {
+    let mut ledger = WhyLedger::new(options.iteration.clone());
+    let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
+        ledger.apply(event, applied);
+    })?;
+    let tables = tables(&replay, &ledger, options);
+    let grids = || tables.grids.iter().map(|(_, grid)| grid);
+    match options.format {
+        Format::Text => out.write_all(text(&replay, &tables, options).as_bytes())?,
+        Format::Json => json(&replay, &tables, out)?,
+        Format::Jsonl => grid::jsonl(grids(), out)?,
+        Format::Csv => grid::csv(tables.columns, grids(), out)?,
+    }
+    Ok(replay.outcome())
+}
+
+fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &ReportOptions) -> Tables<'a> {
+    let devices = replay.snapshot.devices.iter();
+    match options.by {
+        By::Iteration => {
+            let iterations = ledger.iterations();
+            let start = replay.snapshot.started;
+            Tables {
+                columns: iterations::COLUMNS,
+                notes: iterations::notes(&iterations, ledger.heard()),
+                grids: devices
+                    .map(|device| {
+                        let grid = iterations::grid(&iterations, device.index, start, options);
+                        (device, grid)
+                    })
+                    .collect(),
+            }
+        }
+        By::Phase => of_devices(replay, phases::COLUMNS, phases::notes(ledger), |index| {
+            Some(phases::grid(index, ledger.device(index)?))
+        }),
+        By::Saved => of_devices(replay, saved::COLUMNS, saved::notes(ledger), |index| {
+            Some(saved::grid(index, ledger.device(index)?, options))
+        }),
+        _ => of_devices(
+            replay,
+            categories::COLUMNS,
+            categories::notes(ledger),
+            |index| Some(categories::grid(index, ledger.device(index)?)),
+        ),
+    }
+}
+
+fn of_devices<'a>(
+    replay: &'a Replay,
+    columns: &'static [Column],
+    notes: Vec<String>,
+    grid: impl Fn(DeviceIndex) -> Option<Grid>,
+) -> Tables<'a> {
+    let devices = replay.snapshot.devices.iter();
+    let grids = devices.filter_map(|device| Some((device, grid(device.index)?)));
+    Tables {
+        columns,
+        grids: grids.collect(),
+        notes,
+    }
+}
+
+fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String {
+    let mut text = table::beginning(replay, options);
+    let mut left_out = Vec::new();
+    for (device, grid) in &tables.grids {
+        table::push_line(&mut text, "");
+        table::push_totals(&mut text, device, options);
+        left_out = grid.render(&mut text, options.width, Style(options.colour));
+    }
+    let narrow = (!left_out.is_empty()).then(|| {
+        format!(
+            "Left out for want of room: {}. A wider terminal shows them, and --format csv or json.",
+            left_out.join(", ")
+        )
+    });
+    if !tables.grids.is_empty() {
+        table::push_line(&mut text, "");
+    }
+    for note in tables.notes.iter().chain(&narrow) {
+        for line in wrap(note, options.width) {
+            table::push_line(&mut text, &line);
+        }
+    }
+    text
+}
+
+fn json(replay: &Replay, tables: &Tables<'_>, out: &mut impl Write) -> io::Result<()> {
+    let health = &replay.snapshot.health;
+    let grids = tables.grids.iter();
+    let document = Document {
+        memprobe: &replay.header.version,
+        command: &replay.snapshot.target.command,
+        pid: replay.snapshot.target.tgid.map(|tgid| tgid.0),
+        truncated: replay.truncated,
+        events: health.events,
+        lost_events: health.losses.events,
+        notes: &tables.notes,
+        devices: grids
+            .map(|(device, grid)| Device {
+                device: super::structured::known_device(device.index),
+                allocated: device.totals.allocated.0,
+                reserved: device.totals.reserved.0,
+                rows: grid,
+            })
+            .collect(),
+    };
+    serde_json::to_writer_pretty(&mut *out, &document)?;
+    out.write_all(b"\n")
+}
+
+/// The rows without which a sum is not the allocator's: their names, and what they held now and at the peak.
+fn remainders(now: &Moment, peak: &Moment) -> Vec<(&'static str, Cell, Cell)> {
+    let (now, peak) = (&now.composition, &peak.composition);
+    let mut rows = Vec::new();
+    if now.before_attach > 0 || peak.before_attach > 0 {
+        let bytes = Cell::Bytes;
+        rows.push((
+            BEFORE_ATTACH,
+            bytes(now.before_attach),
+            bytes(peak.before_attach),
+        ));
+    }
+    if now.unaccounted != 0 || peak.unaccounted != 0 {
+        let bytes = Cell::Signed;
+        rows.push((UNACCOUNTED, bytes(now.unaccounted), bytes(peak.unaccounted)));
+    }
+    rows
+}
+
+/// What a recording does not say, and what follows from that.
+fn missing(heard: Hearsay) -> Vec<String> {
+    let mut notes = Vec::new();
+    if heard.stacks_left_out > 0 {
+        notes.push(format!(
+            "{} came when there was room for no more: what they asked for is unknown.",
+            counted(heard.stacks_left_out, "stack")
+        ));
+    }
+    let mut say = |is_missing: bool, words: &str| {
+        if is_missing {
+            notes.push(words.to_owned());
+        }
+    };
+    say(
+        heard.crowded,
+        "Several threads train at once in this process: whose pass a block belongs to cannot be told, and what \
+         would follow from that is unknown.",
+    );
+    say(
+        !heard.grad,
+        "This recording does not say whether grad was enabled: modules that were called count as forward, and \
+         evaluation is not told apart. Record it anew with this version.",
+    );
+    say(
+        !heard.tensors,
+        "This recording does not say which blocks are tensors (--detail lines, or an older version): workspaces of \
+         libraries are not told apart.",
+    );
+    notes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,282 @@
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::event::{
+    Action, Beginning, Context, Event, Grad, Mark, MemoryEvent, Module, Node, ShapeId, Stack,
+    StackId, StackKind, Tgid, Tid, TimeNs,
+};
+use crate::model::why::iterations::IterationLine;
+use crate::recording::Reader;
+use crate::recording::samples::{MIB, frame, memory, recording, story, totals};
+use crate::report::{By, Format, ReportOptions, Top, write};
+
+const MODULES: &str = "/v/lib/python3.12/site-packages/torch/nn/modules/module.py";
+const ENGINE: Tid = Tid(1300);
+
+fn report(events: &[Event], options: ReportOptions) -> String {
+    let mut out = Vec::new();
+    let file = recording(events);
+    write(Reader::new(&file[..]).unwrap(), &options, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn table(events: &[Event], by: By) -> String {
+    let width = 190;
+    let options = ReportOptions {
+        by,
+        width,
+        ..ReportOptions::default()
+    };
+    report(events, options)
+}
+
+/// Stacks: 1 builds, 2 and 3 go forward, 4 goes backward, 5 steps, 6 evaluates.
+fn stacks() -> Vec<Event> {
+    let train = |line| frame("/home/me/train.py", line, "main");
+    let called = || frame(MODULES, 1779, "_call_impl");
+    let optimizer = "/v/lib/python3.12/site-packages/torch/optim/optimizer.py";
+    let python = |inner: Vec<_>, module: Option<&str>, grad| Stack {
+        kind: StackKind::Python,
+        frames: inner,
+        truncated: false,
+        context: Context {
+            module: module.map_or(Module::Outside, |path| Module::Called(path.into())),
+            grad,
+            node: None,
+        },
+    };
+    let forward = |line, path| {
+        let inner = frame("/home/me/model.py", line, "forward");
+        python(vec![inner, called(), train(12)], Some(path), Grad::Enabled)
+    };
+    let up = forward(20, "Net.blocks.0.up");
+    let backward = Stack {
+        kind: StackKind::Waiting {
+            thread: "pt_autograd_0".into(),
+        },
+        context: Context {
+            node: Some(Arc::new(Node {
+                name: "AddmmBackward0".into(),
+                forward: Some(Arc::new(up.clone())),
+            })),
+            ..Context::default()
+        },
+        ..python(vec![train(14)], None, Grad::Unknown)
+    };
+    let evaluation = python(
+        vec![
+            frame("/home/me/model.py", 20, "forward"),
+            called(),
+            train(30),
+        ],
+        Some("Net.blocks.0.up"),
+        Grad::Disabled,
+    );
+    let build = vec![frame(MODULES, 1365, "convert"), train(5)];
+    let all = [
+        python(build, None, Grad::Disabled),
+        up,
+        forward(21, "Net.blocks.0.down"),
+        backward,
+        python(
+            vec![frame(optimizer, 500, "wrapper"), train(16)],
+            None,
+            Grad::Disabled,
+        ),
+        evaluation,
+    ];
+    let ids = 1_u32..;
+    ids.zip(all)
+        .map(|(id, stack)| Event::Stack(StackId(id), Arc::new(stack)))
+        .collect()
+}
+
+/// A program as it is recorded.
+#[derive(Default)]
+struct Story {
+    events: Vec<Event>,
+    micros: u64,
+    allocated: u64,
+}
+
+impl Story {
+    fn block(&mut self, action: Action, at: u64, mib: u64, id: u32, tid: Tid) {
+        self.micros += 1_000;
+        match action {
+            Action::Alloc => self.allocated += mib,
+            _ => self.allocated -= mib,
+        }
+        self.events.push(Event::Memory(MemoryEvent {
+            tid,
+            stack: StackId(id),
+            totals: totals(self.allocated * MIB, 64 * MIB),
+            shape: ShapeId::NONE,
+            ..memory(action, self.micros, at * 0x100_0000, mib * MIB)
+        }));
+    }
+
+    fn alloc(&mut self, at: u64, mib: u64, id: u32) {
+        let tid = if id == 4 { ENGINE } else { Tid(1234) };
+        self.block(Action::Alloc, at, mib, id, tid);
+    }
+
+    fn free(&mut self, at: u64, mib: u64, tid: Tid) {
+        self.block(Action::Free, at, mib, 0, tid);
+    }
+
+    fn mark(&mut self, begins: Beginning, class: &str) {
+        self.micros += 10;
+        self.events.push(Event::Mark(Mark {
+            time: TimeNs(5_000_000_000 + self.micros * 1000),
+            tgid: Tgid(1234),
+            tid: Tid(1234),
+            begins,
+            class: class.into(),
+            stack: StackId(5),
+        }));
+    }
+
+    fn iterate(&mut self, first: bool) {
+        self.mark(Beginning::ZeroGrad, "Adam");
+        if !first {
+            self.free(10, 3, Tid(1234));
+        }
+        self.alloc(20, 6, 2);
+        self.alloc(21, 4, 3);
+        self.alloc(10, 3, 4);
+        self.alloc(22, 2, 4);
+        self.free(22, 2, ENGINE);
+        self.free(21, 4, ENGINE);
+        self.free(20, 6, ENGINE);
+        self.mark(Beginning::Step, "Adam");
+        if first {
+            self.alloc(11, 6, 5);
+        }
+    }
+}
+
+/// A model of 3 MiB that is trained three times, and evaluated after the second.
+fn training() -> Vec<Event> {
+    let mut story = Story {
+        events: stacks(),
+        ..Story::default()
+    };
+    story.alloc(1, 3, 1);
+    for number in 1..=3 {
+        story.iterate(number == 1);
+        if number == 2 {
+            story.alloc(30, 5, 6);
+            story.free(30, 5, Tid(1234));
+        }
+    }
+    story.events
+}
+
+#[test]
+fn the_table_of_iterations() {
+    insta::assert_snapshot!(table(&training(), By::Iteration));
+}
+
+#[test]
+fn the_table_of_iterations_leaves_out_what_is_too_wide_and_says_so() {
+    let options = ReportOptions {
+        by: By::Iteration,
+        top: Top::Rows(2),
+        ..ReportOptions::default()
+    };
+    insta::assert_snapshot!(report(&training(), options));
+}
+
+#[test]
+fn the_table_of_iterations_as_csv_adds_up() {
+    let options = ReportOptions {
+        by: By::Iteration,
+        format: Format::Csv,
+        ..ReportOptions::default()
+    };
+    let text = report(&training(), options);
+    insta::assert_snapshot!(text);
+    let mut table = csv::Reader::from_reader(text.as_bytes());
+    let headings = table.headers().unwrap().clone();
+    for row in table.records() {
+        let row = row.unwrap();
+        let of = |name: &str| {
+            let at = headings.iter().position(|heading| heading == name);
+            row[at.expect("a column")].parse::<i64>().unwrap()
+        };
+        let parts = [
+            "activation",
+            "parameter",
+            "gradient",
+            "intermediate_gradient",
+            "optimizer_state",
+            "input",
+            "temporary",
+            "workspace",
+            "unknown",
+            "before_attach",
+            "unaccounted",
+        ];
+        let sum: i64 = parts.iter().map(|part| of(part)).sum();
+        assert_eq!(sum, of("peak_allocated"));
+    }
+}
+
+#[test]
+fn a_program_without_iterations_is_told_what_to_do() {
+    insta::assert_snapshot!(table(&story(), By::Iteration));
+}
+
+#[test]
+fn a_line_that_the_user_names_makes_iterations() {
+    let unmarked = training()
+        .into_iter()
+        .filter(|event| !matches!(event, Event::Mark(_)))
+        .collect::<Vec<_>>();
+    let options = ReportOptions {
+        by: By::Iteration,
+        format: Format::Jsonl,
+        iteration: IterationLine::parse("train.py:12"),
+        ..ReportOptions::default()
+    };
+    let text = report(&unmarked, options);
+    let rows = text.lines().map(|row| serde_json::from_str(row).unwrap());
+    let kinds: Vec<String> = rows
+        .map(|row: Value| format!("{} {}", row["kind"].as_str().unwrap(), row["iteration"]))
+        .collect();
+    assert_eq!(
+        kinds,
+        ["before 0", "iteration 1", "iteration 2", "unfinished 3"]
+    );
+}
+
+#[test]
+fn the_table_of_categories() {
+    insta::assert_snapshot!(table(&training(), By::Category));
+}
+
+#[test]
+fn the_table_of_categories_of_a_recording_that_says_little() {
+    insta::assert_snapshot!(table(&story(), By::Category));
+}
+
+#[test]
+fn the_table_of_phases() {
+    insta::assert_snapshot!(table(&training(), By::Phase));
+}
+
+#[test]
+fn the_table_of_what_is_saved_for_backward() {
+    insta::assert_snapshot!(table(&training(), By::Saved));
+}
+
+#[test]
+fn what_is_saved_as_json() {
+    let options = ReportOptions {
+        by: By::Saved,
+        format: Format::Json,
+        ..ReportOptions::default()
+    };
+    insta::assert_snapshot!(report(&training(), options));
+}

@@ -8,6 +8,7 @@ mod number;
 mod process;
 mod tensors;
 mod text;
+mod why;
 
 pub use host::{device_list, process_state, rank, short_command, top_line};
 pub use names::{
@@ -20,3 +21,4 @@ pub use tensors::{
     consistency, milliseconds, shape, tensor_kind, tensor_label, tensor_name, whole_tensor_name,
 };
 pub use text::{CUT, clean, fit, fit_end, fit_middle, width};
+pub use why::{iteration, iterations_by, no_module, portion, sureness};

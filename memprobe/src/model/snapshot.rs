@@ -1,6 +1,7 @@
 //! What views see of the model: plain, owned data, complete in itself.
 
 pub mod host;
+pub mod why;
 
 use std::sync::Arc;
 

@@ -10,6 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
 use super::process::{self, Origin};
+use super::reasons::Reasoner;
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
 use super::tensor_reader::TensorReader;
@@ -20,7 +21,7 @@ use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::tui::{self, Command};
+use crate::tui::{self, Command, News};
 
 /// How often the screen gets something new to show.
 const REFRESH: Duration = Duration::from_millis(200);
@@ -84,7 +85,8 @@ impl Live {
                 match event.item {
                     HostItem::Event(event) => {
                         screen.tensors.note(model, &event);
-                        model.apply(&event);
+                        let applied = model.apply(&event);
+                        screen.reasons.apply(&event, &applied, model);
                     }
                     HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
                     HostItem::Attached { target, probes, .. } => {
@@ -104,6 +106,7 @@ impl Live {
                     }
                     HostItem::Executed(target) => {
                         *model = Model::new(target, super::now());
+                        screen.reasons.begin_anew();
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) => {}
                 }
@@ -132,6 +135,7 @@ struct Screen {
     snapshots: watch::Sender<Arc<Snapshot>>,
     commands: mpsc::UnboundedReceiver<Command>,
     tensors: TensorReader,
+    reasons: Reasoner,
     quit: watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
     ticks: tokio::time::Interval,
@@ -146,9 +150,13 @@ impl Screen {
         let (quit, asked_to_quit) = watch::channel(false);
         let sources = Box::new(Sources::of(tgid));
         let (tensors, shown_tensors) = TensorReader::new(tgid);
-        let thread = std::thread::spawn(move || {
-            tui::run(shown, shown_tensors, command, sources, asked_to_quit)
-        });
+        let (reasons, shown_reasons) = Reasoner::new();
+        let news = News {
+            snapshots: shown,
+            tensors: shown_tensors,
+            reasons: shown_reasons,
+        };
+        let thread = std::thread::spawn(move || tui::run(news, command, sources, asked_to_quit));
         let mut ticks = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
@@ -157,6 +165,7 @@ impl Screen {
             snapshots,
             commands,
             tensors,
+            reasons,
             quit,
             thread: Some(thread),
             ticks,
@@ -177,6 +186,11 @@ impl Screen {
                     self.tensors.begin();
                     false
                 }
+                Some(Command::Explain(wanted)) => {
+                    self.reasons.explain(wanted);
+                    self.refresh();
+                    false
+                }
                 Some(Command::Quit) | None => true,
             },
             () = self.tensors.taken() => false,
@@ -191,8 +205,9 @@ impl Screen {
     fn refresh(&mut self) {
         let now = super::now();
         self.model.tick(now);
-        self.snapshots
-            .send_replace(Arc::new(self.model.snapshot(now, self.grouping)));
+        let snapshot = Arc::new(self.model.snapshot(now, self.grouping));
+        self.reasons.show(&snapshot);
+        self.snapshots.send_replace(snapshot);
     }
 
     /// Gives the terminal back, whatever happened.

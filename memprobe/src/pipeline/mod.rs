@@ -16,6 +16,7 @@ mod lookout;
 mod naming;
 mod process;
 mod progress;
+mod reasons;
 mod recorder;
 mod session;
 mod source;

@@ -16,7 +16,8 @@ use super::{Format, Outcome, ReportError, ReportOptions, Top, replay, shapes};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{
-    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, count, counted, duration, percent,
+    BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, count, counted, duration, no_module,
+    percent,
 };
 use crate::model::snapshot::{DeviceSnapshot, Site, What};
 use crate::model::why::WhyLedger;
@@ -154,10 +155,7 @@ pub(super) fn called_name(called: &Called) -> String {
 pub(super) fn place_name(place: &Place) -> String {
     match place {
         Place::Module(path) => clean(path),
-        Place::Outside => "(outside of modules)".to_owned(),
-        Place::Unknown => "(module not known)".to_owned(),
-        Place::BackwardUnknown => "(backward, module not known)".to_owned(),
-        Place::TooMany => "(too many modules to tell apart)".to_owned(),
+        none => no_module(none).to_owned(),
     }
 }
 

@@ -49,6 +49,36 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     }
 }
 
+/// The first line of a screen beside that of lines: its name, the command, and what stands at the right.
+pub(super) fn draw_title(
+    buffer: &mut Buffer,
+    area: Rect,
+    name: &str,
+    target: &Target,
+    right: &[String],
+    theme: &Theme,
+) {
+    if area.is_empty() {
+        return;
+    }
+    buffer.set_style(area, theme.bar());
+    let name = format!(" {name}  ");
+    let columns = usize::from(area.width);
+    let right = match right {
+        [] => String::new(),
+        right => format!("  {} ", right.join("  ")),
+    };
+    buffer.set_stringn(area.x, area.y, &name, columns, theme.bar_strong());
+    let room = columns.saturating_sub(width(&name) + width(&right));
+    let command = fit(&clean(&target.command), room, theme.glyphs.cut);
+    let after = area.x + (width(&name) as u16).min(area.width);
+    buffer.set_stringn(after, area.y, command, room, theme.bar());
+    let start = area.right().saturating_sub(width(&right) as u16);
+    if start >= after {
+        buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
+    }
+}
+
 /// What stands at the right, the least important first.
 fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -> Vec<String> {
     let Target { python, torch, .. } = &snapshot.target;

@@ -53,6 +53,10 @@ pub enum Wanted {
     Outside,
     /// The screen of the process's tensors, or back from it.
     Tensors,
+    /// The screen of the process's modules, or back from it.
+    Modules,
+    /// The screen of what its memory is for, or back from it.
+    Categories,
     /// Show or hide help.
     Help,
     /// Click on a cell.
@@ -142,6 +146,8 @@ fn in_table(key: &KeyEvent) -> Option<Wanted> {
         KeyCode::Char('p') => Wanted::Probes,
         KeyCode::Char('o') => Wanted::Outside,
         KeyCode::Char('t') => Wanted::Tensors,
+        KeyCode::Char('m') => Wanted::Modules,
+        KeyCode::Char('c') => Wanted::Categories,
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => Wanted::Help,
         KeyCode::Char('q' | 'Q') | KeyCode::F(10) => Wanted::Quit,
         KeyCode::Esc => Wanted::Back,

@@ -1,7 +1,9 @@
 //! The live screen. It sees snapshots alone: [`run`] draws each new one and takes keys and the
 //! mouse until a person quits or the caller does.
 
+mod beside;
 mod callers;
+mod categories;
 mod click;
 mod columns;
 mod filter;
@@ -11,6 +13,7 @@ pub mod host;
 mod input;
 mod layout;
 mod lines;
+mod modules;
 mod overlay;
 mod process;
 #[cfg(test)]
@@ -27,7 +30,8 @@ mod terminal;
 mod theme;
 mod view;
 
-pub use process::run;
+pub use beside::{Explain, Reasons};
+pub use process::{News, run};
 pub use tensors::Tensors;
 
 use crate::model::snapshot::Grouping;
@@ -41,6 +45,8 @@ pub enum Command {
     SetGrouping(Grouping),
     /// Read the tensors of the process. The process is paused for a moment.
     TakeTensors,
+    /// From now on, tell this of why its memory is there, and nothing else of it.
+    Explain(Explain),
 }
 
 /// The text of the target's source files, wherever it is read from.

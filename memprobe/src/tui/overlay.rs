@@ -93,7 +93,7 @@ pub(super) fn draw_box(
 /// Keys, columns and words.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let arrows = theme.glyphs.arrows;
-    let keys: [(&str, &str); 20] = [
+    let keys: [(&str, &str); 22] = [
         (arrows, "or j k, PgUp PgDn, Home End, wheel: move"),
         ("Enter", "open the row, or close it; so does a click on it"),
         (
@@ -124,6 +124,8 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "o",
             "memory outside the caching allocator, by library and kind",
         ),
+        ("m", "modules: which hold memory, and of which pass"),
+        ("c", "categories: what memory is for, and iterations"),
         ("t", "tensors by name; the process is paused for a moment"),
         ("q Ctrl-C", "quit; the target runs on unharmed"),
         (

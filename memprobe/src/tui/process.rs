@@ -1,4 +1,4 @@
-//! The live screens of one process, its lines and its tensors: what comes from the caller, and what
+//! The live screens of one process, its lines, modules, categories and tensors: what comes from the caller, and what
 //! goes to it.
 
 use std::sync::Arc;
@@ -10,15 +10,28 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::input::{Wanted, wanted};
-use super::state::State;
+use super::beside::{Asked as AskedBeside, Explain, Reasons};
+use super::categories::{self, CategoriesState};
+use super::input::{Focus, Wanted, wanted};
+use super::modules::{self, ModulesState};
+use super::state::{Follow, State};
 use super::tensors::{self, Asked, Tensors, TensorsState};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
 use super::{Command, SourceText, view};
 use crate::model::snapshot::Snapshot;
 
-/// Shows snapshots, and in `tensors` what comes of [`Command::TakeTensors`], until a person quits, `quit` becomes true or its sender is gone. Blocks: run
+/// What the caller gives the screens to show.
+pub struct News {
+    /// Snapshots of the process.
+    pub snapshots: Receiver<Arc<Snapshot>>,
+    /// What comes of [`Command::TakeTensors`].
+    pub tensors: Receiver<Tensors>,
+    /// What comes of [`Command::Explain`].
+    pub reasons: Receiver<Reasons>,
+}
+
+/// Shows what comes until a person quits, `quit` becomes true or its sender is gone. Blocks: run
 /// it on a thread of its own. Commands go to the caller as they are given; [`Command::Quit`] is
 /// the last.
 ///
@@ -29,13 +42,12 @@ use crate::model::snapshot::Snapshot;
 ///
 /// When standard output is no terminal, the terminal fails, or another thread panicked.
 pub fn run(
-    snapshots: Receiver<Arc<Snapshot>>,
-    tensors: Receiver<Tensors>,
+    news: News,
     commands: UnboundedSender<Command>,
     sources: Box<dyn SourceText + Send>,
     quit: Receiver<bool>,
 ) -> Result<()> {
-    let mut stage = ProcessStage::new(snapshots, tensors, commands, sources, quit);
+    let mut stage = ProcessStage::new(news, commands, sources, quit);
     terminal::run(
         &mut stage,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
@@ -47,17 +59,20 @@ pub fn run(
 
 /// The screen of one process, and its caller.
 struct ProcessStage {
-    snapshots: Receiver<Arc<Snapshot>>,
+    news: News,
     commands: UnboundedSender<Command>,
     quit: Receiver<bool>,
     sources: Box<dyn SourceText + Send>,
     /// The last that was taken.
     taken: Arc<Snapshot>,
     state: State,
-    tensors: Receiver<Tensors>,
     /// Likewise.
     taken_tensors: Tensors,
     tensors_state: TensorsState,
+    /// Likewise.
+    taken_reasons: Reasons,
+    modules_state: ModulesState,
+    categories_state: CategoriesState,
     screen: Screen,
 }
 
@@ -66,27 +81,51 @@ struct ProcessStage {
 enum Screen {
     Lines,
     Tensors,
+    Modules,
+    Categories,
+}
+
+impl Screen {
+    /// The screen that a key leads to; it leads back from there.
+    const fn of(wanted: Wanted) -> Option<Self> {
+        match wanted {
+            Wanted::Tensors => Some(Self::Tensors),
+            Wanted::Modules => Some(Self::Modules),
+            Wanted::Categories => Some(Self::Categories),
+            _ => None,
+        }
+    }
+
+    /// What has to be told while it is shown.
+    const fn explains(self) -> Explain {
+        match self {
+            Self::Lines | Self::Tensors => Explain::Nothing,
+            Self::Modules => Explain::Modules,
+            Self::Categories => Explain::Categories,
+        }
+    }
 }
 
 impl ProcessStage {
     fn new(
-        snapshots: Receiver<Arc<Snapshot>>,
-        tensors: Receiver<Tensors>,
+        news: News,
         commands: UnboundedSender<Command>,
         sources: Box<dyn SourceText + Send>,
         quit: Receiver<bool>,
     ) -> Self {
-        let first = snapshots.borrow().clone();
+        let first = news.snapshots.borrow().clone();
         Self {
-            snapshots,
+            news,
             commands,
             quit,
             sources,
             taken: first.clone(),
             state: State::new(first, (0, 0)),
-            tensors,
             taken_tensors: Tensors::default(),
             tensors_state: TensorsState::default(),
+            taken_reasons: Reasons::default(),
+            modules_state: ModulesState::default(),
+            categories_state: CategoriesState::default(),
             screen: Screen::Lines,
         }
     }
@@ -97,13 +136,78 @@ impl ProcessStage {
             .context("the measurement has ended")
     }
 
-    /// Shows the tensors; reads them where that was not done yet.
-    fn open_tensors(&mut self) -> Result<()> {
-        self.screen = Screen::Tensors;
-        if self.tensors_state.is_unread() {
+    /// Shows another screen, and has the caller tell what that needs. Tensors are read where that was not done yet.
+    fn open(&mut self, screen: Screen) -> Result<()> {
+        let before = self.screen.explains();
+        self.screen = screen;
+        if screen.explains() != before {
+            self.send(Command::Explain(screen.explains()))?;
+        }
+        if screen == Screen::Tensors && self.tensors_state.is_unread() {
             self.send(Command::TakeTensors)?;
         }
+        self.show_device();
         Ok(())
+    }
+
+    /// The device is one for all screens.
+    fn show_device(&mut self) {
+        let device = self.state.device().map(|device| device.index);
+        self.modules_state.show(device);
+        self.categories_state.show(device);
+    }
+
+    /// Where keys go.
+    fn focus(&self) -> Focus {
+        match self.screen {
+            Screen::Lines => self.state.focus,
+            Screen::Tensors => self.tensors_state.focus(),
+            Screen::Modules => self.modules_state.focus(),
+            Screen::Categories => Focus::Table,
+        }
+    }
+
+    fn on_beside(&mut self, event: &Event) -> Result<Step> {
+        let Some(wanted) = wanted(event, self.focus()) else {
+            return Ok(Step::Nothing);
+        };
+        let asked = match self.screen {
+            Screen::Modules => self.modules_state.handle(wanted),
+            _ => self.categories_state.handle(wanted),
+        };
+        match asked {
+            Some(AskedBeside::Quit) => return Ok(Step::Leave),
+            Some(AskedBeside::Leave) => self.open(Screen::Lines)?,
+            Some(AskedBeside::AsOnLines(wanted)) => {
+                if let Some(command) = self.state.handle(wanted) {
+                    self.send(command)?;
+                }
+                self.show_device();
+                self.take_reasons();
+            }
+            // What the last key on the screen of lines was told is of no concern any more.
+            None => self.state.note = None,
+        }
+        Ok(match wanted {
+            Wanted::Redraw => Step::DrawAll,
+            _ => Step::Draw,
+        })
+    }
+
+    /// Takes what was told of why memory is there, but for a screen that stands still.
+    fn take_reasons(&mut self) -> bool {
+        let reasons = self.news.reasons.borrow().clone();
+        if self.state.follow == Follow::Paused || reasons.is(&self.taken_reasons) {
+            return false;
+        }
+        self.show_device();
+        match &reasons {
+            Reasons::Nothing => {}
+            Reasons::Modules(news) => self.modules_state.update(Arc::clone(news)),
+            Reasons::Categories(news) => self.categories_state.update(Arc::clone(news)),
+        }
+        self.taken_reasons = reasons;
+        true
     }
 
     fn on_tensors(&mut self, event: &Event) -> Result<Step> {
@@ -112,7 +216,7 @@ impl ProcessStage {
         };
         match self.tensors_state.handle(wanted) {
             Some(Asked::Quit) => return Ok(Step::Leave),
-            Some(Asked::Leave) => self.screen = Screen::Lines,
+            Some(Asked::Leave) => self.open(Screen::Lines)?,
             Some(Asked::Take) => self.send(Command::TakeTensors)?,
             None => {}
         }
@@ -127,27 +231,31 @@ impl Stage for ProcessStage {
 
     fn take_news(&mut self) -> bool {
         // Not asked whether it has changed: of a sender that is gone, the last is still to be shown.
-        let latest = self.snapshots.borrow().clone();
+        let latest = self.news.snapshots.borrow().clone();
         let news = !Arc::ptr_eq(&latest, &self.taken);
         if news {
             self.taken = Arc::clone(&latest);
             self.state.update(latest);
         }
-        let tensors = self.tensors.borrow().clone();
+        let tensors = self.news.tensors.borrow().clone();
         let news_of_tensors = !tensors.is(&self.taken_tensors);
         if news_of_tensors {
             self.taken_tensors = tensors.clone();
             self.tensors_state.update(tensors);
         }
+        let news_of_reasons = self.take_reasons();
         match self.screen {
             Screen::Lines => news,
             Screen::Tensors => news_of_tensors,
+            Screen::Modules | Screen::Categories => news || news_of_reasons,
         }
     }
 
     fn resize(&mut self, width: u16, height: u16) {
         self.state.handle(Wanted::Resize(width, height));
         self.tensors_state.resize(width, height);
+        self.modules_state.resize(width, height);
+        self.categories_state.resize(width, height);
     }
 
     fn handle(&mut self, event: &Event) -> Result<Step> {
@@ -155,16 +263,23 @@ impl Stage for ProcessStage {
             self.resize(*width, *height);
             return Ok(Step::DrawAll);
         }
-        if self.screen == Screen::Tensors {
-            return self.on_tensors(event);
+        if let Some(asked) = wanted(event, self.focus()).and_then(Screen::of) {
+            let screen = if asked == self.screen {
+                Screen::Lines
+            } else {
+                asked
+            };
+            self.open(screen)?;
+            return Ok(Step::Draw);
+        }
+        match self.screen {
+            Screen::Tensors => return self.on_tensors(event),
+            Screen::Modules | Screen::Categories => return self.on_beside(event),
+            Screen::Lines => {}
         }
         let Some(wanted) = wanted(event, self.state.focus) else {
             return Ok(Step::Nothing);
         };
-        if wanted == Wanted::Tensors {
-            self.open_tensors()?;
-            return Ok(Step::Draw);
-        }
         match self.state.handle(wanted) {
             Some(Command::Quit) => return Ok(Step::Leave),
             Some(command) => self.send(command)?,
@@ -181,6 +296,11 @@ impl Stage for ProcessStage {
             Screen::Lines => view::draw(buffer, &self.state, self.sources.as_mut(), theme),
             Screen::Tensors => {
                 tensors::draw(buffer, &self.tensors_state, &self.taken.target, theme)
+            }
+            Screen::Modules => modules::draw(buffer, &self.modules_state, &self.state, theme),
+            Screen::Categories => {
+                categories::draw(buffer, &self.categories_state, &self.state, theme);
+                None
             }
         }
     }
@@ -202,6 +322,7 @@ mod tests {
     use super::super::theme::{Ink, UNICODE};
     use super::*;
     use crate::model::snapshot::Grouping;
+    use crate::model::snapshot::why::samples::module;
     use crate::model::tensors::explain;
     use crate::model::tensors::samples::training;
 
@@ -214,6 +335,7 @@ mod tests {
     struct Caller {
         snapshots: watch::Sender<Arc<Snapshot>>,
         tensors: watch::Sender<Tensors>,
+        reasons: watch::Sender<Reasons>,
         commands: mpsc::UnboundedReceiver<Command>,
         quit: watch::Sender<bool>,
     }
@@ -221,18 +343,19 @@ mod tests {
     fn connect() -> (Caller, ProcessStage) {
         let (snapshots, snapshots_receiver) = watch::channel(Arc::new(samples::empty()));
         let (tensors, tensors_receiver) = watch::channel(Tensors::default());
+        let (reasons, reasons_receiver) = watch::channel(Reasons::default());
         let (commands_sender, commands) = mpsc::unbounded_channel();
         let (quit, quit_receiver) = watch::channel(false);
-        let stage = ProcessStage::new(
-            snapshots_receiver,
-            tensors_receiver,
-            commands_sender,
-            Box::new(Sources),
-            quit_receiver,
-        );
+        let news = News {
+            snapshots: snapshots_receiver,
+            tensors: tensors_receiver,
+            reasons: reasons_receiver,
+        };
+        let stage = ProcessStage::new(news, commands_sender, Box::new(Sources), quit_receiver);
         let caller = Caller {
             snapshots,
             tensors,
+            reasons,
             commands,
             quit,
         };
@@ -292,6 +415,49 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(caller.commands.try_recv(), Ok(Command::TakeTensors));
         }
+    }
+
+    #[test]
+    fn only_what_is_shown_is_asked_for() {
+        let (mut caller, mut stage) = connect();
+        let mut keys = VecDeque::from(['m', 'c', 't', 'm', 'm', 'q'].map(key));
+        shown(&mut stage, |_| Ok(keys.pop_front().unwrap())).unwrap();
+        let mut asked = Vec::new();
+        while let Ok(command) = caller.commands.try_recv() {
+            asked.push(command);
+        }
+        let explain = Command::Explain;
+        let (modules, nothing) = (explain(Explain::Modules), explain(Explain::Nothing));
+        let categories = explain(Explain::Categories);
+        assert_eq!(
+            asked,
+            [
+                modules,
+                categories,
+                nothing,
+                Command::TakeTensors,
+                modules,
+                nothing
+            ]
+        );
+    }
+
+    #[test]
+    fn a_pause_holds_the_modules_too() {
+        let (caller, mut stage) = connect();
+        let modules = |name| Reasons::Modules(module(name));
+        caller.snapshots.send_replace(Arc::new(samples::normal()));
+        caller.reasons.send_replace(modules("First"));
+        let mut keys = VecDeque::from([None, key('m'), key(' '), None, None, key('q')]);
+        let text = shown(&mut stage, |_| {
+            if keys.len() == 3 {
+                caller.reasons.send_replace(modules("Second"));
+            }
+            std::thread::sleep(BETWEEN_DRAWINGS);
+            Ok(keys.pop_front().unwrap())
+        });
+        let text = text.unwrap();
+        assert!(text.contains("First") && text.contains("PAUSED"), "{text}");
     }
 
     #[test]

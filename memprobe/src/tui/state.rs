@@ -166,8 +166,12 @@ impl State {
             Wanted::Click(column, row) => self.click(column, row),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Redraw => {}
-            // Where there is a screen of tensors, this does not come here.
+            // Where there are such screens, these do not come here.
             Wanted::Tensors => self.note = Some("tensors: `memprobe attach --pid` of this process"),
+            Wanted::Modules => self.note = Some("modules: `memprobe attach --pid` of this process"),
+            Wanted::Categories => {
+                self.note = Some("what memory is for: `memprobe attach --pid` of this process");
+            }
             // Who is stopped empties no buffers: events of the target would be lost.
             Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
             Wanted::Filter => self.ask_filter(),

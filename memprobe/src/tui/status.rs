@@ -27,7 +27,13 @@ fn word(state: &State, theme: &Theme) -> (&'static str, Style) {
 }
 
 /// Events, losses, probes, ledger.
-pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
+pub fn draw_status(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &State,
+    note: Option<&str>,
+    theme: &Theme,
+) {
     if area.is_empty() {
         return;
     }
@@ -43,8 +49,8 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
         spans.push(Span::raw(" "));
     }
     let used: usize = spans.iter().map(Span::width).sum();
-    if let Some(note) = state.note {
-        spans.push(Span::styled(note, theme.strong()));
+    if let Some(note) = note {
+        spans.push(Span::styled(note.to_owned(), theme.strong()));
     } else {
         let room = usize::from(area.width).saturating_sub(used);
         spans.push(Span::raw(fitting(&facts(health, state), room)));
@@ -201,6 +207,8 @@ pub fn draw_keys(
         (theme.glyphs.arrows, "move", 3),
         ("Enter", "open", 2),
         ("s", "source", 3),
+        ("m", "modules", 2),
+        ("c", "categories", 2),
         ("t", "tensors", 2),
         ("/", "filter", 2),
         ("<>", "sort", 4),
@@ -212,11 +220,11 @@ pub fn draw_keys(
         ("q", "quit", 0),
     ];
     if state.shown.devices.len() > 1 {
-        keys.insert(9, ("d", "device", 5));
+        keys.insert(11, ("d", "device", 5));
     }
     if state.way_back == WayBack::Host {
         keys.insert(keys.len() - 1, ("Esc", "back", 1));
-        keys.retain(|(key, ..)| *key != "t");
+        keys.retain(|(key, ..)| !["m", "c", "t"].contains(key));
     }
     draw_key_list(buffer, area, keys, theme);
     None

@@ -47,7 +47,7 @@ pub fn draw(
     lines::draw_sum(buffer, layout.sum, state, theme);
     status::draw_detail(buffer, layout.detail, state, sources, theme);
     source::draw_source(buffer, layout.source, state, sources, theme);
-    status::draw_status(buffer, layout.status, state, theme);
+    status::draw_status(buffer, layout.status, state, state.note, theme);
     let cursor = status::draw_keys(buffer, layout.keys, state, theme);
     let body = Rect {
         y: 1,

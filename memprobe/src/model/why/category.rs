@@ -269,6 +269,16 @@ impl Composition {
             .fold(0, u64::saturating_add)
     }
 
+    /// Bytes of each category, in the order in which they are declared.
+    pub(super) fn by_category(&self) -> [u64; Category::ALL.len()] {
+        let mut bytes = [0_u64; Category::ALL.len()];
+        for (rule, held) in CategoryRule::ALL.iter().zip(self.by_rule) {
+            let of = &mut bytes[rule.category() as usize];
+            *of = of.saturating_add(held);
+        }
+        bytes
+    }
+
     /// Bytes of a category that may turn out to be of another.
     pub fn provisional(&self, category: Category) -> u64 {
         let rules = CategoryRule::ALL.iter();

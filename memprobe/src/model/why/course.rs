@@ -55,6 +55,10 @@ pub(super) struct Course {
 }
 
 impl Course {
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
+    }
+
     pub(super) fn is_crowded(&self) -> bool {
         self.crowded
     }

@@ -1,5 +1,7 @@
 //! Iterations of a training loop (or of a server), made of laps.
 
+use std::collections::VecDeque;
+
 pub use super::laps::{IterationLine, Source};
 use super::laps::{Lap, LapDevice, LapKind, Laps};
 use crate::event::{DeviceIndex, TimeNs};
@@ -69,12 +71,20 @@ pub struct Iterations {
 
 impl Iterations {
     pub(super) fn of(laps: &Laps) -> Self {
+        Self::latest(laps, usize::MAX)
+    }
+
+    /// Of many rows the last ones.
+    pub(super) fn latest(laps: &Laps, most: usize) -> Self {
         let all: Vec<&Lap> = laps.all().collect();
         let cycle = match laps.source() {
             Source::Steps | Source::ZeroGrads => cycle(&all),
             Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
         };
-        let mut rows = Rows::default();
+        let mut rows = Rows {
+            most,
+            ..Rows::default()
+        };
         if laps.source() == Source::Nothing {
             return Self::undivided(&all, laps);
         }
@@ -120,7 +130,10 @@ impl Iterations {
 
 impl Iterations {
     fn undivided(laps: &[&Lap], of: &Laps) -> Self {
-        let mut rows = Rows::default();
+        let mut rows = Rows {
+            most: usize::MAX,
+            ..Rows::default()
+        };
         if let Some((first, others)) = laps.split_first() {
             let mut all = (*first).clone();
             others.iter().for_each(|lap| all.extend(lap));
@@ -190,7 +203,8 @@ fn cycle(laps: &[&Lap]) -> Cycle {
 /// Rows in the making.
 #[derive(Default)]
 struct Rows {
-    done: Vec<Iteration>,
+    most: usize,
+    done: VecDeque<Iteration>,
     number: u64,
     /// The row that may still grow, and what stands before it as part of it.
     open: Option<(IterationKind, Lap)>,
@@ -239,7 +253,7 @@ impl Rows {
         if matches!(kind, IterationKind::Whole | IterationKind::Unfinished) {
             self.number += 1;
         }
-        self.done.push(Iteration {
+        self.done.push_back(Iteration {
             number: self.number,
             kind,
             begin: lap.begin,
@@ -248,6 +262,9 @@ impl Rows {
             backwards: lap.backwards,
             devices: lap.devices.into_iter().collect(),
         });
+        if self.done.len() > self.most {
+            self.done.pop_front();
+        }
     }
 
     fn finish(mut self) -> Vec<Iteration> {
@@ -255,7 +272,7 @@ impl Rows {
         if let Some(part) = self.part.take() {
             self.push(IterationKind::Evaluation, &part);
         }
-        self.done
+        self.done.into()
     }
 }
 

@@ -126,6 +126,21 @@ impl WhyLedger {
         Iterations::of(&self.laps)
     }
 
+    /// The last rows of that table, at most so many.
+    pub fn latest_iterations(&self, most: usize) -> Iterations {
+        Iterations::latest(&self.laps, most)
+    }
+
+    /// What the program was doing when it last asked for memory.
+    pub fn phase(&self) -> Phase {
+        self.course.phase()
+    }
+
+    /// The devices that were heard of.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceIndex> {
+        self.devices.keys().copied()
+    }
+
     /// How many stretches of time ended so far: when this rises, an iteration may have ended with the event before.
     pub fn laps_ended(&self) -> u64 {
         self.laps.ended()

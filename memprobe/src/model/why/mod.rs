@@ -18,6 +18,7 @@ pub mod parts;
 pub mod peak;
 pub mod phase;
 pub mod rows;
+pub mod told;
 pub mod view;
 
 pub use laps::LapDevice;

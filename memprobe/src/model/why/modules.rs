@@ -27,6 +27,8 @@ pub struct ModuleLedger {
     counted: Vec<Option<(u32, Pass)>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     summits: BTreeMap<DeviceIndex, Summit>,
+    /// Empty between events.
+    changes: Vec<Change>,
 }
 
 /// The modules of a device, and the places beside them.
@@ -126,6 +128,7 @@ impl Default for ModuleLedger {
             counted: Vec::new(),
             trees: BTreeMap::new(),
             summits: BTreeMap::new(),
+            changes: Vec::new(),
         }
     }
 }
@@ -137,11 +140,11 @@ impl ModuleLedger {
             return self.parts.apply(event, applied, |_| {});
         };
         let summit = summit_of(&mut self.summits, device, event, now);
-        let mut changes = Vec::new();
+        let mut changes = std::mem::take(&mut self.changes);
         self.parts
             .apply(event, applied, |change| changes.push(change));
         let tree = self.trees.entry(device).or_default();
-        for change in changes {
+        for change in changes.drain(..) {
             if self.counted.len() <= change.part {
                 self.counted.resize(change.part + 1, None);
             }
@@ -156,6 +159,7 @@ impl ModuleLedger {
             };
             tree.change(node, pass, change, summit);
         }
+        self.changes = changes;
         summit.reach(now);
     }
 

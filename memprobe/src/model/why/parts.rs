@@ -115,6 +115,8 @@ pub(super) struct Parts {
     by_stack: HashMap<StackId, Arc<Origin>>,
     parts: Vec<(DeviceIndex, Part)>,
     by_key: HashMap<(DeviceIndex, Part), usize>,
+    /// The same by where the names lie in memory: to hash a part is to hash all that it is called. Each entry keeps them there.
+    by_place: HashMap<(DeviceIndex, usize, usize), (usize, Part)>,
     /// Which part a live block belongs to, and its bytes.
     live: HashMap<(DeviceIndex, Address), (usize, Bytes)>,
     knows_modules: bool,
@@ -142,6 +144,7 @@ impl Parts {
             by_stack: HashMap::new(),
             parts: Vec::new(),
             by_key: HashMap::new(),
+            by_place: HashMap::new(),
             live: HashMap::new(),
             knows_modules: false,
         }
@@ -219,14 +222,7 @@ impl Parts {
         kept: bool,
         tell: &mut impl FnMut(Change),
     ) {
-        let what = match self.uses.get(event.shape) {
-            Some(is) => What::Known(Arc::clone(is)),
-            None if event.shape == ShapeId::NO_TENSOR => What::NoTensor,
-            None => What::Unknown,
-        };
-        let origin = self.by_stack.get(&event.stack).unwrap_or(&self.unknown);
-        let origin = Arc::clone(origin);
-        let part = self.name(device, Part { origin, what });
+        let part = self.part_of(device, event);
         if kept {
             self.live.insert((device, event.addr), (part, event.size));
         }
@@ -235,6 +231,28 @@ impl Parts {
             size: event.size,
             way: if kept { Way::Came } else { Way::NotFollowed },
         });
+    }
+
+    fn part_of(&mut self, device: DeviceIndex, event: &MemoryEvent) -> usize {
+        let origin = self.by_stack.get(&event.stack).unwrap_or(&self.unknown);
+        let (what, is_at) = match self.uses.get(event.shape) {
+            Some(is) => (What::Known(Arc::clone(is)), Arc::as_ptr(is).addr()),
+            // No `Arc` lies at these.
+            None if event.shape == ShapeId::NO_TENSOR => (What::NoTensor, 0),
+            None => (What::Unknown, 1),
+        };
+        let place = (device, Arc::as_ptr(origin).addr(), is_at);
+        if let Some((name, _)) = self.by_place.get(&place) {
+            return *name;
+        }
+        let origin = Arc::clone(origin);
+        let part = Part { origin, what };
+        let name = self.name(device, part.clone());
+        if self.by_place.len() >= MOST_PARTS {
+            self.by_place.clear();
+        }
+        self.by_place.insert(place, (name, part));
+        name
     }
 
     fn release(&mut self, device: DeviceIndex, addr: Address, tell: &mut impl FnMut(Change)) {

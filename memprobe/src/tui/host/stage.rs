@@ -150,8 +150,8 @@ impl HostStage {
             Some(Command::SetGrouping(grouping)) => {
                 self.send(HostCommand::SetGrouping(grouping))?;
             }
-            // The screen of lines does not ask for it.
-            Some(Command::TakeTensors) | None => {}
+            // The screen of lines does not ask for these.
+            Some(Command::TakeTensors | Command::Explain(_)) | None => {}
         }
         Ok(match wanted {
             Wanted::Redraw => Step::DrawAll,

@@ -180,7 +180,9 @@ impl HostState {
             | Wanted::Source
             | Wanted::Probes
             | Wanted::Outside
-            | Wanted::Tensors => {
+            | Wanted::Tensors
+            | Wanted::Modules
+            | Wanted::Categories => {
                 self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
             }
             Wanted::Redraw => {}

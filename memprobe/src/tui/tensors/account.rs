@@ -4,32 +4,19 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 
+use super::super::header::draw_title;
 use super::super::theme::Theme;
 use super::state::TensorsState;
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
-use crate::label::{clean, fit, process, width};
+use crate::label::{fit, process};
 use crate::model::snapshot::Target;
 use crate::model::tensors::{Account, DeviceTable};
 
 /// Program, command, process.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, target: &Target, theme: &Theme) {
-    if area.is_empty() {
-        return;
-    }
-    buffer.set_style(area, theme.bar());
-    let name = " memprobe tensors  ";
-    let columns = usize::from(area.width);
-    let right = process(target).map_or_else(String::new, |process| format!("  {process} "));
-    buffer.set_stringn(area.x, area.y, name, columns, theme.bar_strong());
-    let room = columns.saturating_sub(width(name) + width(&right));
-    let command = fit(&clean(&target.command), room, theme.glyphs.cut);
-    let after = area.x + (width(name) as u16).min(area.width);
-    buffer.set_stringn(after, area.y, command, room, theme.bar());
-    let start = area.right().saturating_sub(width(&right) as u16);
-    if start >= after {
-        buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
-    }
+    let right: Vec<String> = process(target).into_iter().collect();
+    draw_title(buffer, area, "memprobe tensors", target, &right, theme);
 }
 
 /// One tab a device, the shown one marked.

@@ -5,7 +5,7 @@ mod account;
 mod columns;
 mod detail;
 mod input;
-mod layout;
+pub(super) mod layout;
 #[cfg(test)]
 mod screens;
 mod state;

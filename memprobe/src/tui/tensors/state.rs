@@ -203,6 +203,8 @@ impl TensorsState {
             }
             Wanted::Accept => self.focus = None,
             Wanted::Redraw => {}
+            // Whoever holds the screen takes these.
+            Wanted::Modules | Wanted::Categories => {}
             Wanted::Pause => self.note = Some("this screen stands still until R"),
             // What only the screen of lines has.
             Wanted::OpenAll

@@ -3,6 +3,8 @@
 //!
 //! No process is looked at and nothing is measured: every number is invented here.
 
+mod reasons;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,7 +15,7 @@ use memprobe::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
     Snapshot, StackRow, Target, TargetState, Timeline,
 };
-use memprobe::tui::{self, Command, SourceText, Tensors};
+use memprobe::tui::{self, Command, Explain, News, Reasons, SourceText, Tensors};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -53,10 +55,15 @@ fn main() -> anyhow::Result<()> {
     let (commands, mut asked) = mpsc::unbounded_channel();
     let (quit, quit_receiver) = watch::channel(false);
     let (tensors, tensors_receiver) = watch::channel(Tensors::default());
-    let screen = std::thread::spawn(move || {
-        let sources = Box::new(Script);
-        tui::run(receiver, tensors_receiver, commands, sources, quit_receiver)
-    });
+    let (reasons, reasons_receiver) = watch::channel(Reasons::default());
+    let (mut trainer, mut wanted) = (reasons::Trainer::new(), Explain::Nothing);
+    let news = News {
+        snapshots: receiver,
+        tensors: tensors_receiver,
+        reasons: reasons_receiver,
+    };
+    let screen =
+        std::thread::spawn(move || tui::run(news, commands, Box::new(Script), quit_receiver));
     let quit = Arc::new(quit);
     quit_on_sigterm(quit.clone())?;
     let begun = Instant::now();
@@ -69,10 +76,15 @@ fn main() -> anyhow::Result<()> {
                     let why = "there is no process here, and so no tensors";
                     tensors.send_replace(Tensors::Failed(why.into()));
                 }
+                Command::Explain(asked) => wanted = asked,
                 Command::Quit => {}
             }
         }
         run.advance();
+        trainer.advance_to(run.ticks * STEP);
+        if wanted != Explain::Nothing {
+            reasons.send_replace(trainer.told(wanted));
+        }
         snapshots.send_replace(Arc::new(run.snapshot()));
         assert!(
             scene != Scene::Panic || begun.elapsed() < Duration::from_secs(2),

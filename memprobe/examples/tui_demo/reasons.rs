@@ -1,0 +1,264 @@
+//! A made-up training run as events, through the ledgers that tell why memory is there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use memprobe::event::{
+    Action, Address, Beginning, Bytes, Context, DeviceIndex, Event, Frame, Grad, Mark, MemoryEvent,
+    Module, Node, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+};
+use memprobe::model::Model;
+use memprobe::model::snapshot::{Grouping, Target};
+use memprobe::model::why::WhyLedger;
+use memprobe::model::why::modules::ModuleLedger;
+use memprobe::model::why::told;
+use memprobe::tui::{Explain, Reasons};
+
+const MIB: u64 = 1 << 20;
+const LAYERS: u64 = 24;
+/// What one thing that the program does takes.
+const PACE: u64 = 20_000_000;
+
+/// What the program does next.
+#[derive(Clone, Copy)]
+enum Doing {
+    Forward(u64),
+    Backward(u64),
+    Step,
+}
+
+/// The program, and who listens to it.
+pub struct Trainer {
+    model: Model,
+    modules: ModuleLedger,
+    categories: WhyLedger,
+    stacks: HashMap<String, StackId>,
+    live: Vec<(u64, u64)>,
+    gradients: Vec<(u64, u64)>,
+    allocated: u64,
+    next: u64,
+    time: u64,
+    doing: Doing,
+    steps: u64,
+}
+
+impl Trainer {
+    pub fn new() -> Self {
+        let mut trainer = Self {
+            model: Model::new(Target::default(), TimeNs(0)),
+            modules: ModuleLedger::default(),
+            categories: WhyLedger::new(None),
+            stacks: HashMap::new(),
+            live: Vec::new(),
+            gradients: Vec::new(),
+            allocated: 1100 * MIB,
+            next: 0x1000_0000_0000,
+            time: 0,
+            doing: Doing::Forward(0),
+            steps: 0,
+        };
+        let convert = torch("nn/modules/module.py", "convert", 52);
+        let built = trainer.stack("built", convert);
+        for _ in 0..LAYERS {
+            trainer.alloc(built, 20 * MIB);
+        }
+        trainer
+    }
+
+    /// Does the next things up to a moment.
+    pub fn advance_to(&mut self, time: u64) {
+        while self.time < time {
+            self.time += PACE;
+            self.doing = match self.doing {
+                Doing::Forward(layer) => self.forward(layer),
+                Doing::Backward(layer) => self.backward(layer),
+                Doing::Step => self.step(),
+            };
+        }
+    }
+
+    /// What a screen that wants to know is told.
+    pub fn told(&self, wanted: Explain) -> Reasons {
+        let snapshot = self.model.snapshot(TimeNs(self.time), Grouping::User);
+        match wanted {
+            Explain::Nothing => Reasons::Nothing,
+            Explain::Modules => Reasons::Modules(Arc::new(told::modules(&self.modules, &snapshot))),
+            Explain::Categories => {
+                let iterations = self.categories.latest_iterations(100);
+                let all = told::categories(&self.categories, &iterations, snapshot.now);
+                Reasons::Categories(Arc::new(all))
+            }
+        }
+    }
+
+    fn forward(&mut self, layer: u64) -> Doing {
+        if layer == 0 {
+            self.mark(Beginning::ZeroGrad);
+            let batch = self.stack("batch", called("", 29));
+            let block = self.alloc(batch, 16 * MIB);
+            self.live.push(block);
+        }
+        if layer == LAYERS {
+            let head = self.stack("head", called("GPT.lm_head", 61));
+            let block = self.alloc(head, 480 * MIB);
+            self.live.push(block);
+            return Doing::Backward(LAYERS);
+        }
+        for (part, size) in [("attn", 92), ("mlp.fc", 108), ("mlp.proj", 27)] {
+            let path = format!("GPT.layers.{layer}.{part}");
+            let stack = self.stack(&path, called(&path, 61));
+            let temporary = self.alloc(stack, 40 * MIB);
+            let block = self.alloc(stack, size * MIB);
+            self.live.push(block);
+            self.free(temporary);
+        }
+        Doing::Forward(layer + 1)
+    }
+
+    fn backward(&mut self, layer: u64) -> Doing {
+        let path = match layer {
+            LAYERS => "GPT.lm_head".to_owned(),
+            layer => format!("GPT.layers.{layer}.mlp.fc"),
+        };
+        let stack = self.stack(&format!("{path} back"), backward(&path));
+        let passing = self.alloc(stack, 60 * MIB);
+        let gradient = self.alloc(stack, 20 * MIB);
+        self.gradients.push(gradient);
+        for _ in 0..if layer == LAYERS { 1 } else { 3 } {
+            if let Some(block) = self.live.pop() {
+                self.free(block);
+            }
+        }
+        self.free(passing);
+        match layer {
+            0 => Doing::Step,
+            layer => Doing::Backward(layer - 1),
+        }
+    }
+
+    fn step(&mut self) -> Doing {
+        self.mark(Beginning::Step);
+        let stack = self.stack("step", torch("optim/optimizer.py", "step", 35));
+        for _ in 0..if self.steps == 0 { LAYERS } else { 0 } {
+            self.alloc(stack, 40 * MIB);
+        }
+        let temporary = self.alloc(stack, 60 * MIB);
+        self.free(temporary);
+        for block in std::mem::take(&mut self.gradients)
+            .into_iter()
+            .chain(self.live.pop())
+        {
+            self.free(block);
+        }
+        self.steps += 1;
+        Doing::Forward(0)
+    }
+
+    fn tell(&mut self, event: &Event) {
+        let applied = self.model.apply(event);
+        self.modules.apply(event, &applied, &self.model);
+        self.categories.apply(event, &applied);
+    }
+
+    fn stack(&mut self, name: &str, stack: Stack) -> StackId {
+        if let Some(id) = self.stacks.get(name) {
+            return *id;
+        }
+        let id = StackId(self.stacks.len() as u32 + 1);
+        self.stacks.insert(name.to_owned(), id);
+        self.tell(&Event::Stack(id, Arc::new(stack)));
+        id
+    }
+
+    fn mark(&mut self, begins: Beginning) {
+        let stack = self.stack("main", called("", 58));
+        self.tell(&Event::Mark(Mark {
+            time: TimeNs(self.time),
+            tgid: Tgid(1234),
+            tid: Tid(1234),
+            begins,
+            class: "AdamW".into(),
+            stack,
+        }));
+    }
+
+    fn alloc(&mut self, stack: StackId, size: u64) -> (u64, u64) {
+        let addr = self.next;
+        self.next += size;
+        self.allocated += size;
+        self.memory(Action::Alloc, (addr, size), stack);
+        (addr, size)
+    }
+
+    fn free(&mut self, block: (u64, u64)) {
+        self.allocated -= block.1;
+        self.memory(Action::Free, block, StackId::NONE);
+    }
+
+    fn memory(&mut self, action: Action, (addr, size): (u64, u64), stack: StackId) {
+        self.time += 1_000;
+        self.tell(&Event::Memory(MemoryEvent {
+            time: TimeNs(self.time),
+            tgid: Tgid(1234),
+            tid: Tid(1234),
+            action,
+            addr: Address(addr),
+            size: Bytes(size),
+            device: Some(DeviceIndex(0)),
+            totals: Some(Totals {
+                allocated: Bytes(self.allocated),
+                reserved: Bytes(12_288 * MIB),
+            }),
+            stack,
+            shape: ShapeId::NONE,
+            call: None,
+        }));
+    }
+}
+
+/// A line of `train.py` that calls a module; none is `""`.
+fn called(module: &str, line: u32) -> Stack {
+    Stack {
+        kind: StackKind::Python,
+        frames: vec![frame("/home/ada/gpt/train.py", line, "train_step")],
+        truncated: false,
+        context: Context {
+            module: match module {
+                "" => Module::Outside,
+                path => Module::Called(path.into()),
+            },
+            grad: Grad::Enabled,
+            node: None,
+        },
+    }
+}
+
+/// A thread of autograd that goes back through a module.
+fn backward(module: &str) -> Stack {
+    let mut stack = called("", 33);
+    stack.kind = StackKind::Waiting {
+        thread: "pt_autograd_0".into(),
+    };
+    stack.context.node = Some(Arc::new(Node {
+        name: "AddmmBackward0".into(),
+        forward: Some(Arc::new(called(module, 61))),
+    }));
+    stack
+}
+
+/// A line inside of PyTorch.
+fn torch(file: &str, function: &str, line: u32) -> Stack {
+    let file = format!("/opt/venv/lib/python3.12/site-packages/torch/{file}");
+    let mut stack = called("", line);
+    stack.frames.insert(0, frame(&file, 1, function));
+    stack
+}
+
+fn frame(file: &str, line: u32, function: &str) -> Frame {
+    Frame {
+        file: file.into(),
+        line,
+        function: function.into(),
+        library: None,
+    }
+}

@@ -1,0 +1,149 @@
+//! What the ledgers give to views: plain data of one moment.
+
+use std::cmp::Reverse;
+
+use super::category::{Category, Composition};
+use super::iterations::{Iteration, Iterations};
+use super::ledger::WhyLedger;
+use super::modules::ModuleLedger;
+use super::view::DeviceView;
+use crate::event::{DeviceIndex, TimeNs};
+use crate::model::snapshot::Snapshot;
+use crate::model::snapshot::why::{
+    DeviceCategories, DeviceModules, IterationRow, Portion, PortionRow, Portions,
+};
+
+/// What the modules of each device hold, at the moment of a snapshot of the ledger of lines.
+pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules> {
+    let devices = snapshot.devices.iter().filter_map(|device| {
+        Some(DeviceModules {
+            index: device.index,
+            totals: device.totals,
+            before_attach: device.before_attach.live,
+            unaccounted: device.unaccounted,
+            tree: ledger.tree(device.index)?,
+        })
+    });
+    devices.collect()
+}
+
+/// How the memory of each device divides at a moment. Of iterations those of `table` are told.
+pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<DeviceCategories> {
+    let devices = ledger.devices().filter_map(|index| {
+        let view = ledger.device(index)?;
+        let (start, step, points) = points(&view, now);
+        let iterations = table.rows.iter().rev();
+        Some(DeviceCategories {
+            index,
+            totals: view.now().totals,
+            peak: view.peak().totals.allocated,
+            rows: rows(&view, &points),
+            start,
+            step,
+            points,
+            iterations: iterations.filter_map(|it| iteration(it, index)).collect(),
+            source: table.source,
+            phase: ledger.phase(),
+        })
+    });
+    devices.collect()
+}
+
+/// How it divided over time, up to now: after the last event nothing changed.
+fn points(view: &DeviceView<'_>, now: TimeNs) -> (TimeNs, u64, Vec<Portions>) {
+    let divided = view.timeline();
+    let kept = divided.points.iter();
+    let mut points: Vec<Portions> = kept.map(|point| portions(&point.composition)).collect();
+    let passed = now.0.saturating_sub(divided.start.0) / divided.step.max(1);
+    // Not more than the timeline itself would keep.
+    let wanted = usize::try_from(passed).map_or(usize::MAX, |passed| passed.saturating_add(1));
+    let wanted = wanted.min(crate::model::MAX_POINTS).max(points.len());
+    points.resize(wanted, portions(&view.now().composition));
+    (divided.start, divided.step, points)
+}
+
+fn portions(composition: &Composition) -> Portions {
+    let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let by_category = composition.by_category();
+    Portion::ALL.map(|portion| match portion {
+        Portion::BeforeAttach => signed(composition.before_attach),
+        Portion::Of(category) => signed(by_category[category as usize]),
+        Portion::Unaccounted => composition.unaccounted,
+    })
+}
+
+fn rows(view: &DeviceView<'_>, points: &[Portions]) -> Vec<PortionRow> {
+    let (now, peak) = (
+        portions(&view.now().composition),
+        portions(&view.peak().composition),
+    );
+    let rules = view.categories();
+    let row = |(at, portion): (usize, &Portion)| {
+        let of = |category: Category| {
+            let mut of = rules.clone();
+            of.retain(|row| row.rule.category() == category);
+            of.sort_by_key(|row| Reverse((row.live, row.at_peak)));
+            of
+        };
+        let rules = match portion {
+            Portion::Of(category) => of(*category),
+            Portion::BeforeAttach | Portion::Unaccounted => Vec::new(),
+        };
+        let most = points.iter().map(|point| point[at]).max().unwrap_or(0);
+        PortionRow {
+            portion: *portion,
+            live: now[at],
+            blocks: match portion {
+                Portion::Of(_) => Some(rules.iter().map(|row| row.blocks).sum()),
+                Portion::BeforeAttach | Portion::Unaccounted => None,
+            },
+            at_peak: peak[at],
+            most: most.max(now[at]).max(peak[at]),
+            rules,
+        }
+    };
+    let rows = Portion::ALL.iter().enumerate().map(row);
+    rows.filter(|row| row.live != 0 || row.at_peak != 0 || row.most != 0)
+        .collect()
+}
+
+fn iteration(iteration: &Iteration, index: DeviceIndex) -> Option<IterationRow> {
+    let (_, device) = iteration.devices.iter().find(|(of, _)| *of == index)?;
+    Some(IterationRow {
+        number: iteration.number,
+        kind: iteration.kind,
+        length: iteration.end.0.saturating_sub(iteration.begin.0),
+        peak: device.peak.totals.allocated,
+        end: device.end,
+        allocs: device.allocs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts::samples::{DEVICE, learning};
+    use super::*;
+    use crate::model::snapshot::Grouping;
+
+    #[test]
+    fn the_rows_of_a_screen_add_up_to_what_the_allocator_says() {
+        let mut ledger = WhyLedger::new(None);
+        let mut beside = ModuleLedger::default();
+        let program = learning();
+        let model = program.play(|event, applied, model| {
+            ledger.apply(event, applied);
+            beside.apply(event, applied, model);
+        });
+        let now = TimeNs(9_000_000_000);
+        let device = &categories(&ledger, &ledger.latest_iterations(8), now)[0];
+        let sum = |of: fn(&PortionRow) -> i64| device.rows.iter().map(of).sum::<i64>();
+        assert_eq!(sum(|row| row.live) as u64, device.totals.allocated.0);
+        assert_eq!(sum(|row| row.at_peak) as u64, device.peak.0);
+        assert_eq!(
+            device.points.last().map(|point| point.iter().sum::<i64>()),
+            Some(sum(|row| row.live))
+        );
+        let modules = &modules(&beside, &model.snapshot(now, Grouping::User))[0];
+        assert_eq!((modules.index, modules.totals), (DEVICE, device.totals));
+    }
+}

@@ -1,0 +1,83 @@
+//! Why memory is there, for the screen: the ledgers of modules and categories, beside that of lines.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::event::Event;
+use crate::model::snapshot::Snapshot;
+use crate::model::why::WhyLedger;
+use crate::model::why::iterations::Iterations;
+use crate::model::why::modules::ModuleLedger;
+use crate::model::why::told::{categories, modules};
+use crate::model::{Applied, Model};
+use crate::tui::{Explain, Reasons};
+
+/// Iterations that are shown.
+const LATEST: usize = 100;
+
+/// Snapshots for which the table of iterations serves. It goes through all that are kept.
+const SERVES: u32 = 5;
+
+/// What the screens of modules and of categories are fed by.
+pub(super) struct Reasoner {
+    modules: ModuleLedger,
+    categories: WhyLedger,
+    wanted: Explain,
+    shown: watch::Sender<Reasons>,
+    /// The last iterations, and for how many snapshots more they serve.
+    iterations: Option<(Iterations, u32)>,
+}
+
+impl Reasoner {
+    /// Of a process of which nothing was heard; and what the screen sees of it.
+    pub(super) fn new() -> (Self, watch::Receiver<Reasons>) {
+        let (shown, seen) = watch::channel(Reasons::default());
+        let reasoner = Self {
+            modules: ModuleLedger::default(),
+            categories: WhyLedger::new(None),
+            wanted: Explain::default(),
+            shown,
+            iterations: None,
+        };
+        (reasoner, seen)
+    }
+
+    /// The process is another program now.
+    pub(super) fn begin_anew(&mut self) {
+        self.modules = ModuleLedger::default();
+        self.categories = WhyLedger::new(None);
+        self.iterations = None;
+    }
+
+    /// Takes the next event, what the ledger of lines made of it, and that ledger.
+    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        self.modules.apply(event, applied, model);
+        self.categories.apply(event, applied);
+    }
+
+    /// From now on, this is shown.
+    pub(super) fn explain(&mut self, wanted: Explain) {
+        self.wanted = wanted;
+        self.iterations = None;
+    }
+
+    /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
+    pub(super) fn show(&mut self, snapshot: &Snapshot) {
+        let reasons = match self.wanted {
+            Explain::Nothing => return,
+            Explain::Modules => Reasons::Modules(Arc::new(modules(&self.modules, snapshot))),
+            Explain::Categories => {
+                let (iterations, serves) = self
+                    .iterations
+                    .take()
+                    .filter(|(_, serves)| *serves > 0)
+                    .unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES));
+                let told = categories(&self.categories, &iterations, snapshot.now);
+                self.iterations = Some((iterations, serves - 1));
+                Reasons::Categories(Arc::new(told))
+            }
+        };
+        self.shown.send_replace(reasons);
+    }
+}

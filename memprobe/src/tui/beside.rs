@@ -1,0 +1,95 @@
+//! What the screens beside that of lines have in common.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use super::header::draw_title;
+use super::input::Wanted;
+use super::state::State;
+use super::status::draw_status;
+use super::theme::Theme;
+use crate::label::{clock, fit, process, width};
+use crate::model::snapshot::why::{DeviceCategories, DeviceModules};
+
+/// What is told of why memory is there. To make the tables costs time, so only what is shown is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Explain {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The modules of each device.
+    Modules,
+    /// What memory is for on each device, and iterations.
+    Categories,
+}
+
+/// What the caller answers to [`super::Command::Explain`], anew with each snapshot.
+#[derive(Clone, Debug, Default)]
+pub enum Reasons {
+    /// Nothing yet.
+    #[default]
+    Nothing,
+    /// One for each device.
+    Modules(Arc<Vec<DeviceModules>>),
+    /// One for each device.
+    Categories(Arc<Vec<DeviceCategories>>),
+}
+
+impl Reasons {
+    /// Whether nothing has come since `other`.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Nothing, Self::Nothing) => true,
+            (Self::Modules(one), Self::Modules(other)) => Arc::ptr_eq(one, other),
+            (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+}
+
+/// What a screen asks of whoever holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Asked {
+    /// End.
+    Quit,
+    /// Lead back to the screen of lines.
+    Leave,
+    /// Do as on the screen of lines: devices and pauses are one for all screens.
+    AsOnLines(Wanted),
+}
+
+/// The first line of a screen beside that of lines.
+pub fn draw_title_of(buffer: &mut Buffer, area: Rect, name: &str, lines: &State, theme: &Theme) {
+    let snapshot = &lines.shown;
+    let mut right: Vec<String> = process(&snapshot.target).into_iter().collect();
+    let time = snapshot.now.0.saturating_sub(snapshot.started.0);
+    right.push(clock(Duration::from_nanos(time)));
+    right.extend(lines.device().map(|device| device.index.to_string()));
+    draw_title(buffer, area, name, &snapshot.target, &right, theme);
+}
+
+/// How the measurement is doing, or what is to be said of the last key.
+pub fn draw_note(
+    buffer: &mut Buffer,
+    area: Rect,
+    note: Option<&'static str>,
+    lines: &State,
+    theme: &Theme,
+) {
+    draw_status(buffer, area, lines, note.or(lines.note), theme);
+}
+
+/// Two lines of text in the middle of an area.
+pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, theme: &Theme) {
+    let top = area.y + area.height.saturating_sub(2) / 2;
+    let columns = usize::from(area.width);
+    let texts = [(first, theme.strong()), (second, theme.faint())];
+    for ((text, style), y) in texts.into_iter().zip(top..area.bottom()) {
+        let text = fit(text, columns, theme.glyphs.cut);
+        let start = area.x + (area.width - width(&text).min(columns) as u16) / 2;
+        buffer.set_stringn(start, y, text, columns, style);
+    }
+}

@@ -1,0 +1,101 @@
+//! Where everything stands on the screen of categories.
+
+use ratatui::layout::Rect;
+
+use super::super::layout::Bands;
+
+/// The parts of the screen; those without room are empty.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Layout {
+    /// Whose memory it is.
+    pub header: Rect,
+    /// The devices to choose from.
+    pub devices: Rect,
+    /// What is allocated, and what the program does.
+    pub account: Rect,
+    /// The categories over time.
+    pub graph: Rect,
+    /// The heads of the columns.
+    pub head: Rect,
+    /// The rows of the table.
+    pub rows: Rect,
+    /// What the table adds up to.
+    pub sum: Rect,
+    /// The last iterations, with a head.
+    pub iterations: Rect,
+    /// The selected row in full.
+    pub detail: Rect,
+    /// How the measurement is doing.
+    pub status: Rect,
+    /// The keys.
+    pub keys: Rect,
+}
+
+/// The layout of a screen; `None` if it is too small for any.
+pub fn layout(width: u16, height: u16, devices: usize) -> Option<Layout> {
+    let mut bands = Bands::of(width, height)?;
+    let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
+    let spare = height.saturating_sub(30);
+    let header = bands.down(1);
+    let devices = bands.down(when(devices > 1 && height >= 12, 1));
+    let account = bands.down(when(height >= 8, 1));
+    let graph = bands.down(when(height >= 18, height / 5 + 1 + spare / 3));
+    let keys = bands.up(when(height >= 7, 1));
+    let status = bands.up(1);
+    let detail = bands.up(when(height >= 12, 1));
+    let iterations = bands.up(when(height >= 22, height / 6 + spare / 5));
+    let sum = bands.up(when(height >= 10, 1));
+    let head = bands.down(when(height >= 5, 1));
+    let rows = bands.between();
+    Some(Layout {
+        header,
+        devices,
+        account,
+        graph,
+        head,
+        rows,
+        sum,
+        iterations,
+        detail,
+        status,
+        keys,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::layout::assert_filled;
+    use super::*;
+
+    #[test]
+    fn parts_fill_every_screen_without_overlapping() {
+        for (width, height) in (24..260)
+            .step_by(7)
+            .flat_map(|width| (4..90).map(move |height| (width, height)))
+        {
+            for devices in [1, 2] {
+                let l = layout(width, height, devices).unwrap();
+                let parts = [
+                    l.header,
+                    l.devices,
+                    l.account,
+                    l.graph,
+                    l.head,
+                    l.rows,
+                    l.sum,
+                    l.iterations,
+                    l.detail,
+                    l.status,
+                    l.keys,
+                ];
+                assert_filled(width, height, &parts);
+                assert!(l.rows.height >= 1, "{width}x{height}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_screen_of_24_lines_leaves_seven_to_the_categories() {
+        assert!(layout(80, 24, 1).unwrap().rows.height >= 7);
+    }
+}

@@ -1,0 +1,156 @@
+//! The screen of categories as text, and what must hold on it.
+
+use std::sync::Arc;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use super::super::beside::Asked;
+use super::super::input::Wanted;
+use super::super::samples;
+use super::super::state::State;
+use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::{CategoriesState, draw};
+use crate::model::snapshot::why::samples::{categories, silent};
+use crate::model::snapshot::why::{Category, DeviceCategories, Portion};
+
+const COLOUR: Theme = Theme {
+    ink: Ink::Colour,
+    glyphs: UNICODE,
+};
+
+const SMALL: (u16, u16) = (80, 24);
+
+fn lines(size: (u16, u16)) -> State {
+    State::new(Arc::new(samples::normal()), size)
+}
+
+fn drawn(state: &CategoriesState, size: (u16, u16), theme: &Theme) -> TestBackend {
+    let lines = lines(size);
+    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+    terminal
+        .draw(|frame| draw(frame.buffer_mut(), state, &lines, theme))
+        .unwrap();
+    terminal.backend().clone()
+}
+
+fn state(news: Arc<Vec<DeviceCategories>>, size: (u16, u16), wanted: &[Wanted]) -> CategoriesState {
+    let mut state = CategoriesState::default();
+    state.resize(size.0, size.1);
+    state.update(news);
+    for wanted in wanted {
+        assert_eq!(state.handle(*wanted), None);
+    }
+    state
+}
+
+fn screen(size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+    drawn(&state(categories(), size, wanted), size, &COLOUR)
+}
+
+#[test]
+fn what_the_memory_of_a_program_that_trains_is_for() {
+    insta::assert_snapshot!("normal_80x24", screen(SMALL, &[]));
+    insta::assert_snapshot!("normal_140x40", screen((140, 40), &[Wanted::OpenAll]));
+    insta::assert_snapshot!("normal_40x12", screen((40, 12), &[]));
+}
+
+#[test]
+fn a_terminal_without_unicode_or_colour_tells_categories_by_their_letters() {
+    let theme = Theme {
+        ink: Ink::Plain,
+        glyphs: ASCII,
+    };
+    let screen = drawn(&state(categories(), SMALL, &[]), SMALL, &theme).to_string();
+    assert!(screen.is_ascii(), "{screen}");
+    assert!(
+        screen.contains("PPP") && screen.contains("P parameter"),
+        "{screen}"
+    );
+}
+
+#[test]
+fn where_nothing_marks_iterations_the_screen_says_so() {
+    let silent = state(silent().1, SMALL, &[]);
+    insta::assert_snapshot!("silent", drawn(&silent, SMALL, &COLOUR));
+    let unread = state(Arc::new(Vec::new()), SMALL, &[]);
+    insta::assert_snapshot!("unread", drawn(&unread, SMALL, &COLOUR));
+}
+
+#[test]
+fn help_says_what_the_keys_do() {
+    insta::assert_snapshot!("help", screen((80, 30), &[Wanted::Help]));
+}
+
+#[test]
+fn the_categories_add_up_to_what_is_allocated_now_and_at_the_peak() {
+    let state = state(categories(), SMALL, &[Wanted::OpenAll]);
+    let device = state.shown_device().unwrap();
+    let whole = || state.rows.iter().filter(|row| row.rule.is_none());
+    let (live, at_peak): (i64, i64) = whole().fold((0, 0), |(live, at_peak), row| {
+        (live + row.live, at_peak + row.at_peak)
+    });
+    assert_eq!(live as u64, device.totals.allocated.0);
+    assert_eq!(at_peak as u64, device.peak.0);
+    for row in whole().filter(|row| !row.rules.is_empty()) {
+        let of = |rule: &&super::rows::Row| rule.rule.is_some() && rule.portion == row.portion;
+        let rules: i64 = state.rows.iter().filter(of).map(|rule| rule.live).sum();
+        assert_eq!(rules, row.live, "{:?}", row.portion);
+    }
+}
+
+#[test]
+fn enter_shows_the_rules_of_a_category_and_left_hides_them() {
+    let mut state = state(categories(), SMALL, &[]);
+    let closed = state.rows.len();
+    let parameters = |row: &super::rows::Row| row.portion == Portion::Of(Category::Parameter);
+    let at = state.rows.iter().position(parameters).unwrap();
+    state.handle(Wanted::Move(at as isize));
+    state.handle(Wanted::Toggle);
+    assert!(state.rows.len() > closed);
+    state.handle(Wanted::Move(1));
+    state.handle(Wanted::Close);
+    assert_eq!((state.rows.len(), state.cursor), (closed, at));
+}
+
+#[test]
+fn c_and_escape_lead_back_and_help_closes_first() {
+    let mut state = state(categories(), SMALL, &[Wanted::Help]);
+    assert_eq!(state.handle(Wanted::Back), None);
+    assert_eq!(state.handle(Wanted::Back), Some(Asked::Leave));
+    assert_eq!(state.handle(Wanted::Categories), Some(Asked::Leave));
+    let pause = Wanted::Pause;
+    assert_eq!(state.handle(pause), Some(Asked::AsOnLines(pause)));
+}
+
+#[test]
+fn no_size_of_the_screen_and_no_key_makes_it_fail() {
+    let keys = [
+        Wanted::Last,
+        Wanted::Toggle,
+        Wanted::OpenAll,
+        Wanted::Page(1),
+        Wanted::Close,
+        Wanted::First,
+        Wanted::Move(-3),
+        Wanted::Click(5, 4),
+        Wanted::Click(5, 9),
+        Wanted::SortStep(3),
+        Wanted::SortStep(isize::MIN),
+        Wanted::Help,
+        Wanted::Move(isize::MAX),
+    ];
+    for width in [0, 1, 23, 24, 40, 79, 120, 200] {
+        for height in [0, 1, 4, 5, 8, 12, 24, 60] {
+            let mut state = state(categories(), (width, height), &[]);
+            let lines = lines((width, height));
+            for key in keys {
+                state.handle(key);
+                let area = Rect::new(0, 0, width.max(1), height.max(1));
+                draw(&mut Buffer::empty(area), &state, &lines, &COLOUR);
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! What the screen of categories remembers between two drawings, and how input changes it. No I/O.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use ratatui::layout::Position;
+
+use super::super::beside::Asked;
+use super::super::input::Wanted;
+use super::super::layout::{page, scrolled};
+use super::super::table::Fold;
+use super::layout::{Layout, layout};
+use super::rows::{Column, Row, rows};
+use super::table::column_at;
+use crate::event::DeviceIndex;
+use crate::model::snapshot::why::{CategoryRule, DeviceCategories, Portion};
+
+/// Knows a row again in the next table.
+type Mark = (Portion, Option<CategoryRule>);
+
+/// What the screen remembers.
+#[derive(Debug, Default)]
+pub struct CategoriesState {
+    news: Option<Arc<Vec<DeviceCategories>>>,
+    device: Option<DeviceIndex>,
+    size: (u16, u16),
+    pub(super) order: Column,
+    pub(super) reversed: bool,
+    /// How far help is scrolled down, where it is shown.
+    pub(super) help: Option<usize>,
+    open: HashSet<Portion>,
+    selected: Option<Mark>,
+    pub(super) cursor: usize,
+    pub(super) offset: usize,
+    pub(super) rows: Vec<Row>,
+    pub(super) note: Option<&'static str>,
+}
+
+impl CategoriesState {
+    /// The screen has another size.
+    pub fn resize(&mut self, width: u16, height: u16) {
+        self.size = (width, height);
+        self.rebuild();
+    }
+
+    /// Takes what came from the caller.
+    pub fn update(&mut self, news: Arc<Vec<DeviceCategories>>) {
+        self.news = Some(news);
+        self.rebuild();
+    }
+
+    /// Shows another device.
+    pub fn show(&mut self, device: Option<DeviceIndex>) {
+        if self.device != device {
+            self.device = device;
+            self.rebuild();
+        }
+    }
+
+    /// The device shown; `None` where nothing came of it.
+    pub(super) fn shown_device(&self) -> Option<&DeviceCategories> {
+        let mut devices = self.news.as_ref()?.iter();
+        match self.device {
+            Some(index) => devices.find(|device| device.index == index),
+            None => devices.next(),
+        }
+    }
+
+    /// Whether anything came from the caller.
+    pub(super) fn is_told(&self) -> bool {
+        self.news.is_some()
+    }
+
+    pub(super) fn layout(&self) -> Option<Layout> {
+        let devices = self.news.as_ref().map_or(0, |devices| devices.len());
+        layout(self.size.0, self.size.1, devices)
+    }
+
+    /// The selected row.
+    pub(super) fn selected(&self) -> Option<&Row> {
+        self.rows.get(self.cursor)
+    }
+
+    /// Does what is wanted; some of it only the holder of the screen can do.
+    pub fn handle(&mut self, wanted: Wanted) -> Option<Asked> {
+        self.note = None;
+        match wanted {
+            Wanted::Quit => return Some(Asked::Quit),
+            Wanted::Categories => return Some(Asked::Leave),
+            Wanted::Back if self.help.is_none() => return Some(Asked::Leave),
+            Wanted::Back => self.help = None,
+            Wanted::Device(_) | Wanted::Pause | Wanted::Suspend | Wanted::Redraw => {
+                return Some(Asked::AsOnLines(wanted));
+            }
+            Wanted::Move(by) => self.step(by),
+            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::First => match &mut self.help {
+                Some(at) => *at = 0,
+                None => self.selected = None,
+            },
+            Wanted::Last => self.step(isize::MAX),
+            Wanted::Toggle => match self.selected().map(|row| row.fold) {
+                Some(Fold::Open) => self.close(),
+                _ => self.open(),
+            },
+            Wanted::Open => self.open(),
+            Wanted::Close => self.close(),
+            Wanted::OpenAll => self.open.extend(Portion::ALL),
+            Wanted::SortStep(by) => {
+                let orders = Column::ORDERS;
+                let at = orders.iter().position(|order| *order == self.order);
+                let count = orders.len();
+                let next = (at.unwrap_or(0) + count).saturating_add_signed(by % count as isize);
+                (self.order, self.reversed) = (orders[next % count], false);
+            }
+            Wanted::Reverse => self.reversed = !self.reversed,
+            Wanted::Help => {
+                self.help = match self.help {
+                    Some(_) => None,
+                    None => Some(0),
+                };
+            }
+            Wanted::Click(x, y) => self.click(Position { x, y }),
+            Wanted::Resize(width, height) => self.size = (width, height),
+            Wanted::Filter => self.note = Some("nothing to filter: there are few categories"),
+            // Whoever holds the screen takes these.
+            Wanted::Tensors | Wanted::Modules => {}
+            // There is no prompt here.
+            Wanted::Type(_)
+            | Wanted::Erase
+            | Wanted::EraseWord
+            | Wanted::EraseAll
+            | Wanted::Accept => {}
+            Wanted::SortBy(_)
+            | Wanted::Regroup
+            | Wanted::Source
+            | Wanted::Probes
+            | Wanted::Outside => {
+                self.note = Some("that is on the screen of lines: c leads back");
+            }
+        }
+        self.rebuild();
+        None
+    }
+
+    fn rebuild(&mut self) {
+        let made = self
+            .shown_device()
+            .map(|device| rows(device, self.order, self.reversed, &self.open));
+        self.rows = made.unwrap_or_default();
+        let place = |mark: &Mark| self.rows.iter().position(|row| marked(row) == *mark);
+        let last = self.rows.len().saturating_sub(1);
+        self.cursor = match &self.selected {
+            None => 0,
+            Some(mark) => place(mark).unwrap_or(self.cursor.min(last)),
+        };
+        let height = self.layout().map_or(0, |layout| layout.rows.height);
+        self.offset = scrolled(self.offset, self.cursor, self.rows.len(), height);
+    }
+
+    fn page(&self) -> isize {
+        page(self.layout().map_or(1, |layout| layout.rows.height))
+    }
+
+    fn step(&mut self, by: isize) {
+        if let Some(at) = &mut self.help {
+            // The drawing knows how long the text is and stops there.
+            *at = at.saturating_add_signed(by).min(1000);
+            return;
+        }
+        let last = self.rows.len().saturating_sub(1);
+        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.keep_selected();
+    }
+
+    fn keep_selected(&mut self) {
+        self.selected = self.selected().map(marked);
+    }
+
+    fn open(&mut self) {
+        self.keep_selected();
+        match self.selected().map(|row| (row.fold, row.portion)) {
+            Some((Fold::Closed, portion)) => {
+                self.open.insert(portion);
+            }
+            Some((Fold::Leaf, _)) => self.note = Some("nothing beneath"),
+            _ => {}
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(portion) = self.selected().map(|row| row.portion) else {
+            return;
+        };
+        self.open.remove(&portion);
+        self.selected = Some((portion, None));
+    }
+
+    /// A click on a head sorts, one on a row selects it and opens or closes it.
+    fn click(&mut self, at: Position) {
+        if self.help.take().is_some() {
+            return;
+        }
+        let Some(layout) = self.layout() else { return };
+        if layout.head.contains(at) {
+            match column_at(layout.head.width, at.x) {
+                same if same == self.order => self.reversed = !self.reversed,
+                column if Column::ORDERS.contains(&column) => {
+                    (self.order, self.reversed) = (column, false);
+                }
+                _ => {}
+            }
+        } else if layout.rows.contains(at) {
+            let place = self.offset + usize::from(at.y - layout.rows.y);
+            if place < self.rows.len() {
+                self.cursor = place;
+                self.keep_selected();
+                match self.rows[place].fold {
+                    Fold::Closed => self.open(),
+                    Fold::Open => self.close(),
+                    Fold::Leaf => {}
+                }
+            }
+        }
+    }
+}
+
+fn marked(row: &Row) -> Mark {
+    (row.portion, row.rule.map(|rule| rule.rule))
+}

@@ -1,0 +1,265 @@
+//! The table of categories on the screen.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+use super::super::table::Fold;
+use super::super::theme::Theme;
+use super::graph::{letter, style};
+use super::rows::{Column, Row};
+use super::state::CategoriesState;
+use crate::bytes::{human, short, signed};
+use crate::event::Bytes;
+use crate::label::{count, counted, fit, percent, portion, sureness, width};
+use crate::model::snapshot::why::{DeviceCategories, Portion};
+
+/// Before the first column: the mark of the selected row.
+const MARGIN: u16 = 2;
+/// Between two columns.
+const GAP: u16 = 1;
+
+/// Each with its width, and the least width of the table that shows it.
+const COLUMNS: [(Column, u16, u16); 7] = [
+    (Column::Live, 9, 0),
+    (Column::AtPeak, 8, 50),
+    (Column::Most, 8, 60),
+    (Column::Share, 6, 94),
+    (Column::Blocks, 8, 102),
+    (Column::Category, 29, 0),
+    (Column::How, 8, 68),
+];
+
+/// Narrower tables tell the rule in place of a name.
+const ROOM_FOR_RULES: u16 = 84;
+
+/// The columns that have room, with where each starts and how wide it is.
+fn columns(width: u16) -> Vec<(Column, u16, u16)> {
+    let mut places = Vec::new();
+    let mut start = MARGIN;
+    for (column, wide, least) in COLUMNS {
+        if width >= least {
+            places.push((column, start, wide.min(width.saturating_sub(start))));
+            start = (start + wide + GAP).min(width);
+        }
+    }
+    if width >= ROOM_FOR_RULES {
+        places.push((Column::Rule, start, width - start));
+    }
+    places
+}
+
+/// The column at a cell of the head.
+pub fn column_at(width: u16, x: u16) -> Column {
+    let places = columns(width);
+    let at = places
+        .iter()
+        .find(|(_, start, wide)| x < start + wide + GAP);
+    at.map_or(Column::Rule, |(column, ..)| *column)
+}
+
+fn is_number(column: Column) -> bool {
+    !matches!(column, Column::Category | Column::How | Column::Rule)
+}
+
+/// Heads of the columns; the one that orders has an arrow.
+pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &CategoriesState, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    buffer.set_style(area, theme.bar());
+    for (column, start, wide) in columns(area.width) {
+        let falls = state.reversed == (column == Column::Category);
+        let (arrow, style) = match (column == state.order, falls) {
+            (false, _) => ("", theme.bar()),
+            (true, true) => (theme.glyphs.falling, theme.bar_strong()),
+            (true, false) => (theme.glyphs.climbing, theme.bar_strong()),
+        };
+        let text = format!("{arrow}{}", column.head());
+        let start = match is_number(column) {
+            true => (area.x + start + wide).saturating_sub(width(&text) as u16),
+            false => area.x + start,
+        };
+        let room = usize::from(area.right().saturating_sub(start));
+        buffer.set_stringn(start, area.y, text, room, style);
+    }
+}
+
+/// The rows that are on the screen.
+pub fn draw_rows(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &CategoriesState,
+    allocated: Bytes,
+    theme: &Theme,
+) {
+    let names = match area.width {
+        ROOM_FOR_RULES.. => RuleNames::Beside,
+        _ => RuleNames::Here,
+    };
+    let rows = state.rows.iter().enumerate().skip(state.offset);
+    for ((at, row), y) in rows.zip(area.y..area.bottom()) {
+        let line = Rect {
+            y,
+            height: 1,
+            ..area
+        };
+        if at == state.cursor {
+            buffer.set_style(line, theme.bar());
+            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+        }
+        for (column, start, wide) in columns(area.width) {
+            let (start, room) = (area.x + start, usize::from(wide));
+            match column {
+                Column::Category => {
+                    draw_name(
+                        buffer,
+                        Rect {
+                            x: start,
+                            width: wide,
+                            ..line
+                        },
+                        row,
+                        names,
+                        theme,
+                    );
+                }
+                _ if is_number(column) => {
+                    let text = fit(&figure(column, row, allocated), room, theme.glyphs.cut);
+                    let style = match column {
+                        Column::Live => theme.strong(),
+                        _ => Style::new(),
+                    };
+                    buffer.set_stringn(start, y, format!("{text:>room$}"), room, style);
+                }
+                _ => {
+                    let (how, rule) = decided(row);
+                    let text = if column == Column::How {
+                        how.to_owned()
+                    } else {
+                        rule
+                    };
+                    let text = fit(&text, room, theme.glyphs.cut);
+                    buffer.set_stringn(start, y, text, room, theme.faint());
+                }
+            }
+        }
+    }
+}
+
+/// Where the words of a rule stand.
+#[derive(Clone, Copy)]
+enum RuleNames {
+    /// In a column of their own.
+    Beside,
+    /// In place of a name.
+    Here,
+}
+
+fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, names: RuleNames, theme: &Theme) {
+    let room = usize::from(area.width);
+    let mark = match row.fold {
+        Fold::Leaf => " ",
+        Fold::Closed => theme.glyphs.closed,
+        Fold::Open => theme.glyphs.open,
+    };
+    let (indent, name) = match (&row.rule, names) {
+        (None, _) => ("", portion(row.portion)),
+        (Some(_), RuleNames::Beside) => ("    ", "of these"),
+        (Some(rule), RuleNames::Here) => ("  ", rule.rule.as_str()),
+    };
+    buffer.set_stringn(
+        area.x,
+        area.y,
+        format!("{indent}{mark} "),
+        room,
+        Style::new(),
+    );
+    let start = area.x + (width(indent) + width(mark) + 1) as u16;
+    let left = usize::from(area.right().saturating_sub(start));
+    if row.rule.is_none() && left > 2 {
+        buffer.set_string(
+            start,
+            area.y,
+            letter(row.portion),
+            style(row.portion, theme),
+        );
+        let text = fit(name, left - 2, theme.glyphs.cut);
+        buffer.set_stringn(start + 2, area.y, text, left - 2, Style::new());
+    } else {
+        buffer.set_stringn(
+            start,
+            area.y,
+            fit(name, left, theme.glyphs.cut),
+            left,
+            Style::new(),
+        );
+    }
+}
+
+fn figure(column: Column, row: &Row, allocated: Bytes) -> String {
+    let bytes = match column {
+        Column::Live => Some(row.live),
+        Column::AtPeak => Some(row.at_peak),
+        Column::Most => row.most,
+        Column::Share => return percent(row.live.into(), allocated.0.into()),
+        _ => return row.blocks.map_or_else(|| "-".to_owned(), count),
+    };
+    match bytes {
+        Some(bytes @ ..0) => format!("-{}", short(Bytes(bytes.unsigned_abs()))),
+        Some(bytes) => short(Bytes(bytes.unsigned_abs())),
+        None => "-".to_owned(),
+    }
+}
+
+/// How sure a row is, and what decided.
+fn decided(row: &Row) -> (&'static str, String) {
+    match (row.portion, &row.rules[..]) {
+        (Portion::BeforeAttach, _) => ("exact", "live when memprobe attached".to_owned()),
+        (Portion::Unaccounted, _) => ("exact", "events were lost".to_owned()),
+        (Portion::Of(_), []) => ("-", String::new()),
+        (Portion::Of(_), [only]) => (sureness(only.rule), only.rule.as_str().to_owned()),
+        (Portion::Of(_), [first, more @ ..]) => {
+            let text = format!("{} (and {} more)", first.rule.as_str(), more.len());
+            (sureness(first.rule), text)
+        }
+    }
+}
+
+/// What the table adds up to.
+pub fn draw_sum(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &CategoriesState,
+    device: &DeviceCategories,
+    theme: &Theme,
+) {
+    if area.is_empty() {
+        return;
+    }
+    let whole = state.rows.iter().filter(|row| row.rule.is_none());
+    let sum: i128 = whole.clone().map(|row| i128::from(row.live)).sum();
+    let dot = theme.glyphs.dot;
+    let off = i128::from(device.totals.allocated.0) - sum;
+    let sum = human(Bytes(u64::try_from(sum).unwrap_or(0)));
+    let (text, style) = if off == 0 {
+        let rows = counted(whole.count() as u64, "row");
+        (format!("sum {sum} = allocated {dot} {rows}"), theme.faint())
+    } else {
+        let off = signed(i64::try_from(off).unwrap_or(i64::MAX));
+        (
+            format!("sum {sum} is not what is allocated: {off} off"),
+            theme.bad(),
+        )
+    };
+    let room = usize::from(area.width);
+    let text = fit(&format!("  {text}"), room, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, room, style);
+}
+
+/// The selected row in one line.
+pub fn summary(row: &Row) -> String {
+    let (how, rule) = decided(row);
+    let name = portion(row.portion);
+    format!("{name}: {how}   {rule}")
+}

@@ -1,0 +1,190 @@
+//! The whole screen of categories, drawn from its state.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::Line;
+
+use super::super::beside::{draw_note, draw_title_of, draw_words};
+use super::super::header::draw_devices;
+use super::super::layout::are_within;
+use super::super::overlay::{draw_box, entry};
+use super::super::state::State;
+use super::super::status::draw_key_list;
+use super::super::theme::Theme;
+use super::layout::Layout;
+use super::state::CategoriesState;
+use super::{graph, iterations, table};
+use crate::bytes::human;
+use crate::label::fit;
+use crate::model::snapshot::why::DeviceCategories;
+
+/// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
+/// knows the process, the devices and how the measurement is doing.
+pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: &Theme) {
+    let area = buffer.area;
+    let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
+    let Some(layout) = state.layout().filter(is_within) else {
+        let columns = usize::from(area.width);
+        buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
+        return;
+    };
+    draw_title_of(buffer, layout.header, "memprobe categories", lines, theme);
+    draw_devices(buffer, layout.devices, lines, theme);
+    if let Some(device) = state.shown_device() {
+        draw_account(buffer, layout.account, device, theme);
+        graph::draw_graph(buffer, layout.graph, device, theme);
+        table::draw_head(buffer, layout.head, state, theme);
+        table::draw_rows(buffer, layout.rows, state, device.totals.allocated, theme);
+        table::draw_sum(buffer, layout.sum, state, device, theme);
+        iterations::draw_iterations(buffer, layout.iterations, device, theme);
+    } else {
+        let (first, second) = match state.is_told() {
+            false => ("Waiting for the first table of categories.", ""),
+            true => (
+                "Nothing is known of what memory is for on this device.",
+                "It is told for PyTorch's allocators, not for calls into CUDA.",
+            ),
+        };
+        draw_words(buffer, layout.rows, first, second, theme);
+    }
+    if let Some(row) = state.selected().filter(|_| !layout.detail.is_empty()) {
+        let room = usize::from(layout.detail.width.saturating_sub(2));
+        let text = fit(&table::summary(row), room, theme.glyphs.cut);
+        buffer.set_stringn(
+            layout.detail.x + 2,
+            layout.detail.y,
+            text,
+            room,
+            theme.faint(),
+        );
+    }
+    draw_note(buffer, layout.status, state.note, lines, theme);
+    draw_keys(buffer, layout.keys, lines, theme);
+    if let Some(scroll) = state.help {
+        let body = Rect {
+            y: 1,
+            height: layout.status.y.saturating_sub(1),
+            ..area
+        };
+        draw_box(buffer, body, " Help ", &help(theme), scroll, theme);
+    }
+}
+
+/// What is allocated, and what the program does.
+fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let text = format!(
+        "  allocated {}   peak {}   phase: {}",
+        human(device.totals.allocated),
+        human(device.peak),
+        device.phase.as_str()
+    );
+    let room = usize::from(area.width);
+    let text = fit(&text, room, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+}
+
+fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let mut keys = vec![
+        // Key, what it does, how soon it is left out where room is short.
+        (theme.glyphs.arrows, "move", 6),
+        ("Enter", "rules", 2),
+        ("*", "all rules", 5),
+        ("<>", "sort", 4),
+        ("r", "reverse", 9),
+        ("m", "modules", 7),
+        ("Space", "pause", 3),
+        ("c", "lines", 1),
+        ("?", "help", 2),
+        ("q", "quit", 0),
+    ];
+    if lines.shown.devices.len() > 1 {
+        keys.insert(5, ("d", "device", 5));
+    }
+    draw_key_list(buffer, area, keys, theme);
+}
+
+/// Keys, columns and words.
+fn help(theme: &Theme) -> Vec<Line<'static>> {
+    let entries: [(&str, &str); 24] = [
+        (
+            theme.glyphs.arrows,
+            "or j k, PgUp PgDn, Home End, wheel: move",
+        ),
+        (
+            "Enter",
+            "the rules that decided on a category; so does a click on it",
+        ),
+        ("*", "the rules of all categories"),
+        (
+            "< > or F6",
+            "sort by another column, or a click on its head",
+        ),
+        ("r", "sort the other way"),
+        (
+            "Tab or d",
+            "next device                      D  the one before",
+        ),
+        (
+            "Space",
+            "pause: the screen stands still, memprobe goes on counting",
+        ),
+        ("c or Esc", "back to lines     m  modules     t  tensors"),
+        ("q Ctrl-C", "quit; the target runs on unharmed"),
+        ("", ""),
+        (
+            "letters",
+            "the graph draws each category by the letter of its row",
+        ),
+        (
+            "phase",
+            "what the program did when it last asked for memory",
+        ),
+        (
+            "AT PEAK",
+            "what it held when the device held most since attach",
+        ),
+        (
+            "MOST",
+            "the most of the moments that the graph keeps: of each step",
+        ),
+        ("", "that at which most was allocated"),
+        (
+            "exact",
+            "PyTorch itself says what it is for, or it is a difference",
+        ),
+        (
+            "inferred",
+            "from when it was asked for and given back; the rule says how",
+        ),
+        ("so far", "inferred, and what comes next may change it"),
+        ("before", "attach: live already when memprobe came"),
+        (
+            "activation",
+            "saved by a forward pass for the backward pass",
+        ),
+        (
+            "temporary",
+            "freed soon, by the same part of the program that made it",
+        ),
+        ("workspace", "not a tensor: a library works in it"),
+        (
+            "LIVE AT END",
+            "allocated when the iteration ended: what grows, leaks",
+        ),
+        (
+            "CACHED",
+            "then reserved by PyTorch's allocator but not allocated",
+        ),
+    ];
+    entries
+        .iter()
+        .map(|(key, text)| entry(key, text, theme))
+        .collect()
+}

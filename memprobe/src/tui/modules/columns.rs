@@ -1,0 +1,185 @@
+//! The columns of the table of modules, and where they stand at a given width.
+
+use super::rows::Row;
+use crate::bytes::short;
+use crate::event::Bytes;
+use crate::label::{count, percent};
+use crate::model::snapshot::why::Pass;
+
+/// Before the first column: the mark of the selected row.
+const MARGIN: u16 = 2;
+/// Between two columns.
+const GAP: u16 = 1;
+
+/// A column of the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Column {
+    /// Bytes now, of a module and its parts.
+    #[default]
+    Live,
+    /// Bytes now, without its parts.
+    Own,
+    /// The most that it and its parts held together.
+    Peak,
+    /// What they held when the device held most.
+    AtPeak,
+    /// Of the live bytes those from the way forward.
+    Forward,
+    /// Those that were computed again.
+    Recompute,
+    /// Those from the way back.
+    Backward,
+    /// Part of all allocated bytes.
+    Share,
+    /// Blocks now.
+    Blocks,
+    /// Its name.
+    Module,
+}
+
+/// Each with its width, and the least width of the table that shows it.
+const ALL: [(Column, u16, u16); 9] = [
+    (Column::Live, 9, 0),
+    (Column::Own, 8, 60),
+    (Column::Peak, 8, 44),
+    (Column::AtPeak, 8, 96),
+    (Column::Forward, 8, 70),
+    (Column::Recompute, 9, 88),
+    (Column::Backward, 8, 70),
+    (Column::Share, 6, 78),
+    (Column::Blocks, 8, 110),
+];
+
+impl Column {
+    /// Its head.
+    pub const fn head(self) -> &'static str {
+        match self {
+            Self::Live => "LIVE",
+            Self::Own => "OWN",
+            Self::Peak => "PEAK",
+            Self::AtPeak => "AT PEAK",
+            Self::Forward => "FORWARD",
+            Self::Recompute => "RECOMPUTE",
+            Self::Backward => "BACKWARD",
+            Self::Share => "SHARE",
+            Self::Blocks => "BLOCKS",
+            Self::Module => "MODULE",
+        }
+    }
+
+    /// What it orders by; names have no figure.
+    pub fn figure(self, row: &Row) -> Option<i128> {
+        let (own, total) = match (&row.sums, self) {
+            (_, Self::Live | Self::Share) => return Some(row.live),
+            (_, Self::AtPeak) => return Some(row.at_peak),
+            (None, _) | (_, Self::Module) => return None,
+            (Some((own, total)), _) => (own, total),
+        };
+        let pass = |pass| Some(total.pass(pass).live);
+        let bytes = match self {
+            Self::Own => Some(own.all.live),
+            Self::Peak => total.all.peak,
+            Self::Forward => pass(Pass::Forward),
+            Self::Recompute => pass(Pass::Recompute),
+            Self::Backward => pass(Pass::Backward),
+            _ => Some(Bytes(total.all.live_blocks)),
+        };
+        bytes.map(|bytes| bytes.0.into())
+    }
+
+    /// The text of its cell; `allocated` is what the device holds.
+    pub fn cell(self, row: &Row, allocated: Bytes) -> String {
+        let figure = self.figure(row);
+        match (self, figure) {
+            (Self::Share, Some(bytes)) => percent(bytes, allocated.0.into()),
+            (Self::Blocks, Some(blocks)) => count(u64::try_from(blocks).unwrap_or(0)),
+            (_, Some(bytes)) => amount(bytes),
+            (_, None) => "-".to_owned(),
+        }
+    }
+}
+
+/// Bytes that can be negative, in few columns.
+fn amount(bytes: i128) -> String {
+    let size = short(Bytes(
+        u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX),
+    ));
+    if bytes < 0 { format!("-{size}") } else { size }
+}
+
+/// One column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// Which.
+    pub column: Column,
+    /// Where it starts.
+    pub start: u16,
+    /// How wide it is.
+    pub wide: u16,
+}
+
+/// The columns that have room, from left to right. What is computed again has one where there is any.
+pub fn columns(width: u16, recomputed: bool) -> Vec<Place> {
+    let mut places = Vec::new();
+    let mut start = MARGIN;
+    for (column, wide, least) in ALL {
+        if width >= least && (recomputed || column != Column::Recompute) {
+            places.push(Place {
+                column,
+                start,
+                wide,
+            });
+            start += wide + GAP;
+        }
+    }
+    let start = start.min(width);
+    places.push(Place {
+        column: Column::Module,
+        start,
+        wide: width - start,
+    });
+    places
+}
+
+/// The column at a cell of the head.
+pub fn column_at(width: u16, recomputed: bool, x: u16) -> Column {
+    let places = columns(width, recomputed);
+    let at = places
+        .iter()
+        .find(|place| x < place.start + place.wide + GAP);
+    at.map_or(Column::Module, |place| place.column)
+}
+
+/// The column that is so many further in the order of the table.
+pub fn step(width: u16, recomputed: bool, from: Column, by: isize) -> Column {
+    let places = columns(width, recomputed);
+    let at = places
+        .iter()
+        .position(|place| place.column == from)
+        .unwrap_or(0);
+    let count = places.len();
+    places[(at + count).saturating_add_signed(by % count as isize) % count].column
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_stand_side_by_side_and_end_with_the_table() {
+        for width in 24..200 {
+            for recomputed in [false, true] {
+                let places = columns(width, recomputed);
+                for pair in places.windows(2) {
+                    assert!(pair[0].start + pair[0].wide < pair[1].start, "{width}");
+                }
+                let last = places.last().unwrap();
+                assert_eq!(last.start + last.wide, width);
+                assert!(last.wide >= 12, "{width}: {last:?}");
+            }
+        }
+        assert_eq!(column_at(80, false, 5), Column::Live);
+        assert_eq!(column_at(80, false, 79), Column::Module);
+        assert_eq!(step(80, false, Column::Live, -1), Column::Module);
+    }
+}

@@ -1,0 +1,12 @@
+//! The screen of the modules of one process: a tree by the components of their paths, and what each holds.
+
+mod columns;
+mod rows;
+#[cfg(test)]
+mod screens;
+mod state;
+mod table;
+mod view;
+
+pub(super) use state::ModulesState;
+pub(super) use view::draw;

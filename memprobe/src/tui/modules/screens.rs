@@ -1,0 +1,247 @@
+//! The screen of modules as text, and what must hold on it.
+
+use std::sync::Arc;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use super::super::beside::Asked;
+use super::super::input::Wanted;
+use super::super::samples;
+use super::super::state::State;
+use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::{ModulesState, draw};
+use crate::event::DeviceIndex;
+use crate::model::snapshot::why::DeviceModules;
+use crate::model::snapshot::why::samples::{module, modules, silent};
+
+const COLOUR: Theme = Theme {
+    ink: Ink::Colour,
+    glyphs: UNICODE,
+};
+
+const SMALL: (u16, u16) = (80, 24);
+
+fn lines(size: (u16, u16)) -> State {
+    State::new(Arc::new(samples::normal()), size)
+}
+
+fn drawn(state: &ModulesState, size: (u16, u16), theme: &Theme) -> TestBackend {
+    let lines = lines(size);
+    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+    terminal
+        .draw(|frame| {
+            if let Some(cursor) = draw(frame.buffer_mut(), state, &lines, theme) {
+                frame.set_cursor_position(cursor);
+            }
+        })
+        .unwrap();
+    terminal.backend().clone()
+}
+
+fn state(news: Arc<Vec<DeviceModules>>, size: (u16, u16), wanted: &[Wanted]) -> ModulesState {
+    let mut state = ModulesState::default();
+    state.resize(size.0, size.1);
+    state.update(news);
+    for wanted in wanted {
+        assert_eq!(state.handle(*wanted), None);
+    }
+    state
+}
+
+fn screen(size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+    drawn(&state(modules(), size, wanted), size, &COLOUR)
+}
+
+fn typed(pattern: &str) -> Vec<Wanted> {
+    std::iter::once(Wanted::Filter)
+        .chain(pattern.chars().map(Wanted::Type))
+        .collect()
+}
+
+fn names(state: &ModulesState) -> Vec<&str> {
+    state
+        .table
+        .rows
+        .iter()
+        .map(|row| row.name.as_str())
+        .collect()
+}
+
+#[test]
+fn the_modules_of_a_program_that_trains() {
+    insta::assert_snapshot!("normal_80x24", screen(SMALL, &[]));
+    insta::assert_snapshot!("normal_140x20", screen((140, 20), &[Wanted::OpenAll]));
+    insta::assert_snapshot!("normal_40x12", screen((40, 12), &[]));
+}
+
+#[test]
+fn a_terminal_without_unicode() {
+    let theme = Theme {
+        ink: Ink::Plain,
+        glyphs: ASCII,
+    };
+    let screen = drawn(&state(modules(), SMALL, &[Wanted::OpenAll]), SMALL, &theme);
+    assert!(screen.to_string().is_ascii(), "{screen}");
+}
+
+#[test]
+fn a_filter_opens_the_way_to_what_it_matches_and_says_what_that_holds() {
+    insta::assert_snapshot!("filter", screen(SMALL, &typed(r"mlp")));
+    insta::assert_snapshot!("filter_nothing", screen(SMALL, &typed("zzz")));
+    let state = state(modules(), SMALL, &typed("outside"));
+    assert_eq!(names(&state), ["(outside of modules)"]);
+}
+
+#[test]
+fn where_nothing_is_known_of_modules_the_screen_says_so() {
+    insta::assert_snapshot!("silent", screen_of(silent().0));
+    insta::assert_snapshot!("unread", screen_of(Arc::new(Vec::new())));
+    let mut waiting = ModulesState::default();
+    waiting.resize(80, 24);
+    let waiting = drawn(&waiting, SMALL, &COLOUR).to_string();
+    assert!(waiting.contains("Waiting for the first table"), "{waiting}");
+}
+
+fn screen_of(news: Arc<Vec<DeviceModules>>) -> TestBackend {
+    drawn(&state(news, SMALL, &[]), SMALL, &COLOUR)
+}
+
+#[test]
+fn help_says_what_the_keys_do() {
+    insta::assert_snapshot!("help", screen((80, 28), &[Wanted::Help]));
+}
+
+#[test]
+fn the_rows_add_up_to_what_is_allocated_however_they_are_shown() {
+    for wanted in [
+        vec![],
+        vec![Wanted::OpenAll],
+        vec![Wanted::Regroup, Wanted::OpenAll],
+    ] {
+        let state = state(modules(), SMALL, &wanted);
+        let allocated = state.shown_device().unwrap().totals.allocated.0;
+        assert_eq!(state.table.all_live, i128::from(allocated));
+        let outermost = state.table.rows.iter().filter(|row| row.depth == 0);
+        let sum: i128 = outermost.map(|row| row.live).sum();
+        assert_eq!(sum, i128::from(allocated));
+    }
+}
+
+#[test]
+fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
+    let find = |state: &ModulesState| names(state).iter().position(|name| *name == "layers");
+    let mut state = state(modules(), SMALL, &[]);
+    let at = find(&state).expect("the only model is open");
+    state.handle(Wanted::Move(at as isize - state.cursor as isize));
+    let closed = state.table.rows.len();
+    state.handle(Wanted::Toggle);
+    assert_eq!(names(&state)[at + 1], "0..3");
+    state.handle(Wanted::Move(1));
+    state.handle(Wanted::Close);
+    assert_eq!((state.cursor, state.table.rows.len()), (at, closed + 1));
+    state.handle(Wanted::Close);
+    assert_eq!((state.cursor, state.table.rows.len()), (at, closed));
+    state.handle(Wanted::Open);
+    assert_eq!(state.table.rows.len(), closed + 1);
+}
+
+#[test]
+fn modules_alike_are_one_row_until_i_takes_them_apart() {
+    let state = |wanted: &[Wanted]| state(modules(), (80, 60), wanted);
+    let together = state(&[Wanted::OpenAll]);
+    assert!(names(&together).contains(&"0..3"));
+    let apart = state(&[Wanted::OpenAll, Wanted::Regroup]);
+    assert!(!names(&apart).contains(&"0..3"));
+    assert!(
+        ["0", "1", "2", "3"]
+            .iter()
+            .all(|name| names(&apart).contains(name))
+    );
+}
+
+#[test]
+fn names_and_figures_order_siblings() {
+    let by_name = state(modules(), SMALL, &[Wanted::SortStep(-1)]);
+    let outermost: Vec<&str> = by_name
+        .table
+        .rows
+        .iter()
+        .filter(|row| row.depth == 0)
+        .map(|row| row.name.as_str())
+        .collect();
+    assert!(outermost.is_sorted(), "{outermost:?}");
+    let mut by_live = state(modules(), SMALL, &[]);
+    let live = |state: &ModulesState| -> Vec<i128> {
+        let rows = state.table.rows.iter().filter(|row| row.depth == 0);
+        rows.map(|row| row.live).collect()
+    };
+    assert!(live(&by_live).is_sorted_by(|one, other| one >= other));
+    by_live.handle(Wanted::Reverse);
+    assert!(live(&by_live).is_sorted());
+}
+
+#[test]
+fn the_selected_module_stays_selected_in_the_next_table() {
+    let mut state = state(modules(), SMALL, &[Wanted::Move(2)]);
+    let before = state.selected().map(|row| row.key.clone());
+    state.handle(Wanted::Reverse);
+    state.update(modules());
+    assert_eq!(state.selected().map(|row| row.key.clone()), before);
+}
+
+#[test]
+fn m_and_escape_lead_back_and_devices_and_pauses_are_those_of_all_screens() {
+    let mut state = state(modules(), SMALL, &typed("mlp"));
+    assert_eq!(state.handle(Wanted::Back), None);
+    assert_eq!(state.handle(Wanted::Back), Some(Asked::Leave));
+    assert_eq!(state.handle(Wanted::Modules), Some(Asked::Leave));
+    for wanted in [Wanted::Device(1), Wanted::Pause] {
+        assert_eq!(state.handle(wanted), Some(Asked::AsOnLines(wanted)));
+    }
+    state.show(Some(DeviceIndex(7)));
+    assert!(state.table.rows.is_empty());
+}
+
+#[test]
+fn names_of_the_target_are_cleaned() {
+    let screen = screen_of(module("Net\u{1b}[31m.\u{202e}evil\n"));
+    let text = screen.to_string();
+    assert!(
+        !text.contains('\u{1b}') && !text.contains('\u{202e}'),
+        "{text}"
+    );
+}
+
+#[test]
+fn no_size_of_the_screen_and_no_key_makes_it_fail() {
+    let keys = [
+        Wanted::Last,
+        Wanted::Toggle,
+        Wanted::OpenAll,
+        Wanted::Page(1),
+        Wanted::Close,
+        Wanted::First,
+        Wanted::Regroup,
+        Wanted::Move(-3),
+        Wanted::Click(5, 4),
+        Wanted::Click(5, 2),
+        Wanted::SortStep(3),
+        Wanted::SortStep(isize::MIN),
+        Wanted::Help,
+        Wanted::Move(isize::MAX),
+    ];
+    for width in [0, 1, 23, 24, 40, 79, 120, 200] {
+        for height in [0, 1, 4, 5, 8, 12, 24, 60] {
+            let mut state = state(modules(), (width, height), &[]);
+            let lines = lines((width, height));
+            for key in keys {
+                state.handle(key);
+                let area = Rect::new(0, 0, width.max(1), height.max(1));
+                draw(&mut Buffer::empty(area), &state, &lines, &COLOUR);
+            }
+        }
+    }
+}

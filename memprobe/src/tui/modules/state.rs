@@ -1,0 +1,315 @@
+//! What the screen of modules remembers between two drawings, and how input changes it. No I/O.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use ratatui::layout::Position;
+
+use super::super::beside::Asked;
+use super::super::filter::Filter;
+use super::super::input::{Focus, Wanted};
+use super::super::layout::{page, scrolled};
+use super::super::table::Fold;
+use super::super::tensors::layout::{Layout, layout};
+use super::columns::{Column, column_at, step};
+use super::rows::{self, Row, RowKey, Table, Wish};
+use crate::event::DeviceIndex;
+use crate::model::snapshot::why::{DeviceModules, ModuleRow, fold};
+
+/// Whether modules that differ in their number alone are one row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Alike {
+    /// They are.
+    #[default]
+    Together,
+    /// Each is a row.
+    Apart,
+}
+
+/// What the screen remembers.
+#[derive(Debug, Default)]
+pub struct ModulesState {
+    news: Option<Arc<Vec<DeviceModules>>>,
+    device: Option<DeviceIndex>,
+    size: (u16, u16),
+    pub(super) alike: Alike,
+    /// The modules of the device shown, those alike made one if that is wanted.
+    modules: Vec<ModuleRow>,
+    pub(super) order: Column,
+    pub(super) reversed: bool,
+    pub(super) filter: Filter,
+    focus: Option<Focus>,
+    /// How far help is scrolled down, where it is shown.
+    pub(super) help: Option<usize>,
+    open: HashSet<RowKey>,
+    /// Whether a first table was there: it opens the outermost module.
+    begun: bool,
+    selected: Option<RowKey>,
+    pub(super) cursor: usize,
+    pub(super) offset: usize,
+    pub(super) table: Table,
+    pub(super) note: Option<&'static str>,
+}
+
+impl ModulesState {
+    /// The screen has another size.
+    pub fn resize(&mut self, width: u16, height: u16) {
+        self.size = (width, height);
+        self.rebuild();
+    }
+
+    /// Where keys go.
+    pub fn focus(&self) -> Focus {
+        self.focus.unwrap_or(Focus::Table)
+    }
+
+    /// Takes what came from the caller.
+    pub fn update(&mut self, news: Arc<Vec<DeviceModules>>) {
+        self.news = Some(news);
+        self.renew();
+    }
+
+    /// Shows another device.
+    pub fn show(&mut self, device: Option<DeviceIndex>) {
+        if self.device != device {
+            self.device = device;
+            self.renew();
+        }
+    }
+
+    /// The device shown; `None` where nothing came of it.
+    pub(super) fn shown_device(&self) -> Option<&DeviceModules> {
+        let mut devices = self.news.as_ref()?.iter();
+        match self.device {
+            Some(index) => devices.find(|device| device.index == index),
+            None => devices.next(),
+        }
+    }
+
+    /// Whether anything came from the caller.
+    pub(super) fn is_told(&self) -> bool {
+        self.news.is_some()
+    }
+
+    pub(super) fn layout(&self) -> Option<Layout> {
+        layout(self.size.0, self.size.1)
+    }
+
+    /// The selected row.
+    pub(super) fn selected(&self) -> Option<&Row> {
+        self.table.rows.get(self.cursor)
+    }
+
+    /// Does what is wanted; some of it only the holder of the screen can do.
+    pub fn handle(&mut self, wanted: Wanted) -> Option<Asked> {
+        self.note = None;
+        match wanted {
+            Wanted::Quit => return Some(Asked::Quit),
+            Wanted::Modules => return Some(Asked::Leave),
+            Wanted::Back => {
+                if let Some(asked) = self.back() {
+                    return Some(asked);
+                }
+            }
+            Wanted::Device(_) | Wanted::Pause | Wanted::Suspend | Wanted::Redraw => {
+                return Some(Asked::AsOnLines(wanted));
+            }
+            Wanted::Move(by) => self.step(by),
+            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::First => self.go_first(),
+            Wanted::Last => self.step(isize::MAX),
+            Wanted::Toggle => self.toggle(),
+            Wanted::Open => self.open(),
+            Wanted::Close => self.close(),
+            Wanted::OpenAll => self.open_all(),
+            Wanted::SortStep(by) => {
+                let order = step(self.size.0, self.table.recomputed, self.order, by);
+                (self.order, self.reversed) = (order, false);
+            }
+            Wanted::Reverse => self.reversed = !self.reversed,
+            Wanted::Regroup => self.regroup(),
+            Wanted::Help => {
+                self.help = match self.help {
+                    Some(_) => None,
+                    None => Some(0),
+                };
+            }
+            Wanted::Click(x, y) => self.click(Position { x, y }),
+            Wanted::Resize(width, height) => self.size = (width, height),
+            Wanted::Filter => (self.help, self.focus) = (None, Some(Focus::Prompt)),
+            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+                if let Some(filter) = self.filter.edited(wanted) {
+                    self.filter = filter;
+                    self.selected = None;
+                }
+            }
+            Wanted::Accept => self.focus = None,
+            // Whoever holds the screen takes these.
+            Wanted::Tensors | Wanted::Categories => {}
+            Wanted::SortBy(_) | Wanted::Source | Wanted::Probes | Wanted::Outside => {
+                self.note = Some("that is on the screen of lines: m leads back");
+            }
+        }
+        self.rebuild();
+        None
+    }
+
+    /// Other modules are shown.
+    fn renew(&mut self) {
+        let modules = self
+            .shown_device()
+            .map(|device| device.tree.modules.clone());
+        let modules = modules.unwrap_or_default();
+        self.modules = match self.alike {
+            Alike::Together => fold(modules),
+            Alike::Apart => modules,
+        };
+        if let ([only], false) = (&self.modules[..], self.begun) {
+            // A model is one module: what matters is beneath it.
+            self.open
+                .insert(RowKey::Module(crate::label::clean(&only.name)));
+        }
+        self.begun |= !self.modules.is_empty();
+        self.rebuild();
+    }
+
+    fn rebuild(&mut self) {
+        let wish = Wish {
+            order: self.order,
+            reversed: self.reversed,
+            filter: &self.filter,
+            open: &self.open,
+        };
+        let table = self
+            .shown_device()
+            .map(|device| rows::table(device, &self.modules, &wish));
+        self.table = table.unwrap_or_default();
+        let rows = &self.table.rows;
+        let place = |key: &RowKey| rows.iter().position(|row| row.key == *key);
+        self.cursor = match &self.selected {
+            None => 0,
+            Some(key) => place(key).unwrap_or(self.cursor.min(rows.len().saturating_sub(1))),
+        };
+        let height = self.layout().map_or(0, |layout| layout.rows.height);
+        self.offset = scrolled(self.offset, self.cursor, self.table.rows.len(), height);
+    }
+
+    fn page(&self) -> isize {
+        page(self.layout().map_or(1, |layout| layout.rows.height))
+    }
+
+    fn step(&mut self, by: isize) {
+        if let Some(at) = &mut self.help {
+            // The drawing knows how long the text is and stops there.
+            *at = at.saturating_add_signed(by).min(1000);
+            return;
+        }
+        let last = self.table.rows.len().saturating_sub(1);
+        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.keep_selected();
+    }
+
+    fn keep_selected(&mut self) {
+        self.selected = self.selected().map(|row| row.key.clone());
+    }
+
+    fn go_first(&mut self) {
+        match &mut self.help {
+            Some(at) => *at = 0,
+            None => self.selected = None,
+        }
+    }
+
+    fn toggle(&mut self) {
+        match self.selected().map(|row| row.fold) {
+            Some(Fold::Open) => self.close(),
+            _ => self.open(),
+        }
+    }
+
+    fn open(&mut self) {
+        self.keep_selected();
+        match self.selected() {
+            Some(Row {
+                fold: Fold::Closed,
+                key,
+                ..
+            }) => {
+                self.open.insert(key.clone());
+            }
+            Some(Row {
+                fold: Fold::Leaf, ..
+            }) => self.note = Some("nothing beneath: no part of it asked for memory"),
+            _ => {}
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(row) = self.selected() else { return };
+        if row.fold == Fold::Open && self.open.contains(&row.key) {
+            let key = row.key.clone();
+            self.open.remove(&key);
+        } else {
+            let depth = row.depth;
+            let above = self.table.rows[..self.cursor].iter();
+            self.cursor = above
+                .clone()
+                .rposition(|row| row.depth < depth)
+                .unwrap_or(self.cursor);
+        }
+        self.keep_selected();
+    }
+
+    fn open_all(&mut self) {
+        self.keep_selected();
+        let path = match self.selected().map(|row| &row.key) {
+            Some(RowKey::Module(path)) => path.as_str(),
+            _ => "",
+        };
+        let keys = rows::keys_beneath(&self.modules, path);
+        self.open.extend(keys);
+    }
+
+    fn regroup(&mut self) {
+        self.alike = match self.alike {
+            Alike::Together => Alike::Apart,
+            Alike::Apart => Alike::Together,
+        };
+        self.renew();
+    }
+
+    fn back(&mut self) -> Option<Asked> {
+        if self.help.is_some() {
+            self.help = None;
+        } else if self.focus() == Focus::Prompt || !self.filter.pattern().is_empty() {
+            self.focus = None;
+            self.filter = Filter::default();
+        } else {
+            return Some(Asked::Leave);
+        }
+        None
+    }
+
+    /// A click on a head sorts, one on a row selects it and opens or closes it.
+    fn click(&mut self, at: Position) {
+        if self.help.take().is_some() {
+            return;
+        }
+        let Some(layout) = self.layout() else { return };
+        if layout.head.contains(at) {
+            match column_at(layout.head.width, self.table.recomputed, at.x) {
+                same if same == self.order => self.reversed = !self.reversed,
+                column => (self.order, self.reversed) = (column, false),
+            }
+        } else if layout.rows.contains(at) {
+            let place = self.offset + usize::from(at.y - layout.rows.y);
+            if place < self.table.rows.len() {
+                self.cursor = place;
+                self.keep_selected();
+                if self.table.rows[place].fold != Fold::Leaf {
+                    self.toggle();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The whole screen of modules, drawn from its state.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::Style;
+use ratatui::text::Line;
+
+use super::super::beside::{draw_note, draw_title_of, draw_words};
+use super::super::header::draw_devices;
+use super::super::input::Focus;
+use super::super::layout::are_within;
+use super::super::overlay::{draw_box, entry};
+use super::super::state::State;
+use super::super::status::{Hint, draw_key_list, draw_prompt};
+use super::super::tensors::layout::Layout;
+use super::super::theme::Theme;
+use super::state::ModulesState;
+use super::table;
+use crate::label::{clean, fit};
+
+/// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
+/// knows the process, the devices and how the measurement is doing. Says where the cursor of the terminal belongs, if it
+/// is to be seen.
+pub fn draw(
+    buffer: &mut Buffer,
+    state: &ModulesState,
+    lines: &State,
+    theme: &Theme,
+) -> Option<Position> {
+    let area = buffer.area;
+    let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
+    let Some(layout) = state.layout().filter(is_within) else {
+        let columns = usize::from(area.width);
+        buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
+        return None;
+    };
+    draw_title_of(buffer, layout.header, "memprobe modules", lines, theme);
+    if lines.shown.devices.len() > 1 {
+        draw_devices(buffer, layout.devices, lines, theme);
+    }
+    if let Some(device) = state.shown_device() {
+        let allocated = device.totals.allocated;
+        table::draw_account(buffer, layout.account, state, device, theme);
+        table::draw_head(buffer, layout.head, state, theme);
+        table::draw_rows(buffer, layout.rows, state, allocated, theme);
+        table::draw_sum(buffer, layout.sum, state, allocated, theme);
+    }
+    draw_nothing(buffer, layout.rows, state, theme);
+    if let Some(row) = state.selected() {
+        let room = usize::from(layout.detail.width.saturating_sub(2));
+        let text = fit(&table::summary(row), room, theme.glyphs.cut);
+        if !layout.detail.is_empty() {
+            buffer.set_stringn(
+                layout.detail.x + 2,
+                layout.detail.y,
+                text,
+                room,
+                theme.faint(),
+            );
+        }
+    }
+    draw_note(buffer, layout.status, state.note, lines, theme);
+    let cursor = draw_keys(buffer, layout.keys, state, lines, theme);
+    if let Some(scroll) = state.help {
+        let body = Rect {
+            y: 1,
+            height: layout.status.y.saturating_sub(1),
+            ..area
+        };
+        draw_box(buffer, body, " Help ", &help(theme), scroll, theme);
+    }
+    cursor
+}
+
+/// Why there are no modules, and what to do.
+fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &Theme) {
+    let rows = state.table.rows.len() as u16;
+    let free = Rect {
+        y: area.y + rows.min(area.height),
+        height: area.height.saturating_sub(rows),
+        ..area
+    };
+    let (first, second) = match state.shown_device() {
+        None if !state.is_told() => ("Waiting for the first table of modules.", String::new()),
+        None => (
+            "Nothing is known of modules on this device.",
+            "They are told apart for PyTorch's allocators, not for calls into CUDA.".to_owned(),
+        ),
+        Some(_) if state.filter.is_active() && rows == 0 => (
+            "No module matches the filter.",
+            format!(
+                "/{}/   Esc shows all modules.",
+                clean(state.filter.pattern())
+            ),
+        ),
+        Some(device) if !device.tree.knows_modules => (
+            "No call of a torch.nn.Module was seen.",
+            "The program makes none, or memprobe cannot see its modules.".to_owned(),
+        ),
+        Some(_) => return,
+    };
+    draw_words(buffer, free, first, &second, theme);
+}
+
+/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+fn draw_keys(
+    buffer: &mut Buffer,
+    area: Rect,
+    state: &ModulesState,
+    lines: &State,
+    theme: &Theme,
+) -> Option<Position> {
+    if area.is_empty() {
+        return None;
+    }
+    if state.focus() == Focus::Prompt {
+        let hint = Hint {
+            looks_in: "paths of modules",
+            shown: state.table.shown,
+            all: state.table.all,
+        };
+        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
+    }
+    let mut keys = vec![
+        // Key, what it does, how soon it is left out where room is short.
+        (theme.glyphs.arrows, "move", 6),
+        ("Enter", "open", 2),
+        ("*", "open all", 5),
+        ("/", "filter", 3),
+        ("<>", "sort", 4),
+        ("r", "reverse", 9),
+        ("i", "alike", 5),
+        ("c", "categories", 7),
+        ("Space", "pause", 7),
+        ("m", "lines", 1),
+        ("?", "help", 2),
+        ("q", "quit", 0),
+    ];
+    if lines.shown.devices.len() > 1 {
+        keys.insert(7, ("d", "device", 5));
+    }
+    draw_key_list(buffer, area, keys, theme);
+    None
+}
+
+/// Keys, columns and words.
+fn help(theme: &Theme) -> Vec<Line<'static>> {
+    let entries: [(&str, &str); 21] = [
+        (
+            theme.glyphs.arrows,
+            "or j k, PgUp PgDn, Home End, wheel: move",
+        ),
+        ("Enter", "open the row, or close it; so does a click on it"),
+        (
+            "Right Left",
+            "open; close or go up the tree    *  open all beneath",
+        ),
+        ("/", "filter paths by regular expression     Esc  clear it"),
+        (
+            "< > or F6",
+            "sort by another column, or a click on its head",
+        ),
+        ("r", "sort the other way"),
+        ("i", "modules that differ in number alone: one row, or each"),
+        (
+            "Tab or d",
+            "next device                      D  the one before",
+        ),
+        (
+            "Space",
+            "pause: the screen stands still, memprobe goes on counting",
+        ),
+        ("m or Esc", "back to lines     c  categories     t  tensors"),
+        ("q Ctrl-C", "quit; the target runs on unharmed"),
+        ("", ""),
+        ("LIVE", "bytes now allocated by the module and its parts"),
+        ("OWN", "of these, without those of its parts"),
+        (
+            "PEAK",
+            "the most they held together; of several alike not known",
+        ),
+        (
+            "AT PEAK",
+            "what they held when the device held most since attach",
+        ),
+        (
+            "FORWARD",
+            "live bytes that were asked for on the way forward",
+        ),
+        (
+            "RECOMPUTE",
+            "those that activation checkpointing computed again",
+        ),
+        (
+            "BACKWARD",
+            "those from the way back, by the module that went forward",
+        ),
+        ("SHARE", "part of all allocated bytes"),
+        (
+            "outside",
+            "parameters are made outside of calls: t finds them by name",
+        ),
+    ];
+    entries
+        .iter()
+        .map(|(key, text)| entry(key, text, theme))
+        .collect()
+}

@@ -112,7 +112,7 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
             agreement.unknown_for_a_moment
         );
         assert!(agreement.in_a_module > 3_000, "{agreement:?}");
-        assert!(agreement.outside > 400, "{agreement:?}");
+        assert!(agreement.outside > 300, "{agreement:?}");
         assert!(agreement.without_grad > 1_500, "{agreement:?}");
         // The first calls tell which code calls modules; a few may be looked at while the process changes them.
         let all = agreement.in_a_module + agreement.unknown;

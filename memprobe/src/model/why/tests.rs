@@ -684,7 +684,7 @@ proptest! {
                     program.mark(begins, STACKS[which]);
                 }
                 Next::Name(pick) => program.name(|addr| {
-                    let at = (addr / 512 ^ pick) % 8;
+                    let at = ((addr / 512) ^ pick) % 8;
                     TensorKind::ALL.get(at as usize).copied()
                 }),
                 // Blocks come or go, and memprobe is told only how many events it missed.

@@ -1,0 +1,177 @@
+//! What a program is told of the probe that it runs for: one word.
+
+/// What the programs are told of a probed function of CUDA: the cookie of its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaCookie {
+    /// Names the function to user space.
+    pub function: u8,
+    /// Whether somebody wants to know who called.
+    pub wants_stack: bool,
+    /// The argument, counted from 0, that points to a description which is read at the entry.
+    pub description: Option<u8>,
+}
+
+impl CudaCookie {
+    const WANTS_STACK: u64 = 1 << 8;
+    const DESCRIPTION_SHIFT: u32 = 16;
+
+    /// As one word.
+    pub const fn to_word(self) -> u64 {
+        let stack = if self.wants_stack {
+            Self::WANTS_STACK
+        } else {
+            0
+        };
+        let description = match self.description {
+            Some(argument) => (argument as u64 + 1) << Self::DESCRIPTION_SHIFT,
+            None => 0,
+        };
+        self.function as u64 | stack | description
+    }
+
+    /// What [`Self::to_word`] gave.
+    pub const fn of_word(word: u64) -> Self {
+        Self {
+            function: word as u8,
+            wants_stack: word & Self::WANTS_STACK != 0,
+            description: match (word >> Self::DESCRIPTION_SHIFT) as u8 {
+                0 => None,
+                argument => Some(argument - 1),
+            },
+        }
+    }
+}
+
+/// What the program is told of a tracepoint of PyTorch's allocator: the cookie of its probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TracepointCookie {
+    /// Names the tracepoint to user space, among the functions of CUDA.
+    pub function: u8,
+    /// Where its values are found, in the order of the record's arguments; as many as there are.
+    pub operands: [Option<Operand>; TracepointCookie::OPERANDS],
+}
+
+/// Where a tracepoint has a value: in a register, or in memory beside what a register points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// One of [`Operand::REGISTERS`], by its place there.
+    pub register: u8,
+    /// For memory: bytes from where the register points, -1024 to 1023.
+    pub offset: Option<i16>,
+    /// Bytes of the value: 1, 2, 4 or 8.
+    pub width: u8,
+}
+
+impl Operand {
+    /// The registers, as the program has them in a row.
+    pub const REGISTERS: [&'static str; 16] = [
+        "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12",
+        "r13", "r14", "r15",
+    ];
+
+    /// The offsets that there is room for.
+    pub const OFFSETS: core::ops::RangeInclusive<i16> = -1024..=1023;
+
+    const IN_MEMORY: u64 = 1 << 4;
+    const WIDTH_SHIFT: u32 = 5;
+    const OFFSET_SHIFT: u32 = 7;
+    const OFFSET_BITS: u32 = 11;
+
+    const fn to_bits(self) -> u64 {
+        let (memory, offset) = match self.offset {
+            Some(offset) => (Self::IN_MEMORY, offset as u64),
+            None => (0, 0),
+        };
+        (self.register as u64 & 15)
+            | memory
+            | ((self.width.trailing_zeros() as u64 & 3) << Self::WIDTH_SHIFT)
+            | ((offset & ((1 << Self::OFFSET_BITS) - 1)) << Self::OFFSET_SHIFT)
+    }
+
+    const fn of_bits(bits: u64) -> Self {
+        let offset = (bits >> Self::OFFSET_SHIFT) as i64;
+        let unused = i64::BITS - Self::OFFSET_BITS;
+        let offset = ((offset << unused) >> unused) as i16;
+        Self {
+            register: (bits & 15) as u8,
+            offset: if bits & Self::IN_MEMORY != 0 {
+                Some(offset)
+            } else {
+                None
+            },
+            width: 1 << ((bits >> Self::WIDTH_SHIFT) & 3),
+        }
+    }
+}
+
+impl TracepointCookie {
+    /// The most values of a tracepoint that are read.
+    pub const OPERANDS: usize = 3;
+
+    const FUNCTION_BITS: u32 = 8;
+    const OPERAND_BITS: u32 = 18;
+    const COUNT_SHIFT: u32 = Self::FUNCTION_BITS + Self::OPERANDS as u32 * Self::OPERAND_BITS;
+
+    /// As one word.
+    pub const fn to_word(self) -> u64 {
+        let mut word = self.function as u64;
+        let mut at = 0;
+        while at < Self::OPERANDS {
+            let Some(operand) = self.operands[at] else {
+                break;
+            };
+            word |= operand.to_bits() << Self::shift(at);
+            at += 1;
+        }
+        word | (at as u64) << Self::COUNT_SHIFT
+    }
+
+    /// What [`Self::to_word`] gave.
+    pub const fn of_word(word: u64) -> Self {
+        let mut operands = [None; Self::OPERANDS];
+        let mut at = 0;
+        while at < Self::OPERANDS && (at as u64) < word >> Self::COUNT_SHIFT {
+            let bits = word >> Self::shift(at);
+            operands[at] = Some(Operand::of_bits(bits & ((1 << Self::OPERAND_BITS) - 1)));
+            at += 1;
+        }
+        Self {
+            function: word as u8,
+            operands,
+        }
+    }
+
+    const fn shift(at: usize) -> u32 {
+        Self::FUNCTION_BITS + at as u32 * Self::OPERAND_BITS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tracepoint_comes_out_of_its_cookie_as_it_went_in() {
+        let operand = |register, offset, width| {
+            Some(Operand {
+                register,
+                offset,
+                width,
+            })
+        };
+        let many = [
+            [
+                operand(0, None, 8),
+                operand(3, None, 1),
+                operand(6, Some(-56), 8),
+            ],
+            [operand(15, Some(-1024), 4), operand(7, Some(1023), 2), None],
+            [operand(5, None, 8), None, None],
+            [None; 3],
+        ];
+        for (function, operands) in (7..).zip(many) {
+            let cookie = TracepointCookie { function, operands };
+            assert_eq!(TracepointCookie::of_word(cookie.to_word()), cookie);
+        }
+    }
+}

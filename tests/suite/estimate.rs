@@ -164,12 +164,7 @@ fn training_steps_are_estimated_within_three_percent() {
 #[test]
 fn steps_of_other_optimizers_are_estimated_within_three_percent() {
     let Some(ground) = Ground::take() else { return };
-    for (optimizer, decay) in [
-        ("adam", "0.1"),
-        ("adamw", "0.1"),
-        ("sgd", "0.1"),
-        ("rmsprop", "0"),
-    ] {
+    for (optimizer, decay) in [("adam", "0.1"), ("sgd", "0.1")] {
         let script = ["estimated.py", "perceptron", "--optimizer", optimizer];
         let script = [&script[..], &["--weight-decay", decay]].concat();
         compare(&ground, ground.pytorch(), &script);
@@ -181,7 +176,13 @@ fn the_simulated_allocator_agrees_with_pytorchs_at_every_event() {
     let Some(ground) = Ground::take() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     for (number, pytorch) in ground.pytorches.iter().enumerate() {
-        for model in ["perceptron", "convnet", "transformer"] {
+        // The newest with all, the others with one each: what differs between versions is the allocator.
+        let models: &[&str] = match number {
+            0 => &["perceptron", "convnet", "transformer"],
+            1 => &["transformer"],
+            _ => &["convnet"],
+        };
+        for model in models {
             let file = folder.path().join(format!("{number}-{model}.json"));
             record(
                 &ground,

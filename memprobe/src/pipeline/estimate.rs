@@ -120,7 +120,7 @@ impl Estimation {
         let wanted = Wanted {
             watch: Watch::Family,
             detail: Detail::Tensors,
-            graph: Graph::Ignored,
+            graph: Graph::Followed,
             allocators: Allocators::CudaAndCpu,
         };
         let mut session = HostSession::load(wanted, self.ring_bytes)?;

@@ -18,7 +18,7 @@ use memprobe_common::{
 use crate::autograd::current_graph_task;
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
-use crate::python::{mix, room, walk_in};
+use crate::python::{mix, room, through_map, walk_in};
 use crate::ring::count;
 use crate::thread::{Caller, Thread};
 
@@ -113,6 +113,17 @@ pub fn current_node(
     };
     // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
     let thread = unsafe { &mut *room };
+    let number = current_number(process, caller, thread, stack_pointer);
+    through_map(thread, number.into()) as u32
+}
+
+#[inline(always)]
+fn current_number(
+    process: &ProcessConfig,
+    caller: Caller,
+    thread: &mut Thread,
+    stack_pointer: u64,
+) -> u32 {
     if thread.nodes.depth == 0 {
         return 0;
     }

@@ -100,6 +100,21 @@ pub fn walk_in(
     };
     // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
     let thread = unsafe { &mut *thread };
+    let walked = walk_thread(thread, process, caller, stack_pointer);
+    Walked {
+        state: through_map(thread, walked.state.into()) as u8,
+        hash: through_map(thread, walked.hash),
+    }
+}
+
+#[inline(always)]
+fn walk_thread(
+    thread: &mut Thread,
+    process: &ProcessConfig,
+    caller: Caller,
+    stack_pointer: u64,
+) -> Walked {
+    let config = &process.python;
     let top = match top_frame(config, thread) {
         Ok(top) => top,
         Err(state) => return Walked::without(state),
@@ -107,8 +122,9 @@ pub fn walk_in(
     // SAFETY: a field of a map value; `code_freed` counts it up at any time.
     let generation = unsafe { (&raw const process.generation).read_volatile() };
     let grad = autograd::grad(process, thread);
-    let seed = mix(u64::from(caller.tgid) | u64::from(grad) << 32, generation);
-    let module_call = module_call(process);
+    let grad = through_map(thread, grad.into());
+    let seed = mix(u64::from(caller.tgid) | grad << 32, generation);
+    let module_call = through_map(thread, module_call(process));
     let (count, hash, rest) = collect(config, thread, top, seed, stack_pointer, module_call);
     if count == 0 {
         return Walked {
@@ -120,7 +136,7 @@ pub fn walk_in(
         kind: record::STACK,
         truncated: u8::from(rest != 0),
         count: count as u8,
-        grad,
+        grad: grad as u8,
         tgid: caller.tgid,
         hash,
         module_call,
@@ -316,13 +332,19 @@ fn collect(
         }
         count += 1;
     }
-    // SAFETY: a field of a map value. Volatile, so that the number does go through the map: the
-    // verifier then follows what comes after once, and not for each number.
-    let walked = unsafe {
-        (&raw mut thread.walked).write_volatile(count as u64);
-        (&raw const thread.walked).read_volatile()
-    };
+    let walked = through_map(thread, count as u64);
     (walked as usize, hash, frame)
+}
+
+/// The same number, of which the verifier knows nothing: it then follows what comes after once, and not for each number
+/// that it may be.
+#[inline(always)]
+pub fn through_map(thread: &mut Thread, number: u64) -> u64 {
+    // SAFETY: a field of a map value. Volatile, so that the number does go through the map.
+    unsafe {
+        (&raw mut thread.passing).write_volatile(number);
+        (&raw const thread.passing).read_volatile()
+    }
 }
 
 /// Reads what the walk needs of a frame that its window could not be read around. Its variables may

@@ -41,8 +41,8 @@ pub struct Thread {
     /// than in registers because the verifier takes what lies in a map for unknown, and then need
     /// not follow each combination of known and unknown through the loop.
     pub c_window: u64,
-    /// How many frames were walked; here for the same reason.
-    pub walked: u64,
+    /// A number on its way to be one of which the verifier knows nothing, for the same reason.
+    pub passing: u64,
     /// Two windows (frames on the data stack, frames on the C stack), and room behind them for
     /// the widest field of a frame at the very end.
     pub windows: [u8; 2 * WINDOW + 2 * FRAME_HEADER],

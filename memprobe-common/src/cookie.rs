@@ -130,15 +130,30 @@ impl TracepointCookie {
     pub const fn of_word(word: u64) -> Self {
         let mut operands = [None; Self::OPERANDS];
         let mut at = 0;
-        while at < Self::OPERANDS && (at as u64) < word >> Self::COUNT_SHIFT {
-            let bits = word >> Self::shift(at);
-            operands[at] = Some(Operand::of_bits(bits & ((1 << Self::OPERAND_BITS) - 1)));
+        while at < Self::OPERANDS && at < Self::count_of(word) {
+            operands[at] = Some(Self::operand_of(word, at));
             at += 1;
         }
         Self {
-            function: word as u8,
+            function: Self::function_of(word),
             operands,
         }
+    }
+
+    /// [`Self::function`] of such a word.
+    pub const fn function_of(word: u64) -> u8 {
+        word as u8
+    }
+
+    /// How many values such a word tells of.
+    pub const fn count_of(word: u64) -> usize {
+        (word >> Self::COUNT_SHIFT) as usize
+    }
+
+    /// One of the values that such a word tells of, counted from 0.
+    pub const fn operand_of(word: u64, at: usize) -> Operand {
+        let bits = word >> Self::shift(at);
+        Operand::of_bits(bits & ((1 << Self::OPERAND_BITS) - 1))
     }
 
     const fn shift(at: usize) -> u32 {

@@ -80,6 +80,10 @@ static LIVE_OFFSET: u64 = 0;
 #[unsafe(no_mangle)]
 static WATCH_ALL: u64 = 0;
 
+/// Not 0 where the modules that are called are told. The verifiers of older kernels cannot follow that.
+#[unsafe(no_mangle)]
+static TELL_MODULES: u64 = 1;
+
 /// Makes a function that reads a constant which user space sets before the programs are loaded.
 macro_rules! constant {
     ($(#[$doc:meta])* $name:ident, $constant:ident) => {
@@ -122,4 +126,9 @@ constant!(
     /// Not 0 where every process is watched that uses a probed library.
     watch_all,
     WATCH_ALL
+);
+constant!(
+    /// Not 0 where the modules that are called are told.
+    tell_modules,
+    TELL_MODULES
 );

@@ -15,7 +15,7 @@ use memprobe_common::{
 };
 
 use crate::autograd;
-use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code};
+use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code, tell_modules};
 use crate::ring::count;
 use crate::thread::{Caller, SENT, Thread, WINDOW};
 
@@ -148,6 +148,9 @@ fn walk_thread(
 #[inline(always)]
 fn module_call(process: &ProcessConfig) -> u64 {
     const OF_NO_FRAME: u64 = 1;
+    if tell_modules() == 0 {
+        return OF_NO_FRAME;
+    }
     // SAFETY: a field of a map value; `code_freed` clears it at any time.
     match unsafe { (&raw const process.module_call).read_volatile() } {
         0 => OF_NO_FRAME,
@@ -321,7 +324,7 @@ fn collect(
             let instr = header(base, config.f_instr);
             let owner = *base.add((config.f_owner & 0x7f) as usize);
             let mut word = code | (u64::from(owner) << FrameRecord::OWNER_SHIFT);
-            if code == module_call {
+            if tell_modules() != 0 && code == module_call {
                 word = called_module(config, base, frame).unwrap_or(word);
             }
             let slot = frames.add(count & (FRAME_ROOM - 1));
@@ -427,7 +430,9 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
         }
         let frame = &mut thread.stack.frames[at & (FRAME_ROOM - 1)];
         let code = frame.code(&head);
-        if let Some(module) = frame.module() {
+        if tell_modules() != 0
+            && let Some(module) = frame.module()
+        {
             // By the time that user space looks, another object may be there.
             // SAFETY: the helper checks the address.
             let class = unsafe { bpf_probe_read_user((module + OB_TYPE) as *const u64) };

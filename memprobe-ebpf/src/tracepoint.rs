@@ -37,12 +37,16 @@ pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
         ];
         (registers, regs.rip, bpf_get_attach_cookie(ctx.regs.cast()))
     };
-    let cookie = TracepointCookie::of_word(cookie);
-    let [addr, device, size] = cookie.operands.map(|operand| match operand {
-        Some(operand) => value(&registers, operand),
-        None => 0,
+    // One by one: older kernels let no program read the padding of an array of them.
+    let count_of_values = TracepointCookie::count_of(cookie);
+    let [addr, device, size] = [0, 1, 2].map(|at| {
+        if at < count_of_values {
+            value(&registers, TracepointCookie::operand_of(cookie, at))
+        } else {
+            0
+        }
     });
-    let wants_stack = cookie.operands[1].is_some();
+    let wants_stack = count_of_values > 1;
     let stack = if wants_stack {
         walk(process, caller, registers[7])
     } else {
@@ -54,7 +58,7 @@ pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
     };
     entry.write(CudaRecord {
         kind: record::CUDA_CALL,
-        function: cookie.function,
+        function: TracepointCookie::function_of(cookie),
         stack_state: stack.state,
         wants_stack: u8::from(wants_stack),
         tid: caller.tid,

@@ -18,7 +18,7 @@ struct NextId {
 }
 
 /// Bytes of what the kernel's side knows of a process (`ProcessConfig` in memprobe-common).
-pub const PROCESS_BYTES: u64 = 80;
+pub const PROCESS_BYTES: u64 = 104;
 
 /// Something that the kernel holds: its kind and its id.
 pub type Held = (&'static str, u32);

@@ -50,7 +50,12 @@ fn every_program_passes_the_verifier_and_a_probe_fires() {
         return;
     }
     let (doctor, status) = doctor(&ground);
-    assert_eq!(status, Some(0), "{doctor}");
+    assert_eq!(
+        status,
+        Some(0),
+        "{doctor}\n{}",
+        end_of_verifiers_log(&ground)
+    );
     for name in ["programs", "probe"] {
         let check = check(&doctor, name);
         assert_eq!(check["level"], "ok", "{check}");
@@ -86,4 +91,14 @@ fn is_too_old(release: &str) -> bool {
     let mut numbers = release.split(['.', '-']).map(|part| part.parse().ok());
     let version = (numbers.next().flatten(), numbers.next().flatten());
     version < (Some(OLDEST.0), Some(OLDEST.1))
+}
+
+/// What the verifier wrote last about a program that it does not accept.
+fn end_of_verifiers_log(ground: &Ground) -> String {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("log");
+    ground.run(&["doctor", "--verifier-log", &file.to_string_lossy()]);
+    let log = std::fs::read_to_string(&file).unwrap_or_default();
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(60)..].join("\n")
 }

@@ -39,6 +39,7 @@ struct Agreement {
     /// are made and dropped.
     unknown: usize,
     unknown_for_a_moment: usize,
+    taken_for_another: usize,
     differences: Vec<String>,
 }
 
@@ -67,6 +68,13 @@ impl Agreement {
                 } else {
                     self.unknown += 1;
                 }
+            }
+            // Two of one class that are dropped and made again may be taken for each other for a second.
+            _ if is_made_and_dropped(path)
+                && is_made_and_dropped(event.module.as_deref())
+                && event.module.as_deref() != path =>
+            {
+                self.taken_for_another += 1;
             }
             _ if event.module_unknown.is_some() || event.module.as_deref() != path => {
                 let ours = &event.module;
@@ -111,6 +119,7 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
             agreement.unknown,
             agreement.unknown_for_a_moment
         );
+        assert!(agreement.taken_for_another < 20, "{agreement:?}");
         assert!(agreement.in_a_module > 3_000, "{agreement:?}");
         assert!(agreement.outside > 300, "{agreement:?}");
         assert!(agreement.without_grad > 1_500, "{agreement:?}");

@@ -69,6 +69,19 @@ pub enum Watch {
     Everyone,
 }
 
+/// Whether the programs tell which modules are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modules {
+    /// They do.
+    Told,
+    /// The kernel's verifier cannot follow that.
+    LeftOut,
+}
+
+/// What is left where [`Modules::LeftOut`].
+pub const WITHOUT_MODULES: &str = "the verifier of this kernel cannot follow how modules are found: which module asked for \
+                                   memory is not told. A newer kernel can (Linux 6.18 does)";
+
 /// Whose use of a library runs into a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
@@ -102,15 +115,39 @@ pub struct Loader {
     ebpf: Ebpf,
     /// [`CUDA_ENTRY`] and [`CUDA_RETURN`], where the kernel attaches them to many functions at once.
     cuda: Option<Many>,
+    modules: Modules,
 }
 
 impl Loader {
     /// Loads maps and programs; nothing runs before it is attached. `ring_bytes` is rounded up to
-    /// a power of two of pages.
+    /// a power of two of pages. Where the kernel's verifier cannot follow all of the programs, modules are not told.
     ///
     /// # Errors
     /// [`Refusal`] where the kernel refuses.
     pub fn new(offsets: &TaskOffsets, watch: Watch, ring_bytes: u32) -> Result<Self> {
+        match Self::load(offsets, watch, ring_bytes, Modules::Told) {
+            Err(error)
+                if error
+                    .downcast_ref()
+                    .is_some_and(|refusal: &Refusal| refusal.is_too_long()) =>
+            {
+                Self::load(offsets, watch, ring_bytes, Modules::LeftOut)
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// Whether the programs tell which modules are called.
+    pub fn modules(&self) -> Modules {
+        self.modules
+    }
+
+    fn load(
+        offsets: &TaskOffsets,
+        watch: Watch,
+        ring_bytes: u32,
+        modules: Modules,
+    ) -> Result<Self> {
         let ring_bytes = ring_bytes.max(4096).next_power_of_two();
         let replaced = match std::env::var_os(OBJECT_VARIABLE) {
             Some(path) => Some(std::fs::read(&path).with_context(|| {
@@ -127,6 +164,7 @@ impl Loader {
             Watch::Family | Watch::Everyone => THREADS_OF_MANY,
         };
         let watch_all = u64::from(watch == Watch::Everyone);
+        let tell_modules = u64::from(modules == Modules::Told);
         let mut ebpf = EbpfLoader::new()
             .override_global("FSBASE_OFFSET", &offsets.fsbase, true)
             .override_global("PID_OFFSET", &offsets.pid, true)
@@ -134,6 +172,7 @@ impl Loader {
             .override_global("SIGNAL_OFFSET", &offsets.signal, true)
             .override_global("LIVE_OFFSET", &offsets.live, true)
             .override_global("WATCH_ALL", &watch_all, true)
+            .override_global("TELL_MODULES", &tell_modules, true)
             .map_max_entries("RECORDS", ring_bytes)
             .map_max_entries("THREADS", threads)
             .load(object)
@@ -159,7 +198,11 @@ impl Loader {
                 .attach(tracepoint)
                 .with_context(|| format!("following processes through {tracepoint}"))?;
         }
-        Ok(Self { ebpf, cuda })
+        Ok(Self {
+            ebpf,
+            cuda,
+            modules,
+        })
     }
 
     /// How many programs were loaded.

@@ -85,6 +85,11 @@ impl Refusal {
         Self::new(asked, errno_of(error), String::new(), chain(error))
     }
 
+    /// Whether the verifier gave up on a program before it had followed all of it.
+    pub fn is_too_long(&self) -> bool {
+        matches!(self.asked, Asked::Program(_)) && self.errno == Some(libc::E2BIG)
+    }
+
     /// What the errno means for what was asked.
     fn why(&self) -> String {
         let Some(errno) = self.errno else {

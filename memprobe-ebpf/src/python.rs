@@ -429,7 +429,12 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
             break;
         }
         let frame = &mut thread.stack.frames[at & (FRAME_ROOM - 1)];
-        let code = frame.code(&head);
+        // Without a branch where there are no modules: older verifiers follow each way of each frame.
+        let code = if tell_modules() != 0 {
+            frame.code(&head)
+        } else {
+            frame.code_and_owner & CODE_ADDRESS
+        };
         if tell_modules() != 0
             && let Some(module) = frame.module()
         {

@@ -110,16 +110,17 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
             first.map_or("", |first| first)
         );
         println!(
-            "modules.py  {}  {} blocks in modules, {} outside, {} without grad, {} unknown, and {} of modules that were \
-             dropped at once",
+            "modules.py  {}  {} blocks in modules, {} outside, {} without grad, {} unknown, and of modules that were \
+             dropped at once {} unknown and {} taken for another",
             pytorch.python().display(),
             agreement.in_a_module,
             agreement.outside,
             agreement.without_grad,
             agreement.unknown,
-            agreement.unknown_for_a_moment
+            agreement.unknown_for_a_moment,
+            agreement.taken_for_another
         );
-        assert!(agreement.taken_for_another < 20, "{agreement:?}");
+        assert!(agreement.taken_for_another < 5, "{agreement:?}");
         assert!(agreement.in_a_module > 3_000, "{agreement:?}");
         assert!(agreement.outside > 300, "{agreement:?}");
         assert!(agreement.without_grad > 1_500, "{agreement:?}");

@@ -4,6 +4,7 @@
 //! read when the one at its top is first called with no other around it, and again when a module is called
 //! within it that was not there.
 
+mod belief;
 mod sign;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ use crate::symbolize::python::layout::PythonLayout;
 use crate::symbolize::python::module_calls::{Calls, NameModules};
 use crate::target::memory::ReadMemory;
 
+use belief::Belief;
 use sign::{Fate, Sign};
 use tree::Tree;
 
@@ -49,6 +51,7 @@ pub struct ModuleNames<M> {
     layout: PythonLayout,
     /// By the address of the module at the top.
     trees: HashMap<u64, Named>,
+    belief: Belief,
     /// How many modules all trees have.
     modules: usize,
     /// Trees were read since the last look in which something has another path now.
@@ -76,6 +79,8 @@ struct Named {
     order: u64,
     /// The stack that it was met on, by its number.
     stack: u64,
+    /// Since when nothing of it is known to have changed.
+    since: Instant,
     /// Full paths, by the address of the module, and by what each is known again.
     paths: HashMap<u64, (Arc<str>, Sign)>,
     /// The module at its top was freed: its number is free.
@@ -101,9 +106,15 @@ impl Named {
             number,
             order,
             stack,
+            since: Instant::now(),
             paths,
             is_over: false,
         }
+    }
+
+    /// What the module at the top is known by.
+    fn sign(&self, top: u64) -> Option<Sign> {
+        self.paths.get(&top).map(|(_, sign)| *sign)
     }
 
     /// Whether both have the same modules under the same names.
@@ -123,6 +134,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             memory,
             layout,
             trees: HashMap::new(),
+            belief: Belief::default(),
             modules: 0,
             is_other: false,
             stacks: 0,
@@ -145,11 +157,15 @@ impl<M: ReadMemory> ModuleNames<M> {
         let mut path = None;
         for (depth, called) in calls.modules.iter().enumerate() {
             let module = called.object;
+            let is_outermost = depth == 0 && !calls.cut;
             let top = match self.entered_with(&entered, module) {
                 Some(top) => top,
                 None if calls.cut && depth == 0 => return None,
                 None => self.enter(&entered, module)?,
             };
+            if !self.is_believed(top, module, is_outermost || entered.contains(&top)) {
+                return None;
+            }
             if !entered.contains(&top) {
                 entered.push(top);
             }
@@ -199,16 +215,34 @@ impl<M: ReadMemory> ModuleNames<M> {
         })
     }
 
+    /// Whether a tree is known to have been there when a module of it was called, and not another since. The
+    /// class alone is the name of a module at the top that was called `in_place`: outside of all others, or where
+    /// its tree was entered.
+    fn is_believed(&self, top: u64, module: u64, in_place: bool) -> bool {
+        let Some(tree) = self.trees.get(&top) else {
+            return false;
+        };
+        let is_named_by_class = in_place && module == top;
+        let class = tree.sign(top).map_or(0, |sign| sign.class);
+        is_named_by_class || !tree.is_over && self.belief.lasts(class, tree.since)
+    }
+
     /// Finds a module that no tree has: it came to one that was entered, or is the top of another. That is
-    /// believed only where the trees around it are as they were before: who is built and dropped at once may be
-    /// another one by now, of which it never was.
+    /// believed only where the trees around it are as they were before, and it stays for a while: who is built and
+    /// dropped at once may be another one by now, of which it never was.
     fn enter(&mut self, entered: &[u64], module: u64) -> Option<u64> {
         for top in entered.iter().rev() {
             let is_same = self.read_again(*top)?;
             if self.trees.get(top)?.paths.contains_key(&module) {
                 return Some(*top);
             }
-            if !is_same {
+            if !is_same || !self.is_believed(*top, module, true) {
+                return None;
+            }
+        }
+        if !entered.is_empty() {
+            let sign = Sign::read(&self.memory, &self.layout, module).ok()?;
+            if !self.belief.has_stayed(module, sign) {
                 return None;
             }
         }
@@ -219,9 +253,14 @@ impl<M: ReadMemory> ModuleNames<M> {
     fn read_again(&mut self, top: u64) -> Option<bool> {
         let known = self.trees.get(&top)?;
         let (number, order, stack) = (known.number, known.order, known.stack);
+        let since = known.since;
         let tree = self.read(top)?;
-        let named = Named::of(tree, number, order, stack);
-        let is_same = self.trees.get(&top)?.has_names_of(&named) && stack != self.stacks;
+        let mut named = Named::of(tree, number, order, stack);
+        let has_names = self.trees.get(&top)?.has_names_of(&named);
+        if has_names {
+            named.since = since;
+        }
+        let is_same = has_names && stack != self.stacks;
         self.put(top, named)?;
         Some(is_same)
     }
@@ -273,15 +312,18 @@ impl<M: ReadMemory> ModuleNames<M> {
         let of_class = self.trees.iter().filter(|(_, tree)| *tree.class == *class);
         let tops: Vec<_> = of_class
             .filter(|(_, tree)| !tree.is_over)
-            .filter_map(|(top, tree)| Some((*top, tree.paths.get(top)?.1)))
+            .filter_map(|(top, tree)| Some((*top, tree.sign(*top)?)))
             .collect();
         let fates = Sign::fates(&self.memory, &self.layout, &tops);
         let mut taken = Vec::new();
-        for ((top, _), fate) in tops.iter().zip(fates) {
+        for ((top, sign), fate) in tops.iter().zip(fates) {
             if let Some(tree) = self.trees.get_mut(top) {
                 match fate {
                     Fate::Same => taken.push(tree.number),
-                    Fate::Freed | Fate::Changed => tree.is_over = true,
+                    Fate::Freed | Fate::Changed => {
+                        tree.is_over = true;
+                        self.belief.is_fleeting(sign.class);
+                    }
                 }
             }
         }
@@ -304,11 +346,11 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// The trees of which not all of these modules are still there: each with its top.
-    fn doubted(&self, known: &[(u64, (u64, Sign))]) -> HashMap<u64, Fate> {
+    fn doubted(&mut self, known: &[(u64, (u64, Sign))]) -> HashMap<u64, Fate> {
         let objects: Vec<_> = known.iter().map(|(_, object)| *object).collect();
         let fates = Sign::fates(&self.memory, &self.layout, &objects);
         let mut doubted = HashMap::new();
-        for ((top, (object, _)), fate) in known.iter().zip(fates) {
+        for ((top, (object, sign)), fate) in known.iter().zip(fates) {
             let is_over = self.trees.get(top).is_some_and(|tree| tree.is_over);
             match fate {
                 // At the place of one that was freed there is another.
@@ -318,6 +360,7 @@ impl<M: ReadMemory> ModuleNames<M> {
                 Fate::Same => {}
                 // What becomes of the top counts for all.
                 _ if object == top => {
+                    self.belief.is_fleeting(sign.class);
                     doubted.insert(*top, fate);
                 }
                 _ => {

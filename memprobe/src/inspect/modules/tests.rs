@@ -145,6 +145,8 @@ fn a_module_that_is_not_below_its_caller_starts_a_path() {
     let (_, mut names) = nets.finish();
     // Both are new: they may have come and gone since.
     assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
+    assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
+    names.belief.wait(belief::STAYS);
     assert_eq!(
         path(&mut names, &[top, of_loss, inner]),
         called("Loss.inner")
@@ -282,6 +284,38 @@ fn a_new_stack_with_another_module_at_a_known_address_does_not_have_the_old_name
         assert!(look(&mut names), "stacks from before are told anew");
         assert_eq!(path(&mut names, &[top]), called("Other"));
         assert!(!look(&mut names));
+    }
+}
+
+#[test]
+fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
+    for layout in &LAYOUTS {
+        let mut nets = Nets::new(layout);
+        let (net, loss) = (nets.class("Net"), nets.class("Loss"));
+        let tops = [(); 2].map(|()| {
+            let child = nets.module(loss, &[]);
+            (nets.module(net, &[("child", child)]), child)
+        });
+        let stranger = nets.module(loss, &[]);
+        let (memory, mut names) = nets.finish();
+        let [(first, _), (second, child)] = tops;
+        assert_eq!(path(&mut names, &[first]), called("Net"));
+        let references = first + u64::from(layout.object.references);
+        memory.0.borrow_mut().write(references, &[0; 8]);
+        look(&mut names);
+        // Its class is its name, whichever it is.
+        assert_eq!(path(&mut names, &[second]), called("Net"));
+        assert_eq!(path(&mut names, &[second, child]), Module::Unknown);
+        assert_eq!(path(&mut names, &[child]), Module::Unknown);
+        names.belief.wait(belief::LASTS);
+        for _ in 0..2 {
+            assert_eq!(path(&mut names, &[second, stranger]), Module::Unknown);
+            names.belief.wait(belief::LASTS);
+        }
+        let tree = names.trees.get_mut(&second).expect("it was read");
+        tree.since = tree.since.checked_sub(belief::LASTS).expect("a moment");
+        assert_eq!(path(&mut names, &[second, child]), called("Net.child"));
+        assert_eq!(path(&mut names, &[child]), called("Net.child"));
     }
 }
 

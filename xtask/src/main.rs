@@ -10,6 +10,7 @@ mod python;
 mod pytorch;
 mod repository;
 mod test;
+mod test_programs;
 
 use std::process::ExitCode;
 

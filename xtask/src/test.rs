@@ -13,6 +13,7 @@ use crate::process;
 use crate::python;
 use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
+use crate::test_programs;
 
 /// What of the tests to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,12 +139,10 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
     if extent == Extent::Whole {
         steps.take("another kernel", || kernels::run_brief(repository))?;
     }
-    steps.take("tests", || {
+    let mut programs = Vec::new();
+    steps.take("test programs", || {
         let mut tests = cargo(repository);
-        tests
-            // A run costs minutes: it is to show everything that fails.
-            .args(["test", "--workspace", "--no-fail-fast"])
-            .envs(variables.iter().cloned());
+        tests.args(["test", "--workspace", "--lib", "--bins", "--tests"]);
         if extent == Extent::WithoutPyTorch {
             println!(
                 "SKIPPED: {} tests of {SUITE}, which need PyTorch and root (--no-pytorch)",
@@ -151,10 +150,18 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
             );
             tests.args(["--exclude", SUITE]);
         }
+        programs = test_programs::build(&mut tests)?;
+        Ok(())
+    })?;
+    steps.take("tests", || {
         for (variable, value) in &variables {
             eprintln!("  {variable}={}", Path::new(value).display());
         }
-        process::run(&mut tests)
+        // A run costs minutes: it is to show everything that fails.
+        test_programs::run(programs, &variables)
+    })?;
+    steps.take("examples in the documentation", || {
+        process::run(cargo(repository).args(["test", "--workspace", "--doc"]))
     })
 }
 

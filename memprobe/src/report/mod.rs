@@ -1,6 +1,7 @@
 //! Reports: of a recording, the table of lines or every event; of a process, its tensors.
 
 mod columns;
+mod document;
 mod estimate;
 mod events;
 mod growth;
@@ -28,6 +29,7 @@ use crate::event::Losses;
 use crate::model::snapshot::Grouping;
 use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, RecordingError};
+use structured::LineTable;
 
 /// What a report shows, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -228,12 +230,11 @@ fn lines<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let replay = replay::run(reader, options.grouping)?;
-    match options.format {
-        Format::Text => out.write_all(table::render(&replay, options).as_bytes())?,
-        Format::Json => structured::json(&replay, options, out)?,
-        Format::Jsonl => structured::jsonl(&replay, options, out)?,
-        Format::Csv => structured::csv(&replay, options, out)?,
-    }
+    let table = LineTable {
+        replay: &replay,
+        options,
+    };
+    document::write(&table, options.format, out)?;
     Ok(replay.outcome())
 }
 

@@ -12,7 +12,7 @@ use super::document::{self, Document, Layout, Table};
 use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
-use super::{Outcome, ReportError, ReportOptions, Top, replay, shapes};
+use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{FileNames, count, counted, rate, span};
@@ -238,11 +238,7 @@ fn section<K>(
     if suspects.is_empty() {
         return;
     }
-    let most = match options.top {
-        Top::All => suspects.len(),
-        Top::Rows(rows) => rows,
-    };
-    let (shown, hidden) = suspects.split_at(most.min(suspects.len()));
+    let (shown, hidden) = suspects.split_at(options.top.of(suspects.len()));
     let headings = match growth.step {
         Step::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER", "GREW", "FIRST", "LAST", what],
         Step::Window(_) => ["BYTES/s", "BLOCKS/s", "GREW", "FIRST", "LAST", what],

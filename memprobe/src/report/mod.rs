@@ -124,6 +124,20 @@ pub enum Sort {
     Allocs,
 }
 
+impl Sort {
+    /// What rows of these figures are ordered by: what they were asked to be, then each in turn. The figures are the most
+    /// bytes, live bytes, live blocks and allocations.
+    fn rank(self, figures: [u64; 4]) -> (u64, [u64; 4]) {
+        let first = match self {
+            Self::Peak => figures[0],
+            Self::Live => figures[1],
+            Self::Blocks => figures[2],
+            Self::Allocs => figures[3],
+        };
+        (first, figures)
+    }
+}
+
 /// How many lines are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Top {
@@ -131,6 +145,16 @@ pub enum Top {
     All,
     /// The first ones, on each device.
     Rows(usize),
+}
+
+impl Top {
+    /// How many rows of so many are shown.
+    fn of(self, all: usize) -> usize {
+        match self {
+            Self::All => all,
+            Self::Rows(most) => most.min(all),
+        }
+    }
 }
 
 /// What becomes of modules that differ in number alone, as the layers of a transformer. Other programs than people always get each.

@@ -14,7 +14,7 @@ use super::document::{self, Document, Layout, Table};
 use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
-use super::{Alike, Outcome, ReportError, ReportOptions, Sort, Top, replay};
+use super::{Alike, Outcome, ReportError, ReportOptions, Sort, replay};
 use crate::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
@@ -156,24 +156,15 @@ fn ordered(
     }
 }
 
-fn rank(all: &Holding, sort: Sort) -> [u64; 4] {
-    let by = [all.at_peak.0, all.live.0, all.live_blocks, all.allocs];
-    let first = match sort {
-        Sort::Peak => by[0],
-        Sort::Live => by[1],
-        Sort::Blocks => by[2],
-        Sort::Allocs => by[3],
-    };
-    [first, by[0], by[1], by[3]]
+fn rank(all: &Holding, sort: Sort) -> (u64, [u64; 4]) {
+    sort.rank([all.at_peak.0, all.live.0, all.live_blocks, all.allocs])
 }
 
 /// The rows that rank first; with each those that it is part of, since they hold no less.
 fn first(rows: &[Shown], options: &ReportOptions) -> HashSet<usize> {
     let mut ranked: Vec<usize> = (0..rows.len()).collect();
-    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort)[0]));
-    if let Top::Rows(most) = options.top {
-        ranked.truncate(most);
-    }
+    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort).0));
+    ranked.truncate(options.top.of(rows.len()));
     ranked.into_iter().collect()
 }
 

@@ -15,7 +15,7 @@ use super::columns::{self, Cells};
 use super::document::{self, Document, Layout, Table};
 use super::replay::Replay;
 use super::table::{self, Style};
-use super::{Outcome, ReportError, ReportOptions, Top, replay, shapes};
+use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{
@@ -266,11 +266,7 @@ impl Sheet<'_> {
         rows: &[Row<K>],
         name: impl Fn(&K) -> String,
     ) {
-        let most = match self.options.top {
-            Top::All => rows.len(),
-            Top::Rows(rows) => rows,
-        };
-        let (shown, hidden) = rows.split_at(most.min(rows.len()));
+        let (shown, hidden) = rows.split_at(self.options.top.of(rows.len()));
         let headings = ["BYTES", "SHARE", BLOCKS, what].map(str::to_owned);
         let mut cells: Vec<Cells> = vec![headings.to_vec()];
         cells.extend(

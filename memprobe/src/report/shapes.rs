@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::document::{self, Document, Layout, Table};
 use super::replay::{self, Replay};
 use super::table::{self, Style};
-use super::{Outcome, ReportError, ReportOptions, Sort, Top};
+use super::{Outcome, ReportError, ReportOptions};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Use};
 use crate::label::{
@@ -98,20 +98,11 @@ impl Tensors {
     fn of(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Self {
         let names = FileNames::default();
         rows.sort_by_cached_key(|row| {
-            let by = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-            let first = match options.sort {
-                Sort::Peak => by[0],
-                Sort::Live => by[1],
-                Sort::Blocks => by[2],
-                Sort::Allocs => by[3],
-            };
+            let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
             let words = (names.site(&row.site), tensor(&row.what));
-            (Reverse(first), Reverse(by), words)
+            (Reverse(options.sort.rank(figures)), words)
         });
-        let hidden = match options.top {
-            Top::All => Vec::new(),
-            Top::Rows(most) => rows.split_off(most.min(rows.len())),
-        };
+        let hidden = rows.split_off(options.top.of(rows.len()));
         Self {
             shown: rows,
             hidden,

@@ -215,7 +215,7 @@ pub fn draw_keys(
         keys.insert(keys.len() - 1, ("Esc", "back", 1));
         keys.retain(|(key, ..)| !["m", "c", "t"].contains(key));
     }
-    let prompt = (state.focus == Focus::Prompt).then(|| Prompt {
+    let prompt = (state.focus == Focus::Prompt).then_some(Prompt {
         filter: &state.filter,
         looks_in: "path, line and function",
         shown: state.table.shown,

@@ -192,15 +192,15 @@ impl CategoriesState {
                 }
                 _ => {}
             }
-        } else if layout.rows.contains(at) {
-            if let Some(place) = self.selection.at(layout.rows, at.y, self.rows.len()) {
-                self.selection.cursor = place;
-                self.keep_selected();
-                match self.rows[place].fold {
-                    Fold::Closed => self.open(),
-                    Fold::Open => self.close(),
-                    Fold::Leaf => {}
-                }
+        } else if layout.rows.contains(at)
+            && let Some(place) = self.selection.at(layout.rows, at.y, self.rows.len())
+        {
+            self.selection.cursor = place;
+            self.keep_selected();
+            match self.rows[place].fold {
+                Fold::Closed => self.open(),
+                Fold::Open => self.close(),
+                Fold::Leaf => {}
             }
         }
     }

@@ -81,7 +81,7 @@ pub fn draw_keys(
         ("?", "help", 1),
         ("q", "quit", 0),
     ];
-    let prompt = (state.focus == Focus::Prompt).then(|| Prompt {
+    let prompt = (state.focus == Focus::Prompt).then_some(Prompt {
         filter: &state.filter,
         looks_in: "PID, user, command, container, rank, line",
         shown: state.sums.rows,

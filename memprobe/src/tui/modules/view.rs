@@ -114,7 +114,7 @@ fn draw_keys(
     if lines.shown.devices.len() > 1 {
         keys.insert(7, ("d", "device", 5));
     }
-    let prompt = (state.focus() == Focus::Prompt).then(|| Prompt {
+    let prompt = (state.focus() == Focus::Prompt).then_some(Prompt {
         filter: &state.filter,
         looks_in: "paths of modules",
         shown: state.table.shown,

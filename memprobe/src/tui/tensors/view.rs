@@ -149,7 +149,7 @@ fn draw_keys(
     if state.devices().len() > 1 {
         keys.insert(7, ("d", "device", 5));
     }
-    let prompt = (state.focus() == Focus::Prompt).then(|| Prompt {
+    let prompt = (state.focus() == Focus::Prompt).then_some(Prompt {
         filter: &state.filter,
         looks_in: "names, kind, shape, module and line",
         shown: state.shown.rows,

@@ -303,6 +303,22 @@ pub struct MemoryEvent {
     pub call: Option<CudaCall>,
 }
 
+impl MemoryEvent {
+    /// The allocator's own totals on the device just before this event, as far as it tells: reserved ones as after it.
+    pub fn totals_before(&self) -> Totals {
+        let after = self.totals.unwrap_or_default();
+        let allocated = match self.action {
+            Action::Alloc => after.allocated.0.saturating_sub(self.size.0),
+            Action::Free => after.allocated.0.saturating_add(self.size.0),
+            _ => after.allocated.0,
+        };
+        Totals {
+            allocated: Bytes(allocated),
+            reserved: after.reserved,
+        }
+    }
+}
+
 /// What the caching allocator held on one device when memprobe attached. The blocks that are known
 /// follow as [`Action::Held`].
 #[derive(Clone, Debug, PartialEq, Eq)]

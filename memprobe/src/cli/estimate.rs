@@ -29,7 +29,7 @@ const PIPED_WIDTH: usize = 110;
 Examples:
   sudo memprobe estimate -- python train.py --device cpu --steps 2
   sudo memprobe estimate --device-memory 24GiB -- python train.py --device cpu
-  sudo memprobe estimate --on-host data.py:12 -- python train.py    the tensors of that line stay with the host
+  sudo memprobe estimate --on-host data.py:12 -- python train.py    that line stays on the host
   sudo memprobe estimate --format json -o need.json -- python train.py
   sudo memprobe record -o cpu.json --cpu -- python train.py && memprobe estimate cpu.json")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "command"]))]

@@ -37,7 +37,7 @@ Examples:
   memprobe report trace.json                                  the table of lines; needs no root
   sudo memprobe snapshot --pid 1234                           every tensor by name, now
   memprobe diff a.json b.json                                 what came and what went
-  sudo memprobe estimate -- python train.py                   what a run on the CPU would need on a GPU
+  sudo memprobe estimate -- python train.py                   what it would need on a GPU
   sudo memprobe doctor --pid 1234                             can it work here; if not, what to do";
 
 #[derive(Subcommand)]
@@ -126,7 +126,7 @@ fn parse_buffer_size(text: &str) -> Result<u32, String> {
     let bytes = text.parse::<bytesize::ByteSize>()?.as_u64();
     match u32::try_from(bytes) {
         Ok(size) if (4096..=MOST).contains(&bytes) => Ok(size),
-        _ => Err("a ring buffer has 4 KiB to 1 GiB".to_owned()),
+        _ => Err("give 4 KiB to 1 GiB, such as 64MiB".to_owned()),
     }
 }
 

@@ -7,18 +7,19 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
+use crate::event::Losses;
 use crate::model::snapshot::Grouping;
 use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
-    self, Alike, By, Colour, Format, Many, ReportError, ReportOptions, Sort, TensorFormat,
+    self, Alike, By, Colour, Format, Many, Outcome, ReportError, ReportOptions, Sort, TensorFormat,
     TensorOptions, Top, write_tensors,
 };
 
 /// Columns of a report that does not go to a terminal.
 const PIPED_WIDTH: usize = 100;
 
-/// Print what a recording holds: the lines that held memory, their tensors, or every event
+/// Print what a recording holds: by line, tensor, module, iteration, category and more, or every event
 ///
 /// Of a directory that `record` wrote, every recording in turn and what they come to. Needs no root,
 /// no GPU and none of the recorded process's files.
@@ -46,18 +47,18 @@ pub struct Report {
     /// How rows are written
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
-    /// The order of lines, largest first
-    #[arg(short, long, value_enum, default_value_t = Order::Peak)]
-    sort: Order,
+    /// The order of lines, tensors and modules, largest first [default: peak]
+    #[arg(short, long, value_enum)]
+    sort: Option<Order>,
     /// Show this many rows of each table [default: 30; 10 with --by peak and growth, which have several]
     #[arg(short, long, value_name = "N", conflicts_with = "all")]
     top: Option<usize>,
-    /// Show all lines
+    /// Show all rows
     #[arg(short, long)]
     all: bool,
-    /// Which frame of a stack names its line
-    #[arg(short, long, value_enum, default_value_t = Naming::User)]
-    grouping: Naming,
+    /// Which frame of a stack names its line [default: user]
+    #[arg(short, long, value_enum)]
+    grouping: Option<Naming>,
     /// With --by module: show this many levels below the outermost modules
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
@@ -131,8 +132,17 @@ enum Naming {
     Innermost,
 }
 
+impl RowOf {
+    /// As it is given.
+    fn name(&self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
 impl Report {
     pub(super) fn run(self) -> Result<ExitCode> {
+        self.check()?;
         let file = self.file.display().to_string();
         if self.file.is_dir() {
             return self.run_on_directory().context(file);
@@ -142,13 +152,58 @@ impl Report {
             reader => reader.with_context(|| file.clone())?,
         };
         let mut out = BufWriter::new(std::io::stdout().lock());
-        report::write(reader, &self.options(), &mut out).context(file)?;
+        let options = self.options();
+        let outcome = report::write(reader, &options, &mut out).context(file.clone())?;
+        if matches!(options.format, Format::Jsonl | Format::Csv) {
+            // Rows alone have no place for it.
+            for warning in outcome.iter().flat_map(warnings) {
+                // Nobody is left to tell where standard error is gone too.
+                let _ = writeln!(std::io::stderr(), "memprobe: {file}: {warning}");
+            }
+        }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Refuses what would be left aside in silence.
+    fn check(&self) -> Result<()> {
+        use RowOf::*;
+        let whys = [Peak, Growth, Iteration, Category, Phase, Saved];
+        let limited = [Line, Tensor, Module, Peak, Growth, Iteration, Saved];
+        let flags: [(&str, bool, &[RowOf]); 6] = [
+            ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),
+            ("--top", self.top.is_some(), &limited),
+            (
+                "--grouping",
+                self.grouping.is_some(),
+                &[Line, Tensor, Peak, Growth, Saved],
+            ),
+            ("--depth", self.depth.is_some(), &[Module]),
+            ("--each", self.each, &[Module]),
+            ("--iteration", self.iteration.is_some(), &whys),
+        ];
+        for (flag, is_given, goes_with) in flags {
+            if is_given && !goes_with.contains(&self.by) {
+                let names = goes_with.iter().map(RowOf::name);
+                let names: Vec<String> = names.collect();
+                bail!(
+                    "{flag} does nothing with --by {}: leave it out, or give --by {}",
+                    self.by.name(),
+                    names.join(", ")
+                );
+            }
+        }
+        Ok(())
     }
 
     /// The tensors of a snapshot.
     fn run_on_tensors(&self) -> Result<ExitCode> {
         let snapshot = open_tensors(&self.file)?;
+        if self.sort.is_some() || self.grouping.is_some() {
+            bail!(
+                "tensors of a snapshot stand in the order of what they hold: leave out --sort and --grouping, which \
+                 are for recordings"
+            );
+        }
         let lines = self.options();
         let options = TensorOptions {
             format: match lines.format {
@@ -217,7 +272,7 @@ impl Report {
                 Writing::Jsonl => Format::Jsonl,
                 Writing::Csv => Format::Csv,
             },
-            sort: match self.sort {
+            sort: match self.sort.unwrap_or(Order::Peak) {
                 Order::Peak => Sort::Peak,
                 Order::Live => Sort::Live,
                 Order::Blocks => Sort::Blocks,
@@ -231,7 +286,7 @@ impl Report {
                     _ => 30,
                 }))
             },
-            grouping: match self.grouping {
+            grouping: match self.grouping.unwrap_or(Naming::User) {
                 Naming::User => Grouping::User,
                 Naming::Innermost => Grouping::Innermost,
             },
@@ -250,6 +305,27 @@ impl Report {
             iteration: self.iteration.clone(),
         }
     }
+}
+
+/// What a recording lacks.
+fn warnings(outcome: &Outcome) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if outcome.truncated {
+        warnings
+            .push("the end of the recording is missing: the rows are of what is there".to_owned());
+    }
+    let Losses {
+        events,
+        stacks,
+        malformed,
+    } = outcome.losses;
+    if outcome.losses.any() {
+        warnings.push(format!(
+            "lost while recording: {events} events, {stacks} stacks, {malformed} bad records; a larger --buffer-size of \
+             `memprobe record` has room for more"
+        ));
+    }
+    warnings
 }
 
 fn iteration_line(words: &str) -> Result<IterationLine, String> {
@@ -271,4 +347,53 @@ fn report_on(
         }
     }
     many.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        report: Report,
+    }
+
+    fn refused(flags: &str) -> Option<String> {
+        let words = format!("report trace.json {flags}");
+        let alone = Alone::try_parse_from(words.split(' ')).ok().unwrap();
+        alone.report.check().err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_flag_that_would_do_nothing_is_refused_with_what_it_goes_with() {
+        assert_eq!(refused("--by module --depth 2"), None);
+        assert_eq!(refused("--by iteration --iteration serve.py:41"), None);
+        assert_eq!(refused("--by event --all"), None);
+        assert_eq!(
+            refused("--depth 2").unwrap(),
+            "--depth does nothing with --by line: leave it out, or give --by module"
+        );
+        assert!(refused("--by category --top 3").is_some());
+        assert!(refused("--by peak --sort live").is_some());
+        assert!(refused("--by event --grouping user").is_some());
+        assert!(refused("--iteration serve.py:41").is_some());
+    }
+
+    #[test]
+    fn rows_alone_come_with_a_word_on_what_is_missing() {
+        let mut outcome = Outcome {
+            events: 3,
+            losses: Losses::default(),
+            truncated: false,
+        };
+        assert!(warnings(&outcome).is_empty());
+        outcome.truncated = true;
+        outcome.losses.stacks = 2;
+        let warnings = warnings(&outcome);
+        assert!(warnings[0].contains("end of the recording is missing"));
+        assert!(warnings[1].contains("2 stacks"), "{warnings:?}");
+    }
 }

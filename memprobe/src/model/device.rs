@@ -12,7 +12,7 @@ use super::timeline::Recorder;
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, StackId, TimeNs, Totals,
+    Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, StackId, TimeNs, Totals,
 };
 
 /// No block ends beyond this address, and no total is above it (1 EiB; the widest addresses of
@@ -73,16 +73,7 @@ pub(super) struct Device {
 impl Device {
     /// The device as it was just before `event`, the first that is seen on it.
     pub(super) fn before(event: &MemoryEvent, started: TimeNs) -> Self {
-        let after = event.totals.unwrap_or_default();
-        let allocated = match event.action {
-            Action::Alloc => after.allocated.0.saturating_sub(event.size.0),
-            Action::Free => after.allocated.0.saturating_add(event.size.0),
-            _ => after.allocated.0,
-        };
-        let totals = Totals {
-            allocated: Bytes(allocated),
-            reserved: after.reserved,
-        };
+        let totals = event.totals_before();
         Self::with(totals, totals, started)
     }
 

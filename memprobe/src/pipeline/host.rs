@@ -259,17 +259,7 @@ impl Watching {
                 self.host.apply(tgid, &event);
             }
             HostItem::Found { parent, target } => {
-                let other = Other {
-                    target,
-                    parent,
-                    waiting: None,
-                    attached: None,
-                    refused: None,
-                };
-                self.others.insert(tgid, other);
-                if self.scope == Scope::Family(tgid) {
-                    self.show(tgid);
-                }
+                self.meet(tgid, target, parent);
             }
             HostItem::Waiting(what) => self.waiting(tgid, &what),
             HostItem::Attached {
@@ -281,17 +271,7 @@ impl Watching {
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::Executed(target) => {
                 self.host.forget(tgid);
-                let other = Other {
-                    target,
-                    parent: None,
-                    waiting: None,
-                    attached: None,
-                    refused: None,
-                };
-                self.others.insert(tgid, other);
-                if self.scope == Scope::Family(tgid) {
-                    self.show(tgid);
-                }
+                self.meet(tgid, target, None);
             }
             HostItem::Ended => {
                 self.others.remove(&tgid);
@@ -299,6 +279,21 @@ impl Watching {
             }
         }
         self.news = true;
+    }
+
+    /// A process of which it is not known yet whether it uses CUDA, and what it is a copy of.
+    fn meet(&mut self, tgid: Tgid, target: Target, parent: Option<Tgid>) {
+        let other = Other {
+            target,
+            parent,
+            waiting: None,
+            attached: None,
+            refused: None,
+        };
+        self.others.insert(tgid, other);
+        if self.scope == Scope::Family(tgid) {
+            self.show(tgid);
+        }
     }
 
     fn waiting(&mut self, tgid: Tgid, what: &str) {

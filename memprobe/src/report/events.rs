@@ -7,7 +7,8 @@ use hashbrown::HashMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::structured::{FrameRow, csv_error};
+use super::document::csv_error;
+use super::structured::FrameRow;
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{

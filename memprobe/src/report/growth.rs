@@ -5,11 +5,14 @@ mod structured;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::columns::{self, Cells};
+use super::document::{self, Document, Layout, Table};
 use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
-use super::{Format, Outcome, ReportError, ReportOptions, Top, replay, shapes};
+use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{FileNames, count, counted, rate, span};
@@ -56,13 +59,38 @@ pub(super) fn write<R: BufRead>(
             Some(OnDevice { device, growth })
         })
         .collect();
-    match options.format {
-        Format::Text => out.write_all(text(&replay, &devices, options).as_bytes())?,
-        Format::Json => structured::json(&replay, &devices, out)?,
-        Format::Jsonl => structured::jsonl(&devices, out)?,
-        Format::Csv => structured::csv(&devices, out)?,
-    }
+    let table = Suspects {
+        replay: &replay,
+        devices,
+        options,
+    };
+    document::write(&table, options.format, out)?;
     Ok(replay.outcome())
+}
+
+/// What grows on every device.
+struct Suspects<'a> {
+    replay: &'a Replay,
+    devices: Vec<OnDevice<'a>>,
+    options: &'a ReportOptions,
+}
+
+impl Table for Suspects<'_> {
+    fn text(&self) -> String {
+        text(self.replay, &self.devices, self.options)
+    }
+
+    fn document(&self) -> impl Serialize {
+        Document::new(self.replay, self.devices.iter().map(structured::device))
+    }
+
+    fn headings(&self) -> Vec<&'static str> {
+        structured::HEADINGS.to_vec()
+    }
+
+    fn rows(&self, _: Layout) -> impl Iterator<Item = impl Serialize> {
+        self.devices.iter().flat_map(structured::rows)
+    }
 }
 
 /// Of how many laps an iteration is made; `None` where no iterations could be told.
@@ -210,11 +238,7 @@ fn section<K>(
     if suspects.is_empty() {
         return;
     }
-    let most = match options.top {
-        Top::All => suspects.len(),
-        Top::Rows(rows) => rows,
-    };
-    let (shown, hidden) = suspects.split_at(most.min(suspects.len()));
+    let (shown, hidden) = suspects.split_at(options.top.of(suspects.len()));
     let headings = match growth.step {
         Step::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER", "GREW", "FIRST", "LAST", what],
         Step::Window(_) => ["BYTES/s", "BLOCKS/s", "GREW", "FIRST", "LAST", what],

@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::Colour;
+use super::document::json;
 use super::structured::FrameRow;
 use crate::bytes::short;
 use crate::label::{
@@ -71,10 +72,7 @@ pub fn write_host(
     rows.sort_by_key(|row| (std::cmp::Reverse(held(row)), row.tgid));
     match options.format {
         HostFormat::Text => out.write_all(text(snapshot, &rows, options).as_bytes()),
-        HostFormat::Json => {
-            serde_json::to_writer_pretty(&mut *out, &document(snapshot, &rows))?;
-            out.write_all(b"\n")
-        }
+        HostFormat::Json => json(&document(snapshot, &rows), out),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{ReportOptions, Sort, Top};
+use super::ReportOptions;
 use crate::event::Frame;
 use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
 
@@ -42,23 +42,14 @@ impl<'a> Lines<'a> {
         let mut shown: Vec<&LineRow> = lines.iter().collect();
         shown.sort_by(|one, other| {
             let key = |row: &LineRow| {
-                let by = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-                let first = match options.sort {
-                    Sort::Peak => by[0],
-                    Sort::Live => by[1],
-                    Sort::Blocks => by[2],
-                    Sort::Allocs => by[3],
-                };
-                Reverse((first, by))
+                let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
+                Reverse(options.sort.rank(figures))
             };
             key(one)
                 .cmp(&key(other))
                 .then_with(|| words(&one.site).cmp(&words(&other.site)))
         });
-        let rest = match options.top {
-            Top::All => Vec::new(),
-            Top::Rows(rows) => shown.split_off(rows.min(shown.len())),
-        };
+        let rest = shown.split_off(options.top.of(shown.len()));
         Self {
             shown,
             hidden: Sum::of(rest),

@@ -1,6 +1,7 @@
 //! Reports: of a recording, the table of lines or every event; of a process, its tensors.
 
 mod columns;
+mod document;
 mod estimate;
 mod events;
 mod growth;
@@ -28,6 +29,7 @@ use crate::event::Losses;
 use crate::model::snapshot::Grouping;
 use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, RecordingError};
+use structured::LineTable;
 
 /// What a report shows, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +124,20 @@ pub enum Sort {
     Allocs,
 }
 
+impl Sort {
+    /// What rows of these figures are ordered by: what they were asked to be, then each in turn. The figures are the most
+    /// bytes, live bytes, live blocks and allocations.
+    fn rank(self, figures: [u64; 4]) -> (u64, [u64; 4]) {
+        let first = match self {
+            Self::Peak => figures[0],
+            Self::Live => figures[1],
+            Self::Blocks => figures[2],
+            Self::Allocs => figures[3],
+        };
+        (first, figures)
+    }
+}
+
 /// How many lines are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Top {
@@ -129,6 +145,16 @@ pub enum Top {
     All,
     /// The first ones, on each device.
     Rows(usize),
+}
+
+impl Top {
+    /// How many rows of so many are shown.
+    fn of(self, all: usize) -> usize {
+        match self {
+            Self::All => all,
+            Self::Rows(most) => most.min(all),
+        }
+    }
 }
 
 /// What becomes of modules that differ in number alone, as the layers of a transformer. Other programs than people always get each.
@@ -228,12 +254,11 @@ fn lines<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let replay = replay::run(reader, options.grouping)?;
-    match options.format {
-        Format::Text => out.write_all(table::render(&replay, options).as_bytes())?,
-        Format::Json => structured::json(&replay, options, out)?,
-        Format::Jsonl => structured::jsonl(&replay, options, out)?,
-        Format::Csv => structured::csv(&replay, options, out)?,
-    }
+    let table = LineTable {
+        replay: &replay,
+        options,
+    };
+    document::write(&table, options.format, out)?;
     Ok(replay.outcome())
 }
 

@@ -7,11 +7,14 @@ use std::collections::HashSet;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::columns::{self, Cells};
+use super::document::{self, Document, Layout, Table};
 use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
-use super::{Alike, Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
+use super::{Alike, Outcome, ReportError, ReportOptions, Sort, replay};
 use crate::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
@@ -52,18 +55,48 @@ pub(super) fn write<R: BufRead>(
     let trees: Vec<(&DeviceSnapshot, ModuleTree)> = devices
         .filter_map(|device| Some((device, ledger.tree(device.index)?)))
         .collect();
-    match options.format {
-        Format::Text => out.write_all(text(&replay, trees, options).as_bytes())?,
-        Format::Json => structured::json(&replay, trees, options, out)?,
-        Format::Jsonl => structured::jsonl(trees, options, out)?,
-        Format::Csv => structured::csv(trees, options, out)?,
-    }
+    let table = Trees {
+        replay: &replay,
+        trees,
+        options,
+    };
+    document::write(&table, options.format, out)?;
     Ok(replay.outcome())
+}
+
+/// The modules of every device.
+struct Trees<'a> {
+    replay: &'a Replay,
+    trees: Vec<(&'a DeviceSnapshot, ModuleTree)>,
+    options: &'a ReportOptions,
+}
+
+impl Table for Trees<'_> {
+    fn text(&self) -> String {
+        text(self.replay, &self.trees, self.options)
+    }
+
+    fn document(&self) -> impl Serialize {
+        let started = self.replay.snapshot.started.0;
+        let trees = self.trees.iter();
+        let devices = trees
+            .map(move |(device, tree)| structured::device(device, tree, started, self.options));
+        Document::new(self.replay, devices)
+    }
+
+    fn headings(&self) -> Vec<&'static str> {
+        structured::HEADINGS.to_vec()
+    }
+
+    fn rows(&self, _: Layout) -> impl Iterator<Item = impl Serialize> {
+        let trees = self.trees.iter();
+        trees.flat_map(|(device, tree)| structured::rows(device, tree, self.options))
+    }
 }
 
 fn text(
     replay: &Replay,
-    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+    trees: &[(&DeviceSnapshot, ModuleTree)],
     options: &ReportOptions,
 ) -> String {
     let mut text = table::beginning(replay, options);
@@ -94,7 +127,7 @@ fn text(
 
 /// The rows in the order of the tree, siblings by what they hold.
 fn ordered(
-    mut rows: Vec<ModuleRow>,
+    rows: &[ModuleRow],
     depth: usize,
     path: &str,
     options: &ReportOptions,
@@ -103,6 +136,7 @@ fn ordered(
     if options.depth.is_some_and(|most| depth > most) {
         return;
     }
+    let mut rows: Vec<&ModuleRow> = rows.iter().collect();
     rows.sort_by_key(|row| Reverse(rank(&row.total.all, options.sort)));
     for row in rows {
         let between = if path.is_empty() { "" } else { "." };
@@ -118,32 +152,23 @@ fn ordered(
             own: row.own,
             total: row.total,
         });
-        ordered(row.parts, depth + 1, &path, options, into);
+        ordered(&row.parts, depth + 1, &path, options, into);
     }
 }
 
-fn rank(all: &Holding, sort: Sort) -> [u64; 4] {
-    let by = [all.at_peak.0, all.live.0, all.live_blocks, all.allocs];
-    let first = match sort {
-        Sort::Peak => by[0],
-        Sort::Live => by[1],
-        Sort::Blocks => by[2],
-        Sort::Allocs => by[3],
-    };
-    [first, by[0], by[1], by[3]]
+fn rank(all: &Holding, sort: Sort) -> (u64, [u64; 4]) {
+    sort.rank([all.at_peak.0, all.live.0, all.live_blocks, all.allocs])
 }
 
 /// The rows that rank first; with each those that it is part of, since they hold no less.
 fn first(rows: &[Shown], options: &ReportOptions) -> HashSet<usize> {
     let mut ranked: Vec<usize> = (0..rows.len()).collect();
-    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort)[0]));
-    if let Top::Rows(most) = options.top {
-        ranked.truncate(most);
-    }
+    ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort).0));
+    ranked.truncate(options.top.of(rows.len()));
     ranked.into_iter().collect()
 }
 
-fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options: &ReportOptions) {
+fn render(text: &mut String, device: &DeviceSnapshot, tree: &ModuleTree, options: &ReportOptions) {
     let recomputed = tree
         .modules
         .iter()
@@ -162,11 +187,11 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: ModuleTree, options:
         whole: tree.peak.totals.allocated,
     };
     let modules = match options.alike {
-        Alike::Folded => fold(tree.modules),
-        Alike::Each => tree.modules,
+        Alike::Folded => fold(tree.modules.clone()),
+        Alike::Each => tree.modules.clone(),
     };
     let mut rows = Vec::new();
-    ordered(modules, 0, "", options, &mut rows);
+    ordered(&modules, 0, "", options, &mut rows);
     let shown = first(&rows, options);
     let mut cells: Vec<Cells> = vec![sheet.headings()];
     for (_, row) in rows.iter().enumerate().filter(|(at, _)| shown.contains(at)) {

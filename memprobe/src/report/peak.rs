@@ -9,10 +9,13 @@ use std::hash::Hash;
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::columns::{self, Cells};
+use super::document::{self, Document, Layout, Table};
 use super::replay::Replay;
 use super::table::{self, Style};
-use super::{Format, Outcome, ReportError, ReportOptions, Top, replay, shapes};
+use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{
@@ -26,7 +29,6 @@ use crate::model::why::peak::{PeakLedger, PeakView};
 use crate::recording::Reader;
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
-pub(super) use structured::{place_kind, what_kind};
 
 /// A device, and what it held at its peak.
 struct AtPeak<'a> {
@@ -87,13 +89,41 @@ pub(super) fn write<R: BufRead>(
             })
         })
         .collect();
-    match options.format {
-        Format::Text => out.write_all(text(&replay, &devices, options).as_bytes())?,
-        Format::Json => structured::json(&replay, &devices, out)?,
-        Format::Jsonl => structured::jsonl(&devices, out)?,
-        Format::Csv => structured::csv(&devices, out)?,
-    }
+    let table = Peaks {
+        replay: &replay,
+        devices,
+        options,
+    };
+    document::write(&table, options.format, out)?;
     Ok(replay.outcome())
+}
+
+/// What every device held at its peak.
+struct Peaks<'a> {
+    replay: &'a Replay,
+    devices: Vec<AtPeak<'a>>,
+    options: &'a ReportOptions,
+}
+
+impl Table for Peaks<'_> {
+    fn text(&self) -> String {
+        text(self.replay, &self.devices, self.options)
+    }
+
+    fn document(&self) -> impl Serialize {
+        let started = self.replay.snapshot.started.0;
+        let devices = self.devices.iter();
+        let devices = devices.map(move |at_peak| structured::device(at_peak, started));
+        Document::new(self.replay, devices)
+    }
+
+    fn headings(&self) -> Vec<&'static str> {
+        structured::HEADINGS.to_vec()
+    }
+
+    fn rows(&self, _: Layout) -> impl Iterator<Item = impl Serialize> {
+        self.devices.iter().flat_map(structured::rows)
+    }
 }
 
 /// What was held, by what `who` says of a part, largest first.
@@ -236,11 +266,7 @@ impl Sheet<'_> {
         rows: &[Row<K>],
         name: impl Fn(&K) -> String,
     ) {
-        let most = match self.options.top {
-            Top::All => rows.len(),
-            Top::Rows(rows) => rows,
-        };
-        let (shown, hidden) = rows.split_at(most.min(rows.len()));
+        let (shown, hidden) = rows.split_at(self.options.top.of(rows.len()));
         let headings = ["BYTES", "SHARE", BLOCKS, what].map(str::to_owned);
         let mut cells: Vec<Cells> = vec![headings.to_vec()];
         cells.extend(

@@ -4,10 +4,14 @@ mod structured;
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
-use std::io::{self, BufRead, Write};
+use std::io::{BufRead, Write};
 
+use serde::Serialize;
+
+use super::document::{self, Document, Layout, Table};
+use super::replay::{self, Replay};
 use super::table::{self, Style};
-use super::{Format, Outcome, ReportError, ReportOptions, Sort, Top, replay};
+use super::{Outcome, ReportError, ReportOptions};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Use};
 use crate::label::{
@@ -49,41 +53,56 @@ pub(super) fn write<R: BufRead>(
     let tensors: Vec<_> = devices
         .map(|device| (device, Tensors::of(ledger.rows(device.index), options)))
         .collect();
-    match options.format {
-        Format::Text => {
-            let mut text = table::beginning(&replay, options);
-            for (device, tensors) in &tensors {
-                table::push_line(&mut text, "");
-                table::push_totals(&mut text, device, options);
-                render(&mut text, device, tensors, options);
-            }
-            out.write_all(text.as_bytes())?;
-        }
-        Format::Json => structured::json(&replay, &tensors, out)?,
-        Format::Jsonl => structured::jsonl(&tensors, out)?,
-        Format::Csv => structured::csv(&tensors, out)?,
-    }
+    let table = Shapes {
+        replay: &replay,
+        tensors,
+        options,
+    };
+    document::write(&table, options.format, out)?;
     Ok(replay.outcome())
+}
+
+/// The tensors of every device.
+struct Shapes<'a> {
+    replay: &'a Replay,
+    tensors: Vec<(&'a DeviceSnapshot, Tensors)>,
+    options: &'a ReportOptions,
+}
+
+impl Table for Shapes<'_> {
+    fn text(&self) -> String {
+        let mut text = table::beginning(self.replay, self.options);
+        for (device, tensors) in &self.tensors {
+            table::push_line(&mut text, "");
+            table::push_totals(&mut text, device, self.options);
+            render(&mut text, device, tensors, self.options);
+        }
+        text
+    }
+
+    fn document(&self) -> impl Serialize {
+        Document::new(self.replay, self.tensors.iter().map(structured::device))
+    }
+
+    fn headings(&self) -> Vec<&'static str> {
+        structured::HEADINGS.to_vec()
+    }
+
+    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
+        let tensors = self.tensors.iter();
+        tensors.flat_map(move |(device, tensors)| structured::flat(device, tensors, layout))
+    }
 }
 
 impl Tensors {
     fn of(mut rows: Vec<ShapeRow>, options: &ReportOptions) -> Self {
         let names = FileNames::default();
         rows.sort_by_cached_key(|row| {
-            let by = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
-            let first = match options.sort {
-                Sort::Peak => by[0],
-                Sort::Live => by[1],
-                Sort::Blocks => by[2],
-                Sort::Allocs => by[3],
-            };
+            let figures = [row.peak.0, row.live.0, row.live_blocks, row.allocs];
             let words = (names.site(&row.site), tensor(&row.what));
-            (Reverse(first), Reverse(by), words)
+            (Reverse(options.sort.rank(figures)), words)
         });
-        let hidden = match options.top {
-            Top::All => Vec::new(),
-            Top::Rows(most) => rows.split_off(most.min(rows.len())),
-        };
+        let hidden = rows.split_off(options.top.of(rows.len()));
         Self {
             shown: rows,
             hidden,
@@ -216,9 +235,4 @@ fn lay_out(text: &mut String, rows: &[Cells], options: &ReportOptions) {
         };
         table::push_line(text, &written);
     }
-}
-
-/// As the error of the table of lines.
-fn csv_error(error: csv::Error) -> io::Error {
-    super::structured::csv_error(error)
 }

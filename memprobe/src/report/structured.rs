@@ -5,11 +5,13 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::ReportOptions;
+use super::document::{Layout, Table};
 use super::lines::{Lines, callers};
 use super::replay::Replay;
+use super::{ReportOptions, table};
 use crate::event::{DeviceIndex, Frame};
-use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site};
+use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site, What};
+use crate::model::why::parts::Place;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -77,7 +79,7 @@ struct Device<'a> {
 
 /// What one row of the table says. `kind` is `line`, `backward`, `no_line`, and in flat tables
 /// also `before_attach` and `unaccounted`, so that `live` adds up to what the allocator says.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Line<'a> {
     device: Option<DeviceIndex>,
     kind: &'static str,
@@ -97,6 +99,22 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<&'a str>,
 }
+
+/// The columns of comma-separated values.
+const HEADINGS: [&str; 12] = [
+    "device",
+    "kind",
+    "file",
+    "line",
+    "function",
+    "thread",
+    "reason",
+    "live",
+    "peak",
+    "live_blocks",
+    "allocs",
+    "alloc_bytes",
+];
 
 /// One line of Python on a stack.
 #[derive(Serialize)]
@@ -120,17 +138,7 @@ impl<'a> From<&'a Frame> for FrameRow<'a> {
     }
 }
 
-/// One document.
-pub(super) fn json(
-    replay: &Replay,
-    options: &ReportOptions,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, &document(replay, options))?;
-    out.write_all(b"\n")
-}
-
-/// As [`json`], with the name of the recording and without a last newline: one of many.
+/// Writes the document with the name of the recording and without a last newline: one of many.
 pub(super) fn named_json(
     name: &str,
     replay: &Replay,
@@ -186,66 +194,29 @@ fn document<'a>(replay: &'a Replay, options: &ReportOptions) -> Report<'a> {
     }
 }
 
-/// One object a line, all devices in one table.
-pub(super) fn jsonl(
-    replay: &Replay,
-    options: &ReportOptions,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    for device in &replay.snapshot.devices {
-        for line in flat(device, options, Callers::Listed) {
-            serde_json::to_writer(&mut *out, &line)?;
-            out.write_all(b"\n")?;
-        }
-    }
-    Ok(())
+/// The table of lines.
+pub(super) struct LineTable<'a> {
+    pub(super) replay: &'a Replay,
+    pub(super) options: &'a ReportOptions,
 }
 
-/// Comma-separated values, all devices in one table.
-pub(super) fn csv(
-    replay: &Replay,
-    options: &ReportOptions,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let mut table = csv::WriterBuilder::new()
-        .has_headers(false)
-        .from_writer(out);
-    table
-        .write_record([
-            "device",
-            "kind",
-            "file",
-            "line",
-            "function",
-            "thread",
-            "reason",
-            "live",
-            "peak",
-            "live_blocks",
-            "allocs",
-            "alloc_bytes",
-        ])
-        .map_err(csv_error)?;
-    for device in &replay.snapshot.devices {
-        for line in flat(device, options, Callers::LeftOut) {
-            table.serialize(line).map_err(csv_error)?;
-        }
+impl Table for LineTable<'_> {
+    fn text(&self) -> String {
+        table::render(self.replay, self.options)
     }
-    table.flush()
-}
 
-/// What the operating system said: a closed pipe must stay known as one.
-pub(super) fn csv_error(error: csv::Error) -> io::Error {
-    match error.into_kind() {
-        csv::ErrorKind::Io(error) => error,
-        other => io::Error::other(format!("{other:?}")),
+    fn document(&self) -> impl Serialize {
+        document(self.replay, self.options)
     }
-}
 
-#[derive(Clone, Copy)]
-enum Callers {
-    Listed,
-    LeftOut,
+    fn headings(&self) -> Vec<&'static str> {
+        HEADINGS.to_vec()
+    }
+
+    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
+        let devices = self.replay.snapshot.devices.iter();
+        devices.flat_map(move |device| flat(device, self.options, layout))
+    }
 }
 
 fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> {
@@ -266,7 +237,7 @@ fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> 
         lines: lines
             .shown
             .iter()
-            .map(|row| line(device.index, row, Callers::Listed))
+            .map(|row| line(device.index, row, Layout::Nested))
             .collect(),
     }
 }
@@ -285,7 +256,7 @@ fn outside<'a>(row: &'a OutsideRow, options: &ReportOptions) -> Outside<'a> {
         lines: lines
             .shown
             .iter()
-            .map(|row| line(index, row, Callers::Listed))
+            .map(|row| line(index, row, Layout::Nested))
             .collect(),
     }
 }
@@ -299,7 +270,7 @@ pub(super) fn remainder(
     device: &DeviceSnapshot,
 ) -> impl Iterator<Item = (&'static str, i64, Option<u64>)> {
     let before = &device.before_attach;
-    let live = i64::try_from(before.live.0).unwrap_or(i64::MAX);
+    let live = signed(before.live.0);
     let rest = [
         ("before_attach", live, before.live_blocks()),
         ("unaccounted", device.unaccounted, None),
@@ -310,66 +281,106 @@ pub(super) fn remainder(
 fn flat<'a>(
     device: &'a DeviceSnapshot,
     options: &ReportOptions,
-    callers: Callers,
+    layout: Layout,
 ) -> impl Iterator<Item = Line<'a>> {
     let lines = Lines::of(device, options);
     let rest = remainder(device).map(|(kind, live, live_blocks)| Line {
         live,
         live_blocks,
-        ..empty(device.index, kind)
+        ..bare(device.index, kind)
     });
     lines
         .shown
         .into_iter()
-        .map(move |row| line(device.index, row, callers))
+        .map(move |row| line(device.index, row, layout))
         .chain(rest)
 }
 
-fn line<'a>(device: DeviceIndex, row: &'a LineRow, listed: Callers) -> Line<'a> {
-    let frame = row.site.frame();
-    let nobody = row.site.nobody();
+fn line<'a>(device: DeviceIndex, row: &'a LineRow, layout: Layout) -> Line<'a> {
+    let at = Where::of(&row.site);
     Line {
-        file: frame.map(|frame| &*frame.file),
-        line: frame.and_then(known_line),
-        function: frame.map(|frame| &*frame.function),
-        thread: nobody.map(|(thread, _)| &**thread),
-        reason: nobody.map(|(_, reason)| reason),
-        live: i64::try_from(row.live.0).unwrap_or(i64::MAX),
+        file: at.file,
+        line: at.line,
+        function: at.function,
+        thread: at.thread,
+        reason: at.reason,
+        live: signed(row.live.0),
         peak: Some(row.peak.0),
         live_blocks: Some(row.live_blocks),
         allocs: Some(row.allocs),
         alloc_bytes: Some(row.alloc_bytes.0),
-        callers: match listed {
-            Callers::Listed => Some(callers(row).iter().map(FrameRow::from).collect()),
-            Callers::LeftOut => None,
+        callers: match layout {
+            Layout::Nested => Some(callers(row).iter().map(FrameRow::from).collect()),
+            Layout::Flat => None,
         },
-        node: match (&row.site, listed) {
-            (Site::Node { name, .. }, Callers::Listed) => Some(name),
-            _ => None,
-        },
-        ..empty(device, row.site.as_str())
+        node: at.node.filter(|_| layout == Layout::Nested),
+        ..bare(device, row.site.as_str())
     }
 }
 
-fn empty<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
+fn bare<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
     Line {
         device: known_device(device),
         kind,
-        file: None,
-        line: None,
-        function: None,
-        thread: None,
-        reason: None,
-        live: 0,
-        peak: None,
-        live_blocks: None,
-        allocs: None,
-        alloc_bytes: None,
-        callers: None,
-        node: None,
+        ..Line::default()
+    }
+}
+
+/// Where memory was asked for, as far as it is known.
+#[derive(Default)]
+pub(super) struct Where<'a> {
+    pub(super) file: Option<&'a str>,
+    pub(super) line: Option<u32>,
+    pub(super) function: Option<&'a str>,
+    /// Of memory that has no line.
+    pub(super) thread: Option<&'a str>,
+    /// Why it has none.
+    pub(super) reason: Option<&'a str>,
+    /// What went back to the line, of `backward_of`.
+    pub(super) node: Option<&'a str>,
+}
+
+impl<'a> Where<'a> {
+    pub(super) fn of(site: &'a Site) -> Self {
+        let frame = site.frame();
+        let nobody = site.nobody();
+        Self {
+            file: frame.map(|frame| &*frame.file),
+            line: frame.and_then(known_line),
+            function: frame.map(|frame| &*frame.function),
+            thread: nobody.map(|(thread, _)| &**thread),
+            reason: nobody.map(|(_, reason)| reason),
+            node: site.node().map(|node| &**node),
+        }
     }
 }
 
 pub(super) fn known_line(frame: &Frame) -> Option<u32> {
     (frame.line != 0).then_some(frame.line)
+}
+
+/// Bytes beside others that may be below 0.
+pub(super) fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// The word for a place in reports for other programs.
+pub(super) fn place_kind(place: &Place) -> &'static str {
+    match place {
+        Place::Module(_) => "module",
+        Place::Outside => "outside",
+        Place::Unknown => "unknown",
+        Place::BackwardUnknown => "backward_unknown",
+        Place::TooMany => "too_many",
+    }
+}
+
+/// The word for what a block is for in reports for other programs.
+pub(super) fn what_kind(what: &What) -> &'static str {
+    match what {
+        What::Known(is) if is.shape().is_some() => "tensor",
+        What::Known(_) | What::NoTensor => "no_tensor",
+        What::Unknown => "unknown",
+        What::TooMany => "too_many",
+    }
 }

@@ -23,6 +23,7 @@ use rustix::fs::{major, minor};
 
 use crate::decode::StackCopy;
 use crate::event::{Frame, Tgid};
+use crate::symbolize::demangle;
 use crate::target::elf::{ElfImage, FunctionNames};
 use crate::target::maps::{MappedFile, Maps};
 
@@ -369,7 +370,7 @@ fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
     let frame = |name: &str, code: Option<&blazesym::symbolize::CodeInfo<'_>>| Frame {
         file: code.map_or_else(|| "".into(), |code| code.to_path().to_string_lossy().into()),
         line: code.and_then(|code| code.line).unwrap_or(0),
-        function: name.into(),
+        function: demangle::function(name.as_bytes()).into(),
         library: Some(Arc::clone(path)),
     };
     let inlined = symbol.inlined.iter().rev();

@@ -11,7 +11,8 @@ use super::input::Wanted;
 use super::state::State;
 use super::status::draw_status;
 use super::theme::Theme;
-use crate::label::{clock, fit, process, width};
+use crate::event::DeviceIndex;
+use crate::label::{clock, process};
 use crate::model::snapshot::why::{DeviceCategories, DeviceModules};
 
 /// What is told of why memory is there. To make the tables costs time, so only what is shown is asked for.
@@ -82,14 +83,67 @@ pub fn draw_note(
     draw_status(buffer, area, lines, note.or(lines.note), theme);
 }
 
-/// Two lines of text in the middle of an area.
-pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, theme: &Theme) {
-    let top = area.y + area.height.saturating_sub(2) / 2;
-    let columns = usize::from(area.width);
-    let texts = [(first, theme.strong()), (second, theme.faint())];
-    for ((text, style), y) in texts.into_iter().zip(top..area.bottom()) {
-        let text = fit(text, columns, theme.glyphs.cut);
-        let start = area.x + (area.width - width(&text).min(columns) as u16) / 2;
-        buffer.set_stringn(start, y, text, columns, style);
+/// What the caller told of each device, and which of them is shown.
+#[derive(Debug)]
+pub struct OfDevices<T> {
+    news: Option<Arc<Vec<T>>>,
+    device: Option<DeviceIndex>,
+}
+
+impl<T> Default for OfDevices<T> {
+    fn default() -> Self {
+        Self {
+            news: None,
+            device: None,
+        }
+    }
+}
+
+impl<T: OnDevice> OfDevices<T> {
+    /// Takes what came from the caller.
+    pub fn update(&mut self, news: Arc<Vec<T>>) {
+        self.news = Some(news);
+    }
+
+    /// Shows another device; says whether it is another.
+    pub fn show(&mut self, device: Option<DeviceIndex>) -> bool {
+        std::mem::replace(&mut self.device, device) != device
+    }
+
+    /// What was told of the device shown; `None` where nothing came of it.
+    pub fn shown(&self) -> Option<&T> {
+        let mut devices = self.news.as_ref()?.iter();
+        match self.device {
+            Some(index) => devices.find(|told| told.device() == index),
+            None => devices.next(),
+        }
+    }
+
+    /// Whether anything came from the caller.
+    pub fn is_told(&self) -> bool {
+        self.news.is_some()
+    }
+
+    /// Of how many devices something was told.
+    pub fn count(&self) -> usize {
+        self.news.as_ref().map_or(0, |news| news.len())
+    }
+}
+
+/// What is told of one device.
+pub trait OnDevice {
+    /// Which.
+    fn device(&self) -> DeviceIndex;
+}
+
+impl OnDevice for DeviceModules {
+    fn device(&self) -> DeviceIndex {
+        self.index
+    }
+}
+
+impl OnDevice for DeviceCategories {
+    fn device(&self) -> DeviceIndex {
+        self.index
     }
 }

@@ -22,7 +22,10 @@ impl State {
                 self.sort = self.sort.by(head);
             }
         } else if layout.rows.contains(at) {
-            self.click_row(self.offset + usize::from(row - layout.rows.y), column);
+            let rows = self.table.rows.len();
+            if let Some(place) = self.selection.at(layout.rows, row, rows) {
+                self.click_row(place, column);
+            }
         } else if layout.devices.contains(at) {
             self.click_device(column);
         }
@@ -33,8 +36,8 @@ impl State {
         let Some(row) = self.table.rows.get(place) else {
             return;
         };
-        let again = place == self.cursor || self.is_mark(row, column);
-        self.cursor = place;
+        let again = place == self.selection.cursor || self.is_mark(row, column);
+        self.selection.cursor = place;
         self.keep_selected();
         if again {
             self.toggle();
@@ -55,7 +58,7 @@ impl State {
             let end = start + tab.len();
             if (start..end).contains(&usize::from(column)) {
                 self.device = Some(device.index);
-                self.selected = None;
+                self.selection.key = None;
                 return;
             }
             start = end + BETWEEN_TABS;

@@ -1,19 +1,16 @@
 //! Where the columns of the table stand at a given width.
 
+use super::list::{self, GAP, Place};
 use super::sort::Column;
 
-/// Between two columns.
-const GAP: u16 = 1;
-/// Before the first column: the mark of the selected row.
-pub const MARGIN: u16 = 2;
 /// A bar beside the share, where there is room.
 const BAR: u16 = 10;
 
 /// The columns that have room, and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Columns {
-    /// Columns of numbers: which, where each starts, how wide it is.
-    pub numbers: Vec<(Column, u16, u16)>,
+    /// Columns of numbers.
+    pub numbers: Vec<Place<Column>>,
     /// Where the bar of the share starts and how wide it is.
     pub bar: Option<(u16, u16)>,
     /// Where the name of the line starts.
@@ -25,7 +22,7 @@ pub struct Columns {
 impl Columns {
     /// The columns of a table of this width. Narrow tables leave out what is least missed.
     pub fn of(width: u16) -> Self {
-        let wanted: &[(Column, u16, u16)] = &[
+        let wanted = [
             // Column, its width, the least width of the table that shows it.
             (Column::Live, 11, 0),
             (Column::Peak, 11, 60),
@@ -33,14 +30,7 @@ impl Columns {
             (Column::Rate, 7, 76),
             (Column::Share, 6, 44),
         ];
-        let mut start = MARGIN;
-        let mut numbers = Vec::new();
-        for (column, wide, least) in wanted {
-            if width >= *least {
-                numbers.push((*column, start, *wide));
-                start += wide + GAP;
-            }
-        }
+        let (numbers, mut start) = list::places(width, &wanted);
         let bar = (width >= 110).then_some((start, BAR));
         if bar.is_some() {
             start += BAR + GAP;
@@ -58,13 +48,8 @@ impl Columns {
         if x >= self.line {
             return Some(Column::Line);
         }
-        let past_end = |(_, start, wide): &&(Column, u16, u16)| x < start + wide + GAP;
-        let found = self
-            .numbers
-            .iter()
-            .find(past_end)
-            .map(|(column, ..)| *column);
-        found.or(self.bar.map(|_| Column::Share))
+        // The bar has no head of its own: it belongs to the share before it.
+        list::column_at(&self.numbers, x)
     }
 }
 

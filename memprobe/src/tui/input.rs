@@ -103,6 +103,14 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<Wanted> {
     }
 }
 
+/// A key that is pressed in the table with none held beside it, or with Shift.
+pub(super) fn plain_key(event: &Event, focus: Focus) -> Option<KeyCode> {
+    let Event::Key(key) = event else { return None };
+    let held = KeyModifiers::CONTROL | KeyModifiers::ALT;
+    let is_plain = key.kind != KeyEventKind::Release && !key.modifiers.intersects(held);
+    (is_plain && focus == Focus::Table).then_some(key.code)
+}
+
 fn is_control(key: &KeyEvent, letter: char) -> bool {
     key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
 }

@@ -87,6 +87,15 @@ pub(super) fn are_within(area: Rect, header: Rect, last: [Rect; 2]) -> bool {
     bottom <= area.height && header.width <= area.width
 }
 
+/// Where what lies over a screen has room: between its first line and its status.
+pub(super) fn beneath_title(area: Rect, status: Rect) -> Rect {
+    Rect {
+        y: 1,
+        height: status.y.saturating_sub(1),
+        ..area
+    }
+}
+
 /// The first row of a table that is shown, so that the selected one is on the screen and the screen full.
 pub(super) fn scrolled(offset: usize, cursor: usize, rows: usize, height: u16) -> usize {
     let height = usize::from(height).max(1);
@@ -100,15 +109,21 @@ pub(super) fn page(height: u16) -> isize {
     isize::try_from(height).unwrap_or(1).max(2) - 1
 }
 
-/// Checks that the parts of a screen fill it and do not overlap.
+/// Checks that the parts of a screen of any size fill it and do not overlap.
 #[cfg(test)]
-pub(super) fn assert_filled(width: u16, height: u16, parts: &[Rect]) {
-    let area: u32 = parts.iter().map(|part| part.area()).sum();
-    let whole = u32::from(width) * u32::from(height);
-    assert_eq!(area, whole, "{width}x{height}");
-    for (at, part) in parts.iter().enumerate() {
-        assert!(part.right() <= width && part.bottom() <= height);
-        assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
+pub(super) fn assert_filled(parts_of: impl Fn(u16, u16) -> Vec<Rect>) {
+    for (width, height) in (24..260)
+        .step_by(7)
+        .flat_map(|width| (4..90).map(move |height| (width, height)))
+    {
+        let parts = parts_of(width, height);
+        let area: u32 = parts.iter().map(|part| part.area()).sum();
+        let whole = u32::from(width) * u32::from(height);
+        assert_eq!(area, whole, "{width}x{height}");
+        for (at, part) in parts.iter().enumerate() {
+            assert!(part.right() <= width && part.bottom() <= height);
+            assert!(parts[at + 1..].iter().all(|other| !part.intersects(*other)));
+        }
     }
 }
 
@@ -212,22 +227,15 @@ mod tests {
 
     #[test]
     fn parts_fill_every_screen_without_overlapping() {
-        for (width, height) in (24..260)
-            .step_by(7)
-            .flat_map(|w| (4..90).map(move |h| (w, h)))
-        {
-            for needs in [(1, false), (1, true), (3, false), (3, true)] {
-                let needs = Needs {
-                    devices: needs.0,
-                    source: needs.1,
-                };
+        for (devices, source) in [(1, false), (1, true), (3, false), (3, true)] {
+            let needs = Needs { devices, source };
+            assert_filled(|width, height| {
                 let l = layout(width, height, needs).unwrap();
-                let parts = [
+                vec![
                     l.header, l.devices, l.totals, l.graph, l.head, l.rows, l.sum, l.detail,
                     l.source, l.status, l.keys,
-                ];
-                assert_filled(width, height, &parts);
-            }
+                ]
+            });
         }
     }
 

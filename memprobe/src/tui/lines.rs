@@ -7,7 +7,8 @@ use ratatui::style::Style;
 use super::SourceText;
 use super::callers::{Direction, End};
 use super::columns::Columns;
-use super::sort::{Column, Order};
+use super::list::{self, Place, Side};
+use super::sort::Column;
 use super::state::State;
 use super::table::{Figures, Fold, Row, Subject};
 use super::theme::Theme;
@@ -38,33 +39,20 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) 
     }
     buffer.set_style(area, theme.bar());
     let columns = Columns::of(area.width);
-    let arrow = match state.sort.order {
-        Order::Falling => theme.glyphs.falling,
-        Order::Climbing => theme.glyphs.climbing,
-    };
-    let head = |column: Column| {
-        if column == state.sort.column {
-            (format!("{arrow}{}", column.head()), theme.bar_strong())
-        } else {
-            (column.head().to_owned(), theme.bar())
-        }
-    };
-    for (column, start, wide) in &columns.numbers {
-        let (text, style) = head(*column);
-        // An arrow may stand in the gap before a column.
-        let start = (area.x + start + wide).saturating_sub(width(&text) as u16);
-        buffer.set_stringn(
-            start,
-            area.y,
-            &text,
-            usize::from(area.right().saturating_sub(start)),
-            style,
-        );
+    let orders = |column| (column == state.sort.column).then_some(state.sort.order);
+    for place in &columns.numbers {
+        let head = (place.column.head(), Side::Right);
+        list::draw_head(buffer, area, place, head, orders(place.column), theme);
     }
-    let (text, style) = head(Column::Line);
-    let room = usize::from(area.width.saturating_sub(columns.line + MARK));
-    let start = area.x + (columns.line + MARK).min(area.width);
-    buffer.set_stringn(start, area.y, &text, room, style);
+    let start = (columns.line + MARK).min(area.width);
+    let room = usize::from(area.width - start);
+    let place = Place {
+        column: Column::Line,
+        start,
+        wide: area.width - start,
+    };
+    let head = (Column::Line.head(), Side::Left);
+    list::draw_head(buffer, area, &place, head, orders(Column::Line), theme);
     let grouping = match state.grouping {
         Grouping::User => "your code (i) ",
         Grouping::Innermost => "innermost (i) ",
@@ -92,7 +80,7 @@ pub fn draw_rows(
         .rows
         .iter()
         .enumerate()
-        .skip(state.offset)
+        .skip(state.selection.offset)
         .take(usize::from(area.height));
     let visible: Vec<(usize, &Row, String)> = rows
         .map(|(place, row)| (place, row, name(row, state, theme)))
@@ -104,14 +92,8 @@ pub fn draw_rows(
             height: 1,
             ..area
         };
-        let style = if *place == state.cursor {
-            theme.bar()
-        } else {
-            Style::new()
-        };
-        buffer.set_style(line, style);
-        if *place == state.cursor {
-            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+        if *place == state.selection.cursor {
+            list::draw_selected(buffer, line, theme);
         }
         draw_figures(buffer, line, &columns, row, state, theme);
         draw_name(buffer, line, &columns, row, name, start, theme);
@@ -154,7 +136,12 @@ fn draw_figures(
         blocks,
         rate: per_second,
     } = row.figures;
-    for (column, start, wide) in &columns.numbers {
+    for Place {
+        column,
+        start,
+        wide,
+    } in &columns.numbers
+    {
         let text = match column {
             Column::Live => number(live.map(amount)),
             Column::Peak => number(peak.map(human)),

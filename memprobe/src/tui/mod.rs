@@ -13,7 +13,9 @@ pub mod host;
 mod input;
 mod layout;
 mod lines;
+mod list;
 mod modules;
+mod notice;
 mod overlay;
 mod process;
 #[cfg(test)]
@@ -28,6 +30,8 @@ mod table;
 mod tensors;
 mod terminal;
 mod theme;
+#[cfg(test)]
+mod trial;
 mod view;
 
 pub use beside::{Explain, Reasons};

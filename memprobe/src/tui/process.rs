@@ -319,17 +319,12 @@ mod tests {
 
     use super::super::samples::{self, Sources};
     use super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::theme::{Ink, UNICODE};
+    use super::super::trial::COLOUR;
     use super::*;
     use crate::model::snapshot::Grouping;
     use crate::model::snapshot::why::samples::module;
     use crate::model::tensors::explain;
     use crate::model::tensors::samples::training;
-
-    const THEME: Theme = Theme {
-        ink: Ink::Colour,
-        glyphs: UNICODE,
-    };
 
     /// The caller's side of the channels.
     struct Caller {
@@ -374,7 +369,7 @@ mod tests {
     ) -> Result<String> {
         let mut terminal = Terminal::new(TestBackend::new(80, 24)).unwrap();
         let check = || Ok(());
-        let ended = show(&mut terminal, &THEME, stage, input, check);
+        let ended = show(&mut terminal, &COLOUR, stage, input, check);
         ended.map(|()| terminal.backend().to_string())
     }
 

@@ -2,38 +2,28 @@
 
 use std::sync::Arc;
 
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::style::{Color, Modifier};
+use ratatui::style::Color;
 
 use super::input::Wanted;
 use super::samples::{self, Sources};
 use super::sort::Column;
 use super::state::State;
-use super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::theme::Theme;
+use super::trial::{
+    self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
+};
 use super::{Command, view};
 use crate::event::Bytes;
 use crate::model::snapshot::{Grouping, Snapshot};
 
-const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
-    glyphs: UNICODE,
-};
-
-fn drawn(state: &State, size: (u16, u16), theme: &Theme) -> TestBackend {
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-    terminal
-        .draw(|frame| {
-            if let Some(cursor) = view::draw(frame.buffer_mut(), state, &mut Sources, theme) {
-                frame.set_cursor_position(cursor);
-            }
-        })
-        .unwrap();
-    terminal.backend().clone()
+fn drawn(state: &State, size: Size, theme: &Theme) -> TestBackend {
+    trial::drawn(size, |buffer| {
+        view::draw(buffer, state, &mut Sources, theme)
+    })
 }
 
-fn state(snapshot: Snapshot, size: (u16, u16), wanted: &[Wanted]) -> State {
+fn state(snapshot: Snapshot, size: Size, wanted: &[Wanted]) -> State {
     let mut state = State::new(Arc::new(snapshot), size);
     for wanted in wanted {
         assert_ne!(state.handle(*wanted), Some(Command::Quit));
@@ -41,19 +31,12 @@ fn state(snapshot: Snapshot, size: (u16, u16), wanted: &[Wanted]) -> State {
     state
 }
 
-fn screen(snapshot: Snapshot, size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+fn screen(snapshot: Snapshot, size: Size, wanted: &[Wanted]) -> TestBackend {
     drawn(&state(snapshot, size, wanted), size, &COLOUR)
 }
 
-fn typed(pattern: &str) -> Vec<Wanted> {
-    std::iter::once(Wanted::Filter)
-        .chain(pattern.chars().map(Wanted::Type))
-        .collect()
-}
-
-const SMALL: (u16, u16) = (80, 24);
-const MEDIUM: (u16, u16) = (100, 24);
-const LARGE: (u16, u16) = (200, 60);
+const MEDIUM: Size = (100, 24);
+const LARGE: Size = (200, 60);
 
 #[test]
 fn a_running_target() {
@@ -64,12 +47,8 @@ fn a_running_target() {
 
 #[test]
 fn a_running_target_on_a_terminal_without_unicode() {
-    let theme = Theme {
-        ink: Ink::Plain,
-        glyphs: ASCII,
-    };
     let state = state(samples::normal(), SMALL, &[Wanted::Open]);
-    let screen = drawn(&state, SMALL, &theme);
+    let screen = drawn(&state, SMALL, &BARE);
     assert!(screen.to_string().is_ascii(), "{screen}");
     insta::assert_snapshot!("normal_ascii", screen);
 }
@@ -251,21 +230,14 @@ fn all_wishes() -> Vec<Vec<Wanted>> {
     ]
 }
 
-/// Each at which a part of the screen comes or goes, and its neighbours.
-const HEIGHTS: [u16; 17] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 18, 19, 24];
-
 #[test]
 fn no_size_of_terminal_breaks_the_screen() {
-    let widths = (0..30).chain([39, 40, 59, 60, 79, 80, 100, 149, 150, 200]);
-    let sizes = widths.flat_map(|width| HEIGHTS.map(move |height| (width, height)));
-    let sizes: Vec<(u16, u16)> = sizes.chain([(1000, 300), (3, 2000), (5000, 4)]).collect();
     for snapshot in all_samples() {
         for wishes in all_wishes() {
             let mut state = state(snapshot.clone(), (0, 0), &wishes);
-            for (width, height) in &sizes {
-                state.handle(Wanted::Resize(*width, *height));
-                let area = ratatui::layout::Rect::new(0, 0, *width, *height);
-                view::draw(&mut Buffer::empty(area), &state, &mut Sources, &COLOUR);
+            for size in all_sizes() {
+                state.handle(Wanted::Resize(size.0, size.1));
+                view::draw(&mut blank(size), &state, &mut Sources, &COLOUR);
             }
         }
     }
@@ -281,66 +253,19 @@ fn a_terminal_that_shrank_unnoticed_does_not_break_the_screen() {
     }
 }
 
-/// Numbers that look random and are the same on each run (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-
-    fn wanted(&mut self) -> Wanted {
-        let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
-        match self.roll(26) {
-            0 | 1 => Wanted::Move(self.roll(7) as isize - 3),
-            2 => Wanted::Page(self.roll(3) as isize - 1),
-            3 => Wanted::First,
-            4 => Wanted::Last,
-            5 | 6 => Wanted::Toggle,
-            7 => Wanted::Open,
-            8 => Wanted::Close,
-            9 => Wanted::OpenAll,
-            10 => Wanted::Filter,
-            11 => Wanted::SortStep(1),
-            12 => Wanted::SortStep(-1),
-            13 => Wanted::SortBy(Column::ALL[self.roll(6) as usize]),
-            14 => Wanted::Reverse,
-            15 => Wanted::Device(self.roll(3) as isize - 1),
-            16 => Wanted::Pause,
-            17 => Wanted::Regroup,
-            18 => Wanted::Source,
-            19 => Wanted::Probes,
-            20 => Wanted::Help,
-            21 => Wanted::Click(self.roll(120) as u16, self.roll(40) as u16),
-            22 => Wanted::Resize(self.roll(130) as u16, self.roll(50) as u16),
-            23 => Wanted::Type(letters[self.roll(letters.len() as u64) as usize]),
-            24 => Wanted::Erase,
-            _ => Wanted::Back,
-        }
-    }
-}
-
 #[test]
 fn no_order_of_keys_and_snapshots_breaks_the_screen() {
     let samples: Vec<Arc<Snapshot>> = all_samples().into_iter().map(Arc::new).collect();
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut dice = Dice::new();
     let mut state = State::new(samples[0].clone(), SMALL);
     for _ in 0..4000 {
         state.handle(dice.wanted());
         if dice.roll(5) == 0 {
             state.update(samples[dice.roll(samples.len() as u64) as usize].clone());
         }
-        assert!(state.cursor < state.table.rows.len().max(1));
-        assert!(state.offset <= state.cursor);
-        view::draw(
-            &mut Buffer::empty(ratatui::layout::Rect::new(0, 0, 90, 30)),
-            &state,
-            &mut Sources,
-            &COLOUR,
-        );
+        assert!(state.selection.cursor < state.table.rows.len().max(1));
+        assert!(state.selection.offset <= state.selection.cursor);
+        view::draw(&mut blank((90, 30)), &state, &mut Sources, &COLOUR);
     }
 }
 
@@ -348,22 +273,7 @@ fn no_order_of_keys_and_snapshots_breaks_the_screen() {
 fn without_colour_no_colour_is_used_and_the_text_is_the_same() {
     for snapshot in all_samples() {
         let state = state(snapshot, SMALL, &[Wanted::Open]);
-        let coloured = drawn(&state, SMALL, &COLOUR);
-        for ink in [Ink::Emphasis, Ink::Plain] {
-            let bare = drawn(
-                &state,
-                SMALL,
-                &Theme {
-                    ink,
-                    glyphs: UNICODE,
-                },
-            );
-            assert_eq!(bare.to_string(), coloured.to_string());
-            for cell in &bare.buffer().content {
-                assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset));
-                assert!(ink == Ink::Emphasis || cell.modifier == Modifier::empty());
-            }
-        }
+        assert_the_same_without_colour(|theme| drawn(&state, SMALL, theme));
     }
 }
 
@@ -411,14 +321,14 @@ fn the_selection_follows_its_line_when_the_order_changes() {
     let key = state.selected().unwrap().key.clone();
     state.handle(Wanted::Reverse);
     assert_eq!(state.selected().unwrap().key, key);
-    assert_ne!(state.cursor, 2);
+    assert_ne!(state.selection.cursor, 2);
 }
 
 #[test]
 fn the_selection_stays_at_the_top_until_it_is_moved() {
     let mut state = state(samples::normal(), SMALL, &[]);
     state.handle(Wanted::SortBy(Column::Rate));
-    assert_eq!(state.cursor, 0);
+    assert_eq!(state.selection.cursor, 0);
 }
 
 #[test]
@@ -427,7 +337,7 @@ fn left_closes_a_branch_and_then_goes_up_to_its_line() {
     let open = state.table.rows.len();
     state.handle(Wanted::Move(1));
     state.handle(Wanted::Close);
-    assert_eq!(state.cursor, 0);
+    assert_eq!(state.selection.cursor, 0);
     state.handle(Wanted::Close);
     assert!(state.table.rows.len() < open);
 }
@@ -440,7 +350,7 @@ fn a_click_on_a_head_sorts_and_a_click_on_a_row_selects_then_opens() {
     assert_eq!(state.sort.column, Column::Peak);
     let rows = state.table.rows.len();
     state.handle(Wanted::Click(60, layout.rows.y + 1));
-    assert_eq!((state.cursor, state.table.rows.len()), (1, rows));
+    assert_eq!((state.selection.cursor, state.table.rows.len()), (1, rows));
     state.handle(Wanted::Click(60, layout.rows.y + 1));
     assert!(state.table.rows.len() > rows);
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::list;
 use crate::label::{BLOCKS, FileNames};
 use crate::model::snapshot::LineRow;
 
@@ -45,13 +46,6 @@ impl Column {
             Self::Line => "LINE",
         }
     }
-
-    fn place(self) -> usize {
-        Self::ALL
-            .iter()
-            .position(|column| *column == self)
-            .unwrap_or(0)
-    }
 }
 
 /// Which end comes first.
@@ -62,6 +56,16 @@ pub enum Order {
     Falling,
     /// Smallest first, or by the alphabet.
     Climbing,
+}
+
+impl Order {
+    /// The other.
+    pub fn reversed(self) -> Self {
+        match self {
+            Self::Falling => Self::Climbing,
+            Self::Climbing => Self::Falling,
+        }
+    }
 }
 
 /// The order of the table.
@@ -89,22 +93,12 @@ impl Sort {
 
     /// By the next column to the right (1) or left (-1), around the ends.
     pub fn step(self, by: isize) -> Self {
-        let count = Column::ALL.len();
-        let place = self
-            .column
-            .place()
-            .wrapping_add_signed(by)
-            .wrapping_add(count)
-            % count;
-        self.by(Column::ALL[place])
+        list::further(&Column::ALL, self.column, by).map_or(self, |column| self.by(column))
     }
 
     /// The same column the other way.
     pub fn reversed(self) -> Self {
-        let order = match self.order {
-            Order::Falling => Order::Climbing,
-            Order::Climbing => Order::Falling,
-        };
+        let order = self.order.reversed();
         Self { order, ..self }
     }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::Command;
 use super::filter::Filter;
 use super::input::{Focus, Wanted};
-use super::layout::{Layout, Needs, layout, page, scrolled};
+use super::layout::{Layout, Needs, layout};
+use super::list::{self, Selection};
 use super::sort::Sort;
 use super::table::{self, Fold, Row, RowKey, Subject, Table, Wish};
 use crate::event::DeviceIndex;
@@ -62,10 +63,7 @@ pub struct State {
     pub(super) source: bool,
     pub(super) grouping: Grouping,
     open: HashSet<RowKey>,
-    /// `None` for the first row, whichever that is.
-    pub(super) selected: Option<RowKey>,
-    pub(super) cursor: usize,
-    pub(super) offset: usize,
+    pub(super) selection: Selection<RowKey>,
     pub(super) table: Table,
     pub(super) names: FileNames,
     pub(super) note: Option<&'static str>,
@@ -88,9 +86,7 @@ impl State {
             source: false,
             grouping: Grouping::default(),
             open: HashSet::new(),
-            selected: None,
-            cursor: 0,
-            offset: 0,
+            selection: Selection::default(),
             table: Table::default(),
             names: FileNames::default(),
             note: None,
@@ -136,7 +132,7 @@ impl State {
 
     /// The selected row.
     pub fn selected(&self) -> Option<&Row> {
-        self.table.rows.get(self.cursor)
+        self.table.rows.get(self.selection.cursor)
     }
 
     /// Does what is wanted; some of it only the caller can do.
@@ -147,7 +143,7 @@ impl State {
             Wanted::Back => return self.back(),
             Wanted::Regroup => return self.regroup(),
             Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
             Wanted::First => self.go_first(),
             Wanted::Last => self.step(isize::MAX),
             Wanted::Toggle => self.toggle(),
@@ -187,7 +183,7 @@ impl State {
     fn rebuild(&mut self) {
         let Some(device) = self.device() else {
             self.table = Table::default();
-            (self.cursor, self.offset) = (0, 0);
+            (self.selection.cursor, self.selection.offset) = (0, 0);
             return;
         };
         let frames = device.lines.iter().filter_map(|line| line.site.frame());
@@ -200,44 +196,33 @@ impl State {
         };
         self.table = table::table(device, &wish);
         self.names = names;
+        let height = self.rows_height().unwrap_or(0);
         let rows = &self.table.rows;
-        let place = |key: &RowKey| rows.iter().position(|row| row.key == *key);
-        self.cursor = match &self.selected {
-            None => 0,
-            Some(key) => place(key).unwrap_or(self.cursor.min(rows.len().saturating_sub(1))),
-        };
-        self.scroll();
+        self.selection.settle(rows.len(), height, |key| {
+            rows.iter().position(|row| row.key == *key)
+        });
     }
 
-    /// Keeps the selected row on the screen, and the screen full.
-    fn scroll(&mut self) {
-        let height = self.layout().map_or(0, |layout| layout.rows.height);
-        self.offset = scrolled(self.offset, self.cursor, self.table.rows.len(), height);
-    }
-
-    fn page(&self) -> isize {
-        page(self.layout().map_or(1, |layout| layout.rows.height))
+    fn rows_height(&self) -> Option<u16> {
+        Some(self.layout()?.rows.height)
     }
 
     fn step(&mut self, by: isize) {
         if let Overlay::Help(at) | Overlay::Probes(at) | Overlay::Outside(at) = &mut self.overlay {
-            // The drawing knows how long the text is and stops there.
-            *at = at.saturating_add_signed(by).min(1000);
-            return;
+            return list::scroll(at, by);
         }
-        let last = self.table.rows.len().saturating_sub(1);
-        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.selection.step(by, self.table.rows.len());
         self.keep_selected();
     }
 
     pub(super) fn keep_selected(&mut self) {
-        self.selected = self.selected().map(|row| row.key.clone());
+        self.selection.key = self.selected().map(|row| row.key.clone());
     }
 
     fn go_first(&mut self) {
         match &mut self.overlay {
             Overlay::Help(at) | Overlay::Probes(at) | Overlay::Outside(at) => *at = 0,
-            Overlay::None => self.selected = None,
+            Overlay::None => self.selection.key = None,
         }
     }
 
@@ -271,7 +256,7 @@ impl State {
         if row.fold == Fold::Open {
             self.open.remove(&row.key.clone());
         } else if let Some(parent) = self.parent() {
-            self.cursor = parent;
+            self.selection.cursor = parent;
         }
         self.keep_selected();
     }
@@ -280,10 +265,12 @@ impl State {
     fn parent(&self) -> Option<usize> {
         let row = self.selected()?;
         let is_frame = matches!(row.subject, Subject::Frame(..));
-        self.table.rows[..self.cursor].iter().rposition(|above| {
-            above.depth < row.depth
-                || (is_frame && above.depth == row.depth && above.fold == Fold::Open)
-        })
+        self.table.rows[..self.selection.cursor]
+            .iter()
+            .rposition(|above| {
+                above.depth < row.depth
+                    || (is_frame && above.depth == row.depth && above.fold == Fold::Open)
+            })
     }
 
     fn open_all(&mut self) {
@@ -305,14 +292,10 @@ impl State {
             self.note = Some("only one device has been used so far");
             return;
         }
+        let all: Vec<DeviceIndex> = devices.iter().map(|device| device.index).collect();
         let shown = self.device().map(|device| device.index);
-        let place = devices
-            .iter()
-            .position(|device| Some(device.index) == shown)
-            .unwrap_or(0);
-        let next = (place + devices.len()).saturating_add_signed(by) % devices.len();
-        self.device = Some(devices[next].index);
-        self.selected = None;
+        self.device = shown.and_then(|shown| list::further(&all, shown, by));
+        self.selection.key = None;
     }
 
     fn pause(&mut self) {
@@ -363,7 +346,7 @@ impl State {
     fn edit(&mut self, wanted: Wanted) {
         if let Some(filter) = self.filter.edited(wanted) {
             self.filter = filter;
-            self.selected = None;
+            self.selection.key = None;
         }
     }
 }

@@ -8,6 +8,7 @@ use ratatui::text::{Line, Span};
 use super::SourceText;
 use super::filter::Filter;
 use super::input::Focus;
+use super::notice;
 use super::state::{Follow, State, WayBack};
 use super::table::Subject;
 use super::theme::Theme;
@@ -180,8 +181,7 @@ pub fn draw_detail(
         }
         _ => String::new(),
     };
-    let text = fit(&text, room, theme.glyphs.cut);
-    buffer.set_stringn(area.x + 2, area.y, text, room, theme.faint());
+    notice::draw_detail(buffer, area, &text, theme);
 }
 
 /// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
@@ -191,17 +191,6 @@ pub fn draw_keys(
     state: &State,
     theme: &Theme,
 ) -> Option<Position> {
-    if area.is_empty() {
-        return None;
-    }
-    if state.focus == Focus::Prompt {
-        let hint = Hint {
-            looks_in: "path, line and function",
-            shown: state.table.shown,
-            all: state.table.all,
-        };
-        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
-    }
     let mut keys = vec![
         // Key, what it does, how soon it is left out where room is short.
         (theme.glyphs.arrows, "move", 3),
@@ -226,8 +215,30 @@ pub fn draw_keys(
         keys.insert(keys.len() - 1, ("Esc", "back", 1));
         keys.retain(|(key, ..)| !["m", "c", "t"].contains(key));
     }
-    draw_key_list(buffer, area, keys, theme);
-    None
+    let prompt = (state.focus == Focus::Prompt).then_some(Prompt {
+        filter: &state.filter,
+        looks_in: "path, line and function",
+        shown: state.table.shown,
+        all: state.table.all,
+    });
+    draw_last_line(buffer, area, prompt, keys, theme)
+}
+
+/// The prompt where it is open, else the keys. Says where the cursor of the prompt stands.
+pub(super) fn draw_last_line(
+    buffer: &mut Buffer,
+    area: Rect,
+    prompt: Option<Prompt<'_>>,
+    keys: Vec<(&str, &str, u8)>,
+    theme: &Theme,
+) -> Option<Position> {
+    if area.is_empty() {
+        return None;
+    }
+    if prompt.is_none() {
+        draw_key_list(buffer, area, keys, theme);
+    }
+    prompt.map(|prompt| draw_prompt(buffer, area, &prompt, theme))
 }
 
 /// Keys, what each does, and how soon it is left out where room is short: the highest first.
@@ -237,6 +248,9 @@ pub(super) fn draw_key_list(
     mut keys: Vec<(&str, &str, u8)>,
     theme: &Theme,
 ) {
+    if area.is_empty() {
+        return;
+    }
     let wide = |keys: &[(&str, &str, u8)]| -> usize {
         keys.iter()
             .map(|(key, verb, _)| width(key) + verb.len() + 3)
@@ -264,8 +278,9 @@ pub(super) fn draw_key_list(
     );
 }
 
-/// What the prompt of a filter says beside the pattern.
-pub(super) struct Hint {
+/// The prompt of a filter, and what it says beside the pattern.
+pub(super) struct Prompt<'a> {
+    pub(super) filter: &'a Filter,
     /// What a pattern is looked for in.
     pub(super) looks_in: &'static str,
     /// Rows that match.
@@ -274,20 +289,14 @@ pub(super) struct Hint {
     pub(super) all: usize,
 }
 
-/// The prompt of a filter. Says where the cursor stands.
-pub(super) fn draw_prompt(
-    buffer: &mut Buffer,
-    area: Rect,
-    filter: &Filter,
-    hint: &Hint,
-    theme: &Theme,
-) -> Position {
+fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &Theme) -> Position {
+    let filter = prompt.filter;
     let said = match filter.error() {
         Some(error) => format!("invalid: {}", clean(error)),
         None if filter.pattern().is_empty() => {
-            format!("regular expression on {}", hint.looks_in)
+            format!("regular expression on {}", prompt.looks_in)
         }
-        None => format!("{} of {} rows", hint.shown, hint.all),
+        None => format!("{} of {} rows", prompt.shown, prompt.all),
     };
     let all = usize::from(area.width);
     let said = format!("{said}   Enter keep  Esc clear ");

@@ -4,12 +4,12 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 
 use super::SourceText;
-use super::layout::{Layout, SMALLEST, are_within};
+use super::layout::{Layout, are_within, beneath_title};
 use super::state::State;
 use super::theme::Theme;
-use super::{graph, header, lines, overlay, source, status};
+use super::{graph, header, lines, notice, overlay, source, status};
 use crate::bytes::human;
-use crate::label::{clean, fit};
+use crate::label::clean;
 use crate::model::snapshot::TargetState;
 
 /// Draws everything into a screen of the size that the state knows. Says where the cursor of the
@@ -49,37 +49,16 @@ pub fn draw(
     source::draw_source(buffer, layout.source, state, sources, theme);
     status::draw_status(buffer, layout.status, state, state.note, theme);
     let cursor = status::draw_keys(buffer, layout.keys, state, theme);
-    let body = Rect {
-        y: 1,
-        height: layout.status.y.saturating_sub(1),
-        ..buffer.area
-    };
+    let body = beneath_title(area, layout.status);
     overlay::draw_overlay(buffer, body, state, theme);
     cursor
 }
 
-/// The most important number, and what would help.
-fn draw_too_small(buffer: &mut Buffer, state: &State) {
-    let area = buffer.area;
-    let allocated = state
-        .device()
-        .map_or_else(|| "-".to_owned(), |device| human(device.totals.allocated));
-    let (width, height) = SMALLEST;
-    let texts = [
-        allocated,
-        "memprobe".to_owned(),
-        format!("needs {width}x{height}"),
-        "q quit".to_owned(),
-    ];
-    for (text, y) in texts.iter().zip(area.y..area.bottom()) {
-        buffer.set_stringn(
-            area.x,
-            y,
-            text,
-            usize::from(area.width),
-            ratatui::style::Style::new(),
-        );
-    }
+/// What a screen of one process says where it is too small.
+pub(super) fn draw_too_small(buffer: &mut Buffer, state: &State) {
+    let device = state.device();
+    let allocated = device.map_or_else(|| "-".to_owned(), |it| human(it.totals.allocated));
+    notice::draw_too_small(buffer, &allocated);
 }
 
 /// Why there are no rows, and what to do.
@@ -114,14 +93,5 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
             },
         ),
     };
-    let top = area.y + area.height.saturating_sub(2) / 2;
-    let columns = usize::from(area.width);
-    for ((text, style), y) in [(first, theme.strong()), (second, theme.faint())]
-        .into_iter()
-        .zip(top..area.bottom())
-    {
-        let text = fit(&text, columns, theme.glyphs.cut);
-        let start = area.x + (area.width - crate::label::width(&text).min(columns) as u16) / 2;
-        buffer.set_stringn(start, y, text, columns, style);
-    }
+    notice::draw_words(buffer, area, &first, &second, theme);
 }

@@ -306,15 +306,7 @@ impl Builder<'_> {
         let account = &mut self.account;
         account.tensor_count = self.rows.iter().filter(is_tensor).count() as u64;
         if let Some(totals) = account.totals {
-            let parts = [
-                account.tensors,
-                account.bare,
-                account.rounding,
-                account.uncovered,
-                account.blocks,
-            ];
-            let known: i128 = parts.iter().map(|part| i128::from(part.0)).sum();
-            let rest = i128::from(totals.allocated.0) - known;
+            let rest = i128::from(totals.allocated.0) - i128::from(account.held().0);
             let rest = rest.clamp(i64::MIN.into(), i64::MAX.into());
             account.remainder = i64::try_from(rest).ok();
             account.reason = if rest == 0 {

@@ -85,6 +85,20 @@ pub struct Account {
     pub block_count: Option<u64>,
 }
 
+impl Account {
+    /// Bytes of the allocator that rows or reasons stand for: all but the remainder.
+    pub fn held(&self) -> Bytes {
+        let parts = [
+            self.tensors,
+            self.bare,
+            self.rounding,
+            self.uncovered,
+            self.blocks,
+        ];
+        Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
+    }
+}
+
 /// Why the rows of a device do not come to what its allocator says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {

@@ -36,17 +36,7 @@ impl Device {
 
     /// As it was just before the first event that is seen on it.
     pub(super) fn before(event: &MemoryEvent) -> Self {
-        let after = event.totals.unwrap_or_default();
-        let allocated = match event.action {
-            Action::Alloc => after.allocated.0.saturating_sub(event.size.0),
-            Action::Free => after.allocated.0.saturating_add(event.size.0),
-            _ => after.allocated.0,
-        };
-        let totals = Totals {
-            allocated: Bytes(allocated),
-            reserved: after.reserved,
-        };
-        Self::with(totals, event.time)
+        Self::with(event.totals_before(), event.time)
     }
 
     fn with(totals: Totals, time: TimeNs) -> Self {

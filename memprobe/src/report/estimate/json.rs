@@ -9,6 +9,8 @@ use crate::event::Totals;
 use crate::label::FileNames;
 use crate::model::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKSPACE};
 use crate::model::snapshot::Site;
+use crate::report::document::json;
+use crate::report::structured::Where;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -133,8 +135,7 @@ pub(super) fn write(
             before_attach: missing.past,
         },
     };
-    serde_json::to_writer_pretty(&mut *out, &document)?;
-    out.write_all(b"\n")
+    json(&document, out)
 }
 
 fn sums(totals: Totals) -> Sums {
@@ -201,11 +202,11 @@ fn row(line: &LineAtPeak) -> Row<'_> {
 }
 
 fn place(site: &Site) -> Place<'_> {
-    let frame = site.frame();
+    let at = Where::of(site);
     Place {
         name: FileNames::default().site(site),
-        file: frame.map(|frame| &*frame.file),
-        line: frame.map(|frame| frame.line).filter(|line| *line > 0),
-        function: frame.map(|frame| &*frame.function),
+        file: at.file,
+        line: at.line,
+        function: at.function,
     }
 }

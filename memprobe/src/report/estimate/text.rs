@@ -3,13 +3,13 @@
 use super::{EstimateOptions, EstimateSubject};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, Totals};
-use crate::label::{BLOCKS, CUT, FileNames, clean, count, counted, fit, process, width};
+use crate::label::{BLOCKS, CUT, FileNames, count, counted, fit, width};
 use crate::model::estimate::{
     Difference, Estimate, Fit, LineAtPeak, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER,
 };
 use crate::model::snapshot::Target;
-use crate::report::Top;
 use crate::report::table::{Style, push_line, warning, wrap};
+use crate::report::tensors::heading;
 
 /// Columns of a number of bytes.
 const NUMBER: usize = 11;
@@ -41,27 +41,12 @@ pub(super) fn render(
 }
 
 fn heading(target: &Target, estimate: &Estimate) -> Vec<String> {
-    let command = match target.command.is_empty() {
-        true => "unknown command".to_owned(),
-        false => clean(&target.command),
-    };
-    let version = |what: &str, version: &Option<String>| {
-        let version = version.as_ref();
-        version.map(|version| format!("{what} {}", clean(version)))
-    };
-    let mut facts = Vec::new();
-    facts.extend(process(target));
-    facts.extend(version("Python", &target.python));
-    facts.extend(version("torch", &target.torch));
-    facts.push(format!("memprobe {}", env!("CARGO_PKG_VERSION")));
     let events = counted(estimate.events, "event");
-    vec![
-        command,
-        facts.join("  "),
-        format!(
-            "estimated by {events} of a run on the CPU; the GPU's allocator is set as by default"
-        ),
-    ]
+    let mut lines = heading::target(target);
+    lines.push(format!(
+        "estimated by {events} of a run on the CPU; the GPU's allocator is set as by default"
+    ));
+    lines
 }
 
 fn warnings(missing: &Missing) -> Vec<String> {
@@ -260,10 +245,7 @@ fn push_lines(
         "AT PEAK", "SAVED"
     );
     push_line(text, &style.strong(&head));
-    let shown = match options.top {
-        Top::All => estimate.lines.len(),
-        Top::Rows(rows) => rows.min(estimate.lines.len()),
-    };
+    let shown = options.top.of(estimate.lines.len());
     let (shown, hidden) = estimate.lines.split_at(shown);
     for line in shown {
         push_row(text, line, &names.site(&line.site), options);

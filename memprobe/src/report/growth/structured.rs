@@ -1,30 +1,16 @@
 //! What grows, for other programs. Numbers are bytes; unknown is null (or empty).
 
-use std::io::{self, Write};
-
 use serde::Serialize;
 
 use super::OnDevice;
 use crate::event::DeviceIndex;
 use crate::model::why::growth::{Growth, Rate, Step, Suspect};
 use crate::model::why::parts::Part;
-use crate::report::peak::{place_kind, place_name, what_kind};
-use crate::report::replay::Replay;
-use crate::report::structured::{csv_error, known_device, known_line};
+use crate::report::peak::place_name;
+use crate::report::structured::{Where, known_device, place_kind, what_kind};
 
 #[derive(Serialize)]
-struct Report<'a> {
-    memprobe: &'a str,
-    command: &'a str,
-    pid: Option<u32>,
-    truncated: bool,
-    events: u64,
-    lost_events: u64,
-    devices: Vec<Device<'a>>,
-}
-
-#[derive(Serialize)]
-struct Device<'a> {
+pub(super) struct Device<'a> {
     device: Option<DeviceIndex>,
     /// What rates are by: `iteration` or `second`.
     per: &'static str,
@@ -42,8 +28,8 @@ struct Device<'a> {
 
 /// One row. `by` is `total`, `line`, `module` or `tensor`: each is the same memory, told apart in another way. What else is known of a suspect
 /// is that of its part which gained most.
-#[derive(Serialize)]
-struct Row<'a> {
+#[derive(Default, Serialize)]
+pub(super) struct Row<'a> {
     device: Option<DeviceIndex>,
     by: &'static str,
     per: &'static str,
@@ -66,53 +52,13 @@ struct Row<'a> {
     r#use: Option<String>,
 }
 
-const HEADINGS: [&str; 18] = [
+pub(super) const HEADINGS: [&str; 18] = [
     "device", "by", "per", "bytes", "blocks", "grew", "first", "last", "kind", "file", "line",
     "function", "reason", "node", "module", "shape", "dtype", "use",
 ];
 
-/// One document.
-pub(super) fn json(
-    replay: &Replay,
-    devices: &[OnDevice<'_>],
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let health = &replay.snapshot.health;
-    let report = Report {
-        memprobe: &replay.header.version,
-        command: &replay.snapshot.target.command,
-        pid: replay.snapshot.target.tgid.map(|tgid| tgid.0),
-        truncated: replay.truncated,
-        events: health.events,
-        lost_events: health.losses.events,
-        devices: devices.iter().map(device).collect(),
-    };
-    serde_json::to_writer_pretty(&mut *out, &report)?;
-    out.write_all(b"\n")
-}
-
-/// One object a row.
-pub(super) fn jsonl(devices: &[OnDevice<'_>], out: &mut impl Write) -> io::Result<()> {
-    for row in devices.iter().flat_map(rows) {
-        serde_json::to_writer(&mut *out, &row)?;
-        out.write_all(b"\n")?;
-    }
-    Ok(())
-}
-
-/// Comma-separated values.
-pub(super) fn csv(devices: &[OnDevice<'_>], out: &mut impl Write) -> io::Result<()> {
-    let mut table = csv::WriterBuilder::new()
-        .has_headers(false)
-        .from_writer(out);
-    table.write_record(HEADINGS).map_err(csv_error)?;
-    for row in devices.iter().flat_map(rows) {
-        table.serialize(row).map_err(csv_error)?;
-    }
-    table.flush()
-}
-
-fn device<'a>(on: &'a OnDevice<'a>) -> Device<'a> {
+/// A device in a document.
+pub(super) fn device<'a>(on: &'a OnDevice<'a>) -> Device<'a> {
     let growth = &on.growth;
     Device {
         device: known_device(on.device.index),
@@ -136,9 +82,10 @@ fn per(growth: &Growth) -> &'static str {
     }
 }
 
-fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<Row<'a>> {
+/// The rows of a device.
+pub(super) fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<Row<'a>> {
     let OnDevice { device, growth } = on;
-    let row = |by, rate: &Rate| empty(device.index, by, per(growth), rate);
+    let row = |by, rate: &Rate| bare(device.index, by, per(growth), rate);
     let total = growth.total.iter().map(|rate| Row {
         blocks: None,
         ..row("total", rate)
@@ -154,7 +101,7 @@ fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<Row<'a>> {
 
 fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
     let Part { origin, what } = &suspect.part;
-    let frame = origin.site.frame();
+    let at = Where::of(&origin.site);
     let place = place_kind(&origin.place);
     Row {
         kind: Some(match row.by {
@@ -162,11 +109,11 @@ fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
             "module" => place,
             _ => what_kind(what),
         }),
-        file: frame.map(|frame| &*frame.file),
-        line: frame.and_then(known_line),
-        function: frame.map(|frame| &*frame.function),
-        reason: origin.site.nobody().map(|(_, reason)| reason),
-        node: origin.site.node().map(|node| &**node),
+        file: at.file,
+        line: at.line,
+        function: at.function,
+        reason: at.reason,
+        node: at.node,
         module: (place == "module").then(|| place_name(&origin.place)),
         shape: what.shape().map(ToString::to_string),
         dtype: what.shape().map(|shape| shape.dtype.to_string()),
@@ -175,7 +122,7 @@ fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
     }
 }
 
-fn empty<'a>(device: DeviceIndex, by: &'static str, per: &'static str, rate: &Rate) -> Row<'a> {
+fn bare<'a>(device: DeviceIndex, by: &'static str, per: &'static str, rate: &Rate) -> Row<'a> {
     Row {
         device: known_device(device),
         by,
@@ -185,15 +132,6 @@ fn empty<'a>(device: DeviceIndex, by: &'static str, per: &'static str, rate: &Ra
         grew: rate.grew,
         first: rate.first.0,
         last: rate.last.0,
-        kind: None,
-        file: None,
-        line: None,
-        function: None,
-        reason: None,
-        node: None,
-        module: None,
-        shape: None,
-        dtype: None,
-        r#use: None,
+        ..Row::default()
     }
 }

@@ -1,7 +1,5 @@
 //! The table of modules for other programs: each module, whatever is shown to people. Numbers are bytes; unknown is null (or empty).
 
-use std::io::{self, Write};
-
 use serde::Serialize;
 
 use super::{Shown, ordered};
@@ -10,23 +8,10 @@ use crate::model::snapshot::DeviceSnapshot;
 use crate::model::why::modules::{ModuleTree, Sums};
 use crate::model::why::parts::Pass;
 use crate::report::ReportOptions;
-use crate::report::peak::place_kind;
-use crate::report::replay::Replay;
-use crate::report::structured::{csv_error, known_device, remainder};
+use crate::report::structured::{known_device, place_kind, remainder, signed};
 
 #[derive(Serialize)]
-struct Report<'a> {
-    memprobe: &'a str,
-    command: &'a str,
-    pid: Option<u32>,
-    truncated: bool,
-    events: u64,
-    lost_events: u64,
-    devices: Vec<Device>,
-}
-
-#[derive(Serialize)]
-struct Device {
+pub(super) struct Device {
     device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
@@ -40,8 +25,8 @@ struct Device {
 /// One row. `kind` is `module`, `outside`, `unknown`, `backward_unknown`, `too_many`, `before_attach` or `unaccounted`. Bytes whose name
 /// begins with `own` are without those of a module's parts: they add up to what the allocator says, now (`own_live`) and when the
 /// device held most (`own_at_peak`).
-#[derive(Serialize)]
-struct Row {
+#[derive(Default, Serialize)]
+pub(super) struct Row {
     device: Option<DeviceIndex>,
     kind: &'static str,
     path: Option<String>,
@@ -69,7 +54,7 @@ struct Row {
     own_allocs: Option<u64>,
 }
 
-const HEADINGS: [&str; 24] = [
+pub(super) const HEADINGS: [&str; 24] = [
     "device",
     "kind",
     "path",
@@ -96,16 +81,14 @@ const HEADINGS: [&str; 24] = [
     "own_allocs",
 ];
 
-/// One document.
-pub(super) fn json(
-    replay: &Replay,
-    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+/// A device in a document; the recording began at `started`, in nanoseconds.
+pub(super) fn device(
+    device: &DeviceSnapshot,
+    tree: &ModuleTree,
+    started: u64,
     options: &ReportOptions,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let health = &replay.snapshot.health;
-    let started = replay.snapshot.started.0;
-    let device = |(device, tree): (&DeviceSnapshot, ModuleTree)| Device {
+) -> Device {
+    Device {
         device: known_device(device.index),
         allocated: device.totals.allocated.0,
         reserved: device.totals.reserved.0,
@@ -113,56 +96,17 @@ pub(super) fn json(
         peak_reserved: tree.peak.totals.reserved.0,
         peak_ns: tree.peak.time.0.saturating_sub(started),
         modules: rows(device, tree, options),
-    };
-    let report = Report {
-        memprobe: &replay.header.version,
-        command: &replay.snapshot.target.command,
-        pid: replay.snapshot.target.tgid.map(|tgid| tgid.0),
-        truncated: replay.truncated,
-        events: health.events,
-        lost_events: health.losses.events,
-        devices: trees.into_iter().map(device).collect(),
-    };
-    serde_json::to_writer_pretty(&mut *out, &report)?;
-    out.write_all(b"\n")
-}
-
-/// One object a row.
-pub(super) fn jsonl(
-    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
-    options: &ReportOptions,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    for (device, tree) in trees {
-        for row in rows(device, tree, options) {
-            serde_json::to_writer(&mut *out, &row)?;
-            out.write_all(b"\n")?;
-        }
     }
-    Ok(())
 }
 
-/// Comma-separated values.
-pub(super) fn csv(
-    trees: Vec<(&DeviceSnapshot, ModuleTree)>,
+/// The rows of a device.
+pub(super) fn rows(
+    device: &DeviceSnapshot,
+    tree: &ModuleTree,
     options: &ReportOptions,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let mut table = csv::WriterBuilder::new()
-        .has_headers(false)
-        .from_writer(out);
-    table.write_record(HEADINGS).map_err(csv_error)?;
-    for (device, tree) in trees {
-        for row in rows(device, tree, options) {
-            table.serialize(row).map_err(csv_error)?;
-        }
-    }
-    table.flush()
-}
-
-fn rows(device: &DeviceSnapshot, tree: ModuleTree, options: &ReportOptions) -> Vec<Row> {
+) -> Vec<Row> {
     let mut modules = Vec::new();
-    ordered(tree.modules, 0, "", options, &mut modules);
+    ordered(&tree.modules, 0, "", options, &mut modules);
     let mut rows: Vec<Row> = modules
         .iter()
         .map(|module| of_module(device.index, module))
@@ -189,7 +133,7 @@ fn rows(device: &DeviceSnapshot, tree: ModuleTree, options: &ReportOptions) -> V
         own_at_peak: then(kind),
         live_blocks: blocks,
         own_live_blocks: blocks,
-        ..empty(device.index, kind)
+        ..bare(device.index, kind)
     }));
     rows
 }
@@ -227,39 +171,14 @@ fn of_sums(device: DeviceIndex, kind: &'static str, total: &Sums, own: &Sums) ->
         own_peak: peak(own),
         own_live_blocks: Some(own.live_blocks),
         own_allocs: Some(own.allocs),
-        ..empty(device, kind)
+        ..bare(device, kind)
     }
 }
 
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
-}
-
-fn empty(device: DeviceIndex, kind: &'static str) -> Row {
+fn bare(device: DeviceIndex, kind: &'static str) -> Row {
     Row {
         device: known_device(device),
         kind,
-        path: None,
-        depth: None,
-        live: 0,
-        at_peak: 0,
-        peak: None,
-        live_blocks: None,
-        at_peak_blocks: None,
-        allocs: None,
-        forward_live: None,
-        forward_at_peak: None,
-        forward_peak: None,
-        recompute_live: None,
-        recompute_at_peak: None,
-        recompute_peak: None,
-        backward_live: None,
-        backward_at_peak: None,
-        backward_peak: None,
-        own_live: 0,
-        own_at_peak: 0,
-        own_peak: None,
-        own_live_blocks: None,
-        own_allocs: None,
+        ..Row::default()
     }
 }

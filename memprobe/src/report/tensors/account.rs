@@ -22,20 +22,8 @@ pub(super) fn title(table: &DeviceTable) -> String {
             human(totals.allocated),
             human(totals.reserved),
         ),
-        (None, _) => format!("{device}  {} in {tensors}", human(held(account))),
+        (None, _) => format!("{device}  {} in {tensors}", human(account.held())),
     }
-}
-
-/// What all rows hold.
-pub(super) fn held(account: &Account) -> Bytes {
-    let parts = [
-        account.tensors,
-        account.bare,
-        account.rounding,
-        account.uncovered,
-        account.blocks,
-    ];
-    Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
 }
 
 /// The sum, part by part: a number of bytes and what it is. The first is the whole.

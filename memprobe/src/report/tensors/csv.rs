@@ -5,10 +5,13 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::super::structured::csv_error;
+use super::super::document::csv;
+use super::super::structured::signed;
 use super::TensorOptions;
 use crate::label::{shape, tensor_label};
-use crate::model::tensors::{DeviceTable, Row, TensorDiff, TensorTable, groups, groups_of};
+use crate::model::tensors::{
+    DeviceDiff, DeviceTable, Group, Row, TensorDiff, TensorTable, groups, groups_of,
+};
 
 /// One row.
 #[derive(Serialize, Default)]
@@ -37,28 +40,41 @@ struct Line {
     function: String,
 }
 
+/// The columns, but for `change`.
+const HEADINGS: [&str; 19] = [
+    "device",
+    "kind",
+    "count",
+    "name",
+    "names",
+    "shape",
+    "dtype",
+    "bytes",
+    "holds",
+    "outside",
+    "storage",
+    "storage_bytes",
+    "requires_grad",
+    "grad_fn",
+    "saved_by",
+    "module",
+    "file",
+    "line",
+    "function",
+];
+
 /// A table.
 pub(super) fn write(
     table: &TensorTable,
     options: &TensorOptions,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut lines = csv::Writer::from_writer(out);
-    for device in &table.devices {
-        for group in groups(&device.rows, options.by, options.order) {
-            let line = Line {
-                bytes: group.size.map(|bytes| bytes.0),
-                holds: number(group.holds.0),
-                outside: (group.outside.0 > 0).then_some(group.outside.0),
-                ..of(&device.rows, &group.rows)
-            };
-            lines.serialize(line).map_err(csv_error)?;
-        }
-        if let Some(line) = remainder(device) {
-            lines.serialize(line).map_err(csv_error)?;
-        }
-    }
-    lines.flush()
+    let lines = table.devices.iter().flat_map(|device| {
+        let groups = groups(&device.rows, options.by, options.order).into_iter();
+        let lines = groups.map(|group| of_group(&device.rows, &group));
+        lines.chain(remainder(device))
+    });
+    csv(&HEADINGS, lines, out)
 }
 
 /// A difference: its rows add up to that of the allocator's totals.
@@ -67,57 +83,55 @@ pub(super) fn write_diff(
     options: &TensorOptions,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut lines = csv::Writer::from_writer(out);
-    for change in &diff.devices {
-        let old = diff
-            .before_on(change.device)
-            .map_or(&[][..], |table| &table.rows);
-        let new = diff
-            .after_on(change.device)
-            .map_or(&[][..], |table| &table.rows);
-        for (sign, rows, which) in [("+", new, &change.came), ("-", old, &change.went)] {
-            for group in groups_of(rows, which.iter().copied(), options.by, options.order) {
-                let holds = number(group.holds.0);
-                let line = Line {
-                    change: Some(sign),
-                    bytes: group.size.map(|bytes| bytes.0),
-                    holds: if sign == "-" { -holds } else { holds },
-                    outside: (group.outside.0 > 0).then_some(group.outside.0),
-                    ..of(rows, &group.rows)
-                };
-                lines.serialize(line).map_err(csv_error)?;
-            }
-        }
-        for &(was, is) in &change.resized {
-            let line = Line {
-                change: Some("~"),
-                bytes: new[is].size.map(|bytes| bytes.0),
-                holds: number(new[is].holds.0) - number(old[was].holds.0),
-                ..of(new, &[is])
-            };
-            lines.serialize(line).map_err(csv_error)?;
-        }
-        let rest = |table: Option<&DeviceTable>| table.and_then(remainder);
-        for (sign, line) in [
-            ("-", rest(diff.before_on(change.device))),
-            ("+", rest(diff.after_on(change.device))),
-        ] {
-            if let Some(line) = line {
-                let holds = if sign == "-" { -line.holds } else { line.holds };
-                let line = Line {
-                    change: Some(sign),
-                    holds,
-                    ..line
-                };
-                lines.serialize(line).map_err(csv_error)?;
-            }
-        }
-    }
-    lines.flush()
+    let headings: Vec<&str> = ["change"].into_iter().chain(HEADINGS).collect();
+    let lines = diff.devices.iter();
+    let lines = lines.flat_map(|change| changes(diff, change, options));
+    csv(&headings, lines, out)
 }
 
-fn number(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
+fn changes(diff: &TensorDiff, change: &DeviceDiff, options: &TensorOptions) -> Vec<Line> {
+    let (before, after) = (diff.before_on(change.device), diff.after_on(change.device));
+    let old = before.map_or(&[][..], |table| &table.rows);
+    let new = after.map_or(&[][..], |table| &table.rows);
+    let mut lines = Vec::new();
+    for (sign, rows, which) in [(came as Sign, new, &change.came), (went, old, &change.went)] {
+        let groups = groups_of(rows, which.iter().copied(), options.by, options.order);
+        lines.extend(groups.iter().map(|group| sign(of_group(rows, group))));
+    }
+    lines.extend(change.resized.iter().map(|&(was, is)| Line {
+        change: Some("~"),
+        bytes: new[is].size.map(|bytes| bytes.0),
+        holds: signed(new[is].holds.0) - signed(old[was].holds.0),
+        ..of(new, &[is])
+    }));
+    lines.extend(before.and_then(remainder).map(went));
+    lines.extend(after.and_then(remainder).map(came));
+    lines
+}
+
+/// Makes a row that of a difference.
+type Sign = fn(Line) -> Line;
+
+fn came(line: Line) -> Line {
+    let change = Some("+");
+    Line { change, ..line }
+}
+
+fn went(line: Line) -> Line {
+    Line {
+        change: Some("-"),
+        holds: line.holds.saturating_neg(),
+        ..line
+    }
+}
+
+fn of_group(rows: &[Row], group: &Group) -> Line {
+    Line {
+        bytes: group.size.map(|bytes| bytes.0),
+        holds: signed(group.holds.0),
+        outside: (group.outside.0 > 0).then_some(group.outside.0),
+        ..of(rows, &group.rows)
+    }
 }
 
 /// What the allocator has handed out and no row explains.

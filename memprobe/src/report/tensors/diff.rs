@@ -110,9 +110,7 @@ fn title(device: Device, before: Option<&DeviceTable>, after: Option<&DeviceTabl
         let account: &Account = &table?.account;
         account.totals.map(|totals| totals.allocated)
     };
-    let held = |table: Option<&DeviceTable>| {
-        table.map_or(Bytes(0), |table| super::account::held(&table.account))
-    };
+    let held = |table: Option<&DeviceTable>| table.map_or(Bytes(0), |table| table.account.held());
     let (words, was, is) = match (allocated(before), allocated(after)) {
         (None, None) => ("in tensors", held(before), held(after)),
         (was, is) => ("allocated", was.unwrap_or_default(), is.unwrap_or_default()),

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
+use super::super::document::json;
 use super::super::structured::FrameRow;
 use super::TensorOptions;
 use crate::event::Bytes;
@@ -95,8 +96,7 @@ pub(super) fn write(
             .map(|change| device(diff, change, options))
             .collect(),
     };
-    serde_json::to_writer_pretty(&mut *out, &document)?;
-    out.write_all(b"\n")?;
+    json(&document, out)?;
     out.flush()
 }
 

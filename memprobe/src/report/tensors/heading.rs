@@ -7,7 +7,7 @@ use crate::model::snapshot::Target;
 use crate::model::tensors::TensorTable;
 
 /// The command; then who it is.
-pub(super) fn target(target: &Target) -> Vec<String> {
+pub(in crate::report) fn target(target: &Target) -> Vec<String> {
     let command = if target.command.is_empty() {
         "unknown command".to_owned()
     } else {

@@ -5,7 +5,7 @@ mod columns;
 mod csv;
 mod diff;
 mod diff_json;
-mod heading;
+pub(super) mod heading;
 mod text;
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use crate::label::{
     whole_tensor_name,
 };
 use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
-use crate::report::Top;
 use crate::report::table::{push_line, strong, warning, wrap};
 use crate::tensors::Device;
 
@@ -107,10 +106,7 @@ fn push_groups(
     options: &TensorOptions,
 ) -> usize {
     let mut groups = groups_of(&table.rows, rows, options.by, options.order);
-    let hidden = match options.top {
-        Top::All => Vec::new(),
-        Top::Rows(most) => groups.split_off(most.min(groups.len())),
-    };
+    let hidden = groups.split_off(options.top.of(groups.len()));
     let mut cells: Vec<Cells> = groups
         .iter()
         .map(|group| group_cells(&table.rows, group, names, options))

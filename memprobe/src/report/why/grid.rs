@@ -1,13 +1,12 @@
 //! Tables whose rows are written alike for people and for programs.
 
-use std::io::{self, Write};
-
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{CUT, clean, count, duration, fit, width};
-use crate::report::structured::{csv_error, known_device};
+use crate::report::document::Layout;
+use crate::report::structured::known_device;
 use crate::report::table::{Style, push_line};
 
 /// Columns that the last column of a table gets at least, whatever the width.
@@ -280,11 +279,13 @@ impl Grid {
         (0..self.columns.len()).map(of_column).collect()
     }
 
-    fn for_programs(&self) -> impl Iterator<Item = Keyed<'_>> {
+    /// The rows that programs see.
+    pub(super) fn for_programs(&self, layout: Layout) -> impl Iterator<Item = Keyed<'_>> {
         let rows = self.rows.iter().filter(|row| row.seen != Seen::People);
-        rows.map(|row| Keyed {
+        rows.map(move |row| Keyed {
             columns: self.columns,
             row,
+            layout,
         })
     }
 }
@@ -321,10 +322,11 @@ fn lay_out(row: &Row, shown: &[usize], widths: &[usize], sides: &[Side], columns
     line
 }
 
-/// A row with its names.
-struct Keyed<'a> {
+/// A row with its names, which a flat one is written without.
+pub(super) struct Keyed<'a> {
     columns: &'static [Column],
     row: &'a Row,
+    layout: Layout,
 }
 
 impl Keyed<'_> {
@@ -338,6 +340,9 @@ impl Keyed<'_> {
 
 impl Serialize for Keyed<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if self.layout == Layout::Flat {
+            return to.collect_seq(self.cells().map(|(_, cell)| cell.for_csv()));
+        }
         let mut map = to.serialize_map(None)?;
         for (key, cell) in self.cells() {
             map.serialize_entry(key, cell)?;
@@ -348,37 +353,12 @@ impl Serialize for Keyed<'_> {
 
 impl Serialize for Grid {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.for_programs())
+        to.collect_seq(self.for_programs(Layout::Nested))
     }
 }
 
-/// One object a row.
-pub(super) fn jsonl<'a>(
-    grids: impl Iterator<Item = &'a Grid>,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    for row in grids.flat_map(Grid::for_programs) {
-        serde_json::to_writer(&mut *out, &row)?;
-        out.write_all(b"\n")?;
-    }
-    Ok(())
-}
-
-/// Comma-separated values.
-pub(super) fn csv<'a>(
-    columns: &'static [Column],
-    grids: impl Iterator<Item = &'a Grid>,
-    out: &mut impl Write,
-) -> io::Result<()> {
-    let mut table = csv::Writer::from_writer(out);
-    let headings = columns
-        .iter()
-        .filter(|column| !column.is_for_people())
-        .map(|column| column.key);
-    table.write_record(headings).map_err(csv_error)?;
-    for row in grids.flat_map(Grid::for_programs) {
-        let cells = row.cells().map(|(_, cell)| cell.for_csv());
-        table.write_record(cells).map_err(csv_error)?;
-    }
-    table.flush()
+/// The names of the columns for programs.
+pub(super) fn headings(columns: &[Column]) -> Vec<&'static str> {
+    let columns = columns.iter().filter(|column| !column.is_for_people());
+    columns.map(|column| column.key).collect()
 }

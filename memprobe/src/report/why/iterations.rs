@@ -8,7 +8,7 @@ use crate::model::why::LapDevice;
 use crate::model::why::category::Category;
 use crate::model::why::iterations::{Cycle, Iteration, IterationKind, Iterations, Source};
 use crate::model::why::view::Hearsay;
-use crate::report::{ReportOptions, Top};
+use crate::report::ReportOptions;
 
 /// The sums of categories are those of the moment at which most was allocated. "Feature maps" and "intermediate
 /// gradients" are called so by profilers that people know.
@@ -108,10 +108,7 @@ pub(super) fn grid(
     let mut rows: Vec<Row> = of_device
         .map(|(iteration, device)| row(index, iteration, device, start))
         .collect();
-    let hidden = match options.top {
-        Top::All => 0,
-        Top::Rows(most) => rows.len().saturating_sub(most),
-    };
+    let hidden = rows.len() - options.top.of(rows.len());
     for row in &mut rows[..hidden] {
         row.seen = Seen::Programs;
     }

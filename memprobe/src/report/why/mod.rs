@@ -6,13 +6,15 @@ mod iterations;
 mod phases;
 mod saved;
 
-use std::io::{self, BufRead, Write};
+use std::io::{BufRead, Write};
 
 use serde::Serialize;
 
+use super::document::{self, Document, Layout, Table};
 use super::replay::{self, Replay};
+use super::structured::known_device;
 use super::table::{self, Style, wrap};
-use super::{By, Format, Outcome, ReportError, ReportOptions};
+use super::{By, Outcome, ReportError, ReportOptions};
 use crate::event::DeviceIndex;
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, counted};
 use crate::model::snapshot::DeviceSnapshot;
@@ -24,23 +26,12 @@ use grid::{Cell, Column, Grid};
 
 /// A table of every device.
 struct Tables<'a> {
+    replay: &'a Replay,
+    options: &'a ReportOptions,
     columns: &'static [Column],
     grids: Vec<(&'a DeviceSnapshot, Grid)>,
     /// What is to be known of it.
     notes: Vec<String>,
-}
-
-/// One document.
-#[derive(Serialize)]
-struct Document<'a> {
-    memprobe: &'a str,
-    command: &'a str,
-    pid: Option<u32>,
-    truncated: bool,
-    events: u64,
-    lost_events: u64,
-    notes: &'a [String],
-    devices: Vec<Device<'a>>,
 }
 
 #[derive(Serialize)]
@@ -62,60 +53,67 @@ pub(super) fn write<R: BufRead>(
         ledger.apply(event, applied);
     })?;
     let tables = tables(&replay, &ledger, options);
-    let grids = || tables.grids.iter().map(|(_, grid)| grid);
-    match options.format {
-        Format::Text => out.write_all(text(&replay, &tables, options).as_bytes())?,
-        Format::Json => json(&replay, &tables, out)?,
-        Format::Jsonl => grid::jsonl(grids(), out)?,
-        Format::Csv => grid::csv(tables.columns, grids(), out)?,
-    }
+    document::write(&tables, options.format, out)?;
     Ok(replay.outcome())
 }
 
-fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &ReportOptions) -> Tables<'a> {
+impl Table for Tables<'_> {
+    fn text(&self) -> String {
+        text(self.replay, self, self.options)
+    }
+
+    fn document(&self) -> impl Serialize {
+        let grids = self.grids.iter();
+        let devices = grids.map(|(device, rows)| Device {
+            device: known_device(device.index),
+            allocated: device.totals.allocated.0,
+            reserved: device.totals.reserved.0,
+            rows,
+        });
+        Document::new(self.replay, devices).with_notes(&self.notes)
+    }
+
+    fn headings(&self) -> Vec<&'static str> {
+        grid::headings(self.columns)
+    }
+
+    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
+        let grids = self.grids.iter();
+        grids.flat_map(move |(_, grid)| grid.for_programs(layout))
+    }
+}
+
+fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &'a ReportOptions) -> Tables<'a> {
     let devices = replay.snapshot.devices.iter();
+    let of_devices = |columns, notes, grid: &dyn Fn(DeviceIndex) -> Option<Grid>| {
+        let grids = devices.clone();
+        let grids = grids.filter_map(|device| Some((device, grid(device.index)?)));
+        Tables {
+            replay,
+            options,
+            columns,
+            grids: grids.collect(),
+            notes,
+        }
+    };
     match options.by {
         By::Iteration => {
             let iterations = ledger.iterations();
             let start = replay.snapshot.started;
-            Tables {
-                columns: iterations::COLUMNS,
-                notes: iterations::notes(&iterations, ledger.heard()),
-                grids: devices
-                    .map(|device| {
-                        let grid = iterations::grid(&iterations, device.index, start, options);
-                        (device, grid)
-                    })
-                    .collect(),
-            }
+            let notes = iterations::notes(&iterations, ledger.heard());
+            of_devices(iterations::COLUMNS, notes, &|index| {
+                Some(iterations::grid(&iterations, index, start, options))
+            })
         }
-        By::Phase => of_devices(replay, phases::COLUMNS, phases::notes(ledger), |index| {
+        By::Phase => of_devices(phases::COLUMNS, phases::notes(ledger), &|index| {
             Some(phases::grid(index, ledger.device(index)?))
         }),
-        By::Saved => of_devices(replay, saved::COLUMNS, saved::notes(ledger), |index| {
+        By::Saved => of_devices(saved::COLUMNS, saved::notes(ledger), &|index| {
             Some(saved::grid(index, ledger.device(index)?, options))
         }),
-        _ => of_devices(
-            replay,
-            categories::COLUMNS,
-            categories::notes(ledger),
-            |index| Some(categories::grid(index, ledger.device(index)?)),
-        ),
-    }
-}
-
-fn of_devices<'a>(
-    replay: &'a Replay,
-    columns: &'static [Column],
-    notes: Vec<String>,
-    grid: impl Fn(DeviceIndex) -> Option<Grid>,
-) -> Tables<'a> {
-    let devices = replay.snapshot.devices.iter();
-    let grids = devices.filter_map(|device| Some((device, grid(device.index)?)));
-    Tables {
-        columns,
-        grids: grids.collect(),
-        notes,
+        _ => of_devices(categories::COLUMNS, categories::notes(ledger), &|index| {
+            Some(categories::grid(index, ledger.device(index)?))
+        }),
     }
 }
 
@@ -142,30 +140,6 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
         }
     }
     text
-}
-
-fn json(replay: &Replay, tables: &Tables<'_>, out: &mut impl Write) -> io::Result<()> {
-    let health = &replay.snapshot.health;
-    let grids = tables.grids.iter();
-    let document = Document {
-        memprobe: &replay.header.version,
-        command: &replay.snapshot.target.command,
-        pid: replay.snapshot.target.tgid.map(|tgid| tgid.0),
-        truncated: replay.truncated,
-        events: health.events,
-        lost_events: health.losses.events,
-        notes: &tables.notes,
-        devices: grids
-            .map(|(device, grid)| Device {
-                device: super::structured::known_device(device.index),
-                allocated: device.totals.allocated.0,
-                reserved: device.totals.reserved.0,
-                rows: grid,
-            })
-            .collect(),
-    };
-    serde_json::to_writer_pretty(&mut *out, &document)?;
-    out.write_all(b"\n")
 }
 
 /// The rows without which a sum is not the allocator's: their names, and what they held now and at the peak.

@@ -69,13 +69,11 @@ mod tests {
 
     #[test]
     fn parts_fill_every_screen_without_overlapping() {
-        for (width, height) in (24..260)
-            .step_by(7)
-            .flat_map(|width| (4..90).map(move |height| (width, height)))
-        {
-            for devices in [1, 2] {
+        for devices in [1, 2] {
+            assert_filled(|width, height| {
                 let l = layout(width, height, devices).unwrap();
-                let parts = [
+                assert!(l.rows.height >= 1, "{width}x{height}");
+                vec![
                     l.header,
                     l.devices,
                     l.account,
@@ -87,10 +85,8 @@ mod tests {
                     l.detail,
                     l.status,
                     l.keys,
-                ];
-                assert_filled(width, height, &parts);
-                assert!(l.rows.height >= 1, "{width}x{height}");
-            }
+                ]
+            });
         }
     }
 

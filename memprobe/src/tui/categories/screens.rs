@@ -2,41 +2,27 @@
 
 use std::sync::Arc;
 
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
 
 use super::super::beside::Asked;
 use super::super::input::Wanted;
 use super::super::samples;
 use super::super::state::State;
-use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::super::theme::Theme;
+use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes};
 use super::{CategoriesState, draw};
 use crate::model::snapshot::why::samples::{categories, silent};
 use crate::model::snapshot::why::{Category, DeviceCategories, Portion};
 
-const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
-    glyphs: UNICODE,
-};
-
-const SMALL: (u16, u16) = (80, 24);
-
-fn lines(size: (u16, u16)) -> State {
-    State::new(Arc::new(samples::normal()), size)
+fn drawn(state: &CategoriesState, size: Size, theme: &Theme) -> TestBackend {
+    let lines = State::new(Arc::new(samples::normal()), size);
+    trial::drawn(size, |buffer| {
+        draw(buffer, state, &lines, theme);
+        None
+    })
 }
 
-fn drawn(state: &CategoriesState, size: (u16, u16), theme: &Theme) -> TestBackend {
-    let lines = lines(size);
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-    terminal
-        .draw(|frame| draw(frame.buffer_mut(), state, &lines, theme))
-        .unwrap();
-    terminal.backend().clone()
-}
-
-fn state(news: Arc<Vec<DeviceCategories>>, size: (u16, u16), wanted: &[Wanted]) -> CategoriesState {
+fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[Wanted]) -> CategoriesState {
     let mut state = CategoriesState::default();
     state.resize(size.0, size.1);
     state.update(news);
@@ -46,7 +32,7 @@ fn state(news: Arc<Vec<DeviceCategories>>, size: (u16, u16), wanted: &[Wanted]) 
     state
 }
 
-fn screen(size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+fn screen(size: Size, wanted: &[Wanted]) -> TestBackend {
     drawn(&state(categories(), size, wanted), size, &COLOUR)
 }
 
@@ -59,11 +45,7 @@ fn what_the_memory_of_a_program_that_trains_is_for() {
 
 #[test]
 fn a_terminal_without_unicode_or_colour_tells_categories_by_their_letters() {
-    let theme = Theme {
-        ink: Ink::Plain,
-        glyphs: ASCII,
-    };
-    let screen = drawn(&state(categories(), SMALL, &[]), SMALL, &theme).to_string();
+    let screen = drawn(&state(categories(), SMALL, &[]), SMALL, &BARE).to_string();
     assert!(screen.is_ascii(), "{screen}");
     assert!(
         screen.contains("PPP") && screen.contains("P parameter"),
@@ -112,7 +94,7 @@ fn enter_shows_the_rules_of_a_category_and_left_hides_them() {
     assert!(state.rows.len() > closed);
     state.handle(Wanted::Move(1));
     state.handle(Wanted::Close);
-    assert_eq!((state.rows.len(), state.cursor), (closed, at));
+    assert_eq!((state.rows.len(), state.selection.cursor), (closed, at));
 }
 
 #[test]
@@ -142,15 +124,11 @@ fn no_size_of_the_screen_and_no_key_makes_it_fail() {
         Wanted::Help,
         Wanted::Move(isize::MAX),
     ];
-    for width in [0, 1, 23, 24, 40, 79, 120, 200] {
-        for height in [0, 1, 4, 5, 8, 12, 24, 60] {
-            let mut state = state(categories(), (width, height), &[]);
-            let lines = lines((width, height));
-            for key in keys {
-                state.handle(key);
-                let area = Rect::new(0, 0, width.max(1), height.max(1));
-                draw(&mut Buffer::empty(area), &state, &lines, &COLOUR);
-            }
+    for size in sizes() {
+        let mut state = state(categories(), size, &[]);
+        for key in keys {
+            state.handle(key);
+            drawn(&state, size, &COLOUR);
         }
     }
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::beside::Asked;
+use super::super::beside::{Asked, OfDevices};
 use super::super::input::Wanted;
-use super::super::layout::{page, scrolled};
+use super::super::list::{self, Selection};
 use super::super::table::Fold;
 use super::layout::{Layout, layout};
 use super::rows::{Column, Row, rows};
@@ -21,17 +21,14 @@ type Mark = (Portion, Option<CategoryRule>);
 /// What the screen remembers.
 #[derive(Debug, Default)]
 pub struct CategoriesState {
-    news: Option<Arc<Vec<DeviceCategories>>>,
-    device: Option<DeviceIndex>,
+    news: OfDevices<DeviceCategories>,
     size: (u16, u16),
     pub(super) order: Column,
     pub(super) reversed: bool,
     /// How far help is scrolled down, where it is shown.
     pub(super) help: Option<usize>,
     open: HashSet<Portion>,
-    selected: Option<Mark>,
-    pub(super) cursor: usize,
-    pub(super) offset: usize,
+    pub(super) selection: Selection<Mark>,
     pub(super) rows: Vec<Row>,
     pub(super) note: Option<&'static str>,
 }
@@ -45,40 +42,34 @@ impl CategoriesState {
 
     /// Takes what came from the caller.
     pub fn update(&mut self, news: Arc<Vec<DeviceCategories>>) {
-        self.news = Some(news);
+        self.news.update(news);
         self.rebuild();
     }
 
     /// Shows another device.
     pub fn show(&mut self, device: Option<DeviceIndex>) {
-        if self.device != device {
-            self.device = device;
+        if self.news.show(device) {
             self.rebuild();
         }
     }
 
     /// The device shown; `None` where nothing came of it.
     pub(super) fn shown_device(&self) -> Option<&DeviceCategories> {
-        let mut devices = self.news.as_ref()?.iter();
-        match self.device {
-            Some(index) => devices.find(|device| device.index == index),
-            None => devices.next(),
-        }
+        self.news.shown()
     }
 
     /// Whether anything came from the caller.
     pub(super) fn is_told(&self) -> bool {
-        self.news.is_some()
+        self.news.is_told()
     }
 
     pub(super) fn layout(&self) -> Option<Layout> {
-        let devices = self.news.as_ref().map_or(0, |devices| devices.len());
-        layout(self.size.0, self.size.1, devices)
+        layout(self.size.0, self.size.1, self.news.count())
     }
 
     /// The selected row.
     pub(super) fn selected(&self) -> Option<&Row> {
-        self.rows.get(self.cursor)
+        self.rows.get(self.selection.cursor)
     }
 
     /// Does what is wanted; some of it only the holder of the screen can do.
@@ -93,10 +84,10 @@ impl CategoriesState {
                 return Some(Asked::AsOnLines(wanted));
             }
             Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
             Wanted::First => match &mut self.help {
                 Some(at) => *at = 0,
-                None => self.selected = None,
+                None => self.selection.key = None,
             },
             Wanted::Last => self.step(isize::MAX),
             Wanted::Toggle => match self.selected().map(|row| row.fold) {
@@ -107,11 +98,8 @@ impl CategoriesState {
             Wanted::Close => self.close(),
             Wanted::OpenAll => self.open.extend(Portion::ALL),
             Wanted::SortStep(by) => {
-                let orders = Column::ORDERS;
-                let at = orders.iter().position(|order| *order == self.order);
-                let count = orders.len();
-                let next = (at.unwrap_or(0) + count).saturating_add_signed(by % count as isize);
-                (self.order, self.reversed) = (orders[next % count], false);
+                let next = list::further(&Column::ORDERS, self.order, by);
+                (self.order, self.reversed) = (next.unwrap_or_default(), false);
             }
             Wanted::Reverse => self.reversed = !self.reversed,
             Wanted::Help => {
@@ -148,33 +136,27 @@ impl CategoriesState {
             .shown_device()
             .map(|device| rows(device, self.order, self.reversed, &self.open));
         self.rows = made.unwrap_or_default();
-        let place = |mark: &Mark| self.rows.iter().position(|row| marked(row) == *mark);
-        let last = self.rows.len().saturating_sub(1);
-        self.cursor = match &self.selected {
-            None => 0,
-            Some(mark) => place(mark).unwrap_or(self.cursor.min(last)),
-        };
-        let height = self.layout().map_or(0, |layout| layout.rows.height);
-        self.offset = scrolled(self.offset, self.cursor, self.rows.len(), height);
+        let height = self.rows_height().unwrap_or(0);
+        let rows = &self.rows;
+        self.selection.settle(rows.len(), height, |mark| {
+            rows.iter().position(|row| marked(row) == *mark)
+        });
     }
 
-    fn page(&self) -> isize {
-        page(self.layout().map_or(1, |layout| layout.rows.height))
+    fn rows_height(&self) -> Option<u16> {
+        Some(self.layout()?.rows.height)
     }
 
     fn step(&mut self, by: isize) {
         if let Some(at) = &mut self.help {
-            // The drawing knows how long the text is and stops there.
-            *at = at.saturating_add_signed(by).min(1000);
-            return;
+            return list::scroll(at, by);
         }
-        let last = self.rows.len().saturating_sub(1);
-        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.selection.step(by, self.rows.len());
         self.keep_selected();
     }
 
     fn keep_selected(&mut self) {
-        self.selected = self.selected().map(marked);
+        self.selection.key = self.selected().map(marked);
     }
 
     fn open(&mut self) {
@@ -193,7 +175,7 @@ impl CategoriesState {
             return;
         };
         self.open.remove(&portion);
-        self.selected = Some((portion, None));
+        self.selection.key = Some((portion, None));
     }
 
     /// A click on a head sorts, one on a row selects it and opens or closes it.
@@ -210,16 +192,15 @@ impl CategoriesState {
                 }
                 _ => {}
             }
-        } else if layout.rows.contains(at) {
-            let place = self.offset + usize::from(at.y - layout.rows.y);
-            if place < self.rows.len() {
-                self.cursor = place;
-                self.keep_selected();
-                match self.rows[place].fold {
-                    Fold::Closed => self.open(),
-                    Fold::Open => self.close(),
-                    Fold::Leaf => {}
-                }
+        } else if layout.rows.contains(at)
+            && let Some(place) = self.selection.at(layout.rows, at.y, self.rows.len())
+        {
+            self.selection.cursor = place;
+            self.keep_selected();
+            match self.rows[place].fold {
+                Fold::Closed => self.open(),
+                Fold::Open => self.close(),
+                Fold::Leaf => {}
             }
         }
     }

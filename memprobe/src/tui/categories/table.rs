@@ -4,6 +4,8 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
+use super::super::list::{self, Place, Side};
+use super::super::sort::Order;
 use super::super::table::Fold;
 use super::super::theme::Theme;
 use super::graph::{letter, style};
@@ -13,11 +15,6 @@ use crate::bytes::{human, short, signed};
 use crate::event::Bytes;
 use crate::label::{count, counted, fit, percent, portion, sureness, width};
 use crate::model::snapshot::why::{DeviceCategories, Portion};
-
-/// Before the first column: the mark of the selected row.
-const MARGIN: u16 = 2;
-/// Between two columns.
-const GAP: u16 = 1;
 
 /// Each with its width, and the least width of the table that shows it.
 const COLUMNS: [(Column, u16, u16); 7] = [
@@ -33,29 +30,22 @@ const COLUMNS: [(Column, u16, u16); 7] = [
 /// Narrower tables tell the rule in place of a name.
 const ROOM_FOR_RULES: u16 = 84;
 
-/// The columns that have room, with where each starts and how wide it is.
-fn columns(width: u16) -> Vec<(Column, u16, u16)> {
-    let mut places = Vec::new();
-    let mut start = MARGIN;
-    for (column, wide, least) in COLUMNS {
-        if width >= least {
-            places.push((column, start, wide.min(width.saturating_sub(start))));
-            start = (start + wide + GAP).min(width);
-        }
-    }
+/// The columns that have room.
+fn columns(width: u16) -> Vec<Place<Column>> {
+    let (mut places, start) = list::places(width, &COLUMNS);
     if width >= ROOM_FOR_RULES {
-        places.push((Column::Rule, start, width - start));
+        places.push(Place {
+            column: Column::Rule,
+            start,
+            wide: width - start,
+        });
     }
     places
 }
 
 /// The column at a cell of the head.
 pub fn column_at(width: u16, x: u16) -> Column {
-    let places = columns(width);
-    let at = places
-        .iter()
-        .find(|(_, start, wide)| x < start + wide + GAP);
-    at.map_or(Column::Rule, |(column, ..)| *column)
+    list::column_at(&columns(width), x).unwrap_or(Column::Rule)
 }
 
 fn is_number(column: Column) -> bool {
@@ -68,20 +58,18 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &CategoriesState, theme
         return;
     }
     buffer.set_style(area, theme.bar());
-    for (column, start, wide) in columns(area.width) {
-        let falls = state.reversed == (column == Column::Category);
-        let (arrow, style) = match (column == state.order, falls) {
-            (false, _) => ("", theme.bar()),
-            (true, true) => (theme.glyphs.falling, theme.bar_strong()),
-            (true, false) => (theme.glyphs.climbing, theme.bar_strong()),
+    for place in columns(area.width) {
+        let falls = state.reversed == (place.column == Column::Category);
+        let orders = (place.column == state.order).then_some(match falls {
+            true => Order::Falling,
+            false => Order::Climbing,
+        });
+        let side = match is_number(place.column) {
+            true => Side::Right,
+            false => Side::Left,
         };
-        let text = format!("{arrow}{}", column.head());
-        let start = match is_number(column) {
-            true => (area.x + start + wide).saturating_sub(width(&text) as u16),
-            false => area.x + start,
-        };
-        let room = usize::from(area.right().saturating_sub(start));
-        buffer.set_stringn(start, area.y, text, room, style);
+        let head = (place.column.head(), side);
+        list::draw_head(buffer, area, &place, head, orders, theme);
     }
 }
 
@@ -97,18 +85,22 @@ pub fn draw_rows(
         ROOM_FOR_RULES.. => RuleNames::Beside,
         _ => RuleNames::Here,
     };
-    let rows = state.rows.iter().enumerate().skip(state.offset);
+    let rows = state.rows.iter().enumerate().skip(state.selection.offset);
     for ((at, row), y) in rows.zip(area.y..area.bottom()) {
         let line = Rect {
             y,
             height: 1,
             ..area
         };
-        if at == state.cursor {
-            buffer.set_style(line, theme.bar());
-            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+        if at == state.selection.cursor {
+            list::draw_selected(buffer, line, theme);
         }
-        for (column, start, wide) in columns(area.width) {
+        for Place {
+            column,
+            start,
+            wide,
+        } in columns(area.width)
+        {
             let (start, room) = (area.x + start, usize::from(wide));
             match column {
                 Column::Category => {

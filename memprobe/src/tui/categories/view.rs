@@ -2,16 +2,17 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::super::beside::{draw_note, draw_title_of, draw_words};
+use super::super::beside::{draw_note, draw_title_of};
 use super::super::header::draw_devices;
-use super::super::layout::are_within;
+use super::super::layout::{are_within, beneath_title};
+use super::super::notice::{draw_detail, draw_words};
 use super::super::overlay::{draw_box, entry};
 use super::super::state::State;
 use super::super::status::draw_key_list;
 use super::super::theme::Theme;
+use super::super::view::draw_too_small;
 use super::layout::Layout;
 use super::state::CategoriesState;
 use super::{graph, iterations, table};
@@ -25,8 +26,7 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
     let area = buffer.area;
     let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
     let Some(layout) = state.layout().filter(is_within) else {
-        let columns = usize::from(area.width);
-        buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
+        draw_too_small(buffer, lines);
         return;
     };
     draw_title_of(buffer, layout.header, "memprobe categories", lines, theme);
@@ -48,25 +48,13 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
         };
         draw_words(buffer, layout.rows, first, second, theme);
     }
-    if let Some(row) = state.selected().filter(|_| !layout.detail.is_empty()) {
-        let room = usize::from(layout.detail.width.saturating_sub(2));
-        let text = fit(&table::summary(row), room, theme.glyphs.cut);
-        buffer.set_stringn(
-            layout.detail.x + 2,
-            layout.detail.y,
-            text,
-            room,
-            theme.faint(),
-        );
+    if let Some(row) = state.selected() {
+        draw_detail(buffer, layout.detail, &table::summary(row), theme);
     }
     draw_note(buffer, layout.status, state.note, lines, theme);
     draw_keys(buffer, layout.keys, lines, theme);
     if let Some(scroll) = state.help {
-        let body = Rect {
-            y: 1,
-            height: layout.status.y.saturating_sub(1),
-            ..area
-        };
+        let body = beneath_title(area, layout.status);
         draw_box(buffer, body, " Help ", &help(theme), scroll, theme);
     }
 }
@@ -88,9 +76,6 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
 }
 
 fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
-    if area.is_empty() {
-        return;
-    }
     let mut keys = vec![
         // Key, what it does, how soon it is left out where room is short.
         (theme.glyphs.arrows, "move", 6),

@@ -1,11 +1,8 @@
 //! Where the columns of the table of processes stand at a given width.
 
+use super::super::list::{self, GAP, Place};
 use super::sort::Column;
 
-/// Between two columns.
-const GAP: u16 = 1;
-/// Before the first column: the mark of the selected row, and that of its state.
-pub const MARGIN: u16 = 2;
 /// Commands are cut to this, in favour of the line that holds most.
 const COMMAND: u16 = 24;
 
@@ -18,20 +15,9 @@ pub struct Needs {
     pub rank: bool,
 }
 
-/// One column.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// Which.
-    pub column: Column,
-    /// Where it starts.
-    pub start: u16,
-    /// How wide it is.
-    pub wide: u16,
-}
-
 /// The columns that have room, from left to right.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Columns(pub Vec<Place>);
+pub struct Columns(pub Vec<Place<Column>>);
 
 impl Columns {
     /// The columns of a table of this width. Narrow tables leave out what is least missed.
@@ -53,18 +39,7 @@ impl Columns {
             (Column::Peak, 8, 72),
             (Column::Trend, 10, 112),
         ];
-        let mut places = Vec::new();
-        let mut start = MARGIN;
-        for (column, wide, least) in wanted {
-            if width >= least {
-                places.push(Place {
-                    column,
-                    start,
-                    wide,
-                });
-                start += wide + GAP;
-            }
-        }
+        let (mut places, start) = list::places(width, &wanted);
         let room = width.saturating_sub(start);
         // The line that holds most gets what is left, once that is worth it.
         let command = if width >= 96 {
@@ -90,11 +65,7 @@ impl Columns {
 
     /// The column at a cell of the head.
     pub fn at(&self, x: u16) -> Option<Column> {
-        let at = self
-            .0
-            .iter()
-            .find(|place| x < place.start + place.wide + GAP);
-        at.or(self.0.last()).map(|place| place.column)
+        list::column_at(&self.0, x)
     }
 
     /// Which columns there are.

@@ -1,8 +1,8 @@
 //! Keys and the mouse on the screen of the host: as on that of one process, but for the columns.
 
-use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
+use crossterm::event::{Event, KeyCode};
 
-use super::super::input::{self, Focus, Wanted};
+use super::super::input::{self, Focus, Wanted, plain_key};
 use super::sort::Column;
 
 /// What a person asks for.
@@ -31,14 +31,8 @@ const BY_DIGIT: [Column; 9] = [
 
 /// What an event of the terminal asks for, if anything.
 pub fn wanted(event: &Event, focus: Focus) -> Option<HostWanted> {
-    if let Event::Key(key) = event
-        && focus == Focus::Table
-        && key.kind != KeyEventKind::Release
-        && !key
-            .modifiers
-            .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
-    {
-        match key.code {
+    if let Some(key) = plain_key(event, focus) {
+        match key {
             KeyCode::Char(digit @ '1'..='9') => {
                 let column = BY_DIGIT[digit as usize - '1' as usize];
                 return Some(HostWanted::SortBy(column));
@@ -52,7 +46,7 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<HostWanted> {
 
 #[cfg(test)]
 mod tests {
-    use crossterm::event::KeyEvent;
+    use crossterm::event::{KeyEvent, KeyModifiers};
 
     use super::*;
 

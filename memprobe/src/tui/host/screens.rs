@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-use ratatui::style::{Color, Modifier};
+use ratatui::style::Color;
 
 use super::super::input::Wanted;
-use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::super::theme::Theme;
+use super::super::trial::{
+    self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
+};
 use super::input::HostWanted;
 use super::sort::Column;
 use super::state::HostState;
@@ -17,28 +17,14 @@ use super::{HostCommand, samples, view};
 use crate::event::Tgid;
 use crate::model::snapshot::host::{HostSnapshot, ProcessState};
 
-const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
-    glyphs: UNICODE,
-};
+const MEDIUM: Size = (100, 24);
+const LARGE: Size = (140, 30);
 
-const SMALL: (u16, u16) = (80, 24);
-const MEDIUM: (u16, u16) = (100, 24);
-const LARGE: (u16, u16) = (140, 30);
-
-fn drawn(state: &HostState, size: (u16, u16), theme: &Theme) -> TestBackend {
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-    terminal
-        .draw(|frame| {
-            if let Some(cursor) = view::draw(frame.buffer_mut(), state, theme) {
-                frame.set_cursor_position(cursor);
-            }
-        })
-        .unwrap();
-    terminal.backend().clone()
+fn drawn(state: &HostState, size: Size, theme: &Theme) -> TestBackend {
+    trial::drawn(size, |buffer| view::draw(buffer, state, theme))
 }
 
-fn state(snapshot: HostSnapshot, size: (u16, u16), wanted: &[Wanted]) -> HostState {
+fn state(snapshot: HostSnapshot, size: Size, wanted: &[Wanted]) -> HostState {
     let mut state = HostState::new(Arc::new(snapshot), size, "memprobe top".to_owned());
     for wanted in wanted {
         let command = state.handle(HostWanted::Common(*wanted));
@@ -47,14 +33,8 @@ fn state(snapshot: HostSnapshot, size: (u16, u16), wanted: &[Wanted]) -> HostSta
     state
 }
 
-fn screen(snapshot: HostSnapshot, size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+fn screen(snapshot: HostSnapshot, size: Size, wanted: &[Wanted]) -> TestBackend {
     drawn(&state(snapshot, size, wanted), size, &COLOUR)
-}
-
-fn typed(pattern: &str) -> Vec<Wanted> {
-    std::iter::once(Wanted::Filter)
-        .chain(pattern.chars().map(Wanted::Type))
-        .collect()
 }
 
 #[test]
@@ -75,14 +55,10 @@ fn processes_that_hold_nothing_are_shown_where_they_are_asked_for() {
 
 #[test]
 fn a_busy_host_on_a_terminal_without_unicode() {
-    let theme = Theme {
-        ink: Ink::Plain,
-        glyphs: ASCII,
-    };
     let screen = drawn(
         &state(samples::busy(), LARGE, &[Wanted::Move(1)]),
         LARGE,
-        &theme,
+        &BARE,
     );
     assert!(screen.to_string().is_ascii(), "{screen}");
     insta::assert_snapshot!("busy_ascii", screen);
@@ -176,9 +152,9 @@ fn the_selection_follows_its_process_and_moves_on_when_that_is_gone() {
     assert_eq!(state.selected().unwrap().tgid, Tgid(6001));
     let mut later = samples::busy();
     later.processes.retain(|row| row.tgid != Tgid(6001));
-    let cursor = state.cursor;
+    let cursor = state.selection.cursor;
     state.update(Arc::new(later));
-    assert_eq!(state.cursor, cursor);
+    assert_eq!(state.selection.cursor, cursor);
     assert_ne!(state.selected().unwrap().tgid, Tgid(6001));
 }
 
@@ -216,22 +192,15 @@ fn all_samples() -> Vec<HostSnapshot> {
     ]
 }
 
-/// Each at which a part of the screen comes or goes, and its neighbours.
-const HEIGHTS: [u16; 13] = [0, 1, 3, 4, 5, 6, 7, 9, 10, 12, 16, 17, 25];
-
 #[test]
 fn no_size_of_terminal_breaks_the_screen() {
-    let widths = [0, 1, 8, 23, 24, 39, 40, 56, 64, 72, 80, 96, 112, 140, 300].into_iter();
-    let sizes = widths.flat_map(|width| HEIGHTS.map(move |height| (width, height)));
-    let sizes: Vec<(u16, u16)> = sizes.chain([(1000, 300), (3, 2000), (5000, 4)]).collect();
     for snapshot in all_samples() {
         for wishes in [vec![], vec![Wanted::Help, Wanted::Move(1000)], typed("a(")] {
             let mut state = state(snapshot.clone(), (0, 0), &wishes);
-            for (width, height) in &sizes {
-                let resize = Wanted::Resize(*width, *height);
+            for size in all_sizes() {
+                let resize = Wanted::Resize(size.0, size.1);
                 state.handle(HostWanted::Common(resize));
-                let area = Rect::new(0, 0, *width, *height);
-                view::draw(&mut Buffer::empty(area), &state, &COLOUR);
+                view::draw(&mut blank(size), &state, &COLOUR);
             }
         }
     }
@@ -247,49 +216,21 @@ fn a_terminal_that_shrank_unnoticed_does_not_break_the_screen() {
     }
 }
 
-/// Numbers that look random and are the same on each run (xorshift).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % sides
-    }
-
-    fn wanted(&mut self) -> HostWanted {
-        let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
-        HostWanted::Common(match self.roll(19) {
-            0 | 1 => Wanted::Move(self.roll(7) as isize - 3),
-            2 => Wanted::Page(self.roll(3) as isize - 1),
-            3 => Wanted::First,
-            4 => Wanted::Last,
-            5 => Wanted::Toggle,
-            6 => Wanted::Filter,
-            7 => Wanted::SortStep(1),
-            8 => Wanted::SortStep(-1),
-            9 => return HostWanted::SortBy(Column::ALL[self.roll(12) as usize]),
-            10 => Wanted::Reverse,
-            11 => Wanted::Pause,
-            12 => Wanted::Help,
-            13 => Wanted::Click(self.roll(120) as u16, self.roll(40) as u16),
-            14 => Wanted::Resize(self.roll(130) as u16, self.roll(50) as u16),
-            15 => Wanted::Type(letters[self.roll(letters.len() as u64) as usize]),
-            16 => Wanted::Erase,
-            17 => Wanted::Accept,
-            _ => Wanted::Back,
-        })
+fn asked(dice: &mut Dice) -> HostWanted {
+    match dice.roll(15) {
+        0 => HostWanted::SortBy(Column::ALL[dice.roll(12) as usize]),
+        1 => HostWanted::Extent,
+        _ => HostWanted::Common(dice.wanted()),
     }
 }
 
 #[test]
 fn no_order_of_keys_and_snapshots_breaks_the_screen() {
     let samples: Vec<Arc<HostSnapshot>> = all_samples().into_iter().map(Arc::new).collect();
-    let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+    let mut dice = Dice::new();
     let mut state = HostState::new(samples[0].clone(), SMALL, "memprobe top".to_owned());
     for _ in 0..4000 {
-        if let Some(HostCommand::Open(tgid)) = state.handle(dice.wanted()) {
+        if let Some(HostCommand::Open(tgid)) = state.handle(asked(&mut dice)) {
             let row = state.selected().unwrap();
             assert_eq!(row.tgid, tgid);
             assert!(!matches!(row.state, ProcessState::Refused(_)));
@@ -297,10 +238,9 @@ fn no_order_of_keys_and_snapshots_breaks_the_screen() {
         if dice.roll(5) == 0 {
             state.update(samples[dice.roll(samples.len() as u64) as usize].clone());
         }
-        assert!(state.cursor < state.order.len().max(1));
-        assert!(state.offset <= state.cursor);
-        let area = Rect::new(0, 0, 90, 30);
-        view::draw(&mut Buffer::empty(area), &state, &COLOUR);
+        assert!(state.selection.cursor < state.order.len().max(1));
+        assert!(state.selection.offset <= state.selection.cursor);
+        view::draw(&mut blank((90, 30)), &state, &COLOUR);
     }
 }
 
@@ -308,21 +248,15 @@ fn no_order_of_keys_and_snapshots_breaks_the_screen() {
 fn without_colour_no_colour_is_used_and_the_text_is_the_same() {
     for snapshot in all_samples() {
         let state = state(snapshot, SMALL, &[]);
-        let coloured = drawn(&state, SMALL, &COLOUR);
-        for cell in &coloured.buffer().content {
+        assert_the_same_without_colour(|theme| drawn(&state, SMALL, theme));
+    }
+}
+
+#[test]
+fn no_background_is_coloured() {
+    for snapshot in all_samples() {
+        for cell in &screen(snapshot, SMALL, &[]).buffer().content {
             assert_eq!(cell.bg, Color::Reset);
-        }
-        for ink in [Ink::Emphasis, Ink::Plain] {
-            let theme = Theme {
-                ink,
-                glyphs: UNICODE,
-            };
-            let bare = drawn(&state, SMALL, &theme);
-            assert_eq!(bare.to_string(), coloured.to_string());
-            for cell in &bare.buffer().content {
-                assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset));
-                assert!(ink == Ink::Emphasis || cell.modifier == Modifier::empty());
-            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::super::list;
 use super::super::sort::Order;
 use crate::event::Bytes;
 use crate::label::{FileNames, top_line};
@@ -107,20 +108,12 @@ impl Sort {
 
     /// By the next of these columns to the right (1) or left (-1), around the ends.
     pub fn step(self, by: isize, columns: &[Column]) -> Self {
-        let place = columns.iter().position(|column| *column == self.column);
-        let next = match place {
-            Some(place) => (place + columns.len()).wrapping_add_signed(by) % columns.len().max(1),
-            None => 0,
-        };
-        columns.get(next).map_or(self, |column| self.by(*column))
+        list::further(columns, self.column, by).map_or(self, |column| self.by(column))
     }
 
     /// The same column the other way.
     pub fn reversed(self) -> Self {
-        let order = match self.order {
-            Order::Falling => Order::Climbing,
-            Order::Climbing => Order::Falling,
-        };
+        let order = self.order.reversed();
         Self { order, ..self }
     }
 

@@ -239,15 +239,10 @@ mod tests {
 
     use super::super::super::samples::{self as process_samples, Sources};
     use super::super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::super::theme::{Ink, UNICODE};
+    use super::super::super::trial::COLOUR;
     use super::super::samples;
     use super::*;
     use crate::model::snapshot::Grouping;
-
-    const THEME: Theme = Theme {
-        ink: Ink::Colour,
-        glyphs: UNICODE,
-    };
 
     /// The caller's side: it answers as the measurement does.
     struct Caller {
@@ -320,7 +315,7 @@ mod tests {
             }
             Ok(keys.pop_front().map(key))
         };
-        show(&mut terminal, &THEME, stage, input, || Ok(())).unwrap();
+        show(&mut terminal, &COLOUR, stage, input, || Ok(())).unwrap();
         terminal.backend().to_string()
     }
 
@@ -392,7 +387,7 @@ mod tests {
         assert!(stage.take_news() && !stage.take_news());
         let area = ratatui::layout::Rect::new(0, 0, 61, 17);
         let mut buffer = Buffer::empty(area);
-        stage.draw(&mut buffer, &THEME);
+        stage.draw(&mut buffer, &COLOUR);
         let text: String = buffer
             .content
             .iter()

@@ -6,7 +6,7 @@ use ratatui::layout::Position;
 
 use super::super::filter::Filter;
 use super::super::input::{Focus, Wanted};
-use super::super::layout::{page, scrolled};
+use super::super::list::{self, Selection};
 use super::super::state::Follow;
 use super::HostCommand;
 use super::columns::{Columns, Needs};
@@ -38,10 +38,7 @@ pub struct HostState {
     pub(super) names: FileNames,
     pub(super) all: Sums,
     pub(super) sums: Sums,
-    /// `None` for the first row, whichever that is.
-    selected: Option<Tgid>,
-    pub(super) cursor: usize,
-    pub(super) offset: usize,
+    pub(super) selection: Selection<Tgid>,
     pub(super) note: Option<String>,
 }
 
@@ -63,9 +60,7 @@ impl HostState {
             names: FileNames::default(),
             all: Sums::default(),
             sums: Sums::default(),
-            selected: None,
-            cursor: 0,
-            offset: 0,
+            selection: Selection::default(),
             note: None,
         };
         state.rebuild();
@@ -117,7 +112,7 @@ impl HostState {
 
     /// The selected process.
     pub fn selected(&self) -> Option<&ProcessRow> {
-        self.row(self.cursor)
+        self.row(self.selection.cursor)
     }
 
     /// Does what is wanted; some of it only the caller can do.
@@ -144,7 +139,7 @@ impl HostState {
             Wanted::Quit => return Some(HostCommand::Quit),
             Wanted::Back => self.back(),
             Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
             Wanted::First => self.go_first(),
             Wanted::Last => self.step(isize::MAX),
             Wanted::Toggle | Wanted::Open => command = self.open(),
@@ -167,7 +162,7 @@ impl HostState {
             Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
-                    self.selected = None;
+                    self.selection.key = None;
                 }
             }
             Wanted::Accept => self.focus = Focus::Table,
@@ -204,49 +199,36 @@ impl HostState {
         let within = |row: &&ProcessRow| rows::is_within(&self.shown, self.extent, row);
         self.all = Sums::of(processes.iter().filter(within));
         self.sums = Sums::of(self.order.iter().map(|place| &processes[*place]));
-        let last = self.order.len().saturating_sub(1);
-        self.cursor = match self.selected {
-            None => 0,
-            Some(tgid) => {
-                let found = self
-                    .order
-                    .iter()
-                    .position(|place| processes[*place].tgid == tgid);
-                found.unwrap_or(self.cursor.min(last))
-            }
-        };
-        self.scroll();
+        let height = self.rows_height().unwrap_or(0);
+        let order = &self.order;
+        self.selection.settle(order.len(), height, |tgid| {
+            let found = order.iter();
+            found
+                .map(|place| processes[*place].tgid)
+                .position(|it| it == *tgid)
+        });
     }
 
-    /// Keeps the selected row on the screen, and the screen full.
-    fn scroll(&mut self) {
-        let height = self.layout().map_or(0, |layout| layout.rows.height);
-        self.offset = scrolled(self.offset, self.cursor, self.order.len(), height);
-    }
-
-    fn page(&self) -> isize {
-        page(self.layout().map_or(1, |layout| layout.rows.height))
+    fn rows_height(&self) -> Option<u16> {
+        Some(self.layout()?.rows.height)
     }
 
     fn step(&mut self, by: isize) {
         if let Some(at) = &mut self.help {
-            // The drawing knows how long the text is and stops there.
-            *at = at.saturating_add_signed(by).min(1000);
-            return;
+            return list::scroll(at, by);
         }
-        let last = self.order.len().saturating_sub(1);
-        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.selection.step(by, self.order.len());
         self.keep_selected();
     }
 
     fn keep_selected(&mut self) {
-        self.selected = self.selected().map(|row| row.tgid);
+        self.selection.key = self.selected().map(|row| row.tgid);
     }
 
     fn go_first(&mut self) {
         match &mut self.help {
             Some(at) => *at = 0,
-            None => self.selected = None,
+            None => self.selection.key = None,
         }
     }
 
@@ -298,10 +280,10 @@ impl HostState {
             let column = self.columns().at(at.x);
             self.sort = column.map_or(self.sort, |column| self.sort.by(column));
         } else if layout.rows.contains(at) {
-            let place = self.offset + usize::from(at.y - layout.rows.y);
-            let again = place == self.cursor && self.selected.is_some();
-            self.row(place)?;
-            self.cursor = place;
+            let rows = self.order.len();
+            let place = self.selection.at(layout.rows, at.y, rows)?;
+            let again = place == self.selection.cursor && self.selection.key.is_some();
+            self.selection.cursor = place;
             self.keep_selected();
             if again {
                 return self.open();

@@ -6,7 +6,7 @@ use ratatui::text::{Line, Span};
 
 use super::super::input::Focus;
 use super::super::state::Follow;
-use super::super::status::{Hint, draw_key_list, draw_prompt, fitting, lost};
+use super::super::status::{Prompt, draw_last_line, fitting, lost};
 use super::super::theme::Theme;
 use super::state::HostState;
 use crate::label::{clean, count, counted, fit, rate};
@@ -69,17 +69,6 @@ pub fn draw_keys(
     state: &HostState,
     theme: &Theme,
 ) -> Option<Position> {
-    if area.is_empty() {
-        return None;
-    }
-    if state.focus == Focus::Prompt {
-        let hint = Hint {
-            looks_in: "PID, user, command, container, rank, line",
-            shown: state.sums.rows,
-            all: state.all.rows,
-        };
-        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
-    }
     let keys = vec![
         // Key, what it does, how soon it is left out where room is short.
         (theme.glyphs.arrows, "move", 3),
@@ -92,6 +81,11 @@ pub fn draw_keys(
         ("?", "help", 1),
         ("q", "quit", 0),
     ];
-    draw_key_list(buffer, area, keys, theme);
-    None
+    let prompt = (state.focus == Focus::Prompt).then_some(Prompt {
+        filter: &state.filter,
+        looks_in: "PID, user, command, container, rank, line",
+        shown: state.sums.rows,
+        all: state.all.rows,
+    });
+    draw_last_line(buffer, area, prompt, keys, theme)
 }

@@ -4,9 +4,8 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use super::super::sort::Order;
+use super::super::list::{self, Place, Side};
 use super::super::theme::Theme;
-use super::columns::Place;
 use super::rows::Sums;
 use super::sort::Column;
 use super::state::HostState;
@@ -17,18 +16,18 @@ use crate::label::{
 };
 use crate::model::snapshot::host::{ProcessRow, ProcessState, Trend};
 
-/// Whether a column stands at the right of its place, as numbers do.
-fn is_number(column: Column) -> bool {
-    matches!(
-        column,
+/// Where the cells of a column stand.
+fn side(column: Column) -> Side {
+    match column {
         Column::Pid
-            | Column::Rank
-            | Column::Devices
-            | Column::Allocated
-            | Column::Reserved
-            | Column::Driver
-            | Column::Peak
-    )
+        | Column::Rank
+        | Column::Devices
+        | Column::Allocated
+        | Column::Reserved
+        | Column::Driver
+        | Column::Peak => Side::Right,
+        _ => Side::Left,
+    }
 }
 
 /// Heads of the columns; the one that orders has an arrow.
@@ -37,24 +36,16 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &The
         return;
     }
     buffer.set_style(area, theme.bar());
-    let arrow = match state.sort.order {
-        Order::Falling => theme.glyphs.falling,
-        Order::Climbing => theme.glyphs.climbing,
-    };
     for place in state.columns().0 {
-        let head = place.column.head();
-        let (text, style) = if place.column == state.sort.column {
-            (format!("{arrow}{head}"), theme.bar_strong())
-        } else {
-            (head.to_owned(), theme.bar())
-        };
-        draw_cell(buffer, area, place, &text, style);
+        let orders = (place.column == state.sort.column).then_some(state.sort.order);
+        let head = (place.column.head(), side(place.column));
+        list::draw_head(buffer, area, &place, head, orders, theme);
     }
 }
 
 /// Draws a text at its place, which may lend it the gap before it.
-fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place, text: &str, style: Style) {
-    let start = if is_number(place.column) {
+fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place<Column>, text: &str, style: Style) {
+    let start = if side(place.column) == Side::Right {
         (line.x + place.start + place.wide).saturating_sub(width(text) as u16)
     } else {
         line.x + place.start
@@ -67,17 +58,16 @@ fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place, text: &str, style: S
 /// The rows that are on the screen.
 pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let columns = state.columns();
-    for (place, y) in (state.offset..).zip(area.y..area.bottom()) {
+    for (place, y) in (state.selection.offset..).zip(area.y..area.bottom()) {
         let Some(row) = state.row(place) else { return };
         let line = Rect {
             y,
             height: 1,
             ..area
         };
-        let selected = place == state.cursor;
+        let selected = place == state.selection.cursor;
         if selected {
-            buffer.set_style(line, theme.bar());
-            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+            list::draw_selected(buffer, line, theme);
         }
         let plain = match row.state {
             _ if selected => theme.bar(),
@@ -108,7 +98,7 @@ fn mark(state: &ProcessState) -> &'static str {
     }
 }
 
-fn text(row: &ProcessRow, place: Place, state: &HostState, theme: &Theme) -> String {
+fn text(row: &ProcessRow, place: Place<Column>, state: &HostState, theme: &Theme) -> String {
     let totals = row.totals();
     let amount = |bytes: Option<Bytes>| bytes.map(short);
     let text = match place.column {
@@ -187,7 +177,7 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Them
     let room = usize::from(area.width);
     let text = fit(&format!("  {text}"), room, theme.glyphs.cut);
     buffer.set_stringn(area.x, area.y, &text, room, style);
-    let hidden = state.order.len().saturating_sub(state.offset);
+    let hidden = state.order.len().saturating_sub(state.selection.offset);
     let height = usize::from(state.layout().map_or(0, |layout| layout.rows.height));
     let below = hidden.saturating_sub(height);
     let more = format!("{} below ", counted(below as u64, "row"));
@@ -211,20 +201,15 @@ fn in_words(sums: &Sums) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::theme::{Ink, UNICODE};
+    use super::super::super::trial::COLOUR;
     use super::*;
-
-    const THEME: Theme = Theme {
-        ink: Ink::Colour,
-        glyphs: UNICODE,
-    };
 
     fn drawn(points: &[u64]) -> Option<String> {
         let trend = Trend {
             step: 1,
             points: points.iter().copied().map(Bytes).collect(),
         };
-        sparkline(&trend, 10, &THEME)
+        sparkline(&trend, 10, &COLOUR)
     }
 
     #[test]

@@ -1,15 +1,11 @@
 //! The columns of the table of modules, and where they stand at a given width.
 
+use super::super::list::{self, Place};
 use super::rows::Row;
 use crate::bytes::short;
 use crate::event::Bytes;
 use crate::label::{count, percent};
 use crate::model::snapshot::why::Pass;
-
-/// Before the first column: the mark of the selected row.
-const MARGIN: u16 = 2;
-/// Between two columns.
-const GAP: u16 = 1;
 
 /// A column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -107,32 +103,13 @@ fn amount(bytes: i128) -> String {
     if bytes < 0 { format!("-{size}") } else { size }
 }
 
-/// One column.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// Which.
-    pub column: Column,
-    /// Where it starts.
-    pub start: u16,
-    /// How wide it is.
-    pub wide: u16,
-}
-
 /// The columns that have room, from left to right. What is computed again has one where there is any.
-pub fn columns(width: u16, recomputed: bool) -> Vec<Place> {
-    let mut places = Vec::new();
-    let mut start = MARGIN;
-    for (column, wide, least) in ALL {
-        if width >= least && (recomputed || column != Column::Recompute) {
-            places.push(Place {
-                column,
-                start,
-                wide,
-            });
-            start += wide + GAP;
-        }
-    }
-    let start = start.min(width);
+pub fn columns(width: u16, recomputed: bool) -> Vec<Place<Column>> {
+    let wanted = ALL.into_iter();
+    let wanted: Vec<_> = wanted
+        .filter(|(column, ..)| recomputed || *column != Column::Recompute)
+        .collect();
+    let (mut places, start) = list::places(width, &wanted);
     places.push(Place {
         column: Column::Module,
         start,
@@ -143,22 +120,7 @@ pub fn columns(width: u16, recomputed: bool) -> Vec<Place> {
 
 /// The column at a cell of the head.
 pub fn column_at(width: u16, recomputed: bool, x: u16) -> Column {
-    let places = columns(width, recomputed);
-    let at = places
-        .iter()
-        .find(|place| x < place.start + place.wide + GAP);
-    at.map_or(Column::Module, |place| place.column)
-}
-
-/// The column that is so many further in the order of the table.
-pub fn step(width: u16, recomputed: bool, from: Column, by: isize) -> Column {
-    let places = columns(width, recomputed);
-    let at = places
-        .iter()
-        .position(|place| place.column == from)
-        .unwrap_or(0);
-    let count = places.len();
-    places[(at + count).saturating_add_signed(by % count as isize) % count].column
+    list::column_at(&columns(width, recomputed), x).unwrap_or(Column::Module)
 }
 
 #[cfg(test)]
@@ -180,6 +142,5 @@ mod tests {
         }
         assert_eq!(column_at(80, false, 5), Column::Live);
         assert_eq!(column_at(80, false, 79), Column::Module);
-        assert_eq!(step(80, false, Column::Live, -1), Column::Module);
     }
 }

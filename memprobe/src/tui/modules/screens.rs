@@ -2,46 +2,25 @@
 
 use std::sync::Arc;
 
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
 
 use super::super::beside::Asked;
 use super::super::input::Wanted;
 use super::super::samples;
 use super::super::state::State;
-use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::super::theme::Theme;
+use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::{ModulesState, draw};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::why::DeviceModules;
 use crate::model::snapshot::why::samples::{module, modules, silent};
 
-const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
-    glyphs: UNICODE,
-};
-
-const SMALL: (u16, u16) = (80, 24);
-
-fn lines(size: (u16, u16)) -> State {
-    State::new(Arc::new(samples::normal()), size)
+fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
+    let lines = State::new(Arc::new(samples::normal()), size);
+    trial::drawn(size, |buffer| draw(buffer, state, &lines, theme))
 }
 
-fn drawn(state: &ModulesState, size: (u16, u16), theme: &Theme) -> TestBackend {
-    let lines = lines(size);
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-    terminal
-        .draw(|frame| {
-            if let Some(cursor) = draw(frame.buffer_mut(), state, &lines, theme) {
-                frame.set_cursor_position(cursor);
-            }
-        })
-        .unwrap();
-    terminal.backend().clone()
-}
-
-fn state(news: Arc<Vec<DeviceModules>>, size: (u16, u16), wanted: &[Wanted]) -> ModulesState {
+fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[Wanted]) -> ModulesState {
     let mut state = ModulesState::default();
     state.resize(size.0, size.1);
     state.update(news);
@@ -51,14 +30,8 @@ fn state(news: Arc<Vec<DeviceModules>>, size: (u16, u16), wanted: &[Wanted]) -> 
     state
 }
 
-fn screen(size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+fn screen(size: Size, wanted: &[Wanted]) -> TestBackend {
     drawn(&state(modules(), size, wanted), size, &COLOUR)
-}
-
-fn typed(pattern: &str) -> Vec<Wanted> {
-    std::iter::once(Wanted::Filter)
-        .chain(pattern.chars().map(Wanted::Type))
-        .collect()
 }
 
 fn names(state: &ModulesState) -> Vec<&str> {
@@ -79,11 +52,7 @@ fn the_modules_of_a_program_that_trains() {
 
 #[test]
 fn a_terminal_without_unicode() {
-    let theme = Theme {
-        ink: Ink::Plain,
-        glyphs: ASCII,
-    };
-    let screen = drawn(&state(modules(), SMALL, &[Wanted::OpenAll]), SMALL, &theme);
+    let screen = drawn(&state(modules(), SMALL, &[Wanted::OpenAll]), SMALL, &BARE);
     assert!(screen.to_string().is_ascii(), "{screen}");
 }
 
@@ -135,15 +104,21 @@ fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
     let find = |state: &ModulesState| names(state).iter().position(|name| *name == "layers");
     let mut state = state(modules(), SMALL, &[]);
     let at = find(&state).expect("the only model is open");
-    state.handle(Wanted::Move(at as isize - state.cursor as isize));
+    state.handle(Wanted::Move(at as isize - state.selection.cursor as isize));
     let closed = state.table.rows.len();
     state.handle(Wanted::Toggle);
     assert_eq!(names(&state)[at + 1], "0..3");
     state.handle(Wanted::Move(1));
     state.handle(Wanted::Close);
-    assert_eq!((state.cursor, state.table.rows.len()), (at, closed + 1));
+    assert_eq!(
+        (state.selection.cursor, state.table.rows.len()),
+        (at, closed + 1)
+    );
     state.handle(Wanted::Close);
-    assert_eq!((state.cursor, state.table.rows.len()), (at, closed));
+    assert_eq!(
+        (state.selection.cursor, state.table.rows.len()),
+        (at, closed)
+    );
     state.handle(Wanted::Open);
     assert_eq!(state.table.rows.len(), closed + 1);
 }
@@ -233,15 +208,11 @@ fn no_size_of_the_screen_and_no_key_makes_it_fail() {
         Wanted::Help,
         Wanted::Move(isize::MAX),
     ];
-    for width in [0, 1, 23, 24, 40, 79, 120, 200] {
-        for height in [0, 1, 4, 5, 8, 12, 24, 60] {
-            let mut state = state(modules(), (width, height), &[]);
-            let lines = lines((width, height));
-            for key in keys {
-                state.handle(key);
-                let area = Rect::new(0, 0, width.max(1), height.max(1));
-                draw(&mut Buffer::empty(area), &state, &lines, &COLOUR);
-            }
+    for size in sizes() {
+        let mut state = state(modules(), size, &[]);
+        for key in keys {
+            state.handle(key);
+            drawn(&state, size, &COLOUR);
         }
     }
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::beside::Asked;
+use super::super::beside::{Asked, OfDevices};
 use super::super::filter::Filter;
 use super::super::input::{Focus, Wanted};
-use super::super::layout::{page, scrolled};
+use super::super::list::{self, Selection};
 use super::super::table::Fold;
 use super::super::tensors::layout::{Layout, layout};
-use super::columns::{Column, column_at, step};
+use super::columns::{Column, column_at, columns};
 use super::rows::{self, Row, RowKey, Table, Wish};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::why::{DeviceModules, ModuleRow, fold};
@@ -29,8 +29,7 @@ pub enum Alike {
 /// What the screen remembers.
 #[derive(Debug, Default)]
 pub struct ModulesState {
-    news: Option<Arc<Vec<DeviceModules>>>,
-    device: Option<DeviceIndex>,
+    news: OfDevices<DeviceModules>,
     size: (u16, u16),
     pub(super) alike: Alike,
     /// The modules of the device shown, those alike made one if that is wanted.
@@ -44,9 +43,7 @@ pub struct ModulesState {
     open: HashSet<RowKey>,
     /// Whether a first table was there: it opens the outermost module.
     begun: bool,
-    selected: Option<RowKey>,
-    pub(super) cursor: usize,
-    pub(super) offset: usize,
+    pub(super) selection: Selection<RowKey>,
     pub(super) table: Table,
     pub(super) note: Option<&'static str>,
 }
@@ -65,30 +62,25 @@ impl ModulesState {
 
     /// Takes what came from the caller.
     pub fn update(&mut self, news: Arc<Vec<DeviceModules>>) {
-        self.news = Some(news);
+        self.news.update(news);
         self.renew();
     }
 
     /// Shows another device.
     pub fn show(&mut self, device: Option<DeviceIndex>) {
-        if self.device != device {
-            self.device = device;
+        if self.news.show(device) {
             self.renew();
         }
     }
 
     /// The device shown; `None` where nothing came of it.
     pub(super) fn shown_device(&self) -> Option<&DeviceModules> {
-        let mut devices = self.news.as_ref()?.iter();
-        match self.device {
-            Some(index) => devices.find(|device| device.index == index),
-            None => devices.next(),
-        }
+        self.news.shown()
     }
 
     /// Whether anything came from the caller.
     pub(super) fn is_told(&self) -> bool {
-        self.news.is_some()
+        self.news.is_told()
     }
 
     pub(super) fn layout(&self) -> Option<Layout> {
@@ -97,7 +89,7 @@ impl ModulesState {
 
     /// The selected row.
     pub(super) fn selected(&self) -> Option<&Row> {
-        self.table.rows.get(self.cursor)
+        self.table.rows.get(self.selection.cursor)
     }
 
     /// Does what is wanted; some of it only the holder of the screen can do.
@@ -115,7 +107,7 @@ impl ModulesState {
                 return Some(Asked::AsOnLines(wanted));
             }
             Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
             Wanted::First => self.go_first(),
             Wanted::Last => self.step(isize::MAX),
             Wanted::Toggle => self.toggle(),
@@ -123,8 +115,10 @@ impl ModulesState {
             Wanted::Close => self.close(),
             Wanted::OpenAll => self.open_all(),
             Wanted::SortStep(by) => {
-                let order = step(self.size.0, self.table.recomputed, self.order, by);
-                (self.order, self.reversed) = (order, false);
+                let columns = columns(self.size.0, self.table.recomputed);
+                let columns: Vec<Column> = columns.iter().map(|place| place.column).collect();
+                let next = list::further(&columns, self.order, by);
+                (self.order, self.reversed) = (next.unwrap_or_default(), false);
             }
             Wanted::Reverse => self.reversed = !self.reversed,
             Wanted::Regroup => self.regroup(),
@@ -140,7 +134,7 @@ impl ModulesState {
             Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
-                    self.selected = None;
+                    self.selection.key = None;
                 }
             }
             Wanted::Accept => self.focus = None,
@@ -184,39 +178,33 @@ impl ModulesState {
             .shown_device()
             .map(|device| rows::table(device, &self.modules, &wish));
         self.table = table.unwrap_or_default();
+        let height = self.rows_height().unwrap_or(0);
         let rows = &self.table.rows;
-        let place = |key: &RowKey| rows.iter().position(|row| row.key == *key);
-        self.cursor = match &self.selected {
-            None => 0,
-            Some(key) => place(key).unwrap_or(self.cursor.min(rows.len().saturating_sub(1))),
-        };
-        let height = self.layout().map_or(0, |layout| layout.rows.height);
-        self.offset = scrolled(self.offset, self.cursor, self.table.rows.len(), height);
+        self.selection.settle(rows.len(), height, |key| {
+            rows.iter().position(|row| row.key == *key)
+        });
     }
 
-    fn page(&self) -> isize {
-        page(self.layout().map_or(1, |layout| layout.rows.height))
+    fn rows_height(&self) -> Option<u16> {
+        Some(self.layout()?.rows.height)
     }
 
     fn step(&mut self, by: isize) {
         if let Some(at) = &mut self.help {
-            // The drawing knows how long the text is and stops there.
-            *at = at.saturating_add_signed(by).min(1000);
-            return;
+            return list::scroll(at, by);
         }
-        let last = self.table.rows.len().saturating_sub(1);
-        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.selection.step(by, self.table.rows.len());
         self.keep_selected();
     }
 
     fn keep_selected(&mut self) {
-        self.selected = self.selected().map(|row| row.key.clone());
+        self.selection.key = self.selected().map(|row| row.key.clone());
     }
 
     fn go_first(&mut self) {
         match &mut self.help {
             Some(at) => *at = 0,
-            None => self.selected = None,
+            None => self.selection.key = None,
         }
     }
 
@@ -251,11 +239,11 @@ impl ModulesState {
             self.open.remove(&key);
         } else {
             let depth = row.depth;
-            let above = self.table.rows[..self.cursor].iter();
-            self.cursor = above
+            let above = self.table.rows[..self.selection.cursor].iter();
+            self.selection.cursor = above
                 .clone()
                 .rposition(|row| row.depth < depth)
-                .unwrap_or(self.cursor);
+                .unwrap_or(self.selection.cursor);
         }
         self.keep_selected();
     }
@@ -302,9 +290,9 @@ impl ModulesState {
                 column => (self.order, self.reversed) = (column, false),
             }
         } else if layout.rows.contains(at) {
-            let place = self.offset + usize::from(at.y - layout.rows.y);
-            if place < self.table.rows.len() {
-                self.cursor = place;
+            let rows = self.table.rows.len();
+            if let Some(place) = self.selection.at(layout.rows, at.y, rows) {
+                self.selection.cursor = place;
                 self.keep_selected();
                 if self.table.rows[place].fold != Fold::Leaf {
                     self.toggle();

@@ -4,6 +4,9 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
+use super::super::lines::MARK;
+use super::super::list::{self, Side};
+use super::super::sort::Order;
 use super::super::table::Fold;
 use super::super::theme::Theme;
 use super::columns::{Column, columns};
@@ -57,20 +60,19 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
     }
     buffer.set_style(area, theme.bar());
     for place in columns(area.width, state.table.recomputed) {
-        let orders = place.column == state.order;
         let falls = state.reversed == (place.column == Column::Module);
-        let (arrow, style) = match (orders, falls) {
-            (false, _) => ("", theme.bar()),
-            (true, true) => (theme.glyphs.falling, theme.bar_strong()),
-            (true, false) => (theme.glyphs.climbing, theme.bar_strong()),
+        let orders = (place.column == state.order).then_some(match falls {
+            true => Order::Falling,
+            false => Order::Climbing,
+        });
+        let (start, side) = match place.column {
+            // Names stand behind the mark of a row that can be opened.
+            Column::Module => (place.start + MARK, Side::Left),
+            _ => (place.start, Side::Right),
         };
-        let text = format!("{arrow}{}", place.column.head());
-        let start = match place.column {
-            Column::Module => area.x + place.start + 2,
-            _ => (area.x + place.start + place.wide).saturating_sub(width(&text) as u16),
-        };
-        let room = usize::from(area.right().saturating_sub(start));
-        buffer.set_stringn(start, area.y, text, room, style);
+        let place = list::Place { start, ..place };
+        let head = (place.column.head(), side);
+        list::draw_head(buffer, area, &place, head, orders, theme);
     }
 }
 
@@ -83,16 +85,20 @@ pub fn draw_rows(
     theme: &Theme,
 ) {
     let places = columns(area.width, state.table.recomputed);
-    let rows = state.table.rows.iter().enumerate().skip(state.offset);
+    let rows = state
+        .table
+        .rows
+        .iter()
+        .enumerate()
+        .skip(state.selection.offset);
     for ((at, row), y) in rows.zip(area.y..area.bottom()) {
         let line = Rect {
             y,
             height: 1,
             ..area
         };
-        if at == state.cursor {
-            buffer.set_style(line, theme.bar());
-            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+        if at == state.selection.cursor {
+            list::draw_selected(buffer, line, theme);
         }
         for place in &places {
             let wide = usize::from(place.wide.min(area.width.saturating_sub(place.start)));

@@ -2,21 +2,22 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
-use ratatui::style::Style;
 use ratatui::text::Line;
 
-use super::super::beside::{draw_note, draw_title_of, draw_words};
+use super::super::beside::{draw_note, draw_title_of};
 use super::super::header::draw_devices;
 use super::super::input::Focus;
-use super::super::layout::are_within;
+use super::super::layout::{are_within, beneath_title};
+use super::super::notice::{draw_detail, draw_words};
 use super::super::overlay::{draw_box, entry};
 use super::super::state::State;
-use super::super::status::{Hint, draw_key_list, draw_prompt};
+use super::super::status::{Prompt, draw_last_line};
 use super::super::tensors::layout::Layout;
 use super::super::theme::Theme;
+use super::super::view::draw_too_small;
 use super::state::ModulesState;
 use super::table;
-use crate::label::{clean, fit};
+use crate::label::clean;
 
 /// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
 /// knows the process, the devices and how the measurement is doing. Says where the cursor of the terminal belongs, if it
@@ -30,8 +31,7 @@ pub fn draw(
     let area = buffer.area;
     let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
     let Some(layout) = state.layout().filter(is_within) else {
-        let columns = usize::from(area.width);
-        buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
+        draw_too_small(buffer, lines);
         return None;
     };
     draw_title_of(buffer, layout.header, "memprobe modules", lines, theme);
@@ -47,26 +47,12 @@ pub fn draw(
     }
     draw_nothing(buffer, layout.rows, state, theme);
     if let Some(row) = state.selected() {
-        let room = usize::from(layout.detail.width.saturating_sub(2));
-        let text = fit(&table::summary(row), room, theme.glyphs.cut);
-        if !layout.detail.is_empty() {
-            buffer.set_stringn(
-                layout.detail.x + 2,
-                layout.detail.y,
-                text,
-                room,
-                theme.faint(),
-            );
-        }
+        draw_detail(buffer, layout.detail, &table::summary(row), theme);
     }
     draw_note(buffer, layout.status, state.note, lines, theme);
     let cursor = draw_keys(buffer, layout.keys, state, lines, theme);
     if let Some(scroll) = state.help {
-        let body = Rect {
-            y: 1,
-            height: layout.status.y.saturating_sub(1),
-            ..area
-        };
+        let body = beneath_title(area, layout.status);
         draw_box(buffer, body, " Help ", &help(theme), scroll, theme);
     }
     cursor
@@ -110,17 +96,6 @@ fn draw_keys(
     lines: &State,
     theme: &Theme,
 ) -> Option<Position> {
-    if area.is_empty() {
-        return None;
-    }
-    if state.focus() == Focus::Prompt {
-        let hint = Hint {
-            looks_in: "paths of modules",
-            shown: state.table.shown,
-            all: state.table.all,
-        };
-        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
-    }
     let mut keys = vec![
         // Key, what it does, how soon it is left out where room is short.
         (theme.glyphs.arrows, "move", 6),
@@ -139,8 +114,13 @@ fn draw_keys(
     if lines.shown.devices.len() > 1 {
         keys.insert(7, ("d", "device", 5));
     }
-    draw_key_list(buffer, area, keys, theme);
-    None
+    let prompt = (state.focus() == Focus::Prompt).then_some(Prompt {
+        filter: &state.filter,
+        looks_in: "paths of modules",
+        shown: state.table.shown,
+        all: state.table.all,
+    });
+    draw_last_line(buffer, area, prompt, keys, theme)
 }
 
 /// Keys, columns and words.

@@ -11,7 +11,7 @@ use crate::bytes::{human, signed};
 use crate::event::Bytes;
 use crate::label::{fit, process};
 use crate::model::snapshot::Target;
-use crate::model::tensors::{Account, DeviceTable};
+use crate::model::tensors::DeviceTable;
 
 /// Program, command, process.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, target: &Target, theme: &Theme) {
@@ -38,19 +38,8 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme
 fn held(table: &DeviceTable) -> Bytes {
     match table.account.totals {
         Some(totals) => totals.allocated,
-        None => parts(&table.account),
+        None => table.account.held(),
     }
-}
-
-fn parts(account: &Account) -> Bytes {
-    let parts = [
-        account.tensors,
-        account.bare,
-        account.rounding,
-        account.uncovered,
-        account.blocks,
-    ];
-    Bytes(parts.iter().fold(0, |sum, part| sum.saturating_add(part.0)))
 }
 
 /// What the allocator has handed out, and what explains it.

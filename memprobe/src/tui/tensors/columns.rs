@@ -1,11 +1,8 @@
 //! Where the columns of the table of tensors stand at a given width.
 
+use super::super::list::{self, GAP, Place, Side};
 use crate::model::tensors::Order;
 
-/// Between two columns.
-const GAP: u16 = 1;
-/// Before the first column: the mark of the selected row.
-pub const MARGIN: u16 = 2;
 /// The line that allocated, on wide screens.
 const SITE: u16 = 30;
 
@@ -57,25 +54,17 @@ impl Column {
         }
     }
 
-    /// Whether its cells end at its right.
-    pub const fn is_number(self) -> bool {
-        matches!(self, Self::Holds | Self::Size)
+    /// Where its cells stand.
+    pub const fn side(self) -> Side {
+        match self {
+            Self::Holds | Self::Size => Side::Right,
+            _ => Side::Left,
+        }
     }
 }
 
-/// One column.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
-    /// Which.
-    pub column: Column,
-    /// Where it starts.
-    pub start: u16,
-    /// How wide it is.
-    pub wide: u16,
-}
-
 /// The columns that have room, from left to right.
-pub fn columns(width: u16) -> Vec<Place> {
+pub fn columns(width: u16) -> Vec<Place<Column>> {
     let wanted = [
         // Column, its width, the least width of the table that shows it.
         (Column::Holds, 11, 0),
@@ -85,19 +74,7 @@ pub fn columns(width: u16) -> Vec<Place> {
         (Column::DType, 8, 84),
         (Column::Grad, 4, 116),
     ];
-    let mut places = Vec::new();
-    let mut start = MARGIN;
-    for (column, wide, least) in wanted {
-        if width >= least {
-            places.push(Place {
-                column,
-                start,
-                wide,
-            });
-            start += wide + GAP;
-        }
-    }
-    let start = start.min(width);
+    let (mut places, start) = list::places(width, &wanted);
     let site = if width >= 140 { SITE } else { 0 };
     let name = (width - start).saturating_sub(if site > 0 { site + GAP } else { 0 });
     places.push(Place {
@@ -117,11 +94,7 @@ pub fn columns(width: u16) -> Vec<Place> {
 
 /// The column at a cell of the head.
 pub fn column_at(width: u16, x: u16) -> Option<Column> {
-    let places = columns(width);
-    let at = places
-        .iter()
-        .find(|place| x < place.start + place.wide + GAP);
-    at.or(places.last()).map(|place| place.column)
+    list::column_at(&columns(width), x)
 }
 
 #[cfg(test)]

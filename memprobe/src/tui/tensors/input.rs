@@ -1,8 +1,8 @@
 //! Keys and the mouse on the screen of tensors: as on that of lines, but for a few.
 
-use crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers};
+use crossterm::event::{Event, KeyCode};
 
-use super::super::input::{self, Focus, Wanted};
+use super::super::input::{self, Focus, Wanted, plain_key};
 
 /// What a person asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,14 +15,8 @@ pub enum TensorWanted {
 
 /// What an event of the terminal asks for, if anything.
 pub fn wanted(event: &Event, focus: Focus) -> Option<TensorWanted> {
-    if let Event::Key(key) = event
-        && focus == Focus::Table
-        && key.kind != KeyEventKind::Release
-        && !key
-            .modifiers
-            .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
-        && matches!(key.code, KeyCode::Char('R') | KeyCode::F(5))
-    {
+    let key = plain_key(event, focus);
+    if matches!(key, Some(KeyCode::Char('R') | KeyCode::F(5))) {
         return Some(TensorWanted::Refresh);
     }
     input::wanted(event, focus).map(TensorWanted::Common)
@@ -30,7 +24,7 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<TensorWanted> {
 
 #[cfg(test)]
 mod tests {
-    use crossterm::event::KeyEvent;
+    use crossterm::event::{KeyEvent, KeyModifiers};
 
     use super::*;
 

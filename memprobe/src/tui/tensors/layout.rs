@@ -60,17 +60,13 @@ mod tests {
 
     #[test]
     fn parts_fill_every_screen_without_overlapping() {
-        for (width, height) in (24..260)
-            .step_by(7)
-            .flat_map(|width| (4..90).map(move |height| (width, height)))
-        {
+        assert_filled(|width, height| {
             let l = layout(width, height).unwrap();
-            let parts = [
-                l.header, l.devices, l.account, l.head, l.rows, l.sum, l.detail, l.status, l.keys,
-            ];
-            assert_filled(width, height, &parts);
             assert!(l.rows.height >= 1, "{width}x{height}");
-        }
+            vec![
+                l.header, l.devices, l.account, l.head, l.rows, l.sum, l.detail, l.status, l.keys,
+            ]
+        });
         assert_eq!(layout(23, 50), None);
     }
 }

@@ -2,45 +2,29 @@
 
 use std::sync::Arc;
 
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
 
 use super::super::input::Wanted;
-use super::super::theme::{ASCII, Ink, Theme, UNICODE};
+use super::super::theme::Theme;
+use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::input::TensorWanted;
 use super::{Asked, Tensors, TensorsState, draw};
 use crate::model::snapshot::Target;
 use crate::model::tensors::samples::{later, training};
 use crate::model::tensors::{TensorTable, explain};
 
-const COLOUR: Theme = Theme {
-    ink: Ink::Colour,
-    glyphs: UNICODE,
-};
-
-const SMALL: (u16, u16) = (80, 24);
-const LARGE: (u16, u16) = (160, 40);
+const LARGE: Size = (160, 40);
 
 fn table() -> Arc<TensorTable> {
     Arc::new(explain(&training()))
 }
 
-fn drawn(state: &TensorsState, size: (u16, u16), theme: &Theme) -> TestBackend {
+fn drawn(state: &TensorsState, size: Size, theme: &Theme) -> TestBackend {
     let target: Target = training().target;
-    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-    terminal
-        .draw(|frame| {
-            if let Some(cursor) = draw(frame.buffer_mut(), state, &target, theme) {
-                frame.set_cursor_position(cursor);
-            }
-        })
-        .unwrap();
-    terminal.backend().clone()
+    trial::drawn(size, |buffer| draw(buffer, state, &target, theme))
 }
 
-fn state(news: Tensors, size: (u16, u16), wanted: &[Wanted]) -> TensorsState {
+fn state(news: Tensors, size: Size, wanted: &[Wanted]) -> TensorsState {
     let mut state = TensorsState::default();
     state.resize(size.0, size.1);
     state.update(news);
@@ -50,15 +34,9 @@ fn state(news: Tensors, size: (u16, u16), wanted: &[Wanted]) -> TensorsState {
     state
 }
 
-fn screen(size: (u16, u16), wanted: &[Wanted]) -> TestBackend {
+fn screen(size: Size, wanted: &[Wanted]) -> TestBackend {
     let state = state(Tensors::Taken(table()), size, wanted);
     drawn(&state, size, &COLOUR)
-}
-
-fn typed(pattern: &str) -> Vec<Wanted> {
-    std::iter::once(Wanted::Filter)
-        .chain(pattern.chars().map(Wanted::Type))
-        .collect()
 }
 
 #[test]
@@ -70,12 +48,8 @@ fn the_tensors_of_a_training_step() {
 
 #[test]
 fn a_terminal_without_unicode() {
-    let theme = Theme {
-        ink: Ink::Plain,
-        glyphs: ASCII,
-    };
     let state = state(Tensors::Taken(table()), SMALL, &[]);
-    let screen = drawn(&state, SMALL, &theme);
+    let screen = drawn(&state, SMALL, &BARE);
     assert!(screen.to_string().is_ascii(), "{screen}");
 }
 
@@ -174,19 +148,11 @@ fn no_size_of_the_screen_and_no_key_makes_it_fail() {
         Wanted::SortStep(3),
         Wanted::Help,
     ];
-    for width in [0, 1, 23, 24, 40, 79, 120, 200] {
-        for height in [0, 1, 4, 5, 8, 12, 24, 60] {
-            let mut state = state(Tensors::Taken(table()), (width, height), &[]);
-            for key in keys {
-                state.handle(TensorWanted::Common(key));
-                let area = Rect::new(0, 0, width.max(1), height.max(1));
-                draw(
-                    &mut Buffer::empty(area),
-                    &state,
-                    &Target::default(),
-                    &COLOUR,
-                );
-            }
+    for size in sizes() {
+        let mut state = state(Tensors::Taken(table()), size, &[]);
+        for key in keys {
+            state.handle(TensorWanted::Common(key));
+            drawn(&state, size, &COLOUR);
         }
     }
 }

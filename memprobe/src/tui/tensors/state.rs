@@ -6,7 +6,7 @@ use ratatui::layout::Position;
 
 use super::super::filter::Filter;
 use super::super::input::{Focus, Wanted};
-use super::super::layout::{page, scrolled};
+use super::super::list::{self, Selection};
 use super::Tensors;
 use super::columns::column_at;
 use super::input::TensorWanted;
@@ -92,9 +92,7 @@ pub struct TensorsState {
     pub(super) shown: Totals,
     pub(super) all: Totals,
     pub(super) names: FileNames,
-    selected: Option<Mark>,
-    pub(super) cursor: usize,
-    pub(super) offset: usize,
+    pub(super) selection: Selection<Mark>,
     pub(super) note: Option<&'static str>,
 }
 
@@ -146,7 +144,7 @@ impl TensorsState {
 
     /// The selected group.
     pub(super) fn selected(&self) -> Option<&Group> {
-        self.groups.get(self.cursor)
+        self.groups.get(self.selection.cursor)
     }
 
     pub(super) fn layout(&self) -> Option<Layout> {
@@ -173,7 +171,7 @@ impl TensorsState {
                 }
             }
             Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(by.saturating_mul(self.page())),
+            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
             Wanted::First => self.go_first(),
             Wanted::Last => self.step(isize::MAX),
             Wanted::Toggle | Wanted::Open => self.toggle_detail(),
@@ -198,7 +196,7 @@ impl TensorsState {
             Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
-                    self.selected = None;
+                    self.selection.key = None;
                 }
             }
             Wanted::Accept => self.focus = None,
@@ -240,40 +238,26 @@ impl TensorsState {
             }
             groups.extend(part);
         }
-        let found = self.selected.as_ref().and_then(|mark| {
+        let place = self.selection.key.as_ref().and_then(|mark| {
             let is_it = |group: &Group| marked(&rows[group.rows[0]]) == *mark;
             groups.iter().position(is_it)
         });
-        let last = groups.len().saturating_sub(1);
-        self.cursor = match (&self.selected, found) {
-            (None, _) => 0,
-            (Some(_), Some(place)) => place,
-            (Some(_), None) => self.cursor.min(last),
-        };
+        let height = self.rows_height().unwrap_or(0);
+        self.selection.settle(groups.len(), height, |_| place);
         self.groups = groups;
         self.names = names;
         (self.all, self.shown) = (all, shown);
-        self.scroll();
     }
 
-    /// Keeps the selected row on the screen, and the screen full.
-    fn scroll(&mut self) {
-        let height = self.layout().map_or(0, |layout| layout.rows.height);
-        self.offset = scrolled(self.offset, self.cursor, self.groups.len(), height);
-    }
-
-    fn page(&self) -> isize {
-        page(self.layout().map_or(1, |layout| layout.rows.height))
+    fn rows_height(&self) -> Option<u16> {
+        Some(self.layout()?.rows.height)
     }
 
     fn step(&mut self, by: isize) {
         if let Overlay::Help(at) | Overlay::Detail(at) = &mut self.overlay {
-            // The drawing knows how long the text is and stops there.
-            *at = at.saturating_add_signed(by).min(1000);
-            return;
+            return list::scroll(at, by);
         }
-        let last = self.groups.len().saturating_sub(1);
-        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+        self.selection.step(by, self.groups.len());
         self.keep_selected();
     }
 
@@ -281,13 +265,13 @@ impl TensorsState {
         let row = self
             .selected()
             .and_then(|group| self.rows().get(group.rows[0]));
-        self.selected = row.map(marked);
+        self.selection.key = row.map(marked);
     }
 
     fn go_first(&mut self) {
         match &mut self.overlay {
             Overlay::Help(at) | Overlay::Detail(at) => *at = 0,
-            Overlay::None => self.selected = None,
+            Overlay::None => self.selection.key = None,
         }
     }
 
@@ -300,14 +284,7 @@ impl TensorsState {
     }
 
     fn sort_step(&mut self, by: isize) {
-        let place = ORDERS.iter().position(|order| *order == self.order);
-        let count = ORDERS.len();
-        let next = place
-            .unwrap_or(0)
-            .wrapping_add_signed(by)
-            .wrapping_add(count)
-            % count;
-        self.order = ORDERS[next];
+        self.order = list::further(&ORDERS, self.order, by).unwrap_or_default();
         self.direction = Direction::Natural;
     }
 
@@ -319,9 +296,8 @@ impl TensorsState {
     }
 
     fn regroup(&mut self) {
-        let place = GROUPINGS.iter().position(|by| *by == self.by).unwrap_or(0);
-        self.by = GROUPINGS[(place + 1) % GROUPINGS.len()];
-        self.selected = None;
+        self.by = list::further(&GROUPINGS, self.by, 1).unwrap_or_default();
+        self.selection.key = None;
         self.overlay = Overlay::None;
     }
 
@@ -331,11 +307,10 @@ impl TensorsState {
             self.note = Some("tensors lie on one device only");
             return;
         }
+        let all: Vec<Device> = devices.iter().map(|table| table.device).collect();
         let shown = self.shown_device().map(|table| table.device);
-        let place = devices.iter().position(|table| Some(table.device) == shown);
-        let next = (place.unwrap_or(0) + devices.len()).saturating_add_signed(by) % devices.len();
-        self.device = Some(devices[next].device);
-        self.selected = None;
+        self.device = shown.and_then(|shown| list::further(&all, shown, by));
+        self.selection.key = None;
         self.overlay = Overlay::None;
     }
 
@@ -366,12 +341,12 @@ impl TensorsState {
                 None => {}
             }
         } else if layout.rows.contains(at) {
-            let place = self.offset + usize::from(at.y - layout.rows.y);
-            if place >= self.groups.len() {
+            let rows = self.groups.len();
+            let Some(place) = self.selection.at(layout.rows, at.y, rows) else {
                 return;
-            }
-            let again = place == self.cursor && self.selected.is_some();
-            self.cursor = place;
+            };
+            let again = place == self.selection.cursor && self.selection.key.is_some();
+            self.selection.cursor = place;
             self.keep_selected();
             if again {
                 self.toggle_detail();

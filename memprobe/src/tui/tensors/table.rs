@@ -4,6 +4,8 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
+use super::super::list::{self, Side};
+use super::super::sort::Order;
 use super::super::theme::Theme;
 use super::columns::{Column, columns};
 use super::state::{Direction, TensorsState};
@@ -11,7 +13,7 @@ use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
     BEFORE_ATTACH, clean, counted, fit, fit_middle, percent, shape, tensor_kind, tensor_label,
-    whole_frame, width,
+    whole_frame,
 };
 use crate::model::tensors::{Group, GroupBy, Row, RowKind};
 
@@ -59,29 +61,17 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
     buffer.set_style(area, theme.bar());
     for place in columns(area.width) {
         let orders = place.column.order() == Some(state.order);
-        let arrow = match state.direction {
-            _ if !orders => "",
-            Direction::Natural => theme.glyphs.falling,
-            Direction::Reversed => theme.glyphs.climbing,
-        };
-        let style = if orders {
-            theme.bar_strong()
-        } else {
-            theme.bar()
-        };
+        let orders = orders.then_some(match state.direction {
+            Direction::Natural => Order::Falling,
+            Direction::Reversed => Order::Climbing,
+        });
         let head = match (place.column, state.by) {
             (Column::Name, GroupBy::Module) => "MODULE",
             (Column::Name, GroupBy::Site) => "ALLOCATED AT",
             (column, _) => column.head(),
         };
-        let text = format!("{arrow}{head}");
-        let start = if place.column.is_number() {
-            (area.x + place.start + place.wide).saturating_sub(width(&text) as u16)
-        } else {
-            area.x + place.start
-        };
-        let room = usize::from(area.right().saturating_sub(start));
-        buffer.set_stringn(start, area.y, text, room, style);
+        let head = (head, place.column.side());
+        list::draw_head(buffer, area, &place, head, orders, theme);
     }
     let by = format!("{} (i) ", grouping(state.by));
     let heads = columns(area.width);
@@ -109,18 +99,15 @@ pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
         return;
     }
     let places = columns(area.width);
-    let groups = state.groups.iter().enumerate().skip(state.offset);
+    let groups = state.groups.iter().enumerate().skip(state.selection.offset);
     for ((at, group), y) in groups.zip(area.y..area.bottom()) {
         let line = Rect {
             y,
             height: 1,
             ..area
         };
-        let selected = at == state.cursor;
-        let style = if selected { theme.bar() } else { Style::new() };
-        buffer.set_style(line, style);
-        if selected {
-            buffer.set_string(area.x, y, theme.glyphs.cursor, theme.bar_strong());
+        if at == state.selection.cursor {
+            list::draw_selected(buffer, line, theme);
         }
         for place in &places {
             let room = usize::from(place.wide.min(area.width.saturating_sub(place.start)));
@@ -129,7 +116,7 @@ pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
                 Column::Name => fit_middle(&text, room, theme.glyphs.cut),
                 _ => fit(&text, room, theme.glyphs.cut),
             };
-            let text = if place.column.is_number() {
+            let text = if place.column.side() == Side::Right {
                 format!("{text:>room$}")
             } else {
                 text

@@ -2,17 +2,18 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
-use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 
 use super::super::input::Focus;
-use super::super::layout::are_within;
-use super::super::status::{Hint, draw_key_list, draw_prompt};
+use super::super::layout::{are_within, beneath_title};
+use super::super::notice::{draw_detail, draw_too_small, draw_words};
+use super::super::status::{Prompt, draw_last_line};
 use super::super::theme::Theme;
 use super::layout::Layout;
 use super::state::TensorsState;
 use super::{Tensors, account, detail, table};
-use crate::label::{clean, consistency, counted, fit, width};
+use crate::bytes::human;
+use crate::label::{clean, consistency, counted, fit};
 use crate::model::snapshot::Target;
 
 /// Draws everything into a screen of the size that the state knows. `target` is whose tensors they
@@ -26,8 +27,9 @@ pub fn draw(
     let area = buffer.area;
     let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
     let Some(layout) = state.layout().filter(is_within) else {
-        let (columns, area) = (usize::from(buffer.area.width), buffer.area);
-        buffer.set_stringn(area.x, area.y, "memprobe: q quits", columns, Style::new());
+        let totals = state.shown_device().and_then(|table| table.account.totals);
+        let allocated = totals.map_or_else(|| "-".to_owned(), |it| human(it.allocated));
+        draw_too_small(buffer, &allocated);
         return None;
     };
     account::draw_header(buffer, layout.header, target, theme);
@@ -41,14 +43,10 @@ pub fn draw(
     }
     table::draw_rows(buffer, layout.rows, state, theme);
     table::draw_sum(buffer, layout.sum, state, theme);
-    draw_detail(buffer, layout.detail, state, theme);
+    draw_detail(buffer, layout.detail, &detail::summary(state), theme);
     draw_status(buffer, layout.status, state, theme);
     let cursor = draw_keys(buffer, layout.keys, state, theme);
-    let body = Rect {
-        y: 1,
-        height: layout.status.y.saturating_sub(1),
-        ..buffer.area
-    };
+    let body = beneath_title(area, layout.status);
     detail::draw_overlay(buffer, body, state, theme);
     cursor
 }
@@ -74,24 +72,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &T
             "It is paused for a moment, and goes on whatever happens here.".to_owned(),
         ),
     };
-    let top = area.y + area.height.saturating_sub(2) / 2;
-    let columns = usize::from(area.width);
-    let texts = [(first, theme.strong()), (second, theme.faint())];
-    for ((text, style), y) in texts.into_iter().zip(top..area.bottom()) {
-        let text = fit(&text, columns, theme.glyphs.cut);
-        let start = area.x + (area.width - width(&text).min(columns) as u16) / 2;
-        buffer.set_stringn(start, y, text, columns, style);
-    }
-}
-
-/// The selected row in one line.
-fn draw_detail(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
-    if area.is_empty() {
-        return;
-    }
-    let room = usize::from(area.width.saturating_sub(2));
-    let text = fit(&detail::summary(state), room, theme.glyphs.cut);
-    buffer.set_stringn(area.x + 2, area.y, text, room, theme.faint());
+    draw_words(buffer, area, &first, &second, theme);
 }
 
 /// When it was read and what that cost; what could not be read.
@@ -152,17 +133,6 @@ fn draw_keys(
     state: &TensorsState,
     theme: &Theme,
 ) -> Option<Position> {
-    if area.is_empty() {
-        return None;
-    }
-    if state.focus() == Focus::Prompt {
-        let hint = Hint {
-            looks_in: "names, kind, shape, module and line",
-            shown: state.shown.rows,
-            all: state.all.rows,
-        };
-        return Some(draw_prompt(buffer, area, &state.filter, &hint, theme));
-    }
     let mut keys = vec![
         // Key, what it does, how soon it is left out where room is short.
         (theme.glyphs.arrows, "move", 6),
@@ -179,6 +149,11 @@ fn draw_keys(
     if state.devices().len() > 1 {
         keys.insert(7, ("d", "device", 5));
     }
-    draw_key_list(buffer, area, keys, theme);
-    None
+    let prompt = (state.focus() == Focus::Prompt).then_some(Prompt {
+        filter: &state.filter,
+        looks_in: "names, kind, shape, module and line",
+        shown: state.shown.rows,
+        all: state.all.rows,
+    });
+    draw_last_line(buffer, area, prompt, keys, theme)
 }

@@ -1,0 +1,208 @@
+//! What the tables of all screens have in common: columns of which those with room are shown, heads of which one has an arrow, and a
+//! selected row.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+
+use super::layout::{page, scrolled};
+use super::sort::Order;
+use super::theme::Theme;
+use crate::label::width;
+
+/// Between two columns.
+pub const GAP: u16 = 1;
+/// Before the first column: the mark of the selected row.
+pub const MARGIN: u16 = 2;
+
+/// One column.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place<C> {
+    /// Which.
+    pub column: C,
+    /// Where it starts.
+    pub start: u16,
+    /// How wide it is.
+    pub wide: u16,
+}
+
+/// The columns that have room in a table of this width, from left to right, and where the next would start. Each is `wanted` with its
+/// width, and the least width of the table that shows it.
+pub fn places<C: Copy>(width: u16, wanted: &[(C, u16, u16)]) -> (Vec<Place<C>>, u16) {
+    let mut places = Vec::new();
+    let mut start = MARGIN.min(width);
+    for &(column, wide, least) in wanted {
+        if width >= least {
+            let wide = wide.min(width - start);
+            places.push(Place {
+                column,
+                start,
+                wide,
+            });
+            start = (start + wide + GAP).min(width);
+        }
+    }
+    (places, start)
+}
+
+/// The column at a cell of the head. What is further right than all belongs to the last.
+pub fn column_at<C: Copy>(places: &[Place<C>], x: u16) -> Option<C> {
+    let at = places
+        .iter()
+        .find(|place| x < place.start + place.wide + GAP);
+    at.or(places.last()).map(|place| place.column)
+}
+
+/// The column of `all` that is so many further than another, around the ends; the first where the other is none of them.
+pub fn further<C: Copy + PartialEq>(all: &[C], from: C, by: isize) -> Option<C> {
+    let at = all.iter().position(|column| *column == from);
+    let next = at.map_or(0, |at| around(at, by, all.len()));
+    all.get(next).copied()
+}
+
+/// The place that is so many further, of so many, around the ends.
+pub fn around(place: usize, by: isize, count: usize) -> usize {
+    let count = count.max(1);
+    let steps = by.rem_euclid(isize::try_from(count).unwrap_or(isize::MAX));
+    place.wrapping_add_signed(steps) % count
+}
+
+/// At which end of its place a text stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// As words do.
+    Left,
+    /// As numbers do.
+    Right,
+}
+
+/// Draws the head of a column into the line of heads; with an arrow if it `orders` the rows.
+pub fn draw_head<C>(
+    buffer: &mut Buffer,
+    line: Rect,
+    place: &Place<C>,
+    (head, side): (&str, Side),
+    orders: Option<Order>,
+    theme: &Theme,
+) {
+    let (arrow, style) = match orders {
+        None => ("", theme.bar()),
+        Some(Order::Falling) => (theme.glyphs.falling, theme.bar_strong()),
+        Some(Order::Climbing) => (theme.glyphs.climbing, theme.bar_strong()),
+    };
+    let text = format!("{arrow}{head}");
+    let start = match side {
+        // An arrow may stand in the gap before a column.
+        Side::Right => (line.x + place.start + place.wide).saturating_sub(width(&text) as u16),
+        Side::Left => line.x + place.start,
+    };
+    let room = usize::from(line.right().saturating_sub(start));
+    buffer.set_stringn(start, line.y, text, room, style);
+}
+
+/// Draws what shows that the row on this line is the selected one.
+pub fn draw_selected(buffer: &mut Buffer, line: Rect, theme: &Theme) {
+    buffer.set_style(line, theme.bar());
+    buffer.set_string(line.x, line.y, theme.glyphs.cursor, theme.bar_strong());
+}
+
+/// Which row is selected, and which is the first on the screen.
+#[derive(Clone, Debug)]
+pub struct Selection<K> {
+    /// What the row is known by again when the table changes; `None` for the first row, whichever that is.
+    pub key: Option<K>,
+    /// The place of the row.
+    pub cursor: usize,
+    /// The place of the first row on the screen.
+    pub offset: usize,
+}
+
+impl<K> Default for Selection<K> {
+    fn default() -> Self {
+        Self {
+            key: None,
+            cursor: 0,
+            offset: 0,
+        }
+    }
+}
+
+impl<K> Selection<K> {
+    /// The table has so many rows now, and so many lines of the screen: finds the row again, by `place`, and keeps it on the screen, and
+    /// the screen full. A row that is gone leaves its place to the one that is there now.
+    pub fn settle(&mut self, rows: usize, height: u16, place: impl FnOnce(&K) -> Option<usize>) {
+        let last = rows.saturating_sub(1);
+        self.cursor = match &self.key {
+            None => 0,
+            Some(key) => place(key).unwrap_or(self.cursor.min(last)),
+        };
+        self.offset = scrolled(self.offset, self.cursor, rows, height);
+    }
+
+    /// Goes so many rows further. Whoever calls it says then by what the row is known.
+    pub fn step(&mut self, by: isize, rows: usize) {
+        let last = rows.saturating_sub(1);
+        self.cursor = self.cursor.saturating_add_signed(by).min(last);
+    }
+
+    /// The place of the row at a line of the screen, where the table has one.
+    pub fn at(&self, area: Rect, y: u16, rows: usize) -> Option<usize> {
+        let place = self.offset + usize::from(y.checked_sub(area.y)?);
+        (place < rows).then_some(place)
+    }
+}
+
+/// Rows to move by for so many pages of a table of this height.
+pub fn pages(by: isize, height: Option<u16>) -> isize {
+    by.saturating_mul(page(height.unwrap_or(1)))
+}
+
+/// Scrolls a text by so many lines. Whoever draws it knows how long it is and stops there.
+pub fn scroll(at: &mut usize, by: isize) {
+    *at = at.saturating_add_signed(by).min(1000);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_go_around_the_ends_however_long_they_are() {
+        assert_eq!(further(&['a', 'b', 'c'], 'c', 1), Some('a'));
+        assert_eq!(further(&['a', 'b', 'c'], 'a', -1), Some('c'));
+        assert_eq!(further(&['a', 'b', 'c'], 'z', 1), Some('a'));
+        assert_eq!(further(&[], 'z', 1), None);
+        for by in [isize::MIN, -7, 7, isize::MAX] {
+            assert!(around(2, by, 3) < 3);
+        }
+        assert_eq!(around(0, 1, 0), 0);
+    }
+
+    #[test]
+    fn a_row_is_found_again_and_one_that_is_gone_leaves_its_place() {
+        let rows = ["a", "b", "c", "d"];
+        let mut selection = Selection {
+            key: Some("c"),
+            ..Selection::default()
+        };
+        let place = |key: &&str| rows.iter().position(|row| row == key);
+        selection.settle(4, 2, place);
+        assert_eq!((selection.cursor, selection.offset), (2, 1));
+        selection.settle(2, 2, |_| None);
+        assert_eq!((selection.cursor, selection.offset), (1, 0));
+        selection.key = None;
+        selection.settle(4, 2, place);
+        assert_eq!(selection.cursor, 0);
+    }
+
+    #[test]
+    fn columns_stay_within_a_table_of_any_width() {
+        for width in 0..60 {
+            let (places, next) = places(width, &[('a', 9, 0), ('b', 12, 20), ('c', 40, 0)]);
+            assert!(places.iter().all(|it| it.start + it.wide <= width));
+            assert!(next <= width);
+        }
+        let (places, _) = places(40, &[('a', 9, 0), ('b', 12, 0)]);
+        assert_eq!(column_at(&places, 0), Some('a'));
+        assert_eq!(column_at(&places, 39), Some('b'));
+    }
+}

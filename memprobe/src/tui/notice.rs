@@ -1,0 +1,42 @@
+//! What a screen says where it has nothing else to show.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+use super::layout::SMALLEST;
+use super::theme::Theme;
+use crate::label::{fit, width};
+
+/// Two lines of text in the middle of an area: what is the matter, and what to do.
+pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, theme: &Theme) {
+    let top = area.y + area.height.saturating_sub(2) / 2;
+    let columns = usize::from(area.width);
+    let texts = [(first, theme.strong()), (second, theme.faint())];
+    for ((text, style), y) in texts.into_iter().zip(top..area.bottom()) {
+        let text = fit(text, columns, theme.glyphs.cut);
+        let start = area.x + (area.width - width(&text).min(columns) as u16) / 2;
+        buffer.set_stringn(start, y, text, columns, style);
+    }
+}
+
+/// On a screen that is too small for any layout: the most important number, and what would help.
+pub fn draw_too_small(buffer: &mut Buffer, number: &str) {
+    let area = buffer.area;
+    let (least_width, least_height) = SMALLEST;
+    let needs = format!("needs {least_width}x{least_height}");
+    let texts = [number, "memprobe", &needs, "q quit"];
+    for (text, y) in texts.into_iter().zip(area.y..area.bottom()) {
+        buffer.set_stringn(area.x, y, text, usize::from(area.width), Style::new());
+    }
+}
+
+/// A line about the selected row.
+pub fn draw_detail(buffer: &mut Buffer, area: Rect, text: &str, theme: &Theme) {
+    if area.is_empty() {
+        return;
+    }
+    let room = usize::from(area.width.saturating_sub(2));
+    let text = fit(text, room, theme.glyphs.cut);
+    buffer.set_stringn(area.x + 2, area.y, text, room, theme.faint());
+}

@@ -1,0 +1,139 @@
+//! What the tests of all screens have in common.
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Position, Rect};
+use ratatui::style::{Color, Modifier};
+
+use super::input::Wanted;
+use super::sort::Column;
+use super::theme::{ASCII, Ink, Theme, UNICODE};
+
+/// A terminal that can do all.
+pub const COLOUR: Theme = Theme {
+    ink: Ink::Colour,
+    glyphs: UNICODE,
+};
+
+/// A terminal that can do little.
+pub const BARE: Theme = Theme {
+    ink: Ink::Plain,
+    glyphs: ASCII,
+};
+
+/// Columns and rows of a terminal.
+pub type Size = (u16, u16);
+
+/// As terminals are when they are new.
+pub const SMALL: Size = (80, 24);
+
+/// What a terminal shows after a drawing.
+pub fn drawn(size: Size, draw: impl FnOnce(&mut Buffer) -> Option<Position>) -> TestBackend {
+    let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+    terminal
+        .draw(|frame| {
+            if let Some(cursor) = draw(frame.buffer_mut()) {
+                frame.set_cursor_position(cursor);
+            }
+        })
+        .unwrap();
+    terminal.backend().clone()
+}
+
+/// A screen to draw on without a terminal.
+pub fn blank(size: Size) -> Buffer {
+    Buffer::empty(Rect::new(0, 0, size.0, size.1))
+}
+
+/// What asks for a filter.
+pub fn typed(pattern: &str) -> Vec<Wanted> {
+    std::iter::once(Wanted::Filter)
+        .chain(pattern.chars().map(Wanted::Type))
+        .collect()
+}
+
+/// Sizes at which a screen has all of its parts, some, or none.
+pub fn sizes() -> impl Iterator<Item = Size> {
+    let widths = [0, 1, 23, 24, 40, 79, 120, 200];
+    let heights = [0, 1, 4, 5, 8, 12, 24, 60];
+    widths
+        .into_iter()
+        .flat_map(move |width| heights.map(|height| (width, height)))
+}
+
+/// Many more.
+pub fn all_sizes() -> Vec<Size> {
+    // Each at which a part of the screen comes or goes, and its neighbours.
+    let heights = [
+        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 19, 24, 25,
+    ];
+    let widths = [
+        39, 40, 56, 59, 60, 64, 72, 79, 80, 96, 100, 112, 140, 149, 150, 200,
+    ];
+    let widths = (0..30).chain(widths);
+    let sizes = widths.flat_map(|width| heights.map(move |height| (width, height)));
+    sizes.chain([(1000, 300), (3, 2000), (5000, 4)]).collect()
+}
+
+/// Checks that a screen says the same in other inks, and uses no colour then.
+pub fn assert_the_same_without_colour(draw: impl Fn(&Theme) -> TestBackend) {
+    let coloured = draw(&COLOUR).to_string();
+    for ink in [Ink::Emphasis, Ink::Plain] {
+        let bare = draw(&Theme { ink, ..COLOUR });
+        assert_eq!(bare.to_string(), coloured);
+        for cell in &bare.buffer().content {
+            assert_eq!((cell.fg, cell.bg), (Color::Reset, Color::Reset));
+            assert!(ink == Ink::Emphasis || cell.modifier == Modifier::empty());
+        }
+    }
+}
+
+/// Numbers that look random and are the same on each run (xorshift).
+pub struct Dice(u64);
+
+impl Dice {
+    pub fn new() -> Self {
+        Self(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// A number below that of the sides.
+    pub fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+
+    /// Something that a person may ask for.
+    pub fn wanted(&mut self) -> Wanted {
+        let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
+        match self.roll(27) {
+            0 | 1 => Wanted::Move(self.roll(7) as isize - 3),
+            2 => Wanted::Page(self.roll(3) as isize - 1),
+            3 => Wanted::First,
+            4 => Wanted::Last,
+            5 | 6 => Wanted::Toggle,
+            7 => Wanted::Open,
+            8 => Wanted::Close,
+            9 => Wanted::OpenAll,
+            10 => Wanted::Filter,
+            11 => Wanted::SortStep(1),
+            12 => Wanted::SortStep(-1),
+            13 => Wanted::SortBy(Column::ALL[self.roll(6) as usize]),
+            14 => Wanted::Reverse,
+            15 => Wanted::Device(self.roll(3) as isize - 1),
+            16 => Wanted::Pause,
+            17 => Wanted::Regroup,
+            18 => Wanted::Source,
+            19 => Wanted::Probes,
+            20 => Wanted::Help,
+            21 => Wanted::Click(self.roll(120) as u16, self.roll(40) as u16),
+            22 => Wanted::Resize(self.roll(130) as u16, self.roll(50) as u16),
+            23 => Wanted::Type(letters[self.roll(letters.len() as u64) as usize]),
+            24 => Wanted::Erase,
+            25 => Wanted::Accept,
+            _ => Wanted::Back,
+        }
+    }
+}

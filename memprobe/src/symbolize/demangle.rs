@@ -17,14 +17,26 @@ const MOST_LETTERS: usize = 200;
 const ANONYMOUS: &str = "(anonymous namespace)";
 
 /// `at::native::mbtopk::launch` of its symbol: namespaces, classes and the name, without what is returned,
-/// parameters and template arguments. A symbol that is no mangled name is taken as it is.
+/// parameters and template arguments. A symbol that is no mangled name is taken as it is. Functions of Rust have
+/// the paths of Rust.
 pub fn function(symbol: &[u8]) -> String {
-    let name = demangled(symbol).unwrap_or_else(|| String::from_utf8_lossy(symbol).into_owned());
-    let name = without_arguments(&name);
+    let name = of_rust(symbol).unwrap_or_else(|| {
+        let name =
+            demangled(symbol).unwrap_or_else(|| String::from_utf8_lossy(symbol).into_owned());
+        without_arguments(&name)
+    });
     match name.char_indices().nth(MOST_LETTERS) {
         Some((end, _)) => format!("{}…", &name[..end]),
         None => name,
     }
+}
+
+/// Of a symbol that Rust's compiler made: also its old ones, which are like those of C++, end in a hash.
+fn of_rust(symbol: &[u8]) -> Option<String> {
+    let symbol = rustc_demangle::try_demangle(std::str::from_utf8(symbol).ok()?).ok()?;
+    let mut name = Bounded(String::new());
+    fmt::write(&mut name, format_args!("{symbol:#}")).ok()?;
+    Some(name.0)
 }
 
 fn demangled(symbol: &[u8]) -> Option<String> {
@@ -105,6 +117,20 @@ fn operator(before: &str, rest: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_of_rust_has_its_path_without_the_hash() {
+        for (symbol, name) in [
+            ("_ZN4core3fmt5write17h0123456789abcdefE", "core::fmt::write"),
+            (
+                "_ZN60_$LT$alloc..string..String$u20$as$u20$core..fmt..Display$GT$3fmt17h0123456789abcdefE",
+                "<alloc::string::String as core::fmt::Display>::fmt",
+            ),
+            ("_RNvC6cudars4main", "cudars::main"),
+        ] {
+            assert_eq!(function(symbol.as_bytes()), name);
+        }
+    }
 
     #[test]
     fn a_function_has_its_namespaces_and_no_arguments() {

@@ -201,7 +201,10 @@ impl NativeCode {
             return [unnamed(path, offset)].into();
         }
         let source = Source::Elf(elf);
-        let symbolizer = self.symbolizer.get_or_insert_default();
+        // Names are written as those of the other functions are.
+        let symbolizer = self
+            .symbolizer
+            .get_or_insert_with(|| Symbolizer::builder().enable_demangling(false).build());
         match symbolizer.symbolize_single(&source, Input::FileOffset(offset)) {
             Ok(symbolized) => match symbolized.into_sym() {
                 Some(symbol) => named(&path, &symbol).into(),

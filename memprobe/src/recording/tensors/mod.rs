@@ -101,7 +101,7 @@ pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotError> {
     read_tensors(BufReader::with_capacity(1 << 18, file))
 }
 
-/// Likewise, of any source. No more than [`MAX_BYTES`] are read.
+/// Likewise, of any source. No more than `MAX_BYTES` are read.
 ///
 /// # Errors
 /// When it cannot be read, or is none.

@@ -353,7 +353,7 @@ fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_i
 }
 
 #[test]
-fn a_block_that_no_tensor_reaches_is_told_by_its_line_and_by_who_asked_for_it() {
+fn a_block_that_no_tensor_reaches_is_told_by_who_asked_for_it() {
     let Some(ground) = Ground::take() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let when = folder.path().join("when");
@@ -370,12 +370,8 @@ fn a_block_that_no_tensor_reaches_is_told_by_its_line_and_by_who_asked_for_it() 
     watching.wait_for("allocated by the allocator");
     std::fs::write(&when, "").expect("the file");
     target.wait_for("KEPT");
-    let line = watching.wait_for("kept_blocks.py:13 ask");
-    assert!(
-        line.contains("(torch.cuda.caching_allocator_alloc ("),
-        "{line}"
-    );
-    assert!(line.starts_with("+ ") && line.contains("block"), "{line}");
+    let line = watching.wait_for("(torch.cuda.caching_allocator_alloc");
+    assert!(line.starts_with("+  +5.00 KiB  block"), "{line}");
     watching.signal(Signal::INT);
     watching.finish().succeeded();
     std::fs::remove_file(&when).expect("the file");

@@ -3,8 +3,7 @@
     TORCH_SYMBOLIZE_MODE=addr2line python without_tensor.py --out log.json
 
 What is written, as JSON: a list of {addr, frames}, one for each block in the order of the allocator's history;
-`frames` are the functions on the stack of the thread, in C++ and Python, innermost first. PyTorch 2.0, which crashes where
-it is to name functions of C++, says nothing: an empty list.
+`frames` are the functions on the stack of the thread, in C++ and Python, innermost first.
 """
 
 import argparse
@@ -35,21 +34,16 @@ def work(kept):
     kept.append(torch.cuda.caching_allocator_alloc(512))
 
 
-def has_history():
-    return tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 1)
-
-
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     options = parser.parse_args()
     torch.cuda.init()
-    if has_history():
-        torch.cuda.memory._record_memory_history(
-            enabled="all", context="all", stacks="all", max_entries=100_000
-        )
+    torch.cuda.memory._record_memory_history(
+        enabled="all", context="all", stacks="all", max_entries=100_000
+    )
     work([])
-    history = torch.cuda.memory._snapshot()["device_traces"][0] if has_history() else []
+    history = torch.cuda.memory._snapshot()["device_traces"][0]
     log = [
         {"addr": entry["addr"], "frames": [frame["name"] for frame in entry["frames"]]}
         for entry in history

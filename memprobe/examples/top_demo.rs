@@ -146,7 +146,8 @@ impl Stage {
             offset: 7,
             emulated: true,
         };
-        self.host.attach(tgid, target, vec![probe]);
+        self.host
+            .attach(tgid, target, vec![probe], memprobe::event::Told::default());
         for line in 1..=5 {
             self.host.apply(tgid, &stack(line));
         }

@@ -5,6 +5,7 @@
 
 mod context;
 mod names;
+mod told;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use context::{Beginning, Context, Grad, Mark, Module, Node};
 pub use names::{NamedBlock, Names};
+pub use told::{Detail, Graph, Told};
 
 use crate::tensors::DType;
 

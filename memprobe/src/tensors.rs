@@ -74,6 +74,9 @@ pub struct Block {
     pub device: DeviceIndex,
     /// The line that allocated it; `None` where that was not watched.
     pub site: Option<Frame>,
+    /// What it was asked for, in words, by the events: a library's workspace, scratch, a tensor. `None`
+    /// where that was not watched, or not told.
+    pub purpose: Option<Arc<str>>,
 }
 
 /// Where a storage or a tensor lies.

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::snapshot::Snapshot;
 use memprobe_tests::standing::{Standing, Truth};
 use memprobe_tests::tensor_agreement::{Devices, compare};
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// Differences that are shown; the rest are counted.
@@ -348,4 +350,30 @@ fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_i
         standing.go_on();
         standing.end();
     }
+}
+
+#[test]
+fn a_block_that_no_tensor_reaches_is_told_by_who_asked_for_it() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let when = folder.path().join("when");
+    let mut command = ground.pytorch().command();
+    command.arg("kept_blocks.py").arg("--when").arg(&when);
+    let mut target = Background::start(&mut command);
+    target.wait_for("READY");
+    let pid = target.pid().to_string();
+    let mut memprobe = ground.memprobe();
+    memprobe.args([
+        "snapshot", "--watch", "300ms", "--detail", "full", "--pid", &pid,
+    ]);
+    let mut watching = Background::start(&mut memprobe);
+    watching.wait_for("allocated by the allocator");
+    std::fs::write(&when, "").expect("the file");
+    target.wait_for("KEPT");
+    let line = watching.wait_for("(torch.cuda.caching_allocator_alloc");
+    assert!(line.starts_with("+  +5.00 KiB  block"), "{line}");
+    watching.signal(Signal::INT);
+    watching.finish().succeeded();
+    std::fs::remove_file(&when).expect("the file");
+    target.finish().succeeded();
 }

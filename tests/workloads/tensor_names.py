@@ -102,8 +102,23 @@ coroutine = wait()
 coroutine.send(None)
 
 
-def with_default(default=made(134)):
-    return default
+def with_default(default=made(134), *, only=made(135)):
+    return default, only
+
+
+def fail():
+    in_failed = made(136)
+    raise ValueError(in_failed.shape)
+
+
+def failure():
+    try:
+        fail()
+    except ValueError as error:
+        return error
+
+
+kept_error = failure()
 
 
 def in_thread(ready, over):
@@ -122,8 +137,7 @@ def deep(depth, points):
     return local
 
 
-# What memprobe calls them; `*` stands for a line. What a suspended generator or coroutine and the
-# defaults of a function hold is listed without a name.
+# What memprobe calls them; `*` stands for a line.
 EXPECTED = [
     ("THE_GLOBAL", [101]),
     ("cache['kv'][0]", [102]),
@@ -146,6 +160,11 @@ EXPECTED = [
     ("model.inner.past[0]", [123]),
     ("mean", [124]),
     ("use.__closure__[0].cell_contents", [131]),
+    ("tensor_names.py:* generate() -> in_generator (suspended generator)", [132]),
+    ("tensor_names.py:* wait() -> in_coroutine (suspended coroutine)", [133]),
+    ("with_default.__defaults__[0]", [134]),
+    ("with_default.__kwdefaults__['only']", [135]),
+    ("tensor_names.py:* fail() -> in_failed (frame of an ended call)", [136]),
     ("tensor_names.py:* in_thread() -> in_a_thread", [141]),
     ("tensor_names.py:* deep() -> local", [150]),
     ("tensor_names.py:* deep() -> local", [151]),

@@ -349,6 +349,7 @@ impl Run {
                 },
                 probes: probes(self.scene),
                 state,
+                told: memprobe::event::Told::default(),
                 disagreements: 0,
                 unread_at_attach: None,
             },

@@ -21,6 +21,7 @@ use crate::pipeline::top::{Keep, Top};
 Examples:
   sudo memprobe attach --pid 1234
   sudo memprobe attach --pid $(pgrep -f train.py)
+  sudo memprobe attach --detail full --pid 1234
   sudo memprobe attach --children --pid $(pgrep -of torchrun)
   NO_COLOR=1 sudo -E memprobe attach --pid 1234")]
 pub struct Attach {
@@ -34,9 +35,14 @@ pub struct Attach {
     /// without CUDA
     #[arg(long, conflicts_with = "children")]
     cpu: bool,
+    /// How much is told of each block, for the screens of categories (`c`) and tensors (`t`); more costs the process more:
+    /// `tensors` a trap for each tensor that is made, `full` a copy of the stack too for each block that no tensor is
+    /// made for
+    #[arg(long, value_enum, default_value_t = Detail::Lines, conflicts_with = "children")]
+    detail: Detail,
     /// Do not lead the memory of backward passes back to the lines of the forward pass; saves the process two traps for each
     /// operation of autograd
-    #[arg(long, conflicts_with = "children")]
+    #[arg(long)]
     no_graph: bool,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
@@ -48,6 +54,7 @@ impl Attach {
         if self.children {
             return Top {
                 scope: Scope::Family(Tgid(self.pid)),
+                graph: graph(self.no_graph),
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::Always,
             }
@@ -55,7 +62,7 @@ impl Attach {
         }
         Live {
             tgid: Tgid(self.pid),
-            detail: Detail::Lines.into(),
+            detail: self.detail.into(),
             allocators: allocators(self.cpu),
             graph: graph(self.no_graph),
             ring_bytes: self.buffer_size,

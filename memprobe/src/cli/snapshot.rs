@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::tensors::{Table, Writing};
-use super::{parse_buffer_size, parse_duration};
+use super::{Detail, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::snapshot::{Extent, Manner, Snapshots};
 
@@ -49,6 +49,11 @@ pub struct Snapshot {
     cpu: bool,
     #[command(flatten)]
     table: Table,
+    /// With --watch: how much is told of each block that is allocated meanwhile, for those that no tensor reaches: `tensors`
+    /// costs the process a trap for each tensor that is made, `full` a copy of the stack too for each block that no
+    /// tensor is made for
+    #[arg(long, value_enum, default_value_t = Detail::Lines, requires = "watch")]
+    detail: Detail,
     /// With --watch: room for events that were not read yet
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -79,7 +84,7 @@ impl Snapshot {
             options,
         };
         match self.watch {
-            Some(interval) => snapshots.watch(interval, self.buffer_size),
+            Some(interval) => snapshots.watch(interval, self.detail.into(), self.buffer_size),
             None => snapshots.once(self.output.as_deref()),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::{parse_buffer_size, parse_duration};
+use super::{graph, parse_buffer_size, parse_duration};
 use crate::pipeline::host::Scope;
 use crate::pipeline::top::{Keep, Once, Top as Screen};
 use crate::report::{Colour, HostExtent, HostFormat, HostOptions};
@@ -40,6 +40,10 @@ pub struct Top {
     /// How long a process that has ended stays on the screen
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     keep_ended: Duration,
+    /// Lead the memory of backward passes back to the lines of the forward pass; costs each process two traps for each
+    /// operation of autograd. The table that is printed once does not need it
+    #[arg(long, conflicts_with = "once")]
+    graph: bool,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -59,6 +63,7 @@ impl Top {
         if !self.once && terminal && self.format == Writing::Text {
             return Screen {
                 scope: Scope::Host,
+                graph: graph(!self.graph),
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::For(self.keep_ended),
             }

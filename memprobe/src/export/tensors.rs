@@ -179,6 +179,8 @@ struct Item<'a> {
     module: Option<&'a str>,
     site: Option<SiteRecord<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    purpose: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_by: Option<&'a str>,
@@ -233,6 +235,7 @@ impl<'a> Item<'a> {
             grad_fn: row.grad_fn.as_deref(),
             module: row.module.as_deref(),
             site: row.site.as_ref().map(SiteRecord::from),
+            purpose: row.purpose.as_deref(),
             class: row.class.as_deref(),
             saved_by: row.saved_by.as_deref(),
             gradient_of: &[],
@@ -316,6 +319,8 @@ struct BlockRecord<'a> {
     #[serde(serialize_with = "as_text")]
     device: Device,
     site: Option<SiteRecord<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    purpose: Option<&'a str>,
 }
 
 impl<'a> From<&'a Block> for BlockRecord<'a> {
@@ -326,6 +331,7 @@ impl<'a> From<&'a Block> for BlockRecord<'a> {
             requested: block.requested.map(|bytes| bytes.0),
             device: Device::Cuda(block.device),
             site: block.site.as_ref().map(SiteRecord::from),
+            purpose: block.purpose.as_deref(),
         }
     }
 }

@@ -49,6 +49,9 @@ pub fn tensor_name(row: &Row) -> String {
             Some(_) => format!("{} (inferred)", clean(&name.text)),
         };
     }
+    if let Some(purpose) = &row.purpose {
+        return format!("({})", clean(purpose));
+    }
     match (row.kind, &row.saved_by, &row.grad_fn, &row.class) {
         (RowKind::Block, ..) => "(no tensor)".to_owned(),
         (RowKind::Storage, ..) => "(storage without a tensor)".to_owned(),

@@ -39,7 +39,7 @@ pub use shapes::ShapeLedger;
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, TimeNs,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, TimeNs, Told,
 };
 use agreement::Agreement;
 use caps::Budget;
@@ -55,6 +55,7 @@ pub struct Model {
     target: Target,
     state: TargetState,
     probes: Vec<ProbeStatus>,
+    told: Told,
     started: TimeNs,
     last_event: Option<TimeNs>,
     events: u64,
@@ -82,6 +83,7 @@ impl Model {
             target,
             state: TargetState::default(),
             probes: Vec::new(),
+            told: Told::default(),
             started,
             last_event: None,
             events: 0,
@@ -111,6 +113,11 @@ impl Model {
     /// Replaces the list of probes.
     pub fn set_probes(&mut self, probes: Vec<ProbeStatus>) {
         self.probes = probes;
+    }
+
+    /// Says what the kernel was asked to tell.
+    pub fn set_told(&mut self, told: Told) {
+        self.told = told;
     }
 
     /// What was refused because a store was full.
@@ -285,6 +292,7 @@ impl Model {
                 losses: self.losses(),
                 state: self.state.clone(),
                 probes: self.probes.clone(),
+                told: self.told,
                 disagreements: self.agreement.disagreements(),
                 unread_at_attach: self.unread_at_attach.clone(),
             },

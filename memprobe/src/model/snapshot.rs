@@ -6,7 +6,7 @@ pub mod why;
 use std::sync::Arc;
 
 use crate::event::{
-    Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Totals, Use,
+    Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Told, Totals, Use,
 };
 
 /// Everything a view needs at one moment.
@@ -135,6 +135,8 @@ pub struct Health {
     pub state: TargetState,
     /// Each probe, in the order of the catalog.
     pub probes: Vec<ProbeStatus>,
+    /// What the kernel was asked to tell.
+    pub told: Told,
     /// Where the ledger and the allocator last disagreed without a loss that explains it.
     pub disagreements: u64,
     /// Why nothing is known of what was there at attach, not even how much.

@@ -10,7 +10,7 @@ use super::lookout::{Lookout, Search, Seen};
 use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
-use crate::event::{Event, Tgid};
+use crate::event::{Event, Tgid, Told};
 use crate::model::host::{Host, HostCaps};
 use crate::model::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
@@ -40,6 +40,7 @@ pub(super) struct Watching {
     lookout: Lookout,
     pub(super) host: Host,
     scope: Scope,
+    told: Told,
     /// Processes that the session tells of and that have no row.
     others: HashMap<Tgid, Other>,
     /// Names of users by number: a directory service may be slow.
@@ -66,7 +67,17 @@ impl Watching {
     ///
     /// # Errors
     /// When the kernel refuses, or there is no such process.
-    pub(super) fn begin(scope: Scope, ring_bytes: u32, caps: HostCaps) -> Result<Self> {
+    pub(super) fn begin(
+        scope: Scope,
+        graph: Graph,
+        ring_bytes: u32,
+        caps: HostCaps,
+    ) -> Result<Self> {
+        let told = Told {
+            // The tables say of each process what it holds, not what for.
+            detail: Detail::Lines,
+            graph,
+        };
         let (watch, search) = match scope {
             Scope::Host => (Watch::Everyone, Search::Everyone),
             Scope::Family(_) => (Watch::Family, Search::Nobody),
@@ -78,10 +89,9 @@ impl Watching {
         let mut session = HostSession::load(
             Wanted {
                 watch,
-                // The table says of each process what it holds, not what for.
-                detail: Detail::Lines,
+                detail: told.detail,
                 allocators: Allocators::Cuda,
-                graph: Graph::Ignored,
+                graph: told.graph,
             },
             ring_bytes,
         )?;
@@ -94,6 +104,7 @@ impl Watching {
             lookout,
             host: Host::with_caps(super::now(), caps),
             scope,
+            told,
             others: HashMap::new(),
             users: HashMap::new(),
             news: true,
@@ -212,7 +223,7 @@ impl Watching {
         let Some(other) = other else { return };
         match (other.attached, other.refused, other.waiting) {
             (_, Some(why), _) => self.host.refuse(tgid, &why),
-            (Some(probes), ..) => self.host.attach(tgid, target, probes),
+            (Some(probes), ..) => self.host.attach(tgid, target, probes, self.told),
             (_, _, Some(what)) => self.host.wait(tgid, &what),
             _ => {}
         }
@@ -313,7 +324,7 @@ impl Watching {
         missing: &[String],
     ) {
         self.show(tgid);
-        self.host.attach(tgid, target, probes);
+        self.host.attach(tgid, target, probes, self.told);
         if let Some(first) = missing.first() {
             self.host.note(tgid, first);
         }

@@ -14,7 +14,7 @@ use super::reasons::Reasoner;
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
 use super::tensor_reader::TensorReader;
-use crate::event::Tgid;
+use crate::event::{Tgid, Told};
 use crate::model::Model;
 use crate::model::snapshot::{Grouping, Snapshot, TargetState};
 use crate::probe::catalog::{Allocators, Detail, Graph};
@@ -61,6 +61,13 @@ impl Live {
         outcome.map(|()| ExitCode::SUCCESS)
     }
 
+    fn told(&self) -> Told {
+        Told {
+            detail: self.detail,
+            graph: self.graph,
+        }
+    }
+
     fn wanted(&self) -> Wanted {
         Wanted {
             watch: Watch::One,
@@ -92,6 +99,7 @@ impl Live {
                     HostItem::Attached { target, probes, .. } => {
                         model.set_target(target);
                         model.set_probes(probes);
+                        model.set_told(self.told());
                         model.set_state(TargetState::Running);
                         seen = Seen::Probes;
                     }
@@ -107,6 +115,7 @@ impl Live {
                     HostItem::Executed(target) => {
                         *model = Model::new(target, super::now());
                         screen.reasons.begin_anew();
+                        screen.tensors.begin_anew();
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) => {}
                 }

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::snapshot::{Extent, Manner, taken};
 use crate::event::{Event, Tgid};
 use crate::model::Model;
-use crate::model::tensors::{Sites, explain};
+use crate::model::tensors::{BlockUses, Ledgers, Sites, explain};
 use crate::tensors::TensorSnapshot;
 use crate::tui::Tensors;
 
@@ -21,6 +21,7 @@ pub(super) struct TensorReader {
     /// What was read, until the events up to its moment have been taken.
     read: Option<Result<TensorSnapshot>>,
     sites: Sites,
+    uses: BlockUses,
 }
 
 impl TensorReader {
@@ -33,6 +34,7 @@ impl TensorReader {
             taking: None,
             read: None,
             sites: Sites::default(),
+            uses: BlockUses::default(),
         };
         (reader, seen)
     }
@@ -62,9 +64,16 @@ impl TensorReader {
 
     /// Takes note of an event that the model is about to be given.
     pub(super) fn note(&mut self, model: &Model, event: &Event) {
+        let uses = &self.uses;
         if self.taking.is_some() || self.read.is_some() {
-            self.sites.note(model, event);
+            self.sites.note(Ledgers { lines: model, uses }, event);
         }
+        self.uses.apply(event);
+    }
+
+    /// The process runs another program: what it held is freed.
+    pub(super) fn begin_anew(&mut self) {
+        self.uses = BlockUses::default();
     }
 
     /// Shows what was read. Call it when the events up to now have been taken.
@@ -72,7 +81,9 @@ impl TensorReader {
         let Some(read) = self.read.take() else { return };
         let shown = match read {
             Ok(mut snapshot) => {
-                self.sites.sign(model, &mut snapshot);
+                let uses = &self.uses;
+                self.sites
+                    .sign(Ledgers { lines: model, uses }, &mut snapshot);
                 Tensors::Taken(Arc::new(explain(&snapshot)))
             }
             Err(error) => Tensors::Failed(format!("{error:#}").into()),

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use super::host::{PATIENCE, Scope, Watching};
 use super::interrupts::Interrupts;
 use super::source::Sources;
-use crate::event::Tgid;
+use crate::event::{Graph, Tgid};
 use crate::model::host::HostCaps;
 use crate::model::snapshot::Grouping;
 use crate::model::snapshot::host::HostSnapshot;
@@ -31,6 +31,8 @@ const REFRESH_QUIET: Duration = Duration::from_secs(1);
 pub struct Top {
     /// Whose memory is shown.
     pub scope: Scope,
+    /// Whether backward passes are led back to the forward pass.
+    pub graph: Graph,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// How long a process that has ended keeps its row.
@@ -77,7 +79,7 @@ impl Top {
             },
             ..HostCaps::default()
         };
-        let mut watching = Watching::begin(self.scope, self.ring_bytes, caps)?;
+        let mut watching = Watching::begin(self.scope, self.graph, self.ring_bytes, caps)?;
         let mut screen = Screen::open(&mut watching, self.scope, interrupts);
         let outcome = show(&mut watching, &mut screen).await;
         screen.close()?;
@@ -123,7 +125,13 @@ impl Once {
     /// Listens for as long as is asked, and until every process is probed or known not to be.
     async fn look(&self) -> Result<HostSnapshot> {
         let mut interrupts = Interrupts::new()?;
-        let mut watching = Watching::begin(self.scope, self.ring_bytes, HostCaps::default())?;
+        // One table of what is held needs no line of the forward pass.
+        let mut watching = Watching::begin(
+            self.scope,
+            Graph::Ignored,
+            self.ring_bytes,
+            HostCaps::default(),
+        )?;
         let begun = Instant::now();
         loop {
             let heard = begun.elapsed();

@@ -6,6 +6,7 @@ use iced_x86::Register;
 use memprobe_common::{CudaCookie, ProcessConfig, ThreadLocal};
 
 use crate::cuda::{Api, FUNCTIONS, Function};
+pub use crate::event::{Detail, Graph};
 use crate::target::elf::ThreadLocalName;
 
 /// One probed function.
@@ -42,18 +43,6 @@ impl Probe {
     }
 }
 
-/// How much is told of each block. Every probe costs the target a trap wherever it passes, so what is not
-/// asked for is not attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Detail {
-    /// The line that allocated it.
-    Lines,
-    /// The tensor too that it was allocated for: shape, element type and bytes asked for.
-    Tensors,
-    /// What a block without a tensor is for, too.
-    Full,
-}
-
 /// Whether memprobe can do its work without a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
@@ -73,16 +62,6 @@ pub enum Allocators {
     Cuda,
     /// That of the CPU too.
     CudaAndCpu,
-}
-
-/// Whether backward passes are led back to the forward pass. It costs the target a trap for each operation that makes a
-/// node of autograd's graph, and one when the node is evaluated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Graph {
-    /// They are not.
-    Ignored,
-    /// They are.
-    Followed,
 }
 
 /// What is left where the caching allocator cannot be heard.

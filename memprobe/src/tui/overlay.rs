@@ -9,6 +9,7 @@ use ratatui::widgets::{Block, Clear, Widget};
 
 use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
+use crate::event::{Detail, Graph, Told};
 use crate::label::{clean, fit};
 
 /// Not wider than is comfortable to read.
@@ -181,13 +182,30 @@ pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
     ])
 }
 
+/// What the probes tell, and how more is told.
+fn told(told: Told) -> Vec<Line<'static>> {
+    let blocks = match told.detail {
+        Detail::Lines => "its line (--detail tensors: the tensor too)",
+        Detail::Tensors => "its line and tensor (--detail full: workspaces too)",
+        Detail::Full => "its line and tensor, or what else it is for",
+    };
+    let backward = match told.graph {
+        Graph::Ignored => "not led back to the forward pass",
+        Graph::Followed => "led back to the line of the forward pass",
+    };
+    vec![
+        Line::from(format!(" told of each block: {blocks}")),
+        Line::from(format!(" backward passes: {backward}")),
+    ]
+}
+
 /// Each probe: where it sits and what it costs.
 fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
     let probes = &state.shown.health.probes;
     if probes.is_empty() {
         return vec![Line::from(" No probe is attached.")];
     }
-    let mut lines = Vec::new();
+    let mut lines = told(state.shown.health.told);
     for probe in probes {
         let function = fit(&clean(&probe.function), 60, theme.glyphs.cut);
         let (cost, style) = if probe.emulated {

@@ -12,7 +12,7 @@ use super::notice;
 use super::state::{Follow, State, WayBack};
 use super::table::Subject;
 use super::theme::Theme;
-use crate::event::Losses;
+use crate::event::{Detail, Losses};
 use crate::label::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
 use crate::model::snapshot::{Health, ProbeStatus, Site, TargetState};
 
@@ -113,6 +113,9 @@ fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
     }
     if health.disagreements > 0 {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
+    }
+    if health.told.detail > Detail::Lines {
+        facts.push((4, format!("detail {}", health.told.detail.as_str())));
     }
     facts.extend(probes(health));
     facts

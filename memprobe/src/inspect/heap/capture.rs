@@ -12,7 +12,7 @@ use super::Heap;
 use super::census::{Care, Census};
 use super::class::Classes;
 use super::collector::{self, Broken};
-use super::frames::{self, Variable};
+use super::frames::{self, Variables};
 use super::image::{Extent, Image};
 use super::modules::{self, Module};
 use super::optimizers::{self, Optimizers};
@@ -111,8 +111,8 @@ pub struct Moment {
     pub modules: Vec<Module>,
     /// The optimizers.
     pub optimizers: Optimizers,
-    /// The variables of frames, the nearest first.
-    pub variables: Vec<Variable>,
+    /// The variables of frames.
+    pub variables: Variables,
     /// Why not all objects are there; `None` where they are.
     pub broken: Option<Broken>,
     /// Why there are no variables.
@@ -142,7 +142,7 @@ impl Moment {
         moment.census.keep_contents(&heap, classes, care);
         moment.modules = modules::read(&heap, classes, &moment.census.modules);
         moment.optimizers = optimizers::read(&heap, classes, &moment.census.optimizers);
-        match frames::variables(&heap, classes, python, &moment.census.globals) {
+        match frames::variables(&heap, classes, python, &moment.census) {
             Ok(variables) => moment.variables = variables,
             Err(why) => moment.no_frames = Some(why),
         }

@@ -42,6 +42,10 @@ pub struct Census {
     pub optimizers: Vec<u64>,
     /// Module objects of Python.
     pub globals: Vec<u64>,
+    /// Generators, coroutines and asynchronous generators.
+    pub suspended: Vec<u64>,
+    /// Frame objects.
+    pub frames: Vec<u64>,
 }
 
 impl Census {
@@ -75,6 +79,8 @@ impl Census {
                 (Role::Module, _) => census.modules.push(address),
                 (Role::Optimizer, _) => census.optimizers.push(address),
                 (Role::Other, Holds::Globals) => census.globals.push(address),
+                (Role::Other, Holds::Suspended) => census.suspended.push(address),
+                (Role::Other, Holds::Frame) => census.frames.push(address),
                 (Role::Other, _) => {}
             }
         }

@@ -70,6 +70,10 @@ pub enum Holds {
     Globals,
     /// The attributes of a class: the object is itself one.
     Class,
+    /// The variables of a generator, a coroutine or an asynchronous generator.
+    Suspended,
+    /// The variables of a frame: the object is itself one.
+    Frame,
     /// The object is a str.
     Text,
     /// The object is an int.
@@ -246,6 +250,11 @@ impl<M: ReadMemory> Heap<'_, M> {
             "collections.deque" => class.holds = Holds::Deque,
             "cell" if !made_by_statement => class.holds = Holds::Cell,
             "module" if !made_by_statement => class.holds = Holds::Globals,
+            "generator" | "coroutine" | "async_generator" if !made_by_statement => {
+                class.holds = Holds::Suspended;
+            }
+            "frame" if !made_by_statement => class.holds = Holds::Frame,
+            "function" if !made_by_statement => self.add_defaults(&mut class.members),
             _ => {}
         }
         let members = head.word(ClassLayout::MEMBERS);
@@ -260,6 +269,15 @@ impl<M: ReadMemory> Heap<'_, M> {
         let dict = head.word(ClassLayout::DICT);
         let [module] = self.values_of(dict, ["__module__"]).ok()?;
         self.text(module?)
+    }
+
+    /// What functions give out by other means than members.
+    fn add_defaults(&self, members: &mut Vec<Member>) {
+        let first = u64::from(self.layout.heap.function_defaults);
+        for (name, offset) in [("__defaults__", first), ("__kwdefaults__", first + 8)] {
+            let name = name.into();
+            members.push(Member { name, offset });
+        }
     }
 
     fn add_members(&self, table: u64, members: &mut Vec<Member>) -> Result<(), Unreadable> {

@@ -127,6 +127,8 @@ impl<M: ReadMemory> Heap<'_, M> {
                     }
                 })
             }
+            // The variables of a frame are roots of their own.
+            Holds::Suspended | Holds::Frame => Ok(()),
             Holds::Text | Holds::Number | Holds::Other => Ok(()),
         }
     }
@@ -199,6 +201,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
             Holds::Deque => {
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
+            Holds::Suspended | Holds::Frame => {}
             Holds::Cell | Holds::Text | Holds::Number | Holds::Other => {}
         }
         if !class.has_attributes() {

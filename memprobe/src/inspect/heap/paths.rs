@@ -33,6 +33,8 @@ struct Root {
     text: Arc<str>,
     /// The same without the frame: `x`.
     name: Arc<str>,
+    /// What is to be known of the frame; may be empty.
+    note: &'static str,
 }
 
 /// From where an object is reached first, and how.
@@ -60,7 +62,7 @@ pub struct Path {
     pub text: String,
     /// The same without the frame: `batch['x']`.
     pub name: String,
-    /// The object is a variable of a frame itself.
+    /// The object is a variable of a frame that runs itself.
     pub is_variable: bool,
 }
 
@@ -101,6 +103,7 @@ impl Paths {
                 search.visit(heap, classes, place, steps);
             }
         }
+        search.end_at_resting(heap, classes, variables);
         search.paths
     }
 
@@ -155,9 +158,13 @@ impl Paths {
             heap.write_step(classes, step, &mut name);
         }
         let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
+        let note = match root.note {
+            "" => String::new(),
+            note => format!(" ({note})"),
+        };
         Some(Path {
-            text: format!("{beginning}{name}"),
-            is_variable: steps.is_empty(),
+            text: format!("{beginning}{name}{note}"),
+            is_variable: steps.is_empty() && root.note.is_empty(),
             name,
         })
     }
@@ -199,7 +206,7 @@ impl Search<'_> {
         roots.sort();
         for (distance, name, module) in roots {
             let name = if distance == 0 { "".into() } else { name };
-            let root = self.root(name.clone(), name);
+            let root = self.root(name.clone(), name, "");
             self.reach(module, root, distance);
         }
     }
@@ -211,17 +218,39 @@ impl Search<'_> {
         variables: &[Variable],
     ) {
         for variable in variables {
-            let root = self.root(variable.text.clone(), variable.name.clone());
-            let class = classes.of(heap, variable.value);
-            if class.is_some_and(|class| class.role == Role::Tensor) {
+            let root = self.root(variable.text.clone(), variable.name.clone(), variable.note);
+            if !variable.note.is_empty() {
+                self.reach(variable.value, root, LIBRARY);
+                continue;
+            }
+            if is_tensor(heap, classes, variable.value) {
                 self.add_way(variable.value, root, 0);
             }
             self.reach(variable.value, root, 1);
         }
     }
 
-    fn root(&mut self, text: Arc<str>, name: Arc<str>) -> Origin {
-        self.paths.roots.push(Root { text, name });
+    /// The variables of frames that do not run: other ways to the same tensor say more.
+    fn end_at_resting(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        variables: &[Variable],
+    ) {
+        for variable in variables
+            .iter()
+            .filter(|variable| !variable.note.is_empty())
+        {
+            if is_tensor(heap, classes, variable.value) {
+                let (text, name) = (variable.text.clone(), variable.name.clone());
+                let root = self.root(text, name, variable.note);
+                self.add_way(variable.value, root, 0);
+            }
+        }
+    }
+
+    fn root(&mut self, text: Arc<str>, name: Arc<str>, note: &'static str) -> Origin {
+        self.paths.roots.push(Root { text, name, note });
         Origin::Root(self.paths.roots.len() as u32 - 1)
     }
 
@@ -293,6 +322,11 @@ impl Search<'_> {
             self.reach(value, origin, steps + 1);
         }
     }
+}
+
+fn is_tensor(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> bool {
+    let class = classes.of(heap, object);
+    class.is_some_and(|class| class.role == Role::Tensor)
 }
 
 fn is_named(heap: &Heap<'_, impl ReadMemory>, step: Step, name: &str) -> bool {

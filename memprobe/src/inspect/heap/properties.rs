@@ -103,6 +103,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
         .map(|&value| Variable {
             text: "a.py:1 f() -> x".into(),
             name: "x".into(),
+            note: "",
             value,
             rank: 0,
         })

@@ -187,6 +187,7 @@ fn program(layout: &'static PythonLayout) -> Program {
         local: Variable {
             text: "train.py:31 train() -> x".into(),
             name: "x".into(),
+            note: "",
             value: local,
             rank: 0,
         },

@@ -87,6 +87,7 @@ fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {
             requested: Some(block.requested),
             device: block.device,
             site: None,
+            purpose: None,
         })
         .collect();
 }

@@ -224,6 +224,20 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     if let Some(why) = moment.no_frames {
         words.push(format!("the variables of functions: {why}"));
     }
+    let variables = &moment.variables;
+    for (count, of) in [
+        (
+            variables.frames_left_out,
+            "frames of functions, or of threads",
+        ),
+        (variables.left_out, "variables of functions"),
+    ] {
+        if count > 0 {
+            words.push(format!(
+                "{count} {of}, which are too many or cannot be read: names may be missing"
+            ));
+        }
+    }
     match &found.layouts {
         Some(Ok(Origin::Version) | Err(_)) | None => {}
         Some(Ok(Origin::OtherVersion | Origin::Calibrated)) => words.push(

@@ -58,7 +58,7 @@ pub(super) fn name(
     tensors: &[Tensor],
 ) -> Vec<Named> {
     let classes = &mut moment.classes;
-    let paths = Paths::search(heap, classes, &moment.census, &moment.variables);
+    let paths = Paths::search(heap, classes, &moment.census, &moment.variables.all);
     let tree = Tree::of(moment.modules.clone());
     let mut named = vec![Named::default(); tensors.len()];
     let mut namer = Namer {

@@ -17,7 +17,7 @@ use super::snapshot::host::{
 };
 use super::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
 use super::{Applied, Caps};
-use crate::event::{Action, Event, Losses, Tgid, TimeNs};
+use crate::event::{Action, Event, Losses, Tgid, TimeNs, Told};
 use process::Process;
 
 /// How much a host keeps at most, and for how long.
@@ -121,9 +121,9 @@ impl Host {
     }
 
     /// The process is probed: its versions and probes are known.
-    pub fn attach(&mut self, tgid: Tgid, target: Target, probes: Vec<ProbeStatus>) {
+    pub fn attach(&mut self, tgid: Tgid, target: Target, probes: Vec<ProbeStatus>, told: Told) {
         if let Some(process) = self.processes.get_mut(&tgid) {
-            process.attach(target, probes);
+            process.attach(target, probes, told);
         }
     }
 

@@ -1,7 +1,7 @@
 //! One process of a host: its ledger, and the row that is made of it.
 
 use super::trend;
-use crate::event::{Event, Tgid, TimeNs, Totals};
+use crate::event::{Event, Tgid, TimeNs, Told, Totals};
 use crate::model::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
@@ -56,9 +56,10 @@ impl Process {
     }
 
     /// It is probed.
-    pub(super) fn attach(&mut self, target: Target, probes: Vec<ProbeStatus>) {
+    pub(super) fn attach(&mut self, target: Target, probes: Vec<ProbeStatus>, told: Told) {
         self.model.set_target(target.clone());
         self.model.set_probes(probes);
+        self.model.set_told(told);
         self.row.target = target;
         self.set_state(ProcessState::Probed);
     }

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::event::{
     Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack,
-    StackId, StackKind, Tid, Totals,
+    StackId, StackKind, Tid, Told, Totals,
 };
 use crate::model::snapshot::host::{Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
@@ -38,7 +38,7 @@ fn host(tgids: &[u32]) -> Host {
     let mut host = Host::with_caps(at(0), small());
     for tgid in tgids {
         assert!(host.start(target(*tgid), ProcessFacts::default(), at(0)));
-        host.attach(Tgid(*tgid), target(*tgid), Vec::new());
+        host.attach(Tgid(*tgid), target(*tgid), Vec::new(), Told::default());
     }
     host
 }

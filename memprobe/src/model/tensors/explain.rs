@@ -365,6 +365,7 @@ fn storage_row(storage: &Storage, block: Option<&Block>) -> Row {
         kind: RowKind::Storage,
         size: Some(storage.bytes),
         device: storage.device,
+        purpose: block.and_then(|block| block.purpose.clone()),
         ..bare(Some(storage), block)
     }
 }
@@ -376,6 +377,7 @@ fn block_row(block: &Block, device: Device) -> Row {
         device,
         storage: Some(block.addr),
         storage_bytes: Some(block.size),
+        purpose: block.purpose.clone(),
         ..bare(None, Some(block))
     }
 }
@@ -398,6 +400,7 @@ fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
         saved_by: None,
         module: None,
         site: block.and_then(|block| block.site.clone()),
+        purpose: None,
         storage: storage.map(|storage| storage.data),
         storage_bytes: storage.map(|storage| storage.bytes),
         offset: 0,

@@ -70,6 +70,7 @@ enum Key<'a> {
 struct Alike<'a> {
     kind: RowKind,
     class: Option<&'a Arc<str>>,
+    purpose: Option<&'a Arc<str>>,
     shape: Option<&'a [u64]>,
     size: Option<Bytes>,
     dtype: Option<DType>,
@@ -137,6 +138,7 @@ impl<'a> Alike<'a> {
         Self {
             kind: row.kind,
             class: row.class.as_ref(),
+            purpose: row.purpose.as_ref(),
             shape: row.shape.as_deref(),
             size: row.size,
             dtype: row.dtype,

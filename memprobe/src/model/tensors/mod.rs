@@ -11,6 +11,7 @@ mod named;
 mod select;
 mod sites;
 mod sweep;
+mod uses;
 
 #[cfg(test)]
 mod properties;
@@ -24,7 +25,8 @@ pub use explain::explain;
 pub use group::{Group, GroupBy, Order, groups, groups_of};
 pub use named::named;
 pub use select::without;
-pub use sites::Sites;
+pub use sites::{Ledgers, Sites};
+pub use uses::BlockUses;
 
 use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};
@@ -182,6 +184,8 @@ pub struct Row {
     pub module: Option<Arc<str>>,
     /// The line that allocated it.
     pub site: Option<Frame>,
+    /// What the block was asked for, in words; of memory without a tensor alone.
+    pub purpose: Option<Arc<str>>,
     /// The data of its storage, or the block.
     pub storage: Option<Address>,
     /// `untyped_storage().nbytes()`, or the block's.

@@ -43,6 +43,7 @@ fn block(most: u64) -> impl Strategy<Value = Block> {
             requested: requested.map(Bytes),
             device: DeviceIndex(device),
             site: None,
+            purpose: None,
         })
 }
 

@@ -70,6 +70,7 @@ impl Building {
             requested: Some(Bytes(bytes)),
             device: DeviceIndex(0),
             site,
+            purpose: None,
         });
         addr
     }

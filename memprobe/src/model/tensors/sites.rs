@@ -1,20 +1,38 @@
-//! Which line allocated each block of a snapshot, by the events around it.
+//! Which line allocated each block of a snapshot, and for what, by the events around it.
 //!
 //! The allocator hands out the same address again and again. The ledger says who allocated what is
 //! live now; a snapshot is of a moment that has passed. So what happens to an address from the
 //! beginning of the reading on is kept, and each block is given the line that held it then.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::super::Model;
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, TimeNs};
+use super::uses::BlockUses;
+use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, TimeNs, Use};
 use crate::tensors::{Block, Consistency, TensorSnapshot};
 
 /// Events that are kept while a snapshot is read; with more, no block gets a line.
 const MOST: usize = 1 << 20;
 
-/// A block as the ledger knew it.
-type Known = Option<(Bytes, Option<Frame>)>;
+/// A block as the ledgers knew it.
+type Known = Option<(Bytes, Option<Frame>, Option<Arc<Use>>)>;
+
+/// What is known of live blocks.
+#[derive(Clone, Copy)]
+pub struct Ledgers<'a> {
+    /// The lines.
+    pub lines: &'a Model,
+    /// What they are for.
+    pub uses: &'a BlockUses,
+}
+
+impl Ledgers<'_> {
+    fn at(self, device: DeviceIndex, addr: Address) -> Known {
+        let (size, site) = self.lines.block_at(device, addr)?;
+        Some((size, site.cloned(), self.uses.at(device, addr, size)))
+    }
+}
 
 /// What happened to addresses since the reading began.
 #[derive(Debug, Default)]
@@ -26,8 +44,8 @@ pub struct Sites {
 }
 
 impl Sites {
-    /// Takes note of an event that the model is about to be given.
-    pub fn note(&mut self, model: &Model, event: &Event) {
+    /// Takes note of an event that the ledgers are about to be given.
+    pub fn note(&mut self, ledgers: Ledgers<'_>, event: &Event) {
         let Event::Memory(event) = event else { return };
         let Some(device) = event.device else { return };
         if !matches!(event.action, Action::Alloc | Action::Free) {
@@ -35,45 +53,59 @@ impl Sites {
         }
         self.kept = self.kept.saturating_add(1);
         if self.kept <= MOST {
-            let before = known(model, device, event.addr);
+            let before = ledgers.at(device, event.addr);
             let touched = self.touched.entry((device, event.addr)).or_default();
             touched.push((event.time, before));
         }
     }
 
-    /// Gives each block of the snapshot the line that allocated it, where that is known for certain.
-    pub fn sign(&self, model: &Model, snapshot: &mut TensorSnapshot) {
+    /// Gives each block of the snapshot the line that allocated it, where that is known for certain, and what it
+    /// was asked for.
+    pub fn sign(&self, ledgers: Ledgers<'_>, snapshot: &mut TensorSnapshot) {
         if self.kept > MOST {
+            let words = format!(
+                "lines and uses of blocks: more than {MOST} came and went while the process was read"
+            );
+            snapshot.unread.push(words.into());
             return;
+        }
+        let left_out = ledgers.uses.left_out();
+        if left_out > 0 {
+            let words = format!("what {left_out} blocks are for: there were too many at once");
+            snapshot.unread.push(words.into());
         }
         let still = matches!(snapshot.consistency, Consistency::Paused { .. });
         let moment = Some(snapshot.moment).filter(|moment| still && *moment != TimeNs(0));
         for block in &mut snapshot.blocks {
-            if let Some((size, site)) = self.at(model, block, moment)
+            if let Some((size, site, is)) = self.at(ledgers, block, moment)
                 && size == block.size
             {
                 block.site = site;
+                block.purpose = is.map(|is| in_words(&is));
             }
         }
     }
 
     /// What was live where the block lies, at that moment; `None` where this is not certain.
-    fn at(&self, model: &Model, block: &Block, moment: Option<TimeNs>) -> Known {
+    fn at(&self, ledgers: Ledgers<'_>, block: &Block, moment: Option<TimeNs>) -> Known {
         let Some(touched) = self.touched.get(&(block.device, block.addr)) else {
-            return known(model, block.device, block.addr);
+            return ledgers.at(block.device, block.addr);
         };
         let moment = moment?;
         let later = touched.iter().find(|(time, _)| *time > moment);
         match later {
             Some((_, before)) => before.clone(),
-            None => known(model, block.device, block.addr),
+            None => ledgers.at(block.device, block.addr),
         }
     }
 }
 
-fn known(model: &Model, device: DeviceIndex, addr: Address) -> Known {
-    let (size, site) = model.block_at(device, addr)?;
-    Some((size, site.cloned()))
+/// What a block is for, as a row without a tensor says it.
+fn in_words(is: &Use) -> Arc<str> {
+    match is {
+        Use::Tensor(shape) => format!("made for a tensor {shape} {}", shape.dtype).into(),
+        Use::Other(purpose) => purpose.to_string().into(),
+    }
 }
 
 #[cfg(test)]
@@ -126,7 +158,9 @@ mod tests {
         }
         let mut sites = Sites::default();
         for event in [event(Action::Free, 30, 0), event(Action::Alloc, 40, 2)] {
-            sites.note(&model, &event);
+            let uses = &BlockUses::default();
+            let lines = &model;
+            sites.note(Ledgers { lines, uses }, &event);
             model.apply(&event);
         }
         let mut snapshot = training();
@@ -136,8 +170,13 @@ mod tests {
             .for_each(|block| block.site = None);
         snapshot.moment = TimeNs(moment);
         snapshot.consistency = consistency;
-        sites.sign(&model, &mut snapshot);
+        sign(&sites, &model, &mut snapshot);
         snapshot.blocks[0].site.as_ref().map(|site| site.line)
+    }
+
+    fn sign(sites: &Sites, lines: &Model, snapshot: &mut TensorSnapshot) {
+        let uses = &BlockUses::default();
+        sites.sign(Ledgers { lines, uses }, snapshot);
     }
 
     const PAUSED: Consistency = Consistency::Paused {
@@ -168,7 +207,7 @@ mod tests {
             .blocks
             .iter_mut()
             .for_each(|block| block.site = None);
-        Sites::default().sign(&model, &mut snapshot);
+        sign(&Sites::default(), &model, &mut snapshot);
         assert_eq!(
             snapshot.blocks[0].site,
             Some(line("/home/me/train.py", 1, "f"))
@@ -177,7 +216,7 @@ mod tests {
         // Another size is another block.
         snapshot.blocks[0].site = None;
         snapshot.blocks[0].size = Bytes(512);
-        Sites::default().sign(&model, &mut snapshot);
+        sign(&Sites::default(), &model, &mut snapshot);
         assert_eq!(snapshot.blocks[0].site, None);
     }
 }

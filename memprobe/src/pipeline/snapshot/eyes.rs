@@ -10,7 +10,7 @@ use super::super::progress::Progress;
 use super::super::session::{HostItem, HostSession};
 use crate::event::Tgid;
 use crate::model::Model;
-use crate::model::tensors::Sites;
+use crate::model::tensors::{BlockUses, Ledgers, Sites};
 use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
@@ -25,14 +25,20 @@ pub(super) struct Eyes {
     session: Option<HostSession>,
     model: Model,
     sites: Sites,
+    uses: BlockUses,
     is_ready: bool,
 }
 
 impl Eyes {
     /// Begins to look. Without probes a snapshot says less, and why is said here.
-    pub(super) fn open(tgid: Tgid, ring_bytes: u32, progress: &mut Progress) -> Result<Self> {
+    pub(super) fn open(
+        tgid: Tgid,
+        detail: Detail,
+        ring_bytes: u32,
+        progress: &mut Progress,
+    ) -> Result<Self> {
         let model = Model::new(process::identified(tgid), super::super::now());
-        let session = match load(tgid, ring_bytes) {
+        let session = match load(tgid, detail, ring_bytes) {
             Ok(session) => Some(session),
             Err(error) => {
                 progress.say(&format!(
@@ -46,6 +52,7 @@ impl Eyes {
             session,
             model,
             sites: Sites::default(),
+            uses: BlockUses::default(),
         })
     }
 
@@ -75,16 +82,19 @@ impl Eyes {
             return Ok(());
         };
         let (model, sites, is_ready) = (&mut self.model, &mut self.sites, &mut self.is_ready);
+        let uses = &mut self.uses;
         session.drain(|event| {
             match event.item {
                 HostItem::Event(event) => {
-                    sites.note(model, &event);
+                    sites.note(Ledgers { lines: model, uses }, &event);
+                    uses.apply(&event);
                     model.apply(&event);
                 }
                 HostItem::Attached { .. } => *is_ready = true,
                 HostItem::Executed(target) => {
                     *model = Model::new(target, super::super::now());
                     *sites = Sites::default();
+                    *uses = BlockUses::default();
                 }
                 HostItem::Refused(error) => {
                     *is_ready = true;
@@ -111,17 +121,18 @@ impl Eyes {
         progress: &mut Progress,
     ) -> Result<()> {
         self.take(progress)?;
-        self.sites.sign(&self.model, snapshot);
+        let (lines, uses) = (&self.model, &self.uses);
+        self.sites.sign(Ledgers { lines, uses }, snapshot);
         Ok(())
     }
 }
 
-fn load(tgid: Tgid, ring_bytes: u32) -> Result<HostSession> {
+fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
     kernel::preflight()?;
     let mut session = HostSession::load(
         Wanted {
             watch: Watch::One,
-            detail: Detail::Lines,
+            detail,
             allocators: Allocators::Cuda,
             graph: Graph::Ignored,
         },

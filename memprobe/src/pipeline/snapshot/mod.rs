@@ -14,7 +14,7 @@ use self::eyes::Eyes;
 use super::interrupts::Interrupts;
 use super::process;
 use super::progress::Progress;
-use crate::event::Tgid;
+use crate::event::{Detail, Tgid};
 use crate::export::output::OutputPlan;
 pub use crate::inspect::tensors::Manner;
 use crate::inspect::tensors::take;
@@ -84,15 +84,20 @@ impl Snapshots {
     ///
     /// # Errors
     /// When the first cannot be taken, with what to do.
-    pub fn watch(&self, interval: Duration, ring_bytes: u32) -> Result<ExitCode> {
-        super::runtime()?.block_on(self.watch_inside(interval, ring_bytes))
+    pub fn watch(&self, interval: Duration, detail: Detail, ring_bytes: u32) -> Result<ExitCode> {
+        super::runtime()?.block_on(self.watch_inside(interval, detail, ring_bytes))
     }
 
-    async fn watch_inside(&self, interval: Duration, ring_bytes: u32) -> Result<ExitCode> {
+    async fn watch_inside(
+        &self,
+        interval: Duration,
+        detail: Detail,
+        ring_bytes: u32,
+    ) -> Result<ExitCode> {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
         let mut progress = Progress::new(false);
-        let mut eyes = Eyes::open(self.tgid, ring_bytes, &mut progress)?;
+        let mut eyes = Eyes::open(self.tgid, detail, ring_bytes, &mut progress)?;
         tokio::select! {
             () = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = eyes.ready(&mut progress) => ready?,

@@ -135,6 +135,8 @@ struct BlockRecord<'a> {
     device: Cow<'a, str>,
     #[serde(default)]
     site: Option<SiteRecord>,
+    #[serde(default)]
+    purpose: Option<Box<str>>,
 }
 
 #[derive(Deserialize)]
@@ -238,6 +240,7 @@ impl BlockRecord<'_> {
                 function: site.function.into(),
                 library: site.library.map(Into::into),
             }),
+            purpose: self.purpose.map(Into::into),
         })
     }
 }

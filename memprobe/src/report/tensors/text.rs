@@ -23,6 +23,11 @@ const HEAD: [(&str, Align); 6] = [
     ("GRAD", Align::Left),
 ];
 
+/// What is said beside blocks of which it is not known what they are for.
+const FOR_WHAT: &str = "What blocks without a tensor are for is not in the memory of the process: probes tell it \
+                        of those that are allocated from then on (`snapshot --watch 5s --detail full`, or `t` in \
+                        `attach --detail full`)";
+
 /// The whole report.
 pub(super) fn render(table: &TensorTable, options: &TensorOptions) -> String {
     let mut text = String::new();
@@ -79,6 +84,13 @@ fn push_device(text: &mut String, table: &DeviceTable, options: &TensorOptions) 
                 0 => format!("{bytes:>first$}  {line}"),
                 _ => format!("{indent}{line}"),
             };
+            push_line(text, &line);
+        }
+    }
+    let is_unknown =
+        |row: &Row| row.kind == RowKind::Block && row.purpose.is_none() && row.site.is_none();
+    if table.rows.iter().any(is_unknown) {
+        for line in wrap(FOR_WHAT, options.width) {
             push_line(text, &line);
         }
     }

@@ -238,6 +238,14 @@ pub struct HeapLayout {
     pub tuple_items: u16,
     /// The variables of frames.
     pub locals: LocalsLayout,
+    /// What is suspended: generators, coroutines and asynchronous generators are laid out alike.
+    pub generator: GeneratorLayout,
+    /// Of a frame object, `f_frame`: where the frame itself lies (`Include/internal/pycore_frame.h`@v3.11.7 to
+    /// @v3.15.2). `None` up to 3.10, where it is the frame itself.
+    pub frame_of_object: Option<u16>,
+    /// Of a function, `func_defaults`, a tuple or NULL; `func_kwdefaults`, a dict or NULL, is the next word
+    /// (`Include/funcobject.h`@v3.9.18, `Include/cpython/funcobject.h`@v3.10.13 to @v3.15.2).
+    pub function_defaults: u16,
 }
 
 impl HeapLayout {
@@ -417,6 +425,26 @@ pub struct LocalsLayout {
 impl LocalsLayout {
     /// In `co_flags`, `CO_OPTIMIZED`: the variables are in the frame, not in a dict.
     pub const OPTIMIZED: u32 = 1;
+}
+
+/// Where a generator has its frame (`_PyGenObject_HEAD` in `Include/genobject.h`@v3.9.18, `Include/cpython/genobject.h`
+/// @v3.11.7 to @v3.13.0, `Include/internal/pycore_interpframe_structs.h`@v3.14.10, v3.15.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeneratorLayout {
+    /// In a frame object, to which this word points: NULL once it is over. While it is suspended, the frame has
+    /// no caller (`gen_send_ex` in `Objects/genobject.c`@v3.9.18, v3.10.13).
+    Apart(u16),
+    /// In itself.
+    Inside {
+        /// `gi_iframe`.
+        frame: u16,
+        /// `gi_frame_state`, a signed byte: `enum _framestate` in `Include/internal/pycore_frame.h`.
+        state: u16,
+        /// `FRAME_CREATED`, the least of the states: nothing of it has run.
+        created: i8,
+        /// `FRAME_EXECUTING`: all that are less are states in which it can be resumed.
+        executing: i8,
+    },
 }
 
 /// The names of a frame's variables.

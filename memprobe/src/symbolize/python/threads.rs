@@ -122,24 +122,43 @@ pub fn frames(
     let Some(mut address) = top_frame(memory, layout, thread_state)? else {
         return Ok(chain);
     };
-    let frame = &layout.frame;
-    let size = usize::from(frame.size());
-    let mut head = vec![0; size];
+    let mut head = vec![0; usize::from(layout.frame.size())];
     while address != 0 {
         if chain.frames.len() == MAX_FRAMES {
             chain.truncated = true;
             break;
         }
         memory.read(address, &mut head)?;
-        chain.frames.push(RawFrame {
-            address,
-            code: u64::from_le_bytes(field(&head, frame.code)) & !MARKS,
-            instr: u64::from_le_bytes(field(&head, frame.instr)),
-            owner: frame.owner.map_or(0, |owner| head[usize::from(owner)]),
-        });
-        address = u64::from_le_bytes(field(&head, frame.previous));
+        chain.frames.push(frame_of(layout, address, &head));
+        address = u64::from_le_bytes(field(&head, layout.frame.previous));
     }
     Ok(chain)
+}
+
+/// One frame, and the address of its caller's: 0 where it has none.
+///
+/// # Errors
+/// [`Unreadable`].
+pub fn frame(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    address: u64,
+) -> Result<(RawFrame, u64), Unreadable> {
+    let mut head = vec![0; usize::from(layout.frame.size())];
+    memory.read(address, &mut head)?;
+    let previous = u64::from_le_bytes(field(&head, layout.frame.previous));
+    Ok((frame_of(layout, address, &head), previous))
+}
+
+/// The frame at `address`, whose bytes begin with `head`.
+fn frame_of(layout: &PythonLayout, address: u64, head: &[u8]) -> RawFrame {
+    let frame = &layout.frame;
+    RawFrame {
+        address,
+        code: u64::from_le_bytes(field(head, frame.code)) & !MARKS,
+        instr: u64::from_le_bytes(field(head, frame.instr)),
+        owner: frame.owner.map_or(0, |owner| head[usize::from(owner)]),
+    }
 }
 
 /// The innermost frame of a thread; `None` where it runs no Python.

@@ -7,8 +7,9 @@
 
 use super::layout::{
     Attributes, BytesLayout, ClassLayout, CodeLayout, CollectorLayout, DictKeys, DictLayout,
-    FrameLayout, HeapLayout, Instructions, InterpreterLayout, LineFormat, LocalNames, LocalsLayout,
-    Numbers, ObjectLayout, PythonLayout, RuntimeLayout, StateSlot, StringLayout, ThreadLayout,
+    FrameLayout, GeneratorLayout, HeapLayout, Instructions, InterpreterLayout, LineFormat,
+    LocalNames, LocalsLayout, Numbers, ObjectLayout, PythonLayout, RuntimeLayout, StateSlot,
+    StringLayout, ThreadLayout,
 };
 
 /// Every version that memprobe knows.
@@ -116,6 +117,17 @@ const LOCALS: LocalsLayout = LocalsLayout {
     names: LocalNames::One(96),
 };
 
+/// A generator that begins with its code (3.11), or does not (3.12 on): where its frame is, and the numbers of the
+/// states of that frame.
+const fn generator(frame: u16, created: i8, executing: i8) -> GeneratorLayout {
+    GeneratorLayout::Inside {
+        frame,
+        state: frame - 5,
+        created,
+        executing,
+    }
+}
+
 /// CPython 3.9 (v3.9.18).
 const PYTHON_3_9: PythonLayout = PythonLayout {
     minor: 9,
@@ -178,6 +190,9 @@ const PYTHON_3_9: PythonLayout = PythonLayout {
             code_flags: 36,
             names: LocalNames::Three([72, 88, 80]),
         },
+        generator: GeneratorLayout::Apart(16),
+        frame_of_object: None,
+        function_defaults: 32,
     },
 };
 
@@ -202,6 +217,7 @@ const PYTHON_3_10: PythonLayout = PythonLayout {
             first: 352,
             ..PYTHON_3_9.heap.locals
         },
+        function_defaults: 56,
         ..PYTHON_3_9.heap
     },
     ..PYTHON_3_9
@@ -263,7 +279,9 @@ const PYTHON_3_11: PythonLayout = PythonLayout {
             mapping: 24,
             ..LOCALS
         },
-        ..PYTHON_3_9.heap
+        generator: generator(80, -2, 0),
+        frame_of_object: Some(24),
+        ..PYTHON_3_10.heap
     },
 };
 
@@ -300,6 +318,7 @@ const PYTHON_3_12: PythonLayout = PythonLayout {
         attributes: Attributes::Tagged,
         numbers: Numbers::Tagged,
         locals: LOCALS,
+        generator: generator(72, -2, 0),
         ..PYTHON_3_11.heap
     },
 };
@@ -341,6 +360,7 @@ const PYTHON_3_13: PythonLayout = PythonLayout {
             values: 8,
         },
         attributes: Attributes::Inline,
+        generator: generator(72, -3, 0),
         ..PYTHON_3_12.heap
     },
 };
@@ -398,6 +418,7 @@ const PYTHON_3_15: PythonLayout = PythonLayout {
             collecting: 112,
         },
         class: ClassLayout { cached_keys: 888 },
+        generator: generator(72, 0, 4),
         ..PYTHON_3_14.heap
     },
     ..PYTHON_3_14

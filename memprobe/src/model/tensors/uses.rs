@@ -1,0 +1,101 @@
+//! What live blocks are for, by the events: tensors that PyTorch began to make, and workspaces, scratch and what
+//! else a native function tells.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::event::{Action, Address, Bytes, DeviceIndex, Event, ShapeId, Use, Uses};
+
+/// Blocks that are kept at once, some 40 bytes each; of what comes on top nothing is known.
+const MOST: usize = 1 << 21;
+
+/// What each live block is for, where the events tell.
+#[derive(Debug, Default)]
+pub struct BlockUses {
+    uses: Uses,
+    live: HashMap<(DeviceIndex, Address), (Bytes, ShapeId)>,
+    left_out: u64,
+}
+
+impl BlockUses {
+    /// Takes the next event of the stream.
+    pub fn apply(&mut self, event: &Event) {
+        match event {
+            Event::Use(id, is) => self.uses.define(*id, is),
+            Event::Memory(event) => {
+                let Some(device) = event.device else { return };
+                let place = (device, event.addr);
+                match event.action {
+                    Action::Alloc if event.shape < ShapeId::FIRST => {
+                        self.live.remove(&place);
+                    }
+                    Action::Alloc if self.live.len() >= MOST && !self.live.contains_key(&place) => {
+                        self.left_out = self.left_out.saturating_add(1);
+                    }
+                    Action::Alloc => {
+                        self.live.insert(place, (event.size, event.shape));
+                    }
+                    Action::Free => {
+                        self.live.remove(&place);
+                    }
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What the block of this size that lies there now is for; `None` where that is not known.
+    pub fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Arc<Use>> {
+        let &(known, id) = self.live.get(&(device, addr))?;
+        self.uses.get(id).filter(|_| known == size).cloned()
+    }
+
+    /// How many blocks were not kept, because there were too many.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{MemoryEvent, Purpose, StackId, Tgid, Tid, TimeNs};
+
+    fn event(action: Action, addr: u64, shape: ShapeId) -> Event {
+        Event::Memory(MemoryEvent {
+            time: TimeNs(1),
+            tgid: Tgid(7),
+            tid: Tid(7),
+            action,
+            addr: Address(addr),
+            size: Bytes(512),
+            device: Some(DeviceIndex(0)),
+            totals: None,
+            stack: StackId::NONE,
+            shape,
+            call: None,
+        })
+    }
+
+    #[test]
+    fn a_block_has_its_use_until_it_is_freed_or_handed_out_anew() {
+        let workspace = Arc::new(Use::Other(Purpose {
+            what: Some("cuBLAS workspace".into()),
+            function: "at::cuda::f".into(),
+            library: "libtorch_cuda.so".into(),
+        }));
+        let mut uses = BlockUses::default();
+        uses.apply(&Event::Use(ShapeId::FIRST, Arc::clone(&workspace)));
+        let at = |uses: &BlockUses, size| uses.at(DeviceIndex(0), Address(0x1000), Bytes(size));
+        uses.apply(&event(Action::Alloc, 0x1000, ShapeId::FIRST));
+        assert_eq!(at(&uses, 512), Some(Arc::clone(&workspace)));
+        assert_eq!(at(&uses, 1024), None);
+        uses.apply(&event(Action::Free, 0x1000, ShapeId::NONE));
+        assert_eq!(at(&uses, 512), None);
+        uses.apply(&event(Action::Alloc, 0x1000, ShapeId::FIRST));
+        uses.apply(&event(Action::Alloc, 0x1000, ShapeId::NO_TENSOR));
+        assert_eq!(at(&uses, 512), None);
+        assert_eq!(uses.left_out(), 0);
+    }
+}

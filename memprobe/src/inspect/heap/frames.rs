@@ -44,6 +44,13 @@ pub struct Variable {
 /// Added to the rank of a variable in a library's function.
 const LIBRARY: u32 = 1 << 16;
 
+impl Variable {
+    /// Whether its function is of an installed package or of Python itself.
+    pub(super) fn is_of_library(&self) -> bool {
+        self.rank >= LIBRARY
+    }
+}
+
 /// The variables of all threads of the main interpreter, the nearest first.
 ///
 /// # Errors

@@ -28,16 +28,18 @@ const MOST_OF_ALL: usize = 1 << 22;
 
 /// Where a path begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Root {
+pub(super) struct Root {
     /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
-    text: Arc<str>,
+    pub(super) text: Arc<str>,
     /// The same without the frame: `x`.
     name: Arc<str>,
+    /// The object that it refers to, where it is a variable.
+    pub(super) value: Option<u64>,
 }
 
 /// From where an object is reached first, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+pub(super) enum Origin {
     /// Not at all, yet.
     Nowhere,
     /// It is a root itself.
@@ -48,8 +50,8 @@ enum Origin {
 
 /// A way to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way {
-    origin: Origin,
+pub struct Way {
+    pub(super) origin: Origin,
     steps: usize,
 }
 
@@ -67,11 +69,14 @@ pub struct Path {
 /// Which objects a program reaches, and how.
 #[derive(Debug)]
 pub struct Paths {
-    roots: Vec<Root>,
+    pub(super) roots: Vec<Root>,
     origins: Vec<Origin>,
     places: HashMap<u64, u32>,
     /// The ways to each tensor, the shortest first.
-    ways: HashMap<u64, Vec<Way>>,
+    pub(super) ways: HashMap<u64, Vec<Way>>,
+    /// The variables of frames by what they refer to: the one that refers to it for longest, a global or that of the
+    /// outermost frame.
+    pub(super) longest: HashMap<u64, u32>,
 }
 
 impl Paths {
@@ -89,6 +94,7 @@ impl Paths {
                 origins: vec![Origin::Nowhere; census.objects.len()],
                 places: places.collect(),
                 ways: HashMap::new(),
+                longest: HashMap::new(),
             },
             next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
             census,
@@ -128,12 +134,14 @@ impl Paths {
         self.path(heap, classes, origin)
     }
 
-    fn path(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        origin: Origin,
-    ) -> Option<Path> {
+    /// From where an object is reached first; `None` where it is not.
+    pub(super) fn origin_of(&self, object: u64) -> Option<Origin> {
+        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
+        (origin != Origin::Nowhere).then_some(origin)
+    }
+
+    /// The root of a way, and its steps from there: each with the place of the object that it leads on from.
+    pub(super) fn steps_to(&self, origin: Origin) -> Option<(u32, Vec<(u32, Step)>)> {
         let mut steps = Vec::new();
         let mut at = origin;
         let root = loop {
@@ -141,7 +149,7 @@ impl Paths {
                 Origin::Nowhere => return None,
                 Origin::Root(root) => break root,
                 Origin::From(place, step) => {
-                    steps.push(step);
+                    steps.push((place, step));
                     at = *self.origins.get(place as usize)?;
                 }
             }
@@ -149,9 +157,20 @@ impl Paths {
                 return None;
             }
         };
+        steps.reverse();
+        Some((root, steps))
+    }
+
+    fn path(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        origin: Origin,
+    ) -> Option<Path> {
+        let (root, steps) = self.steps_to(origin)?;
         let root = self.roots.get(root as usize)?;
         let mut name = root.name.to_string();
-        for &step in steps.iter().rev() {
+        for &(_, step) in &steps {
             heap.write_step(classes, step, &mut name);
         }
         let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
@@ -199,7 +218,7 @@ impl Search<'_> {
         roots.sort();
         for (distance, name, module) in roots {
             let name = if distance == 0 { "".into() } else { name };
-            let root = self.root(name.clone(), name);
+            let root = self.root(name.clone(), name, None);
             self.reach(module, root, distance);
         }
     }
@@ -211,7 +230,14 @@ impl Search<'_> {
         variables: &[Variable],
     ) {
         for variable in variables {
-            let root = self.root(variable.text.clone(), variable.name.clone());
+            let value = Some(variable.value);
+            let root = self.root(variable.text.clone(), variable.name.clone(), value);
+            // Those of libraries come last, and do not count.
+            if let Origin::Root(root) = root
+                && !variable.is_of_library()
+            {
+                self.paths.longest.insert(variable.value, root);
+            }
             let class = classes.of(heap, variable.value);
             if class.is_some_and(|class| class.role == Role::Tensor) {
                 self.add_way(variable.value, root, 0);
@@ -220,8 +246,8 @@ impl Search<'_> {
         }
     }
 
-    fn root(&mut self, text: Arc<str>, name: Arc<str>) -> Origin {
-        self.paths.roots.push(Root { text, name });
+    fn root(&mut self, text: Arc<str>, name: Arc<str>, value: Option<u64>) -> Origin {
+        self.paths.roots.push(Root { text, name, value });
         Origin::Root(self.paths.roots.len() as u32 - 1)
     }
 
@@ -271,6 +297,9 @@ impl Search<'_> {
             held.push((step, value));
         });
         for (step, value) in held {
+            if holds == Holds::Globals && steps <= IMPORTED {
+                self.prefer_global(heap, place, step, value);
+            }
             let Some(&at) = self.paths.places.get(&value) else {
                 continue;
             };
@@ -291,6 +320,38 @@ impl Search<'_> {
                 continue;
             }
             self.reach(value, origin, steps + 1);
+        }
+    }
+}
+
+impl Search<'_> {
+    /// Takes a global of the program for the variable that refers longest to what it is passed on as.
+    fn prefer_global(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        module: u32,
+        step: Step,
+        value: u64,
+    ) {
+        let Step::Attribute(name) = step else { return };
+        let known = self.paths.longest.get(&value);
+        let known = known.and_then(|&root| self.paths.roots.get(root as usize));
+        if known.is_none_or(|known| known.value.is_none()) {
+            return;
+        }
+        let module = self.paths.origins.get(module as usize);
+        let Some((Origin::Root(root), name)) = module.copied().zip(heap.text(name)) else {
+            return;
+        };
+        let Some(module) = self.paths.roots.get(root as usize) else {
+            return;
+        };
+        let text: Arc<str> = match &*module.text {
+            "" => name,
+            module => format!("{module}.{name}").into(),
+        };
+        if let Origin::Root(root) = self.root(text.clone(), text, None) {
+            self.paths.longest.insert(value, root);
         }
     }
 }

@@ -404,6 +404,7 @@ fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
         requires_grad: false,
         grad_fn: None,
         saved_by: None,
+        kept: storage.and_then(|storage| storage.kept.clone()),
         module: None,
         site: block.and_then(|block| block.site.clone()),
         storage: storage.map(|storage| storage.data),

@@ -80,6 +80,7 @@ impl Building {
             data,
             bytes: Bytes(bytes),
             device,
+            kept: None,
         });
         self.snapshot.storages.len() - 1
     }

@@ -1,5 +1,6 @@
 //! What grows from iteration to iteration.
 
+mod keepers;
 mod structured;
 
 use std::io::{BufRead, Write};
@@ -89,7 +90,8 @@ fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
 
 fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> String {
     let mut text = table::beginning(replay, options);
-    for OnDevice { device, growth } in devices {
+    for on in devices {
+        let OnDevice { device, growth } = on;
         table::push_line(&mut text, "");
         table::push_totals(&mut text, device, options);
         let mut notes = vec![looked_at(growth)];
@@ -104,6 +106,7 @@ fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> S
             table::push_note(&mut text, &note, options.width);
         }
         render(&mut text, growth, options);
+        keepers::render(&mut text, on, replay.header.start, options);
     }
     if replay.snapshot.devices.len() > devices.len() {
         table::push_line(&mut text, "");

@@ -83,9 +83,12 @@ impl WhyLedger {
     fn decide(&mut self, key: Key, block: Block, named: &NamedBlock, rule: CategoryRule) {
         let size = named.size.0;
         if block.stage != Stage::BeforeAttach {
-            let pair = (block.rule.category(), rule.category());
-            let bytes = self.check.pairs.entry(pair).or_default();
-            *bytes = bytes.saturating_add(size);
+            // What was said before is not inferred.
+            if !block.rule.is_exact() {
+                let pair = (block.rule.category(), rule.category());
+                let bytes = self.check.pairs.entry(pair).or_default();
+                *bytes = bytes.saturating_add(size);
+            }
             self.revise(key, &block, rule);
             self.blocks.settle(&key, rule);
             if block.origin != 0 {

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::snapshot::{Extent, Manner, taken};
 use crate::event::{Event, Tgid};
 use crate::model::Model;
-use crate::model::tensors::{Sites, explain};
+use crate::model::tensors::{Sites, explain, named};
 use crate::tensors::TensorSnapshot;
 use crate::tui::Tensors;
 
@@ -67,16 +67,22 @@ impl TensorReader {
         }
     }
 
-    /// Shows what was read. Call it when the events up to now have been taken.
-    pub(super) fn show(&mut self, model: &Model) {
-        let Some(read) = self.read.take() else { return };
-        let shown = match read {
-            Ok(mut snapshot) => {
-                self.sites.sign(model, &mut snapshot);
-                Tensors::Taken(Arc::new(explain(&snapshot)))
+    /// Shows what was read, and gives what it says of the blocks that are still what they were then. Call it when the events up
+    /// to now have been taken.
+    pub(super) fn show(&mut self, model: &Model) -> Option<Event> {
+        let mut snapshot = match self.read.take()? {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                let why = format!("{error:#}").into();
+                self.shown.send_replace(Tensors::Failed(why));
+                return None;
             }
-            Err(error) => Tensors::Failed(format!("{error:#}").into()),
         };
-        self.shown.send_replace(shown);
+        self.sites.sign(model, &mut snapshot);
+        self.shown
+            .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
+        let mut names = named(&snapshot, self.tgid);
+        self.sites.keep_untouched(snapshot.consistency, &mut names);
+        Some(Event::Names(Arc::new(names)))
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use super::super::Model;
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, TimeNs};
+use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, Names, TimeNs};
 use crate::tensors::{Block, Consistency, TensorSnapshot};
 
 /// Events that are kept while a snapshot is read; with more, no block gets a line.
@@ -57,6 +57,20 @@ impl Sites {
         }
     }
 
+    /// Leaves those blocks alone that are live still since the moment of the names: of the others they would say what is no more.
+    pub fn keep_untouched(&self, consistency: Consistency, names: &mut Names) {
+        let still = matches!(consistency, Consistency::Paused { .. });
+        let moment = Some(names.time).filter(|moment| still && *moment != TimeNs(0));
+        let is_full = self.kept > MOST;
+        names.blocks.retain(|block| {
+            let touched = self.touched.get(&(block.device, block.addr));
+            let is_untouched = touched.is_none_or(|touched| {
+                moment.is_some_and(|moment| touched.iter().all(|(time, _)| *time <= moment))
+            });
+            is_untouched && !is_full
+        });
+    }
+
     /// What was live where the block lies, at that moment; `None` where this is not certain.
     fn at(&self, model: &Model, block: &Block, moment: Option<TimeNs>) -> Known {
         let Some(touched) = self.touched.get(&(block.device, block.addr)) else {
@@ -86,6 +100,7 @@ mod tests {
         Context, MemoryEvent, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };
     use crate::model::snapshot::Target;
+    use crate::model::tensors::named;
     use crate::model::tensors::samples::{BASE, line, training};
 
     fn event(action: Action, time: u64, stack: u32) -> Event {
@@ -155,6 +170,24 @@ mod tests {
     fn an_address_that_changed_hands_at_an_unknown_moment_has_no_line() {
         assert_eq!(line_at(0, PAUSED), None);
         assert_eq!(line_at(25, Consistency::Running), None);
+    }
+
+    #[test]
+    fn names_of_blocks_that_changed_hands_since_are_left_out() {
+        let model = Model::new(Target::default(), TimeNs(0));
+        let mut sites = Sites::default();
+        sites.note(&model, &event(Action::Free, 30, 0));
+        let left = |moment: u64, consistency: Consistency| {
+            let mut names = named(&training(), Tgid(7));
+            let all = names.blocks.len();
+            names.time = TimeNs(moment);
+            sites.keep_untouched(consistency, &mut names);
+            all - names.blocks.len()
+        };
+        assert_eq!(left(25, PAUSED), 1);
+        assert_eq!(left(35, PAUSED), 0);
+        assert_eq!(left(0, PAUSED), 1);
+        assert_eq!(left(35, Consistency::Running), 1);
     }
 
     #[test]

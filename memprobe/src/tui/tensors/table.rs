@@ -10,8 +10,8 @@ use super::state::{Direction, TensorsState};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
-    BEFORE_ATTACH, clean, counted, fit, fit_middle, percent, shape, tensor_kind, tensor_label,
-    whole_frame, width,
+    BEFORE_ATTACH, clean, counted, fit, fit_middle, keeper, percent, shape, tensor_kind,
+    tensor_label, whole_frame, width,
 };
 use crate::model::tensors::{Group, GroupBy, Row, RowKind};
 
@@ -72,6 +72,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
         let head = match (place.column, state.by) {
             (Column::Name, GroupBy::Module) => "MODULE",
             (Column::Name, GroupBy::Site) => "ALLOCATED AT",
+            (Column::Name, GroupBy::Keeper) => "KEPT ALIVE BY",
             (column, _) => column.head(),
         };
         let text = format!("{arrow}{head}");
@@ -100,6 +101,7 @@ pub fn grouping(by: GroupBy) -> &'static str {
         GroupBy::Kind => "by kind",
         GroupBy::Module => "by module",
         GroupBy::Site => "by line",
+        GroupBy::Keeper => "by keeper",
     }
 }
 
@@ -196,6 +198,7 @@ fn name(state: &TensorsState, group: &Group) -> String {
             unknown if unknown.is_empty() => "(not seen)".to_owned(),
             site => site,
         },
+        GroupBy::Keeper => keeper(row.kept.as_deref()),
         GroupBy::Kind => counted(group.rows.len() as u64, "row"),
         GroupBy::Unnamed | GroupBy::Nothing | GroupBy::Shape => {
             let label = tensor_label(rows, group.rows[0]);

@@ -33,6 +33,14 @@ pub enum Naming {
     NowAndThen,
 }
 
+/// Steps of optimizers.
+struct Steps {
+    /// How many a process has made.
+    made: u64,
+    /// The next at which it is read, or the first after it at which it is not being read.
+    due: u64,
+}
+
 /// What becomes of an event.
 pub(super) enum Passed {
     /// It goes on.
@@ -49,7 +57,7 @@ pub(super) type Reading = (Tgid, Result<(Names, Consistency)>);
 /// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
-    steps: HashMap<Tgid, u64>,
+    steps: HashMap<Tgid, Steps>,
     /// The events of those that are being read.
     held: HashMap<Tgid, Vec<HostEvent>>,
     /// Those whose reading goes on though its events are not held any more.
@@ -113,13 +121,18 @@ impl NameReader {
         if self.naming == Naming::Off || mark.begins != Beginning::Step {
             return false;
         }
-        let steps = self.steps.entry(mark.tgid).or_default();
-        *steps += 1;
-        let mut due = STEP;
-        while due < *steps {
-            due = due.saturating_mul(AGAIN);
+        let steps = self
+            .steps
+            .entry(mark.tgid)
+            .or_insert(Steps { made: 0, due: STEP });
+        steps.made += 1;
+        if steps.made < steps.due || self.held.contains_key(&mark.tgid) {
+            return false;
         }
-        due == *steps && !self.held.contains_key(&mark.tgid)
+        while steps.due <= steps.made {
+            steps.due = steps.due.saturating_mul(AGAIN);
+        }
+        true
     }
 
     /// Begins to read a process, unless that is being done.

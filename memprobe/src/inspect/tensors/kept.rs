@@ -275,3 +275,163 @@ impl Ways {
         *self.from.get(vertex as usize)?
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Address, Bytes};
+    use crate::inspect::torch::graph::{RawGraph, RawNode, Saved, SavedTensor};
+    use crate::inspect::torch::{Class, RawTensor};
+    use crate::tensors::{DType, Device, Storage};
+
+    fn raw(object: u64, grad_fn: Option<u64>) -> RawTensor {
+        RawTensor {
+            object,
+            class: Class::Dense,
+            geometry: None,
+            dtype: DType::FLOAT32,
+            device: Device::Cpu,
+            storage: None,
+            requires_grad: None,
+            grad: None,
+            grad_fn,
+            outdated: false,
+            base: None,
+            python: None,
+            parts: Vec::new(),
+        }
+    }
+
+    fn node(address: u64, next: &[u64]) -> RawNode {
+        RawNode {
+            address,
+            name: Some("MulBackward0".into()),
+            sequence: None,
+            next: next.to_vec(),
+            within: None,
+        }
+    }
+
+    fn saved(tensor: u64, node: u64) -> SavedTensor {
+        let saved = Saved::Original;
+        SavedTensor {
+            tensor,
+            node,
+            saved,
+        }
+    }
+
+    fn holder(path: &str, class: &str) -> Holder {
+        Holder {
+            path: path.into(),
+            class: Some(class.into()),
+        }
+    }
+
+    /// Two losses with graphs that share a node, a weight that both the model and a graph keep, a gradient of it, and a tensor of
+    /// Python that no name leads to.
+    fn found() -> Found {
+        let mut weight = raw(0x50, None);
+        weight.grad = Some(0x70);
+        let mut nodes = vec![
+            node(0x100, &[0x300]),
+            node(0x200, &[0x300]),
+            node(0x300, &[]),
+        ];
+        nodes.sort_by_key(|node| node.address);
+        Found {
+            layouts: None,
+            tensors: Vec::new(),
+            empty: 0,
+            graph: RawGraph {
+                tensors: vec![
+                    raw(0x10, Some(0x100)),
+                    raw(0x20, Some(0x200)),
+                    raw(0x30, None),
+                    raw(0x40, None),
+                    weight,
+                    raw(0x60, None),
+                    raw(0x70, None),
+                ],
+                storages: Vec::new(),
+                nodes,
+                saved: vec![saved(0x30, 0x100), saved(0x40, 0x300), saved(0x50, 0x300)],
+                left_out: Default::default(),
+            },
+            allocator: Ok(None),
+        }
+    }
+
+    fn snapshot(found: &Found) -> TensorSnapshot {
+        let tensors = found.graph.tensors.iter().enumerate();
+        TensorSnapshot {
+            tensors: tensors
+                .map(|(at, raw)| Tensor {
+                    object: raw.object,
+                    storage: Some(at),
+                    class: Some("Tensor".into()),
+                    ..Tensor::default()
+                })
+                .collect(),
+            storages: (0..7)
+                .map(|at| Storage {
+                    object: at,
+                    data: Address(at),
+                    bytes: Bytes(512),
+                    device: Device::Cpu,
+                    kept: None,
+                })
+                .collect(),
+            ..TensorSnapshot::default()
+        }
+    }
+
+    /// By storage: who, through what, and whether nobody else.
+    fn told(held: &[(usize, u32)], holders: &[Holder]) -> Vec<String> {
+        let found = found();
+        let mut snapshot = snapshot(&found);
+        let held = held.iter().map(|&(tensor, holder)| Held {
+            tensor,
+            holder,
+            way: None,
+        });
+        let held: Vec<_> = held.collect();
+        keep(&found, holders, &held, &mut snapshot, |_| None);
+        let kept = snapshot.storages.iter().map(|storage| &storage.kept);
+        kept.map(|kept| {
+            kept.as_ref().map_or_else(String::new, |kept| {
+                let through = kept.through.as_deref().unwrap_or("itself");
+                let alone = if kept.alone { "alone" } else { "with others" };
+                format!("{} {through} {alone}", kept.by)
+            })
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_all_ways_lead_to_through_one_container_is_kept_by_it_alone() {
+        let holders = [holder("losses[*]", "list"), holder("model", "Net")];
+        let through = "grad_fn MulBackward0";
+        assert_eq!(
+            told(&[(0, 0), (1, 0), (4, 1)], &holders),
+            [
+                "losses[*] itself alone",
+                "losses[*] itself alone",
+                &format!("losses[*] {through} alone"),
+                &format!("losses[*] {through} alone"),
+                "model itself with others",
+                "",
+                "model .grad with others",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_two_variables_lead_to_is_kept_by_neither_alone() {
+        let holders = [holder("one", "list"), holder("other", "list")];
+        let told = told(&[(0, 0), (1, 1)], &holders);
+        assert_eq!(told[2], "one grad_fn MulBackward0 alone");
+        assert_eq!(told[3], "one grad_fn MulBackward0 with others");
+        assert_eq!(told[6], "one grad_fn MulBackward0 with others");
+    }
+}

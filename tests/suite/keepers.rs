@@ -4,7 +4,7 @@ use std::path::Path;
 
 use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::memprobe::lost;
-use memprobe_tests::process::Background;
+use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
@@ -18,13 +18,25 @@ fn kept_an_iteration(stdout: &str) -> u64 {
     bytes / iterations.expect("a number")
 }
 
-fn record(ground: &Ground, pytorch: &PyTorch, trace: &Path) -> String {
+/// Records it until its objects were read twice; gives what the program says.
+fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
+    let until = folder.join("until");
     let mut command = ground.memprobe();
-    command.arg("record").arg("-o").arg(trace).arg("--names");
-    command.arg("--").arg(pytorch.python()).arg("leak.py");
-    command.args(["--iterations", "250"]);
+    command
+        .arg("record")
+        .arg("-o")
+        .arg(folder.join("trace.json"));
+    command.arg("--names").arg("--").arg(pytorch.python());
+    command.args(["leak.py", "--iterations", "16", "--until"]);
+    command.arg(&until);
     pytorch.settle(&mut command);
-    let printed = Background::start(&mut command).finish().succeeded();
+    let recording = Background::start(&mut command);
+    wait_until("the objects were read twice", || {
+        let readings = recording.stderr().matches("blocks named").count();
+        (readings >= 2).then_some(())
+    });
+    std::fs::write(until, "").expect("a file");
+    let printed = recording.finish().succeeded();
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     printed.stdout
 }
@@ -49,7 +61,7 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
     for pytorch in ground.pytorches_on(On::Newest) {
         let folder = tempfile::tempdir().expect("a folder");
         let trace = folder.path().join("trace.json");
-        let each = kept_an_iteration(&record(&ground, pytorch, &trace));
+        let each = kept_an_iteration(&record(&ground, pytorch, folder.path()));
         let report = growth(&ground, &trace);
         let kept = &report["devices"][0]["kept"];
         let keepers = kept["keepers"].as_array().expect("keepers");

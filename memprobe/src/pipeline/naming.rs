@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn names_stand_between_what_was_before_and_what_was_after_their_moment() {
-        let mut reader = NameReader::new(Naming::NowAndThen);
+        let mut reader = NameReader::new(Naming::Off);
         reader.held.insert(TGID, Vec::new());
         for time in [10, 20, 30] {
             assert!(matches!(reader.pass(step(time)), Passed::Held));

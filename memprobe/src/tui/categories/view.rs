@@ -79,10 +79,10 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
         return;
     }
     let read = device.read_before.map_or_else(
-        || "all inferred; t reads the objects".to_owned(),
+        || "inferred (t: read)".to_owned(),
         |ago| {
             let (exact, ago) = (human(device.exact), span(Duration::from_nanos(ago)));
-            format!("exact: {exact}, by the objects {ago} ago")
+            format!("read {ago} ago: {exact} exact")
         },
     );
     let text = format!(

@@ -200,7 +200,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ("r", "sort the other way"),
         (
             "i",
-            "group: equal unnamed, by shape, kind, module, line, keeper, none",
+            "group: equal unnamed, shape, kind, module, line, keeper, none",
         ),
         ("Tab or d", "next device; tensors of the host are on cpu"),
         ("q Ctrl-C", "quit; the target runs on unharmed"),

@@ -11,7 +11,7 @@ use super::Heap;
 use super::census::Census;
 use super::class::{Classes, Holds};
 use super::contents::Step;
-use super::paths::{Origin, Paths, Way};
+use super::paths::{MOST_WAYS as MOST_OF_ONE, Origin, Paths, Way};
 use crate::target::memory::ReadMemory;
 
 /// Tensors in a dict from which on its keys are slots like those of a list.
@@ -19,6 +19,9 @@ const MANY: u32 = 8;
 
 /// Ways that are followed to their holders, of all tensors together.
 const MOST_WAYS: usize = 1 << 20;
+
+/// Stands for holders that are not told apart.
+const MORE: &str = "(more ways than are followed)";
 
 /// Stands for every slot of a container.
 const EVERY: &str = "[*]";
@@ -54,7 +57,7 @@ pub struct Holders {
     /// Dicts with many tensors.
     many: HashSet<u32>,
     followed: usize,
-    /// Tensors with ways that were not followed, since there are too many.
+    /// Tensors with more ways than were followed.
     pub not_followed: u64,
 }
 
@@ -119,18 +122,25 @@ impl Holders {
             return Vec::new();
         };
         self.followed = self.followed.saturating_add(ways.len());
-        if self.followed > MOST_WAYS {
-            self.not_followed += 1;
-            return Vec::new();
-        }
         let mut held: Vec<Held> = Vec::new();
-        for way in ways {
+        let is_followed = self.followed <= MOST_WAYS;
+        let followed = if is_followed { ways.len() } else { 0 };
+        for way in &ways[..followed] {
             let Some(holder) = self.of_way(heap, classes, search, way.origin) else {
                 continue;
             };
             if held.iter().all(|held| held.holder != holder) {
                 held.push(Held { holder, way: *way });
             }
+        }
+        if !is_followed || ways.len() >= MOST_OF_ONE {
+            self.not_followed += 1;
+            // So that none of the others is said to hold it alone.
+            let holder = self.add(Holder {
+                path: MORE.into(),
+                class: None,
+            });
+            held.extend(ways.last().map(|way| Held { holder, way: *way }));
         }
         held
     }

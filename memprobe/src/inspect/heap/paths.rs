@@ -23,7 +23,7 @@ const LIBRARY: usize = 3;
 const IMPORTED: usize = 1;
 
 /// The most ways to one tensor that are kept, and to all together.
-const MOST_WAYS: usize = 32;
+pub(super) const MOST_WAYS: usize = 32;
 const MOST_OF_ALL: usize = 1 << 22;
 
 /// Where a path begins.

@@ -74,11 +74,15 @@ pub(super) fn join(
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&heap, moment, of, &of_python);
     let not_followed = holders.not_followed;
-    kept::keep(found, &holders.all, &held, &mut snapshot, |way| {
+    let left_out = kept::keep(found, &holders.all, &held, &mut snapshot, |way| {
         paths.slot(&heap, &mut moment.classes, way)
     });
     if not_followed > 0 {
-        let words = format!("who holds {not_followed} tensors: there are too many ways to them");
+        let words = format!("all who hold {not_followed} tensors: there are too many ways to them");
+        snapshot.unread.push(words.into());
+    }
+    if left_out > 0 {
+        let words = format!("{left_out} references: who keeps what alone is not told");
         snapshot.unread.push(words.into());
     }
     snapshot

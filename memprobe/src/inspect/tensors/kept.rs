@@ -55,6 +55,27 @@ impl Numbers {
 
 const ROOT: u32 = 0;
 
+/// References that are followed at most; each takes some 20 bytes.
+const MOST_EDGES: usize = 1 << 24;
+
+/// References, up to the most.
+#[derive(Default)]
+struct Edges {
+    all: Vec<(u32, u32)>,
+    left_out: u64,
+}
+
+impl Edges {
+    fn add(&mut self, edges: impl IntoIterator<Item = (u32, u32)>) {
+        for edge in edges {
+            match self.all.len() < MOST_EDGES {
+                true => self.all.push(edge),
+                false => self.left_out += 1,
+            }
+        }
+    }
+}
+
 /// That a holder holds a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
@@ -66,19 +87,20 @@ pub(super) struct Held {
     pub(super) way: Option<Way>,
 }
 
-/// Says of each storage who keeps it. `slot` names the tensor that is held so.
+/// Says of each storage who keeps it. `slot` names the tensor that is held so. Gives how many references were not followed, since there are
+/// too many: then nobody is said to keep anything alone.
 pub(super) fn keep(
     found: &Found,
     holders: &[Holder],
     held: &[Held],
     snapshot: &mut TensorSnapshot,
     mut slot: impl FnMut(Way) -> Option<Arc<str>>,
-) {
+) -> u64 {
     let (tensors, storages) = (&snapshot.tensors, snapshot.storages.len());
     let nodes = found.graph.nodes.len();
     let numbers = Numbers::of(holders.len(), tensors.len(), nodes, storages);
     let holding = holding(numbers, held, holders.len());
-    let graph = graph(found, tensors, numbers, &holding);
+    let (graph, left_out) = graph(found, tensors, numbers, &holding);
     let alone = alone(&graph, numbers, holders.len());
     // Of those who keep as many, the one whose name is best comes first.
     let mut held: Vec<&Held> = held.iter().collect();
@@ -86,7 +108,7 @@ pub(super) fn keep(
     held.sort_by_key(|held| Reverse(ranks.get(held.holder as usize)));
     let ways = Ways::from(&graph, numbers, &held);
     // Where some references were left out, others may keep it too.
-    let is_whole = found.graph.left_out.too_many == 0;
+    let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
     let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
     for at in 0..storages {
         let vertex = numbers.storage(at);
@@ -118,20 +140,28 @@ pub(super) fn keep(
             alone: is_whole && alone[vertex as usize] != NONE,
         }));
     }
+    left_out
 }
 
-/// Who refers to what.
-fn graph(found: &Found, tensors: &[Tensor], numbers: Numbers, holding: &[(u32, u32)]) -> Graph {
-    let mut edges = holding.to_vec();
+/// Who refers to what, and how many references more there are.
+fn graph(
+    found: &Found,
+    tensors: &[Tensor],
+    numbers: Numbers,
+    holding: &[(u32, u32)],
+) -> (Graph, u64) {
+    let mut edges = Edges::default();
+    edges.add(holding.iter().copied());
     add_edges(found, tensors, numbers, &mut edges);
     // Objects of Python that no name leads to: a tensor that PyTorch keeps goes on having one. Somebody unknown keeps the others.
-    let named = reached(&Graph::of(numbers.end as usize, &edges));
+    let named = reached(&Graph::of(numbers.end as usize, &edges.all));
     let nameless = (0..tensors.len()).filter(|&at| {
         let vertex = numbers.tensor(at) as usize;
         tensors[at].class.is_some() && !named[vertex]
     });
-    edges.extend(nameless.map(|at| (ROOT, numbers.tensor(at))));
-    Graph::of(numbers.end as usize, &edges)
+    edges.add(nameless.map(|at| (ROOT, numbers.tensor(at))));
+    let graph = Graph::of(numbers.end as usize, &edges.all);
+    (graph, edges.left_out)
 }
 
 /// The words for the step from a tensor to a vertex; `None` for what is its own.
@@ -165,7 +195,7 @@ fn holding(numbers: Numbers, held: &[Held], holders: usize) -> Vec<(u32, u32)> {
 }
 
 /// What PyTorch's objects refer to.
-fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Vec<(u32, u32)>) {
+fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Edges) {
     let graph = &found.graph;
     let tensor = |object: u64| {
         let place = tensors.binary_search_by_key(&object, |tensor| tensor.object);
@@ -180,23 +210,23 @@ fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Ve
     for (at, raw) in graph.tensors.iter().enumerate() {
         let from = numbers.tensor(at);
         let storage = tensors.get(at).and_then(|tensor| tensor.storage);
-        edges.extend(storage.map(|storage| (from, numbers.storage(storage))));
-        edges.extend(raw.grad.and_then(tensor).map(|to| (from, to)));
-        edges.extend(raw.base.and_then(tensor).map(|to| (from, to)));
-        edges.extend(
+        edges.add(storage.map(|storage| (from, numbers.storage(storage))));
+        edges.add(raw.grad.and_then(tensor).map(|to| (from, to)));
+        edges.add(raw.base.and_then(tensor).map(|to| (from, to)));
+        edges.add(
             raw.parts
                 .iter()
                 .filter_map(|part| Some((from, tensor(*part)?))),
         );
-        edges.extend(raw.grad_fn.and_then(node).map(|to| (from, to)));
+        edges.add(raw.grad_fn.and_then(node).map(|to| (from, to)));
     }
     for (at, raw) in graph.nodes.iter().enumerate() {
         let from = numbers.nodes + at as u32;
         let next = raw.next.iter().chain(&raw.within);
-        edges.extend(next.filter_map(|next| Some((from, node(*next)?))));
+        edges.add(next.filter_map(|next| Some((from, node(*next)?))));
     }
     for saved in &graph.saved {
-        edges.extend(node(saved.node).zip(tensor(saved.tensor)));
+        edges.add(node(saved.node).zip(tensor(saved.tensor)));
     }
 }
 

@@ -107,6 +107,24 @@ pub struct Storage {
     pub bytes: Bytes,
     /// Where the data lie.
     pub device: Device,
+    /// Who keeps it alive; `None` where no name leads to it.
+    pub kept: Option<Arc<Kept>>,
+}
+
+/// Who keeps memory alive: a way of references from a variable to it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Kept {
+    /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
+    pub by: Arc<str>,
+    /// The class of that container, of the module or of the optimizer: `list`. `None` where `by` is a variable of
+    /// the tensor itself.
+    pub class: Option<Arc<str>>,
+    /// The tensor of it that leads there: `train.py:12 main() -> losses[17]`; `None` where it has no name of its own.
+    pub slot: Option<Arc<str>>,
+    /// The first step beyond that tensor: `grad_fn AddmmBackward0`, `.grad`; `None` where the memory is its own.
+    pub through: Option<Arc<str>>,
+    /// Nobody else was found who keeps it.
+    pub alone: bool,
 }
 
 /// A `c10::TensorImpl`.

@@ -1,9 +1,12 @@
 """A recurrent net that keeps its losses, and with each all that the backward pass would need (a leak that people write by accident).
 
 At the end of each iteration it prints `iteration N allocated BYTES`, what the allocator says, and at its own end `kept BYTES in N iterations`:
-what only the list kept alive, which emptying it gives back. With `--detach` nothing but the numbers of the losses is kept."""
+what only the list kept alive, which emptying it gives back. With `--detach` nothing but the numbers of the losses is kept. With `--until`
+it goes on after these iterations, ten a second, until there is a file of that name."""
 
 import argparse
+import os
+import time
 
 import torch
 
@@ -28,24 +31,34 @@ def iterate(model, optimizer, losses, detach):
     losses.append(loss.item() if detach else loss)
 
 
+def is_time(until):
+    if until is None or os.path.exists(until):
+        return True
+    time.sleep(0.1)
+    return False
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--until")
     options = parser.parse_args()
 
     model = Reader(128).cuda()
     optimizer = torch.optim.Adam(model.parameters())
     losses = []
     allocated = []
-    for iteration in range(1, options.iterations + 1):
+    iteration = 0
+    while iteration < options.iterations or not is_time(options.until):
+        iteration += 1
         iterate(model, optimizer, losses, options.detach)
         allocated.append(torch.cuda.memory_allocated())
         print(f"iteration {iteration} allocated {allocated[-1]}", flush=True)
     before = torch.cuda.memory_allocated()
     losses.clear()
     kept = before - torch.cuda.memory_allocated()
-    print(f"kept {kept} in {options.iterations} iterations", flush=True)
+    print(f"kept {kept} in {iteration} iterations", flush=True)
 
 
 if __name__ == "__main__":

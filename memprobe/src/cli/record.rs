@@ -44,9 +44,10 @@ pub struct Record {
     /// copy of the stack too for each block that no tensor is made for
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
-    /// Read the objects of each process once, so that blocks have the names and kinds of their tensors (`layers.0.weight`,
-    /// a parameter): at the second step of an optimizer, or when the recording ends before the process does. The process
-    /// is paused for that, for a fraction of a second
+    /// Read the objects of each process now and then, so that blocks have the names and kinds of their tensors
+    /// (`layers.0.weight`, a parameter), and who keeps them alive can be told: at the 2nd step of an optimizer, the 16th, the
+    /// 128th and so on, and when the recording ends before the process does. The process is paused for that, each time for a
+    /// fraction of a second
     #[arg(long)]
     names: bool,
     /// Record the memory of CPU tensors too; then any PyTorch will do, also without CUDA
@@ -82,7 +83,7 @@ impl Record {
             output: self.output,
             detail: self.detail.into(),
             naming: if self.names {
-                Naming::Once
+                Naming::NowAndThen
             } else {
                 Naming::Off
             },

@@ -64,6 +64,8 @@ enum Grouping {
     Module,
     /// All that a line has allocated, where that was watched
     Site,
+    /// All that one variable or container keeps alive, also through the graphs of its tensors
+    Keeper,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -97,6 +99,7 @@ impl Table {
                 Grouping::Kind => GroupBy::Kind,
                 Grouping::Module => GroupBy::Module,
                 Grouping::Site => GroupBy::Site,
+                Grouping::Keeper => GroupBy::Keeper,
             },
             order: match self.sort {
                 Sorting::Holds => Order::Holds,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Address, Bytes, DeviceIndex, Tgid, TimeNs};
-use crate::tensors::{Name, TensorKind};
+use crate::tensors::{Kept, Name, TensorKind};
 
 /// Every live block of the caching allocator at one moment, with what the process's own objects hold in it. In the
 /// stream it stands at that moment, where the process stood still.
@@ -34,4 +34,6 @@ pub struct NamedBlock {
     pub module: Option<Arc<str>>,
     /// The operation that keeps it for the backward pass.
     pub saved_by: Option<Arc<str>>,
+    /// Who keeps it alive; `None` where no name leads to it.
+    pub kept: Option<Arc<Kept>>,
 }

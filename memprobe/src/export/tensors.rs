@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 
 use crate::event::{Bytes, Frame};
 use crate::model::tensors::{Account, DeviceTable, Row, TensorTable, explain};
-use crate::recording::TENSOR_FORMAT;
+use crate::recording::{KeptRecord, TENSOR_FORMAT};
 use crate::tensors::{Block, Consistency, DType, Device, Name, Storage, Tensor, TensorSnapshot};
 
 /// Writes the document. `version` is that of memprobe.
@@ -184,6 +184,9 @@ struct Item<'a> {
     class: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_by: Option<&'a str>,
+    /// Who keeps its storage alive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<KeptRecord<'a>>,
     #[serde(skip_serializing_if = "is_empty")]
     gradient_of: &'a [usize],
     #[serde(skip_serializing_if = "is_empty")]
@@ -238,6 +241,7 @@ impl<'a> Item<'a> {
             purpose: row.purpose.as_deref(),
             class: row.class.as_deref(),
             saved_by: row.saved_by.as_deref(),
+            kept: row.kept.as_deref().map(KeptRecord::from),
             gradient_of: &[],
             strides: &[],
             offset: row.offset,
@@ -288,7 +292,7 @@ impl<'a> From<&'a Frame> for SiteRecord<'a> {
 }
 
 #[derive(Serialize)]
-struct StorageRecord {
+struct StorageRecord<'a> {
     #[serde(serialize_with = "as_hex")]
     object: Option<u64>,
     #[serde(serialize_with = "as_hex")]
@@ -296,15 +300,18 @@ struct StorageRecord {
     bytes: u64,
     #[serde(serialize_with = "as_text")]
     device: Device,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<KeptRecord<'a>>,
 }
 
-impl From<&Storage> for StorageRecord {
-    fn from(storage: &Storage) -> Self {
+impl<'a> From<&'a Storage> for StorageRecord<'a> {
+    fn from(storage: &'a Storage) -> Self {
         Self {
             object: Some(storage.object),
             data: Some(storage.data.0),
             bytes: storage.bytes.0,
             device: storage.device,
+            kept: storage.kept.as_deref().map(KeptRecord::from),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::number::{count, counted};
 use super::text::{CUT, clean};
 use crate::model::tensors::{Row, RowKind};
-use crate::tensors::{Consistency, Name, TensorKind};
+use crate::tensors::{Consistency, Kept, Name, TensorKind};
 
 /// Dimensions that are spelt out.
 const DIMENSIONS: usize = 12;
@@ -72,6 +72,33 @@ pub fn tensor_label(rows: &[Row], at: usize) -> String {
         Some(owner) => format!("{name} (->{})", tensor_name(owner)),
         None => name,
     }
+}
+
+/// Who keeps memory alive: a variable, or a container with its class.
+pub fn keeper(kept: Option<&Kept>) -> String {
+    let Some(kept) = kept else {
+        return "(no name leads to it)".to_owned();
+    };
+    match &kept.class {
+        Some(class) => format!("{} ({})", clean(&kept.by), clean(class)),
+        None => clean(&kept.by),
+    }
+}
+
+/// Likewise, with the way from there.
+pub fn whole_keeper(kept: &Kept) -> String {
+    let mut words = keeper(Some(kept));
+    if let Some(slot) = kept.slot.as_ref().filter(|slot| **slot != kept.by) {
+        words.push_str(&format!(", by {}", clean(slot)));
+    }
+    if let Some(through) = &kept.through {
+        words.push_str(&format!(" through {}", clean(through)));
+    }
+    words.push_str(match kept.alone {
+        true => "; nobody else was found",
+        false => "; others too",
+    });
+    words
 }
 
 /// A name with the rule that inferred it.

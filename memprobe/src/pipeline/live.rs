@@ -121,7 +121,10 @@ impl Live {
                 }
                 Ok(())
             })?;
-            screen.tensors.show(&screen.model);
+            if let Some(names) = screen.tensors.show(&screen.model) {
+                let applied = screen.model.apply(&names);
+                screen.reasons.apply(&names, &applied, &screen.model);
+            }
         }
     }
 }

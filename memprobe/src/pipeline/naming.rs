@@ -15,8 +15,11 @@ use crate::label::{consistency, counted};
 use crate::model::tensors::named;
 use crate::tensors::Consistency;
 
-/// Which step of an optimizer a process is read at: by then its state has been made, and gradients are there.
-const STEP: u32 = 2;
+/// Which step of an optimizer a process is read at first: by then its state has been made, and gradients are there.
+const STEP: u64 = 2;
+
+/// It is read again when it has made so many times as many: what grows is seen to be kept, and of a long run little is paused.
+const AGAIN: u64 = 8;
 
 /// The most events of a process that are held back; then its names are given up.
 const MOST: usize = 1 << 20;
@@ -26,8 +29,16 @@ const MOST: usize = 1 << 20;
 pub enum Naming {
     /// They are not.
     Off,
-    /// Once each: at the second step of an optimizer, otherwise when the recording ends before they do.
-    Once,
+    /// At the second step of an optimizer, the 16th, the 128th and so on, and when the recording ends before they do.
+    NowAndThen,
+}
+
+/// Steps of optimizers.
+struct Steps {
+    /// How many a process has made.
+    made: u64,
+    /// The next at which it is read, or the first after it at which it is not being read.
+    due: u64,
 }
 
 /// What becomes of an event.
@@ -46,9 +57,11 @@ pub(super) type Reading = (Tgid, Result<(Names, Consistency)>);
 /// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
-    steps: HashMap<Tgid, u32>,
+    steps: HashMap<Tgid, Steps>,
+    /// The events of those that are being read.
     held: HashMap<Tgid, Vec<HostEvent>>,
-    begun: HashSet<Tgid>,
+    /// Those whose reading goes on though its events are not held any more.
+    given_up: HashSet<Tgid>,
     send: mpsc::UnboundedSender<Reading>,
     read: mpsc::UnboundedReceiver<Reading>,
 }
@@ -61,7 +74,7 @@ impl NameReader {
             naming,
             steps: HashMap::new(),
             held: HashMap::new(),
-            begun: HashSet::new(),
+            given_up: HashSet::new(),
             send,
             read,
         }
@@ -79,8 +92,7 @@ impl NameReader {
             // What was read is of a memory that is no more.
             HostItem::Ended | HostItem::Executed(_) => {
                 self.steps.remove(&tgid);
-                self.begun.remove(&tgid);
-                let mut held = self.held.remove(&tgid).unwrap_or_default();
+                let mut held = self.give_up(tgid);
                 held.push(event);
                 return Passed::All(held);
             }
@@ -93,24 +105,39 @@ impl NameReader {
         if held.len() < MOST {
             return Passed::Held;
         }
-        Passed::All(self.held.remove(&tgid).unwrap_or_default())
+        Passed::All(self.give_up(tgid))
+    }
+
+    /// The events of a process that were held back: its names will not be taken.
+    fn give_up(&mut self, tgid: Tgid) -> Vec<HostEvent> {
+        let held = self.held.remove(&tgid);
+        if held.is_some() {
+            self.given_up.insert(tgid);
+        }
+        held.unwrap_or_default()
     }
 
     fn is_due(&mut self, mark: &Mark) -> bool {
-        if self.naming == Naming::Off
-            || mark.begins != Beginning::Step
-            || self.begun.contains(&mark.tgid)
-        {
+        if self.naming == Naming::Off || mark.begins != Beginning::Step {
             return false;
         }
-        let steps = self.steps.entry(mark.tgid).or_default();
-        *steps += 1;
-        *steps == STEP
+        let steps = self
+            .steps
+            .entry(mark.tgid)
+            .or_insert(Steps { made: 0, due: STEP });
+        steps.made += 1;
+        if steps.made < steps.due || self.held.contains_key(&mark.tgid) {
+            return false;
+        }
+        while steps.due <= steps.made {
+            steps.due = steps.due.saturating_mul(AGAIN);
+        }
+        true
     }
 
-    /// Begins to read a process.
+    /// Begins to read a process, unless that is being done.
     fn begin(&mut self, tgid: Tgid) {
-        if !self.begun.insert(tgid) {
+        if self.held.contains_key(&tgid) || self.given_up.contains(&tgid) {
             return;
         }
         self.held.insert(tgid, Vec::new());
@@ -123,7 +150,7 @@ impl NameReader {
         });
     }
 
-    /// Begins to read those of these processes that were not read yet.
+    /// Begins to read those of these processes that are not being read.
     pub(super) fn begin_all(&mut self, processes: impl Iterator<Item = Tgid>) {
         if self.naming == Naming::Off {
             return;
@@ -151,7 +178,8 @@ impl NameReader {
     /// events up to the moment must have been taken.
     pub(super) fn place(&mut self, (tgid, read): Reading) -> (Vec<HostEvent>, String) {
         let said = |how: String| format!("PID {}: {how}", tgid.0);
-        let Some(held) = self.held.remove(&tgid) else {
+        let is_given_up = self.given_up.remove(&tgid);
+        let Some(held) = self.held.remove(&tgid).filter(|_| !is_given_up) else {
             let why = "its tensors have no names: it ended, or too much happened meanwhile";
             return (Vec::new(), said(why.to_owned()));
         };
@@ -221,8 +249,7 @@ mod tests {
 
     #[test]
     fn names_stand_between_what_was_before_and_what_was_after_their_moment() {
-        let mut reader = NameReader::new(Naming::Once);
-        reader.begun.insert(TGID);
+        let mut reader = NameReader::new(Naming::Off);
         reader.held.insert(TGID, Vec::new());
         for time in [10, 20, 30] {
             assert!(matches!(reader.pass(step(time)), Passed::Held));
@@ -235,8 +262,7 @@ mod tests {
 
     #[test]
     fn what_was_read_of_a_process_that_has_ended_is_left_out() {
-        let mut reader = NameReader::new(Naming::Once);
-        reader.begun.insert(TGID);
+        let mut reader = NameReader::new(Naming::NowAndThen);
         reader.held.insert(TGID, Vec::new());
         reader.pass(step(10));
         let ended = HostEvent {
@@ -247,6 +273,16 @@ mod tests {
         assert!(matches!(passed, Passed::All(events) if events.len() == 2));
         let (events, said) = reader.place(read_at(20));
         assert!(events.is_empty() && said.contains("no names"));
+    }
+
+    #[test]
+    fn a_process_is_read_at_the_second_step_and_ever_more_seldom_after_it() {
+        let mut reader = NameReader::new(Naming::NowAndThen);
+        let due = (1..=1100).filter(|number| match &step(*number).item {
+            HostItem::Event(Event::Mark(mark)) => reader.is_due(mark),
+            _ => false,
+        });
+        assert_eq!(due.collect::<Vec<_>>(), [2, 16, 128, 1024]);
     }
 
     #[test]

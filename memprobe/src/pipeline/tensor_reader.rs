@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::snapshot::{Extent, Manner, taken};
 use crate::event::{Event, Tgid};
 use crate::model::Model;
-use crate::model::tensors::{BlockUses, Ledgers, Sites, explain};
+use crate::model::tensors::{BlockUses, Ledgers, Sites, explain, named};
 use crate::tensors::TensorSnapshot;
 use crate::tui::Tensors;
 
@@ -76,18 +76,24 @@ impl TensorReader {
         self.uses = BlockUses::default();
     }
 
-    /// Shows what was read. Call it when the events up to now have been taken.
-    pub(super) fn show(&mut self, model: &Model) {
-        let Some(read) = self.read.take() else { return };
-        let shown = match read {
-            Ok(mut snapshot) => {
-                let uses = &self.uses;
-                self.sites
-                    .sign(Ledgers { lines: model, uses }, &mut snapshot);
-                Tensors::Taken(Arc::new(explain(&snapshot)))
+    /// Shows what was read, and gives what it says of the blocks that are still what they were then. Call it when the events up
+    /// to now have been taken.
+    pub(super) fn show(&mut self, model: &Model) -> Option<Event> {
+        let mut snapshot = match self.read.take()? {
+            Ok(snapshot) => snapshot,
+            Err(error) => {
+                let why = format!("{error:#}").into();
+                self.shown.send_replace(Tensors::Failed(why));
+                return None;
             }
-            Err(error) => Tensors::Failed(format!("{error:#}").into()),
         };
-        self.shown.send_replace(shown);
+        let uses = &self.uses;
+        self.sites
+            .sign(Ledgers { lines: model, uses }, &mut snapshot);
+        self.shown
+            .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
+        let mut names = named(&snapshot, self.tgid);
+        self.sites.keep_untouched(snapshot.consistency, &mut names);
+        Some(Event::Names(Arc::new(names)))
     }
 }

@@ -20,7 +20,7 @@
 //! | `i` | `cpu_free` | a block of the CPU was freed that was not seen being allocated; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
 //! | `i` | `mark` | PyTorch said what its program was about to do ([`crate::event::Mark`]; from format 4 on) |
-//! | `M`, `i` | `memprobe_named`, `names` | what each live block was for when the process's objects were read, and the moment of that ([`crate::event::Names`]; from format 4 on) |
+//! | `M`, `i` | `memprobe_named`, `names` | what each live block was for when the process's objects were read and who kept it (`kept`), and the moment of that ([`crate::event::Names`]; from format 4 on) |
 //! | `i` | `loss` | running totals of what was lost |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
@@ -28,6 +28,7 @@
 mod directory;
 mod error;
 mod header;
+mod kept;
 mod line;
 mod names;
 mod reader;
@@ -39,6 +40,7 @@ pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
+pub(crate) use kept::KeptRecord;
 pub(crate) use names::NamedRecord;
 pub use reader::Reader;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
+use super::kept::{KeptRecord, clipped};
 use crate::event::{Address, Bytes, DeviceIndex, NamedBlock};
 use crate::tensors::{Name, TensorKind};
 
@@ -28,6 +29,8 @@ pub(crate) struct NamedRecord<'a> {
     module: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    kept: Option<KeptRecord<'a>>,
 }
 
 impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
@@ -44,17 +47,9 @@ impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
                 .map(Cow::Borrowed),
             module: text(&block.module),
             saved_by: text(&block.saved_by),
+            kept: block.kept.as_deref().map(KeptRecord::from),
         }
     }
-}
-
-/// As much of a text as a recording may have.
-fn clipped(text: &str) -> Cow<'_, str> {
-    let mut end = text.len().min(MAX_CONTEXT);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text[..end].into()
 }
 
 /// Blocks that wait for the moment that they belong to.
@@ -78,6 +73,8 @@ impl Naming {
         }
         let kind = record.kind.as_deref();
         let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
+        let kept = record.kept.as_ref().map(|kept| kept.read(&mut intern));
+        let kept = kept.transpose()?.map(Arc::new);
         let [name, module, saved_by] = texts.map(|text| text.map(&mut intern));
         self.0.push(NamedBlock {
             addr: Address(record.addr),
@@ -90,6 +87,7 @@ impl Naming {
             }),
             module,
             saved_by,
+            kept,
         });
         Ok(())
     }

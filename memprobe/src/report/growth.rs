@@ -1,5 +1,6 @@
 //! What grows from iteration to iteration.
 
+mod keepers;
 mod structured;
 
 use std::io::{BufRead, Write};
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use self::structured::{Row, SuspectRecord};
 use super::columns::{self, Cells};
 use super::document::{self, Document, Layout, Table};
 use super::peak::place_name;
@@ -75,21 +77,34 @@ struct Suspects<'a> {
     options: &'a ReportOptions,
 }
 
+/// A row as it is written.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Written<'a> {
+    Nested(SuspectRecord<'a>),
+    Flat(Row<'a>),
+}
+
 impl Table for Suspects<'_> {
     fn text(&self) -> String {
         text(self.replay, &self.devices, self.options)
     }
 
     fn document(&self) -> impl Serialize {
-        Document::new(self.replay, self.devices.iter().map(structured::device))
+        let device = |on| structured::device(on, self.replay);
+        Document::new(self.replay, self.devices.iter().map(device))
     }
 
     fn headings(&self) -> Vec<&'static str> {
         structured::HEADINGS.to_vec()
     }
 
-    fn rows(&self, _: Layout) -> impl Iterator<Item = impl Serialize> {
-        self.devices.iter().flat_map(structured::rows)
+    fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
+        let rows = self.devices.iter().flat_map(structured::rows);
+        rows.map(move |suspect| match layout {
+            Layout::Nested => Written::Nested(suspect),
+            Layout::Flat => Written::Flat(suspect.row),
+        })
     }
 }
 
@@ -117,7 +132,8 @@ fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
 
 fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> String {
     let mut text = table::beginning(replay, options);
-    for OnDevice { device, growth } in devices {
+    for on in devices {
+        let OnDevice { device, growth } = on;
         table::push_line(&mut text, "");
         table::push_totals(&mut text, device, options);
         let mut notes = vec![looked_at(growth)];
@@ -132,6 +148,7 @@ fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> S
             table::push_note(&mut text, &note, options.width);
         }
         render(&mut text, growth, options);
+        keepers::render(&mut text, on, replay.header.start, options);
     }
     if replay.snapshot.devices.len() > devices.len() {
         table::push_line(&mut text, "");

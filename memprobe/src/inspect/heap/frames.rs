@@ -69,6 +69,13 @@ pub struct Variables {
     pub left_out: u64,
 }
 
+impl Variable {
+    /// Whether its function is of an installed package or of Python itself.
+    pub(super) fn is_of_library(&self) -> bool {
+        self.rank >= LIBRARY
+    }
+}
+
 /// The variables of all threads of the main interpreter, and of all frames that are kept.
 ///
 /// # Errors

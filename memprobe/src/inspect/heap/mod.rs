@@ -12,6 +12,7 @@ pub mod contents;
 mod deque;
 pub mod dict;
 pub mod frames;
+pub mod holders;
 pub mod image;
 pub mod key;
 pub mod modules;

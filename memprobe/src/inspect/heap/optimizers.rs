@@ -32,6 +32,8 @@ pub struct Optimizers {
 pub struct StateTensor {
     /// The Python object.
     pub tensor: u64,
+    /// The optimizer.
+    pub object: u64,
     /// The name of the optimizer's class.
     pub optimizer: Arc<str>,
     /// Such as `exp_avg`, `old_dirs[0]`.
@@ -70,6 +72,7 @@ pub fn read(
             for (path, tensor) in tensors_in(heap, classes, entry.value) {
                 found.state.push(StateTensor {
                     tensor,
+                    object,
                     optimizer: name.clone(),
                     name: path.into(),
                     parameter: parameter.then_some(entry.key),

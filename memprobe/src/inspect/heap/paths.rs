@@ -23,23 +23,25 @@ const LIBRARY: usize = 3;
 const IMPORTED: usize = 1;
 
 /// The most ways to one tensor that are kept, and to all together.
-const MOST_WAYS: usize = 32;
+pub(super) const MOST_WAYS: usize = 32;
 const MOST_OF_ALL: usize = 1 << 22;
 
 /// Where a path begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Root {
+pub(super) struct Root {
     /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
-    text: Arc<str>,
+    pub(super) text: Arc<str>,
     /// The same without the frame: `x`.
     name: Arc<str>,
     /// What is to be known of the frame; may be empty.
     note: &'static str,
+    /// The object that it refers to, where it is a variable.
+    pub(super) value: Option<u64>,
 }
 
 /// From where an object is reached first, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+pub(super) enum Origin {
     /// Not at all, yet.
     Nowhere,
     /// It is a root itself.
@@ -50,8 +52,8 @@ enum Origin {
 
 /// A way to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Way {
-    origin: Origin,
+pub struct Way {
+    pub(super) origin: Origin,
     steps: usize,
 }
 
@@ -69,11 +71,14 @@ pub struct Path {
 /// Which objects a program reaches, and how.
 #[derive(Debug)]
 pub struct Paths {
-    roots: Vec<Root>,
+    pub(super) roots: Vec<Root>,
     origins: Vec<Origin>,
     places: HashMap<u64, u32>,
     /// The ways to each tensor, the shortest first.
-    ways: HashMap<u64, Vec<Way>>,
+    pub(super) ways: HashMap<u64, Vec<Way>>,
+    /// The variables of frames by what they refer to: the one that refers to it for longest, a global or that of the
+    /// outermost frame.
+    pub(super) longest: HashMap<u64, u32>,
 }
 
 impl Paths {
@@ -91,6 +96,7 @@ impl Paths {
                 origins: vec![Origin::Nowhere; census.objects.len()],
                 places: places.collect(),
                 ways: HashMap::new(),
+                longest: HashMap::new(),
             },
             next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
             census,
@@ -131,12 +137,14 @@ impl Paths {
         self.path(heap, classes, origin)
     }
 
-    fn path(
-        &self,
-        heap: &Heap<'_, impl ReadMemory>,
-        classes: &mut Classes,
-        origin: Origin,
-    ) -> Option<Path> {
+    /// From where an object is reached first; `None` where it is not.
+    pub(super) fn origin_of(&self, object: u64) -> Option<Origin> {
+        let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
+        (origin != Origin::Nowhere).then_some(origin)
+    }
+
+    /// The root of a way, and its steps from there: each with the place of the object that it leads on from.
+    pub(super) fn steps_to(&self, origin: Origin) -> Option<(u32, Vec<(u32, Step)>)> {
         let mut steps = Vec::new();
         let mut at = origin;
         let root = loop {
@@ -144,7 +152,7 @@ impl Paths {
                 Origin::Nowhere => return None,
                 Origin::Root(root) => break root,
                 Origin::From(place, step) => {
-                    steps.push(step);
+                    steps.push((place, step));
                     at = *self.origins.get(place as usize)?;
                 }
             }
@@ -152,9 +160,20 @@ impl Paths {
                 return None;
             }
         };
+        steps.reverse();
+        Some((root, steps))
+    }
+
+    fn path(
+        &self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        origin: Origin,
+    ) -> Option<Path> {
+        let (root, steps) = self.steps_to(origin)?;
         let root = self.roots.get(root as usize)?;
         let mut name = root.name.to_string();
-        for &step in steps.iter().rev() {
+        for &(_, step) in &steps {
             heap.write_step(classes, step, &mut name);
         }
         let beginning = root.text.strip_suffix(&*root.name).unwrap_or(&root.text);
@@ -206,7 +225,7 @@ impl Search<'_> {
         roots.sort();
         for (distance, name, module) in roots {
             let name = if distance == 0 { "".into() } else { name };
-            let root = self.root(name.clone(), name, "");
+            let root = self.root(name.clone(), name, "", None);
             self.reach(module, root, distance);
         }
     }
@@ -218,10 +237,22 @@ impl Search<'_> {
         variables: &[Variable],
     ) {
         for variable in variables {
-            let root = self.root(variable.text.clone(), variable.name.clone(), variable.note);
+            let value = Some(variable.value);
+            let root = self.root(
+                variable.text.clone(),
+                variable.name.clone(),
+                variable.note,
+                value,
+            );
             if !variable.note.is_empty() {
                 self.reach(variable.value, root, LIBRARY);
                 continue;
+            }
+            // Those of libraries come last, and do not count.
+            if let Origin::Root(root) = root
+                && !variable.is_of_library()
+            {
+                self.paths.longest.insert(variable.value, root);
             }
             if is_tensor(heap, classes, variable.value) {
                 self.add_way(variable.value, root, 0);
@@ -243,14 +274,26 @@ impl Search<'_> {
         {
             if is_tensor(heap, classes, variable.value) {
                 let (text, name) = (variable.text.clone(), variable.name.clone());
-                let root = self.root(text, name, variable.note);
+                let root = self.root(text, name, variable.note, Some(variable.value));
                 self.add_way(variable.value, root, 0);
             }
         }
     }
 
-    fn root(&mut self, text: Arc<str>, name: Arc<str>, note: &'static str) -> Origin {
-        self.paths.roots.push(Root { text, name, note });
+    fn root(
+        &mut self,
+        text: Arc<str>,
+        name: Arc<str>,
+        note: &'static str,
+        value: Option<u64>,
+    ) -> Origin {
+        let root = Root {
+            text,
+            name,
+            note,
+            value,
+        };
+        self.paths.roots.push(root);
         Origin::Root(self.paths.roots.len() as u32 - 1)
     }
 
@@ -300,6 +343,9 @@ impl Search<'_> {
             held.push((step, value));
         });
         for (step, value) in held {
+            if holds == Holds::Globals && steps <= IMPORTED {
+                self.prefer_global(heap, place, step, value);
+            }
             let Some(&at) = self.paths.places.get(&value) else {
                 continue;
             };
@@ -327,6 +373,38 @@ impl Search<'_> {
 fn is_tensor(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> bool {
     let class = classes.of(heap, object);
     class.is_some_and(|class| class.role == Role::Tensor)
+}
+
+impl Search<'_> {
+    /// Takes a global of the program for the variable that refers longest to what it is passed on as.
+    fn prefer_global(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        module: u32,
+        step: Step,
+        value: u64,
+    ) {
+        let Step::Attribute(name) = step else { return };
+        let known = self.paths.longest.get(&value);
+        let known = known.and_then(|&root| self.paths.roots.get(root as usize));
+        if known.is_none_or(|known| known.value.is_none()) {
+            return;
+        }
+        let module = self.paths.origins.get(module as usize);
+        let Some((Origin::Root(root), name)) = module.copied().zip(heap.text(name)) else {
+            return;
+        };
+        let Some(module) = self.paths.roots.get(root as usize) else {
+            return;
+        };
+        let text: Arc<str> = match &*module.text {
+            "" => name,
+            module => format!("{module}.{name}").into(),
+        };
+        if let Origin::Root(root) = self.root(text.clone(), text, "", None) {
+            self.paths.longest.insert(value, root);
+        }
+    }
 }
 
 fn is_named(heap: &Heap<'_, impl ReadMemory>, step: Step, name: &str) -> bool {

@@ -3,6 +3,7 @@ use super::class::{Classes, Role};
 use super::collector::{self, Broken};
 use super::fake::FakeHeap;
 use super::frames::Variable;
+use super::holders::Holders;
 use super::image::Image;
 use super::paths::Paths;
 use super::{Heap, modules, optimizers};
@@ -274,5 +275,103 @@ fn an_image_of_a_heap_has_all_that_its_paths_need() {
         let path = paths.to_object(&heap, &mut classes, program.cached);
         assert_eq!(path.unwrap().name, "cache['it\\'s'][-3][1]");
         assert_eq!(image.extent().missed, 0);
+    }
+}
+
+/// Who holds each of some tensors, and one by which way.
+fn holders_of(
+    (memory, layout, interpreter): (&FakeMemory, &PythonLayout, u64),
+    variables: &[Variable],
+    tensors: &[u64],
+) -> Vec<(String, Option<String>, Vec<String>)> {
+    let (census, mut classes) = census(memory, layout, interpreter);
+    let heap = Heap::of(memory, layout);
+    let paths = Paths::search(&heap, &mut classes, &census, variables);
+    let mut holders = Holders::of(&paths);
+    let search = (&paths, &census);
+    let mut held: Vec<Vec<String>> = Vec::new();
+    for &tensor in tensors {
+        for by in holders.by_ways(&heap, &mut classes, search, tensor) {
+            let place = by.holder as usize;
+            held.resize(held.len().max(place + 1), Vec::new());
+            let slot = paths.slot(&heap, &mut classes, by.way).unwrap();
+            held[place].push(slot.to_string());
+        }
+    }
+    let all = holders.all.iter().zip(held);
+    all.map(|(holder, slots)| {
+        let class = holder.class.as_deref().map(str::to_owned);
+        (holder.path.to_string(), class, slots)
+    })
+    .collect()
+}
+
+fn variable(text: &str, value: u64, rank: u32) -> Variable {
+    let name = text.rsplit(' ').next().unwrap_or(text);
+    Variable {
+        text: text.into(),
+        name: name.into(),
+        note: "",
+        value,
+        rank,
+    }
+}
+
+#[test]
+fn the_slots_of_a_container_are_one_holder_by_the_variable_that_refers_to_it_for_longest() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let tensors: Vec<_> = (0..3).map(|_| heap.object(class, 32)).collect();
+        let losses = heap.list(&tensors);
+        heap.module("__main__", &[]);
+        let (memory, interpreter) = heap.finish();
+        let variables = [
+            variable("train.py:9 iterate() -> kept", losses, 0),
+            variable("train.py:31 main() -> losses", losses, 1),
+            variable("torch/x.py:5 call() -> it", losses, 1 << 16),
+        ];
+        let held = holders_of((&memory, layout, interpreter), &variables, &tensors);
+        let slots = (0..3).map(|at| format!("train.py:31 main() -> losses[{at}]"));
+        assert_eq!(
+            held,
+            [(
+                "train.py:31 main() -> losses[*]".to_owned(),
+                Some("list".to_owned()),
+                slots.collect()
+            )]
+        );
+    }
+}
+
+#[test]
+fn a_global_holds_what_it_is_passed_on_as_and_numbers_are_slots_as_a_dict_with_many_tensors_has() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        let class = heap.class("torch._C.TensorBase", 0, 0);
+        let tensors: Vec<_> = (0..12).map(|_| heap.object(class, 32)).collect();
+        let few: Vec<_> = (0..2)
+            .map(|at| (heap.text(&format!("part{at}")), tensors[at]))
+            .collect();
+        let many: Vec<_> = (2..11)
+            .map(|at| (heap.text(&format!("step{at}")), tensors[at]))
+            .collect();
+        let number = heap.int(7);
+        let (few, many) = (heap.dict(&few), heap.dict(&many));
+        let numbered = heap.dict(&[(number, tensors[11])]);
+        let globals = [("few", few), ("many", many), ("numbered", numbered)];
+        heap.module("__main__", &globals);
+        let (memory, interpreter) = heap.finish();
+        let variables = [variable("train.py:9 iterate() -> it", many, 0)];
+        let held = holders_of((&memory, layout, interpreter), &variables, &tensors);
+        let mut names: Vec<_> = held.iter().map(|(name, ..)| &**name).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            ["few['part0']", "few['part1']", "many[*]", "numbered[*]"]
+        );
+        let many = held.iter().find(|(name, ..)| name == "many[*]").unwrap();
+        assert_eq!((many.1.as_deref(), many.2.len()), (Some("dict"), 9));
+        assert!(many.2.contains(&"many['step5']".to_owned()));
     }
 }

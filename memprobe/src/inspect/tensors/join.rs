@@ -5,10 +5,14 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Found;
+use super::kept::{self, Held};
 use super::names::{self, Named};
 use crate::inspect::heap::Heap;
 use crate::inspect::heap::capture::Moment;
+use crate::inspect::heap::holders::Holders;
 use crate::inspect::heap::image::Image;
+use crate::inspect::heap::modules::Tree;
+use crate::inspect::heap::paths::Paths;
 use crate::inspect::torch::RawTensor;
 use crate::symbolize::python::PythonProcess;
 use crate::target::memory::ReadMemory;
@@ -31,6 +35,7 @@ pub(super) fn join(
             data: storage.data,
             bytes: storage.bytes,
             device: storage.device,
+            kept: None,
         })
         .collect();
     snapshot.tensors = found
@@ -58,12 +63,72 @@ pub(super) fn join(
         let class = moment.classes.of(&heap, *object);
         snapshot.tensors[at].class = class.map(|class| class.short_name().into());
     }
-    let named = names::name(&heap, moment, &of_python, &snapshot.tensors);
+    let (census, classes) = (&moment.census, &mut moment.classes);
+    let paths = Paths::search(&heap, classes, census, &moment.variables.all);
+    let tree = Tree::of(moment.modules.clone());
+    let of = (&paths, &tree);
+    let named = names::name(&heap, moment, of, &of_python, &snapshot.tensors);
     for (tensor, named) in snapshot.tensors.iter_mut().zip(named) {
         take_name(tensor, named);
     }
     name_parts(found, &places, &mut snapshot.tensors);
+    let (holders, held) = holders(&heap, moment, of, &of_python);
+    let not_followed = holders.not_followed;
+    let left_out = kept::keep(found, &holders.all, &held, &mut snapshot, |way| {
+        paths.slot(&heap, &mut moment.classes, way)
+    });
+    if not_followed > 0 {
+        let words = format!("all who hold {not_followed} tensors: there are too many ways to them");
+        snapshot.unread.push(words.into());
+    }
+    if left_out > 0 {
+        let words = format!("{left_out} references: who keeps what alone is not told");
+        snapshot.unread.push(words.into());
+    }
     snapshot
+}
+
+/// Who holds each tensor: modules and optimizers, and whatever names lead to.
+fn holders(
+    heap: &Heap<'_, impl ReadMemory>,
+    moment: &mut Moment,
+    (paths, tree): (&Paths, &Tree),
+    of_python: &HashMap<u64, usize>,
+) -> (Holders, Vec<Held>) {
+    let classes = &mut moment.classes;
+    let search = (paths, &moment.census);
+    let mut holders = Holders::of(paths);
+    let mut held = Vec::new();
+    let mut hold = |object: &u64, holder: u32, way| {
+        if let Some(&tensor) = of_python.get(object) {
+            let held_so = Held {
+                tensor,
+                holder,
+                way,
+            };
+            held.push(held_so);
+        }
+    };
+    for (module, place) in tree.every_place() {
+        let root = &tree.modules[place.root];
+        let root = holders.object(heap, classes, search, (root.object, &root.class));
+        for (_, tensor) in module.parameters.iter().chain(&module.buffers) {
+            hold(tensor, root, None);
+        }
+    }
+    for state in &moment.optimizers.state {
+        let optimizer = (state.object, &state.optimizer);
+        let holder = holders.object(heap, classes, search, optimizer);
+        hold(&state.tensor, holder, None);
+    }
+    let mut objects: Vec<&u64> = of_python.keys().collect();
+    objects.sort_unstable();
+    for object in objects {
+        for by in holders.by_ways(heap, classes, search, *object) {
+            hold(object, by.holder, Some(by.way));
+        }
+    }
+    (holders, held)
 }
 
 fn add_blocks(found: &Found, snapshot: &mut TensorSnapshot) {

@@ -1,7 +1,9 @@
 //! Every tensor of a live process: its Python objects, PyTorch's own, the allocator's blocks and the
 //! names that lead to them, joined to one [`TensorSnapshot`].
 
+mod dominators;
 mod join;
+mod kept;
 mod names;
 
 use std::fmt;
@@ -109,7 +111,8 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
     {
         return Err(Why::Torch(why.clone()));
     }
-    let unread = unread(&captured);
+    let mut unread = unread(&captured);
+    unread.extend(captured.result.unread.iter().cloned());
     let mut snapshot = TensorSnapshot {
         target: Target {
             tgid: Some(tgid),

@@ -54,21 +54,19 @@ impl Named {
 pub(super) fn name(
     heap: &Heap<'_, impl ReadMemory>,
     moment: &mut Moment,
+    (paths, tree): (&Paths, &Tree),
     of_python: &HashMap<u64, usize>,
     tensors: &[Tensor],
 ) -> Vec<Named> {
-    let classes = &mut moment.classes;
-    let paths = Paths::search(heap, classes, &moment.census, &moment.variables.all);
-    let tree = Tree::of(moment.modules.clone());
     let mut named = vec![Named::default(); tensors.len()];
     let mut namer = Namer {
         heap,
-        classes,
-        paths: &paths,
+        classes: &mut moment.classes,
+        paths,
         of_python,
         named: &mut named,
     };
-    namer.name_modules(&tree);
+    namer.name_modules(tree);
     namer.name_optimizers(&moment.optimizers);
     namer.name_gradients(tensors);
     namer.name_paths();

@@ -66,6 +66,10 @@ pub struct DeviceCategories {
     pub totals: Totals,
     /// The most that was allocated since attach.
     pub peak: Bytes,
+    /// Nanoseconds since the process's objects were read, which made categories exact; `None` where they were not.
+    pub read_before: Option<u64>,
+    /// Bytes of live blocks whose category they told.
+    pub exact: Bytes,
     /// One for each portion that ever held anything, in the order of [`Portion::ALL`].
     pub rows: Vec<PortionRow>,
     /// When the first point begins.

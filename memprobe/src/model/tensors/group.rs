@@ -24,6 +24,15 @@ pub enum GroupBy {
     Module,
     /// Those that a line has allocated.
     Site,
+    /// Those that one variable or container keeps alive.
+    Keeper,
+}
+
+impl GroupBy {
+    /// Whether the rows of a group need not come from one line.
+    pub fn is_apart_from_lines(self) -> bool {
+        matches!(self, Self::Site | Self::Module | Self::Kind | Self::Keeper)
+    }
 }
 
 /// The order of rows.
@@ -63,6 +72,7 @@ enum Key<'a> {
     Kind(RowKind),
     Module(Option<&'a Arc<str>>),
     Site(Option<&'a Frame>),
+    Keeper(Option<(&'a str, Option<&'a str>)>),
 }
 
 /// All that is shown of a row without its name and place.
@@ -108,6 +118,10 @@ impl<'a> Key<'a> {
             GroupBy::Kind => Self::Kind(row.kind),
             GroupBy::Module => Self::Module(row.module.as_ref()),
             GroupBy::Site => Self::Site(row.site.as_ref()),
+            GroupBy::Keeper => {
+                let kept = row.kept.as_ref();
+                Self::Keeper(kept.map(|kept| (&*kept.by, kept.class.as_deref())))
+            }
         }
     }
 }

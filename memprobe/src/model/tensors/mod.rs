@@ -30,7 +30,7 @@ pub use uses::BlockUses;
 
 use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};
-use crate::tensors::{Consistency, DType, Device, Name, TensorKind};
+use crate::tensors::{Consistency, DType, Device, Kept, Name, TensorKind};
 
 /// The tensors of a process at one moment, explained device by device.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -180,6 +180,8 @@ pub struct Row {
     pub grad_fn: Option<Arc<str>>,
     /// The operation that keeps it for the backward pass.
     pub saved_by: Option<Arc<str>>,
+    /// Who keeps its storage alive; `None` where no name leads to it.
+    pub kept: Option<Arc<Kept>>,
     /// The path of its module.
     pub module: Option<Arc<str>>,
     /// The line that allocated it.

@@ -34,7 +34,8 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> Names {
             kind,
             name: row.as_ref().and_then(|row| row.names.first().cloned()),
             module: row.as_ref().and_then(|row| row.module.clone()),
-            saved_by: row.and_then(|row| row.saved_by),
+            saved_by: row.as_ref().and_then(|row| row.saved_by.clone()),
+            kept: row.and_then(|row| row.kept),
         }
     });
     Names {

@@ -53,6 +53,7 @@ fn storage(most: u64) -> impl Strategy<Value = Storage> {
         data: Address(data),
         bytes: Bytes(bytes),
         device,
+        kept: None,
     })
 }
 
@@ -150,7 +151,7 @@ proptest! {
         for device in &table.devices {
             for by in [
                 GroupBy::Unnamed, GroupBy::Nothing, GroupBy::Shape, GroupBy::Kind, GroupBy::Module,
-                GroupBy::Site,
+                GroupBy::Site, GroupBy::Keeper,
             ] {
                 for order in [Order::Holds, Order::Size, Order::Name, Order::Kind, Order::Count] {
                     let mut seen: Vec<usize> = Vec::new();

@@ -81,6 +81,7 @@ impl Building {
             data,
             bytes: Bytes(bytes),
             device,
+            kept: None,
         });
         self.snapshot.storages.len() - 1
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::super::Model;
 use super::uses::BlockUses;
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, TimeNs, Use};
+use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, Names, TimeNs, Use};
 use crate::tensors::{Block, Consistency, TensorSnapshot};
 
 /// Events that are kept while a snapshot is read; with more, no block gets a line.
@@ -86,6 +86,20 @@ impl Sites {
         }
     }
 
+    /// Leaves those blocks alone that are live still since the moment of the names: of the others they would say what is no more.
+    pub fn keep_untouched(&self, consistency: Consistency, names: &mut Names) {
+        let still = matches!(consistency, Consistency::Paused { .. });
+        let moment = Some(names.time).filter(|moment| still && *moment != TimeNs(0));
+        let is_full = self.kept > MOST;
+        names.blocks.retain(|block| {
+            let touched = self.touched.get(&(block.device, block.addr));
+            let is_untouched = touched.is_none_or(|touched| {
+                moment.is_some_and(|moment| touched.iter().all(|(time, _)| *time <= moment))
+            });
+            is_untouched && !is_full
+        });
+    }
+
     /// What was live where the block lies, at that moment; `None` where this is not certain.
     fn at(&self, ledgers: Ledgers<'_>, block: &Block, moment: Option<TimeNs>) -> Known {
         let Some(touched) = self.touched.get(&(block.device, block.addr)) else {
@@ -118,6 +132,7 @@ mod tests {
         Context, MemoryEvent, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };
     use crate::model::snapshot::Target;
+    use crate::model::tensors::named;
     use crate::model::tensors::samples::{BASE, line, training};
 
     fn event(action: Action, time: u64, stack: u32) -> Event {
@@ -158,9 +173,7 @@ mod tests {
         }
         let mut sites = Sites::default();
         for event in [event(Action::Free, 30, 0), event(Action::Alloc, 40, 2)] {
-            let uses = &BlockUses::default();
-            let lines = &model;
-            sites.note(Ledgers { lines, uses }, &event);
+            note(&mut sites, &model, &event);
             model.apply(&event);
         }
         let mut snapshot = training();
@@ -172,6 +185,11 @@ mod tests {
         snapshot.consistency = consistency;
         sign(&sites, &model, &mut snapshot);
         snapshot.blocks[0].site.as_ref().map(|site| site.line)
+    }
+
+    fn note(sites: &mut Sites, lines: &Model, event: &Event) {
+        let uses = &BlockUses::default();
+        sites.note(Ledgers { lines, uses }, event);
     }
 
     fn sign(sites: &Sites, lines: &Model, snapshot: &mut TensorSnapshot) {
@@ -194,6 +212,24 @@ mod tests {
     fn an_address_that_changed_hands_at_an_unknown_moment_has_no_line() {
         assert_eq!(line_at(0, PAUSED), None);
         assert_eq!(line_at(25, Consistency::Running), None);
+    }
+
+    #[test]
+    fn names_of_blocks_that_changed_hands_since_are_left_out() {
+        let model = Model::new(Target::default(), TimeNs(0));
+        let mut sites = Sites::default();
+        note(&mut sites, &model, &event(Action::Free, 30, 0));
+        let left = |moment: u64, consistency: Consistency| {
+            let mut names = named(&training(), Tgid(7));
+            let all = names.blocks.len();
+            names.time = TimeNs(moment);
+            sites.keep_untouched(consistency, &mut names);
+            all - names.blocks.len()
+        };
+        assert_eq!(left(25, PAUSED), 1);
+        assert_eq!(left(35, PAUSED), 0);
+        assert_eq!(left(0, PAUSED), 1);
+        assert_eq!(left(35, Consistency::Running), 1);
     }
 
     #[test]

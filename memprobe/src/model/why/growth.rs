@@ -5,12 +5,15 @@
 //! the lowest is looked at: what comes and goes has gone at some time in each.
 
 mod fit;
+mod keepers;
 mod series;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 pub use fit::Fit;
+use keepers::Keepers;
+pub use keepers::{Amount, Keeper, Kept};
 use series::{Level, MOST_STEPS, Series, Steps};
 
 use super::parts::{Change, Part, Parts, Place, Way};
@@ -43,6 +46,7 @@ pub struct GrowthLedger {
     windows: Track,
     window: Window,
     devices: BTreeMap<DeviceIndex, OnDevice>,
+    keepers: Keepers,
 }
 
 /// A device as a whole.
@@ -139,6 +143,10 @@ pub struct Growth {
     pub modules: Vec<Suspect<Place>>,
     /// What is made of it, fastest first.
     pub tensors: Vec<Suspect<What>>,
+    /// When it was read who keeps them; `None` where it was not.
+    pub read: Option<TimeNs>,
+    /// Who kept all of the lines that grow.
+    pub kept: Kept,
 }
 
 /// How fast somebody grows.
@@ -165,6 +173,8 @@ pub struct Suspect<K> {
     pub rate: Rate,
     /// The part of it that grows fastest.
     pub part: Part,
+    /// Who kept it at [`Growth::read`].
+    pub kept: Kept,
 }
 
 impl GrowthLedger {
@@ -181,6 +191,7 @@ impl GrowthLedger {
                 lows: HashMap::new(),
             },
             devices: BTreeMap::new(),
+            keepers: Keepers::default(),
         }
     }
 
@@ -189,6 +200,9 @@ impl GrowthLedger {
         let moment = model.moment(event);
         if let Some((_, now)) = &moment {
             self.pass_windows(now.time);
+        }
+        if let Event::Names(names) = event {
+            self.keepers.take(names, &self.parts);
         }
         let (live, lows) = (&mut self.live, &mut self.window.lows);
         let (laps, windows) = (&mut self.laps, &mut self.windows);
@@ -325,6 +339,17 @@ impl GrowthLedger {
             let parts = self.parts.of(device);
             parts.filter_map(|(name, part)| Some((part, levels(name)?)))
         };
+        let site = |part: &Part| part.origin.site.clone();
+        let mut lines = look.suspects(grown, site);
+        let mut modules = look.suspects(grown, |part| part.origin.place.clone());
+        let mut tensors = look.suspects(grown, |part| part.what.clone());
+        self.say_who_keeps(device, &mut lines, site);
+        self.say_who_keeps(device, &mut modules, |part| part.origin.place.clone());
+        self.say_who_keeps(device, &mut tensors, |part| part.what.clone());
+        let suspected: HashSet<&Site> = lines.iter().map(|line| &line.who).collect();
+        let of_lines = self.parts.of(device);
+        let of_lines = of_lines.filter(|(_, part)| suspected.contains(&part.origin.site));
+        let kept = self.keepers.of(of_lines.map(|(name, _)| name));
         Some(Growth {
             step: look.step,
             steps: look.whole - look.left_out,
@@ -333,10 +358,32 @@ impl GrowthLedger {
             least: Bytes(look.least),
             total: look.rate(&look.levels(total)),
             knows_modules: self.parts.knows_modules(),
-            lines: look.suspects(grown, |part| part.origin.site.clone()),
-            modules: look.suspects(grown, |part| part.origin.place.clone()),
-            tensors: look.suspects(grown, |part| part.what.clone()),
+            lines,
+            modules,
+            tensors,
+            read: self.keepers.time(),
+            kept,
         })
+    }
+
+    /// Says of each suspect who kept it.
+    fn say_who_keeps<K: Eq + std::hash::Hash>(
+        &self,
+        device: DeviceIndex,
+        suspects: &mut [Suspect<K>],
+        who: impl Fn(&Part) -> K,
+    ) {
+        if self.keepers.time().is_none() || suspects.is_empty() {
+            return;
+        }
+        let mut parts: HashMap<K, Vec<usize>> = HashMap::new();
+        for (name, part) in self.parts.of(device) {
+            parts.entry(who(part)).or_default().push(name);
+        }
+        for suspect in suspects {
+            let parts = parts.get(&suspect.who).into_iter().flatten();
+            suspect.kept = self.keepers.of(parts.copied());
+        }
     }
 }
 
@@ -460,6 +507,7 @@ impl Look {
                     who,
                     rate: self.rate(&group.levels)?,
                     part: group.most?.1.clone(),
+                    kept: Kept::default(),
                 })
             })
             .collect();

@@ -19,7 +19,7 @@ use super::phase::{Judged, Phase, PhaseRule, phase_of};
 use super::view::{DeviceView, Hearsay};
 use crate::event::{
     Action, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, ShapeId, Stack,
-    StackId, StackKind, Use, Uses,
+    StackId, StackKind, TimeNs, Use, Uses,
 };
 use crate::model::applied::{Applied, Freed};
 use crate::model::device::are_plausible;
@@ -74,6 +74,8 @@ pub struct WhyLedger {
     pub(super) blocks: Blocks,
     pub(super) devices: BTreeMap<DeviceIndex, Device>,
     pub(super) check: Check,
+    /// When the process's objects were read last.
+    pub(super) read: Option<TimeNs>,
     pub(super) ordinal: u64,
     heard: Hearsay,
 }
@@ -103,6 +105,7 @@ impl WhyLedger {
             blocks: Blocks::default(),
             devices: BTreeMap::new(),
             check: Check::default(),
+            read: None,
             ordinal: 0,
             heard: Hearsay::default(),
         }

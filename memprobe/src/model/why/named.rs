@@ -6,7 +6,7 @@ use super::category::{Category, CategoryRule};
 use super::fate::{Block, Key, Stage};
 use super::ledger::WhyLedger;
 use super::phase::{Judged, Phase, PhaseRule};
-use crate::event::{NamedBlock, Names};
+use crate::event::{NamedBlock, Names, TimeNs};
 use crate::tensors::TensorKind;
 
 /// How what was inferred compares with what the process's objects say, in bytes of the blocks of which they say
@@ -66,8 +66,14 @@ impl WhyLedger {
         &self.check
     }
 
+    /// When the process's objects were read last; `None` where they were not.
+    pub fn read(&self) -> Option<TimeNs> {
+        self.read
+    }
+
     /// Takes what the process's objects say: that decides.
     pub(super) fn name(&mut self, names: &Names) {
+        self.read = Some(names.time);
         for named in &names.blocks {
             let Some(rule) = named.kind.and_then(rule_of) else {
                 continue;
@@ -83,9 +89,12 @@ impl WhyLedger {
     fn decide(&mut self, key: Key, block: Block, named: &NamedBlock, rule: CategoryRule) {
         let size = named.size.0;
         if block.stage != Stage::BeforeAttach {
-            let pair = (block.rule.category(), rule.category());
-            let bytes = self.check.pairs.entry(pair).or_default();
-            *bytes = bytes.saturating_add(size);
+            // What was said before is not inferred.
+            if !block.rule.is_exact() {
+                let pair = (block.rule.category(), rule.category());
+                let bytes = self.check.pairs.entry(pair).or_default();
+                *bytes = bytes.saturating_add(size);
+            }
             self.revise(key, &block, rule);
             self.blocks.settle(&key, rule);
             if block.origin != 0 {

@@ -166,6 +166,12 @@ impl Parts {
         self.parts.get(name).map(|(_, part)| part)
     }
 
+    /// The part of a live block; `None` where no block of that size is known there.
+    pub(super) fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<usize> {
+        let (part, known) = self.live.get(&(device, addr))?;
+        (*known == size).then_some(*part)
+    }
+
     /// All parts of a device, with their names.
     pub(super) fn of(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Part)> {
         let all = self.parts.iter().enumerate();

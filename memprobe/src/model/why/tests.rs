@@ -259,6 +259,7 @@ impl Program {
             name: None,
             module: None,
             saved_by: None,
+            kept: None,
         });
         let names = Names {
             time: TimeNs(self.time),

@@ -7,7 +7,7 @@ use super::iterations::{Iteration, Iterations};
 use super::ledger::WhyLedger;
 use super::modules::ModuleLedger;
 use super::view::DeviceView;
-use crate::event::{DeviceIndex, TimeNs};
+use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::model::snapshot::Snapshot;
 use crate::model::snapshot::why::{
     DeviceCategories, DeviceModules, IterationRow, Portion, PortionRow, Portions,
@@ -37,6 +37,8 @@ pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<De
             index,
             totals: view.now().totals,
             peak: view.peak().totals.allocated,
+            read_before: ledger.read().map(|read| now.0.saturating_sub(read.0)),
+            exact: exact(&view),
             rows: rows(&view, &points),
             start,
             step,
@@ -47,6 +49,13 @@ pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<De
         })
     });
     devices.collect()
+}
+
+/// Bytes of live blocks whose category the process's objects told.
+fn exact(view: &DeviceView<'_>) -> Bytes {
+    let rows = view.categories().into_iter();
+    let exact = rows.filter(|row| row.rule.is_exact());
+    Bytes(exact.fold(0, |sum, row| sum.saturating_add(row.live)))
 }
 
 /// How it divided over time, up to now: after the last event nothing changed.

@@ -10,7 +10,7 @@ use crate::recording::EndReason;
 use crate::recording::samples::{
     header, late_attach, on_the_cpu, purposes, recording, story, tensors,
 };
-use crate::tensors::Name;
+use crate::tensors::{Kept, Name};
 
 /// Events, error, and whether the end was missing.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -370,6 +370,19 @@ fn any_stack_with_node() -> impl Strategy<Value = Stack> {
     })
 }
 
+fn any_kept() -> impl Strategy<Value = Kept> {
+    let text = || prop::option::of(any_text());
+    (any_text(), text(), text(), text(), any::<bool>()).prop_map(
+        |(by, class, slot, through, alone)| Kept {
+            by,
+            class,
+            slot,
+            through,
+            alone,
+        },
+    )
+}
+
 fn any_names() -> impl Strategy<Value = Names> {
     let kinds = prop::sample::select(crate::tensors::TensorKind::ALL.to_vec());
     let rules = prop::sample::select(vec![None, Some(Name::BY_CLASS)]);
@@ -380,9 +393,10 @@ fn any_names() -> impl Strategy<Value = Names> {
         prop::option::of(name),
         prop::option::of(any_text()),
         prop::option::of(any_text()),
+        prop::option::of(any_kept()),
     );
     let block = block.prop_map(
-        |((addr, size, device), kind, name, module, saved_by)| NamedBlock {
+        |((addr, size, device), kind, name, module, saved_by, kept)| NamedBlock {
             addr: Address(addr),
             size: Bytes(size),
             device: DeviceIndex(device & 15),
@@ -390,6 +404,7 @@ fn any_names() -> impl Strategy<Value = Names> {
             name,
             module,
             saved_by,
+            kept: kept.map(Arc::new),
         },
     );
     (any::<u64>(), prop::collection::vec(block, 0..5)).prop_map(|(time, blocks)| Names {

@@ -1,6 +1,7 @@
 //! A snapshot as it lies in the file. What comes in is hostile; what comes out is checked.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -9,6 +10,7 @@ use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
 use crate::model::snapshot::Target;
+use crate::recording::KeptRecord;
 use crate::tensors::{
     Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
     TensorSnapshot,
@@ -122,6 +124,8 @@ struct StorageRecord<'a> {
     bytes: u64,
     #[serde(borrow)]
     device: Cow<'a, str>,
+    #[serde(borrow, default)]
+    kept: Option<KeptRecord<'a>>,
 }
 
 #[derive(Deserialize)]
@@ -218,11 +222,16 @@ impl TotalsRecord<'_> {
 
 impl StorageRecord<'_> {
     fn into_storage(self) -> Result<Storage, String> {
+        let kept = self
+            .kept
+            .map(|kept| kept.read(|text| text.into()))
+            .transpose()?;
         Ok(Storage {
             object: address(&self.object)?,
             data: Address(address(&self.data)?),
             bytes: Bytes(self.bytes),
             device: device(&self.device)?,
+            kept: kept.map(Arc::new),
         })
     }
 }

@@ -4,9 +4,10 @@ use serde::Serialize;
 
 use super::OnDevice;
 use crate::event::DeviceIndex;
-use crate::model::why::growth::{Growth, Rate, Step, Suspect};
+use crate::model::why::growth::{Growth, Kept, Rate, Step, Suspect};
 use crate::model::why::parts::Part;
 use crate::report::peak::place_name;
+use crate::report::replay::Replay;
 use crate::report::structured::{Where, known_device, place_kind, what_kind};
 
 #[derive(Serialize)]
@@ -23,7 +24,43 @@ pub(super) struct Device<'a> {
     needed_steps: usize,
     /// What somebody must have gained to be named.
     least_growth: u64,
-    suspects: Vec<Row<'a>>,
+    suspects: Vec<SuspectRecord<'a>>,
+    /// When the process's objects were read, in nanoseconds from the start on; null where they were not.
+    read_ns: Option<u64>,
+    /// Who kept all of the lines that grow; `keepers`, `others` and `nobody` add up to `live`.
+    kept: Option<KeptRecord<'a>>,
+}
+
+/// A row, and all who keep it.
+#[derive(Serialize)]
+pub(super) struct SuspectRecord<'a> {
+    #[serde(flatten)]
+    pub(super) row: Row<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<KeptRecord<'a>>,
+}
+
+#[derive(Serialize)]
+struct KeptRecord<'a> {
+    live_blocks: u64,
+    live_bytes: u64,
+    keepers: Vec<KeeperRecord<'a>>,
+    others_bytes: u64,
+    nobody_bytes: u64,
+}
+
+/// Somebody who keeps blocks alive: `by` through `slot` and then `through`.
+#[derive(Serialize)]
+struct KeeperRecord<'a> {
+    by: &'a str,
+    class: Option<&'a str>,
+    slot: Option<&'a str>,
+    through: Option<&'a str>,
+    saved_by: Option<&'a str>,
+    blocks: u64,
+    bytes: u64,
+    alone_blocks: u64,
+    alone_bytes: u64,
 }
 
 /// One row. `by` is `total`, `line`, `module` or `tensor`: each is the same memory, told apart in another way. What else is known of a suspect
@@ -50,15 +87,44 @@ pub(super) struct Row<'a> {
     shape: Option<String>,
     dtype: Option<String>,
     r#use: Option<String>,
+    /// Who keeps most of it alive, of what was live when the process's objects were read.
+    kept_by: Option<&'a str>,
+    kept_class: Option<&'a str>,
+    kept_through: Option<&'a str>,
+    kept_blocks: Option<u64>,
+    kept_bytes: Option<u64>,
+    kept_alone_bytes: Option<u64>,
 }
 
-pub(super) const HEADINGS: [&str; 18] = [
-    "device", "by", "per", "bytes", "blocks", "grew", "first", "last", "kind", "file", "line",
-    "function", "reason", "node", "module", "shape", "dtype", "use",
+pub(super) const HEADINGS: [&str; 24] = [
+    "device",
+    "by",
+    "per",
+    "bytes",
+    "blocks",
+    "grew",
+    "first",
+    "last",
+    "kind",
+    "file",
+    "line",
+    "function",
+    "reason",
+    "node",
+    "module",
+    "shape",
+    "dtype",
+    "use",
+    "kept_by",
+    "kept_class",
+    "kept_through",
+    "kept_blocks",
+    "kept_bytes",
+    "kept_alone_bytes",
 ];
 
 /// A device in a document.
-pub(super) fn device<'a>(on: &'a OnDevice<'a>) -> Device<'a> {
+pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
     let growth = &on.growth;
     Device {
         device: known_device(on.device.index),
@@ -72,6 +138,31 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>) -> Device<'a> {
         needed_steps: growth.needed,
         least_growth: growth.least.0,
         suspects: rows(on),
+        read_ns: growth
+            .read
+            .map(|read| read.0.saturating_sub(replay.header.start.0)),
+        kept: growth.read.map(|_| kept(&growth.kept)),
+    }
+}
+
+fn kept(kept: &Kept) -> KeptRecord<'_> {
+    let keepers = kept.keepers.iter().map(|keeper| KeeperRecord {
+        by: &keeper.by,
+        class: keeper.class.as_deref(),
+        slot: keeper.slot.as_deref(),
+        through: keeper.through.as_deref(),
+        saved_by: keeper.saved_by.as_deref(),
+        blocks: keeper.keeps.blocks,
+        bytes: keeper.keeps.bytes.0,
+        alone_blocks: keeper.alone.blocks,
+        alone_bytes: keeper.alone.bytes.0,
+    });
+    KeptRecord {
+        live_blocks: kept.live.blocks,
+        live_bytes: kept.live.bytes.0,
+        keepers: keepers.collect(),
+        others_bytes: kept.others.bytes.0,
+        nobody_bytes: kept.nobody.bytes.0,
     }
 }
 
@@ -83,20 +174,40 @@ fn per(growth: &Growth) -> &'static str {
 }
 
 /// The rows of a device.
-pub(super) fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<Row<'a>> {
+pub(super) fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<SuspectRecord<'a>> {
     let OnDevice { device, growth } = on;
     let row = |by, rate: &Rate| bare(device.index, by, per(growth), rate);
-    let total = growth.total.iter().map(|rate| Row {
-        blocks: None,
-        ..row("total", rate)
+    let total = growth.total.iter().map(|rate| SuspectRecord {
+        row: Row {
+            blocks: None,
+            ..row("total", rate)
+        },
+        kept: None,
     });
+    let is_read = growth.read.is_some();
     let lines = growth.lines.iter();
-    let lines = lines.map(|it| named(it, row("line", &it.rate)));
+    let lines = lines.map(|it| suspect(it, row("line", &it.rate), is_read));
     let modules = growth.modules.iter();
-    let modules = modules.map(|it| named(it, row("module", &it.rate)));
+    let modules = modules.map(|it| suspect(it, row("module", &it.rate), is_read));
     let tensors = growth.tensors.iter();
-    let tensors = tensors.map(|it| named(it, row("tensor", &it.rate)));
+    let tensors = tensors.map(|it| suspect(it, row("tensor", &it.rate), is_read));
     total.chain(lines).chain(modules).chain(tensors).collect()
+}
+
+fn suspect<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>, is_read: bool) -> SuspectRecord<'a> {
+    let first = suspect.kept.keepers.first();
+    SuspectRecord {
+        row: Row {
+            kept_by: first.map(|keeper| &*keeper.by),
+            kept_class: first.and_then(|keeper| keeper.class.as_deref()),
+            kept_through: first.and_then(|keeper| keeper.through.as_deref()),
+            kept_blocks: first.map(|keeper| keeper.keeps.blocks),
+            kept_bytes: first.map(|keeper| keeper.keeps.bytes.0),
+            kept_alone_bytes: first.map(|keeper| keeper.alone.bytes.0),
+            ..named(suspect, row)
+        },
+        kept: is_read.then(|| kept(&suspect.kept)),
+    }
 }
 
 fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {

@@ -1,7 +1,7 @@
 use serde_json::Value;
 
 use crate::event::{Context, Event};
-use crate::model::why::parts::samples::learning_for;
+use crate::model::why::parts::samples::{kept_in_losses, learning_for};
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
 use crate::report::{By, Format, ReportOptions, write};
@@ -94,4 +94,37 @@ fn suspects_for_programs() {
 #[test]
 fn suspects_as_comma_separated_values() {
     insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Csv));
+}
+
+/// A net that keeps its losses, whose objects were read at the end.
+fn read_at_the_end() -> Vec<Event> {
+    let mut program = learning_for(40, |_| true);
+    program.read(|addr| match addr >> 9 {
+        nth if nth % 8 == 0 => None,
+        nth if nth % 3 == 0 => Some(kept_in_losses(nth, None)),
+        nth => Some(kept_in_losses(nth, Some("grad_fn MeanBackward0"))),
+    });
+    program.events
+}
+
+#[test]
+fn who_keeps_the_losses_is_told_where_the_objects_were_read() {
+    insta::assert_snapshot!(report(&read_at_the_end(), Format::Text));
+}
+
+#[test]
+fn who_keeps_the_losses_for_programs() {
+    let report: Value = serde_json::from_str(&report(&read_at_the_end(), Format::Json)).unwrap();
+    let device = &report["devices"][0];
+    let kept = &device["kept"];
+    let sum = |field: &str| -> u64 {
+        let keepers = kept["keepers"].as_array().unwrap().iter();
+        keepers.map(|keeper| keeper[field].as_u64().unwrap()).sum()
+    };
+    let nobody = kept["nobody_bytes"].as_u64().unwrap();
+    assert_eq!(sum("bytes") + nobody, kept["live_bytes"].as_u64().unwrap());
+    assert_eq!(kept["keepers"][0]["by"], "train.py:40 main() -> losses[*]");
+    let line = &device["suspects"][1];
+    assert_eq!(line["kept_class"], "list");
+    assert_eq!(line["kept"]["live_bytes"], kept["live_bytes"]);
 }

@@ -8,9 +8,7 @@ use crate::event::Bytes;
 use crate::label::{
     CUT, FileNames, counted, duration, fit, tensor_kind, tensor_label, tensor_name,
 };
-use crate::model::tensors::{
-    Account, DeviceDiff, DeviceTable, Group, GroupBy, Row, TensorDiff, groups_of,
-};
+use crate::model::tensors::{Account, DeviceDiff, DeviceTable, Group, Row, TensorDiff, groups_of};
 use crate::report::Top;
 use crate::report::table::{push_line, strong, warning, wrap};
 use crate::tensors::Device;
@@ -228,7 +226,7 @@ impl Both<'_> {
             let name = group_name(rows, &group.rows, options.by, &names);
             let mut line = line(sign, change, what, name);
             let first = &rows[group.rows[0]];
-            if !matches!(options.by, GroupBy::Site | GroupBy::Module | GroupBy::Kind) {
+            if !options.by.is_apart_from_lines() {
                 line.site = first
                     .site
                     .as_ref()

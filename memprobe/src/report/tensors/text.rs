@@ -7,8 +7,8 @@ use super::{TensorNames, TensorOptions, account, heading};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
-    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, shape, tensor_kind, tensor_label,
-    whole_tensor_name,
+    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, keeper, shape, tensor_kind, tensor_label,
+    whole_keeper, whole_tensor_name,
 };
 use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
 use crate::report::table::{push_line, strong, warning, wrap};
@@ -149,6 +149,7 @@ fn last_title(by: GroupBy) -> &'static str {
     match by {
         GroupBy::Module => "MODULE",
         GroupBy::Site => "ALLOCATED AT",
+        GroupBy::Keeper => "KEPT ALIVE BY",
         _ => "NAME",
     }
 }
@@ -174,13 +175,18 @@ fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorO
         name: group_name(rows, &group.rows, options.by, names),
         ..Cells::default()
     };
-    if !matches!(options.by, GroupBy::Site | GroupBy::Module | GroupBy::Kind) {
+    if !options.by.is_apart_from_lines() {
         shown.site = site(row, names);
     }
     if options.names == TensorNames::All && group.rows.len() == 1 {
         let others = row.names.iter().skip(1);
         shown.more = others
             .map(|name| format!("also {}", whole_tensor_name(name)))
+            .chain(
+                row.kept
+                    .iter()
+                    .map(|kept| format!("kept by {}", whole_keeper(kept))),
+            )
             .collect();
     }
     shown
@@ -237,6 +243,7 @@ pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &Fil
             .as_ref()
             .map_or_else(|| "(no module)".to_owned(), |module| clean(module)),
         GroupBy::Site => site(row, names),
+        GroupBy::Keeper => keeper(row.kept.as_deref()),
         GroupBy::Kind => counted(group.len() as u64, "row"),
         GroupBy::Unnamed | GroupBy::Nothing => tensor_label(rows, group[0]),
         GroupBy::Shape => {

@@ -1,5 +1,7 @@
 //! The whole screen of categories, drawn from its state.
 
+use std::time::Duration;
+
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
@@ -17,7 +19,7 @@ use super::layout::Layout;
 use super::state::CategoriesState;
 use super::{graph, iterations, table};
 use crate::bytes::human;
-use crate::label::fit;
+use crate::label::{fit, span};
 use crate::model::snapshot::why::DeviceCategories;
 
 /// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
@@ -64,8 +66,15 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
     if area.is_empty() {
         return;
     }
+    let read = device.read_before.map_or_else(
+        || "inferred (t: read)".to_owned(),
+        |ago| {
+            let (exact, ago) = (human(device.exact), span(Duration::from_nanos(ago)));
+            format!("read {ago} ago: {exact} exact")
+        },
+    );
     let text = format!(
-        "  allocated {}   peak {}   phase: {}",
+        "  allocated {}   peak {}   phase: {}   {read}",
         human(device.totals.allocated),
         human(device.peak),
         device.phase.as_str()

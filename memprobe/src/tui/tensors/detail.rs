@@ -10,7 +10,7 @@ use super::state::{Overlay, TensorsState};
 use super::table::site;
 use crate::bytes::human;
 use crate::label::{
-    clean, counted, shape, tensor_kind, tensor_label, whole_frame, whole_tensor_name,
+    clean, counted, shape, tensor_kind, tensor_label, whole_frame, whole_keeper, whole_tensor_name,
 };
 use crate::model::tensors::{Row, RowKind};
 
@@ -123,6 +123,9 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
             tell(key, clean(text));
         }
     }
+    if let Some(kept) = &row.kept {
+        tell("kept by", whole_keeper(kept));
+    }
     if let Some(size) = row.size {
         tell("size", format!("{} ({} bytes)", human(size), size.0));
     }
@@ -197,7 +200,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ("r", "sort the other way"),
         (
             "i",
-            "group: equal unnamed, by shape, kind, module, line, none",
+            "group: equal unnamed, shape, kind, module, line, keeper, none",
         ),
         ("Tab or d", "next device; tensors of the host are on cpu"),
         ("q Ctrl-C", "quit; the target runs on unharmed"),

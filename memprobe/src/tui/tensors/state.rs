@@ -56,12 +56,13 @@ pub enum Direction {
 type Mark = (RowKind, Option<Arc<str>>, Option<Address>);
 
 /// The groupings, in the order in which a key leads through them.
-const GROUPINGS: [GroupBy; 6] = [
+const GROUPINGS: [GroupBy; 7] = [
     GroupBy::Unnamed,
     GroupBy::Shape,
     GroupBy::Kind,
     GroupBy::Module,
     GroupBy::Site,
+    GroupBy::Keeper,
     GroupBy::Nothing,
 ];
 

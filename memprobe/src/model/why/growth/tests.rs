@@ -1,4 +1,4 @@
-use super::super::parts::samples::{DEVICE, Program, called};
+use super::super::parts::samples::{DEVICE, Program, called, kept_in_losses};
 use super::*;
 use crate::event::StackId;
 
@@ -190,5 +190,49 @@ fn what_the_laps_of_an_iteration_hold_in_turn_does_not_hide_what_grows() {
     assert_eq!(
         growth.lines.first().map(|line| line.rate.bytes),
         Some(4096.0)
+    );
+}
+
+#[test]
+fn who_kept_what_grows_adds_up_to_what_was_live_of_it() {
+    let (mut program, mut ends) = steps(40, |_| true);
+    // Some are kept by others too, and of some nobody was found who keeps them.
+    program.read(|addr| match addr >> 13 & 3 {
+        0 => None,
+        1 => Some(crate::tensors::Kept {
+            alone: false,
+            ..kept_in_losses(addr, Some("grad_fn MulBackward0"))
+        }),
+        _ => Some(kept_in_losses(addr, None)),
+    });
+    ends.push(program.events.len());
+    let growth = growth(&program, &ends);
+    assert!(growth.read.is_some());
+    let kept = &growth.lines[0].kept;
+    assert_eq!(kept, &growth.kept, "one line grows");
+    assert_eq!(kept.live.bytes.0, 40 * 8192);
+    let told: u64 = kept.keepers.iter().map(|keeper| keeper.keeps.bytes.0).sum();
+    assert_eq!(
+        told + kept.others.bytes.0 + kept.nobody.bytes.0,
+        kept.live.bytes.0
+    );
+    for keeper in &kept.keepers {
+        let expected = match keeper.through {
+            Some(_) => Amount::default(),
+            None => keeper.keeps,
+        };
+        assert_eq!(keeper.alone, expected, "{keeper:?}");
+    }
+    assert_eq!(kept.keepers.len(), 2);
+    assert_eq!(growth.modules[0].kept.live, kept.live);
+}
+
+#[test]
+fn without_reading_nobody_is_said_to_keep_anything() {
+    let (program, ends) = steps(40, |_| true);
+    let growth = growth(&program, &ends);
+    assert_eq!(
+        (growth.read, &growth.lines[0].kept),
+        (None, &Kept::default())
     );
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use crate::event::{
     Action, Address, AtAttach, Beginning, Bytes, Context, DeviceIndex, Event, Frame, Grad, Mark,
-    MemoryEvent, Module, Node, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
-    Totals, Use,
+    MemoryEvent, Module, NamedBlock, Names, Node, Shape, ShapeId, Stack, StackId, StackKind, Tgid,
+    Tid, TimeNs, Totals, Use,
 };
 use crate::model::Model;
 use crate::model::applied::Applied;
 use crate::model::snapshot::Target;
-use crate::tensors::DType;
+use crate::tensors::{DType, Kept};
 
 pub(crate) const DEVICE: DeviceIndex = DeviceIndex(0);
 const MICROSECOND: u64 = 1_000;
@@ -190,6 +190,26 @@ impl Program {
         }));
     }
 
+    /// The process's objects are read: what this says keeps each live block.
+    pub(crate) fn read(&mut self, keeps: impl Fn(u64) -> Option<Kept>) {
+        self.time += MICROSECOND;
+        let blocks = self.live.iter().map(|(addr, size)| NamedBlock {
+            addr: Address(*addr),
+            size: Bytes(*size),
+            device: DEVICE,
+            kind: None,
+            name: None,
+            module: None,
+            saved_by: Some("MulBackward0".into()),
+            kept: keeps(*addr).map(Arc::new),
+        });
+        self.events.push(Event::Names(Arc::new(Names {
+            time: TimeNs(self.time),
+            tgid: Tgid(1234),
+            blocks: blocks.collect(),
+        })));
+    }
+
     pub(crate) fn nth_live(&self, nth: usize) -> Option<u64> {
         let at = nth.checked_rem(self.live.len())?;
         self.live.keys().nth(at).copied()
@@ -287,4 +307,15 @@ pub(crate) fn learning_for(iterations: u64, keeps: impl Fn(u64) -> bool) -> Prog
         program.wait(900);
     }
     program
+}
+
+/// A slot of `losses`, whose memory is its own or kept by its graph.
+pub(crate) fn kept_in_losses(slot: u64, through: Option<&str>) -> Kept {
+    Kept {
+        by: "train.py:40 main() -> losses[*]".into(),
+        class: Some("list".into()),
+        slot: Some(format!("train.py:40 main() -> losses[{slot}]").into()),
+        through: through.map(Into::into),
+        alone: true,
+    }
 }

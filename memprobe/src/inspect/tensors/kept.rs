@@ -1,0 +1,467 @@
+//! Who keeps each storage alive: the ways from holders through tensors, their gradients and graphs.
+//!
+//! A storage that all ways lead to through one holder is kept by that alone; one that several lead to is said to be kept by the one
+//! from which it is the fewest steps, of those the one that keeps most alone.
+
+use std::cmp::Reverse;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Found;
+use super::dominators::{Graph, NONE, dominators};
+use crate::inspect::heap::holders::Holder;
+use crate::inspect::heap::paths::Way;
+use crate::tensors::{Kept, Tensor, TensorSnapshot};
+
+/// The vertices: the root, holders, tensors, nodes of autograd's graph, storages.
+#[derive(Clone, Copy)]
+struct Numbers {
+    tensors: u32,
+    nodes: u32,
+    storages: u32,
+    end: u32,
+}
+
+impl Numbers {
+    fn of(holders: usize, tensors: usize, nodes: usize, storages: usize) -> Self {
+        let after = |before: u32, count: usize| before.saturating_add(count as u32);
+        let first = after(1, holders);
+        let nodes_at = after(first, tensors);
+        let storages_at = after(nodes_at, nodes);
+        Self {
+            tensors: first,
+            nodes: nodes_at,
+            storages: storages_at,
+            end: after(storages_at, storages),
+        }
+    }
+
+    fn tensor(self, at: usize) -> u32 {
+        self.tensors + at as u32
+    }
+
+    fn storage(self, at: usize) -> u32 {
+        self.storages + at as u32
+    }
+
+    /// The tensor of a vertex.
+    fn as_tensor(self, vertex: u32) -> Option<usize> {
+        let is_one = (self.tensors..self.nodes).contains(&vertex);
+        is_one.then(|| (vertex - self.tensors) as usize)
+    }
+}
+
+const ROOT: u32 = 0;
+
+/// References that are followed at most; each takes some 20 bytes.
+const MOST_EDGES: usize = 1 << 24;
+
+/// References, up to the most.
+#[derive(Default)]
+struct Edges {
+    all: Vec<(u32, u32)>,
+    left_out: u64,
+}
+
+impl Edges {
+    fn add(&mut self, edges: impl IntoIterator<Item = (u32, u32)>) {
+        for edge in edges {
+            match self.all.len() < MOST_EDGES {
+                true => self.all.push(edge),
+                false => self.left_out += 1,
+            }
+        }
+    }
+}
+
+/// That a holder holds a tensor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    /// The place of the tensor in the snapshot.
+    pub(super) tensor: usize,
+    /// The place of the holder.
+    pub(super) holder: u32,
+    /// The way to it; `None` where its own name says more.
+    pub(super) way: Option<Way>,
+}
+
+/// Says of each storage who keeps it. `slot` names the tensor that is held so. Gives how many references were not followed, since there are
+/// too many: then nobody is said to keep anything alone.
+pub(super) fn keep(
+    found: &Found,
+    holders: &[Holder],
+    held: &[Held],
+    snapshot: &mut TensorSnapshot,
+    mut slot: impl FnMut(Way) -> Option<Arc<str>>,
+) -> u64 {
+    let (tensors, storages) = (&snapshot.tensors, snapshot.storages.len());
+    let nodes = found.graph.nodes.len();
+    let numbers = Numbers::of(holders.len(), tensors.len(), nodes, storages);
+    let holding = holding(numbers, held, holders.len());
+    let (graph, left_out) = graph(found, tensors, numbers, &holding);
+    let alone = alone(&graph, numbers, holders.len());
+    // Of those who keep as many, the one whose name is best comes first.
+    let mut held: Vec<&Held> = held.iter().collect();
+    let ranks = ranks(&alone, numbers, holders.len());
+    held.sort_by_key(|held| Reverse(ranks.get(held.holder as usize)));
+    let ways = Ways::from(&graph, numbers, &held);
+    // Where some references were left out, others may keep it too.
+    let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
+    let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
+    for at in 0..storages {
+        let vertex = numbers.storage(at);
+        let Some((held, step)) = ways
+            .to(vertex)
+            .and_then(|(at, step)| Some((*held.get(at)?, step)))
+        else {
+            continue;
+        };
+        let (Some(by), Some(tensor)) = (
+            holders.get(held.holder as usize),
+            snapshot.tensors.get(held.tensor),
+        ) else {
+            continue;
+        };
+        let named = || match held.way {
+            Some(way) => slot(way),
+            None => tensor.names.first().map(|name| Arc::clone(&name.text)),
+        };
+        let slot = slots
+            .entry((held.tensor, held.holder))
+            .or_insert_with(named);
+        let through = step.and_then(|to| through(found, numbers, held.tensor, to));
+        snapshot.storages[at].kept = Some(Arc::new(Kept {
+            by: Arc::clone(&by.path),
+            class: by.class.clone(),
+            slot: slot.clone(),
+            through,
+            alone: is_whole && alone[vertex as usize] != NONE,
+        }));
+    }
+    left_out
+}
+
+/// Who refers to what, and how many references more there are.
+fn graph(
+    found: &Found,
+    tensors: &[Tensor],
+    numbers: Numbers,
+    holding: &[(u32, u32)],
+) -> (Graph, u64) {
+    let mut edges = Edges::default();
+    edges.add(holding.iter().copied());
+    add_edges(found, tensors, numbers, &mut edges);
+    // Objects of Python that no name leads to: a tensor that PyTorch keeps goes on having one. Somebody unknown keeps the others.
+    let named = reached(&Graph::of(numbers.end as usize, &edges.all));
+    let nameless = (0..tensors.len()).filter(|&at| {
+        let vertex = numbers.tensor(at) as usize;
+        tensors[at].class.is_some() && !named[vertex]
+    });
+    edges.add(nameless.map(|at| (ROOT, numbers.tensor(at))));
+    let graph = Graph::of(numbers.end as usize, &edges.all);
+    (graph, edges.left_out)
+}
+
+/// The words for the step from a tensor to a vertex; `None` for what is its own.
+fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Arc<str>> {
+    if to >= numbers.storages {
+        return None;
+    }
+    let raw = found.graph.tensors.get(tensor)?;
+    if to >= numbers.nodes {
+        let node = raw.grad_fn.and_then(|node| found.graph.node(node));
+        let name = node.and_then(|node| node.name.as_deref());
+        return Some(format!("grad_fn {}", name.unwrap_or("?")).into());
+    }
+    let target = numbers
+        .as_tensor(to)
+        .and_then(|at| found.graph.tensors.get(at));
+    let is = |of: Option<u64>| of.is_some() && of == target.map(|target| target.object);
+    Some(match () {
+        () if is(raw.grad) => ".grad".into(),
+        () if is(raw.base) => "._base".into(),
+        () => "its elements".into(),
+    })
+}
+
+/// From the root to holders, and from these to the tensors that they hold.
+fn holding(numbers: Numbers, held: &[Held], holders: usize) -> Vec<(u32, u32)> {
+    let mut edges: Vec<(u32, u32)> = (0..holders as u32).map(|at| (ROOT, 1 + at)).collect();
+    let tensors = held.iter();
+    edges.extend(tensors.map(|held| (1 + held.holder, numbers.tensor(held.tensor))));
+    edges
+}
+
+/// What PyTorch's objects refer to.
+fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Edges) {
+    let graph = &found.graph;
+    let tensor = |object: u64| {
+        let place = tensors.binary_search_by_key(&object, |tensor| tensor.object);
+        place.ok().map(|at| numbers.tensor(at))
+    };
+    let node = |address: u64| {
+        let place = graph
+            .nodes
+            .binary_search_by_key(&address, |node| node.address);
+        place.ok().map(|at| numbers.nodes + at as u32)
+    };
+    for (at, raw) in graph.tensors.iter().enumerate() {
+        let from = numbers.tensor(at);
+        let storage = tensors.get(at).and_then(|tensor| tensor.storage);
+        edges.add(storage.map(|storage| (from, numbers.storage(storage))));
+        edges.add(raw.grad.and_then(tensor).map(|to| (from, to)));
+        edges.add(raw.base.and_then(tensor).map(|to| (from, to)));
+        edges.add(
+            raw.parts
+                .iter()
+                .filter_map(|part| Some((from, tensor(*part)?))),
+        );
+        edges.add(raw.grad_fn.and_then(node).map(|to| (from, to)));
+    }
+    for (at, raw) in graph.nodes.iter().enumerate() {
+        let from = numbers.nodes + at as u32;
+        let next = raw.next.iter().chain(&raw.within);
+        edges.add(next.filter_map(|next| Some((from, node(*next)?))));
+    }
+    for saved in &graph.saved {
+        edges.add(node(saved.node).zip(tensor(saved.tensor)));
+    }
+}
+
+/// What can be reached from the root.
+fn reached(graph: &Graph) -> Vec<bool> {
+    let mut met = vec![false; graph.vertices()];
+    let mut open = vec![ROOT];
+    while let Some(vertex) = open.pop() {
+        if !std::mem::replace(&mut met[vertex as usize], true) {
+            open.extend(graph.next(vertex));
+        }
+    }
+    met
+}
+
+/// The holder without which each vertex would not be reached; [`NONE`] where there is none.
+fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
+    let tree = dominators(graph, ROOT);
+    let mut alone = vec![NONE; numbers.end as usize];
+    for vertex in tree.order {
+        let above = tree.dominators[vertex as usize];
+        alone[vertex as usize] = match (1..=holders as u32).contains(&vertex) {
+            true => vertex - 1,
+            false if above == NONE => NONE,
+            false => alone[above as usize],
+        };
+    }
+    alone
+}
+
+/// How many storages each holder keeps alone.
+fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
+    let mut ranks = vec![0; holders];
+    for holder in &alone[numbers.storages as usize..] {
+        if let Some(rank) = ranks.get_mut(*holder as usize) {
+            *rank += 1;
+        }
+    }
+    ranks
+}
+
+/// The shortest ways from holders to all that they keep.
+struct Ways {
+    /// For each vertex that of those who are held which it is reached from, and the first vertex beyond that tensor.
+    from: Vec<Option<(usize, Option<u32>)>>,
+}
+
+impl Ways {
+    fn from(graph: &Graph, numbers: Numbers, held: &[&Held]) -> Self {
+        let mut from = vec![None; graph.vertices()];
+        let mut open = VecDeque::new();
+        for (at, held) in held.iter().enumerate() {
+            let vertex = numbers.tensor(held.tensor);
+            let known = &mut from[vertex as usize];
+            if known.is_none() {
+                *known = Some((at, None));
+                open.push_back(vertex);
+            }
+        }
+        while let Some(vertex) = open.pop_front() {
+            let Some((held, first)) = from[vertex as usize] else {
+                continue;
+            };
+            for &to in graph.next(vertex) {
+                let known = &mut from[to as usize];
+                if known.is_none() {
+                    *known = Some((held, first.or(Some(to))));
+                    open.push_back(to);
+                }
+            }
+        }
+        Self { from }
+    }
+
+    fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
+        *self.from.get(vertex as usize)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Address, Bytes};
+    use crate::inspect::torch::graph::{RawGraph, RawNode, Saved, SavedTensor};
+    use crate::inspect::torch::{Class, RawTensor};
+    use crate::tensors::{DType, Device, Storage};
+
+    fn raw(object: u64, grad_fn: Option<u64>) -> RawTensor {
+        RawTensor {
+            object,
+            class: Class::Dense,
+            geometry: None,
+            dtype: DType::FLOAT32,
+            device: Device::Cpu,
+            storage: None,
+            requires_grad: None,
+            grad: None,
+            grad_fn,
+            outdated: false,
+            base: None,
+            python: None,
+            parts: Vec::new(),
+        }
+    }
+
+    fn node(address: u64, next: &[u64]) -> RawNode {
+        RawNode {
+            address,
+            name: Some("MulBackward0".into()),
+            sequence: None,
+            next: next.to_vec(),
+            within: None,
+        }
+    }
+
+    fn saved(tensor: u64, node: u64) -> SavedTensor {
+        let saved = Saved::Original;
+        SavedTensor {
+            tensor,
+            node,
+            saved,
+        }
+    }
+
+    fn holder(path: &str, class: &str) -> Holder {
+        Holder {
+            path: path.into(),
+            class: Some(class.into()),
+        }
+    }
+
+    /// Two losses with graphs that share a node, a weight that both the model and a graph keep, a gradient of it, and a tensor of
+    /// Python that no name leads to.
+    fn found() -> Found {
+        let mut weight = raw(0x50, None);
+        weight.grad = Some(0x70);
+        let mut nodes = vec![
+            node(0x100, &[0x300]),
+            node(0x200, &[0x300]),
+            node(0x300, &[]),
+        ];
+        nodes.sort_by_key(|node| node.address);
+        Found {
+            layouts: None,
+            tensors: Vec::new(),
+            empty: 0,
+            graph: RawGraph {
+                tensors: vec![
+                    raw(0x10, Some(0x100)),
+                    raw(0x20, Some(0x200)),
+                    raw(0x30, None),
+                    raw(0x40, None),
+                    weight,
+                    raw(0x60, None),
+                    raw(0x70, None),
+                ],
+                storages: Vec::new(),
+                nodes,
+                saved: vec![saved(0x30, 0x100), saved(0x40, 0x300), saved(0x50, 0x300)],
+                left_out: Default::default(),
+            },
+            allocator: Ok(None),
+        }
+    }
+
+    fn snapshot(found: &Found) -> TensorSnapshot {
+        let tensors = found.graph.tensors.iter().enumerate();
+        TensorSnapshot {
+            tensors: tensors
+                .map(|(at, raw)| Tensor {
+                    object: raw.object,
+                    storage: Some(at),
+                    class: Some("Tensor".into()),
+                    ..Tensor::default()
+                })
+                .collect(),
+            storages: (0..7)
+                .map(|at| Storage {
+                    object: at,
+                    data: Address(at),
+                    bytes: Bytes(512),
+                    device: Device::Cpu,
+                    kept: None,
+                })
+                .collect(),
+            ..TensorSnapshot::default()
+        }
+    }
+
+    /// By storage: who, through what, and whether nobody else.
+    fn told(held: &[(usize, u32)], holders: &[Holder]) -> Vec<String> {
+        let found = found();
+        let mut snapshot = snapshot(&found);
+        let held = held.iter().map(|&(tensor, holder)| Held {
+            tensor,
+            holder,
+            way: None,
+        });
+        let held: Vec<_> = held.collect();
+        keep(&found, holders, &held, &mut snapshot, |_| None);
+        let kept = snapshot.storages.iter().map(|storage| &storage.kept);
+        kept.map(|kept| {
+            kept.as_ref().map_or_else(String::new, |kept| {
+                let through = kept.through.as_deref().unwrap_or("itself");
+                let alone = if kept.alone { "alone" } else { "with others" };
+                format!("{} {through} {alone}", kept.by)
+            })
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_all_ways_lead_to_through_one_container_is_kept_by_it_alone() {
+        let holders = [holder("losses[*]", "list"), holder("model", "Net")];
+        let through = "grad_fn MulBackward0";
+        assert_eq!(
+            told(&[(0, 0), (1, 0), (4, 1)], &holders),
+            [
+                "losses[*] itself alone",
+                "losses[*] itself alone",
+                &format!("losses[*] {through} alone"),
+                &format!("losses[*] {through} alone"),
+                "model itself with others",
+                "",
+                "model .grad with others",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_two_variables_lead_to_is_kept_by_neither_alone() {
+        let holders = [holder("one", "list"), holder("other", "list")];
+        let told = told(&[(0, 0), (1, 1)], &holders);
+        assert_eq!(told[2], "one grad_fn MulBackward0 alone");
+        assert_eq!(told[3], "one grad_fn MulBackward0 with others");
+        assert_eq!(told[6], "one grad_fn MulBackward0 with others");
+    }
+}

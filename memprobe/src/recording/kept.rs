@@ -1,0 +1,64 @@
+//! Who keeps memory alive, as it is written.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::MAX_CONTEXT;
+use crate::tensors::Kept;
+
+/// [`Kept`], field by field.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct KeptRecord<'a> {
+    #[serde(borrow)]
+    by: Cow<'a, str>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    class: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    slot: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    through: Option<Cow<'a, str>>,
+    alone: bool,
+}
+
+impl<'a> From<&'a Kept> for KeptRecord<'a> {
+    fn from(kept: &'a Kept) -> Self {
+        let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
+        Self {
+            by: clipped(&kept.by),
+            class: text(&kept.class),
+            slot: text(&kept.slot),
+            through: text(&kept.through),
+            alone: kept.alone,
+        }
+    }
+}
+
+impl KeptRecord<'_> {
+    /// What it says; the error says what is wrong, in a few words.
+    pub(super) fn read(&self, mut intern: impl FnMut(&str) -> Arc<str>) -> Result<Kept, String> {
+        let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
+        let all = texts.iter().flatten().copied().chain([&*self.by]);
+        if let Some(long) = all.map(str::len).find(|length| *length > MAX_CONTEXT) {
+            return Err(format!("a name of {long} bytes"));
+        }
+        let [class, slot, through] = texts.map(|text| text.map(&mut intern));
+        Ok(Kept {
+            by: intern(&self.by),
+            class,
+            slot,
+            through,
+            alone: self.alone,
+        })
+    }
+}
+
+/// As much of a text as a recording may have.
+pub(super) fn clipped(text: &str) -> Cow<'_, str> {
+    let mut end = text.len().min(MAX_CONTEXT);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].into()
+}

@@ -1,0 +1,157 @@
+//! Who keeps what grows, as text.
+
+use std::time::Duration;
+
+use super::OnDevice;
+use crate::bytes::human;
+use crate::event::{Bytes, TimeNs};
+use crate::label::{clean, count, counted, duration};
+use crate::model::why::growth::{Amount, Keeper, Kept};
+use crate::report::columns::{self, Cells};
+use crate::report::table::{self, Style};
+use crate::report::{ReportOptions, Top};
+
+/// Stands between a frame and its variable in a name.
+const IN_FRAME: &str = " -> ";
+
+/// Stands for every slot of a container.
+const EVERY: &str = "[*]";
+
+/// Said where nothing was read.
+const NOT_READ: &str =
+    "Who keeps it alive is told where the process's objects were read: `memprobe record --names`.";
+
+/// Said where they were read too early or too late.
+const NOTHING_LIVE: &str = "When the process's objects were read, nothing of these lines was live: who keeps it alive cannot be told. \
+     Record for longer with --names.";
+
+/// Writes who keeps the lines that grow on a device.
+pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, options: &ReportOptions) {
+    let growth = &on.growth;
+    if growth.lines.is_empty() {
+        return;
+    }
+    table::push_line(text, "");
+    let Some(read) = growth.read else {
+        return table::push_note(text, NOT_READ, options.width);
+    };
+    let kept = &growth.kept;
+    if kept.live.blocks == 0 {
+        return table::push_note(text, NOTHING_LIVE, options.width);
+    }
+    let after = Duration::from_nanos(read.0.saturating_sub(start.0));
+    let told = format!(
+        "Who keeps it, by the process's objects {} after the beginning, when {} of these lines were live ({}). ALONE: \
+         nobody else was found who keeps it.",
+        duration(after),
+        counted(kept.live.blocks, "block"),
+        human(kept.live.bytes)
+    );
+    table::push_note(text, &told, options.width);
+    if let Some(sentence) = sentence(kept) {
+        table::push_note(text, &sentence, options.width);
+    }
+    columns::lay_out(
+        text,
+        &rows(kept, options),
+        options.width,
+        Style(options.colour),
+    );
+}
+
+/// What the one who keeps most keeps, in words.
+fn sentence(kept: &Kept) -> Option<String> {
+    let first = kept.keepers.first()?;
+    let mut all = Amount::default();
+    let mut through = 0_u64;
+    for keeper in kept.keepers.iter().filter(|it| it.by == first.by) {
+        all.blocks = all.blocks.saturating_add(keeper.keeps.blocks);
+        all.bytes = Bytes(all.bytes.0.saturating_add(keeper.keeps.bytes.0));
+        if keeper
+            .through
+            .as_deref()
+            .is_some_and(|step| step.starts_with("grad_fn"))
+        {
+            through = through.saturating_add(keeper.keeps.blocks);
+        }
+    }
+    let graph = match through {
+        0 => String::new(),
+        _ if through == all.blocks => ", all through grad_fn".to_owned(),
+        _ => format!(", {} of them through grad_fn", count(through)),
+    };
+    Some(format!(
+        "{} keeps {} alive ({}){graph}.",
+        named(first),
+        counted(all.blocks, "block"),
+        human(all.bytes)
+    ))
+}
+
+/// Such as ``list `losses` in train.py:12 main()``.
+fn named(keeper: &Keeper) -> String {
+    let (frame, path) = match keeper.by.split_once(IN_FRAME) {
+        Some((frame, path)) => (Some(frame), path),
+        None => (None, &*keeper.by),
+    };
+    let name = path.split(EVERY).next().unwrap_or(path);
+    let class = keeper.class.as_deref().unwrap_or("variable");
+    let place = frame.map_or_else(String::new, |frame| format!(" in {}", clean(frame)));
+    format!("{} `{}`{place}", clean(class), clean(name))
+}
+
+fn rows(kept: &Kept, options: &ReportOptions) -> Vec<Cells> {
+    let headings = ["BYTES", "BLOCKS", "ALONE", "KEPT BY"];
+    let most = match options.top {
+        Top::All => kept.keepers.len(),
+        Top::Rows(rows) => rows.min(kept.keepers.len()),
+    };
+    let (shown, hidden) = kept.keepers.split_at(most);
+    let mut rows: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
+    rows.extend(shown.iter().map(|keeper| {
+        let alone = human(keeper.alone.bytes);
+        row(keeper.keeps, alone, words(keeper))
+    }));
+    let mut others = kept.others;
+    for keeper in hidden {
+        others.blocks = others.blocks.saturating_add(keeper.keeps.blocks);
+        others.bytes = Bytes(others.bytes.0.saturating_add(keeper.keeps.bytes.0));
+    }
+    let mut rest = |amount: Amount, words: &str| {
+        if amount.blocks > 0 {
+            rows.push(row(amount, "-".to_owned(), words.to_owned()));
+        }
+    };
+    rest(others, "(others: --all)");
+    rest(
+        kept.nobody,
+        "(nobody that a name leads to: temporary, or kept by C++)",
+    );
+    rows
+}
+
+fn row(amount: Amount, alone: String, words: String) -> Cells {
+    vec![human(amount.bytes), count(amount.blocks), alone, words]
+}
+
+fn words(keeper: &Keeper) -> String {
+    let mut words = clean(&keeper.by);
+    if let Some(class) = &keeper.class {
+        words.push_str(&format!(" ({})", clean(class)));
+    }
+    if let Some(through) = &keeper.through {
+        words.push_str(&format!(" through {}", clean(through)));
+    }
+    if let Some(saved_by) = keeper
+        .saved_by
+        .as_ref()
+        .filter(|_| keeper.through.is_some())
+    {
+        words.push_str(&format!(", saved by {}", clean(saved_by)));
+    }
+    if let Some(slot) = keeper.slot.as_ref().filter(|slot| **slot != keeper.by) {
+        let slot = slot.split_once(IN_FRAME).map_or(&**slot, |(_, slot)| slot);
+        words.push_str(&format!("; such as {}", clean(slot)));
+    }
+    words
+}

@@ -1,0 +1,90 @@
+//! Who keeps a leak alive, told from outside: the list that `workloads/leak.py` keeps its losses in, and with each the graph behind it.
+
+use std::path::Path;
+
+use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::pytorch::PyTorch;
+use serde_json::Value;
+
+/// Bytes that the list keeps of each iteration, as the program measures when it empties the list.
+fn kept_an_iteration(stdout: &str) -> u64 {
+    let line = stdout.lines().find_map(|line| line.strip_prefix("kept "));
+    let line = line.expect("what was kept");
+    let (bytes, rest) = line.split_once(" in ").expect("bytes and iterations");
+    let iterations = rest.trim_end_matches(" iterations").parse::<u64>();
+    let bytes: u64 = bytes.parse().expect("bytes");
+    bytes / iterations.expect("a number")
+}
+
+/// Records it until its objects were read twice; gives what the program says.
+fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
+    let until = folder.join("until");
+    let mut command = ground.memprobe();
+    command
+        .arg("record")
+        .arg("-o")
+        .arg(folder.join("trace.json"));
+    command.arg("--names").arg("--").arg(pytorch.python());
+    command.args(["leak.py", "--iterations", "16", "--until"]);
+    command.arg(&until);
+    pytorch.settle(&mut command);
+    let recording = Background::start(&mut command);
+    wait_until("the objects were read twice", || {
+        let readings = recording.stderr().matches("blocks named").count();
+        (readings >= 2).then_some(())
+    });
+    std::fs::write(until, "").expect("a file");
+    let printed = recording.finish().succeeded();
+    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+    printed.stdout
+}
+
+fn growth(ground: &Ground, trace: &Path) -> Value {
+    let arguments = ["--by", "growth", "--format", "json"];
+    let mut command = ground.memprobe();
+    command.arg("report").arg(trace).args(arguments);
+    let printed = Background::start(&mut command).finish().succeeded();
+    serde_json::from_str(&printed.stdout).expect("JSON")
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+#[test]
+fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives_back() {
+    let Some(ground) = Ground::take() else { return };
+    for pytorch in ground.pytorches_on(On::Newest) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let trace = folder.path().join("trace.json");
+        let each = kept_an_iteration(&record(&ground, pytorch, folder.path()));
+        let report = growth(&ground, &trace);
+        let kept = &report["devices"][0]["kept"];
+        let keepers = kept["keepers"].as_array().expect("keepers");
+        let of_losses = |keeper: &&Value| {
+            let by = keeper["by"].as_str().unwrap_or_default();
+            by.starts_with("leak.py:") && by.ends_with(" main() -> losses[*]")
+        };
+        let losses: Vec<&Value> = keepers.iter().filter(of_losses).collect();
+        let sum = |field: &str| losses.iter().map(|it| number(&it[field])).sum::<u64>();
+        let own = losses.iter().find(|it| it["through"].is_null());
+        let iterations = number(&own.expect("the losses themselves")["blocks"]);
+        assert!(iterations >= 10, "{iterations} losses: {kept:#}");
+        assert_eq!(sum("alone_bytes"), iterations * each, "{kept:#}");
+        for it in &losses {
+            assert_eq!(it["class"], "list", "{it:#}");
+        }
+        let graph = losses
+            .iter()
+            .find(|it| it["through"] == "grad_fn MeanBackward0");
+        let graph = graph.unwrap_or_else(|| panic!("nothing through grad_fn: {kept:#}"));
+        assert!(number(&graph["blocks"]) >= 5 * iterations, "{graph:#}");
+        let told: u64 = keepers.iter().map(|it| number(&it["bytes"])).sum();
+        let rest = number(&kept["others_bytes"]) + number(&kept["nobody_bytes"]);
+        assert_eq!(told + rest, number(&kept["live_bytes"]));
+    }
+}

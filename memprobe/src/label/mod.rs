@@ -20,5 +20,5 @@ pub use process::process;
 pub use tensors::{
     consistency, milliseconds, shape, tensor_kind, tensor_label, tensor_name, whole_tensor_name,
 };
-pub use text::{CUT, clean, fit, fit_end, fit_middle, width};
+pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
 pub use why::{iteration, iterations_by, no_module, portion, sureness};

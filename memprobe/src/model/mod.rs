@@ -55,6 +55,7 @@ pub struct Model {
     target: Target,
     state: TargetState,
     probes: Vec<ProbeStatus>,
+    missing: Vec<String>,
     started: TimeNs,
     last_event: Option<TimeNs>,
     events: u64,
@@ -82,6 +83,7 @@ impl Model {
             target,
             state: TargetState::default(),
             probes: Vec::new(),
+            missing: Vec::new(),
             started,
             last_event: None,
             events: 0,
@@ -111,6 +113,11 @@ impl Model {
     /// Replaces the list of probes.
     pub fn set_probes(&mut self, probes: Vec<ProbeStatus>) {
         self.probes = probes;
+    }
+
+    /// Replaces what is said to be missing.
+    pub fn set_missing(&mut self, missing: Vec<String>) {
+        self.missing = missing;
     }
 
     /// What was refused because a store was full.
@@ -285,6 +292,7 @@ impl Model {
                 losses: self.losses(),
                 state: self.state.clone(),
                 probes: self.probes.clone(),
+                missing: self.missing.clone(),
                 disagreements: self.agreement.disagreements(),
                 unread_at_attach: self.unread_at_attach.clone(),
             },

@@ -135,6 +135,8 @@ pub struct Health {
     pub state: TargetState,
     /// Each probe, in the order of the catalog.
     pub probes: Vec<ProbeStatus>,
+    /// What is not seen, for want of a probe or of a kernel that can do more.
+    pub missing: Vec<String>,
     /// Where the ledger and the allocator last disagreed without a loss that explains it.
     pub disagreements: u64,
     /// Why nothing is known of what was there at attach, not even how much.

@@ -246,6 +246,7 @@ pub(super) fn normal() -> Snapshot {
             losses: Losses::default(),
             state: TargetState::Running,
             probes: probes(),
+            missing: Vec::new(),
             disagreements: 0,
             unread_at_attach: None,
         },
@@ -327,6 +328,16 @@ pub(super) fn lossy() -> Snapshot {
     };
     snapshot.health.probes[1].emulated = false;
     snapshot.health.disagreements = 1;
+    snapshot
+}
+
+/// The kernel cannot do all of it.
+pub(super) fn lacking() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.health.missing = vec![
+        "the verifier of this kernel cannot follow how modules are found, so which module asked for memory is not told"
+            .to_owned(),
+    ];
     snapshot
 }
 

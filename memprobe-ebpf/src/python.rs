@@ -7,6 +7,8 @@
 //! addresses, and the frames that the interpreter keeps on the C stack (3.12) lie there with callers
 //! at higher addresses. Before 3.11 frames are objects anywhere on the heap: one read each.
 
+use core::arch::asm;
+
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
@@ -40,6 +42,9 @@ const OB_TYPE: u64 = 8;
 
 /// A window base that no address is near.
 const NO_WINDOW: u64 = 1 << 63;
+
+/// How far into a window a frame's header may begin.
+const LAST: u64 = (WINDOW - FRAME_HEADER) as u64;
 
 /// The stack of an event: what `MemoryRecord::stack_state` and `::stack` say.
 #[derive(Clone, Copy)]
@@ -163,6 +168,7 @@ fn module_call(process: &ProcessConfig) -> u64 {
 fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
     thread.data_window = NO_WINDOW;
     thread.c_window = NO_WINDOW;
+    thread.window = NO_WINDOW;
     let window = thread.windows.as_mut_ptr();
     let known = thread.state != 0
         // SAFETY: THREAD_STATE bytes of the windows.
@@ -278,44 +284,16 @@ fn collect(
         if frame == 0 {
             break;
         }
-        const LAST: u64 = (WINDOW - FRAME_HEADER) as u64;
-        let mut at = frame.wrapping_sub(thread.data_window);
-        if at > LAST {
-            at = frame.wrapping_sub(thread.c_window);
-            if at <= LAST {
-                at += WINDOW as u64;
-            } else if frame.wrapping_sub(stack_pointer) < C_STACK_REACH {
-                at = WINDOW as u64;
-                thread.c_window = frame;
-                // SAFETY: the second window is WINDOW bytes.
-                unsafe {
-                    let into = windows.add(WINDOW);
-                    if !read(into, WINDOW as u32, frame) {
-                        thread.c_window = NO_WINDOW;
-                        read_alone(into, config, frame);
-                    }
-                }
-            } else {
-                at = LAST;
-                // Not below the frame's own page: nothing need be mapped there, and a read that
-                // faults costs more than all others together.
-                let page = frame & !(PAGE - 1);
-                let mut base = frame.wrapping_sub(LAST);
-                if base < page {
-                    base = page;
-                    at = frame - page;
-                }
-                thread.data_window = base;
-                // SAFETY: the first window is WINDOW bytes.
-                unsafe {
-                    if !read(windows, WINDOW as u32, base) {
-                        thread.data_window = NO_WINDOW;
-                        at = LAST;
-                        read_alone(windows.add(WINDOW - FRAME_HEADER), config, frame);
-                    }
-                }
-            }
+        // What the verifier is to know of the place comes from the map, whatever window was found.
+        // SAFETY: fields of a map value.
+        let base = unsafe { (&raw const thread.window).read_volatile() };
+        if frame.wrapping_sub(base) > LAST {
+            find_window(config, thread, frame, stack_pointer);
         }
+        checkpoint();
+        // SAFETY: as above.
+        let origin = unsafe { (&raw const thread.origin).read_volatile() };
+        let at = frame.wrapping_sub(origin);
         // SAFETY: `at` is within the two windows, a field within a frame's header, and behind the
         // windows lie 2 * FRAME_HEADER bytes; `count` is below FRAME_ROOM. The masks say so.
         unsafe {
@@ -333,10 +311,58 @@ fn collect(
             hash = mix(hash, word.rotate_left(32) ^ instr.wrapping_mul(FACTOR));
             frame = header(base, config.f_previous);
         }
+        checkpoint();
         count += 1;
     }
     let walked = through_map(thread, count as u64);
     (walked as usize, hash, frame)
+}
+
+/// Makes a window that covers a frame the one that is looked into: one of the two as they are, or as read anew.
+#[inline(always)]
+fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_pointer: u64) {
+    let first = thread.windows.as_mut_ptr();
+    let second = first.wrapping_add(WINDOW);
+    if frame.wrapping_sub(thread.data_window) <= LAST {
+        look_into(thread, thread.data_window, thread.data_window);
+    } else if frame.wrapping_sub(thread.c_window) <= LAST {
+        look_into(thread, thread.c_window, thread.c_window - WINDOW as u64);
+    } else if frame.wrapping_sub(stack_pointer) < C_STACK_REACH {
+        thread.c_window = frame;
+        let origin = frame - WINDOW as u64;
+        look_into(thread, frame, origin);
+        // SAFETY: the second window is WINDOW bytes.
+        unsafe {
+            if !read(second, WINDOW as u32, frame) {
+                thread.c_window = NO_WINDOW;
+                look_into(thread, NO_WINDOW, origin);
+                read_alone(second, config, frame);
+            }
+        }
+    } else {
+        // Not below the frame's own page: nothing need be mapped there, and a read that
+        // faults costs more than all others together.
+        let base = frame.wrapping_sub(LAST).max(frame & !(PAGE - 1));
+        thread.data_window = base;
+        look_into(thread, base, base);
+        // SAFETY: the first window is WINDOW bytes.
+        unsafe {
+            if !read(first, WINDOW as u32, base) {
+                thread.data_window = NO_WINDOW;
+                look_into(thread, NO_WINDOW, frame - LAST);
+                read_alone(first.add(LAST as usize), config, frame);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn look_into(thread: &mut Thread, window: u64, origin: u64) {
+    // SAFETY: fields of a map value. Volatile, so that they do go through the map.
+    unsafe {
+        (&raw mut thread.window).write_volatile(window);
+        (&raw mut thread.origin).write_volatile(origin);
+    }
 }
 
 /// The same number, of which the verifier knows nothing: it then follows what comes after once, and not for each number
@@ -348,6 +374,16 @@ pub fn through_map(thread: &mut Thread, number: u64) -> u64 {
         (&raw mut thread.passing).write_volatile(number);
         (&raw const thread.passing).read_volatile()
     }
+}
+
+/// Has the verifier compare what it knows here with what it knew when it came here before, and follow the program only
+/// once where that is the same. It takes note at a jump, if it has followed 20 others since the last time
+/// (`is_state_visited`, kernel/bpf/verifier.c@v5.15 to @v6.18). These jumps lead nowhere: before the program runs they are
+/// taken out (`opt_remove_nops`).
+#[inline(always)]
+fn checkpoint() {
+    // SAFETY: does nothing.
+    unsafe { asm!(".rept 20", "goto +0", ".endr", options(nomem, nostack)) };
 }
 
 /// Reads what the walk needs of a frame that its window could not be read around. Its variables may

@@ -41,6 +41,10 @@ pub struct Thread {
     /// than in registers because the verifier takes what lies in a map for unknown, and then need
     /// not follow each combination of known and unknown through the loop.
     pub c_window: u64,
+    /// The address that the window was read from in which frames are looked for first, or `NO_WINDOW`.
+    pub window: u64,
+    /// The address whose place `windows` begins with, where the frame's window is meant.
+    pub origin: u64,
     /// A number on its way to be one of which the verifier knows nothing, for the same reason.
     pub passing: u64,
     /// Two windows (frames on the data stack, frames on the C stack), and room behind them for

@@ -37,8 +37,15 @@ pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
         ];
         (registers, regs.rip, bpf_get_attach_cookie(ctx.regs.cast()))
     };
-    // One by one: older kernels let no program read the padding of an array of them.
     let count_of_values = TracepointCookie::count_of(cookie);
+    let wants_stack = count_of_values > 1;
+    let stack = if wants_stack {
+        walk(process, caller, registers[7])
+    } else {
+        Walked::NONE
+    };
+    // Behind the walk, which older verifiers would follow once for each way in which these can be read. One by one:
+    // such kernels let no program read the padding of an array of operands.
     let [addr, device, size] = [0, 1, 2].map(|at| {
         if at < count_of_values {
             value(&registers, TracepointCookie::operand_of(cookie, at))
@@ -46,12 +53,6 @@ pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
             0
         }
     });
-    let wants_stack = count_of_values > 1;
-    let stack = if wants_stack {
-        walk(process, caller, registers[7])
-    } else {
-        Walked::NONE
-    };
     let Some(mut entry) = RECORDS.reserve::<CudaRecord>(0) else {
         count(counter::EVENTS_LOST);
         return 0;

@@ -56,7 +56,7 @@ fn every_program_passes_the_verifier_and_a_probe_fires() {
         "{doctor}\n{}",
         end_of_verifiers_log(&ground)
     );
-    for name in ["programs", "probe"] {
+    for name in ["programs", "modules", "probe"] {
         let check = check(&doctor, name);
         assert_eq!(check["level"], "ok", "{check}");
         println!(

@@ -21,5 +21,5 @@ pub use tensors::{
     consistency, keeper, milliseconds, shape, tensor_kind, tensor_label, tensor_name, whole_keeper,
     whole_tensor_name,
 };
-pub use text::{CUT, clean, fit, fit_end, fit_middle, width};
+pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
 pub use why::{iteration, iterations_by, no_module, portion, sureness};

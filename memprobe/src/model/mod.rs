@@ -56,6 +56,7 @@ pub struct Model {
     state: TargetState,
     probes: Vec<ProbeStatus>,
     told: Told,
+    missing: Vec<String>,
     started: TimeNs,
     last_event: Option<TimeNs>,
     events: u64,
@@ -84,6 +85,7 @@ impl Model {
             state: TargetState::default(),
             probes: Vec::new(),
             told: Told::default(),
+            missing: Vec::new(),
             started,
             last_event: None,
             events: 0,
@@ -118,6 +120,11 @@ impl Model {
     /// Says what the kernel was asked to tell.
     pub fn set_told(&mut self, told: Told) {
         self.told = told;
+    }
+
+    /// Replaces what is said to be missing.
+    pub fn set_missing(&mut self, missing: Vec<String>) {
+        self.missing = missing;
     }
 
     /// What was refused because a store was full.
@@ -293,6 +300,7 @@ impl Model {
                 state: self.state.clone(),
                 probes: self.probes.clone(),
                 told: self.told,
+                missing: self.missing.clone(),
                 disagreements: self.agreement.disagreements(),
                 unread_at_attach: self.unread_at_attach.clone(),
             },

@@ -137,6 +137,8 @@ pub struct Health {
     pub probes: Vec<ProbeStatus>,
     /// What the kernel was asked to tell.
     pub told: Told,
+    /// What is not seen, for want of a probe or of a kernel that can do more.
+    pub missing: Vec<String>,
     /// Where the ledger and the allocator last disagreed without a loss that explains it.
     pub disagreements: u64,
     /// Why nothing is known of what was there at attach, not even how much.

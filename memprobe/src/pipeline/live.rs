@@ -96,10 +96,15 @@ impl Live {
                         screen.reasons.apply(&event, &applied, model);
                     }
                     HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
-                    HostItem::Attached { target, probes, .. } => {
+                    HostItem::Attached {
+                        target,
+                        probes,
+                        missing,
+                    } => {
                         model.set_target(target);
                         model.set_probes(probes);
                         model.set_told(self.told());
+                        model.set_missing(missing);
                         model.set_state(TargetState::Running);
                         seen = Seen::Probes;
                     }

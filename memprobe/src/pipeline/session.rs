@@ -74,7 +74,7 @@ pub(super) enum HostItem {
         target: Target,
         /// Where they sit.
         probes: Vec<ProbeStatus>,
-        /// What is missing for want of a probe.
+        /// What is missing for want of a probe, or of a kernel that can do more.
         missing: Vec<String>,
     },
     /// The next of its events.
@@ -559,10 +559,12 @@ impl HostSession {
         process.read_torch();
         let probes = process.attaching.probes().to_vec();
         process.told_probes = probes.len();
+        let mut missing = process.attaching.missing();
+        missing.extend(self.loader.modules().missing().map(str::to_owned));
         let item = HostItem::Attached {
             target: process.target(),
             probes,
-            missing: process.attaching.missing(),
+            missing,
         };
         self.tell(tgid, item);
     }

@@ -78,9 +78,18 @@ pub enum Modules {
     LeftOut,
 }
 
-/// What is left where [`Modules::LeftOut`].
-pub const WITHOUT_MODULES: &str = "the verifier of this kernel cannot follow how modules are found: which module asked for \
-                                   memory is not told. A newer kernel can (Linux 6.18 does)";
+impl Modules {
+    /// What a user is to know of it, where something is missing.
+    pub const fn missing(self) -> Option<&'static str> {
+        match self {
+            Self::Told => None,
+            Self::LeftOut => Some(
+                "the verifier of this kernel cannot follow how modules are found, so which module asked for memory \
+                 is not told",
+            ),
+        }
+    }
+}
 
 /// Whose use of a library runs into a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,6 +10,7 @@ use super::replay::Replay;
 use super::{Colour, ReportOptions};
 use crate::bytes::{human, signed};
 use crate::event::{Bytes, DeviceIndex, Frame};
+pub(super) use crate::label::wrap;
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, duration, fit,
     percent, process, width as columns,
@@ -412,24 +413,6 @@ fn callers_that_fit(callers: &[String], room: usize) -> String {
         text.push_str(&next);
     }
     text
-}
-
-/// Breaks a text between words.
-pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let last = lines.len() - 1;
-        let line = &mut lines[last];
-        if line.is_empty() {
-            line.push_str(word);
-        } else if columns(line) + 1 + columns(word) <= width {
-            line.push(' ');
-            line.push_str(word);
-        } else {
-            lines.push(format!("  {word}"));
-        }
-    }
-    lines
 }
 
 /// A sentence that is about a table.

@@ -10,7 +10,7 @@ use ratatui::widgets::{Block, Clear, Widget};
 use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
 use crate::event::{Detail, Graph, Told};
-use crate::label::{clean, fit};
+use crate::label::{clean, fit, wrap};
 
 /// Not wider than is comfortable to read.
 const WIDEST: u16 = 78;
@@ -224,6 +224,16 @@ fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
             format!("   {library}"),
             theme.faint(),
         )));
+    }
+    for missing in &state.shown.health.missing {
+        let told = wrap(
+            &format!("missing: {}", clean(missing)),
+            usize::from(WIDEST) - 4,
+        );
+        lines.extend(
+            told.into_iter()
+                .map(|line| Line::from(Span::styled(format!(" {line}"), theme.bad()))),
+        );
     }
     lines
 }

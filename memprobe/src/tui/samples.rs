@@ -247,6 +247,7 @@ pub(super) fn normal() -> Snapshot {
             state: TargetState::Running,
             probes: probes(),
             told: crate::event::Told::default(),
+            missing: Vec::new(),
             disagreements: 0,
             unread_at_attach: None,
         },
@@ -328,6 +329,16 @@ pub(super) fn lossy() -> Snapshot {
     };
     snapshot.health.probes[1].emulated = false;
     snapshot.health.disagreements = 1;
+    snapshot
+}
+
+/// The kernel cannot do all of it.
+pub(super) fn lacking() -> Snapshot {
+    let mut snapshot = normal();
+    snapshot.health.missing = vec![
+        "the verifier of this kernel cannot follow how modules are found, so which module asked for memory is not told"
+            .to_owned(),
+    ];
     snapshot
 }
 

@@ -152,6 +152,16 @@ fn the_probes() {
 }
 
 #[test]
+fn what_is_missing_is_told_with_the_probes() {
+    let told = screen(samples::lacking(), SMALL, &[Wanted::Probes]).to_string();
+    assert!(told.contains("1 MISSING (p)"), "{told}");
+    assert!(
+        told.contains("missing: the verifier of this kernel"),
+        "{told}"
+    );
+}
+
+#[test]
 fn callers_of_a_line() {
     let opened = [Wanted::Toggle];
     insta::assert_snapshot!("callers", screen(samples::normal(), MEDIUM, &opened));

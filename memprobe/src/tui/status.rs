@@ -129,7 +129,11 @@ fn probes(health: &Health) -> Option<(u8, String)> {
     let stepped = health.probes.iter().filter(is_slow).count();
     Some(match (health.probes.len(), stepped) {
         (0, _) => (0, "NO PROBES".to_owned()),
-        (1, 0) => (4, "1 probe ok".to_owned()),
+        (1, 0) if health.missing.is_empty() => (4, "1 probe ok".to_owned()),
+        (all, 0) if !health.missing.is_empty() => (
+            1,
+            format!("{all} probes, {} MISSING (p)", health.missing.len()),
+        ),
         (all, 0) => (4, format!("{all} probes ok")),
         (all, _) => (1, format!("{all} probes, {stepped} SLOW (p)")),
     })

@@ -11,7 +11,7 @@ use crate::event::Tgid;
 use crate::probe::catalog::{Need, PROBES};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::kernel::TaskOffsets;
-use crate::probe::loader::{Loader, Reach, Watch};
+use crate::probe::loader::{Loader, Modules, Reach, Watch};
 use crate::probe::refusal::{Asked, Refusal};
 use crate::target::maps::Maps;
 
@@ -64,6 +64,7 @@ pub(super) fn of_the_kernel() -> Trial {
                     u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                 ),
             );
+            trial.findings.push(of_modules(loader.modules()));
             trial.findings.push(try_probe(&mut loader));
         }
         Err(error) => {
@@ -76,6 +77,19 @@ pub(super) fn of_the_kernel() -> Trial {
         }
     }
     trial
+}
+
+/// Whether the programs are those that tell of modules.
+fn of_modules(modules: Modules) -> Finding {
+    let finding = match modules.missing() {
+        None => Finding::ok("modules", "the programs tell which module asked for memory"),
+        Some(missing) => Finding::warn(
+            "modules",
+            missing,
+            "Use one of the kernels on which memprobe was tried (docs/kernels.md), or a newer one.",
+        ),
+    };
+    finding.with("told", modules == Modules::Told)
 }
 
 /// Adds a refusal as values.
@@ -156,4 +170,23 @@ fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_whose_verifier_cannot_follow_modules_is_warned_of() {
+        let told = of_modules(Modules::Told);
+        assert_eq!(told.level, Level::Ok);
+        let left_out = of_modules(Modules::LeftOut);
+        assert_eq!(left_out.level, Level::Warn);
+        assert_eq!(left_out.facts["told"], false);
+        let words = left_out.to_string();
+        assert!(
+            words.contains("is not told.\nUse one of the kernels"),
+            "{words}"
+        );
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::path::Path;
 
-use memprobe::event::{Action, Address, DeviceIndex, Event, MemoryEvent};
+use memprobe::event::{Action, DeviceIndex, Event, MemoryEvent};
 use memprobe::model::Model;
 use memprobe::model::why::WhyLedger;
 use memprobe::model::why::category::{Category, CategoryRule};

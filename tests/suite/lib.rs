@@ -14,6 +14,7 @@ pub mod ledger;
 pub mod memprobe;
 pub mod process;
 pub mod programs;
+pub mod purposes;
 pub mod pythons;
 pub mod pytorch;
 pub mod reference;

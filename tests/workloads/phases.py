@@ -4,7 +4,8 @@ evaluation, and one of two networks with an optimizer each.
     python phases.py --part train --iterations 6
 
 At the end of each iteration a line of JSON says the truth: the bytes of parameters, buffers, gradients and optimizer
-state, from the objects that hold them, each storage once and rounded as the allocator rounds. It ends without
+state, from the objects that hold them, each storage once and rounded as the allocator rounds; and how many blocks the
+allocator had handed out and taken back by then. It ends without
 tidying up, so that what is live at the end of a recording is what the last line says.
 """
 
@@ -40,10 +41,13 @@ def tell(part, iteration, networks, optimizers):
         for value in of_parameter.values()
         if torch.is_tensor(value)
     ]
+    blocks = torch.cuda.memory_stats()
     print(
         json.dumps(
             {
                 "part": part,
+                "handed_out": blocks["allocation.all.allocated"],
+                "taken_back": blocks["allocation.all.freed"],
                 "iteration": iteration,
                 "parameters": rounded(parameters + buffers),
                 "gradients": rounded([parameter.grad for parameter in parameters]),

@@ -116,6 +116,8 @@ rules! {
     GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
     /// Within one backward pass.
     WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
+    /// Within one backward pass, where nothing says what is a tensor: it may be a workspace.
+    FreedAtOnce => Temporary, Settled, "made in a backward pass and freed by its next call of the allocator: a workspace, or used up at once";
     /// Within one forward pass.
     WithinForward => Temporary, Settled, "made and freed in one forward pass";
     /// Within one recomputation.
@@ -136,6 +138,8 @@ rules! {
     NoBackward => Unknown, Settled, "made in a forward pass that no backward pass followed";
     /// Made by a recomputation and kept.
     OutlivesRecompute => Unknown, Settled, "made again in a backward pass (checkpoint) and kept after it";
+    /// It outlived the backward pass that made it, and is not of a parameter's size, where nothing says what is a tensor.
+    LikeNoParameter => Unknown, Settled, "made in a backward pass and kept after it, of no parameter's size: it may be a workspace";
     /// Made by modules without grad and kept.
     OutlivesEvaluation => Unknown, Settled, "made in modules called without grad and kept after them";
     /// Made outside and kept for long.

@@ -48,6 +48,7 @@ pub(super) struct Course {
     threads: HashMap<Tid, Last>,
     has_batches: bool,
     crowded: bool,
+    forgotten: u64,
     runs: u64,
     steps: u64,
     laps: u64,
@@ -61,6 +62,11 @@ impl Course {
 
     pub(super) fn is_crowded(&self) -> bool {
         self.crowded
+    }
+
+    /// Threads that were forgotten for want of room: what they do next is told by their stacks alone.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten
     }
 
     /// Times that modules began to be called after something else.
@@ -227,6 +233,7 @@ impl Course {
 
     fn set(&mut self, tid: Tid, last: Last) {
         if self.threads.len() >= MOST_THREADS && !self.threads.contains_key(&tid) {
+            self.forgotten = self.forgotten.saturating_add(self.threads.len() as u64);
             self.threads.clear();
         }
         self.threads.insert(tid, last);
@@ -313,6 +320,17 @@ mod tests {
         let mut without_batches = Course::default();
         without_batches.mark(&mark(Beginning::Step));
         assert!(outside(&mut without_batches, MAIN).is_for_next_pass);
+    }
+
+    #[test]
+    fn threads_that_are_forgotten_are_counted() {
+        let mut course = Course::default();
+        for tid in 0..MOST_THREADS as u32 {
+            forward(&mut course, Tid(tid));
+        }
+        assert_eq!(course.forgotten(), 0);
+        forward(&mut course, Tid(MOST_THREADS as u32));
+        assert_eq!(course.forgotten(), MOST_THREADS as u64);
     }
 
     #[test]

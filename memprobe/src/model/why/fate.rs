@@ -1,6 +1,6 @@
 //! What becomes of a block: from where it was made, through what it lives, to where it is freed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::category::{Category, CategoryRule};
 use super::course::Course;
@@ -59,6 +59,34 @@ pub(super) struct Block {
     pub(super) phase: Phase,
     pub(super) rule: CategoryRule,
     pub(super) stage: Stage,
+    pub(super) made_for: MadeFor,
+}
+
+/// What PyTorch asked for a block for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MadeFor {
+    /// A tensor, or nothing says.
+    Tensor,
+    /// No tensor that it was making: a workspace, or the storage of a tensor that is resized.
+    NoTensor,
+}
+
+impl MadeFor {
+    /// What a rule comes to. Where no tensor was being made, only one who lives as no workspace does is a tensor that was resized:
+    /// `index_select` makes its result so, and with it `embedding` (aten/src/ATen/native/cuda/Indexing.cu@v2.15.0).
+    pub(super) const fn read(self, rule: CategoryRule) -> CategoryRule {
+        match (self, rule) {
+            (Self::Tensor, _)
+            | (
+                Self::NoTensor,
+                CategoryRule::FreedInBackward
+                | CategoryRule::Recomputed
+                | CategoryRule::GivenToForward
+                | CategoryRule::Loaded,
+            ) => rule,
+            (Self::NoTensor, _) => CategoryRule::NoTensor,
+        }
+    }
 }
 
 impl Stage {
@@ -206,6 +234,16 @@ impl Blocks {
         if let Some(block) = self.live.get_mut(key) {
             (block.rule, block.stage) = (rule, Stage::Settled);
         }
+    }
+
+    /// The sizes of parameters on each device, and of what may be one: blocks from before attach.
+    pub(super) fn sizes_of_parameters(&self) -> HashSet<(DeviceIndex, u64)> {
+        let like_parameters = self.live.iter().filter(|(_, block)| {
+            block.stage == Stage::BeforeAttach || block.rule.category() == Category::Parameter
+        });
+        like_parameters
+            .map(|((device, _), block)| (*device, block.size))
+            .collect()
     }
 
     /// All that wait in a queue, which is empty then.

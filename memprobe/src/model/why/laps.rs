@@ -138,6 +138,8 @@ pub(super) struct Laps {
     done: VecDeque<Lap>,
     dropped: u64,
     ended: u64,
+    forgotten: u64,
+    unnamed: u64,
 }
 
 impl Laps {
@@ -169,6 +171,16 @@ impl Laps {
     /// Laps that ended so far.
     pub(super) fn ended(&self) -> u64 {
         self.ended
+    }
+
+    /// Threads that were forgotten for want of room: at the line of `--iteration`, they count as new.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// Steps, zeroed gradients and batches from places for which there was no room: they count as one place.
+    pub(super) fn unnamed(&self) -> u64 {
+        self.unnamed
     }
 
     /// Says when everything began.
@@ -266,6 +278,7 @@ impl Laps {
             return;
         }
         if self.at_line.len() >= MOST_THREADS && !self.at_line.contains_key(&tid) {
+            self.forgotten = self.forgotten.saturating_add(self.at_line.len() as u64);
             self.at_line.clear();
         }
         let before = self.at_line.insert(tid, at_line).unwrap_or(false);
@@ -344,7 +357,10 @@ impl Laps {
         match self.keys.get(&key) {
             Some(known) => *known,
             None if self.keys.len() < MOST_KEYS => *self.keys.entry(key).or_insert(number),
-            None => u32::MAX,
+            None => {
+                self.unnamed = self.unnamed.saturating_add(1);
+                u32::MAX
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::course::{Course, Turn};
 use super::device::Device;
-use super::fate::{Block, Blocks, Key, Made, Queue, Stage};
+use super::fate::{Block, Blocks, Key, Made, MadeFor, Queue, Stage};
 use super::iterations::{IterationLine, Iterations};
 use super::laps::{Laps, Now};
 use super::moments::Revision;
@@ -18,8 +18,8 @@ use super::named::Check;
 use super::phase::{Judged, Phase, PhaseRule, phase_of};
 use super::view::{DeviceView, Hearsay};
 use crate::event::{
-    Action, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, ShapeId, Stack,
-    StackId, StackKind, TimeNs, Use, Uses,
+    Action, Address, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, Node, ShapeId,
+    Stack, StackId, StackKind, TimeNs, Use, Uses,
 };
 use crate::model::applied::{Applied, Freed};
 use crate::model::device::are_plausible;
@@ -78,6 +78,7 @@ pub struct WhyLedger {
     pub(super) read: Option<TimeNs>,
     pub(super) ordinal: u64,
     heard: Hearsay,
+    ended: Option<CategoryRule>,
 }
 
 impl WhyLedger {
@@ -108,11 +109,13 @@ impl WhyLedger {
             read: None,
             ordinal: 0,
             heard: Hearsay::default(),
+            ended: None,
         }
     }
 
     /// Takes the next event of the stream, and what the model made of it.
     pub fn apply(&mut self, event: &Event, applied: &Applied) {
+        self.ended = None;
         match event {
             Event::Stack(id, stack) => self.define(*id, stack),
             Event::Use(id, is) => self.uses.define(*id, is),
@@ -155,10 +158,26 @@ impl WhyLedger {
         Some(DeviceView::new(self, device))
     }
 
+    /// What a live block is for, as far as is known yet; `None` of one that is not live or from before attach.
+    pub fn rule_of(&self, index: DeviceIndex, addr: Address) -> Option<CategoryRule> {
+        let block = self.blocks.get(&(index, addr))?;
+        (block.stage != Stage::BeforeAttach).then_some(block.rule)
+    }
+
+    /// What the block was for that ended with the last event; `None` where none did, or one from before attach.
+    pub fn ended(&self) -> Option<CategoryRule> {
+        self.ended
+    }
+
     /// What the stream says at all: tables tell what they miss.
     pub fn heard(&self) -> Hearsay {
         Hearsay {
             crowded: self.course.is_crowded(),
+            threads_forgotten: self
+                .course
+                .forgotten()
+                .saturating_add(self.laps.forgotten()),
+            marks_without_place: self.laps.unnamed(),
             ..self.heard
         }
     }
@@ -172,13 +191,7 @@ impl WhyLedger {
         self.heard.grad |= context.grad != Grad::Unknown;
         if let Some(node) = &context.node {
             self.heard.nodes = true;
-            let has_room = self.operations.len() < MOST_STACKS;
-            if let Some(forward) = node.forward.as_ref().filter(|_| has_room) {
-                let names = self.operations.entry(Arc::clone(forward)).or_default();
-                if names.len() < MOST_OPERATIONS {
-                    names.insert(Arc::clone(&node.name));
-                }
-            }
+            self.name_operation(node);
         }
         let at_line = self.line.as_ref().is_some_and(|line| {
             let mut frames = stack.frames.iter();
@@ -194,6 +207,23 @@ impl WhyLedger {
             at_line,
         };
         self.traits.insert(id, traits);
+    }
+
+    /// A node was seen to be evaluated: so its operation is done on the stack that made it.
+    fn name_operation(&mut self, node: &Node) {
+        let Some(forward) = &node.forward else { return };
+        let is_known = self.operations.contains_key(forward);
+        if is_known || self.operations.len() < MOST_STACKS {
+            let names = self.operations.entry(Arc::clone(forward)).or_default();
+            if names.contains(&node.name) {
+                return;
+            }
+            if names.len() < MOST_OPERATIONS {
+                names.insert(Arc::clone(&node.name));
+                return;
+            }
+        }
+        self.heard.operations_left_out = self.heard.operations_left_out.saturating_add(1);
     }
 
     fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
@@ -300,16 +330,21 @@ impl WhyLedger {
             phase,
             rule: CategoryRule::NothingTells,
             stage: Stage::Settled,
+            made_for: match event.shape {
+                ShapeId::NO_TENSOR => MadeFor::NoTensor,
+                _ => MadeFor::Tensor,
+            },
         };
         match self.at_once(event.shape, traits) {
             Some(rule) => block.rule = rule,
             None => {
                 block.stage = Stage::of(phase, &self.course, made);
                 let learned = self.learned.get(&traits.origin);
-                block.rule = match learned {
+                let likely = match learned {
                     Some(category) => CategoryRule::as_before(*category),
                     None => block.stage.likely(),
                 };
+                block.rule = block.made_for.read(likely);
             }
         }
         let Some(device) = self.devices.get_mut(&index) else {
@@ -325,9 +360,6 @@ impl WhyLedger {
     /// What is known of a block when it is made.
     fn at_once(&mut self, shape: ShapeId, traits: Traits) -> Option<CategoryRule> {
         self.heard.tensors |= shape != ShapeId::NONE;
-        if shape == ShapeId::NO_TENSOR {
-            return Some(CategoryRule::NoTensor);
-        }
         if let Some(Use::Other(purpose)) = self.uses.get(shape).map(|is| &**is)
             && is_workspace(purpose)
         {
@@ -336,7 +368,8 @@ impl WhyLedger {
                 None => CategoryRule::NoTensor,
             });
         }
-        traits.accumulates.then_some(CategoryRule::Accumulated)
+        let is_tensor = shape != ShapeId::NO_TENSOR;
+        (traits.accumulates && is_tensor).then_some(CategoryRule::Accumulated)
     }
 
     fn hold(&mut self, index: DeviceIndex, event: &MemoryEvent) {
@@ -347,6 +380,7 @@ impl WhyLedger {
             phase: Phase::Other,
             rule: CategoryRule::NothingTells,
             stage: Stage::BeforeAttach,
+            made_for: MadeFor::Tensor,
         };
         self.blocks.insert((index, event.addr), block);
     }
@@ -356,7 +390,7 @@ impl WhyLedger {
         match freed {
             Freed::Known { .. } => {
                 if let Some(block) = self.blocks.get(&key) {
-                    if let Some(rule) = block.stage.at_free(&self.course, event.tid) {
+                    if let Some(rule) = self.at_free(&block, event) {
                         self.settle(key, &block, rule);
                     }
                     self.miss(index, key);
@@ -373,6 +407,19 @@ impl WhyLedger {
         }
     }
 
+    /// What a block was for that is freed now; `None` where that is decided already.
+    fn at_free(&self, block: &Block, event: &MemoryEvent) -> Option<CategoryRule> {
+        let rule = block.stage.at_free(&self.course, event.tid)?;
+        // Nothing was made of it meanwhile.
+        let at_once = self.ordinal == block.born.saturating_add(1);
+        Some(match rule {
+            CategoryRule::WithinBackward if at_once && !self.heard.tensors => {
+                CategoryRule::FreedAtOnce
+            }
+            rule => rule,
+        })
+    }
+
     /// A block is gone. Where its end was missed, what it was for stays as it was.
     fn miss(&mut self, index: DeviceIndex, key: Key) {
         let block = self.blocks.take(&key);
@@ -383,7 +430,10 @@ impl WhyLedger {
         };
         match block.stage {
             Stage::BeforeAttach => device.free_from_before(block.size),
-            _ => device.release(&block),
+            _ => {
+                device.release(&block);
+                self.ended = Some(block.rule);
+            }
         }
     }
 
@@ -393,16 +443,17 @@ impl WhyLedger {
             true => CategoryRule::Crowded,
             false => rule,
         };
+        let rule = block.made_for.read(rule);
         self.revise(key, block, rule);
         self.blocks.settle(&key, rule);
-        if block.origin != 0 {
+        if block.origin != 0 && block.made_for == MadeFor::Tensor {
             self.learned.insert(block.origin, rule.category());
         }
     }
 
     /// A block comes to another stage.
     fn promote(&mut self, key: Key, block: &Block, stage: Stage) {
-        let rule = stage.likely();
+        let rule = block.made_for.read(stage.likely());
         self.revise(key, block, rule);
         self.blocks.insert(
             key,
@@ -435,7 +486,7 @@ impl WhyLedger {
         self.laps.turn(turn, now(&self.devices));
         let Turn { ended, began } = turn;
         if ended.is_of_backward() && !began.is_of_backward() {
-            self.settle_all(Queue::Backward, CategoryRule::OutlivesBackward);
+            self.settle_kept_by_backward();
             self.settle_all(Queue::Recompute, CategoryRule::OutlivesRecompute);
             self.settle_all(Queue::Step, CategoryRule::OutlivesStep);
         }
@@ -457,6 +508,23 @@ impl WhyLedger {
             Phase::OptimizerStep => self.drop_saved(),
         }
         self.leave_outside(began);
+    }
+
+    /// A backward pass ended: what it made and kept are gradients. Where the recording does not say what is a tensor, workspaces
+    /// are among it (a thread of autograd has its own of cuBLAS): then only what has a parameter's size is believed.
+    fn settle_kept_by_backward(&mut self) {
+        let kept = self.blocks.drain(Queue::Backward);
+        let sizes =
+            (!self.heard.tensors && !kept.is_empty()).then(|| self.blocks.sizes_of_parameters());
+        for (key, block) in kept {
+            let rule = match &sizes {
+                Some(sizes) if !sizes.contains(&(key.0, block.size)) => {
+                    CategoryRule::LikeNoParameter
+                }
+                _ => CategoryRule::OutlivesBackward,
+            };
+            self.settle(key, &block, rule);
+        }
     }
 
     fn settle_all(&mut self, queue: Queue, rule: CategoryRule) {

@@ -353,6 +353,44 @@ fn a_training_loop_divides_into_what_its_blocks_are_for() {
 }
 
 #[test]
+fn without_tensors_what_a_backward_pass_keeps_is_a_gradient_if_it_has_a_parameters_size() {
+    let mut program = Program::new();
+    program.shape = ShapeId::NONE;
+    program.alloc(From::Build, 2048);
+    program.alloc(From::Forward, 4096);
+    program.alloc(From::Backward, 2048);
+    let scratch = program.alloc(From::Backward, 8192);
+    program.free(scratch, ENGINE);
+    program.alloc(From::Backward, 8_519_680);
+    program.mark(Beginning::Step, From::Step);
+    let rules = program.rules();
+    assert!(rules.contains(&(CategoryRule::OutlivesBackward, 2048)));
+    assert!(rules.contains(&(CategoryRule::LikeNoParameter, 8_519_680)));
+    let view = program.why.device(DEVICE).expect("a device");
+    let peak = &view.peak().composition;
+    assert_eq!(peak.of(Category::Gradient), 2048);
+    assert_eq!(peak.of(Category::IntermediateGradient), 0);
+}
+
+#[test]
+fn what_is_made_for_no_tensor_is_a_workspace_unless_the_backward_pass_frees_it() {
+    let mut program = Program::new();
+    program.shape = ShapeId::NO_TENSOR;
+    let resized = program.alloc(From::Forward, 4096);
+    let workspace = program.alloc(From::Forward, 8192);
+    program.free(workspace, MAIN);
+    assert_eq!(program.why.ended(), Some(CategoryRule::NoTensor));
+    program.alloc(From::Backward, 1024);
+    assert_eq!(program.now(Category::Workspace), 4096 + 1024);
+    program.free(resized, ENGINE);
+    assert_eq!(program.why.ended(), Some(CategoryRule::FreedInBackward));
+    program.mark(Beginning::Step, From::Step);
+    assert_eq!(program.rules(), [(CategoryRule::NoTensor, 1024)]);
+    let view = program.why.device(DEVICE).expect("a device");
+    assert_eq!(view.peak().composition.of(Category::Activation), 4096);
+}
+
+#[test]
 fn what_the_objects_of_the_process_say_decides_and_tells_how_much_was_inferred_rightly() {
     let mut program = Program::new();
     let parameter = program.alloc(From::Build, 2048);

@@ -28,6 +28,12 @@ pub struct Hearsay {
     pub crowded: bool,
     /// Stacks that came when there was room for no more: nothing is known of them.
     pub stacks_left_out: u64,
+    /// Operations that came when their stack had room for no more: what is saved there does not name them.
+    pub operations_left_out: u64,
+    /// Threads that were forgotten for want of room, and met anew.
+    pub threads_forgotten: u64,
+    /// Steps, zeroed gradients and batches from places for which there was no room: they count as one place.
+    pub marks_without_place: u64,
 }
 
 /// How the memory of a device divides.

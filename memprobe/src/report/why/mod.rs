@@ -170,6 +170,27 @@ fn missing(heard: Hearsay) -> Vec<String> {
             counted(heard.stacks_left_out, "stack")
         ));
     }
+    let mut count = |number: u64, of: &str, words: &str| {
+        if number > 0 {
+            notes.push(format!("{} {words}", counted(number, of)));
+        }
+    };
+    count(
+        heard.operations_left_out,
+        "operation",
+        "left unnamed, of lines that do many.",
+    );
+    count(
+        heard.threads_forgotten,
+        "thread",
+        "forgotten when there was room for no more: what they do between modules and a backward \
+         pass may be unknown, and an iteration at a named line may be cut in two.",
+    );
+    count(
+        heard.marks_without_place,
+        "mark",
+        "(steps, batches) from places for which there was no room: they count as one place.",
+    );
     let mut say = |is_missing: bool, words: &str| {
         if is_missing {
             notes.push(words.to_owned());

@@ -1,0 +1,256 @@
+//! Why memory is there, as memprobe infers it, beside what the process knows: categories block by block, live bytes of
+//! each category, iterations, and what grows.
+
+use std::path::{Path, PathBuf};
+
+use memprobe::model::why::category::Category;
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::Background;
+use memprobe_tests::purposes::Purposes;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A workload that was recorded from its first block to its end.
+struct Run {
+    folder: TempDir,
+    printed: String,
+}
+
+impl Run {
+    /// Records `purposes.py [--profile] WORKLOAD...`.
+    fn of(ground: &Ground, detail: &str, workload: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = ground.memprobe();
+        command.args(["record", "-q", "--detail", detail, "-o"]);
+        command.arg(folder.path().join("trace.json"));
+        command.arg("--").arg(ground.pytorch().python());
+        command
+            .arg("purposes.py")
+            .arg("--out")
+            .arg(folder.path().join("truth.json"));
+        command.args(workload);
+        ground.pytorch().settle(&mut command);
+        let printed = Background::start(&mut command).finish().succeeded().stdout;
+        Self { folder, printed }
+    }
+
+    fn trace(&self) -> PathBuf {
+        self.folder.path().join("trace.json")
+    }
+
+    /// What the workload printed as JSON, line by line.
+    fn told(&self) -> Vec<Value> {
+        let lines = self.printed.lines().filter(|line| line.starts_with('{'));
+        lines
+            .map(|line| serde_json::from_str(line).expect("JSON"))
+            .collect()
+    }
+
+    /// A number in a line that it printed, as in `kept 512 in 4 iterations`.
+    fn number(&self, before: &str) -> u64 {
+        let rest = self.printed.rsplit_once(before).expect("it was printed").1;
+        let digits = rest.split_whitespace().next().expect("a number");
+        digits.parse().expect("a number")
+    }
+
+    fn purposes(&self, name: &str) -> Purposes {
+        let compared = Purposes::compare(&self.trace(), &self.folder.path().join("truth.json"));
+        println!("{}", compared.table(name));
+        compared
+    }
+}
+
+/// The rows of a table of a recording, on its only device.
+fn rows(ground: &Ground, trace: &Path, options: &[&str]) -> Vec<Value> {
+    let mut arguments = vec!["report", trace.to_str().expect("UTF-8"), "--format", "json"];
+    arguments.extend(options);
+    let report = ground.run(&arguments).succeeded().stdout;
+    let report: Value = serde_json::from_str(&report).expect("JSON");
+    let devices = report["devices"].as_array().expect("devices");
+    assert_eq!(devices.len(), 1, "{report:#}");
+    devices[0]["rows"].as_array().expect("rows").clone()
+}
+
+fn bytes(value: &Value, what: &str) -> u64 {
+    value[what]
+        .as_u64()
+        .unwrap_or_else(|| panic!("{what} in {value:#}"))
+}
+
+/// The script's own figures at the end of each iteration are those of the categories; and there are as many iterations.
+fn check_iterations(ground: &Ground, run: &Run, purposes: &Purposes) {
+    let told = run.told();
+    let rows = rows(
+        ground,
+        &run.trace(),
+        &["--by", "iteration", "--top", "1000"],
+    );
+    let iterations = rows.iter().filter(|row| row["kind"] == "iteration");
+    let whole: Vec<_> = iterations.collect();
+    assert_eq!(whole.len(), told.len(), "{rows:#?}");
+    for (row, truth) in whole.into_iter().zip(&told) {
+        assert_eq!(
+            bytes(row, "peak_allocated"),
+            bytes(truth, "peak"),
+            "{truth}"
+        );
+        let live = |category| {
+            let (handed_out, taken_back) = (bytes(truth, "handed_out"), bytes(truth, "taken_back"));
+            purposes.live(handed_out, taken_back, category)
+        };
+        assert_eq!(
+            live(Category::Parameter),
+            bytes(truth, "parameters"),
+            "{truth}"
+        );
+        assert_eq!(
+            live(Category::Gradient),
+            bytes(truth, "gradients"),
+            "{truth}"
+        );
+        assert_eq!(
+            live(Category::OptimizerState),
+            bytes(truth, "optimizer_state"),
+            "{truth}"
+        );
+    }
+}
+
+/// At least so much of the bytes of tensors is right, and at most so much wrong, in percent.
+fn check_share(purposes: &Purposes, right: f64, wrong: f64) {
+    let share = purposes.of_tensors();
+    let [is_right, _, is_wrong] = share.percent();
+    assert!(is_right >= right && is_wrong <= wrong, "{share:?}");
+}
+
+/// What grows most on the device as a whole, and by line: bytes an iteration. Empty where nobody is named.
+fn growth(ground: &Ground, run: &Run, options: &[&str]) -> Vec<(String, f64)> {
+    let trace = run.trace();
+    let mut arguments = vec!["report", trace.to_str().expect("UTF-8"), "--format", "json"];
+    arguments.extend(["--by", "growth"]);
+    arguments.extend(options);
+    let report: Value =
+        serde_json::from_str(&ground.run(&arguments).succeeded().stdout).expect("JSON");
+    let suspects = report["devices"][0]["suspects"]
+        .as_array()
+        .expect("suspects")
+        .iter();
+    suspects
+        .map(|it| {
+            let by = it["by"].as_str().expect("what it is by").to_owned();
+            (by, it["bytes"].as_f64().expect("bytes"))
+        })
+        .collect()
+}
+
+/// Bytes an iteration of all suspects of a kind.
+fn sum(suspects: &[(String, f64)], by: &str) -> f64 {
+    let of = suspects.iter().filter(|(kind, _)| kind == by);
+    of.map(|(_, bytes)| bytes).sum()
+}
+
+#[test]
+fn a_training_is_explained_as_the_process_and_its_profiler_do() {
+    let Some(ground) = Ground::take() else { return };
+    let workload = ["--profile", "phases.py", "--iterations", "3"];
+    let run = Run::of(&ground, "tensors", &workload);
+    let purposes = run.purposes("training with checkpoints, accumulated gradients and evaluation");
+    check_iterations(&ground, &run, &purposes);
+    check_share(&purposes, 99.0, 0.1);
+    let rows = rows(
+        &ground,
+        &run.trace(),
+        &["--by", "iteration", "--top", "1000"],
+    );
+    let passes = rows.iter().filter(|row| row["kind"] == "iteration");
+    assert!(
+        passes
+            .clone()
+            .all(|row| row["backward_passes"] == 2 && row["batches"] == 2)
+    );
+}
+
+#[test]
+fn two_networks_that_train_in_turn_are_explained_without_tensors_too() {
+    let Some(ground) = Ground::take() else { return };
+    let workload = ["phases.py", "--part", "gan", "--iterations", "12"];
+    let run = Run::of(&ground, "lines", &workload);
+    let purposes = run.purposes("two networks with an optimizer each, --detail lines");
+    check_iterations(&ground, &run, &purposes);
+    check_share(&purposes, 98.0, 0.1);
+    assert_eq!(growth(&ground, &run, &[]), [], "nothing grows");
+}
+
+#[test]
+fn what_an_embedding_makes_is_no_workspace() {
+    let Some(ground) = Ground::take() else { return };
+    let workload = [
+        "estimated.py",
+        "transformer",
+        "--device",
+        "cuda",
+        "--steps",
+        "2",
+    ];
+    let run = Run::of(&ground, "tensors", &workload);
+    check_share(&run.purposes("transformer with dropout"), 99.0, 0.1);
+}
+
+#[test]
+fn a_list_of_losses_grows_by_what_emptying_it_gives_back() {
+    let Some(ground) = Ground::take() else { return };
+    let run = Run::of(&ground, "tensors", &["leak.py", "--iterations", "20"]);
+    let an_iteration = run.number("kept ") as f64 / 20.0;
+    let suspects = growth(&ground, &run, &[]);
+    println!("leak.py keeps {an_iteration} bytes an iteration: {suspects:?}");
+    for by in ["total", "line", "module", "tensor"] {
+        assert_eq!(sum(&suspects, by), an_iteration, "{suspects:?}");
+    }
+    check_share(
+        &run.purposes("recurrent net with a list of losses"),
+        60.0,
+        0.1,
+    );
+}
+
+#[test]
+fn a_server_has_an_iteration_for_each_request_by_its_line() {
+    let Some(ground) = Ground::take() else { return };
+    let run = Run::of(
+        &ground,
+        "tensors",
+        &["serve.py", "--requests", "60", "--keep"],
+    );
+    let line = ["--iteration", "serve.py:43"];
+    let options = [&["--by", "iteration", "--top", "1000"], &line[..]].concat();
+    let rows = rows(&ground, &run.trace(), &options);
+    let numbered = rows.iter().filter_map(|row| row["iteration"].as_u64());
+    assert_eq!(numbered.max(), Some(60), "{rows:#?}");
+    let an_iteration = run.number("kept ") as f64 / 60.0;
+    let suspects = growth(&ground, &run, &line);
+    println!("serve.py keeps {an_iteration} bytes a request: {suspects:?}");
+    assert_eq!(sum(&suspects, "line"), an_iteration, "{suspects:?}");
+    check_share(&run.purposes("server that keeps its answers"), 60.0, 0.1);
+}
+
+#[test]
+fn what_resnet_50_saves_for_backward_is_what_a_walk_of_its_graph_finds() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let trace = folder.path().join("trace.json");
+    let mut command = ground.memprobe();
+    command.args(["record", "-q", "--cpu", "-o"]).arg(&trace);
+    command.arg("--").arg(ground.pytorch().python());
+    command.args(["resnet50.py", "--size", "64", "--batch", "4"]);
+    ground.pytorch().settle(&mut command);
+    let printed = Background::start(&mut command).finish().succeeded().stdout;
+    let truth: Value = serde_json::from_str(printed.trim()).expect("figures");
+    let expected = bytes(&truth, "saved") - bytes(&truth, "input");
+    let rows = rows(&ground, &trace, &["--by", "saved"]);
+    let saved: u64 = rows.iter().map(|row| bytes(row, "live")).sum();
+    println!("ResNet-50 of 4 images of 64x64 saves {expected} bytes; memprobe says {saved}");
+    assert!(
+        saved.abs_diff(expected) * 100 <= expected,
+        "{saved} for {expected}"
+    );
+}

@@ -285,6 +285,7 @@ impl WhyLedger {
             self.laps.ask(event.tid, traits.at_line, now(&self.devices));
         }
         let Judged { phase, .. } = asked.judged;
+        self.laps.pass(phase);
         let made = match (traits.builds, asked.is_for_next_pass) {
             (true, _) => Made::AsParameter,
             (false, true) => Made::ForNextPass,

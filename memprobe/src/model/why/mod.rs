@@ -6,6 +6,7 @@
 pub mod category;
 mod course;
 mod device;
+mod epochs;
 mod fate;
 pub mod growth;
 pub mod iterations;

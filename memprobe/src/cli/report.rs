@@ -58,10 +58,10 @@ pub struct Report {
     /// Which frame of a stack names its line
     #[arg(short, long, value_enum, default_value_t = Naming::User)]
     grouping: Naming,
-    /// With --by module: show this many levels below the outermost modules
+    /// With --by module or size: show this many levels below the outermost modules
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
-    /// With --by module: show each of modules that differ in number alone (layers.0, layers.1)
+    /// With --by module, saved or size: show each of modules that differ in number alone (layers.0, layers.1)
     #[arg(long)]
     each: bool,
     /// For programs without an optimizer: an iteration begins when memory is asked for from below this
@@ -96,6 +96,8 @@ enum RowOf {
     Phase,
     /// What modules, operations and lines saved for backward passes
     Saved,
+    /// How large a model is: parameters, and what each module makes in one iteration, without and with backward
+    Size,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -210,6 +212,7 @@ impl Report {
                 RowOf::Category => By::Category,
                 RowOf::Phase => By::Phase,
                 RowOf::Saved => By::Saved,
+                RowOf::Size => By::Size,
             },
             format: match self.format {
                 Writing::Text => Format::Text,

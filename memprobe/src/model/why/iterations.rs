@@ -1,6 +1,7 @@
 //! Iterations of a training loop (or of a server), made of laps.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 pub use super::epochs::Epochs;
 pub use super::laps::{IterationLine, Source};
@@ -43,6 +44,8 @@ pub struct Iteration {
     /// The epoch that it began in, counted from 1 from the first that was seen; `None` where that cannot be told. It is inferred:
     /// [`Iterations::epochs`].
     pub epoch: Option<u64>,
+    /// The laps that it is made of.
+    pub(super) laps: RangeInclusive<u64>,
     /// Every device that was known by then.
     pub devices: Vec<(DeviceIndex, LapDevice)>,
 }
@@ -274,6 +277,7 @@ impl Rows {
             batches: lap.batches,
             backwards: lap.backwards,
             epoch: epoch.map(|epoch| epoch.number),
+            laps: lap.first..=lap.last,
             devices: lap.devices.into_iter().collect(),
         });
         if self.done.len() > self.most {

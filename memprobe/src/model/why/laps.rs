@@ -95,6 +95,9 @@ pub(super) enum LapKind {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lap {
     pub(super) kind: LapKind,
+    /// The laps that it is made of, by how many had ended before.
+    pub(super) first: u64,
+    pub(super) last: u64,
     pub(super) begin: TimeNs,
     pub(super) end: TimeNs,
     /// Batches that began in it.
@@ -112,6 +115,7 @@ impl Lap {
     /// Goes on with the next lap.
     pub(super) fn extend(&mut self, next: &Self) {
         self.end = next.end;
+        self.last = next.last;
         self.batches = self.batches.saturating_add(next.batches);
         self.backwards = self.backwards.saturating_add(next.backwards);
         self.key = next.key.or(self.key);
@@ -339,7 +343,10 @@ impl Laps {
             };
             (*index, device)
         });
+        let number = self.ended.saturating_add(1);
         let next = Lap {
+            first: number,
+            last: number,
             begin: self.current.end,
             end: self.current.end,
             devices: devices.collect(),

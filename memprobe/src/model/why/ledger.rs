@@ -16,6 +16,7 @@ use super::laps::{Laps, Now};
 use super::moments::Revision;
 use super::named::Check;
 use super::phase::{Judged, Phase, PhaseRule, phase_of};
+use super::size::Making;
 use super::view::{DeviceView, Hearsay};
 use crate::event::{
     Action, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, ShapeId, Stack,
@@ -74,6 +75,8 @@ pub struct WhyLedger {
     pub(super) blocks: Blocks,
     pub(super) devices: BTreeMap<DeviceIndex, Device>,
     pub(super) check: Check,
+    /// What is made, where it is asked for.
+    pub(super) making: Option<Making>,
     pub(super) ordinal: u64,
     heard: Hearsay,
 }
@@ -103,9 +106,16 @@ impl WhyLedger {
             blocks: Blocks::default(),
             devices: BTreeMap::new(),
             check: Check::default(),
+            making: None,
             ordinal: 0,
             heard: Hearsay::default(),
         }
+    }
+
+    /// Counts what is made, for [`Self::sizes`].
+    pub fn with_sizes(self) -> Self {
+        let making = Some(Making::default());
+        Self { making, ..self }
     }
 
     /// Takes the next event of the stream, and what the model made of it.
@@ -310,6 +320,12 @@ impl WhyLedger {
                 };
             }
         }
+        if let Some(making) = &mut self.making {
+            let tensor = self.uses.get(event.shape).and_then(|is| is.shape());
+            let bytes = tensor.and_then(|tensor| tensor.requested);
+            let lap = self.laps.ended();
+            making.make((index, event.addr), &block, bytes.map(|bytes| bytes.0), lap);
+        }
         let Some(device) = self.devices.get_mut(&index) else {
             return;
         };
@@ -373,6 +389,9 @@ impl WhyLedger {
 
     /// A block is gone. Where its end was missed, what it was for stays as it was.
     fn miss(&mut self, index: DeviceIndex, key: Key) {
+        if let Some(making) = &mut self.making {
+            making.release(&key);
+        }
         let block = self.blocks.take(&key);
         let device = self.devices.get_mut(&index);
         let (Some(block), Some(device)) = (block, device) else {
@@ -412,9 +431,13 @@ impl WhyLedger {
         );
     }
 
-    pub(super) fn revise(&mut self, (index, _): Key, block: &Block, rule: CategoryRule) {
+    pub(super) fn revise(&mut self, key: Key, block: &Block, rule: CategoryRule) {
         if rule == block.rule {
             return;
+        }
+        let (index, _) = key;
+        if let Some(making) = &mut self.making {
+            making.revise(key, block, rule.category());
         }
         let revision = Revision {
             born: block.born,

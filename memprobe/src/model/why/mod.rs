@@ -19,6 +19,7 @@ pub mod parts;
 pub mod peak;
 pub mod phase;
 pub mod rows;
+pub mod size;
 pub mod told;
 pub mod view;
 

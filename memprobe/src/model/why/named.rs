@@ -68,6 +68,9 @@ impl WhyLedger {
 
     /// Takes what the process's objects say: that decides.
     pub(super) fn name(&mut self, names: &Names) {
+        if let Some(making) = &mut self.making {
+            making.read();
+        }
         for named in &names.blocks {
             let Some(rule) = named.kind.and_then(rule_of) else {
                 continue;
@@ -75,6 +78,10 @@ impl WhyLedger {
             let key = (named.device, named.addr);
             let block = self.blocks.get(&key);
             if let Some(block) = block.filter(|block| block.size == named.size.0) {
+                if let Some(making) = &mut self.making {
+                    let stack = self.origins.get(block.origin as usize);
+                    making.name(named, stack.map(|stack| &**stack));
+                }
                 self.decide(key, block, named, rule);
             }
         }

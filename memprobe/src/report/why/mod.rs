@@ -1,10 +1,12 @@
 //! Tables that say why memory is there: by iteration, by category, by phase, and what is saved for backward.
 
+mod alike;
 mod categories;
 mod grid;
 mod iterations;
 mod phases;
 mod saved;
+mod size;
 
 use std::io::{self, BufRead, Write};
 
@@ -57,7 +59,11 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = WhyLedger::new(options.iteration.clone());
+    let ledger = WhyLedger::new(options.iteration.clone());
+    let mut ledger = match options.by {
+        By::Size => ledger.with_sizes(),
+        _ => ledger,
+    };
     let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
@@ -89,12 +95,24 @@ fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &ReportOptions) -
                     .collect(),
             }
         }
+        By::Size => {
+            let sizes = ledger.sizes();
+            let notes = size::notes(sizes.as_ref(), ledger.heard(), options);
+            of_devices(replay, size::COLUMNS, notes, |index| {
+                let sizes = sizes.as_ref()?;
+                let device = sizes.devices.get(&index)?;
+                Some(size::grid(index, device, sizes.named, options))
+            })
+        }
         By::Phase => of_devices(replay, phases::COLUMNS, phases::notes(ledger), |index| {
             Some(phases::grid(index, ledger.device(index)?))
         }),
-        By::Saved => of_devices(replay, saved::COLUMNS, saved::notes(ledger), |index| {
-            Some(saved::grid(index, ledger.device(index)?, options))
-        }),
+        By::Saved => of_devices(
+            replay,
+            saved::COLUMNS,
+            saved::notes(ledger, options),
+            |index| Some(saved::grid(index, ledger.device(index)?, options)),
+        ),
         _ => of_devices(
             replay,
             categories::COLUMNS,

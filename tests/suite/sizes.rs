@@ -24,11 +24,11 @@ struct Truth {
 
 impl Truth {
     /// What a leaf's forward pass makes beside its output: a mean and a deviation of each example (`native_layer_norm`) or of each
-    /// feature (`cudnn_batch_norm`, `native_batch_norm`, which are saved for the backward pass).
+    /// feature (`native_batch_norm`), which are saved for the backward pass.
     fn made_beside(&self, path: &str) -> u64 {
         match path.rsplit('.').next() {
             Some("norm") => 2 * 4 * self.batch,
-            Some("even") => 2 * self.parameters[path] / 2,
+            Some("even") => self.parameters[path],
             _ => 0,
         }
     }

@@ -257,10 +257,11 @@ impl Grid {
         }
     }
 
-    /// Columns that may be left out for want of room are left out where nothing is known for any row.
+    /// Columns that may be left out for want of room, and those for people alone, are left out where nothing is known for any row.
     fn says_anything(&self, at: usize) -> bool {
         let nothing = |row: &Row| matches!(row.cells.get(at), Some(Cell::None | Cell::Blank));
-        self.columns[at].rank().is_none() || !self.rows.iter().all(nothing)
+        let stays = matches!(self.columns[at].shown, For::All(_) | For::Rest(_));
+        stays || !self.rows.iter().all(nothing)
     }
 
     fn widths(&self, rows: &[Row]) -> Vec<usize> {

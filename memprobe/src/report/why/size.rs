@@ -64,7 +64,7 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Hearsay, options: &ReportOptio
         true => "Parameters and buffers are those that the process's own objects name, each block once, with the first module that has \
                  it (recorded with --names). What else a block is for is inferred: --by category names the rules."
             .to_owned(),
-        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module; a module's GRADIENTS are as large as \
+        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module; as a rule, a module's GRADIENTS are as large as \
                   the parameters that it trains. Record with --names for those of each module."
             .to_owned(),
     });

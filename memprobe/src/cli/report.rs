@@ -58,10 +58,10 @@ pub struct Report {
     /// Which frame of a stack names its line
     #[arg(short, long, value_enum, default_value_t = Naming::User)]
     grouping: Naming,
-    /// With --by module or size: show this many levels below the outermost modules
+    /// With --by module, layer or size: show this many levels below the outermost modules
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
-    /// With --by module, saved or size: show each of modules that differ in number alone (layers.0, layers.1)
+    /// With --by module, layer, saved or size: show each of modules that differ in number alone (layers.0, layers.1)
     #[arg(long)]
     each: bool,
     /// For programs without an optimizer: an iteration begins when memory is asked for from below this
@@ -98,6 +98,8 @@ enum RowOf {
     Saved,
     /// How large a model is: parameters, and what each module makes in one iteration, without and with backward
     Size,
+    /// What each module held when its device held most: feature maps, weights, gradients, intermediate gradients
+    Layer,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -213,6 +215,7 @@ impl Report {
                 RowOf::Phase => By::Phase,
                 RowOf::Saved => By::Saved,
                 RowOf::Size => By::Size,
+                RowOf::Layer => By::Layer,
             },
             format: match self.format {
                 Writing::Text => Format::Text,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::course::{Course, Turn};
-use super::device::Device;
+use super::device::{Device, Follows};
 use super::fate::{Block, Blocks, Key, Made, Queue, Stage};
 use super::iterations::{IterationLine, Iterations};
 use super::laps::{Laps, Now};
@@ -112,7 +112,7 @@ impl WhyLedger {
         }
     }
 
-    /// Counts what is made, for [`Self::sizes`].
+    /// Counts what is made, and all by the stack that made it, for [`Self::sizes`] and [`Self::layers`].
     pub fn with_sizes(self) -> Self {
         let making = Some(Making::default());
         Self { making, ..self }
@@ -203,7 +203,14 @@ impl WhyLedger {
         self.traits.insert(id, traits);
     }
 
-    fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
+    fn follows(&self) -> Follows {
+        match self.making {
+            Some(_) => Follows::Everything,
+            None => Follows::Saved,
+        }
+    }
+
+    pub(super) fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
         if let Some(origin) = self.by_stack.get(stack) {
             return *origin;
         }
@@ -234,11 +241,12 @@ impl WhyLedger {
 
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else { return };
+        let follows = self.follows();
         if are_plausible(found.totals) && are_plausible(found.peak) {
             self.laps.start(found.time);
             self.devices
                 .entry(index)
-                .or_insert_with(|| Device::found(found));
+                .or_insert_with(|| Device::found(found, follows));
         }
     }
 
@@ -252,7 +260,8 @@ impl WhyLedger {
         }
         if !self.devices.contains_key(&index) {
             self.laps.start(event.time);
-            self.devices.insert(index, Device::before(event));
+            let device = Device::before(event, self.follows());
+            self.devices.insert(index, device);
         }
         if let Some(device) = self.devices.get_mut(&index) {
             device.pass(event.time);

@@ -11,6 +11,7 @@ mod fate;
 pub mod growth;
 pub mod iterations;
 mod laps;
+pub mod layers;
 mod ledger;
 pub mod modules;
 pub mod moments;

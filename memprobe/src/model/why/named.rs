@@ -98,9 +98,11 @@ impl WhyLedger {
             if block.origin != 0 {
                 self.learned.insert(block.origin, rule.category());
             }
+            self.rename(key, Block { rule, ..block }, named);
             return;
         }
         self.check.before_attach = self.check.before_attach.saturating_add(size);
+        let origin = self.origin_in_module(named).unwrap_or(block.origin);
         let Some(device) = self.devices.get_mut(&key.0) else {
             return;
         };
@@ -109,6 +111,7 @@ impl WhyLedger {
             born: self.ordinal + 1,
             rule,
             stage: Stage::Settled,
+            origin,
             ..block
         };
         device.free_from_before(size);
@@ -118,5 +121,24 @@ impl WhyLedger {
         };
         device.hold(&block, judged);
         self.blocks.insert(key, block);
+    }
+
+    /// What a module keeps counts there, wherever it was made.
+    fn rename(&mut self, key: Key, block: Block, named: &NamedBlock) {
+        let Some(origin) = self.origin_in_module(named) else {
+            return;
+        };
+        if let Some(device) = self.devices.get_mut(&key.0) {
+            device.rename(&block, origin);
+            let stage = Stage::Settled;
+            self.blocks.insert(
+                key,
+                Block {
+                    origin,
+                    stage,
+                    ..block
+                },
+            );
+        }
     }
 }

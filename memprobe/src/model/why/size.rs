@@ -8,7 +8,7 @@ mod table;
 
 pub use table::{ModelSize, Size, Sizes};
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use roots::Roots;
@@ -113,7 +113,7 @@ struct Lap {
 
 /// What a module keeps, by the process's own objects.
 #[derive(Clone, Copy, Debug, Default)]
-struct Kept {
+pub(super) struct Kept {
     parameters: Amount,
     buffers: Amount,
 }
@@ -128,8 +128,10 @@ pub(super) struct Making {
     /// Bytes of the tensor in each live block, where they are known.
     asked: HashMap<Key, u64>,
     /// What modules kept when the process's objects were read last; `None` until they were.
-    kept: Option<BTreeMap<(DeviceIndex, Option<Arc<str>>), Kept>>,
+    pub(super) kept: Option<BTreeMap<(DeviceIndex, Option<Arc<str>>), Kept>>,
     roots: Roots,
+    /// Origins that stand for a module in which the process's objects found blocks.
+    held: HashSet<u32>,
 }
 
 impl Making {
@@ -203,6 +205,21 @@ impl Making {
             }
             _ => {}
         }
+    }
+
+    /// An origin stands for a module in which the process's objects found blocks.
+    pub(super) fn hold(&mut self, origin: u32) {
+        self.held.insert(origin);
+    }
+
+    /// Whether it does.
+    pub(super) fn is_held(&self, origin: u32) -> bool {
+        self.held.contains(&origin)
+    }
+
+    /// The path of a module that the process's objects name, as it is called where that is known.
+    pub(super) fn called(&self, held: &Arc<str>) -> Arc<str> {
+        self.roots.called(held)
     }
 
     fn bytes(&self, key: &Key, rounded: u64) -> u64 {

@@ -4,6 +4,8 @@ mod alike;
 mod categories;
 mod grid;
 mod iterations;
+mod layers;
+mod outline;
 mod phases;
 mod saved;
 mod size;
@@ -61,7 +63,7 @@ pub(super) fn write<R: BufRead>(
 ) -> Result<Outcome, ReportError> {
     let ledger = WhyLedger::new(options.iteration.clone());
     let mut ledger = match options.by {
-        By::Size => ledger.with_sizes(),
+        By::Size | By::Layer => ledger.with_sizes(),
         _ => ledger,
     };
     let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
@@ -104,6 +106,12 @@ fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &ReportOptions) -
                 Some(size::grid(index, device, sizes.named, options))
             })
         }
+        By::Layer => of_devices(
+            replay,
+            layers::COLUMNS,
+            layers::notes(ledger, options),
+            |index| Some(layers::grid(index, &ledger.layers(index)?, options)),
+        ),
         By::Phase => of_devices(replay, phases::COLUMNS, phases::notes(ledger), |index| {
             Some(phases::grid(index, ledger.device(index)?))
         }),

@@ -1,21 +1,16 @@
 //! The table of how large a model is: what its modules keep, and what they make in one iteration.
 
-use std::cmp::Reverse;
-use std::collections::HashSet;
-
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::missing;
+use super::outline::{self, Shown};
 use crate::event::DeviceIndex;
-use crate::label::{clean, counted};
+use crate::label::counted;
 use crate::model::why::iterations::IterationKind;
-use crate::model::why::modules::{ModuleRow, Together, fold};
+use crate::model::why::modules::Together;
 use crate::model::why::size::{Amount, ModelSize, Size, Sizes};
 use crate::model::why::view::Hearsay;
 use crate::report::peak::{place_kind, place_name};
-use crate::report::{Alike, Format, ReportOptions, Top, table};
-
-/// Levels that are indented; deeper ones stand below the last.
-const DEEPEST_INDENT: usize = 16;
+use crate::report::{Alike, Format, ReportOptions, table};
 
 /// Bytes of tensors, but for those that say `rounded`. Those that begin with `own` are without a module's parts.
 pub(super) const COLUMNS: &[Column] = &[
@@ -100,35 +95,20 @@ fn which(sizes: &Sizes) -> String {
     which
 }
 
-/// A module as it is shown.
-struct Shown {
-    depth: usize,
-    path: String,
-    name: String,
-    own: Size,
-    total: Size,
-}
-
 pub(super) fn grid(
     index: DeviceIndex,
     size: &ModelSize,
     named: bool,
     options: &ReportOptions,
 ) -> Grid {
-    let mut each = Vec::new();
-    ordered(size.modules.clone(), 0, "", options, &mut each);
-    let mut rows = of_people(index, size, named, options);
-    let programs = each.iter().map(|module| row(index, module, named));
+    let people = outline::for_people(size.modules.clone(), options, rank);
+    let people = people.iter().map(|module| row(index, module, named));
+    let mut rows: Vec<Row> = people.map(|row| row.seen(Seen::People)).collect();
+    let programs = outline::each(size.modules.clone(), options);
+    let programs = programs.iter().map(|module| row(index, module, named));
     rows.extend(programs.map(|row| row.seen(Seen::Programs)));
     for (place, size) in &size.others {
-        let module = Shown {
-            depth: 0,
-            path: String::new(),
-            name: place_name(place),
-            own: *size,
-            total: *size,
-        };
-        let mut row = row(index, &module, true);
+        let mut row = row(index, &Shown::beside(place_name(place), *size), true);
         row.cells[1] = Cell::words(place_kind(place));
         (row.cells[2], row.cells[3]) = (Cell::None, Cell::None);
         rows.push(row);
@@ -136,50 +116,12 @@ pub(super) fn grid(
     let roots = size.modules.iter().map(|module| &module.total);
     let others = size.others.iter().map(|(_, size)| size);
     let all = roots.chain(others).fold(Size::default(), Size::and);
-    rows.push(sum(index, all, "(total)".to_owned(), true));
+    let total = row(index, &Shown::beside("(total)".to_owned(), all), true);
+    rows.push(total.seen(Seen::People));
     Grid {
         columns: COLUMNS,
         rows,
     }
-}
-
-/// The rows of modules that people see, in the order of the model.
-fn of_people(
-    index: DeviceIndex,
-    size: &ModelSize,
-    named: bool,
-    options: &ReportOptions,
-) -> Vec<Row> {
-    let modules = match options.alike {
-        Alike::Folded => fold(size.modules.clone()),
-        Alike::Each => size.modules.clone(),
-    };
-    let mut all = Vec::new();
-    ordered(modules, 0, "", options, &mut all);
-    let mut ranked: Vec<usize> = (0..all.len()).collect();
-    ranked.sort_by_key(|at| Reverse(rank(&all[*at].total)));
-    if let Top::Rows(most) = options.top {
-        ranked.truncate(most);
-    }
-    let shown: HashSet<usize> = ranked.into_iter().collect();
-    let (shown, hidden): (Vec<_>, Vec<_>) = all
-        .iter()
-        .enumerate()
-        .partition(|(at, _)| shown.contains(at));
-    let shown = shown.iter().map(|(_, module)| row(index, module, named));
-    let mut rows: Vec<Row> = shown.map(|row| row.seen(Seen::People)).collect();
-    if !hidden.is_empty() {
-        let modules = counted(hidden.len() as u64, "other module");
-        let own = hidden.iter().map(|(_, module)| &module.own);
-        let own = own.fold(Size::default(), Size::and);
-        rows.push(sum(
-            index,
-            own,
-            format!("({modules}, without their parts)"),
-            named,
-        ));
-    }
-    rows
 }
 
 fn rank(size: &Size) -> (u64, u64, u64) {
@@ -191,36 +133,7 @@ fn rank(size: &Size) -> (u64, u64, u64) {
     )
 }
 
-fn ordered(
-    rows: Vec<ModuleRow<Size>>,
-    depth: usize,
-    path: &str,
-    options: &ReportOptions,
-    into: &mut Vec<Shown>,
-) {
-    if options.depth.is_some_and(|most| depth > most) {
-        return;
-    }
-    for row in rows {
-        let between = if path.is_empty() { "" } else { "." };
-        let name = clean(&row.name);
-        let path = format!("{path}{between}{name}");
-        let indent = "  ".repeat(depth.min(DEEPEST_INDENT));
-        into.push(Shown {
-            depth,
-            path: path.clone(),
-            name: match row.count {
-                1 => format!("{indent}{name}"),
-                count => format!("{indent}{name} ({count})"),
-            },
-            own: row.own,
-            total: row.total,
-        });
-        ordered(row.parts, depth + 1, &path, options, into);
-    }
-}
-
-fn row(index: DeviceIndex, module: &Shown, named: bool) -> Row {
+fn row(index: DeviceIndex, module: &Shown<Size>, named: bool) -> Row {
     let Shown { own, total, .. } = module;
     let bytes = |amount: Amount| Cell::Bytes(amount.bytes);
     let blocks = |amount: Amount| Cell::Count(amount.blocks);
@@ -254,16 +167,4 @@ fn row(index: DeviceIndex, module: &Shown, named: bool) -> Row {
         Cell::Bytes(own.made().rounded),
         Cell::words(&module.name),
     ])
-}
-
-/// A row for people alone.
-fn sum(index: DeviceIndex, total: Size, name: String, named: bool) -> Row {
-    let module = Shown {
-        depth: 0,
-        path: String::new(),
-        name,
-        own: total,
-        total,
-    };
-    row(index, &module, named).seen(Seen::People)
 }

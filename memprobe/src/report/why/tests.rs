@@ -184,11 +184,15 @@ fn layers() -> Vec<Event> {
     story.alloc(1, 3, 1);
     story.mark(Beginning::ZeroGrad, "Adam");
     let saved = [(20, 6, 2), (21, 4, 3), (23, 6, 7), (24, 5, 8)];
-    saved.map(|(at, mib, id)| story.alloc(at, mib, id));
+    for (at, mib, id) in saved {
+        story.alloc(at, mib, id);
+    }
     story.alloc(10, 3, 4);
     story.alloc(22, 2, 4);
     story.free(22, 2, ENGINE);
-    saved.map(|(at, mib, _)| story.free(at, mib, ENGINE));
+    for (at, mib, _) in saved {
+        story.free(at, mib, ENGINE);
+    }
     story.mark(Beginning::Step, "Adam");
     story.alloc(11, 6, 5);
     story.events
@@ -353,4 +357,23 @@ fn the_table_of_sizes_as_csv_adds_up_to_what_was_allocated() {
         .sum();
     // Without the parameters, which are made before the iteration.
     assert_eq!(made, (6 + 4 + 6 + 5 + 3 + 2 + 6) * MIB);
+}
+
+#[test]
+fn the_table_of_layers_adds_up_to_the_peak() {
+    insta::assert_snapshot!(table(&layers(), By::Layer));
+    let options = ReportOptions {
+        by: By::Layer,
+        format: Format::Csv,
+        ..ReportOptions::default()
+    };
+    let text = report(&layers(), options);
+    let mut table = csv::Reader::from_reader(text.as_bytes());
+    let headings = table.headers().unwrap().clone();
+    let at = headings.iter().position(|it| it == "own_total").unwrap();
+    let held: u64 = table
+        .records()
+        .map(|row| row.unwrap()[at].parse::<u64>().unwrap())
+        .sum();
+    assert_eq!(held, 29 * MIB);
 }

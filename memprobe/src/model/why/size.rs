@@ -118,6 +118,9 @@ pub(super) struct Kept {
     buffers: Amount,
 }
 
+/// What modules keep on a device, by the path that the process's own objects give them.
+type KeptByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), Kept>;
+
 /// What was made in the last laps, and what is kept.
 #[derive(Debug, Default)]
 pub(super) struct Making {
@@ -128,7 +131,7 @@ pub(super) struct Making {
     /// Bytes of the tensor in each live block, where they are known.
     asked: HashMap<Key, u64>,
     /// What modules kept when the process's objects were read last; `None` until they were.
-    pub(super) kept: Option<BTreeMap<(DeviceIndex, Option<Arc<str>>), Kept>>,
+    pub(super) kept: Option<KeptByModule>,
     roots: Roots,
     /// Origins that stand for a module in which the process's objects found blocks.
     held: HashSet<u32>,

@@ -31,7 +31,8 @@ Examples:
   sudo memprobe estimate --device-memory 24GiB -- python train.py --device cpu
   sudo memprobe estimate --on-host data.py:12 -- python train.py    that line stays on the host
   sudo memprobe estimate --format json -o need.json -- python train.py
-  sudo memprobe record -o cpu.json --cpu -- python train.py && memprobe estimate cpu.json")]
+  sudo memprobe record -o cpu.json --cpu -- python train.py && memprobe estimate cpu.json
+  memprobe report cpu.json --by size    parameters, and what each module makes, without and with backward")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "command"]))]
 pub struct Estimate {
     /// A recording that `memprobe record --cpu` wrote; needs no root

@@ -59,10 +59,10 @@ pub struct Report {
     /// Which frame of a stack names its line [default: user]
     #[arg(short, long, value_enum)]
     grouping: Option<Naming>,
-    /// With --by module: show this many levels below the outermost modules
+    /// With --by module, layer or size: show this many levels below the outermost modules
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
-    /// With --by module: show each of modules that differ in number alone (layers.0, layers.1)
+    /// With --by module, layer, saved or size: show each of modules that differ in number alone (layers.0, layers.1)
     #[arg(long)]
     each: bool,
     /// For programs without an optimizer: an iteration begins when memory is asked for from below this
@@ -97,6 +97,10 @@ enum RowOf {
     Phase,
     /// What modules, operations and lines saved for backward passes
     Saved,
+    /// How large a model is: parameters, and what each module makes in one iteration, without and with backward
+    Size,
+    /// What each module held when its device held most: feature maps, weights, gradients, intermediate gradients
+    Layer,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -177,8 +181,8 @@ impl Report {
                 self.grouping.is_some(),
                 &[Line, Tensor, Peak, Growth, Saved],
             ),
-            ("--depth", self.depth.is_some(), &[Module]),
-            ("--each", self.each, &[Module]),
+            ("--depth", self.depth.is_some(), &[Module, Layer, Size]),
+            ("--each", self.each, &[Module, Layer, Saved, Size]),
             ("--iteration", self.iteration.is_some(), &whys),
         ];
         for (flag, is_given, goes_with) in flags {
@@ -265,6 +269,8 @@ impl Report {
                 RowOf::Category => By::Category,
                 RowOf::Phase => By::Phase,
                 RowOf::Saved => By::Saved,
+                RowOf::Size => By::Size,
+                RowOf::Layer => By::Layer,
             },
             format: match self.format {
                 Writing::Text => Format::Text,

@@ -96,6 +96,10 @@ pub enum By {
     Phase,
     /// What a module, operation and line saved for backward passes.
     Saved,
+    /// How large a module is: what it keeps, and what it makes in an iteration.
+    Size,
+    /// What a module held when its device held most, by what it was for.
+    Layer,
 }
 
 /// How rows are written.
@@ -239,7 +243,9 @@ pub fn write<R: BufRead>(
         By::Module => modules::write(reader, options, out),
         By::Peak => peak::write(reader, options, out),
         By::Growth => growth::write(reader, options, out),
-        By::Iteration | By::Category | By::Phase | By::Saved => why::write(reader, options, out),
+        By::Iteration | By::Category | By::Phase | By::Saved | By::Size | By::Layer => {
+            why::write(reader, options, out)
+        }
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));
     match flushed {

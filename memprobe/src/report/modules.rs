@@ -19,7 +19,7 @@ use crate::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
 use crate::model::snapshot::DeviceSnapshot;
-use crate::model::why::modules::{ModuleLedger, ModuleRow, ModuleTree, Sums, fold};
+use crate::model::why::modules::{ModuleLedger, ModuleRow, ModuleTree, Sums, Together, fold};
 use crate::model::why::parts::Pass;
 use crate::model::why::peak::Holding;
 use crate::recording::Reader;

@@ -2,13 +2,22 @@
 
 use std::collections::HashMap;
 
-use super::category::CategoryRule;
+use super::category::{Category, CategoryRule};
 use super::fate::{Block, is_saved};
 use super::moments::{Divided, Moment, Revision};
 use super::phase::{Judged, Phase};
 use super::rows::{AtPeak, Holding};
 use crate::event::{Action, AtAttach, Bytes, MemoryEvent, TimeNs, Totals};
 use crate::model::device::ADDRESS_LIMIT;
+
+/// What is counted by the stack that made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Follows {
+    /// What is saved for backward.
+    Saved,
+    /// Everything.
+    Everything,
+}
 
 /// One device.
 #[derive(Debug)]
@@ -22,24 +31,25 @@ pub(super) struct Device {
     /// What was asked for in each phase, and by which rule that is known.
     pub(super) phases: HashMap<Phase, Holding>,
     pub(super) judged: HashMap<Judged, u64>,
-    /// What is saved for backward, by the stack that made it.
-    pub(super) saved: HashMap<u32, Holding>,
+    /// What is held, by the stack that made it and by what it is for.
+    pub(super) held: HashMap<(u32, Category), Holding>,
+    follows: Follows,
     /// The sum of all categories.
     known: u64,
 }
 
 impl Device {
     /// As memprobe found it.
-    pub(super) fn found(found: &AtAttach) -> Self {
-        Self::with(found.totals, found.time)
+    pub(super) fn found(found: &AtAttach, follows: Follows) -> Self {
+        Self::with(found.totals, found.time, follows)
     }
 
     /// As it was just before the first event that is seen on it.
-    pub(super) fn before(event: &MemoryEvent) -> Self {
-        Self::with(event.totals_before(), event.time)
+    pub(super) fn before(event: &MemoryEvent, follows: Follows) -> Self {
+        Self::with(event.totals_before(), event.time, follows)
     }
 
-    fn with(totals: Totals, time: TimeNs) -> Self {
+    fn with(totals: Totals, time: TimeNs, follows: Follows) -> Self {
         let mut now = Moment {
             time,
             totals,
@@ -54,7 +64,8 @@ impl Device {
             blocks: [0; CategoryRule::ALL.len()],
             phases: HashMap::new(),
             judged: HashMap::new(),
-            saved: HashMap::new(),
+            held: HashMap::new(),
+            follows,
             known: 0,
         }
     }
@@ -77,8 +88,8 @@ impl Device {
         self.blocks[block.rule as usize] += 1;
         let row = self.phases.entry(judged.phase).or_default();
         row.add(block.size, self.peaks, AtPeak::Gone);
-        if is_saved(block.rule) {
-            let row = self.saved.entry(block.origin).or_default();
+        if let Some(place) = self.place(block.origin, block.rule) {
+            let row = self.held.entry(place).or_default();
             row.add(block.size, self.peaks, AtPeak::Gone);
         }
     }
@@ -92,9 +103,8 @@ impl Device {
         if let Some(row) = self.phases.get_mut(&block.phase) {
             row.release(block.size, self.peaks);
         }
-        if is_saved(block.rule)
-            && let Some(row) = self.saved.get_mut(&block.origin)
-        {
+        let place = self.place(block.origin, block.rule);
+        if let Some(row) = place.and_then(|place| self.held.get_mut(&place)) {
             row.release(block.size, self.peaks);
         }
     }
@@ -114,21 +124,41 @@ impl Device {
         let blocks = &mut self.blocks[from as usize];
         *blocks = blocks.saturating_sub(1);
         self.blocks[to as usize] += 1;
+        let origin = block.origin;
+        self.move_from(block, self.place(origin, from), self.place(origin, to));
+    }
+
+    /// A live block counts as made by another stack.
+    pub(super) fn rename(&mut self, block: &Block, origin: u32) {
+        let from = self.place(block.origin, block.rule);
+        self.move_from(block, from, self.place(origin, block.rule));
+    }
+
+    /// Where a block is counted by its stack, if it is.
+    fn place(&self, origin: u32, rule: CategoryRule) -> Option<(u32, Category)> {
+        let counts = self.follows == Follows::Everything || is_saved(rule);
+        counts.then_some((origin, rule.category()))
+    }
+
+    fn move_from(
+        &mut self,
+        block: &Block,
+        from: Option<(u32, Category)>,
+        to: Option<(u32, Category)>,
+    ) {
+        if from == to {
+            return;
+        }
         let was = match self.peak.ordinal >= block.born {
             true => AtPeak::Live,
             false => AtPeak::Gone,
         };
-        match (is_saved(from), is_saved(to)) {
-            (false, true) => {
-                let row = self.saved.entry(block.origin).or_default();
-                row.add(size, self.peaks, was);
-            }
-            (true, false) => {
-                if let Some(row) = self.saved.get_mut(&block.origin) {
-                    row.remove(size, self.peaks, was);
-                }
-            }
-            _ => {}
+        if let Some(row) = from.and_then(|from| self.held.get_mut(&from)) {
+            row.remove(block.size, self.peaks, was);
+        }
+        if let Some(to) = to {
+            let row = self.held.entry(to).or_default();
+            row.add(block.size, self.peaks, was);
         }
     }
 

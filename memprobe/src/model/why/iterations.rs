@@ -1,7 +1,9 @@
 //! Iterations of a training loop (or of a server), made of laps.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
+pub use super::epochs::Epochs;
 pub use super::laps::{IterationLine, Source};
 use super::laps::{Lap, LapDevice, LapKind, Laps};
 use crate::event::{DeviceIndex, TimeNs};
@@ -39,6 +41,11 @@ pub struct Iteration {
     pub batches: u32,
     /// Backward passes that began in it: several where gradients are accumulated.
     pub backwards: u32,
+    /// The epoch that it began in, counted from 1 from the first that was seen; `None` where that cannot be told. It is inferred:
+    /// [`Iterations::epochs`].
+    pub epoch: Option<u64>,
+    /// The laps that it is made of.
+    pub(super) laps: RangeInclusive<u64>,
     /// Every device that was known by then.
     pub devices: Vec<(DeviceIndex, LapDevice)>,
 }
@@ -63,6 +70,8 @@ pub struct Iterations {
     pub source: Source,
     /// How several optimizers are taken together.
     pub cycle: Cycle,
+    /// What is said of epochs.
+    pub epochs: Epochs,
     /// In order of time.
     pub rows: Vec<Iteration>,
     /// Stretches of time from before the first row that are kept no more.
@@ -81,8 +90,10 @@ impl Iterations {
             Source::Steps | Source::ZeroGrads => cycle(&all),
             Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
         };
+        let (epochs, loader) = laps.epochs();
         let mut rows = Rows {
             most,
+            loader: matches!(epochs, Epochs::Told { .. }).then_some(loader),
             ..Rows::default()
         };
         if laps.source() == Source::Nothing {
@@ -122,6 +133,7 @@ impl Iterations {
         Self {
             source: laps.source(),
             cycle,
+            epochs,
             rows: rows.finish(),
             dropped: laps.dropped(),
         }
@@ -144,6 +156,7 @@ impl Iterations {
         Self {
             source: of.source(),
             cycle: Cycle::Single,
+            epochs: of.epochs().0,
             rows: rows.finish(),
             dropped: of.dropped(),
         }
@@ -204,6 +217,8 @@ fn cycle(laps: &[&Lap]) -> Cycle {
 #[derive(Default)]
 struct Rows {
     most: usize,
+    /// The loader whose epochs are told.
+    loader: Option<u32>,
     done: VecDeque<Iteration>,
     number: u64,
     /// The row that may still grow, and what stands before it as part of it.
@@ -253,6 +268,7 @@ impl Rows {
         if matches!(kind, IterationKind::Whole | IterationKind::Unfinished) {
             self.number += 1;
         }
+        let epoch = lap.epoch.filter(|epoch| self.loader == Some(epoch.loader));
         self.done.push_back(Iteration {
             number: self.number,
             kind,
@@ -260,6 +276,8 @@ impl Rows {
             end: lap.end,
             batches: lap.batches,
             backwards: lap.backwards,
+            epoch: epoch.map(|epoch| epoch.number),
+            laps: lap.first..=lap.last,
             devices: lap.devices.into_iter().collect(),
         });
         if self.done.len() > self.most {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::course::Turn;
+use super::epochs::{Epoch, Epochs, Loaders, NO_LOADER};
 use super::moments::{Moment, Revision};
 use super::phase::Phase;
 use crate::event::{Beginning, Bytes, DeviceIndex, Mark, Tid, TimeNs, Totals};
@@ -94,6 +95,9 @@ pub(super) enum LapKind {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lap {
     pub(super) kind: LapKind,
+    /// The laps that it is made of, by how many had ended before.
+    pub(super) first: u64,
+    pub(super) last: u64,
     pub(super) begin: TimeNs,
     pub(super) end: TimeNs,
     /// Batches that began in it.
@@ -102,6 +106,8 @@ pub(super) struct Lap {
     pub(super) backwards: u32,
     /// Which optimizer stepped at its end, or from where gradients were set to zero at its beginning.
     pub(super) key: Option<u32>,
+    /// The epoch of the first batch that something was learned from in it.
+    pub(super) epoch: Option<Epoch>,
     pub(super) devices: BTreeMap<DeviceIndex, LapDevice>,
 }
 
@@ -109,9 +115,11 @@ impl Lap {
     /// Goes on with the next lap.
     pub(super) fn extend(&mut self, next: &Self) {
         self.end = next.end;
+        self.last = next.last;
         self.batches = self.batches.saturating_add(next.batches);
         self.backwards = self.backwards.saturating_add(next.backwards);
         self.key = next.key.or(self.key);
+        self.epoch = self.epoch.or(next.epoch);
         for (index, device) in &next.devices {
             let own = self.devices.entry(*index).or_default();
             if device.peak.totals.allocated >= own.peak.totals.allocated {
@@ -130,6 +138,7 @@ pub(super) struct Laps {
     source: Source,
     keys: HashMap<(Arc<str>, Option<Site>), u32>,
     at_line: HashMap<Tid, bool>,
+    loaders: Loaders,
     current: Lap,
     begun: bool,
     evaluated: bool,
@@ -262,6 +271,7 @@ impl Laps {
                 }
             }
             Beginning::NextBatch => {
+                self.loaders.next_batch(key);
                 self.begin(&now);
                 self.raise(Source::Batches);
                 if self.source == Source::Batches && self.current.batches > 0 {
@@ -270,6 +280,18 @@ impl Laps {
                 self.current.batches = self.current.batches.saturating_add(1);
             }
         }
+    }
+
+    /// Memory is asked for in a phase.
+    pub(super) fn pass(&mut self, phase: Phase) {
+        if let Some(epoch) = self.loaders.pass(phase) {
+            self.current.epoch.get_or_insert(epoch);
+        }
+    }
+
+    /// What is said of epochs, and of which loader.
+    pub(super) fn epochs(&self) -> (Epochs, u32) {
+        self.loaders.says()
     }
 
     /// A thread asks for memory, from below the line that the user named or from elsewhere.
@@ -334,7 +356,10 @@ impl Laps {
             };
             (*index, device)
         });
+        let number = self.ended.saturating_add(1);
         let next = Lap {
+            first: number,
+            last: number,
             begin: self.current.end,
             end: self.current.end,
             devices: devices.collect(),
@@ -359,7 +384,7 @@ impl Laps {
             None if self.keys.len() < MOST_KEYS => *self.keys.entry(key).or_insert(number),
             None => {
                 self.unnamed = self.unnamed.saturating_add(1);
-                u32::MAX
+                NO_LOADER
             }
         }
     }

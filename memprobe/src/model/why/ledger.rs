@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
 use super::course::{Course, Turn};
-use super::device::Device;
+use super::device::{Device, Follows};
 use super::fate::{Block, Blocks, Key, Made, MadeFor, Queue, Stage};
 use super::iterations::{IterationLine, Iterations};
 use super::laps::{Laps, Now};
 use super::moments::Revision;
 use super::named::Check;
 use super::phase::{Judged, Phase, PhaseRule, phase_of};
+use super::size::Making;
 use super::view::{DeviceView, Hearsay};
 use crate::event::{
     Action, Address, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, Node, ShapeId,
@@ -76,6 +77,8 @@ pub struct WhyLedger {
     pub(super) check: Check,
     /// When the process's objects were read last.
     pub(super) read: Option<TimeNs>,
+    /// What is made, where it is asked for.
+    pub(super) making: Option<Making>,
     pub(super) ordinal: u64,
     heard: Hearsay,
     ended: Option<CategoryRule>,
@@ -107,10 +110,17 @@ impl WhyLedger {
             devices: BTreeMap::new(),
             check: Check::default(),
             read: None,
+            making: None,
             ordinal: 0,
             heard: Hearsay::default(),
             ended: None,
         }
+    }
+
+    /// Counts what is made, and all by the stack that made it, for [`Self::sizes`] and [`Self::layers`].
+    pub fn with_sizes(self) -> Self {
+        let making = Some(Making::default());
+        Self { making, ..self }
     }
 
     /// Takes the next event of the stream, and what the model made of it.
@@ -226,7 +236,14 @@ impl WhyLedger {
         self.heard.operations_left_out = self.heard.operations_left_out.saturating_add(1);
     }
 
-    fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
+    fn follows(&self) -> Follows {
+        match self.making {
+            Some(_) => Follows::Everything,
+            None => Follows::Saved,
+        }
+    }
+
+    pub(super) fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
         if let Some(origin) = self.by_stack.get(stack) {
             return *origin;
         }
@@ -257,11 +274,12 @@ impl WhyLedger {
 
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else { return };
+        let follows = self.follows();
         if are_plausible(found.totals) && are_plausible(found.peak) {
             self.laps.start(found.time);
             self.devices
                 .entry(index)
-                .or_insert_with(|| Device::found(found));
+                .or_insert_with(|| Device::found(found, follows));
         }
     }
 
@@ -275,7 +293,8 @@ impl WhyLedger {
         }
         if !self.devices.contains_key(&index) {
             self.laps.start(event.time);
-            self.devices.insert(index, Device::before(event));
+            let device = Device::before(event, self.follows());
+            self.devices.insert(index, device);
         }
         if let Some(device) = self.devices.get_mut(&index) {
             device.pass(event.time);
@@ -318,6 +337,7 @@ impl WhyLedger {
             self.laps.ask(event.tid, traits.at_line, now(&self.devices));
         }
         let Judged { phase, .. } = asked.judged;
+        self.laps.pass(phase);
         let made = match (traits.builds, asked.is_for_next_pass) {
             (true, _) => Made::AsParameter,
             (false, true) => Made::ForNextPass,
@@ -346,6 +366,12 @@ impl WhyLedger {
                 };
                 block.rule = block.made_for.read(likely);
             }
+        }
+        if let Some(making) = &mut self.making {
+            let tensor = self.uses.get(event.shape).and_then(|is| is.shape());
+            let bytes = tensor.and_then(|tensor| tensor.requested);
+            let lap = self.laps.ended();
+            making.make((index, event.addr), &block, bytes.map(|bytes| bytes.0), lap);
         }
         let Some(device) = self.devices.get_mut(&index) else {
             return;
@@ -422,6 +448,9 @@ impl WhyLedger {
 
     /// A block is gone. Where its end was missed, what it was for stays as it was.
     fn miss(&mut self, index: DeviceIndex, key: Key) {
+        if let Some(making) = &mut self.making {
+            making.release(&key);
+        }
         let block = self.blocks.take(&key);
         let device = self.devices.get_mut(&index);
         let (Some(block), Some(device)) = (block, device) else {
@@ -465,9 +494,13 @@ impl WhyLedger {
         );
     }
 
-    pub(super) fn revise(&mut self, (index, _): Key, block: &Block, rule: CategoryRule) {
+    pub(super) fn revise(&mut self, key: Key, block: &Block, rule: CategoryRule) {
         if rule == block.rule {
             return;
+        }
+        let (index, _) = key;
+        if let Some(making) = &mut self.making {
+            making.revise(key, block, rule.category());
         }
         let revision = Revision {
             born: block.born,

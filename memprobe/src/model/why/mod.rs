@@ -6,10 +6,12 @@
 pub mod category;
 mod course;
 mod device;
+mod epochs;
 mod fate;
 pub mod growth;
 pub mod iterations;
 mod laps;
+pub mod layers;
 mod ledger;
 pub mod modules;
 pub mod moments;
@@ -18,6 +20,7 @@ pub mod parts;
 pub mod peak;
 pub mod phase;
 pub mod rows;
+pub mod size;
 pub mod told;
 pub mod view;
 

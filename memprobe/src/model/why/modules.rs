@@ -67,17 +67,23 @@ pub struct ModuleTree {
     pub knows_modules: bool,
 }
 
+/// What can be said of several together.
+pub trait Together {
+    /// What is said of both.
+    fn and(self, other: &Self) -> Self;
+}
+
 /// What a module holds.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ModuleRow {
+pub struct ModuleRow<S = Sums> {
     /// Its name within its parent, or the class of an outermost one; of several alike `0..23`.
     pub name: Arc<str>,
     /// How many modules this row stands for.
     pub count: u64,
     /// What it asked for itself.
-    pub own: Sums,
+    pub own: S,
     /// What it and its parts asked for.
-    pub total: Sums,
+    pub total: S,
     /// Its parts, in the order in which they first asked for memory.
     pub parts: Vec<Self>,
 }
@@ -95,9 +101,10 @@ impl Sums {
     pub fn pass(&self, pass: Pass) -> Holding {
         self.passes[pass as usize]
     }
+}
 
-    /// What two hold together.
-    pub fn and(self, other: &Self) -> Self {
+impl Together for Sums {
+    fn and(self, other: &Self) -> Self {
         let passes = std::array::from_fn(|pass| self.passes[pass].and(other.passes[pass]));
         Self {
             all: self.all.and(other.all),
@@ -169,7 +176,7 @@ impl ModuleLedger {
         let (modules, others) = self
             .trees
             .get(&device)
-            .map(|tree| tree.rows(summit))
+            .map(|tree| tree.rows(|_, node| (node.own.sums(summit), node.total.sums(summit))))
             .unwrap_or_default();
         Some(ModuleTree {
             peak: summit.moment(),
@@ -226,26 +233,31 @@ impl Tree {
         next
     }
 
-    /// The modules, and the places beside them.
-    fn rows(&self, summit: &Summit) -> (Vec<ModuleRow>, Vec<(Place, Sums)>) {
-        let mut parts_of: Vec<Vec<ModuleRow>> = vec![Vec::new(); self.nodes.len()];
+    /// The modules, and the places beside them, where `said` is what is said of a node alone and with its parts.
+    fn rows<S>(
+        &self,
+        said: impl Fn(usize, &Node) -> (S, S),
+    ) -> (Vec<ModuleRow<S>>, Vec<(Place, S)>) {
+        let mut parts_of: Vec<Vec<ModuleRow<S>>> = Vec::new();
+        parts_of.resize_with(self.nodes.len(), Vec::new);
         let (mut modules, mut others) = (Vec::new(), Vec::new());
         // Parts come after what they are part of, so that theirs are complete before it is met.
         for (index, node) in self.nodes.iter().enumerate().rev() {
             let mut parts = std::mem::take(&mut parts_of[index]);
             parts.reverse();
+            let (own, total) = said(index, node);
             let name = match &node.place {
                 Place::Module(name) => Arc::clone(name),
                 other => {
-                    others.push((other.clone(), node.total.sums(summit)));
+                    others.push((other.clone(), total));
                     continue;
                 }
             };
             let row = ModuleRow {
                 name,
                 count: 1,
-                own: node.own.sums(summit),
-                total: node.total.sums(summit),
+                own,
+                total,
                 parts,
             };
             match node.parent {
@@ -261,8 +273,8 @@ impl Tree {
 
 /// Makes one row of modules that differ in their number alone: parts of one module that are called by numbers and whose own parts have
 /// the same names. (Parts without parts of their own may be anything, so they stay as they are.)
-pub fn fold(rows: Vec<ModuleRow>) -> Vec<ModuleRow> {
-    let mut folded: Vec<(Vec<u64>, ModuleRow)> = Vec::new();
+pub fn fold<S: Together + Copy>(rows: Vec<ModuleRow<S>>) -> Vec<ModuleRow<S>> {
+    let mut folded: Vec<(Vec<u64>, ModuleRow<S>)> = Vec::new();
     let mut by_shape: HashMap<String, usize> = HashMap::new();
     for mut row in rows {
         row.parts = fold(row.parts);
@@ -288,7 +300,7 @@ pub fn fold(rows: Vec<ModuleRow>) -> Vec<ModuleRow> {
 }
 
 /// The names of all parts below; `None` where there are none.
-fn shape_of(parts: &[ModuleRow]) -> Option<String> {
+fn shape_of<S>(parts: &[ModuleRow<S>]) -> Option<String> {
     if parts.is_empty() {
         return None;
     }
@@ -307,7 +319,7 @@ fn shape_of(parts: &[ModuleRow]) -> Option<String> {
 }
 
 /// Adds a row to one with the same parts.
-fn merge(into: &mut ModuleRow, row: ModuleRow) {
+fn merge<S: Together + Copy>(into: &mut ModuleRow<S>, row: ModuleRow<S>) {
     into.count = into.count.saturating_add(row.count);
     into.own = into.own.and(&row.own);
     into.total = into.total.and(&row.total);
@@ -321,6 +333,27 @@ fn merge(into: &mut ModuleRow, row: ModuleRow) {
             None => into.parts.push(part),
         }
     }
+}
+
+/// The tree of what is said of places, and of what is no module's. Modules come in the order in which they are first met.
+pub(super) fn tree<S: Together + Copy + Default>(
+    parts: impl IntoIterator<Item = (Place, S)>,
+) -> (Vec<ModuleRow<S>>, Vec<(Place, S)>) {
+    let mut tree = Tree::default();
+    let mut own: Vec<S> = Vec::new();
+    for (place, part) in parts {
+        let node = tree.node_of(&place) as usize;
+        own.resize(own.len().max(node + 1), S::default());
+        own[node] = own[node].and(&part);
+    }
+    own.resize(tree.nodes.len(), S::default());
+    let mut total = own.clone();
+    for (index, node) in tree.nodes.iter().enumerate().rev() {
+        if let Some(parent) = node.parent {
+            total[parent as usize] = total[parent as usize].and(&total[index]);
+        }
+    }
+    tree.rows(|index, _| (own[index], total[index]))
 }
 
 #[cfg(test)]

@@ -74,6 +74,9 @@ impl WhyLedger {
     /// Takes what the process's objects say: that decides.
     pub(super) fn name(&mut self, names: &Names) {
         self.read = Some(names.time);
+        if let Some(making) = &mut self.making {
+            making.read();
+        }
         for named in &names.blocks {
             let Some(rule) = named.kind.and_then(rule_of) else {
                 continue;
@@ -81,6 +84,10 @@ impl WhyLedger {
             let key = (named.device, named.addr);
             let block = self.blocks.get(&key);
             if let Some(block) = block.filter(|block| block.size == named.size.0) {
+                if let Some(making) = &mut self.making {
+                    let stack = self.origins.get(block.origin as usize);
+                    making.name(named, stack.map(|stack| &**stack));
+                }
                 self.decide(key, block, named, rule);
             }
         }
@@ -100,9 +107,11 @@ impl WhyLedger {
             if block.origin != 0 {
                 self.learned.insert(block.origin, rule.category());
             }
+            self.rename(key, Block { rule, ..block }, named);
             return;
         }
         self.check.before_attach = self.check.before_attach.saturating_add(size);
+        let origin = self.origin_in_module(named).unwrap_or(block.origin);
         let Some(device) = self.devices.get_mut(&key.0) else {
             return;
         };
@@ -111,6 +120,7 @@ impl WhyLedger {
             born: self.ordinal + 1,
             rule,
             stage: Stage::Settled,
+            origin,
             ..block
         };
         device.free_from_before(size);
@@ -120,5 +130,24 @@ impl WhyLedger {
         };
         device.hold(&block, judged);
         self.blocks.insert(key, block);
+    }
+
+    /// What a module keeps counts there, wherever it was made.
+    fn rename(&mut self, key: Key, block: Block, named: &NamedBlock) {
+        let Some(origin) = self.origin_in_module(named) else {
+            return;
+        };
+        if let Some(device) = self.devices.get_mut(&key.0) {
+            device.rename(&block, origin);
+            let stage = Stage::Settled;
+            self.blocks.insert(
+                key,
+                Block {
+                    origin,
+                    stage,
+                    ..block
+                },
+            );
+        }
     }
 }

@@ -295,6 +295,18 @@ impl Parts {
 
 /// Where a stack asked for memory.
 fn origin(stack: &Stack, grouping: Grouping) -> Origin {
+    let (place, pass) = place_of(stack);
+    let node = stack.context.node.as_ref();
+    Origin {
+        site: grouping::site(stack, grouping),
+        place,
+        pass,
+        node: node.map(|node| Arc::clone(&node.name)),
+    }
+}
+
+/// The module that what a stack asked for is counted under, and in which pass through it.
+pub(super) fn place_of(stack: &Stack) -> (Place, Pass) {
     let node = stack.context.node.as_ref();
     let forward = node.and_then(|node| node.forward.as_ref());
     let pass = match phase_of(stack).phase {
@@ -314,12 +326,7 @@ fn origin(stack: &Stack, grouping: Grouping) -> Origin {
         }
         (Pass::Forward | Pass::Recompute, _) => called(&stack.context),
     };
-    Origin {
-        site: grouping::site(stack, grouping),
-        place,
-        pass,
-        node: node.map(|node| Arc::clone(&node.name)),
-    }
+    (place, pass)
 }
 
 fn called(context: &Context) -> Place {

@@ -52,7 +52,7 @@ impl Holding {
     }
 
     /// Both together, as of the same peak.
-    pub(super) fn join(&mut self, other: Self) {
+    pub fn join(&mut self, other: Self) {
         self.live = self.live.saturating_add(other.live);
         self.blocks = self.blocks.saturating_add(other.blocks);
         self.at_peak = self.at_peak.saturating_add(other.at_peak);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::category::CategoryRule;
+use super::category::{Category, CategoryRule};
 use super::device::Device;
 use super::ledger::WhyLedger;
 use super::moments::{Divided, Moment};
@@ -139,7 +139,9 @@ impl<'a> DeviceView<'a> {
     /// One row for each line and module that saved something for backward passes, in no particular order.
     pub fn saved(&self, grouping: Grouping) -> Vec<SavedRow> {
         let mut rows: HashMap<Saver, Holding> = HashMap::new();
-        for (origin, holding) in &self.device.saved {
+        let held = self.device.held.iter();
+        let saved = held.filter(|((_, category), _)| *category == Category::Activation);
+        for ((origin, _), holding) in saved {
             let Some(stack) = self.ledger.origins.get(*origin as usize) else {
                 continue;
             };

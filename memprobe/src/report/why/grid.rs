@@ -207,7 +207,7 @@ impl Grid {
             .cloned()
             .collect();
         let mut shown: Vec<usize> = (0..self.columns.len())
-            .filter(|at| self.columns[*at].heading().is_some())
+            .filter(|at| self.columns[*at].heading().is_some() && self.says_anything(*at))
             .collect();
         let widths = self.widths(&rows);
         let mut left_out = Vec::new();
@@ -254,6 +254,13 @@ impl Grid {
                 _ => {}
             }
         }
+    }
+
+    /// Columns that may be left out for want of room, and those for people alone, are left out where nothing is known for any row.
+    fn says_anything(&self, at: usize) -> bool {
+        let nothing = |row: &Row| matches!(row.cells.get(at), Some(Cell::None | Cell::Blank));
+        let stays = matches!(self.columns[at].shown, For::All(_) | For::Rest(_));
+        stays || !self.rows.iter().all(nothing)
     }
 
     fn widths(&self, rows: &[Row]) -> Vec<usize> {

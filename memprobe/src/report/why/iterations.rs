@@ -6,7 +6,7 @@ use crate::event::{DeviceIndex, TimeNs};
 use crate::label::counted;
 use crate::model::why::LapDevice;
 use crate::model::why::category::Category;
-use crate::model::why::iterations::{Cycle, Iteration, IterationKind, Iterations, Source};
+use crate::model::why::iterations::{Cycle, Epochs, Iteration, IterationKind, Iterations, Source};
 use crate::model::why::view::Hearsay;
 use crate::report::ReportOptions;
 
@@ -17,12 +17,13 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::people("ITERATION"),
     Column::programs("iteration"),
     Column::programs("kind"),
-    Column::wide("begin_ns", "BEGIN", 6),
-    Column::wide("duration_ns", "TIME", 4),
+    Column::wide("epoch", "EPOCH", 3),
+    Column::wide("begin_ns", "BEGIN", 7),
+    Column::wide("duration_ns", "TIME", 5),
     Column::all("peak_allocated", "PEAK"),
-    Column::wide("live_at_end", "AT END", 5),
-    Column::wide("reserved", "RESERVED", 7),
-    Column::wide("cached", "CACHED", 3),
+    Column::wide("live_at_end", "AT END", 6),
+    Column::wide("reserved", "RESERVED", 8),
+    Column::wide("cached", "CACHED", 4),
     Column::all("activation", "FEAT. MAPS"),
     Column::all("parameter", "WEIGHTS"),
     Column::all("gradient", "GRADIENTS"),
@@ -35,8 +36,8 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::programs("before_attach"),
     Column::programs("unaccounted"),
     Column::rest("OTHER"),
-    Column::wide("allocs", "ALLOCS", 8),
-    Column::wide("alloc_bytes", "ALLOCATED", 9),
+    Column::wide("allocs", "ALLOCS", 9),
+    Column::wide("alloc_bytes", "ALLOCATED", 10),
     Column::programs("provisional"),
     Column::programs("backward_passes"),
     Column::programs("batches"),
@@ -65,6 +66,7 @@ pub(super) fn notes(iterations: &Iterations, heard: Hearsay) -> Vec<String> {
                 .to_owned(),
         );
     }
+    notes.extend(epochs(iterations.epochs));
     if iterations.dropped > 0 {
         notes.push(format!(
             "{} from before the first row are kept no more.",
@@ -93,6 +95,22 @@ fn source(iterations: &Iterations) -> &'static str {
              Name the line at which one begins, as in: --iteration serve.py:41"
         }
     }
+}
+
+fn epochs(epochs: Epochs) -> Option<String> {
+    Some(match epochs {
+        Epochs::NoEnd => return None,
+        Epochs::Told { batches } => format!(
+            "An epoch is {batches} batches of a DataLoader, counted from the first that was seen. It is inferred: a batch was asked \
+             for and nothing was learned from it, always after as many."
+        ),
+        Epochs::Irregular => "Epochs are not told: batches of a DataLoader that nothing was learned from, as at the end of an \
+                              epoch, came after unequal numbers of others."
+            .to_owned(),
+        Epochs::SeveralLoaders => {
+            "Epochs are not told: batches were learned from that several lines asked a DataLoader for.".to_owned()
+        }
+    })
 }
 
 pub(super) fn grid(
@@ -144,6 +162,7 @@ fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: Tim
         Cell::Words(name),
         Cell::Count(iteration.number),
         Cell::words(kind),
+        iteration.epoch.map_or(Cell::None, Cell::Count),
         Cell::Nanoseconds(iteration.begin.0.saturating_sub(start.0)),
         Cell::Nanoseconds(iteration.end.0.saturating_sub(iteration.begin.0)),
         Cell::Bytes(peak.totals.allocated.0),

@@ -1,10 +1,14 @@
 //! Tables that say why memory is there: by iteration, by category, by phase, and what is saved for backward.
 
+mod alike;
 mod categories;
 mod grid;
 mod iterations;
+mod layers;
+mod outline;
 mod phases;
 mod saved;
+mod size;
 
 use std::io::{BufRead, Write};
 
@@ -48,7 +52,11 @@ pub(super) fn write<R: BufRead>(
     options: &ReportOptions,
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
-    let mut ledger = WhyLedger::new(options.iteration.clone());
+    let ledger = WhyLedger::new(options.iteration.clone());
+    let mut ledger = match options.by {
+        By::Size | By::Layer => ledger.with_sizes(),
+        _ => ledger,
+    };
     let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
@@ -105,10 +113,22 @@ fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &'a ReportOptions
                 Some(iterations::grid(&iterations, index, start, options))
             })
         }
+        By::Size => {
+            let sizes = ledger.sizes();
+            let notes = size::notes(sizes.as_ref(), ledger.heard(), options);
+            of_devices(size::COLUMNS, notes, &|index| {
+                let sizes = sizes.as_ref()?;
+                let device = sizes.devices.get(&index)?;
+                Some(size::grid(index, device, sizes.named, options))
+            })
+        }
+        By::Layer => of_devices(layers::COLUMNS, layers::notes(ledger, options), &|index| {
+            Some(layers::grid(index, &ledger.layers(index)?, options))
+        }),
         By::Phase => of_devices(phases::COLUMNS, phases::notes(ledger), &|index| {
             Some(phases::grid(index, ledger.device(index)?))
         }),
-        By::Saved => of_devices(saved::COLUMNS, saved::notes(ledger), &|index| {
+        By::Saved => of_devices(saved::COLUMNS, saved::notes(ledger, options), &|index| {
             Some(saved::grid(index, ledger.device(index)?, options))
         }),
         _ => of_devices(categories::COLUMNS, categories::notes(ledger), &|index| {

@@ -9,7 +9,7 @@ use crate::event::{
 use crate::model::why::iterations::IterationLine;
 use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, memory, recording, story, totals};
-use crate::report::{By, Format, ReportOptions, Top, write};
+use crate::report::{Alike, By, Format, ReportOptions, Top, write};
 
 const MODULES: &str = "/v/lib/python3.12/site-packages/torch/nn/modules/module.py";
 const ENGINE: Tid = Tid(1300);
@@ -85,6 +85,8 @@ fn stacks() -> Vec<Event> {
             Grad::Disabled,
         ),
         evaluation,
+        forward(20, "Net.blocks.1.up"),
+        forward(20, "Net.blocks.2.up"),
     ];
     let ids = 1_u32..;
     ids.zip(all)
@@ -170,6 +172,29 @@ fn training() -> Vec<Event> {
             story.free(30, 5, Tid(1234));
         }
     }
+    story.events
+}
+
+/// A step through three layers, of which the last saves less.
+fn layers() -> Vec<Event> {
+    let mut story = Story {
+        events: stacks(),
+        ..Story::default()
+    };
+    story.alloc(1, 3, 1);
+    story.mark(Beginning::ZeroGrad, "Adam");
+    let saved = [(20, 6, 2), (21, 4, 3), (23, 6, 7), (24, 5, 8)];
+    for (at, mib, id) in saved {
+        story.alloc(at, mib, id);
+    }
+    story.alloc(10, 3, 4);
+    story.alloc(22, 2, 4);
+    story.free(22, 2, ENGINE);
+    for (at, mib, _) in saved {
+        story.free(at, mib, ENGINE);
+    }
+    story.mark(Beginning::Step, "Adam");
+    story.alloc(11, 6, 5);
     story.events
 }
 
@@ -279,4 +304,76 @@ fn what_is_saved_as_json() {
         ..ReportOptions::default()
     };
     insta::assert_snapshot!(report(&training(), options));
+}
+
+#[test]
+fn what_equal_layers_saved_is_one_row() {
+    insta::assert_snapshot!(table(&layers(), By::Saved));
+}
+
+#[test]
+fn each_layer_is_a_row_where_that_is_asked_for_and_for_programs() {
+    let options = ReportOptions {
+        by: By::Saved,
+        alike: Alike::Each,
+        ..ReportOptions::default()
+    };
+    let text = report(&layers(), options.clone());
+    let csv = report(
+        &layers(),
+        ReportOptions {
+            format: Format::Csv,
+            alike: Alike::Folded,
+            ..options
+        },
+    );
+    for layer in 0..3 {
+        let path = format!("Net.blocks.{layer}.up");
+        assert!(text.contains(&path) && csv.contains(&path), "{path}");
+    }
+    assert!(!text.contains('*') && !csv.contains('*'));
+}
+
+#[test]
+fn the_table_of_sizes() {
+    insta::assert_snapshot!(table(&layers(), By::Size));
+}
+
+#[test]
+fn the_table_of_sizes_as_csv_adds_up_to_what_was_allocated() {
+    let options = ReportOptions {
+        by: By::Size,
+        format: Format::Csv,
+        ..ReportOptions::default()
+    };
+    let text = report(&layers(), options);
+    insta::assert_snapshot!(text);
+    let mut table = csv::Reader::from_reader(text.as_bytes());
+    let headings = table.headers().unwrap().clone();
+    let at = headings.iter().position(|it| it == "own_rounded").unwrap();
+    let made: u64 = table
+        .records()
+        .map(|row| row.unwrap()[at].parse::<u64>().unwrap())
+        .sum();
+    // Without the parameters, which are made before the iteration.
+    assert_eq!(made, (6 + 4 + 6 + 5 + 3 + 2 + 6) * MIB);
+}
+
+#[test]
+fn the_table_of_layers_adds_up_to_the_peak() {
+    insta::assert_snapshot!(table(&layers(), By::Layer));
+    let options = ReportOptions {
+        by: By::Layer,
+        format: Format::Csv,
+        ..ReportOptions::default()
+    };
+    let text = report(&layers(), options);
+    let mut table = csv::Reader::from_reader(text.as_bytes());
+    let headings = table.headers().unwrap().clone();
+    let at = headings.iter().position(|it| it == "own_total").unwrap();
+    let held: u64 = table
+        .records()
+        .map(|row| row.unwrap()[at].parse::<u64>().unwrap())
+        .sum();
+    assert_eq!(held, 29 * MIB);
 }

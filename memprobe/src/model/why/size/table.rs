@@ -1,0 +1,221 @@
+//! The sizes of modules, as they stand in a table.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use super::{Amount, Kept, Made, Making};
+use crate::event::DeviceIndex;
+use crate::model::why::WhyLedger;
+use crate::model::why::category::Category;
+use crate::model::why::iterations::{Iteration, IterationKind};
+use crate::model::why::modules::{ModuleRow, Together, tree};
+use crate::model::why::parts::{Place, place_of};
+
+/// How large models are.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    /// The iteration that was looked at: the one that made most in forward passes.
+    pub iteration: Iteration,
+    /// Iterations that it was chosen from.
+    pub of: u64,
+    /// Stretches of time of which it is not known any more what was made.
+    pub forgotten: u64,
+    /// Whether the process's own objects say what is a parameter. Otherwise it is inferred, and not told by module.
+    pub named: bool,
+    /// The devices.
+    pub devices: BTreeMap<DeviceIndex, ModelSize>,
+}
+
+/// How large models are on a device. What is made in `modules` and `others` adds up to what was allocated in the iteration.
+#[derive(Clone, Debug, Default)]
+pub struct ModelSize {
+    /// The outermost modules, in the order in which they first asked for memory.
+    pub modules: Vec<ModuleRow<Size>>,
+    /// What is no module's.
+    pub others: Vec<(Place, Size)>,
+}
+
+/// The size of a module: what it keeps, and what was made by it in the iteration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Parameters that it keeps, each block once.
+    pub parameters: Amount,
+    /// Buffers that it keeps.
+    pub buffers: Amount,
+    /// What forward passes made and nobody saved for a backward pass.
+    pub passing: Amount,
+    /// What forward passes made and saved for the backward pass.
+    pub saved: Amount,
+    /// What forward passes made once more (checkpoints).
+    pub recomputed: Amount,
+    /// What backward passes made, without gradients of parameters.
+    pub backward: Amount,
+    /// Gradients of parameters that were made.
+    pub gradients: Amount,
+    /// What was made that is none of these: inputs, optimizer state, workspaces, temporaries of steps.
+    pub beside: Amount,
+}
+
+impl Size {
+    /// Intermediate variables without those of the backward pass.
+    pub fn forward(&self) -> Amount {
+        self.passing.and(self.saved)
+    }
+
+    /// Intermediate variables with those of the backward pass.
+    pub fn both(&self) -> Amount {
+        self.forward().and(self.recomputed).and(self.backward)
+    }
+
+    /// All that was made.
+    pub fn made(&self) -> Amount {
+        self.both().and(self.gradients).and(self.beside)
+    }
+
+    fn of(made: Made, amount: Amount) -> Self {
+        let mut size = Self::default();
+        let sum = match made {
+            Made::Passing => &mut size.passing,
+            Made::Saved => &mut size.saved,
+            Made::Recomputed => &mut size.recomputed,
+            Made::Backward => &mut size.backward,
+            Made::Gradient => &mut size.gradients,
+            Made::Beside => &mut size.beside,
+        };
+        *sum = amount;
+        size
+    }
+}
+
+impl Together for Size {
+    fn and(self, other: &Self) -> Self {
+        Self {
+            parameters: self.parameters.and(other.parameters),
+            buffers: self.buffers.and(other.buffers),
+            passing: self.passing.and(other.passing),
+            saved: self.saved.and(other.saved),
+            recomputed: self.recomputed.and(other.recomputed),
+            backward: self.backward.and(other.backward),
+            gradients: self.gradients.and(other.gradients),
+            beside: self.beside.and(other.beside),
+        }
+    }
+}
+
+impl Making {
+    /// What was made in these laps by forward passes; `None` where some are kept no more.
+    fn forward(&self, laps: &RangeInclusive<u64>) -> Option<u64> {
+        let oldest = self.laps.front().map_or(0, |lap| lap.number);
+        if self.forgotten > 0 && *laps.start() < oldest {
+            return None;
+        }
+        let sums = self.made(laps);
+        let forward = sums.filter(|((.., made), _)| matches!(made, Made::Passing | Made::Saved));
+        Some(forward.fold(0, |sum, (_, amount)| sum.saturating_add(amount.bytes)))
+    }
+
+    fn made(
+        &self,
+        laps: &RangeInclusive<u64>,
+    ) -> impl Iterator<Item = ((DeviceIndex, u32, Made), Amount)> {
+        let laps = self
+            .laps
+            .iter()
+            .filter(move |lap| laps.contains(&lap.number));
+        laps.flat_map(|lap| lap.made.iter().map(|(key, amount)| (*key, *amount)))
+    }
+}
+
+impl WhyLedger {
+    /// How large models are; `None` where nothing was counted.
+    pub fn sizes(&self) -> Option<Sizes> {
+        let making = self.making.as_ref()?;
+        let (iteration, of) = choose(&self.iterations().rows, making)?;
+        let mut devices: BTreeMap<DeviceIndex, Vec<(Place, Size)>> = BTreeMap::new();
+        let mut made: Vec<_> = making.made(&iteration.laps).collect();
+        // In the order in which stacks were met: that of the model.
+        made.sort_unstable_by_key(|(key, _)| *key);
+        for ((device, origin, made), amount) in made {
+            let stack = self.origins.get(origin as usize);
+            let place = stack.map_or(Place::Unknown, |stack| place_of(stack).0);
+            let parts = devices.entry(device).or_default();
+            parts.push((place, Size::of(made, amount)));
+        }
+        match &making.kept {
+            Some(kept) => {
+                for ((device, module), kept) in kept {
+                    let place = module.as_ref().map_or(Place::Unknown, |held| {
+                        Place::Module(making.roots.called(held))
+                    });
+                    let parts = devices.entry(*device).or_default();
+                    parts.push((place, of_kept(*kept)));
+                }
+            }
+            None => {
+                for device in self.devices() {
+                    let parts = devices.entry(device).or_default();
+                    parts.push((Place::Outside, self.inferred(device)));
+                }
+            }
+        }
+        let devices = devices.into_iter().map(|(device, parts)| {
+            let (modules, others) = tree(parts);
+            (device, ModelSize { modules, others })
+        });
+        Some(Sizes {
+            of,
+            forgotten: making.forgotten,
+            named: making.kept.is_some(),
+            devices: devices.collect(),
+            iteration,
+        })
+    }
+
+    /// Parameters and buffers that a device holds now, as far as they can be inferred.
+    fn inferred(&self, device: DeviceIndex) -> Size {
+        let rules = self.device(device).map(|view| view.categories());
+        let rules = rules.into_iter().flatten();
+        let parameters = rules
+            .filter(|row| row.rule.category() == Category::Parameter)
+            .fold(Amount::default(), |sum, row| {
+                sum.and(Amount {
+                    blocks: row.blocks,
+                    bytes: row.live,
+                    rounded: row.live,
+                })
+            });
+        Size {
+            parameters,
+            ..Size::default()
+        }
+    }
+}
+
+fn of_kept(kept: Kept) -> Size {
+    Size {
+        parameters: kept.parameters,
+        buffers: kept.buffers,
+        ..Size::default()
+    }
+}
+
+/// The iteration of which forward passes made most, the last of those; where none is whole, of what there is. And from how many it was
+/// chosen.
+fn choose(rows: &[Iteration], making: &Making) -> Option<(Iteration, u64)> {
+    let kinds: [&[IterationKind]; 3] = [
+        &[IterationKind::Whole],
+        &[IterationKind::Unfinished],
+        &[IterationKind::Undivided, IterationKind::Before],
+    ];
+    kinds.iter().find_map(|kinds| {
+        let rows = rows.iter().filter(|row| kinds.contains(&row.kind));
+        let mut sized: Vec<(u64, &Iteration)> = rows
+            .filter_map(|row| Some((making.forward(&row.laps)?, row)))
+            .collect();
+        let of = sized.len() as u64;
+        sized.sort_by_key(|(bytes, row)| Reverse((*bytes, row.number)));
+        let (_, iteration) = sized.first()?;
+        Some(((*iteration).clone(), of))
+    })
+}

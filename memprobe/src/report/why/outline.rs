@@ -1,0 +1,110 @@
+//! The tree of modules as rows of text: each below what it is part of.
+
+use std::cmp::Reverse;
+use std::collections::HashSet;
+
+use crate::label::{clean, counted};
+use crate::model::why::modules::{ModuleRow, Together, fold};
+use crate::report::{Alike, ReportOptions, Top};
+
+/// Levels that are indented; deeper ones stand below the last.
+const DEEPEST_INDENT: usize = 16;
+
+/// A module as it is shown.
+pub(super) struct Shown<S> {
+    /// 0 for an outermost module.
+    pub(super) depth: usize,
+    /// As in `GPT.layers.0..23`.
+    pub(super) path: String,
+    /// Its name within its parent, for people.
+    pub(super) name: String,
+    pub(super) own: S,
+    pub(super) total: S,
+}
+
+impl<S: Copy> Shown<S> {
+    /// What is no module.
+    pub(super) fn beside(name: String, said: S) -> Self {
+        Self {
+            depth: 0,
+            path: String::new(),
+            name,
+            own: said,
+            total: said,
+        }
+    }
+}
+
+/// Each module, in the order of the model.
+pub(super) fn each<S: Copy>(modules: Vec<ModuleRow<S>>, options: &ReportOptions) -> Vec<Shown<S>> {
+    let mut all = Vec::new();
+    push(modules, 0, "", options, &mut all);
+    all
+}
+
+fn push<S: Copy>(
+    rows: Vec<ModuleRow<S>>,
+    depth: usize,
+    path: &str,
+    options: &ReportOptions,
+    into: &mut Vec<Shown<S>>,
+) {
+    if options.depth.is_some_and(|most| depth > most) {
+        return;
+    }
+    for row in rows {
+        let between = if path.is_empty() { "" } else { "." };
+        let name = clean(&row.name);
+        let path = format!("{path}{between}{name}");
+        let indent = "  ".repeat(depth.min(DEEPEST_INDENT));
+        into.push(Shown {
+            depth,
+            path: path.clone(),
+            name: match row.count {
+                1 => format!("{indent}{name}"),
+                count => format!("{indent}{name} ({count})"),
+            },
+            own: row.own,
+            total: row.total,
+        });
+        push(row.parts, depth + 1, &path, options, into);
+    }
+}
+
+/// What people see of them: those that rank highest, in the order of the model, and what the others hold themselves.
+pub(super) fn for_people<S, R>(
+    modules: Vec<ModuleRow<S>>,
+    options: &ReportOptions,
+    rank: impl Fn(&S) -> R,
+) -> Vec<Shown<S>>
+where
+    S: Copy + Default + Together,
+    R: Ord,
+{
+    let modules = match options.alike {
+        Alike::Folded => fold(modules),
+        Alike::Each => modules,
+    };
+    let all = each(modules, options);
+    let mut ranked: Vec<usize> = (0..all.len()).collect();
+    ranked.sort_by_key(|at| Reverse(rank(&all[*at].total)));
+    if let Top::Rows(most) = options.top {
+        ranked.truncate(most);
+    }
+    let kept: HashSet<usize> = ranked.into_iter().collect();
+    let (shown, hidden): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .enumerate()
+        .partition(|(at, _)| kept.contains(at));
+    let mut shown: Vec<Shown<S>> = shown.into_iter().map(|(_, module)| module).collect();
+    if !hidden.is_empty() {
+        let modules = counted(hidden.len() as u64, "other module");
+        let own = hidden.iter().map(|(_, module)| &module.own);
+        let own = own.fold(S::default(), S::and);
+        shown.push(Shown::beside(
+            format!("({modules}, without their parts)"),
+            own,
+        ));
+    }
+    shown
+}

@@ -1,0 +1,113 @@
+//! How large a model is, and its epochs, beside what hooks within the process say of both.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::{Background, wait_until};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// What `workloads/sizes.py` writes. Bytes, by the path of a module.
+#[derive(Deserialize)]
+struct Truth {
+    parameters: BTreeMap<String, u64>,
+    buffers: BTreeMap<String, u64>,
+    /// What leaves put out in a forward pass; 0 of what works in place.
+    outputs: BTreeMap<String, u64>,
+    /// The epoch of each iteration.
+    epochs: Vec<u64>,
+    /// Examples in a batch.
+    batch: u64,
+}
+
+impl Truth {
+    /// What a leaf's forward pass makes beside its output: a mean and a deviation of each example (`native_layer_norm`) or of each
+    /// feature (`native_batch_norm`), which are saved for the backward pass.
+    fn made_beside(&self, path: &str) -> u64 {
+        match path.rsplit('.').next() {
+            Some("norm") => 2 * 4 * self.batch,
+            Some("even") => self.parameters[path],
+            _ => 0,
+        }
+    }
+}
+
+fn record(ground: &Ground, folder: &Path) -> Truth {
+    let (out, until) = (folder.join("truth.json"), folder.join("until"));
+    let mut command = ground.memprobe();
+    command
+        .arg("record")
+        .arg("-o")
+        .arg(folder.join("trace.json"));
+    command
+        .arg("--names")
+        .arg("--")
+        .arg(ground.pytorch().python());
+    command.arg("sizes.py").arg("--out").arg(&out);
+    command.arg("--until").arg(&until);
+    ground.pytorch().settle(&mut command);
+    let recording = Background::start(&mut command);
+    wait_until("the blocks are named", || {
+        recording.stderr().contains("blocks named").then_some(())
+    });
+    std::fs::write(until, "").expect("a file");
+    let printed = recording.finish().succeeded();
+    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+    let truth = std::fs::read(out).expect("the truth");
+    serde_json::from_slice(&truth).expect("JSON")
+}
+
+fn rows(ground: &Ground, folder: &Path, by: &str) -> Vec<Value> {
+    let trace = folder.join("trace.json");
+    let file = trace.to_str().expect("UTF-8");
+    let report = ground.run(&["report", file, "--by", by, "--format", "jsonl"]);
+    let lines = report.succeeded().stdout;
+    lines
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"))
+        .collect()
+}
+
+#[test]
+fn the_size_of_a_model_and_its_epochs_are_what_hooks_say() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let truth = record(&ground, folder.path());
+    let sizes = rows(&ground, folder.path(), "size");
+    let module = |path: &str| {
+        let found = sizes.iter().find(|row| row["path"] == path);
+        found.unwrap_or_else(|| panic!("{path} is missing"))
+    };
+    for (key, kept) in [
+        ("own_parameters", &truth.parameters),
+        ("own_buffers", &truth.buffers),
+    ] {
+        for (path, bytes) in kept {
+            assert_eq!(module(path)[key], *bytes, "{key} of {path}");
+        }
+        let all: u64 = sizes.iter().filter_map(|row| row[key].as_u64()).sum();
+        assert_eq!(all, kept.values().sum::<u64>(), "{key}");
+    }
+    for (path, bytes) in truth.outputs.iter().filter(|(_, bytes)| **bytes > 0) {
+        let made = bytes + truth.made_beside(path);
+        assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
+    }
+    let iterations = rows(&ground, folder.path(), "iteration");
+    let epochs: Vec<u64> = iterations
+        .iter()
+        .filter(|row| row["kind"] == "iteration")
+        .map(|row| row["epoch"].as_u64().expect("an epoch"))
+        .collect();
+    assert_eq!(epochs, truth.epochs);
+    let made: u64 = sizes
+        .iter()
+        .filter_map(|row| row["own_rounded"].as_u64())
+        .sum();
+    let handed_out = iterations.iter().map(|row| row["alloc_bytes"].as_u64());
+    assert!(
+        handed_out.flatten().any(|bytes| bytes == made),
+        "{made} bytes were made"
+    );
+}

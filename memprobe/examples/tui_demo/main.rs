@@ -350,6 +350,7 @@ impl Run {
                 probes: probes(self.scene),
                 state,
                 told: memprobe::event::Told::default(),
+                missing: Vec::new(),
                 disagreements: 0,
                 unread_at_attach: None,
             },

@@ -171,8 +171,10 @@ impl Report {
     /// Refuses what would be left aside in silence.
     fn check(&self) -> Result<()> {
         use RowOf::*;
-        let whys = [Peak, Growth, Iteration, Category, Phase, Saved];
-        let limited = [Line, Tensor, Module, Peak, Growth, Iteration, Saved];
+        let whys = [Peak, Growth, Iteration, Category, Phase, Saved, Layer, Size];
+        let limited = [
+            Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size,
+        ];
         let flags: [(&str, bool, &[RowOf]); 6] = [
             ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),
             ("--top", self.top.is_some(), &limited),
@@ -380,7 +382,7 @@ mod tests {
         assert_eq!(refused("--by event --all"), None);
         assert_eq!(
             refused("--depth 2").unwrap(),
-            "--depth does nothing with --by line: leave it out, or give --by module"
+            "--depth does nothing with --by line: leave it out, or give --by module, layer, size"
         );
         assert!(refused("--by category --top 3").is_some());
         assert!(refused("--by peak --sort live").is_some());

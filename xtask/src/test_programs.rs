@@ -4,7 +4,6 @@
 //! may run at once they settle among themselves, by locks that hold between programs too.
 
 use std::collections::VecDeque;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
@@ -85,7 +84,7 @@ pub fn run(programs: Vec<TestProgram>, variables: &[(&str, std::ffi::OsString)])
             eprintln!("     Started {}", program.shown());
             let start = Instant::now();
             let output = program.run(variables)?;
-            program.print(&output, start)?;
+            program.print(&output, start);
             if !output.status.success() {
                 failed.lock().expect("no run panics").push(program.shown());
             }
@@ -118,17 +117,15 @@ impl TestProgram {
     }
 
     /// Prints what it said, at a stretch.
-    fn print(&self, output: &Output, start: Instant) -> Result<()> {
-        let mut all = format!("\n     Running {}\n", self.shown()).into_bytes();
-        all.extend(&output.stdout);
-        all.extend(&output.stderr);
+    fn print(&self, output: &Output, start: Instant) {
+        let text = String::from_utf8_lossy;
+        let (said, complained) = (text(&output.stdout), text(&output.stderr));
+        let mut all = format!("\n     Running {}\n{said}{complained}", self.shown());
         if output.status.code().is_none() {
-            writeln!(all, "{}: {}", self.shown(), output.status)?;
+            all += &format!("{}: {}\n", self.shown(), output.status);
         }
         let seconds = start.elapsed().as_secs_f64();
-        writeln!(all, "     Ended {} after {seconds:.1} s", self.shown())?;
-        std::io::stdout().lock().write_all(&all)?;
-        Ok(())
+        println!("{all}     Ended {} after {seconds:.1} s", self.shown());
     }
 
     /// The source file below the folder of its package.

@@ -26,7 +26,9 @@ use crate::event::{
     Action, AtAttach, DeviceIndex, Event, Losses, Mark, MemoryEvent, Names, ShapeId, Stack,
     StackId, Tid, TimeNs, Totals, Use, Uses,
 };
+use crate::label;
 use crate::model::snapshot::Grouping;
+use crate::model::snapshot::why::{DeviceCategories, Portion, Portions};
 use crate::recording::{
     AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord, NamedRecord,
 };
@@ -165,6 +167,46 @@ impl<W: Write> TraceWriter<W> {
     pub fn flush(&mut self) -> Result<(), WriteError> {
         self.drain()?;
         self.io(|out, _| out.flush())
+    }
+
+    /// Draws how the memory of each device divided over time, by what it was for: a counter with a series for each
+    /// category, which chrome://tracing stacks. It is known at the end only: what comes later decides.
+    pub fn categories(&mut self, devices: &[DeviceCategories]) -> Result<(), WriteError> {
+        if self.failed.is_some() {
+            return Ok(());
+        }
+        for device in devices {
+            let mut drawn = None;
+            for (number, point) in (0u64..).zip(&device.points) {
+                let is_last = number + 1 == device.points.len() as u64;
+                if drawn == Some(point) && !is_last {
+                    continue;
+                }
+                drawn = Some(point);
+                let passed = number.saturating_mul(device.step);
+                let time = TimeNs(device.start.0.saturating_add(passed)).min(self.last);
+                self.divided(device, point, time);
+                self.drain_when_full()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One value of each series. Those that never hold anything are left out.
+    fn divided(&mut self, device: &DeviceCategories, point: &Portions, time: TimeNs) {
+        self.begin_counter(device.index, " by category (inferred)", time, self.pid);
+        for (portion, bytes) in Portion::ALL.iter().zip(point) {
+            if device.rows.iter().any(|row| row.portion == *portion) {
+                json::push_string(&mut self.lines, label::portion(*portion));
+                self.lines.push(b':');
+                json::push_number(&mut self.lines, *bytes);
+                self.lines.push(b',');
+            }
+        }
+        if self.lines.ends_with(b",") {
+            self.lines.pop();
+        }
+        self.lines.extend_from_slice(b"}},\n");
     }
 
     /// Writes the end and gives back what was written to. An error that was returned before is
@@ -527,6 +569,14 @@ impl<W: Write> TraceWriter<W> {
     }
 
     fn counter(&mut self, device: DeviceIndex, name: &str, bytes: u64, time: TimeNs, pid: u32) {
+        self.begin_counter(device, name, time, pid);
+        self.lines.extend_from_slice(b"\"bytes\":");
+        json::push_number(&mut self.lines, bytes);
+        self.lines.extend_from_slice(b"}},\n");
+    }
+
+    /// All but the values.
+    fn begin_counter(&mut self, device: DeviceIndex, name: &str, time: TimeNs, pid: u32) {
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"");
         match device {
@@ -540,9 +590,7 @@ impl<W: Write> TraceWriter<W> {
         line.push(b'"');
         push_process(line, pid, pid);
         push_ts(line, self.start, time);
-        line.extend_from_slice(b",\"args\":{\"bytes\":");
-        json::push_number(line, bytes);
-        line.extend_from_slice(b"}},\n");
+        line.extend_from_slice(b",\"args\":{");
     }
 }
 

@@ -28,6 +28,8 @@ pub fn sureness(rule: CategoryRule) -> &'static str {
     match (rule, rule.standing()) {
         // What PyTorch itself made it for.
         (CategoryRule::NoTensor | CategoryRule::NamedUse, _) => "exact",
+        // What its objects say.
+        _ if rule.is_exact() => "exact",
         (_, Standing::Settled) => "inferred",
         (_, Standing::Provisional) => "so far",
     }

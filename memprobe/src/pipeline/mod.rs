@@ -7,6 +7,7 @@ pub mod live;
 pub mod record;
 pub mod snapshot;
 pub mod top;
+mod trace;
 
 mod before_attach;
 mod beginning;

@@ -9,12 +9,12 @@ use hashbrown::HashMap;
 
 use super::progress::{Progress, Told};
 use super::session::{HostEvent, HostItem};
+use super::trace::Trace;
 use crate::event::{Event, Losses, Tgid};
 use crate::export::directory::{Entry, Index, OutputDirectory, file_stem, is_directory};
-use crate::export::output::{OutputFile, OutputPlan};
-use crate::export::trace_event::TraceWriter;
+use crate::export::output::OutputPlan;
 use crate::label::{self, clean, counted};
-use crate::model::snapshot::{Grouping, Target};
+use crate::model::snapshot::Target;
 use crate::recording::{EndReason, Header};
 use crate::target::rank::Rank;
 
@@ -84,7 +84,7 @@ enum Output {
     /// There were none.
     None,
     /// To this file.
-    File(Box<TraceWriter<OutputFile>>),
+    File(Box<Trace>),
     /// Nowhere: there is one file, and it is another's.
     LeftOut,
 }
@@ -236,7 +236,7 @@ impl Recorder {
             return Ok(());
         };
         match &mut recorded.output {
-            Output::File(writer) => writer.event(&event)?,
+            Output::File(trace) => trace.event(&event)?,
             Output::LeftOut => {}
             Output::None => {
                 let first = match &event {
@@ -290,11 +290,11 @@ impl Recorder {
             }
         };
         let out = plan.create()?;
-        let mut writer = TraceWriter::new(out, shown.clone(), header, Grouping::default())?;
+        let mut trace = Trace::begin(out, shown.clone(), header)?;
         for event in std::mem::take(&mut recorded.kept) {
-            writer.event(&event)?;
+            trace.event(&event)?;
         }
-        recorded.output = Output::File(Box::new(writer));
+        recorded.output = Output::File(Box::new(trace));
         let is_first = !std::mem::replace(&mut self.has_opened, true);
         let end = if is_first {
             "; press Ctrl-C to end"
@@ -349,10 +349,10 @@ impl Recorder {
         let Some(recorded) = self.processes.remove(&tgid) else {
             return Ok(());
         };
-        if let Output::File(writer) = recorded.output {
-            self.finished.events += writer.events();
-            self.finished.bytes += writer.bytes();
-            let path = writer.finish(reason)?.commit()?;
+        if let Output::File(trace) = recorded.output {
+            self.finished.events += trace.events();
+            self.finished.bytes += trace.bytes();
+            let path = trace.finish(reason)?.commit()?;
             self.written.push(Written { path, reason });
         }
         Ok(())
@@ -365,9 +365,9 @@ impl Recorder {
     pub(super) fn flush(&mut self) -> Result<()> {
         let mut stale = BTreeMap::new();
         for recorded in self.processes.values_mut() {
-            if let Output::File(writer) = &mut recorded.output {
-                writer.flush()?;
-                stale.insert(recorded.entry, writer.events());
+            if let Output::File(trace) = &mut recorded.output {
+                trace.flush()?;
+                stale.insert(recorded.entry, trace.events());
             }
         }
         if self.index_is_stale {
@@ -414,9 +414,9 @@ impl Recorder {
     pub(super) fn told(&self, losses: Losses) -> Told {
         let mut sum = self.finished;
         for recorded in self.processes.values() {
-            if let Output::File(writer) = &recorded.output {
-                sum.events += writer.events();
-                sum.bytes += writer.bytes();
+            if let Output::File(trace) = &recorded.output {
+                sum.events += trace.events();
+                sum.bytes += trace.bytes();
             }
         }
         Told {
@@ -465,15 +465,15 @@ impl Recorder {
 impl Recorded {
     /// Says again what is known of the process.
     fn describe(&mut self) -> Result<()> {
-        if let Output::File(writer) = &mut self.output {
-            writer.describe(&self.header)?;
+        if let Output::File(trace) = &mut self.output {
+            trace.describe(&self.header)?;
         }
         Ok(())
     }
 
     fn events(&self) -> u64 {
         match &self.output {
-            Output::File(writer) => writer.events(),
+            Output::File(trace) => trace.events(),
             Output::None | Output::LeftOut => 0,
         }
     }

@@ -8,6 +8,7 @@ use super::*;
 use crate::event::{Address, Bytes, StackKind};
 use crate::export::output::OutputPlan;
 use crate::model::snapshot::Grouping;
+use crate::model::snapshot::why::samples::categories;
 use crate::recording::samples::{MIB, frame, header, late_attach, memory, recording, stack, story};
 use crate::recording::{MAX_LINE, Reader};
 
@@ -162,6 +163,38 @@ fn blocks_beyond_what_can_be_drawn_are_still_recorded() {
     assert_eq!(phases, ["b", "i", "i", "e"]);
     let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
     assert_eq!(back, events);
+}
+
+#[test]
+fn what_memory_was_for_is_a_counter_whose_series_add_up_to_what_was_allocated() {
+    let devices = categories();
+    let mut writer = TraceWriter::new(Vec::new(), "memory", &header(), Grouping::User).unwrap();
+    for event in story() {
+        writer.event(&event).unwrap();
+    }
+    writer.last = TimeNs(u64::MAX / 2);
+    writer.categories(&devices).unwrap();
+    let file = writer.finish(EndReason::Interrupted).unwrap();
+    check_format(&file);
+    let drawn: Vec<i64> = records(&file)
+        .iter()
+        .filter(|record| record["name"] == "cuda:0 by category (inferred)")
+        .map(|record| {
+            let series = record["args"].as_object().unwrap();
+            assert!(series.contains_key("optimizer state"), "{record}");
+            series.values().map(|bytes| bytes.as_i64().unwrap()).sum()
+        })
+        .collect();
+    let [device] = devices.as_slice() else {
+        panic!("one device is looked at");
+    };
+    let mut points: Vec<_> = device.points.clone();
+    points.dedup();
+    let sums: Vec<i64> = points.iter().map(|point| point.iter().sum()).collect();
+    assert_eq!(drawn[..sums.len()], sums);
+    assert!(drawn.len() > 10 && sums.iter().any(|sum| *sum > 0));
+    let back: Vec<Event> = Reader::new(&*file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(back, story());
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ("", "that at which most was allocated"),
         (
             "exact",
-            "PyTorch itself says what it is for, or it is a difference",
+            "PyTorch or its objects say so, or it is a difference",
         ),
         (
             "inferred",

@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use memprobe_tests::ground::{Ground, On};
-use memprobe_tests::memprobe::lost;
-use memprobe_tests::process::{Background, wait_until};
+use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
@@ -20,25 +19,8 @@ fn kept_an_iteration(stdout: &str) -> u64 {
 
 /// Records it until its objects were read twice; gives what the program says.
 fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
-    let until = folder.join("until");
-    let mut command = ground.memprobe();
-    command
-        .arg("record")
-        .arg("-o")
-        .arg(folder.join("trace.json"));
-    command.arg("--names").arg("--").arg(pytorch.python());
-    command.args(["leak.py", "--iterations", "16", "--until"]);
-    command.arg(&until);
-    pytorch.settle(&mut command);
-    let recording = Background::start(&mut command);
-    wait_until("the objects were read twice", || {
-        let readings = recording.stderr().matches("blocks named").count();
-        (readings >= 2).then_some(())
-    });
-    std::fs::write(until, "").expect("a file");
-    let printed = recording.finish().succeeded();
-    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
-    printed.stdout
+    let leak = ["leak.py", "--iterations", "16"];
+    ground.record_named(pytorch, &leak, folder, 2).stdout
 }
 
 fn growth(ground: &Ground, trace: &Path) -> Value {

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::events::{Event, parse_events};
 use crate::ground::Ground;
-use crate::process::{Background, Finished};
+use crate::process::{Background, Finished, wait_until};
+use crate::pytorch::PyTorch;
 
 /// What `record` says once its probes are in place.
 pub const RECORDING: &str = "recording PID";
@@ -49,6 +50,33 @@ impl Ground {
             memprobe: Background::start(&mut command),
             file: file.to_owned(),
         }
+    }
+
+    /// Records a workload to `trace.json` in a folder, with names, until its objects were read so often; then it may
+    /// end, for which it waits with `--until`.
+    pub fn record_named(
+        &self,
+        pytorch: &PyTorch,
+        workload: &[&str],
+        folder: &Path,
+        readings: usize,
+    ) -> Finished {
+        let until = folder.join("until");
+        let mut command = self.memprobe();
+        command.arg("record").arg("--names").arg("-o");
+        command.arg(folder.join("trace.json"));
+        command.arg("--").arg(pytorch.python()).args(workload);
+        command.arg("--until").arg(&until);
+        pytorch.settle(&mut command);
+        let recording = Background::start(&mut command);
+        wait_until("the objects are read", || {
+            let read = recording.stderr().matches("blocks named").count();
+            (read >= readings).then_some(())
+        });
+        std::fs::write(until, "").expect("a file");
+        let printed = recording.finish().succeeded();
+        assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+        printed
     }
 
     /// Every event of a recording, in order.

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::ground::{Ground, On};
-use memprobe_tests::memprobe::lost;
-use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
@@ -52,23 +50,8 @@ fn at_the_names(trace: &Path) -> (BTreeMap<u64, u64>, Vec<Value>) {
 
 fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> Truth {
     let truth = folder.join("truth.json");
-    let mut command = ground.memprobe();
-    command
-        .arg("record")
-        .arg("-o")
-        .arg(folder.join("trace.json"));
-    command.arg("--names").arg("--").arg(pytorch.python());
-    let until = folder.join("until");
-    command.arg("named_blocks.py").arg("--out").arg(&truth);
-    command.arg("--until").arg(&until);
-    pytorch.settle(&mut command);
-    let recording = Background::start(&mut command);
-    wait_until("the blocks are named", || {
-        recording.stderr().contains("blocks named").then_some(())
-    });
-    std::fs::write(until, "").expect("a file");
-    let printed = recording.finish().succeeded();
-    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+    let out = truth.to_str().expect("UTF-8");
+    ground.record_named(pytorch, &["named_blocks.py", "--out", out], folder, 1);
     let truth = std::fs::read(truth).expect("the truth");
     serde_json::from_slice(&truth).expect("JSON")
 }

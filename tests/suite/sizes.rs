@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::ground::Ground;
-use memprobe_tests::memprobe::lost;
-use memprobe_tests::process::{Background, wait_until};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -35,27 +33,10 @@ impl Truth {
 }
 
 fn record(ground: &Ground, folder: &Path) -> Truth {
-    let (out, until) = (folder.join("truth.json"), folder.join("until"));
-    let mut command = ground.memprobe();
-    command
-        .arg("record")
-        .arg("-o")
-        .arg(folder.join("trace.json"));
-    command
-        .arg("--names")
-        .arg("--")
-        .arg(ground.pytorch().python());
-    command.arg("sizes.py").arg("--out").arg(&out);
-    command.arg("--until").arg(&until);
-    ground.pytorch().settle(&mut command);
-    let recording = Background::start(&mut command);
-    wait_until("the blocks are named", || {
-        recording.stderr().contains("blocks named").then_some(())
-    });
-    std::fs::write(until, "").expect("a file");
-    let printed = recording.finish().succeeded();
-    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
-    let truth = std::fs::read(out).expect("the truth");
+    let truth = folder.join("truth.json");
+    let out = truth.to_str().expect("UTF-8");
+    ground.record_named(ground.pytorch(), &["sizes.py", "--out", out], folder, 1);
+    let truth = std::fs::read(truth).expect("the truth");
     serde_json::from_slice(&truth).expect("JSON")
 }
 

@@ -1,6 +1,6 @@
-"""Asks for memory that no tensor will reach and keeps it, once a file is there.
+"""Asks for memory that no tensor will reach and keeps it, twice a second while a file is there.
 
-It prints `READY`, waits for the file, prints `KEPT` and stays until the file is gone."""
+It prints `READY`, waits for the file, and ends when that is gone."""
 
 import argparse
 import os
@@ -21,11 +21,12 @@ def main():
     print("READY", flush=True)
     while not os.path.exists(options.when):
         time.sleep(0.01)
-    kept = ask()
-    print("KEPT", flush=True)
+    kept = []
     while os.path.exists(options.when):
-        time.sleep(0.01)
-    torch.cuda.caching_allocator_delete(kept)
+        kept.append(ask())
+        time.sleep(0.5)
+    for block in kept:
+        torch.cuda.caching_allocator_delete(block)
     del before
 
 

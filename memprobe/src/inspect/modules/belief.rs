@@ -7,13 +7,19 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use super::sign::Sign;
+use super::sign::{Fate, Sign};
+use crate::symbolize::python::layout::PythonLayout;
+use crate::target::memory::ReadMemory;
 
 /// How long a tree must have been the same where others of its class were seen to go.
 pub(super) const LASTS: Duration = Duration::from_secs(1);
 
-/// How long a module must have been the same that was called within a tree that it is not in.
-pub(super) const STAYS: Duration = Duration::from_millis(50);
+/// At how many moments, none of them chosen by its calls, a module must have been found there that was called within a
+/// tree that it is not in. One that is made and dropped has its place and its sign again and again, but not all the time.
+pub(super) const STAYS: u32 = 5;
+
+/// How long there is between two such moments at least.
+const BETWEEN: Duration = Duration::from_millis(10);
 
 /// The most classes and modules of which anything is kept.
 const MOST: usize = 1 << 12;
@@ -23,8 +29,10 @@ const MOST: usize = 1 << 12;
 pub(super) struct Belief {
     /// Classes of which a module at the top of a tree has gone.
     fleeting: HashSet<u64>,
-    /// Modules that were called within trees that they are not in: as what, and since when.
-    strangers: HashMap<u64, (Sign, Instant)>,
+    /// Modules that were called within trees that they are not in: as what, and at how many moments they were there.
+    strangers: HashMap<u64, (Sign, u32)>,
+    /// When they were looked for last.
+    looked: Option<Instant>,
 }
 
 impl Belief {
@@ -41,24 +49,41 @@ impl Belief {
         !(may_all_go || self.fleeting.contains(&class)) || since.elapsed() >= LASTS
     }
 
-    /// Whether a module was the same for a while that is met where its place is not known.
+    /// Whether a module has stayed that is met where its place is not known.
     pub(super) fn has_stayed(&mut self, module: u64, sign: Sign) -> bool {
         if self.strangers.len() >= MOST {
             self.strangers.clear();
         }
-        let now = Instant::now();
-        let (known, since) = self.strangers.entry(module).or_insert((sign, now));
+        let (known, moments) = self.strangers.entry(module).or_insert((sign, 0));
         if *known != sign {
-            (*known, *since) = (sign, now);
+            (*known, *moments) = (sign, 0);
         }
-        now.duration_since(*since) >= STAYS
+        *moments >= STAYS
     }
 
-    /// As if so much time had passed.
-    #[cfg(test)]
-    pub(super) fn wait(&mut self, time: Duration) {
-        for (_, since) in self.strangers.values_mut() {
-            *since = since.checked_sub(time).expect("a moment");
+    /// Looks whether those are there that have not stayed long enough to be believed. Call it now and then.
+    pub(super) fn look(&mut self, memory: &impl ReadMemory, layout: &PythonLayout) {
+        if self.strangers.is_empty() || self.looked.is_some_and(|last| last.elapsed() < BETWEEN) {
+            return;
         }
+        self.looked = Some(Instant::now());
+        let doubted = self.strangers.iter();
+        let doubted = doubted.filter(|(_, (_, moments))| *moments < STAYS);
+        let doubted: Vec<_> = doubted
+            .map(|(module, (sign, _))| (*module, *sign))
+            .collect();
+        let fates = Sign::fates(memory, layout, &doubted);
+        for ((module, _), fate) in doubted.iter().zip(fates) {
+            match (fate, self.strangers.get_mut(module)) {
+                (Fate::Same, Some((_, moments))) => *moments += 1,
+                _ => drop(self.strangers.remove(module)),
+            }
+        }
+    }
+
+    /// As if it were time to look.
+    #[cfg(test)]
+    pub(super) fn hurry(&mut self) {
+        self.looked = None;
     }
 }

@@ -428,6 +428,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
     }
 
     fn look_again(&mut self) -> bool {
+        self.belief.look(&self.memory, &self.layout);
         let start = Instant::now();
         if start < self.next_look {
             return false;

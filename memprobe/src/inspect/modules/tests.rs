@@ -83,6 +83,14 @@ fn called(path: &str) -> Module {
     Module::Called(path.into())
 }
 
+/// As often as is needed to believe that what is there stays.
+fn stay(names: &mut ModuleNames<Shared>) {
+    for _ in 0..belief::STAYS {
+        names.belief.hurry();
+        names.belief.look(&names.memory, &names.layout);
+    }
+}
+
 /// Looks again at once.
 fn look(names: &mut ModuleNames<Shared>) -> bool {
     names.next_look = Instant::now();
@@ -146,7 +154,7 @@ fn a_module_that_is_not_below_its_caller_starts_a_path() {
     // Both are new: they may have come and gone since.
     assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
     assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
-    names.belief.wait(belief::STAYS);
+    stay(&mut names);
     assert_eq!(
         path(&mut names, &[top, of_loss, inner]),
         called("Loss.inner")
@@ -307,15 +315,40 @@ fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
         assert_eq!(path(&mut names, &[second]), called("Net"));
         assert_eq!(path(&mut names, &[second, child]), Module::Unknown);
         assert_eq!(path(&mut names, &[child]), Module::Unknown);
-        names.belief.wait(belief::LASTS);
         for _ in 0..2 {
             assert_eq!(path(&mut names, &[second, stranger]), Module::Unknown);
-            names.belief.wait(belief::LASTS);
+            stay(&mut names);
         }
         let tree = names.trees.get_mut(&second).expect("it was read");
         tree.since = tree.since.checked_sub(belief::LASTS).expect("a moment");
         assert_eq!(path(&mut names, &[second, child]), called("Net.child"));
         assert_eq!(path(&mut names, &[child]), called("Net.child"));
+    }
+}
+
+#[test]
+fn a_module_within_a_strange_tree_that_is_gone_at_some_moment_has_not_stayed() {
+    for layout in &LAYOUTS {
+        let mut nets = Nets::new(layout);
+        let (net, loss) = (nets.class("Net"), nets.class("Loss"));
+        let (top, stranger) = (nets.module(net, &[]), nets.module(loss, &[]));
+        let (memory, mut names) = nets.finish();
+        let references = stranger + u64::from(layout.object.references);
+        let is_there = |there: u8| {
+            let count = [there, 0, 0, 0, 0, 0, 0, 0];
+            memory.0.borrow_mut().write(references, &count);
+        };
+        for _ in 0..3 {
+            is_there(1);
+            assert_eq!(path(&mut names, &[top, stranger]), Module::Unknown);
+            // Between its calls it was dropped, and made again at the same place.
+            is_there(0);
+            stay(&mut names);
+        }
+        is_there(1);
+        assert_eq!(path(&mut names, &[top, stranger]), Module::Unknown);
+        stay(&mut names);
+        assert_eq!(path(&mut names, &[top, stranger]), called("Loss"));
     }
 }
 

@@ -253,8 +253,12 @@ impl<M: ReadMemory> ModuleNames<M> {
     fn read_again(&mut self, top: u64) -> Option<bool> {
         let known = self.trees.get(&top)?;
         let (number, order, stack) = (known.number, known.order, known.stack);
-        let since = known.since;
+        let (since, class) = (known.since, known.sign(top)?.class);
         let tree = self.read(top)?;
+        if tree.class_of(top) != Some(class) {
+            self.remove(top);
+            return None;
+        }
         let mut named = Named::of(tree, number, order, stack);
         let has_names = self.trees.get(&top)?.has_names_of(&named);
         if has_names {
@@ -383,7 +387,10 @@ impl<M: ReadMemory> ModuleNames<M> {
             return false;
         }
         let (mut number, order, is_over) = (known.number, known.order, known.is_over);
-        let Some(tree) = self.read(top) else {
+        let class = known.sign(top).map(|sign| sign.class);
+        // What is there now may be a part of another tree: it is a top only if it is called as one.
+        let tree = self.read(top);
+        let Some(tree) = tree.filter(|tree| tree.class_of(top) == class) else {
             self.remove(top);
             return true;
         };

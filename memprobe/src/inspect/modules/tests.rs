@@ -327,6 +327,29 @@ fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
 }
 
 #[test]
+fn a_part_of_another_tree_at_the_place_of_a_top_is_no_top() {
+    for layout in &LAYOUTS {
+        let mut nets = Nets::new(layout);
+        let (net, leaf) = (nets.class("Net"), nets.class("Leaf"));
+        let (gone, top) = (nets.module(net, &[]), nets.module(net, &[]));
+        let child = nets.module(leaf, &[]);
+        let old = nets.module(net, &[("child", child)]);
+        let (memory, mut names) = nets.finish();
+        assert_eq!(path(&mut names, &[gone]), called("Net"));
+        assert_eq!(path(&mut names, &[top]), called("Net#2"));
+        assert_eq!(path(&mut names, &[old, child]), called("Net#3.child"));
+        for top in [gone, old] {
+            let class = top + u64::from(layout.object.kind);
+            memory.0.borrow_mut().write(class, &leaf.to_le_bytes());
+        }
+        look(&mut names);
+        for module in [gone, old] {
+            assert_eq!(path(&mut names, &[top, module]), Module::Unknown);
+        }
+    }
+}
+
+#[test]
 fn a_module_within_a_strange_tree_that_is_gone_at_some_moment_has_not_stayed() {
     for layout in &LAYOUTS {
         let mut nets = Nets::new(layout);

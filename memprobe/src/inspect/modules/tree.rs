@@ -67,6 +67,13 @@ impl Tree {
     }
 }
 
+impl Tree {
+    /// The address of the class of a module in it.
+    pub(super) fn class_of(&self, module: u64) -> Option<u64> {
+        self.members.get(&module).map(|member| member.sign.class)
+    }
+}
+
 /// A walk through a tree: each module before its children and these in order, as `named_modules()`
 /// does.
 struct Walk<'a, 'b, M> {

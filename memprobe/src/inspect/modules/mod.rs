@@ -18,7 +18,7 @@ use hashbrown::HashMap;
 use crate::event::Module;
 use crate::inspect::heap::modules::joined;
 use crate::symbolize::python::layout::PythonLayout;
-use crate::symbolize::python::module_calls::{Calls, NameModules};
+use crate::symbolize::python::module_calls::{Called, Calls, NameModules};
 use crate::target::memory::ReadMemory;
 
 use belief::Belief;
@@ -161,7 +161,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             let top = match self.entered_with(&entered, module) {
                 Some(top) => top,
                 None if calls.cut && depth == 0 => return None,
-                None => self.enter(&entered, module)?,
+                None => self.enter(&entered, *called)?,
             };
             if !self.is_believed(top, module, is_outermost || entered.contains(&top)) {
                 return None;
@@ -230,7 +230,8 @@ impl<M: ReadMemory> ModuleNames<M> {
     /// Finds a module that no tree has: it came to one that was entered, or is the top of another. That is
     /// believed only where the trees around it are as they were before, and it stays for a while: who is built and
     /// dropped at once may be another one by now, of which it never was.
-    fn enter(&mut self, entered: &[u64], module: u64) -> Option<u64> {
+    fn enter(&mut self, entered: &[u64], called: Called) -> Option<u64> {
+        let module = called.object;
         for top in entered.iter().rev() {
             let is_same = self.read_again(*top)?;
             if self.trees.get(top)?.paths.contains_key(&module) {
@@ -246,7 +247,7 @@ impl<M: ReadMemory> ModuleNames<M> {
                 return None;
             }
         }
-        self.add(module)
+        self.add(called)
     }
 
     /// Reads a tree again; says whether it is as it was when a stack before this one was named by it.
@@ -269,9 +270,14 @@ impl<M: ReadMemory> ModuleNames<M> {
         Some(is_same)
     }
 
-    /// Reads a tree that is new.
-    fn add(&mut self, top: u64) -> Option<u64> {
+    /// Reads a tree that is new. What is of another class than was called came to its place since, and may be a part of
+    /// another tree.
+    fn add(&mut self, called: Called) -> Option<u64> {
+        let top = called.object;
         let tree = self.read(top)?;
+        if tree.class_of(top) != Some(called.class) {
+            return None;
+        }
         let number = self.free_number(&tree.class);
         let order = self.trees.values().map(|tree| tree.order).max();
         let order = order.map_or(0, |order| order + 1);

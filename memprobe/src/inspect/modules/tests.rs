@@ -3,7 +3,6 @@ use std::rc::Rc;
 
 use super::*;
 use crate::inspect::heap::fake::FakeHeap;
-use crate::symbolize::python::module_calls::Called;
 use crate::symbolize::python::versions::LAYOUTS;
 use crate::target::memory::Unreadable;
 use crate::target::memory::fake::FakeMemory;
@@ -275,6 +274,7 @@ fn a_module_of_another_class_than_was_called_is_not_the_one() {
         })
     };
     assert_eq!(of_class(&mut names, other), Module::Unknown);
+    assert!(names.trees.is_empty(), "nor is it a top");
     assert_eq!(of_class(&mut names, net), called("Net"));
 }
 

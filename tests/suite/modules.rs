@@ -69,11 +69,9 @@ impl Agreement {
                     self.unknown += 1;
                 }
             }
-            // Two of one class that are dropped and made again may be taken for each other for a second.
-            _ if is_made_and_dropped(path)
-                && is_made_and_dropped(event.module.as_deref())
-                && event.module.as_deref() != path =>
-            {
+            // Of what is dropped and made again another may be there by the time that it is looked at.
+            _ if is_made_and_dropped(path) && event.module.as_deref() != path => {
+                println!("{:?} for {path:?}", event.module);
                 self.taken_for_another += 1;
             }
             _ if event.module_unknown.is_some() || event.module.as_deref() != path => {

@@ -308,7 +308,11 @@ pub struct MemoryEvent {
 impl MemoryEvent {
     /// The allocator's own totals on the device just before this event, as far as it tells: reserved ones as after it.
     pub fn totals_before(&self) -> Totals {
-        let after = self.totals.unwrap_or_default();
+        self.undo(self.totals.unwrap_or_default())
+    }
+
+    /// The totals before this event, by those after it; reserved ones as after it.
+    pub fn undo(&self, after: Totals) -> Totals {
         let allocated = match self.action {
             Action::Alloc => after.allocated.0.saturating_sub(self.size.0),
             Action::Free => after.allocated.0.saturating_add(self.size.0),

@@ -1,4 +1,4 @@
-//! How large a model is, and its epochs, beside what hooks within the process say of both.
+//! How large a model is, its epochs, and what its layers held in each iteration, beside what hooks within the process say of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +14,39 @@ struct Truth {
     buffers: BTreeMap<String, u64>,
     /// What leaves put out in a forward pass; 0 of what works in place.
     outputs: BTreeMap<String, u64>,
-    /// The epoch of each iteration.
-    epochs: Vec<u64>,
+    /// The blocks of parameters and buffers, as the allocator rounds them.
+    blocks: BTreeMap<String, u64>,
+    iterations: Vec<Iteration>,
     /// Examples in a batch.
     batch: u64,
+}
+
+#[derive(Deserialize)]
+struct Iteration {
+    epoch: u64,
+    /// Examples in its batch.
+    batch: u64,
+    /// `torch.cuda.max_memory_allocated()` of it.
+    peak: u64,
+    /// As above, of its own forward pass.
+    outputs: BTreeMap<String, u64>,
+}
+
+impl Iteration {
+    /// What parts of the first block keep for the backward pass: it is gone back through last, so all of it is there at the peak.
+    /// What the last part puts out goes into a sum, and nobody keeps it.
+    fn kept_of_first_block(&self) -> [(&'static str, u64); 4] {
+        let put_out = |path: &str| self.outputs[path].next_multiple_of(512);
+        let statistics = 2 * (4 * self.batch).next_multiple_of(512);
+        let norm = "Net.blocks.0.norm";
+        let [up, act] = ["Net.blocks.0.up", "Net.blocks.0.act"].map(|part| (part, put_out(part)));
+        [
+            (norm, put_out(norm) + statistics),
+            up,
+            act,
+            ("Net.blocks.0.down", 0),
+        ]
+    }
 }
 
 impl Truth {
@@ -40,10 +69,11 @@ fn record(ground: &Ground, folder: &Path) -> Truth {
     serde_json::from_slice(&truth).expect("JSON")
 }
 
-fn rows(ground: &Ground, folder: &Path, by: &str) -> Vec<Value> {
+fn rows(ground: &Ground, folder: &Path, by: &[&str]) -> Vec<Value> {
     let trace = folder.join("trace.json");
     let file = trace.to_str().expect("UTF-8");
-    let report = ground.run(&["report", file, "--by", by, "--format", "jsonl"]);
+    let options = [&["report", file, "--format", "jsonl", "--by"], by].concat();
+    let report = ground.run(&options);
     let lines = report.succeeded().stdout;
     lines
         .lines()
@@ -51,12 +81,38 @@ fn rows(ground: &Ground, folder: &Path, by: &str) -> Vec<Value> {
         .collect()
 }
 
+/// What modules held when the device held most in each iteration.
+fn check_layers(truth: &Truth, layers: &[Value]) {
+    for (number, told) in (1_u64..).zip(&truth.iterations) {
+        let of_iteration =
+            |row: &&Value| row["iteration_kind"] == "iteration" && row["iteration"] == number;
+        let rows: Vec<&Value> = layers.iter().filter(of_iteration).collect();
+        let held: u64 = rows
+            .iter()
+            .filter_map(|row| row["own_total"].as_u64())
+            .sum();
+        assert_eq!(held, told.peak, "iteration {number}");
+        let own = |path: &str, what: &str| {
+            let row = rows.iter().find(|row| row["path"] == path);
+            row.map_or(0, |row| row[what].as_u64().expect("bytes"))
+        };
+        for (path, bytes) in &truth.blocks {
+            let at = format!("{path} in iteration {number}");
+            assert_eq!(own(path, "own_parameter"), *bytes, "weights of {at}");
+        }
+        for (path, bytes) in told.kept_of_first_block() {
+            let at = format!("{path} in iteration {number}");
+            assert_eq!(own(path, "own_activation"), bytes, "feature maps of {at}");
+        }
+    }
+}
+
 #[test]
-fn the_size_of_a_model_and_its_epochs_are_what_hooks_say() {
+fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
     let Some(ground) = Ground::take() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let truth = record(&ground, folder.path());
-    let sizes = rows(&ground, folder.path(), "size");
+    let sizes = rows(&ground, folder.path(), &["size"]);
     let module = |path: &str| {
         let found = sizes.iter().find(|row| row["path"] == path);
         found.unwrap_or_else(|| panic!("{path} is missing"))
@@ -75,13 +131,16 @@ fn the_size_of_a_model_and_its_epochs_are_what_hooks_say() {
         let made = bytes + truth.made_beside(path);
         assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
     }
-    let iterations = rows(&ground, folder.path(), "iteration");
+    let iterations = rows(&ground, folder.path(), &["iteration"]);
     let epochs: Vec<u64> = iterations
         .iter()
         .filter(|row| row["kind"] == "iteration")
         .map(|row| row["epoch"].as_u64().expect("an epoch"))
         .collect();
-    assert_eq!(epochs, truth.epochs);
+    let told: Vec<u64> = truth.iterations.iter().map(|it| it.epoch).collect();
+    assert_eq!(epochs, told);
+    let layers = rows(&ground, folder.path(), &["layer", "--iteration", "all"]);
+    check_layers(&truth, &layers);
     let made: u64 = sizes
         .iter()
         .filter_map(|row| row["own_rounded"].as_u64())

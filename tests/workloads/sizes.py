@@ -2,8 +2,8 @@
 
     python sizes.py --out truth.json --until FILE
 
-It writes, for each module, the bytes of its own parameters and buffers and of what its last whole forward pass put out, and the epoch of
-each iteration. Batches are as many in each epoch, and the last of an epoch is smaller. At the end it waits for the file.
+It writes, for each module, the bytes of its own parameters and buffers (and of their blocks) and of what its last whole forward pass put
+out, and of each iteration the epoch, the allocator's own peak and what its forward pass put out. Batches are as many in each epoch, and the last of an epoch is smaller. At the end it waits for the file.
 """
 
 import argparse
@@ -57,6 +57,15 @@ def own(named):
     return sizes
 
 
+def blocks(model):
+    """Bytes of the allocator's blocks, which are multiples of 512."""
+    sizes = collections.Counter()
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        path = ".".join(["Net", *name.split(".")[:-1]])
+        sizes[path] += -(-tensor.untyped_storage().nbytes() // 512) * 512
+    return sizes
+
+
 def hooked(model, outputs):
     for name, module in model.named_modules():
         if next(module.children(), None) is None:
@@ -79,16 +88,18 @@ def main():
     data = TensorDataset(torch.randn(SAMPLES, WIDTH), torch.randint(0, 10, (SAMPLES,)))
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
     held_out = DataLoader(TensorDataset(data.tensors[0][:BATCH]), batch_size=BATCH // 4)
-    outputs, whole, epochs = {}, {}, []
+    outputs, whole, iterations = {}, {}, []
     hooked(model, outputs)
     for epoch in range(1, EPOCHS + 1):
         for x, target in loader:
+            torch.cuda.reset_peak_memory_stats()
             x, target = x.to("cuda"), target.to("cuda")
             loss = nn.functional.cross_entropy(model(x), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            epochs.append(epoch)
+            peak = torch.cuda.max_memory_allocated()
+            iterations.append({"epoch": epoch, "batch": len(x), "peak": peak, "outputs": dict(outputs)})
             if len(x) == BATCH:
                 whole = dict(outputs)
         model.eval()
@@ -100,7 +111,8 @@ def main():
         "parameters": own(model.named_parameters()),
         "buffers": own(model.named_buffers()),
         "outputs": whole,
-        "epochs": epochs,
+        "blocks": blocks(model),
+        "iterations": iterations,
         "batch": BATCH,
     }
     with open(options.out, "w") as file:

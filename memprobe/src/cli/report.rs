@@ -12,8 +12,8 @@ use crate::model::snapshot::Grouping;
 use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
-    self, Alike, By, Colour, Format, Many, Outcome, ReportError, ReportOptions, Sort, TensorFormat,
-    TensorOptions, Top, write_tensors,
+    self, Alike, By, Colour, Format, LayersOf, Many, Outcome, ReportError, ReportOptions, Sort,
+    TensorFormat, TensorOptions, Top, write_tensors,
 };
 
 /// Columns of a report that does not go to a terminal.
@@ -33,6 +33,7 @@ Examples:
   memprobe report trace.json --by peak
   memprobe report trace.json --by growth
   memprobe report trace.json --by iteration --format csv
+  memprobe report trace.json --by layer --iteration all --format csv
   memprobe report trace.json --by category
   memprobe report run/
   memprobe report --by tensor a.json
@@ -65,13 +66,23 @@ pub struct Report {
     /// With --by module, layer, saved or size: show each of modules that differ in number alone (layers.0, layers.1)
     #[arg(long)]
     each: bool,
-    /// For programs without an optimizer: an iteration begins when memory is asked for from below this
-    /// line, after the same thread asked for it from elsewhere
+    /// With --by layer: of which iterations, as 3, 3..9 or all. For programs without an optimizer: an iteration begins when
+    /// memory is asked for from below this line (FILE:LINE), after the same thread asked for it from elsewhere
     ///
     /// Between two iterations, something must ask for memory from another line: where all of a loop's memory is
     /// asked for from below this one, its iterations are not told apart. FILE may be the end of a path.
-    #[arg(long, value_name = "FILE:LINE", value_parser = iteration_line)]
-    iteration: Option<IterationLine>,
+    /// With --by layer, both may be given: --iteration serve.py:41 --iteration 3.
+    #[arg(long, value_name = "N|N..M|all|FILE:LINE", value_parser = told_of_iterations)]
+    iteration: Vec<OfIterations>,
+}
+
+/// What is said of iterations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum OfIterations {
+    /// Where one begins.
+    BeginAt(IterationLine),
+    /// Which are shown.
+    Show(LayersOf),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -99,7 +110,8 @@ enum RowOf {
     Saved,
     /// How large a model is: parameters, and what each module makes in one iteration, without and with backward
     Size,
-    /// What each module held when its device held most: feature maps, weights, gradients, intermediate gradients
+    /// What each module held when its device held most, in all or in an iteration: feature maps, weights, gradients, intermediate
+    /// gradients
     Layer,
 }
 
@@ -175,7 +187,16 @@ impl Report {
         let limited = [
             Line, Tensor, Module, Peak, Growth, Iteration, Saved, Layer, Size,
         ];
-        let flags: [(&str, bool, &[RowOf]); 6] = [
+        let (lines, shown): (Vec<_>, Vec<_>) = self
+            .iteration
+            .iter()
+            .partition(|it| matches!(it, OfIterations::BeginAt(_)));
+        if lines.len() > 1 || shown.len() > 1 {
+            bail!(
+                "--iteration is given twice: give one line, and with --by layer one N, N..M or all"
+            );
+        }
+        let flags: [(&str, bool, &[RowOf]); 7] = [
             ("--sort", self.sort.is_some(), &[Line, Tensor, Module]),
             ("--top", self.top.is_some(), &limited),
             (
@@ -185,7 +206,8 @@ impl Report {
             ),
             ("--depth", self.depth.is_some(), &[Module, Layer, Size]),
             ("--each", self.each, &[Module, Layer, Saved, Size]),
-            ("--iteration", self.iteration.is_some(), &whys),
+            ("--iteration FILE:LINE", !lines.is_empty(), &whys),
+            ("--iteration N", !shown.is_empty(), &[Layer]),
         ];
         for (flag, is_given, goes_with) in flags {
             if is_given && !goes_with.contains(&self.by) {
@@ -310,7 +332,18 @@ impl Report {
             } else {
                 Colour::Plain
             },
-            iteration: self.iteration.clone(),
+            iteration: self.iteration.iter().find_map(|it| match it {
+                OfIterations::BeginAt(line) => Some(line.clone()),
+                OfIterations::Show(_) => None,
+            }),
+            layers: self
+                .iteration
+                .iter()
+                .find_map(|it| match it {
+                    OfIterations::Show(of) => Some(of.clone()),
+                    OfIterations::BeginAt(_) => None,
+                })
+                .unwrap_or(LayersOf::Peak),
         }
     }
 }
@@ -336,9 +369,21 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
     warnings
 }
 
-fn iteration_line(words: &str) -> Result<IterationLine, String> {
-    IterationLine::parse(words)
-        .ok_or_else(|| "give a file and a line, such as serve.py:41".to_owned())
+fn told_of_iterations(words: &str) -> Result<OfIterations, String> {
+    if words == "all" {
+        return Ok(OfIterations::Show(LayersOf::Each));
+    }
+    let (first, last) = words.split_once("..").unwrap_or((words, words));
+    if let (Ok(first), Ok(last)) = (first.parse::<u64>(), last.parse::<u64>()) {
+        return match (1..=last).contains(&first) {
+            true => Ok(OfIterations::Show(LayersOf::Iterations(first..=last))),
+            false => Err("iterations count from 1, and the first comes first".to_owned()),
+        };
+    }
+    let line = IterationLine::parse(words).map(OfIterations::BeginAt);
+    line.ok_or_else(|| {
+        "give a number, two as in 3..9, all, or a file and a line, such as serve.py:41".to_owned()
+    })
 }
 
 fn report_on(
@@ -380,6 +425,11 @@ mod tests {
         assert_eq!(refused("--by module --depth 2"), None);
         assert_eq!(refused("--by iteration --iteration serve.py:41"), None);
         assert_eq!(refused("--by event --all"), None);
+        assert_eq!(refused("--by layer --iteration all"), None);
+        let both = "--by layer --iteration serve.py:41 --iteration 3..9";
+        assert_eq!(refused(both), None);
+        assert!(refused("--by layer --iteration 3 --iteration 4").is_some());
+        assert!(refused("--by iteration --iteration 3").is_some());
         assert_eq!(
             refused("--depth 2").unwrap(),
             "--depth does nothing with --by line: leave it out, or give --by module, layer, size"
@@ -388,6 +438,19 @@ mod tests {
         assert!(refused("--by peak --sort live").is_some());
         assert!(refused("--by event --grouping user").is_some());
         assert!(refused("--iteration serve.py:41").is_some());
+    }
+
+    #[test]
+    fn iterations_are_named_by_numbers_or_by_the_line_at_which_they_begin() {
+        let of = |words| told_of_iterations(words).ok();
+        let show = |numbers| Some(OfIterations::Show(LayersOf::Iterations(numbers)));
+        assert_eq!(of("3"), show(3..=3));
+        assert_eq!(of("3..9"), show(3..=9));
+        assert_eq!(of("all"), Some(OfIterations::Show(LayersOf::Each)));
+        assert!(matches!(of("serve.py:41"), Some(OfIterations::BeginAt(_))));
+        for wrong in ["0", "9..3", "3..", "..", "serve.py", ""] {
+            assert_eq!(of(wrong), None, "{wrong}");
+        }
     }
 
     #[test]

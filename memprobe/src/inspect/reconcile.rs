@@ -290,14 +290,10 @@ impl Reconciler {
 
 /// The totals before an event, by those after it and by how much segments have grown since.
 fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
-    let allocated = match event.action {
-        Action::Alloc => after.allocated.0.saturating_sub(event.size.0),
-        Action::Free => after.allocated.0.saturating_add(event.size.0),
-        _ => after.allocated.0,
-    };
+    let before = event.undo(after);
     Totals {
-        allocated: Bytes(allocated),
-        reserved: Bytes(after.reserved.0.wrapping_sub(grown)),
+        reserved: Bytes(before.reserved.0.wrapping_sub(grown)),
+        ..before
     }
 }
 

@@ -9,7 +9,7 @@ use crate::model::snapshot::Snapshot;
 use crate::model::why::WhyLedger;
 use crate::model::why::iterations::Iterations;
 use crate::model::why::modules::ModuleLedger;
-use crate::model::why::told::{categories, modules};
+use crate::model::why::told::{categories, layers, modules};
 use crate::model::{Applied, Model};
 use crate::tui::{Explain, Reasons};
 
@@ -35,7 +35,7 @@ impl Reasoner {
         let (shown, seen) = watch::channel(Reasons::default());
         let reasoner = Self {
             modules: ModuleLedger::default(),
-            categories: WhyLedger::new(None),
+            categories: WhyLedger::new(None).with_latest_layers(),
             wanted: Explain::default(),
             shown,
             iterations: None,
@@ -46,7 +46,7 @@ impl Reasoner {
     /// The process is another program now.
     pub(super) fn begin_anew(&mut self) {
         self.modules = ModuleLedger::default();
-        self.categories = WhyLedger::new(None);
+        self.categories = WhyLedger::new(None).with_latest_layers();
         self.iterations = None;
     }
 
@@ -68,16 +68,25 @@ impl Reasoner {
             Explain::Nothing => return,
             Explain::Modules => Reasons::Modules(Arc::new(modules(&self.modules, snapshot))),
             Explain::Categories => {
-                let (iterations, serves) = self
-                    .iterations
-                    .take()
-                    .filter(|(_, serves)| *serves > 0)
-                    .unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES));
+                let (iterations, serves) = self.latest();
                 let told = categories(&self.categories, &iterations, snapshot.now);
                 self.iterations = Some((iterations, serves - 1));
                 Reasons::Categories(Arc::new(told))
             }
+            Explain::Layers(which) => {
+                let (iterations, serves) = self.latest();
+                // They hold what they held: as long as the table serves, so does what was told.
+                let told = (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
+                self.iterations = Some((iterations, serves - 1));
+                let Some(told) = told else { return };
+                Reasons::Layers(Arc::new(told))
+            }
         };
         self.shown.send_replace(reasons);
+    }
+    /// The last iterations, and for how many snapshots they serve, with this one.
+    fn latest(&mut self) -> (Iterations, u32) {
+        let known = self.iterations.take().filter(|(_, serves)| *serves > 0);
+        known.unwrap_or_else(|| (self.categories.latest_iterations(LATEST), SERVES))
     }
 }

@@ -24,6 +24,7 @@ pub use tensors::{TensorFormat, TensorNames, TensorOptions, write_tensor_diff, w
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
+use std::ops::RangeInclusive;
 
 use crate::event::Losses;
 use crate::model::snapshot::Grouping;
@@ -54,6 +55,8 @@ pub struct ReportOptions {
     pub colour: Colour,
     /// The line at which an iteration begins, where the user names one.
     pub iteration: Option<IterationLine>,
+    /// Of which moments a table of layers is.
+    pub layers: LayersOf,
 }
 
 impl Default for ReportOptions {
@@ -69,6 +72,7 @@ impl Default for ReportOptions {
             width: 100,
             colour: Colour::Plain,
             iteration: None,
+            layers: LayersOf::Peak,
         }
     }
 }
@@ -100,6 +104,17 @@ pub enum By {
     Size,
     /// What a module held when its device held most, by what it was for.
     Layer,
+}
+
+/// Of which moments a table of layers is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LayersOf {
+    /// That at which the device held most.
+    Peak,
+    /// Those of the iterations of these numbers: of each that at which the device held most in it.
+    Iterations(RangeInclusive<u64>),
+    /// Those of all iterations, and of what is between them.
+    Each,
 }
 
 /// How rows are written.
@@ -197,6 +212,8 @@ pub enum ReportError {
     Recording(RecordingError),
     /// The report cannot be written.
     Output(io::Error),
+    /// The recording has no such iteration. What it has, and what to do.
+    NoIteration(String),
 }
 
 impl fmt::Display for ReportError {
@@ -207,6 +224,7 @@ impl fmt::Display for ReportError {
                 f,
                 "cannot write the report: {error}; send it to another file or disk"
             ),
+            Self::NoIteration(what) => write!(f, "the recording has no such iteration: {what}"),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::status::draw_status;
 use super::theme::Theme;
 use crate::event::DeviceIndex;
 use crate::label::{clock, process};
-use crate::model::snapshot::why::{DeviceCategories, DeviceModules};
+use crate::model::snapshot::why::{DeviceCategories, DeviceModules, IterationLayers, Which};
 
 /// What is told of why memory is there. To make the tables costs time, so only what is shown is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,6 +25,8 @@ pub enum Explain {
     Modules,
     /// What memory is for on each device, and iterations.
     Categories,
+    /// What the modules of each device held in an iteration.
+    Layers(Which),
 }
 
 /// What the caller answers to [`super::Command::Explain`], anew with each snapshot.
@@ -37,6 +39,8 @@ pub enum Reasons {
     Modules(Arc<Vec<DeviceModules>>),
     /// One for each device.
     Categories(Arc<Vec<DeviceCategories>>),
+    /// One for each device.
+    Layers(Arc<Vec<IterationLayers>>),
 }
 
 impl Reasons {
@@ -46,6 +50,7 @@ impl Reasons {
             (Self::Nothing, Self::Nothing) => true,
             (Self::Modules(one), Self::Modules(other)) => Arc::ptr_eq(one, other),
             (Self::Categories(one), Self::Categories(other)) => Arc::ptr_eq(one, other),
+            (Self::Layers(one), Self::Layers(other)) => Arc::ptr_eq(one, other),
             _ => false,
         }
     }
@@ -60,6 +65,8 @@ pub enum Asked {
     Leave,
     /// Do as on the screen of lines: devices and pauses are one for all screens.
     AsOnLines(Wanted),
+    /// Have this told.
+    Explain(Explain),
 }
 
 /// The first line of a screen beside that of lines.
@@ -143,6 +150,12 @@ impl OnDevice for DeviceModules {
 }
 
 impl OnDevice for DeviceCategories {
+    fn device(&self) -> DeviceIndex {
+        self.index
+    }
+}
+
+impl OnDevice for IterationLayers {
     fn device(&self) -> DeviceIndex {
         self.index
     }

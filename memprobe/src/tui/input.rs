@@ -57,6 +57,10 @@ pub enum Wanted {
     Modules,
     /// The screen of what its memory is for, or back from it.
     Categories,
+    /// The screen of what modules held in an iteration, or back from it.
+    Layers,
+    /// The iteration that is so many later.
+    Iteration(isize),
     /// Show or hide help.
     Help,
     /// Click on a cell.
@@ -156,6 +160,9 @@ fn in_table(key: &KeyEvent) -> Option<Wanted> {
         KeyCode::Char('t') => Wanted::Tensors,
         KeyCode::Char('m') => Wanted::Modules,
         KeyCode::Char('c') => Wanted::Categories,
+        KeyCode::Char('L') => Wanted::Layers,
+        KeyCode::Char('[') => Wanted::Iteration(-1),
+        KeyCode::Char(']') => Wanted::Iteration(1),
         KeyCode::Char('?' | 'h') | KeyCode::F(1) => Wanted::Help,
         KeyCode::Char('q' | 'Q') | KeyCode::F(10) => Wanted::Quit,
         KeyCode::Esc => Wanted::Back,

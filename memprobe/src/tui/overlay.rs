@@ -94,7 +94,7 @@ pub(super) fn draw_box(
 /// Keys, columns and words.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let arrows = theme.glyphs.arrows;
-    let keys: [(&str, &str); 22] = [
+    let keys: [(&str, &str); 23] = [
         (arrows, "or j k, PgUp PgDn, Home End, wheel: move"),
         ("Enter", "open the row, or close it; so does a click on it"),
         (
@@ -126,6 +126,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "memory outside the caching allocator, by library and kind",
         ),
         ("m", "modules: which hold memory, and of which pass"),
+        (
+            "L",
+            "layers: what modules held in an iteration, and for what",
+        ),
         ("c", "categories: what memory is for, and iterations"),
         ("t", "tensors by name; the process is paused for a moment"),
         ("q Ctrl-C", "quit; the target runs on unharmed"),

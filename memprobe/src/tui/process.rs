@@ -72,6 +72,7 @@ struct ProcessStage {
     /// Likewise.
     taken_reasons: Reasons,
     modules_state: ModulesState,
+    layers_state: ModulesState,
     categories_state: CategoriesState,
     screen: Screen,
 }
@@ -82,6 +83,7 @@ enum Screen {
     Lines,
     Tensors,
     Modules,
+    Layers,
     Categories,
 }
 
@@ -91,17 +93,9 @@ impl Screen {
         match wanted {
             Wanted::Tensors => Some(Self::Tensors),
             Wanted::Modules => Some(Self::Modules),
+            Wanted::Layers => Some(Self::Layers),
             Wanted::Categories => Some(Self::Categories),
             _ => None,
-        }
-    }
-
-    /// What has to be told while it is shown.
-    const fn explains(self) -> Explain {
-        match self {
-            Self::Lines | Self::Tensors => Explain::Nothing,
-            Self::Modules => Explain::Modules,
-            Self::Categories => Explain::Categories,
         }
     }
 }
@@ -125,6 +119,7 @@ impl ProcessStage {
             tensors_state: TensorsState::default(),
             taken_reasons: Reasons::default(),
             modules_state: ModulesState::default(),
+            layers_state: ModulesState::of_iterations(),
             categories_state: CategoriesState::default(),
             screen: Screen::Lines,
         }
@@ -136,12 +131,22 @@ impl ProcessStage {
             .context("the measurement has ended")
     }
 
+    /// What has to be told for the screen that is shown.
+    fn explains(&self) -> Explain {
+        match self.screen {
+            Screen::Lines | Screen::Tensors => Explain::Nothing,
+            Screen::Modules => self.modules_state.explains(),
+            Screen::Layers => self.layers_state.explains(),
+            Screen::Categories => Explain::Categories,
+        }
+    }
+
     /// Shows another screen, and has the caller tell what that needs. Tensors are read where that was not done yet.
     fn open(&mut self, screen: Screen) -> Result<()> {
-        let before = self.screen.explains();
+        let before = self.explains();
         self.screen = screen;
-        if screen.explains() != before {
-            self.send(Command::Explain(screen.explains()))?;
+        if self.explains() != before {
+            self.send(Command::Explain(self.explains()))?;
         }
         if screen == Screen::Tensors && self.tensors_state.is_unread() {
             self.send(Command::TakeTensors)?;
@@ -154,6 +159,7 @@ impl ProcessStage {
     fn show_device(&mut self) {
         let device = self.state.device().map(|device| device.index);
         self.modules_state.show(device);
+        self.layers_state.show(device);
         self.categories_state.show(device);
     }
 
@@ -163,6 +169,7 @@ impl ProcessStage {
             Screen::Lines => self.state.focus,
             Screen::Tensors => self.tensors_state.focus(),
             Screen::Modules => self.modules_state.focus(),
+            Screen::Layers => self.layers_state.focus(),
             Screen::Categories => Focus::Table,
         }
     }
@@ -173,6 +180,7 @@ impl ProcessStage {
         };
         let asked = match self.screen {
             Screen::Modules => self.modules_state.handle(wanted),
+            Screen::Layers => self.layers_state.handle(wanted),
             _ => self.categories_state.handle(wanted),
         };
         match asked {
@@ -185,6 +193,7 @@ impl ProcessStage {
                 self.show_device();
                 self.take_reasons();
             }
+            Some(AskedBeside::Explain(wanted)) => self.send(Command::Explain(wanted))?,
             // What the last key on the screen of lines was told is of no concern any more.
             None => self.state.note = None,
         }
@@ -204,6 +213,7 @@ impl ProcessStage {
         match &reasons {
             Reasons::Nothing => {}
             Reasons::Modules(news) => self.modules_state.update(Arc::clone(news)),
+            Reasons::Layers(news) => self.layers_state.update_then(Arc::clone(news)),
             Reasons::Categories(news) => self.categories_state.update(Arc::clone(news)),
         }
         self.taken_reasons = reasons;
@@ -247,7 +257,7 @@ impl Stage for ProcessStage {
         match self.screen {
             Screen::Lines => news,
             Screen::Tensors => news_of_tensors,
-            Screen::Modules | Screen::Categories => news || news_of_reasons,
+            Screen::Modules | Screen::Layers | Screen::Categories => news || news_of_reasons,
         }
     }
 
@@ -255,6 +265,7 @@ impl Stage for ProcessStage {
         self.state.handle(Wanted::Resize(width, height));
         self.tensors_state.resize(width, height);
         self.modules_state.resize(width, height);
+        self.layers_state.resize(width, height);
         self.categories_state.resize(width, height);
     }
 
@@ -274,7 +285,7 @@ impl Stage for ProcessStage {
         }
         match self.screen {
             Screen::Tensors => return self.on_tensors(event),
-            Screen::Modules | Screen::Categories => return self.on_beside(event),
+            Screen::Modules | Screen::Layers | Screen::Categories => return self.on_beside(event),
             Screen::Lines => {}
         }
         let Some(wanted) = wanted(event, self.state.focus) else {
@@ -298,6 +309,7 @@ impl Stage for ProcessStage {
                 tensors::draw(buffer, &self.tensors_state, &self.taken.target, theme)
             }
             Screen::Modules => modules::draw(buffer, &self.modules_state, &self.state, theme),
+            Screen::Layers => modules::draw(buffer, &self.layers_state, &self.state, theme),
             Screen::Categories => {
                 categories::draw(buffer, &self.categories_state, &self.state, theme);
                 None

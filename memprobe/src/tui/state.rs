@@ -164,7 +164,10 @@ impl State {
             Wanted::Redraw => {}
             // Where there are such screens, these do not come here.
             Wanted::Tensors => self.note = Some("tensors: `memprobe attach --pid` of this process"),
-            Wanted::Modules => self.note = Some("modules: `memprobe attach --pid` of this process"),
+            Wanted::Modules | Wanted::Layers => {
+                self.note = Some("modules: `memprobe attach --pid` of this process");
+            }
+            Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
             Wanted::Categories => {
                 self.note = Some("what memory is for: `memprobe attach --pid` of this process");
             }

@@ -35,32 +35,53 @@ pub fn draw_status(
     note: Option<&str>,
     theme: &Theme,
 ) {
-    if area.is_empty() {
-        return;
-    }
     let health = &state.shown.health;
-    let (word, style) = word(state, theme);
-    let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
-    if health.losses.any() {
-        // What was lost comes first: it must not be cut off.
-        spans.push(Span::styled(
-            format!(" LOST {} ", lost(&health.losses)),
-            theme.bad(),
-        ));
-        spans.push(Span::raw(" "));
-    }
-    let used: usize = spans.iter().map(Span::width).sum();
-    if let Some(note) = note {
-        spans.push(Span::styled(note.to_owned(), theme.strong()));
-    } else {
+    let line = StatusLine {
+        word: word(state, theme),
+        losses: &health.losses,
+        note: note.map(str::to_owned),
+        facts: facts(health, state),
+    };
+    line.draw(buffer, area, theme);
+}
+
+/// How a measurement is doing, in one line.
+pub(super) struct StatusLine<'a> {
+    /// What is going on, and how that looks.
+    pub(super) word: (&'static str, Style),
+    pub(super) losses: &'a Losses,
+    /// What is to be said of the last key, in place of the facts.
+    pub(super) note: Option<String>,
+    /// Each with the rank at which it is left out where room is short.
+    pub(super) facts: Vec<(u8, String)>,
+}
+
+impl StatusLine<'_> {
+    /// Draws it.
+    pub(super) fn draw(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
+        if area.is_empty() {
+            return;
+        }
+        let (word, style) = self.word;
+        let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
+        if self.losses.any() {
+            // What was lost comes first: it must not be cut off.
+            let text = format!(" LOST {} ", lost(self.losses));
+            spans.push(Span::styled(text, theme.bad()));
+            spans.push(Span::raw(" "));
+        }
+        let used: usize = spans.iter().map(Span::width).sum();
         let room = usize::from(area.width).saturating_sub(used);
-        spans.push(Span::raw(fitting(&facts(health, state), room)));
+        spans.push(match &self.note {
+            Some(note) => Span::styled(fit(note, room, theme.glyphs.cut), theme.strong()),
+            None => Span::raw(fitting(&self.facts, room)),
+        });
+        buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
     }
-    buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
 }
 
 /// The facts that have room, in their order; those of the lowest rank are taken first.
-pub(super) fn fitting(facts: &[(u8, String)], room: usize) -> String {
+fn fitting(facts: &[(u8, String)], room: usize) -> String {
     let joined = |places: &[usize]| {
         let texts: Vec<&str> = places.iter().map(|at| facts[*at].1.as_str()).collect();
         format!(" {}", texts.join("   "))
@@ -80,7 +101,7 @@ pub(super) fn fitting(facts: &[(u8, String)], room: usize) -> String {
 }
 
 /// What was lost, in words.
-pub(super) fn lost(losses: &Losses) -> String {
+fn lost(losses: &Losses) -> String {
     let Losses {
         events,
         stacks,

@@ -2,7 +2,8 @@
 
 pub use crate::model::why::category::{Category, CategoryRule, Standing};
 pub use crate::model::why::iterations::{IterationKind, Source};
-pub use crate::model::why::modules::{ModuleRow, ModuleTree, Sums, fold};
+pub use crate::model::why::layers::{DeviceLayers, Layer};
+pub use crate::model::why::modules::{ModuleRow, ModuleTree, Sums, Together, fold};
 pub use crate::model::why::parts::{Pass, Place};
 pub use crate::model::why::peak::{Holding, Moment};
 pub use crate::model::why::phase::Phase;
@@ -24,6 +25,32 @@ pub struct DeviceModules {
     pub unaccounted: i64,
     /// The modules, none of them folded.
     pub tree: ModuleTree,
+}
+
+/// What the modules of a device held when it held most in an iteration.
+#[derive(Clone, Debug)]
+pub struct IterationLayers {
+    /// The device.
+    pub index: DeviceIndex,
+    /// What iterations are told apart by.
+    pub source: Source,
+    /// The iteration; `None` where none was seen yet.
+    pub iteration: Option<IterationRow>,
+    /// The first and the last whole iteration that can be looked at; `None` where none can.
+    pub whole: Option<(u64, u64)>,
+    /// What was held then, none of it folded; `None` where that is kept no more. The sum of all rows is the allocator's total at
+    /// that moment.
+    pub layers: Option<DeviceLayers>,
+}
+
+/// Which iteration is to be told of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Which {
+    /// The last whole one, or the one that runs where none is whole.
+    #[default]
+    Latest,
+    /// That of this number, where it is kept.
+    Numbered(u64),
 }
 
 /// A part of what a device holds, by what it is for.
@@ -110,6 +137,8 @@ pub struct IterationRow {
     pub number: u64,
     /// What it is.
     pub kind: IterationKind,
+    /// The epoch that it began in, where that can be told.
+    pub epoch: Option<u64>,
     /// Nanoseconds from its beginning to its end, or to the last event in it.
     pub length: u64,
     /// The most that was allocated in it.

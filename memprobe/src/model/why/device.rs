@@ -2,21 +2,37 @@
 
 use std::collections::HashMap;
 
-use super::category::{Category, CategoryRule};
+use super::category::CategoryRule;
 use super::fate::{Block, is_saved};
 use super::moments::{Divided, Moment, Revision};
 use super::phase::{Judged, Phase};
 use super::rows::{AtPeak, Holding};
+use super::strata::{Place, Shift, Strata};
 use crate::event::{Action, AtAttach, Bytes, MemoryEvent, TimeNs, Totals};
 use crate::model::device::ADDRESS_LIMIT;
+
+/// Differences between laps that are kept of all of them, and of the latest alone; older laps are forgotten.
+const MOST_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
 
 /// What is counted by the stack that made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Follows {
-    /// What is saved for backward.
+    /// What is saved for backward, now.
     Saved,
-    /// Everything.
+    /// Everything, now and in the latest laps.
+    Latest,
+    /// Everything, now and in all laps.
     Everything,
+}
+
+impl Follows {
+    const fn most_differences(self) -> usize {
+        match self {
+            Self::Saved => 0,
+            Self::Latest => MOST_DIFFERENCES[1],
+            Self::Everything => MOST_DIFFERENCES[0],
+        }
+    }
 }
 
 /// One device.
@@ -32,24 +48,24 @@ pub(super) struct Device {
     pub(super) phases: HashMap<Phase, Holding>,
     pub(super) judged: HashMap<Judged, u64>,
     /// What is held, by the stack that made it and by what it is for.
-    pub(super) held: HashMap<(u32, Category), Holding>,
+    pub(super) held: Strata,
     follows: Follows,
     /// The sum of all categories.
     known: u64,
 }
 
 impl Device {
-    /// As memprobe found it.
-    pub(super) fn found(found: &AtAttach, follows: Follows) -> Self {
-        Self::with(found.totals, found.time, follows)
+    /// As memprobe found it, in this lap.
+    pub(super) fn found(found: &AtAttach, follows: Follows, lap: u64) -> Self {
+        Self::with(found.totals, found.time, follows, lap)
     }
 
     /// As it was just before the first event that is seen on it.
-    pub(super) fn before(event: &MemoryEvent, follows: Follows) -> Self {
-        Self::with(event.totals_before(), event.time, follows)
+    pub(super) fn before(event: &MemoryEvent, follows: Follows, lap: u64) -> Self {
+        Self::with(event.totals_before(), event.time, follows, lap)
     }
 
-    fn with(totals: Totals, time: TimeNs, follows: Follows) -> Self {
+    fn with(totals: Totals, time: TimeNs, follows: Follows, lap: u64) -> Self {
         let mut now = Moment {
             time,
             totals,
@@ -64,7 +80,7 @@ impl Device {
             blocks: [0; CategoryRule::ALL.len()],
             phases: HashMap::new(),
             judged: HashMap::new(),
-            held: HashMap::new(),
+            held: Strata::new(lap, follows.most_differences()),
             follows,
             known: 0,
         }
@@ -89,8 +105,7 @@ impl Device {
         let row = self.phases.entry(judged.phase).or_default();
         row.add(block.size, self.peaks, AtPeak::Gone);
         if let Some(place) = self.place(block.origin, block.rule) {
-            let row = self.held.entry(place).or_default();
-            row.add(block.size, self.peaks, AtPeak::Gone);
+            self.held.add(place, block.size, self.peaks);
         }
     }
 
@@ -103,9 +118,8 @@ impl Device {
         if let Some(row) = self.phases.get_mut(&block.phase) {
             row.release(block.size, self.peaks);
         }
-        let place = self.place(block.origin, block.rule);
-        if let Some(row) = place.and_then(|place| self.held.get_mut(&place)) {
-            row.release(block.size, self.peaks);
+        if let Some(place) = self.place(block.origin, block.rule) {
+            self.held.release(place, block.size, self.peaks);
         }
     }
 
@@ -115,8 +129,8 @@ impl Device {
         *before = before.saturating_sub(size);
     }
 
-    /// What a live block is for turns out to be something else.
-    pub(super) fn revise(&mut self, block: &Block, revision: Revision) {
+    /// What a live block is for turns out to be something else. Laps before `oldest` stay as they are.
+    pub(super) fn revise(&mut self, block: &Block, revision: Revision, oldest: u64) {
         let Revision { size, from, to, .. } = revision;
         self.now.composition.change(from, to, size);
         self.peak.revise(revision);
@@ -125,41 +139,36 @@ impl Device {
         *blocks = blocks.saturating_sub(1);
         self.blocks[to as usize] += 1;
         let origin = block.origin;
-        self.move_from(block, self.place(origin, from), self.place(origin, to));
+        let ways = [self.place(origin, from), self.place(origin, to)];
+        self.shift(block, ways, oldest);
     }
 
     /// A live block counts as made by another stack.
     pub(super) fn rename(&mut self, block: &Block, origin: u32) {
         let from = self.place(block.origin, block.rule);
-        self.move_from(block, from, self.place(origin, block.rule));
+        self.shift(block, [from, self.place(origin, block.rule)], 0);
     }
 
     /// Where a block is counted by its stack, if it is.
-    fn place(&self, origin: u32, rule: CategoryRule) -> Option<(u32, Category)> {
-        let counts = self.follows == Follows::Everything || is_saved(rule);
+    fn place(&self, origin: u32, rule: CategoryRule) -> Option<Place> {
+        let counts = self.follows != Follows::Saved || is_saved(rule);
         counts.then_some((origin, rule.category()))
     }
 
-    fn move_from(
-        &mut self,
-        block: &Block,
-        from: Option<(u32, Category)>,
-        to: Option<(u32, Category)>,
-    ) {
-        if from == to {
+    fn shift(&mut self, block: &Block, ways: [Option<Place>; 2], oldest: u64) {
+        if ways[0] == ways[1] {
             return;
         }
         let was = match self.peak.ordinal >= block.born {
             true => AtPeak::Live,
             false => AtPeak::Gone,
         };
-        if let Some(row) = from.and_then(|from| self.held.get_mut(&from)) {
-            row.remove(block.size, self.peaks, was);
-        }
-        if let Some(to) = to {
-            let row = self.held.entry(to).or_default();
-            row.add(block.size, self.peaks, was);
-        }
+        let shift = Shift {
+            peak: self.peaks,
+            was,
+            oldest,
+        };
+        self.held.shift(block, ways, shift);
     }
 
     /// Takes the totals that came with an event, as the model does.

@@ -50,6 +50,13 @@ pub struct Iteration {
     pub devices: Vec<(DeviceIndex, LapDevice)>,
 }
 
+impl Iteration {
+    /// Whether its number is its own: it is an iteration, be it over or not.
+    pub fn is_numbered(&self) -> bool {
+        matches!(self.kind, IterationKind::Whole | IterationKind::Unfinished)
+    }
+}
+
 /// How the steps of several optimizers make iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cycle {
@@ -141,6 +148,12 @@ impl Iterations {
 }
 
 impl Iterations {
+    /// The row that a moment is in.
+    pub fn at(&self, time: TimeNs) -> Option<&Iteration> {
+        let mut rows = self.rows.iter();
+        rows.find(|row| (row.begin..=row.end).contains(&time))
+    }
+
     fn undivided(laps: &[&Lap], of: &Laps) -> Self {
         let mut rows = Rows {
             most: usize::MAX,

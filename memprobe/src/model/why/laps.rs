@@ -11,7 +11,7 @@ use crate::event::{Beginning, Bytes, DeviceIndex, Mark, Tid, TimeNs, Totals};
 use crate::model::snapshot::Site;
 
 /// Laps that are kept; older ones are counted.
-const MOST_LAPS: usize = 100_000;
+pub(super) const MOST_LAPS: usize = 100_000;
 
 /// Places from which optimizers step that are told apart; later ones count as one.
 const MOST_KEYS: usize = 4096;
@@ -77,6 +77,8 @@ pub struct LapDevice {
     pub allocs: u64,
     /// Bytes of those.
     pub alloc_bytes: u64,
+    /// The lap in which `peak` was, by how many had ended before.
+    pub(super) lap: u64,
 }
 
 /// What a lap was.
@@ -124,6 +126,7 @@ impl Lap {
             let own = self.devices.entry(*index).or_default();
             if device.peak.totals.allocated >= own.peak.totals.allocated {
                 own.peak.clone_from(&device.peak);
+                own.lap = device.lap;
             }
             own.end = device.end;
             own.allocs = own.allocs.saturating_add(device.allocs);
@@ -199,11 +202,18 @@ impl Laps {
         }
     }
 
-    /// A device is now as it says.
-    pub(super) fn record(&mut self, index: DeviceIndex, now: &Moment, allocated: Option<Bytes>) {
+    /// A device is now as it says; gives whether the lap never held more.
+    pub(super) fn record(
+        &mut self,
+        index: DeviceIndex,
+        now: &Moment,
+        allocated: Option<Bytes>,
+    ) -> bool {
         let device = self.current.devices.entry(index).or_default();
-        if now.totals.allocated >= device.peak.totals.allocated {
+        let is_highest = now.totals.allocated >= device.peak.totals.allocated;
+        if is_highest {
             device.peak.clone_from(now);
+            device.lap = self.current.last;
         }
         device.end = now.totals;
         if let Some(size) = allocated {
@@ -211,6 +221,13 @@ impl Laps {
             device.alloc_bytes = device.alloc_bytes.saturating_add(size.0);
         }
         self.current.end = self.current.end.max(now.time);
+        is_highest
+    }
+
+    /// The oldest lap that [`Self::revise`] puts right.
+    pub(super) fn oldest_open(&self) -> u64 {
+        let oldest = self.done.len().saturating_sub(STILL_OPEN);
+        self.done.get(oldest).map_or(0, |lap| lap.first)
     }
 
     /// Puts right what a block was for.
@@ -348,15 +365,16 @@ impl Laps {
     }
 
     fn cut(&mut self, kind: LapKind, now: &Now<'_>) {
+        let number = self.ended.saturating_add(1);
         let devices = now.0.iter().map(|(index, moment)| {
             let device = LapDevice {
                 peak: (*moment).clone(),
                 end: moment.totals,
+                lap: number,
                 ..LapDevice::default()
             };
             (*index, device)
         });
-        let number = self.ended.saturating_add(1);
         let next = Lap {
             first: number,
             last: number,

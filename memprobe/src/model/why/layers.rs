@@ -1,10 +1,14 @@
-//! What each module held, and for what, when its device held most.
+//! What each module held, and for what, when its device held most: of all time, or in an iteration.
 
 use super::category::Category;
+use super::device::{Device, Follows};
+use super::iterations::Iteration;
+use super::laps::LapDevice;
 use super::ledger::WhyLedger;
 use super::modules::{ModuleRow, Together, tree};
 use super::moments::Moment;
 use super::parts::{Place, place_of};
+use super::strata::Stratum;
 use crate::event::{Context, DeviceIndex, Module, NamedBlock, NoStack, Stack, StackKind};
 use crate::tensors::TensorKind;
 
@@ -18,6 +22,19 @@ pub struct DeviceLayers {
     pub modules: Vec<ModuleRow<Layer>>,
     /// What is no module's.
     pub others: Vec<(Place, Layer)>,
+}
+
+impl DeviceLayers {
+    /// Whether the same was held at both moments, and as much cached.
+    pub fn is_as(&self, other: &Self) -> bool {
+        let rest = |layers: &Self| {
+            let composition = &layers.peak.composition;
+            (composition.before_attach, composition.unaccounted)
+        };
+        self.peak.totals == other.peak.totals
+            && rest(self) == rest(other)
+            && (&self.modules, &self.others) == (&other.modules, &other.others)
+    }
 }
 
 /// Bytes of a module, by what they are for.
@@ -55,50 +72,101 @@ impl Together for Layer {
     }
 }
 
-impl WhyLedger {
-    /// What the modules of a device held when it held most; `None` where that is not counted ([`Self::with_sizes`]).
-    pub fn layers(&self, index: DeviceIndex) -> Option<DeviceLayers> {
-        let making = self.making.as_ref()?;
-        let device = self.devices.get(&index)?;
-        let mut held: Vec<_> = device.held.iter().collect();
-        // In the order in which stacks were met: that of the model.
-        held.sort_unstable_by_key(|(place, _)| **place);
-        let parts = held.into_iter().map(|((origin, category), holding)| {
-            let place = match self.origins.get(*origin as usize) {
-                None => Place::Unknown,
-                Some(stack) => match place_of(stack).0 {
-                    Place::Module(held) if making.is_held(*origin) => {
-                        Place::Module(making.called(&held))
-                    }
-                    place => place,
-                },
-            };
-            let bytes = holding.as_of(device.peaks).at_peak;
-            (place, Layer::with(*category, bytes))
-        });
-        let (modules, others) = tree(parts.filter(|(_, layer)| layer.all() > 0));
-        Some(DeviceLayers {
-            peak: device.peak.clone(),
-            modules,
-            others,
-        })
+/// Says what modules held at a moment.
+#[derive(Debug)]
+pub struct Layering<'a> {
+    ledger: &'a WhyLedger,
+    /// By origin.
+    places: Vec<Place>,
+}
+
+impl Layering<'_> {
+    /// Whether anything was heard of a device.
+    pub fn knows(&self, index: DeviceIndex) -> bool {
+        self.ledger.devices.contains_key(&index)
     }
 
-    /// Whether the process's own objects said what modules keep.
-    pub fn names_modules(&self) -> bool {
-        let making = self.making.as_ref();
-        making.is_some_and(|making| making.kept.is_some())
+    /// What the modules of a device held when it held most.
+    pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
+        let device = self.ledger.devices.get(&index)?;
+        let bytes = |stratum: &Stratum| stratum.holding.as_of(device.peaks).at_peak;
+        Some(self.divide(device, &device.peak, bytes))
+    }
+
+    /// What they held when it held most in an iteration; `None` where that is kept no more.
+    pub fn in_iteration(&self, index: DeviceIndex, iteration: &Iteration) -> Option<DeviceLayers> {
+        let device = self.ledger.devices.get(&index)?;
+        let mut seen = iteration.devices.iter();
+        let (_, LapDevice { peak, lap, .. }) = seen.find(|(of, _)| *of == index)?;
+        let bytes = |stratum: &Stratum| device.held.in_lap(stratum, *lap);
+        let is_kept = device.held.knows(*lap);
+        is_kept.then(|| self.divide(device, peak, bytes))
+    }
+
+    /// Whether what any device held in an iteration is kept no more.
+    pub fn is_forgotten(&self, iteration: &Iteration) -> bool {
+        iteration
+            .devices
+            .iter()
+            .any(|(index, LapDevice { lap, .. })| {
+                let device = self.ledger.devices.get(index);
+                device.is_some_and(|device| !device.held.knows(*lap))
+            })
+    }
+
+    fn divide(
+        &self,
+        device: &Device,
+        peak: &Moment,
+        bytes: impl Fn(&Stratum) -> u64,
+    ) -> DeviceLayers {
+        let held = device.held.iter();
+        let held = held.map(|(place, stratum)| (*place, bytes(stratum)));
+        let mut held: Vec<_> = held.filter(|(_, bytes)| *bytes > 0).collect();
+        // In the order in which stacks were met: that of the model.
+        held.sort_unstable_by_key(|(place, _)| *place);
+        let parts = held.into_iter().map(|((origin, category), bytes)| {
+            let place = self.places.get(origin as usize);
+            let place = place.cloned().unwrap_or(Place::Unknown);
+            (place, Layer::with(category, bytes))
+        });
+        let (modules, others) = tree(parts);
+        DeviceLayers {
+            peak: peak.clone(),
+            modules,
+            others,
+        }
+    }
+}
+
+impl WhyLedger {
+    /// What modules held; `None` where that is not counted ([`Self::with_layers`]).
+    pub fn layering(&self) -> Option<Layering<'_>> {
+        if self.follows == Follows::Saved {
+            return None;
+        }
+        let stacks = self.origins.iter().zip(0_u32..);
+        let places = stacks.map(|(stack, origin)| match place_of(stack).0 {
+            Place::Module(held) if self.in_modules.contains(&origin) => {
+                Place::Module(self.roots.called(&held))
+            }
+            place => place,
+        });
+        Some(Layering {
+            ledger: self,
+            places: places.collect(),
+        })
     }
 
     /// What stands for the stack of a block that the process's objects put into a module; `None` where they do not, or that is not asked
     /// for.
     pub(super) fn origin_in_module(&mut self, named: &NamedBlock) -> Option<u32> {
-        self.making.as_ref()?;
         let stays = matches!(
             named.kind,
             Some(TensorKind::Parameter | TensorKind::Buffer | TensorKind::OptimizerState)
         );
-        let module = named.module.as_ref().filter(|_| stays)?;
+        let counts = stays && self.follows != Follows::Saved;
+        let module = named.module.as_ref().filter(|_| counts)?;
         let stack = Stack {
             kind: StackKind::Unknown {
                 thread: "".into(),
@@ -112,31 +180,70 @@ impl WhyLedger {
             },
         };
         let origin = Some(self.origin(&stack.into())).filter(|origin| *origin != 0)?;
-        self.making.as_mut()?.hold(origin);
+        self.in_modules.insert(origin);
         Some(origin)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::parts::samples::{DEVICE, learning, learning_for};
+    use super::super::parts::samples::{DEVICE, Program, learning, learning_for};
     use super::*;
 
-    #[test]
-    fn what_layers_held_at_the_peak_adds_up_to_what_was_allocated() {
-        for program in [learning(), learning_for(4, |_| true)] {
-            let mut ledger = WhyLedger::new(None).with_sizes();
-            program.play(|event, applied, _| ledger.apply(event, applied));
-            let layers = ledger.layers(DEVICE).expect("a device");
-            let modules = layers.modules.iter().map(|row| &row.total);
-            let others = layers.others.iter().map(|(_, layer)| layer);
-            let all = modules.chain(others).fold(Layer::default(), Layer::and);
-            let composition = &layers.peak.composition;
-            for category in Category::ALL {
-                assert_eq!(all.of(category), composition.of(category), "{category:?}");
-            }
-            let known = all.all() + composition.before_attach;
-            assert_eq!(known, layers.peak.totals.allocated.0);
+    fn ledger_of(program: &Program) -> WhyLedger {
+        let mut ledger = WhyLedger::new(None).with_layers();
+        program.play(|event, applied, _| ledger.apply(event, applied));
+        ledger
+    }
+
+    fn check(layers: &DeviceLayers) {
+        let modules = layers.modules.iter().map(|row| &row.total);
+        let others = layers.others.iter().map(|(_, layer)| layer);
+        let all = modules.chain(others).fold(Layer::default(), Layer::and);
+        let composition = &layers.peak.composition;
+        for category in Category::ALL {
+            assert_eq!(all.of(category), composition.of(category), "{category:?}");
         }
+        let known = all.all() + composition.before_attach;
+        assert_eq!(known, layers.peak.totals.allocated.0);
+    }
+
+    #[test]
+    fn what_layers_held_adds_up_to_what_was_allocated_at_the_peak_and_in_each_iteration() {
+        for program in [
+            learning(),
+            learning_for(40, |_| true),
+            learning_for(40, |at| at == 3),
+        ] {
+            let ledger = ledger_of(&program);
+            let layering = ledger.layering().expect("layers are counted");
+            check(&layering.at_peak(DEVICE).expect("a device"));
+            let table = ledger.iterations();
+            let heard = table.rows.iter().filter(|row| !row.devices.is_empty());
+            assert!(heard.clone().count() > 0);
+            for iteration in heard {
+                let layers = layering.in_iteration(DEVICE, iteration);
+                check(&layers.unwrap_or_else(|| panic!("{iteration:?}")));
+            }
+        }
+    }
+
+    #[test]
+    fn an_iteration_in_the_midst_of_which_the_device_held_most_has_the_same_layers() {
+        let ledger = ledger_of(&learning_for(12, |_| true));
+        let layering = ledger.layering().expect("layers are counted");
+        let all = layering.at_peak(DEVICE).expect("a device");
+        let table = ledger.iterations();
+        let then = table
+            .rows
+            .iter()
+            .filter_map(|row| layering.in_iteration(DEVICE, row));
+        assert!(then.into_iter().any(|layers| layers.modules == all.modules));
+    }
+
+    #[test]
+    fn a_ledger_that_was_not_asked_for_layers_has_none() {
+        let ledger = WhyLedger::new(None).with_sizes();
+        assert!(ledger.layering().is_none());
     }
 }

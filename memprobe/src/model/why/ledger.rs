@@ -4,7 +4,7 @@
 //! there, so that at every event, on each device: `allocated == sum of all categories + before attach +
 //! unaccounted`.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::category::{Category, CategoryRule, accumulates, builds, is_workspace};
@@ -16,6 +16,7 @@ use super::laps::{Laps, Now};
 use super::moments::Revision;
 use super::named::Check;
 use super::phase::{Judged, Phase, PhaseRule, phase_of};
+use super::roots::Roots;
 use super::size::Making;
 use super::view::{DeviceView, Hearsay};
 use crate::event::{
@@ -77,6 +78,10 @@ pub struct WhyLedger {
     pub(super) check: Check,
     /// When the process's objects were read last.
     pub(super) read: Option<TimeNs>,
+    pub(super) follows: Follows,
+    pub(super) roots: Roots,
+    /// Origins that stand for a module in which the process's objects found blocks.
+    pub(super) in_modules: HashSet<u32>,
     /// What is made, where it is asked for.
     pub(super) making: Option<Making>,
     pub(super) ordinal: u64,
@@ -110,6 +115,9 @@ impl WhyLedger {
             devices: BTreeMap::new(),
             check: Check::default(),
             read: None,
+            follows: Follows::Saved,
+            roots: Roots::default(),
+            in_modules: HashSet::new(),
             making: None,
             ordinal: 0,
             heard: Hearsay::default(),
@@ -117,10 +125,22 @@ impl WhyLedger {
         }
     }
 
-    /// Counts what is made, and all by the stack that made it, for [`Self::sizes`] and [`Self::layers`].
+    /// Counts what is made, for [`Self::sizes`].
     pub fn with_sizes(self) -> Self {
         let making = Some(Making::default());
         Self { making, ..self }
+    }
+
+    /// Counts all by the stack that made it, for [`Self::layering`] of any iteration.
+    pub fn with_layers(self) -> Self {
+        let follows = Follows::Everything;
+        Self { follows, ..self }
+    }
+
+    /// As above, for that of the latest iterations, however long it goes on.
+    pub fn with_latest_layers(self) -> Self {
+        let follows = Follows::Latest;
+        Self { follows, ..self }
     }
 
     /// Takes the next event of the stream, and what the model made of it.
@@ -236,13 +256,6 @@ impl WhyLedger {
         self.heard.operations_left_out = self.heard.operations_left_out.saturating_add(1);
     }
 
-    fn follows(&self) -> Follows {
-        match self.making {
-            Some(_) => Follows::Everything,
-            None => Follows::Saved,
-        }
-    }
-
     pub(super) fn origin(&mut self, stack: &Arc<Stack>) -> u32 {
         if let Some(origin) = self.by_stack.get(stack) {
             return *origin;
@@ -270,16 +283,25 @@ impl WhyLedger {
         let stack = traits.and_then(|traits| self.origins.get(traits.origin as usize));
         let site = stack.map(|stack| grouping::site(stack, Grouping::User));
         self.laps.mark(mark, site.as_ref(), now(&self.devices));
+        self.pass_laps();
+    }
+
+    /// Devices keep what they held at the highest moment of each lap that has ended.
+    fn pass_laps(&mut self) {
+        let lap = self.laps.ended();
+        for device in self.devices.values_mut() {
+            device.held.pass_to(lap, device.now.ordinal);
+        }
     }
 
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else { return };
-        let follows = self.follows();
+        let (follows, lap) = (self.follows, self.laps.ended());
         if are_plausible(found.totals) && are_plausible(found.peak) {
             self.laps.start(found.time);
             self.devices
                 .entry(index)
-                .or_insert_with(|| Device::found(found, follows));
+                .or_insert_with(|| Device::found(found, follows, lap));
         }
     }
 
@@ -293,7 +315,7 @@ impl WhyLedger {
         }
         if !self.devices.contains_key(&index) {
             self.laps.start(event.time);
-            let device = Device::before(event, self.follows());
+            let device = Device::before(event, self.follows, self.laps.ended());
             self.devices.insert(index, device);
         }
         if let Some(device) = self.devices.get_mut(&index) {
@@ -321,7 +343,9 @@ impl WhyLedger {
         let device = self.devices.get_mut(&index);
         if let Some(device) = device.filter(|_| event.action != Action::Held) {
             device.report(event, self.ordinal);
-            self.laps.record(index, &device.now, allocated);
+            if self.laps.record(index, &device.now, allocated) {
+                device.held.reach(self.ordinal);
+            }
         }
     }
 
@@ -335,6 +359,7 @@ impl WhyLedger {
         }
         if self.line.is_some() {
             self.laps.ask(event.tid, traits.at_line, now(&self.devices));
+            self.pass_laps();
         }
         let Judged { phase, .. } = asked.judged;
         self.laps.pass(phase);
@@ -509,7 +534,7 @@ impl WhyLedger {
             to: rule,
         };
         if let Some(device) = self.devices.get_mut(&index) {
-            device.revise(block, revision);
+            device.revise(block, revision, self.laps.oldest_open());
         }
         self.laps.revise(index, revision);
     }
@@ -517,6 +542,7 @@ impl WhyLedger {
     /// The program goes over from one phase to another: much is decided by that.
     fn turn(&mut self, turn: Turn) {
         self.laps.turn(turn, now(&self.devices));
+        self.pass_laps();
         let Turn { ended, began } = turn;
         if ended.is_of_backward() && !began.is_of_backward() {
             self.settle_kept_by_backward();

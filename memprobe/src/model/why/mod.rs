@@ -19,8 +19,10 @@ pub mod named;
 pub mod parts;
 pub mod peak;
 pub mod phase;
+mod roots;
 pub mod rows;
 pub mod size;
+mod strata;
 pub mod told;
 pub mod view;
 

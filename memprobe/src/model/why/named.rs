@@ -85,8 +85,10 @@ impl WhyLedger {
             let block = self.blocks.get(&key);
             if let Some(block) = block.filter(|block| block.size == named.size.0) {
                 if let Some(making) = &mut self.making {
-                    let stack = self.origins.get(block.origin as usize);
-                    making.name(named, stack.map(|stack| &**stack));
+                    making.name(named);
+                }
+                if let Some(stack) = self.origins.get(block.origin as usize) {
+                    self.roots.hear_of(named, stack);
                 }
                 self.decide(key, block, named, rule);
             }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::parts::{Change, Part, Parts, Way};
-use crate::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
+use crate::event::{Bytes, DeviceIndex, Event, MemoryEvent, TimeNs, Totals};
 use crate::model::Model;
 use crate::model::applied::Applied;
 use crate::model::snapshot::Grouping;
@@ -35,19 +35,11 @@ pub(super) struct Summit {
 impl Summit {
     /// As the device was just before the first event that was heard of it, by what it is after that.
     pub(super) fn before(event: &MemoryEvent, after: Moment) -> Self {
-        let allocated = after.totals.allocated.0;
-        let allocated = Bytes(match event.action {
-            Action::Alloc => allocated.saturating_sub(event.size.0),
-            Action::Free => allocated.saturating_add(event.size.0),
-            _ => allocated,
-        });
+        let totals = event.undo(after.totals);
         let moment = Moment {
             time: event.time,
-            totals: Totals {
-                allocated,
-                ..after.totals
-            },
-            before_attach: allocated,
+            totals,
+            before_attach: totals.allocated,
             unaccounted: 0,
         };
         Self::at(moment)

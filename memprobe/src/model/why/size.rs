@@ -3,21 +3,17 @@
 //! What is made is counted by the stack that asked for it and by what it is for, lap by lap, so that an iteration can be chosen once it
 //! is known which laps make one. What a block is for is often known only later: it is then put right in the lap that it was made in.
 
-mod roots;
 mod table;
 
 pub use table::{ModelSize, Size, Sizes};
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-
-use roots::Roots;
 
 use super::category::Category;
 use super::fate::{Block, Key};
-use super::parts::{Place, place_of};
 use super::phase::Phase;
-use crate::event::{DeviceIndex, NamedBlock, Stack};
+use crate::event::{DeviceIndex, NamedBlock};
 use crate::tensors::TensorKind;
 
 /// Sums that are kept of all laps together; of older laps they are forgotten.
@@ -132,9 +128,6 @@ pub(super) struct Making {
     asked: HashMap<Key, u64>,
     /// What modules kept when the process's objects were read last; `None` until they were.
     pub(super) kept: Option<KeptByModule>,
-    roots: Roots,
-    /// Origins that stand for a module in which the process's objects found blocks.
-    held: HashSet<u32>,
 }
 
 impl Making {
@@ -185,44 +178,18 @@ impl Making {
         self.kept = Some(BTreeMap::new());
     }
 
-    /// They say this of a block, which this stack made.
-    pub(super) fn name(&mut self, named: &NamedBlock, stack: Option<&Stack>) {
+    /// They say this of a block.
+    pub(super) fn name(&mut self, named: &NamedBlock) {
         let key = (named.device, named.addr);
         let amount = Amount::of(self.bytes(&key, named.size.0), named.size.0);
         let kept = self.kept.get_or_insert_default();
-        let place = (named.device, named.module.clone());
-        match named.kind {
-            Some(TensorKind::Parameter) => {
-                let kept = kept.entry(place).or_default();
-                kept.parameters = kept.parameters.and(amount);
-            }
-            Some(TensorKind::Buffer) => {
-                let kept = kept.entry(place).or_default();
-                kept.buffers = kept.buffers.and(amount);
-            }
-            Some(TensorKind::Gradient) => {
-                let made_in = stack.map(|stack| place_of(stack).0);
-                if let (Some(module), Some(Place::Module(called))) = (&named.module, made_in) {
-                    self.roots.hear(module, &called);
-                }
-            }
-            _ => {}
-        }
-    }
-
-    /// An origin stands for a module in which the process's objects found blocks.
-    pub(super) fn hold(&mut self, origin: u32) {
-        self.held.insert(origin);
-    }
-
-    /// Whether it does.
-    pub(super) fn is_held(&self, origin: u32) -> bool {
-        self.held.contains(&origin)
-    }
-
-    /// The path of a module that the process's objects name, as it is called where that is known.
-    pub(super) fn called(&self, held: &Arc<str>) -> Arc<str> {
-        self.roots.called(held)
+        let kept = kept.entry((named.device, named.module.clone()));
+        let sum = match named.kind {
+            Some(TensorKind::Parameter) => &mut kept.or_default().parameters,
+            Some(TensorKind::Buffer) => &mut kept.or_default().buffers,
+            _ => return,
+        };
+        *sum = sum.and(amount);
     }
 
     fn bytes(&self, key: &Key, rounded: u64) -> u64 {

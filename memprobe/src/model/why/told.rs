@@ -3,14 +3,15 @@
 use std::cmp::Reverse;
 
 use super::category::{Category, Composition};
-use super::iterations::{Iteration, Iterations};
+use super::iterations::{Iteration, IterationKind, Iterations};
 use super::ledger::WhyLedger;
 use super::modules::ModuleLedger;
 use super::view::DeviceView;
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::model::snapshot::Snapshot;
 use crate::model::snapshot::why::{
-    DeviceCategories, DeviceModules, IterationRow, Portion, PortionRow, Portions,
+    DeviceCategories, DeviceModules, IterationLayers, IterationRow, Portion, PortionRow, Portions,
+    Which,
 };
 
 /// What the modules of each device hold, at the moment of a snapshot of the ledger of lines.
@@ -47,6 +48,40 @@ pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<De
             source: table.source,
             phase: ledger.phase(),
         })
+    });
+    devices.collect()
+}
+
+/// What the modules of each device held when it held most in an iteration of `table`. Empty where that is not counted.
+pub fn layers(ledger: &WhyLedger, table: &Iterations, which: Which) -> Vec<IterationLayers> {
+    let Some(layering) = ledger.layering() else {
+        return Vec::new();
+    };
+    let devices = ledger.devices().map(|index| {
+        let knows = |row: &&Iteration| row.devices.iter().any(|(of, _)| *of == index);
+        let rows = table.rows.iter().filter(|row| row.is_numbered());
+        let mut whole = rows
+            .clone()
+            .filter(|row| row.kind == IterationKind::Whole)
+            .filter(knows);
+        let first = whole.clone().next();
+        let latest = whole.next_back();
+        let row = match which {
+            Which::Latest => None,
+            Which::Numbered(number) => whole
+                .find(|row| row.number == number)
+                .or(first.filter(|first| number < first.number)),
+        };
+        let row = row.or(latest).or(rows.filter(knows).next_back());
+        IterationLayers {
+            index,
+            source: table.source,
+            iteration: row.and_then(|row| iteration(row, index)),
+            whole: first
+                .zip(latest)
+                .map(|(first, latest)| (first.number, latest.number)),
+            layers: row.and_then(|row| layering.in_iteration(index, row)),
+        }
     });
     devices.collect()
 }
@@ -121,6 +156,7 @@ fn iteration(iteration: &Iteration, index: DeviceIndex) -> Option<IterationRow> 
     Some(IterationRow {
         number: iteration.number,
         kind: iteration.kind,
+        epoch: iteration.epoch,
         length: iteration.end.0.saturating_sub(iteration.begin.0),
         peak: device.peak.totals.allocated,
         end: device.end,

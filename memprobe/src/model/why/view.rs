@@ -141,14 +141,15 @@ impl<'a> DeviceView<'a> {
         let mut rows: HashMap<Saver, Holding> = HashMap::new();
         let held = self.device.held.iter();
         let saved = held.filter(|((_, category), _)| *category == Category::Activation);
-        for ((origin, _), holding) in saved {
+        for ((origin, _), stratum) in saved {
             let Some(stack) = self.ledger.origins.get(*origin as usize) else {
                 continue;
             };
             let site = grouping::site(stack, grouping);
             let module = stack.context.module.clone();
             let row = rows.entry((site, module, self.operations(stack)));
-            row.or_default().join(holding.as_of(self.device.peaks));
+            row.or_default()
+                .join(stratum.holding.as_of(self.device.peaks));
         }
         let rows = rows.into_iter();
         rows.map(|((site, module, operations), holding)| SavedRow {

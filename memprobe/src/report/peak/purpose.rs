@@ -111,15 +111,13 @@ fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
 
 /// In which iteration a moment was, in words; `None` where no iterations could be told.
 pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<String> {
-    let is_in =
-        |row: &&crate::model::why::iterations::Iteration| (row.begin..=row.end).contains(&time);
     let any = |row: &crate::model::why::iterations::Iteration| {
         !matches!(row.kind, IterationKind::Before | IterationKind::Undivided)
     };
     if !iterations.rows.iter().any(any) {
         return None;
     }
-    let row = iterations.rows.iter().find(is_in)?;
+    let row = iterations.at(time)?;
     Some(match row.kind {
         IterationKind::Undivided => return None,
         IterationKind::Before => "before the first iteration".to_owned(),

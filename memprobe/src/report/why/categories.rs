@@ -93,26 +93,27 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
     });
     let all = peak.totals.allocated.0;
     let mut rows: Vec<Row> = rules.iter().map(|it| row(index, it, all)).collect();
-    let rest = |what: &str, live: Cell, at_peak: Cell, blocks: Cell| {
+    let rest = |[kind, name]: [&str; 2], live: Cell, at_peak: Cell, blocks: Cell| {
         Row::new(vec![
             Cell::Device(index),
             live,
             blocks,
             at_peak,
             Cell::None,
-            Cell::words(what.trim_matches(['(', ')'])),
-            Cell::words(what),
+            Cell::words(kind),
+            Cell::words(name),
             Cell::None,
             Cell::None,
             Cell::Blank,
         ])
     };
-    for (what, live, at_peak) in remainders(now, peak) {
-        rows.push(rest(what, live, at_peak, Cell::None));
+    for row in remainders(now, peak) {
+        let names = [row.kind, row.name];
+        rows.push(rest(names, row.live, row.at_peak, Cell::None));
     }
     let blocks = rules.iter().map(|row| row.blocks).sum();
     let total = rest(
-        "(total)",
+        ["total", "(total)"],
         Cell::Bytes(now.totals.allocated.0),
         Cell::Bytes(all),
         Cell::Count(blocks),
@@ -127,9 +128,9 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
 fn row(index: DeviceIndex, row: &CategoryRow, all: u64) -> Row {
     let rule: CategoryRule = row.rule;
     let category: Category = rule.category();
-    let (mark, provisional) = match rule.standing() {
-        Standing::Settled => ("", "no"),
-        Standing::Provisional => ("?", "yes"),
+    let mark = match rule.standing() {
+        Standing::Settled => "",
+        Standing::Provisional => "?",
     };
     Row::new(vec![
         Cell::Device(index),
@@ -139,8 +140,8 @@ fn row(index: DeviceIndex, row: &CategoryRow, all: u64) -> Row {
         Cell::Share(percent(row.at_peak.into(), all.into())),
         Cell::words(category.as_str()),
         Cell::Words(format!("{}{mark}", category.as_str())),
-        Cell::words(provisional),
-        Cell::words(if rule.is_exact() { "yes" } else { "no" }),
+        Cell::Truth(rule.standing() == Standing::Provisional),
+        Cell::Truth(rule.is_exact()),
         Cell::words(rule.as_str()),
     ])
 }

@@ -25,6 +25,7 @@ pub(super) enum Cell {
     Bytes(u64),
     Signed(i64),
     Count(u64),
+    Truth(bool),
     Nanoseconds(u64),
     Share(String),
     Words(String),
@@ -44,6 +45,7 @@ impl Cell {
             Self::Bytes(bytes) => human(Bytes(*bytes)),
             Self::Signed(bytes) => signed(*bytes),
             Self::Count(number) => count(*number),
+            Self::Truth(is_so) => is_so.to_string(),
             Self::Nanoseconds(time) => duration(std::time::Duration::from_nanos(*time)),
             Self::Share(words) | Self::Words(words) => clean(words),
             Self::List(all) if all.is_empty() => NONE.to_owned(),
@@ -59,6 +61,7 @@ impl Cell {
                 number.to_string()
             }
             Self::Signed(number) => number.to_string(),
+            Self::Truth(is_so) => is_so.to_string(),
             Self::Share(words) | Self::Words(words) => words.clone(),
             Self::List(all) => all.join(" "),
             Self::Device(device) => match *device {
@@ -77,6 +80,7 @@ impl Serialize for Cell {
                 to.serialize_u64(*number)
             }
             Self::Signed(number) => to.serialize_i64(*number),
+            Self::Truth(is_so) => to.serialize_bool(*is_so),
             Self::Share(words) | Self::Words(words) => to.serialize_str(words),
             Self::List(all) => all.serialize(to),
             Self::Device(device) => known_device(*device).serialize(to),
@@ -193,6 +197,13 @@ pub(super) struct Grid {
     pub(super) rows: Vec<Row>,
 }
 
+/// The rows of one moment of a device, for people.
+pub(super) struct Section {
+    /// Which moment; `None` where there is one alone.
+    pub(super) title: Option<String>,
+    pub(super) grid: Grid,
+}
+
 impl Grid {
     /// Writes it for people. What is too wide is left out; gives the headings of those columns.
     pub(super) fn render(
@@ -287,10 +298,12 @@ impl Grid {
     }
 
     /// The rows that programs see.
-    pub(super) fn for_programs(&self, layout: Layout) -> impl Iterator<Item = Keyed<'_>> {
-        let rows = self.rows.iter().filter(|row| row.seen != Seen::People);
-        rows.map(move |row| Keyed {
-            columns: self.columns,
+    pub(super) fn into_rows(self, layout: Layout) -> impl Iterator<Item = Keyed> {
+        let columns = self.columns;
+        let rows = self.rows.into_iter();
+        let seen = rows.filter(|row| row.seen != Seen::People);
+        seen.map(move |row| Keyed {
+            columns,
             row,
             layout,
         })
@@ -330,13 +343,13 @@ fn lay_out(row: &Row, shown: &[usize], widths: &[usize], sides: &[Side], columns
 }
 
 /// A row with its names, which a flat one is written without.
-pub(super) struct Keyed<'a> {
+pub(super) struct Keyed {
     columns: &'static [Column],
-    row: &'a Row,
+    row: Row,
     layout: Layout,
 }
 
-impl Keyed<'_> {
+impl Keyed {
     fn cells(&self) -> impl Iterator<Item = (&'static str, &Cell)> {
         let pairs = self.columns.iter().zip(&self.row.cells);
         pairs
@@ -345,7 +358,7 @@ impl Keyed<'_> {
     }
 }
 
-impl Serialize for Keyed<'_> {
+impl Serialize for Keyed {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         if self.layout == Layout::Flat {
             return to.collect_seq(self.cells().map(|(_, cell)| cell.for_csv()));
@@ -355,12 +368,6 @@ impl Serialize for Keyed<'_> {
             map.serialize_entry(key, cell)?;
         }
         map.end()
-    }
-}
-
-impl Serialize for Grid {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(self.for_programs(Layout::Nested))
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::rest("OTHER"),
     Column::wide("allocs", "ALLOCS", 9),
     Column::wide("alloc_bytes", "ALLOCATED", 10),
-    Column::programs("provisional"),
+    Column::programs("provisional_bytes"),
     Column::programs("backward_passes"),
     Column::programs("batches"),
 ];
@@ -77,7 +77,7 @@ pub(super) fn notes(iterations: &Iterations, heard: Hearsay) -> Vec<String> {
     notes
 }
 
-fn source(iterations: &Iterations) -> &'static str {
+pub(super) fn source(iterations: &Iterations) -> &'static str {
     match iterations.source {
         Source::Steps => "An iteration ends with Optimizer.step().",
         Source::ZeroGrads => {
@@ -97,7 +97,7 @@ fn source(iterations: &Iterations) -> &'static str {
     }
 }
 
-fn epochs(epochs: Epochs) -> Option<String> {
+pub(super) fn epochs(epochs: Epochs) -> Option<String> {
     Some(match epochs {
         Epochs::NoEnd => return None,
         Epochs::Told { batches } => format!(
@@ -141,14 +141,35 @@ pub(super) fn grid(
     }
 }
 
-fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: TimeNs) -> Row {
-    let (name, kind) = match iteration.kind {
-        IterationKind::Undivided => ("(all)".to_owned(), "undivided"),
-        IterationKind::Before => ("(before)".to_owned(), "before"),
-        IterationKind::Whole => (iteration.number.to_string(), "iteration"),
-        IterationKind::Evaluation => ("(eval)".to_owned(), "evaluation"),
-        IterationKind::Unfinished => (format!("{} (open)", iteration.number), "unfinished"),
+/// What a row is called by people.
+pub(super) fn name(iteration: &Iteration) -> String {
+    match iteration.kind {
+        IterationKind::Undivided => "(all)".to_owned(),
+        IterationKind::Before => "(before)".to_owned(),
+        IterationKind::Whole => iteration.number.to_string(),
+        IterationKind::Evaluation => "(eval)".to_owned(),
+        IterationKind::Unfinished => format!("{} (open)", iteration.number),
+    }
+}
+
+/// The number, kind and epoch of a row for programs.
+pub(super) fn keys(iteration: &Iteration) -> [Cell; 3] {
+    let kind = match iteration.kind {
+        IterationKind::Undivided => "undivided",
+        IterationKind::Before => "before",
+        IterationKind::Whole => "iteration",
+        IterationKind::Evaluation => "evaluation",
+        IterationKind::Unfinished => "unfinished",
     };
+    [
+        Cell::Count(iteration.number),
+        Cell::words(kind),
+        iteration.epoch.map_or(Cell::None, Cell::Count),
+    ]
+}
+
+fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: TimeNs) -> Row {
+    let [number, kind, epoch] = keys(iteration);
     let peak = &device.peak;
     let reserved = peak.totals.reserved.0;
     let composition = &peak.composition;
@@ -159,10 +180,10 @@ fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: Tim
         .sum();
     Row::new(vec![
         Cell::Device(index),
-        Cell::Words(name),
-        Cell::Count(iteration.number),
-        Cell::words(kind),
-        iteration.epoch.map_or(Cell::None, Cell::Count),
+        Cell::Words(name(iteration)),
+        number,
+        kind,
+        epoch,
         Cell::Nanoseconds(iteration.begin.0.saturating_sub(start.0)),
         Cell::Nanoseconds(iteration.end.0.saturating_sub(iteration.begin.0)),
         Cell::Bytes(peak.totals.allocated.0),

@@ -12,30 +12,67 @@ mod size;
 
 use std::io::{BufRead, Write};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::document::{self, Document, Layout, Table};
 use super::replay::{self, Replay};
 use super::structured::known_device;
-use super::table::{self, Style, wrap};
+use super::table::{self, Style};
 use super::{By, Outcome, ReportError, ReportOptions};
 use crate::event::DeviceIndex;
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, counted};
 use crate::model::snapshot::DeviceSnapshot;
 use crate::model::why::WhyLedger;
+use crate::model::why::iterations::Iterations;
+use crate::model::why::layers::Layering;
 use crate::model::why::moments::Moment;
 use crate::model::why::view::Hearsay;
 use crate::recording::Reader;
-use grid::{Cell, Column, Grid};
+use grid::{Cell, Column, Grid, Keyed, Section};
 
 /// A table of every device.
 struct Tables<'a> {
     replay: &'a Replay,
     options: &'a ReportOptions,
     columns: &'static [Column],
-    grids: Vec<(&'a DeviceSnapshot, Grid)>,
+    devices: Vec<(&'a DeviceSnapshot, Rows<'a>)>,
     /// What is to be known of it.
     notes: Vec<String>,
+}
+
+/// The rows of a device.
+enum Rows<'a> {
+    /// Of all time.
+    Once(Grid),
+    /// Of several moments.
+    Moments(layers::Moments<'a>),
+}
+
+impl Rows<'_> {
+    fn for_people(&self) -> Vec<Section> {
+        match self {
+            Self::Once(grid) => vec![Section {
+                title: None,
+                grid: grid.clone(),
+            }],
+            Self::Moments(moments) => moments.for_people(),
+        }
+    }
+
+    fn for_programs(&self, layout: Layout) -> impl Iterator<Item = Keyed> {
+        let (once, moments) = match self {
+            Self::Once(grid) => (Some(grid.clone()), None),
+            Self::Moments(moments) => (None, Some(moments.for_programs())),
+        };
+        let grids = once.into_iter().chain(moments.into_iter().flatten());
+        grids.flat_map(move |grid| grid.into_rows(layout))
+    }
+}
+
+impl Serialize for Rows<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.for_programs(Layout::Nested))
+    }
 }
 
 #[derive(Serialize)]
@@ -43,7 +80,7 @@ struct Device<'a> {
     device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
-    rows: &'a Grid,
+    rows: &'a Rows<'a>,
 }
 
 /// Writes the report.
@@ -54,14 +91,22 @@ pub(super) fn write<R: BufRead>(
 ) -> Result<Outcome, ReportError> {
     let ledger = WhyLedger::new(options.iteration.clone());
     let mut ledger = match options.by {
-        By::Size | By::Layer => ledger.with_sizes(),
+        By::Size => ledger.with_sizes(),
+        By::Layer => ledger.with_layers(),
         _ => ledger,
     };
     let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
-    let tables = tables(&replay, &ledger, options);
-    document::write(&tables, options.format, out)?;
+    match ledger.layering().filter(|_| options.by == By::Layer) {
+        Some(layering) => {
+            let iterations = ledger.iterations();
+            layers::check(&layering, &iterations, &options.layers)?;
+            let tables = of_layers(&replay, &ledger, (&layering, &iterations), options);
+            document::write(&tables, options.format, out)?;
+        }
+        None => document::write(&tables(&replay, &ledger, options), options.format, out)?,
+    }
     Ok(replay.outcome())
 }
 
@@ -71,8 +116,8 @@ impl Table for Tables<'_> {
     }
 
     fn document(&self) -> impl Serialize {
-        let grids = self.grids.iter();
-        let devices = grids.map(|(device, rows)| Device {
+        let devices = self.devices.iter();
+        let devices = devices.map(|(device, rows)| Device {
             device: known_device(device.index),
             allocated: device.totals.allocated.0,
             reserved: device.totals.reserved.0,
@@ -86,21 +131,42 @@ impl Table for Tables<'_> {
     }
 
     fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize> {
-        let grids = self.grids.iter();
-        grids.flat_map(move |(_, grid)| grid.for_programs(layout))
+        let devices = self.devices.iter();
+        devices.flat_map(move |(_, rows)| rows.for_programs(layout))
+    }
+}
+
+fn of_layers<'a>(
+    replay: &'a Replay,
+    ledger: &WhyLedger,
+    (layering, iterations): (&'a Layering<'a>, &'a Iterations),
+    options: &'a ReportOptions,
+) -> Tables<'a> {
+    let devices = replay.snapshot.devices.iter();
+    let devices = devices.filter(|device| layering.knows(device.index));
+    let devices = devices.map(|device| {
+        let moments = layers::Moments::of(device.index, layering, iterations, options);
+        (device, Rows::Moments(moments))
+    });
+    Tables {
+        replay,
+        options,
+        columns: layers::COLUMNS,
+        devices: devices.collect(),
+        notes: layers::notes(ledger, layering, iterations, options),
     }
 }
 
 fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &'a ReportOptions) -> Tables<'a> {
     let devices = replay.snapshot.devices.iter();
     let of_devices = |columns, notes, grid: &dyn Fn(DeviceIndex) -> Option<Grid>| {
-        let grids = devices.clone();
-        let grids = grids.filter_map(|device| Some((device, grid(device.index)?)));
+        let devices = devices.clone();
+        let devices = devices.filter_map(|device| Some((device, Rows::Once(grid(device.index)?))));
         Tables {
             replay,
             options,
             columns,
-            grids: grids.collect(),
+            devices: devices.collect(),
             notes,
         }
     };
@@ -122,9 +188,6 @@ fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &'a ReportOptions
                 Some(size::grid(index, device, sizes.named, options))
             })
         }
-        By::Layer => of_devices(layers::COLUMNS, layers::notes(ledger, options), &|index| {
-            Some(layers::grid(index, &ledger.layers(index)?, options))
-        }),
         By::Phase => of_devices(phases::COLUMNS, phases::notes(ledger), &|index| {
             Some(phases::grid(index, ledger.device(index)?))
         }),
@@ -139,11 +202,18 @@ fn tables<'a>(replay: &'a Replay, ledger: &WhyLedger, options: &'a ReportOptions
 
 fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String {
     let mut text = table::beginning(replay, options);
+    let style = Style(options.colour);
     let mut left_out = Vec::new();
-    for (device, grid) in &tables.grids {
+    for (device, rows) in &tables.devices {
         table::push_line(&mut text, "");
         table::push_totals(&mut text, device, options);
-        left_out = grid.render(&mut text, options.width, Style(options.colour));
+        for Section { title, grid } in rows.for_people() {
+            if let Some(title) = title {
+                table::push_line(&mut text, "");
+                table::push_line(&mut text, &style.strong(&title));
+            }
+            left_out = grid.render(&mut text, options.width, style);
+        }
     }
     let narrow = (!left_out.is_empty()).then(|| {
         format!(
@@ -151,32 +221,43 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
             left_out.join(", ")
         )
     });
-    if !tables.grids.is_empty() {
+    if !tables.devices.is_empty() {
         table::push_line(&mut text, "");
     }
     for note in tables.notes.iter().chain(&narrow) {
-        for line in wrap(note, options.width) {
-            table::push_line(&mut text, &line);
-        }
+        table::push_note(&mut text, note, options.width);
     }
     text
 }
 
-/// The rows without which a sum is not the allocator's: their names, and what they held now and at the peak.
-fn remainders(now: &Moment, peak: &Moment) -> Vec<(&'static str, Cell, Cell)> {
+/// A row without which a sum is not the allocator's.
+struct Remainder {
+    /// Its name for programs, and that for people.
+    kind: &'static str,
+    name: &'static str,
+    /// What it held now, and at the peak.
+    live: Cell,
+    at_peak: Cell,
+}
+
+fn remainders(now: &Moment, peak: &Moment) -> Vec<Remainder> {
     let (now, peak) = (&now.composition, &peak.composition);
     let mut rows = Vec::new();
     if now.before_attach > 0 || peak.before_attach > 0 {
-        let bytes = Cell::Bytes;
-        rows.push((
-            BEFORE_ATTACH,
-            bytes(now.before_attach),
-            bytes(peak.before_attach),
-        ));
+        rows.push(Remainder {
+            kind: "before_attach",
+            name: BEFORE_ATTACH,
+            live: Cell::Bytes(now.before_attach),
+            at_peak: Cell::Bytes(peak.before_attach),
+        });
     }
     if now.unaccounted != 0 || peak.unaccounted != 0 {
-        let bytes = Cell::Signed;
-        rows.push((UNACCOUNTED, bytes(now.unaccounted), bytes(peak.unaccounted)));
+        rows.push(Remainder {
+            kind: "unaccounted",
+            name: UNACCOUNTED,
+            live: Cell::Signed(now.unaccounted),
+            at_peak: Cell::Signed(peak.unaccounted),
+        });
     }
     rows
 }

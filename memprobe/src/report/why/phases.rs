@@ -14,7 +14,8 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::all("live_blocks", BLOCKS),
     Column::all("allocs", "ALLOCS"),
     Column::all("alloc_bytes", "ALLOCATED"),
-    Column::all("phase", "PHASE"),
+    Column::programs("phase"),
+    Column::people("PHASE"),
     Column::all("rules", "KNOWN BY"),
 ];
 
@@ -30,7 +31,9 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
     let (now, peak) = (view.now(), view.peak());
     let phases = view.phases();
     let mut rows: Vec<Row> = phases.iter().map(|phase| row(index, phase)).collect();
-    let rest = |what: &str, live: Cell, at_peak: Cell, [blocks, allocs, bytes]: [Cell; 3]| {
+    let rest = |[kind, name]: [&str; 2],
+                [live, at_peak]: [Cell; 2],
+                [blocks, allocs, bytes]: [Cell; 3]| {
         Row::new(vec![
             Cell::Device(index),
             live,
@@ -38,23 +41,19 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
             blocks,
             allocs,
             bytes,
-            Cell::words(what),
+            Cell::words(kind),
+            Cell::words(name),
             Cell::Blank,
         ])
     };
-    for (what, live, at_peak) in remainders(now, peak) {
-        rows.push(rest(
-            what,
-            live,
-            at_peak,
-            [Cell::None, Cell::None, Cell::None],
-        ));
+    for row in remainders(now, peak) {
+        let (names, held) = ([row.kind, row.name], [row.live, row.at_peak]);
+        rows.push(rest(names, held, [Cell::None, Cell::None, Cell::None]));
     }
     let sum = |of: fn(&PhaseRow) -> u64| phases.iter().map(of).fold(0, u64::saturating_add);
     let total = rest(
-        "(total)",
-        Cell::Bytes(now.totals.allocated.0),
-        Cell::Bytes(peak.totals.allocated.0),
+        ["total", "(total)"],
+        [now, peak].map(|moment| Cell::Bytes(moment.totals.allocated.0)),
         [
             Cell::Count(sum(|row| row.holding.blocks)),
             Cell::Count(sum(|row| row.holding.allocs)),
@@ -87,6 +86,7 @@ fn row(index: DeviceIndex, row: &PhaseRow) -> Row {
         Cell::Count(held.blocks),
         Cell::Count(held.allocs),
         Cell::Bytes(held.alloc_bytes),
+        Cell::words(row.phase.as_str()),
         Cell::words(row.phase.as_str()),
         Cell::List(rules.collect()),
     ])

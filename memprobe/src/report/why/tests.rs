@@ -9,7 +9,7 @@ use crate::event::{
 use crate::model::why::iterations::IterationLine;
 use crate::recording::Reader;
 use crate::recording::samples::{MIB, frame, memory, recording, story, totals};
-use crate::report::{Alike, By, Format, ReportOptions, Top, write};
+use crate::report::{Alike, By, Format, LayersOf, ReportOptions, Top, write};
 
 const MODULES: &str = "/v/lib/python3.12/site-packages/torch/nn/modules/module.py";
 const ENGINE: Tid = Tid(1300);
@@ -376,4 +376,75 @@ fn the_table_of_layers_adds_up_to_the_peak() {
         .map(|row| row.unwrap()[at].parse::<u64>().unwrap())
         .sum();
     assert_eq!(held, 29 * MIB);
+}
+
+fn layers_of(layers: LayersOf, format: Format) -> ReportOptions {
+    ReportOptions {
+        by: By::Layer,
+        layers,
+        format,
+        width: 190,
+        ..ReportOptions::default()
+    }
+}
+
+#[test]
+fn the_table_of_layers_of_each_iteration() {
+    let text = report(&training(), layers_of(LayersOf::Each, Format::Text));
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn layers_of_an_iteration_add_up_to_its_row_in_the_table_of_iterations() {
+    let rows = |options: ReportOptions| -> Vec<Value> {
+        let text = report(&training(), options);
+        let lines = text.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let iterations = rows(ReportOptions {
+        by: By::Iteration,
+        format: Format::Jsonl,
+        ..ReportOptions::default()
+    });
+    let layers = rows(layers_of(LayersOf::Each, Format::Jsonl));
+    for iteration in &iterations {
+        let its = layers.iter().filter(|row| {
+            (&row["iteration"], &row["iteration_kind"])
+                == (&iteration["iteration"], &iteration["kind"])
+        });
+        let sum = |key: &str| its.clone().filter_map(|row| row[key].as_u64()).sum::<u64>();
+        assert_eq!(iteration["peak_allocated"], sum("own_total"), "{iteration}");
+        for category in [
+            "activation",
+            "parameter",
+            "gradient",
+            "optimizer_state",
+            "unknown",
+        ] {
+            assert_eq!(
+                iteration[category],
+                sum(&format!("own_{category}")),
+                "{category} of {iteration}"
+            );
+        }
+    }
+    let third = rows(layers_of(LayersOf::Iterations(3..=3), Format::Jsonl));
+    assert!(!third.is_empty() && third.iter().all(|row| row["iteration"] == 3));
+}
+
+#[test]
+fn an_iteration_that_was_not_recorded_is_refused_with_those_that_were() {
+    let refused = |events: &[Event]| {
+        let file = recording(events);
+        let options = layers_of(LayersOf::Iterations(7..=9), Format::Csv);
+        let refused = write(Reader::new(&file[..]).unwrap(), &options, &mut Vec::new());
+        refused.unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&training()),
+        "the recording has no such iteration: it has 1 to 3; give one of these, or all"
+    );
+    assert!(refused(&story()).contains("No iterations can be told"));
 }

@@ -112,7 +112,8 @@ impl CategoriesState {
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Filter => self.note = Some("nothing to filter: there are few categories"),
             // Whoever holds the screen takes these.
-            Wanted::Tensors | Wanted::Modules => {}
+            Wanted::Tensors | Wanted::Modules | Wanted::Layers => {}
+            Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
             // There is no prompt here.
             Wanted::Type(_)
             | Wanted::Erase

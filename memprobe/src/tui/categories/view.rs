@@ -93,6 +93,7 @@ fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
         ("<>", "sort", 4),
         ("r", "reverse", 9),
         ("m", "modules", 7),
+        ("L", "layers", 8),
         ("Space", "pause", 3),
         ("c", "lines", 1),
         ("?", "help", 2),
@@ -129,7 +130,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "Space",
             "pause: the screen stands still, memprobe goes on counting",
         ),
-        ("c or Esc", "back to lines     m  modules     t  tensors"),
+        (
+            "c or Esc",
+            "back to lines     m  modules     L  layers     t  tensors",
+        ),
         ("q Ctrl-C", "quit; the target runs on unharmed"),
         ("", ""),
         (

@@ -177,6 +177,8 @@ impl HostState {
             | Wanted::Outside
             | Wanted::Tensors
             | Wanted::Modules
+            | Wanted::Layers
+            | Wanted::Iteration(_)
             | Wanted::Categories => {
                 self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
             }

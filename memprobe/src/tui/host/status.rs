@@ -2,41 +2,26 @@
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
-use ratatui::text::{Line, Span};
 
 use super::super::input::Focus;
 use super::super::state::Follow;
-use super::super::status::{Prompt, draw_last_line, fitting, lost};
+use super::super::status::{Prompt, StatusLine, draw_last_line};
 use super::super::theme::Theme;
 use super::state::HostState;
-use crate::label::{clean, count, counted, fit, rate};
+use crate::label::{clean, count, counted, rate};
 
 /// Events, losses, ledgers.
 pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
-    if area.is_empty() {
-        return;
-    }
-    let health = &state.shown.health;
-    let (word, style) = match state.follow {
-        Follow::Paused => ("PAUSED", theme.still()),
-        Follow::Live => ("LIVE", theme.good()),
+    let line = StatusLine {
+        word: match state.follow {
+            Follow::Paused => ("PAUSED", theme.still()),
+            Follow::Live => ("LIVE", theme.good()),
+        },
+        losses: &state.shown.health.losses,
+        note: state.note.as_deref().map(clean),
+        facts: facts(state),
     };
-    let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
-    if health.losses.any() {
-        // What was lost comes first: it must not be cut off.
-        let text = format!(" LOST {} ", lost(&health.losses));
-        spans.push(Span::styled(text, theme.bad()));
-        spans.push(Span::raw(" "));
-    }
-    let used: usize = spans.iter().map(Span::width).sum();
-    let room = usize::from(area.width).saturating_sub(used);
-    if let Some(note) = &state.note {
-        let note = fit(&clean(note), room, theme.glyphs.cut);
-        spans.push(Span::styled(note, theme.strong()));
-    } else {
-        spans.push(Span::raw(fitting(&facts(state), room)));
-    }
-    buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
+    line.draw(buffer, area, theme);
 }
 
 /// What is going on, each with the rank at which it is left out where room is short.

@@ -2,10 +2,11 @@
 
 use super::super::list::{self, Place};
 use super::rows::Row;
+use super::subject::{Figures, Tells};
 use crate::bytes::short;
 use crate::event::Bytes;
 use crate::label::{count, percent};
-use crate::model::snapshot::why::Pass;
+use crate::model::snapshot::why::{Category, Pass};
 
 /// A column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,12 +30,33 @@ pub enum Column {
     Share,
     /// Blocks now.
     Blocks,
+    /// Of the bytes in an iteration those for this.
+    For(Category),
+    /// Those for anything that has no column.
+    Others,
     /// Its name.
     Module,
 }
 
+/// Categories that have no column of their own.
+const UNNAMED: [Category; 3] = [Category::Temporary, Category::Workspace, Category::Unknown];
+
+/// What is told of an iteration, as [`NOW`].
+const THEN: [(Column, u16, u16); 10] = [
+    (Column::Live, 9, 0),
+    (Column::Own, 8, 130),
+    (Column::For(Category::Activation), 10, 40),
+    (Column::For(Category::Parameter), 8, 54),
+    (Column::For(Category::Gradient), 9, 64),
+    (Column::For(Category::IntermediateGradient), 9, 74),
+    (Column::For(Category::OptimizerState), 9, 92),
+    (Column::For(Category::Input), 8, 112),
+    (Column::Others, 8, 102),
+    (Column::Share, 6, 122),
+];
+
 /// Each with its width, and the least width of the table that shows it.
-const ALL: [(Column, u16, u16); 9] = [
+const NOW: [(Column, u16, u16); 9] = [
     (Column::Live, 9, 0),
     (Column::Own, 8, 60),
     (Column::Peak, 8, 44),
@@ -48,9 +70,20 @@ const ALL: [(Column, u16, u16); 9] = [
 
 impl Column {
     /// Its head.
-    pub const fn head(self) -> &'static str {
+    pub const fn head(self, tells: Tells) -> &'static str {
         match self {
-            Self::Live => "LIVE",
+            Self::Live => match tells {
+                Tells::Now => "LIVE",
+                Tells::Then => "HELD",
+            },
+            // Profilers that people know call them so.
+            Self::For(Category::Activation) => "FEAT. MAPS",
+            Self::For(Category::Parameter) => "WEIGHTS",
+            Self::For(Category::Gradient) => "GRADIENTS",
+            Self::For(Category::IntermediateGradient) => "INTERMED.",
+            Self::For(Category::OptimizerState) => "OPTIMIZER",
+            Self::For(Category::Input) => "INPUTS",
+            Self::For(_) | Self::Others => "OTHER",
             Self::Own => "OWN",
             Self::Peak => "PEAK",
             Self::AtPeak => "AT PEAK",
@@ -65,22 +98,27 @@ impl Column {
 
     /// What it orders by; names have no figure.
     pub fn figure(self, row: &Row) -> Option<i128> {
-        let (own, total) = match (&row.sums, self) {
+        let (own, total) = match (&row.figures, self) {
             (_, Self::Live | Self::Share) => return Some(row.live),
             (_, Self::AtPeak) => return Some(row.at_peak),
             (None, _) | (_, Self::Module) => return None,
             (Some((own, total)), _) => (own, total),
         };
-        let pass = |pass| Some(total.pass(pass).live);
-        let bytes = match self {
-            Self::Own => Some(own.all.live),
-            Self::Peak => total.all.peak,
-            Self::Forward => pass(Pass::Forward),
-            Self::Recompute => pass(Pass::Recompute),
-            Self::Backward => pass(Pass::Backward),
-            _ => Some(Bytes(total.all.live_blocks)),
+        let bytes = match (self, total) {
+            (Self::Own, _) => Some(own.bytes().0),
+            (Self::For(category), _) => total.of(category),
+            (Self::Others, _) => {
+                let others = UNNAMED.iter().map(|category| total.of(*category));
+                others.sum()
+            }
+            (Self::Peak, Figures::Now(sums)) => sums.all.peak.map(|peak| peak.0),
+            (Self::Forward, Figures::Now(sums)) => Some(sums.pass(Pass::Forward).live.0),
+            (Self::Recompute, Figures::Now(sums)) => Some(sums.pass(Pass::Recompute).live.0),
+            (Self::Backward, Figures::Now(sums)) => Some(sums.pass(Pass::Backward).live.0),
+            (_, Figures::Now(sums)) => Some(sums.all.live_blocks),
+            (_, Figures::Then(_)) => None,
         };
-        bytes.map(|bytes| bytes.0.into())
+        bytes.map(i128::from)
     }
 
     /// The text of its cell; `allocated` is what the device holds.
@@ -104,9 +142,13 @@ fn amount(bytes: i128) -> String {
 }
 
 /// The columns that have room, from left to right. What is computed again has one where there is any.
-pub fn columns(width: u16, recomputed: bool) -> Vec<Place<Column>> {
-    let wanted = ALL.into_iter();
+pub fn columns(width: u16, tells: Tells, recomputed: bool) -> Vec<Place<Column>> {
+    let wanted = match tells {
+        Tells::Now => NOW.iter(),
+        Tells::Then => THEN.iter(),
+    };
     let wanted: Vec<_> = wanted
+        .copied()
         .filter(|(column, ..)| recomputed || *column != Column::Recompute)
         .collect();
     let (mut places, start) = list::places(width, &wanted);
@@ -119,8 +161,8 @@ pub fn columns(width: u16, recomputed: bool) -> Vec<Place<Column>> {
 }
 
 /// The column at a cell of the head.
-pub fn column_at(width: u16, recomputed: bool, x: u16) -> Column {
-    list::column_at(&columns(width, recomputed), x).unwrap_or(Column::Module)
+pub fn column_at(width: u16, tells: Tells, recomputed: bool, x: u16) -> Column {
+    list::column_at(&columns(width, tells, recomputed), x).unwrap_or(Column::Module)
 }
 
 #[cfg(test)]
@@ -130,8 +172,12 @@ mod tests {
     #[test]
     fn columns_stand_side_by_side_and_end_with_the_table() {
         for width in 24..200 {
-            for recomputed in [false, true] {
-                let places = columns(width, recomputed);
+            for (tells, recomputed) in [
+                (Tells::Now, false),
+                (Tells::Now, true),
+                (Tells::Then, false),
+            ] {
+                let places = columns(width, tells, recomputed);
                 for pair in places.windows(2) {
                     assert!(pair[0].start + pair[0].wide < pair[1].start, "{width}");
                 }
@@ -140,7 +186,7 @@ mod tests {
                 assert!(last.wide >= 12, "{width}: {last:?}");
             }
         }
-        assert_eq!(column_at(80, false, 5), Column::Live);
-        assert_eq!(column_at(80, false, 79), Column::Module);
+        assert_eq!(column_at(80, Tells::Now, false, 5), Column::Live);
+        assert_eq!(column_at(80, Tells::Then, false, 79), Column::Module);
     }
 }

@@ -6,9 +6,11 @@ use std::collections::HashSet;
 use super::super::filter::Filter;
 use super::super::table::Fold;
 use super::columns::Column;
-use crate::event::Bytes;
+use super::subject::{Figures, Subject};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, no_module};
-use crate::model::snapshot::why::{DeviceModules, ModuleRow, Pass, Place, Sums};
+use crate::model::snapshot::why::Place;
+
+type ModuleRow = crate::model::snapshot::why::ModuleRow<Figures>;
 
 /// Knows a row again in the next table.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -32,12 +34,12 @@ pub struct Row {
     pub(super) count: u64,
     pub(super) depth: usize,
     pub(super) fold: Fold,
-    /// Bytes now, of it and its parts.
+    /// Bytes at the moment that is told of, of it and its parts.
     pub(super) live: i128,
     /// Bytes when the device held most, likewise.
     pub(super) at_peak: i128,
     /// What it asked for itself, and with its parts; `None` of what no module asked for.
-    pub(super) sums: Option<(Sums, Sums)>,
+    pub(super) figures: Option<(Figures, Figures)>,
 }
 
 /// What is shown, and what it adds up to.
@@ -79,13 +81,14 @@ impl Wish<'_> {
     }
 }
 
-/// The table of a device, of whose modules those alike may have been made one.
-pub fn table(device: &DeviceModules, modules: &[ModuleRow], wish: &Wish) -> Table {
+/// The table of a device.
+pub fn table(subject: &Subject, wish: &Wish) -> Table {
+    let modules = &subject.modules[..];
     let mut making = Making {
         wish,
         table: Table::default(),
     };
-    let beside = beside(device);
+    let beside = beside(subject);
     let outermost = modules.iter().map(|module| row(module, "", 0));
     let mut entries: Vec<(Row, Option<&ModuleRow>)> =
         outermost.zip(modules.iter().map(Some)).collect();
@@ -140,9 +143,8 @@ fn count(modules: &[ModuleRow]) -> usize {
 }
 
 fn recomputed(row: &Row) -> bool {
-    row.sums
-        .as_ref()
-        .is_some_and(|(_, total)| total.pass(Pass::Recompute).allocs > 0)
+    let figures = row.figures.as_ref();
+    figures.is_some_and(|(_, total)| total.recomputed())
 }
 
 fn joined(path: &str, module: &ModuleRow) -> String {
@@ -165,15 +167,15 @@ fn row(module: &ModuleRow, above: &str, depth: usize) -> Row {
         } else {
             Fold::Closed
         },
-        live: module.total.all.live.0.into(),
-        at_peak: module.total.all.at_peak.0.into(),
-        sums: Some((module.own, module.total)),
+        live: module.total.bytes().0.into(),
+        at_peak: module.total.at_peak().0.into(),
+        figures: Some((module.own, module.total)),
     }
 }
 
 /// The rows beside the modules: what they do not explain.
-fn beside(device: &DeviceModules) -> Vec<Row> {
-    let plain = |key, name: &str, live: i128, at_peak: i128| Row {
+fn beside(subject: &Subject) -> Vec<Row> {
+    let plain = |key, name: &str, [live, at_peak]: [i128; 2]| Row {
         key,
         name: name.to_owned(),
         count: 1,
@@ -181,30 +183,23 @@ fn beside(device: &DeviceModules) -> Vec<Row> {
         fold: Fold::Leaf,
         live,
         at_peak,
-        sums: None,
+        figures: None,
     };
-    let tree = &device.tree;
-    let bytes = |bytes: Bytes| i128::from(bytes.0);
     let mut rows: Vec<Row> = Vec::new();
-    for (place, sums) in &tree.others {
-        let (live, at_peak) = (bytes(sums.all.live), bytes(sums.all.at_peak));
+    for (place, figures) in &subject.others {
+        let bytes = [figures.bytes(), figures.at_peak()].map(|bytes| bytes.0.into());
         rows.push(Row {
-            sums: Some((*sums, *sums)),
-            ..plain(
-                RowKey::Other(place.clone()),
-                no_module(place),
-                live,
-                at_peak,
-            )
+            figures: Some((*figures, *figures)),
+            ..plain(RowKey::Other(place.clone()), no_module(place), bytes)
         });
     }
-    let (now, then) = (bytes(device.before_attach), bytes(tree.peak.before_attach));
-    if now != 0 || then != 0 {
-        rows.push(plain(RowKey::BeforeAttach, BEFORE_ATTACH, now, then));
-    }
-    let (now, then) = (device.unaccounted.into(), tree.peak.unaccounted.into());
-    if now != 0 || then != 0 {
-        rows.push(plain(RowKey::Unaccounted, UNACCOUNTED, now, then));
+    for (key, name, bytes) in [
+        (RowKey::BeforeAttach, BEFORE_ATTACH, subject.before_attach),
+        (RowKey::Unaccounted, UNACCOUNTED, subject.unaccounted),
+    ] {
+        if bytes != [0; 2] {
+            rows.push(plain(key, name, bytes));
+        }
     }
     rows
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
-use super::super::beside::Asked;
+use super::super::beside::{Asked, Explain};
 use super::super::input::Wanted;
 use super::super::samples;
 use super::super::state::State;
@@ -12,8 +12,8 @@ use super::super::theme::Theme;
 use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::{ModulesState, draw};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::why::DeviceModules;
-use crate::model::snapshot::why::samples::{module, modules, silent};
+use crate::model::snapshot::why::samples::{layers, module, modules, silent};
+use crate::model::snapshot::why::{DeviceModules, IterationLayers, Which};
 
 fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);
@@ -56,6 +56,52 @@ fn a_terminal_without_unicode() {
     assert!(screen.to_string().is_ascii(), "{screen}");
 }
 
+fn layers_state(news: Arc<Vec<IterationLayers>>, size: Size, wanted: &[Wanted]) -> ModulesState {
+    let mut state = ModulesState::of_iterations();
+    state.resize(size.0, size.1);
+    state.update_then(news);
+    for wanted in wanted {
+        assert_eq!(state.handle(*wanted), None);
+    }
+    state
+}
+
+#[test]
+fn what_layers_held_in_an_iteration_by_what_it_was_for() {
+    let screen = |size, wanted: &[Wanted]| {
+        let state = layers_state(layers(Which::Latest), size, wanted);
+        drawn(&state, size, &COLOUR)
+    };
+    insta::assert_snapshot!("layers_80x24", screen(SMALL, &[]));
+    insta::assert_snapshot!("layers_140x20", screen((140, 20), &[Wanted::OpenAll]));
+    insta::assert_snapshot!("layers_help", screen((80, 28), &[Wanted::Help]));
+    for which in [Which::Latest, Which::Numbered(1), Which::Numbered(7)] {
+        let state = layers_state(layers(which), SMALL, &[Wanted::OpenAll]);
+        let peak = state
+            .subject
+            .as_ref()
+            .map(|subject| i128::from(subject.allocated.0));
+        assert!(peak > Some(0), "{which:?}");
+        assert_eq!(Some(state.table.all_live), peak);
+    }
+}
+
+#[test]
+fn brackets_lead_from_iteration_to_iteration_and_the_last_goes_on() {
+    let asks = |which, by| {
+        let mut state = layers_state(layers(which), SMALL, &[]);
+        state.handle(Wanted::Iteration(by))
+    };
+    let told = |which| Some(Asked::Explain(Explain::Layers(which)));
+    assert_eq!(asks(Which::Latest, -1), told(Which::Numbered(11)));
+    assert_eq!(asks(Which::Numbered(11), 1), told(Which::Latest));
+    assert_eq!(asks(Which::Numbered(4), 1), told(Which::Numbered(5)));
+    assert_eq!(asks(Which::Numbered(1), -1), told(Which::Numbered(1)));
+    let mut waiting = layers_state(Arc::new(Vec::new()), SMALL, &[]);
+    assert_eq!(waiting.handle(Wanted::Iteration(-1)), None);
+    assert_eq!(waiting.handle(Wanted::Layers), Some(Asked::Leave));
+}
+
 #[test]
 fn a_filter_opens_the_way_to_what_it_matches_and_says_what_that_holds() {
     insta::assert_snapshot!("filter", screen(SMALL, &typed(r"mlp")));
@@ -91,7 +137,7 @@ fn the_rows_add_up_to_what_is_allocated_however_they_are_shown() {
         vec![Wanted::Regroup, Wanted::OpenAll],
     ] {
         let state = state(modules(), SMALL, &wanted);
-        let allocated = state.shown_device().unwrap().totals.allocated.0;
+        let allocated = state.subject.as_ref().unwrap().allocated.0;
         assert_eq!(state.table.all_live, i128::from(allocated));
         let outermost = state.table.rows.iter().filter(|row| row.depth == 0);
         let sum: i128 = outermost.map(|row| row.live).sum();

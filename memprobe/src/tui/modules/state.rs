@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::beside::{Asked, OfDevices};
+use super::super::beside::{Asked, Explain, OfDevices};
 use super::super::filter::Filter;
 use super::super::input::{Focus, Wanted};
 use super::super::list::{self, Selection};
@@ -13,8 +13,9 @@ use super::super::table::Fold;
 use super::super::tensors::layout::{Layout, layout};
 use super::columns::{Column, column_at, columns};
 use super::rows::{self, Row, RowKey, Table, Wish};
+use super::subject::{Subject, Tells};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::why::{DeviceModules, ModuleRow, fold};
+use crate::model::snapshot::why::{DeviceModules, IterationLayers, Which};
 
 /// Whether modules that differ in their number alone are one row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -29,11 +30,15 @@ pub enum Alike {
 /// What the screen remembers.
 #[derive(Debug, Default)]
 pub struct ModulesState {
-    news: OfDevices<DeviceModules>,
+    pub(super) tells: Tells,
+    now: OfDevices<DeviceModules>,
+    then: OfDevices<IterationLayers>,
+    /// The iteration that is looked at.
+    which: Which,
     size: (u16, u16),
     pub(super) alike: Alike,
-    /// The modules of the device shown, those alike made one if that is wanted.
-    modules: Vec<ModuleRow>,
+    /// What is told of the device shown.
+    pub(super) subject: Option<Subject>,
     pub(super) order: Column,
     pub(super) reversed: bool,
     pub(super) filter: Filter,
@@ -49,6 +54,22 @@ pub struct ModulesState {
 }
 
 impl ModulesState {
+    /// A screen that tells what modules held in an iteration.
+    pub fn of_iterations() -> Self {
+        Self {
+            tells: Tells::Then,
+            ..Self::default()
+        }
+    }
+
+    /// What has to be told for it.
+    pub const fn explains(&self) -> Explain {
+        match self.tells {
+            Tells::Now => Explain::Modules,
+            Tells::Then => Explain::Layers(self.which),
+        }
+    }
+
     /// The screen has another size.
     pub fn resize(&mut self, width: u16, height: u16) {
         self.size = (width, height);
@@ -62,25 +83,27 @@ impl ModulesState {
 
     /// Takes what came from the caller.
     pub fn update(&mut self, news: Arc<Vec<DeviceModules>>) {
-        self.news.update(news);
+        self.now.update(news);
+        self.renew();
+    }
+
+    /// Takes what came from the caller of an iteration.
+    pub fn update_then(&mut self, news: Arc<Vec<IterationLayers>>) {
+        self.then.update(news);
         self.renew();
     }
 
     /// Shows another device.
     pub fn show(&mut self, device: Option<DeviceIndex>) {
-        if self.news.show(device) {
+        let (now, then) = (self.now.show(device), self.then.show(device));
+        if now || then {
             self.renew();
         }
     }
 
-    /// The device shown; `None` where nothing came of it.
-    pub(super) fn shown_device(&self) -> Option<&DeviceModules> {
-        self.news.shown()
-    }
-
     /// Whether anything came from the caller.
     pub(super) fn is_told(&self) -> bool {
-        self.news.is_told()
+        self.now.is_told() || self.then.is_told()
     }
 
     pub(super) fn layout(&self) -> Option<Layout> {
@@ -97,7 +120,14 @@ impl ModulesState {
         self.note = None;
         match wanted {
             Wanted::Quit => return Some(Asked::Quit),
-            Wanted::Modules => return Some(Asked::Leave),
+            Wanted::Modules if self.tells == Tells::Now => return Some(Asked::Leave),
+            Wanted::Layers if self.tells == Tells::Then => return Some(Asked::Leave),
+            Wanted::Iteration(by) if self.tells == Tells::Then => {
+                if let Some(asked) = self.go_iteration(by) {
+                    return Some(asked);
+                }
+            }
+            Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
             Wanted::Back => {
                 if let Some(asked) = self.back() {
                     return Some(asked);
@@ -115,7 +145,7 @@ impl ModulesState {
             Wanted::Close => self.close(),
             Wanted::OpenAll => self.open_all(),
             Wanted::SortStep(by) => {
-                let columns = columns(self.size.0, self.table.recomputed);
+                let columns = columns(self.size.0, self.tells, self.table.recomputed);
                 let columns: Vec<Column> = columns.iter().map(|place| place.column).collect();
                 let next = list::further(&columns, self.order, by);
                 (self.order, self.reversed) = (next.unwrap_or_default(), false);
@@ -139,9 +169,9 @@ impl ModulesState {
             }
             Wanted::Accept => self.focus = None,
             // Whoever holds the screen takes these.
-            Wanted::Tensors | Wanted::Categories => {}
+            Wanted::Tensors | Wanted::Categories | Wanted::Modules | Wanted::Layers => {}
             Wanted::SortBy(_) | Wanted::Source | Wanted::Probes | Wanted::Outside => {
-                self.note = Some("that is on the screen of lines: m leads back");
+                self.note = Some("that is on the screen of lines: Esc leads back");
             }
         }
         self.rebuild();
@@ -150,20 +180,18 @@ impl ModulesState {
 
     /// Other modules are shown.
     fn renew(&mut self) {
-        let modules = self
-            .shown_device()
-            .map(|device| device.tree.modules.clone());
-        let modules = modules.unwrap_or_default();
-        self.modules = match self.alike {
-            Alike::Together => fold(modules),
-            Alike::Apart => modules,
+        self.subject = match self.tells {
+            Tells::Now => self.now.shown().map(|it| Subject::now(it, self.alike)),
+            Tells::Then => self.then.shown().map(|it| Subject::then(it, self.alike)),
         };
-        if let ([only], false) = (&self.modules[..], self.begun) {
+        let modules = self.subject.as_ref().map(|subject| &subject.modules[..]);
+        let modules = modules.unwrap_or_default();
+        if let ([only], false) = (modules, self.begun) {
             // A model is one module: what matters is beneath it.
-            self.open
-                .insert(RowKey::Module(crate::label::clean(&only.name)));
+            let key = RowKey::Module(crate::label::clean(&only.name));
+            self.open.insert(key);
         }
-        self.begun |= !self.modules.is_empty();
+        self.begun |= !modules.is_empty();
         self.rebuild();
     }
 
@@ -174,9 +202,8 @@ impl ModulesState {
             filter: &self.filter,
             open: &self.open,
         };
-        let table = self
-            .shown_device()
-            .map(|device| rows::table(device, &self.modules, &wish));
+        let subject = self.subject.as_ref();
+        let table = subject.map(|subject| rows::table(subject, &wish));
         self.table = table.unwrap_or_default();
         let height = self.rows_height().unwrap_or(0);
         let rows = &self.table.rows;
@@ -254,8 +281,27 @@ impl ModulesState {
             Some(RowKey::Module(path)) => path.as_str(),
             _ => "",
         };
-        let keys = rows::keys_beneath(&self.modules, path);
+        let modules = self.subject.as_ref().map(|subject| &subject.modules[..]);
+        let keys = rows::keys_beneath(modules.unwrap_or_default(), path);
         self.open.extend(keys);
+    }
+
+    /// Looks at another iteration, or at the latest from then on.
+    fn go_iteration(&mut self, by: isize) -> Option<Asked> {
+        let moment = self.subject.as_ref()?.moment.as_ref()?;
+        let (Some(iteration), Some((first, last))) = (&moment.iteration, moment.whole) else {
+            self.note = Some("no iteration is over yet");
+            return None;
+        };
+        let number = iteration.number.saturating_add_signed(by as i64);
+        self.which = match number {
+            _ if number >= last => Which::Latest,
+            _ => Which::Numbered(number.max(first)),
+        };
+        if number < first {
+            self.note = Some("older iterations are not shown: `memprobe record` keeps them");
+        }
+        Some(Asked::Explain(self.explains()))
     }
 
     fn regroup(&mut self) {
@@ -285,7 +331,7 @@ impl ModulesState {
         }
         let Some(layout) = self.layout() else { return };
         if layout.head.contains(at) {
-            match column_at(layout.head.width, self.table.recomputed, at.x) {
+            match column_at(layout.head.width, self.tells, self.table.recomputed, at.x) {
                 same if same == self.order => self.reversed = !self.reversed,
                 column => (self.order, self.reversed) = (column, false),
             }

@@ -12,45 +12,79 @@ use super::super::theme::Theme;
 use super::columns::{Column, columns};
 use super::rows::{Row, RowKey};
 use super::state::{Alike, ModulesState};
+use super::subject::{Figures, Subject, Tells, Then};
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
-use crate::label::{clean, count, counted, fit, fit_middle, percent, width};
-use crate::model::snapshot::why::{DeviceModules, Pass, Place};
+use crate::label::{
+    clean, count, counted, fit, fit_middle, iteration, iterations_by, percent, width,
+};
+use crate::model::snapshot::why::{Category, Layer, Pass, Place, Sums};
 
 /// Levels that are indented; deeper ones stand below the last.
 const DEEPEST_INDENT: usize = 16;
 
-/// What the device holds, and what of it modules asked for.
+/// What the device holds, or held, and what of it modules asked for.
 pub fn draw_account(
     buffer: &mut Buffer,
     area: Rect,
     state: &ModulesState,
-    device: &DeviceModules,
+    subject: &Subject,
     theme: &Theme,
 ) {
+    if area.is_empty() {
+        return;
+    }
+    let mut text = match &subject.moment {
+        None => now(subject),
+        Some(then) => iteration_of(then, subject),
+    };
+    if state.alike == Alike::Apart && subject.knows_modules != Some(false) {
+        text.push_str("   each alone (i)");
+    }
     let room = usize::from(area.width);
-    let rows = device.tree.modules.iter();
-    let modules: u64 = rows.map(|row| row.total.all.live.0).sum();
-    let allocated = device.totals.allocated;
-    let share = percent(modules.into(), allocated.0.into());
-    let mut text = format!(
-        "  allocated {}   by modules {} ({share})   peak {}",
-        human(allocated),
-        human(Bytes(modules)),
-        human(device.tree.peak.totals.allocated),
-    );
-    if !device.tree.knows_modules {
-        text = format!(
+    let text = fit(&text, room, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+}
+
+fn now(subject: &Subject) -> String {
+    let allocated = subject.allocated;
+    if subject.knows_modules == Some(false) {
+        return format!(
             "  allocated {}   no call of a module was seen",
             human(allocated)
         );
-    } else if state.alike == Alike::Apart {
-        text.push_str("   each alone (i)");
     }
-    if !area.is_empty() {
-        let text = fit(&text, room, theme.glyphs.cut);
-        buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+    let rows = subject.modules.iter();
+    let modules: u64 = rows.map(|row| row.total.bytes().0).sum();
+    format!(
+        "  allocated {}   by modules {} ({})   peak {}",
+        human(allocated),
+        human(Bytes(modules)),
+        percent(modules.into(), allocated.0.into()),
+        human(subject.peak),
+    )
+}
+
+/// Which iteration it was, and how it was then.
+fn iteration_of(then: &Then, subject: &Subject) -> String {
+    let Some(row) = &then.iteration else {
+        return format!("  {}", iterations_by(then.source));
+    };
+    let mut text = format!("  iteration {}", iteration(row.number, row.kind));
+    if let Some((first, last)) = then.whole {
+        text.push_str(&format!(" of {first} to {last}"));
     }
+    if let Some(epoch) = row.epoch {
+        text.push_str(&format!(", epoch {epoch}"));
+    }
+    let cached = row.end.reserved.0.saturating_sub(row.end.allocated.0);
+    text.push_str(&format!(
+        "   peak {}   at its end {}, cached {}",
+        human(subject.peak),
+        human(row.end.allocated),
+        human(Bytes(cached)),
+    ));
+    text
 }
 
 /// Heads of the columns; the one that orders has an arrow.
@@ -59,7 +93,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
         return;
     }
     buffer.set_style(area, theme.bar());
-    for place in columns(area.width, state.table.recomputed) {
+    for place in columns(area.width, state.tells, state.table.recomputed) {
         let falls = state.reversed == (place.column == Column::Module);
         let orders = (place.column == state.order).then_some(match falls {
             true => Order::Falling,
@@ -71,7 +105,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
             _ => (place.start, Side::Right),
         };
         let place = list::Place { start, ..place };
-        let head = (place.column.head(), side);
+        let head = (place.column.head(state.tells), side);
         list::draw_head(buffer, area, &place, head, orders, theme);
     }
 }
@@ -84,7 +118,7 @@ pub fn draw_rows(
     allocated: Bytes,
     theme: &Theme,
 ) {
-    let places = columns(area.width, state.table.recomputed);
+    let places = columns(area.width, state.tells, state.table.recomputed);
     let rows = state
         .table
         .rows
@@ -182,7 +216,11 @@ pub fn draw_sum(
         );
         (text, theme.strong())
     } else if table.all_live == i128::from(allocated.0) {
-        let text = format!("sum {} = allocated {dot} {all}", amount(table.all_live));
+        let what = match state.tells {
+            Tells::Now => "allocated",
+            Tells::Then => "allocated at the peak of the iteration",
+        };
+        let text = format!("sum {} = {what} {dot} {all}", amount(table.all_live));
         (text, theme.faint())
     } else {
         let off = amount(i128::from(allocated.0) - table.all_live);
@@ -216,9 +254,16 @@ pub fn summary(row: &Row) -> String {
         }
         RowKey::Other(_) => row.name.clone(),
     };
-    let Some((own, total)) = &row.sums else {
-        return what;
-    };
+    match &row.figures {
+        None => what,
+        Some((Figures::Now(own), Figures::Now(total))) => summary_now(what, row, own, total),
+        Some((own, Figures::Then(total))) => summary_then(what, own.bytes(), total),
+        // Both are of one moment.
+        Some((Figures::Then(_), Figures::Now(_))) => what,
+    }
+}
+
+fn summary_now(what: String, row: &Row, own: &Sums, total: &Sums) -> String {
     let mut facts = vec![what, format!("own {}", human(own.all.live))];
     facts.push(match total.all.peak {
         Some(peak) => format!("peak {}", human(peak)),
@@ -231,5 +276,15 @@ pub fn summary(row: &Row) -> String {
         facts.push(format!("{} computed again", human(again)));
     }
     facts.push(counted(total.all.live_blocks, "block"));
+    facts.join("   ")
+}
+
+/// All that it held something for, whatever has a column.
+fn summary_then(what: String, own: Bytes, total: &Layer) -> String {
+    let mut facts = vec![what, format!("own {}", human(own))];
+    let held = Category::ALL.iter();
+    let held = held.map(|category| (category.as_str(), total.of(*category)));
+    let held = held.filter(|(_, bytes)| *bytes > 0);
+    facts.extend(held.map(|(name, bytes)| format!("{name} {}", human(Bytes(bytes)))));
     facts.join("   ")
 }

@@ -16,6 +16,7 @@ use super::super::tensors::layout::Layout;
 use super::super::theme::Theme;
 use super::super::view::draw_too_small;
 use super::state::ModulesState;
+use super::subject::{Subject, Tells};
 use super::table;
 use crate::label::clean;
 
@@ -34,13 +35,17 @@ pub fn draw(
         draw_too_small(buffer, lines);
         return None;
     };
-    draw_title_of(buffer, layout.header, "memprobe modules", lines, theme);
+    let title = match state.tells {
+        Tells::Now => "memprobe modules",
+        Tells::Then => "memprobe layers",
+    };
+    draw_title_of(buffer, layout.header, title, lines, theme);
     if lines.shown.devices.len() > 1 {
         draw_devices(buffer, layout.devices, lines, theme);
     }
-    if let Some(device) = state.shown_device() {
-        let allocated = device.totals.allocated;
-        table::draw_account(buffer, layout.account, state, device, theme);
+    if let Some(subject) = &state.subject {
+        let allocated = subject.allocated;
+        table::draw_account(buffer, layout.account, state, subject, theme);
         table::draw_head(buffer, layout.head, state, theme);
         table::draw_rows(buffer, layout.rows, state, allocated, theme);
         table::draw_sum(buffer, layout.sum, state, allocated, theme);
@@ -53,7 +58,14 @@ pub fn draw(
     let cursor = draw_keys(buffer, layout.keys, state, lines, theme);
     if let Some(scroll) = state.help {
         let body = beneath_title(area, layout.status);
-        draw_box(buffer, body, " Help ", &help(theme), scroll, theme);
+        draw_box(
+            buffer,
+            body,
+            " Help ",
+            &help(state.tells, theme),
+            scroll,
+            theme,
+        );
     }
     cursor
 }
@@ -66,8 +78,9 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
         height: area.height.saturating_sub(rows),
         ..area
     };
-    let (first, second) = match state.shown_device() {
-        None if !state.is_told() => ("Waiting for the first table of modules.", String::new()),
+    let none = String::new;
+    let (first, second) = match &state.subject {
+        None if !state.is_told() => ("Waiting for the first table of modules.", none()),
         None => (
             "Nothing is known of modules on this device.",
             "They are told apart for PyTorch's allocators, not for calls into CUDA.".to_owned(),
@@ -79,9 +92,21 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
                 clean(state.filter.pattern())
             ),
         ),
-        Some(device) if !device.tree.knows_modules => (
+        Some(subject) if subject.knows_modules == Some(false) => (
             "No call of a torch.nn.Module was seen.",
             "The program makes none, or memprobe cannot see its modules.".to_owned(),
+        ),
+        Some(Subject {
+            moment: Some(then), ..
+        }) if then.iteration.is_none() => (
+            "No iteration was seen yet.",
+            "A step of an optimizer ends one, or zero_grad() or a batch begins one.".to_owned(),
+        ),
+        Some(Subject {
+            moment: Some(then), ..
+        }) if !then.is_kept => (
+            "What modules held in this iteration is kept no more.",
+            "] leads to later ones.".to_owned(),
         ),
         Some(_) => return,
     };
@@ -105,12 +130,15 @@ fn draw_keys(
         ("<>", "sort", 4),
         ("r", "reverse", 9),
         ("i", "alike", 5),
-        ("c", "categories", 7),
+        ("c", "categories", 8),
         ("Space", "pause", 7),
-        ("m", "lines", 1),
         ("?", "help", 2),
         ("q", "quit", 0),
     ];
+    match state.tells {
+        Tells::Now => keys.splice(9..9, [("L", "layers", 7), ("m", "lines", 1)]),
+        Tells::Then => keys.splice(9..9, [("[]", "iteration", 2), ("L", "lines", 1)]),
+    };
     if lines.shown.devices.len() > 1 {
         keys.insert(7, ("d", "device", 5));
     }
@@ -124,8 +152,8 @@ fn draw_keys(
 }
 
 /// Keys, columns and words.
-fn help(theme: &Theme) -> Vec<Line<'static>> {
-    let entries: [(&str, &str); 21] = [
+fn help(tells: Tells, theme: &Theme) -> Vec<Line<'static>> {
+    let keys: [(&str, &str); 9] = [
         (
             theme.glyphs.arrows,
             "or j k, PgUp PgDn, Home End, wheel: move",
@@ -150,39 +178,79 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "Space",
             "pause: the screen stands still, memprobe goes on counting",
         ),
-        ("m or Esc", "back to lines     c  categories     t  tensors"),
-        ("q Ctrl-C", "quit; the target runs on unharmed"),
-        ("", ""),
-        ("LIVE", "bytes now allocated by the module and its parts"),
-        ("OWN", "of these, without those of its parts"),
-        (
-            "PEAK",
-            "the most they held together; of several alike not known",
-        ),
-        (
-            "AT PEAK",
-            "what they held when the device held most since attach",
-        ),
-        (
-            "FORWARD",
-            "live bytes that were asked for on the way forward",
-        ),
-        (
-            "RECOMPUTE",
-            "those that activation checkpointing computed again",
-        ),
-        (
-            "BACKWARD",
-            "those from the way back, by the module that went forward",
-        ),
-        ("SHARE", "part of all allocated bytes"),
-        (
-            "outside",
-            "parameters are made outside of calls: t finds them by name",
-        ),
     ];
-    entries
-        .iter()
-        .map(|(key, text)| entry(key, text, theme))
-        .collect()
+    let more: &[(&str, &str)] = match tells {
+        Tells::Now => &NOW,
+        Tells::Then => &THEN,
+    };
+    let all = keys.iter().chain(more);
+    all.map(|(key, text)| entry(key, text, theme)).collect()
 }
+
+const NOW: [(&str, &str); 13] = [
+    (
+        "L",
+        "layers: what modules held in an iteration, and for what",
+    ),
+    ("m or Esc", "back to lines     c  categories     t  tensors"),
+    ("q Ctrl-C", "quit; the target runs on unharmed"),
+    ("", ""),
+    ("LIVE", "bytes now allocated by the module and its parts"),
+    ("OWN", "of these, without those of its parts"),
+    (
+        "PEAK",
+        "the most they held together; of several alike not known",
+    ),
+    (
+        "AT PEAK",
+        "what they held when the device held most since attach",
+    ),
+    (
+        "FORWARD",
+        "live bytes that were asked for on the way forward",
+    ),
+    (
+        "RECOMPUTE",
+        "those that activation checkpointing computed again",
+    ),
+    (
+        "BACKWARD",
+        "those from the way back, by the module that went forward",
+    ),
+    ("SHARE", "part of all allocated bytes"),
+    (
+        "outside",
+        "parameters are made outside of calls: t finds them by name",
+    ),
+];
+
+const THEN: [(&str, &str); 13] = [
+    (
+        "[ ]",
+        "the iteration before, and the next; the last one goes on",
+    ),
+    (
+        "L or Esc",
+        "back to lines     m  modules     c  categories     t  tensors",
+    ),
+    ("q Ctrl-C", "quit; the target runs on unharmed"),
+    ("", ""),
+    (
+        "HELD",
+        "bytes when the device held most in the iteration, with parts",
+    ),
+    ("OWN", "of these, without those of its parts"),
+    (
+        "FEAT. MAPS",
+        "activations that were saved for the backward pass",
+    ),
+    ("WEIGHTS", "parameters and buffers; t tells of which module"),
+    ("GRADIENTS", "of parameters"),
+    ("INTERMED.", "intermediate gradients: those of activations"),
+    ("OPTIMIZER", "state that the optimizer keeps"),
+    ("OTHER", "temporaries, workspaces and what is not known"),
+    (
+        "inferred",
+        "all of it, by rules that c names, until t has read the tensors",
+    ),
+];

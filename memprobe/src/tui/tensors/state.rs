@@ -203,13 +203,14 @@ impl TensorsState {
             Wanted::Accept => self.focus = None,
             Wanted::Redraw => {}
             // Whoever holds the screen takes these.
-            Wanted::Modules | Wanted::Categories => {}
+            Wanted::Modules | Wanted::Categories | Wanted::Layers => {}
             Wanted::Pause => self.note = Some("this screen stands still until R"),
             // What only the screen of lines has.
             Wanted::OpenAll
             | Wanted::SortBy(_)
             | Wanted::Source
             | Wanted::Probes
+            | Wanted::Iteration(_)
             | Wanted::Outside => self.note = Some("that is on the screen of lines: t leads back"),
         }
         self.rebuild();

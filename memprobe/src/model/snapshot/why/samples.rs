@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DeviceCategories, DeviceModules};
+use super::{DeviceCategories, DeviceModules, IterationLayers, Which};
 use crate::event::{
     Beginning, Event, Frame, Mark, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
 };
@@ -170,6 +170,15 @@ pub(crate) fn modules() -> Arc<Vec<DeviceModules>> {
 /// What its memory is for.
 pub(crate) fn categories() -> Arc<Vec<DeviceCategories>> {
     Arc::new(told_of(&Training::new().train(12)).1)
+}
+
+/// What its modules held in an iteration.
+pub(crate) fn layers(which: Which) -> Arc<Vec<IterationLayers>> {
+    let mut ledger = WhyLedger::new(None).with_latest_layers();
+    let program = Training::new().train(12);
+    program.play(|event, applied, _| ledger.apply(event, applied));
+    let table = ledger.latest_iterations(100);
+    Arc::new(told::layers(&ledger, &table, which))
 }
 
 /// Modules of which one has that name and holds a MiB.

@@ -146,7 +146,7 @@ impl WhyLedger {
             Some(kept) => {
                 for ((device, module), kept) in kept {
                     let place = module.as_ref().map_or(Place::Unknown, |held| {
-                        Place::Module(making.roots.called(held))
+                        Place::Module(self.roots.called(held))
                     });
                     let parts = devices.entry(*device).or_default();
                     parts.push((place, of_kept(*kept)));

@@ -7,6 +7,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::parts::{Place, place_of};
+use crate::event::{NamedBlock, Stack};
+use crate::tensors::TensorKind;
+
 /// Roots that are told apart; what comes on top keeps its name.
 const MOST_ROOTS: usize = 1 << 12;
 
@@ -18,8 +22,18 @@ pub(super) struct Roots {
 }
 
 impl Roots {
+    /// Hears what the process's objects say of a block, which this stack made.
+    pub(super) fn hear_of(&mut self, named: &NamedBlock, stack: &Stack) {
+        if named.kind != Some(TensorKind::Gradient) {
+            return;
+        }
+        if let (Some(module), Place::Module(called)) = (&named.module, place_of(stack).0) {
+            self.hear(module, &called);
+        }
+    }
+
     /// Hears both names of one module.
-    pub(super) fn hear(&mut self, held: &str, called: &str) {
+    fn hear(&mut self, held: &str, called: &str) {
         let shared = shared_end(held, called);
         let holder = held[..held.len() - shared].trim_end_matches('.');
         let class = called[..called.len() - shared].trim_end_matches('.');

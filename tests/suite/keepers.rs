@@ -1,4 +1,5 @@
-//! Who keeps a leak alive, told from outside: the list that `workloads/leak.py` keeps its losses in, and with each the graph behind it.
+//! Who keeps a leak alive, told from outside: the list that `workloads/leak.py` keeps its losses in, and with each the graph behind it
+//! and what the `ctx` of a custom Function in it holds.
 
 use std::path::Path;
 
@@ -19,16 +20,15 @@ fn kept_an_iteration(stdout: &str) -> u64 {
 
 /// Records it until its objects were read twice; gives what the program says.
 fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
-    let leak = ["leak.py", "--iterations", "16"];
+    let leak = ["leak.py", "--function", "--iterations", "16"];
     ground.record_named(pytorch, &leak, folder, 2).stdout
 }
 
-fn growth(ground: &Ground, trace: &Path) -> Value {
-    let arguments = ["--by", "growth", "--format", "json"];
+fn growth(ground: &Ground, trace: &Path, format: &str) -> String {
+    let arguments = ["--by", "growth", "--all", "--format", format];
     let mut command = ground.memprobe();
     command.arg("report").arg(trace).args(arguments);
-    let printed = Background::start(&mut command).finish().succeeded();
-    serde_json::from_str(&printed.stdout).expect("JSON")
+    Background::start(&mut command).finish().succeeded().stdout
 }
 
 fn number(value: &Value) -> u64 {
@@ -44,7 +44,7 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let folder = tempfile::tempdir().expect("a folder");
         let trace = folder.path().join("trace.json");
         let each = kept_an_iteration(&record(&ground, pytorch, folder.path()));
-        let report = growth(&ground, &trace);
+        let report: Value = serde_json::from_str(&growth(&ground, &trace, "json")).expect("JSON");
         let kept = &report["devices"][0]["kept"];
         let keepers = kept["keepers"].as_array().expect("keepers");
         let of_losses = |keeper: &&Value| {
@@ -60,11 +60,20 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         for it in &losses {
             assert_eq!(it["class"], "list", "{it:#}");
         }
-        let graph = losses
-            .iter()
-            .find(|it| it["through"] == "grad_fn MeanBackward0");
-        let graph = graph.unwrap_or_else(|| panic!("nothing through grad_fn: {kept:#}"));
+        let through = |words: &str| {
+            let found = losses.iter().find(|it| it["through"] == words);
+            found.unwrap_or_else(|| panic!("nothing through {words}: {kept:#}"))
+        };
+        let graph = through("grad_fn EnergyBackward");
         assert!(number(&graph["blocks"]) >= 5 * iterations, "{graph:#}");
+        // What is no saved tensor, but an attribute of `ctx`: the input of each loss.
+        let attribute = through("grad_fn EnergyBackward.ctx.x");
+        assert_eq!(number(&attribute["blocks"]), iterations, "{attribute:#}");
+        assert_eq!(number(&attribute["alone_bytes"]), 512 * iterations);
+        let text = growth(&ground, &trace, "text");
+        let words = "main() -> losses[*] (list) through grad_fn EnergyBackward.ctx.x";
+        assert!(text.contains(words), "{text}");
+        assert!(text.contains("list `losses` in leak.py:"), "{text}");
         let told: u64 = keepers.iter().map(|it| number(&it["bytes"])).sum();
         let rest = number(&kept["others_bytes"]) + number(&kept["nobody_bytes"]);
         assert_eq!(told + rest, number(&kept["live_bytes"]));

@@ -36,10 +36,9 @@ struct Agreement {
     /// Of all those, the ones with grad disabled or in inference mode.
     without_grad: usize,
     /// Blocks of which memprobe knows that there is a module and not which, of modules that stay and of those that
-    /// are made and dropped.
+    /// are made and dropped. It takes none for another.
     unknown: usize,
     unknown_for_a_moment: usize,
-    taken_for_another: usize,
     differences: Vec<String>,
 }
 
@@ -69,11 +68,6 @@ impl Agreement {
                     self.unknown += 1;
                 }
             }
-            // Of what is dropped and made again another may be there by the time that it is looked at.
-            _ if is_made_and_dropped(path) && event.module.as_deref() != path => {
-                println!("{:?} for {path:?}", event.module);
-                self.taken_for_another += 1;
-            }
             _ if event.module_unknown.is_some() || event.module.as_deref() != path => {
                 let ours = &event.module;
                 self.differ(number, event, &format!("in {ours:?}, not in {path:?}"));
@@ -100,6 +94,17 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
     for pytorch in &ground.pytorches {
         let (reference, events) = record(&ground, pytorch);
         let agreement = Agreement::of(&reference, &events);
+        println!(
+            "modules.py  {}  {} blocks in modules, {} outside, {} without grad, {} unknown, and of modules that were \
+             dropped at once {} unknown; {} differences",
+            pytorch.python().display(),
+            agreement.in_a_module,
+            agreement.outside,
+            agreement.without_grad,
+            agreement.unknown,
+            agreement.unknown_for_a_moment,
+            agreement.differences.len()
+        );
         let first = agreement.differences.first();
         assert!(
             first.is_none(),
@@ -107,18 +112,6 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
             agreement.differences.len(),
             first.map_or("", |first| first)
         );
-        println!(
-            "modules.py  {}  {} blocks in modules, {} outside, {} without grad, {} unknown, and of modules that were \
-             dropped at once {} unknown and {} taken for another",
-            pytorch.python().display(),
-            agreement.in_a_module,
-            agreement.outside,
-            agreement.without_grad,
-            agreement.unknown,
-            agreement.unknown_for_a_moment,
-            agreement.taken_for_another
-        );
-        assert!(agreement.taken_for_another < 5, "{agreement:?}");
         assert!(agreement.in_a_module > 3_000, "{agreement:?}");
         assert!(agreement.outside > 300, "{agreement:?}");
         assert!(agreement.without_grad > 1_500, "{agreement:?}");

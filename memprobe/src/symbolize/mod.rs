@@ -39,11 +39,14 @@ use native::{NativeCode, Unwound};
 use nodes::Nodes;
 use segments::Segments;
 use shapes::Shapes;
-use stacks::{Interned, Pending, Stacks};
+use stacks::{Interned, Pending, Stacks, Wait};
 use waiting::{GraphTasks, Waiters};
 
 /// Threads whose names are remembered; beyond that they are read again.
 const THREAD_NAMES: usize = 65_536;
+
+/// The most records that wait with a stack for the name of its module.
+const MOST_WAITING: usize = 1 << 14;
 
 /// Turns the records of one process into events, in order.
 pub struct Symbolizer<M> {
@@ -210,21 +213,35 @@ impl<M: ReadMemory> Symbolizer<M> {
 
     /// As [`Self::settle`], where nothing of the process can follow.
     pub fn settle_all(&mut self) {
-        self.settle();
-        self.settle();
+        self.settle_up_to(Wait::Over);
+        self.settle_up_to(Wait::Over);
         self.ready.give_up();
     }
 
     /// Says that all records were taken that were there. A stack becomes an event only when all
     /// records that came before its code objects were read are taken too: they may say that one
-    /// was freed.
+    /// was freed. One whose module is still to be named waits for that too.
     pub fn settle(&mut self) {
+        self.settle_up_to(match self.queue.len() < MOST_WAITING {
+            true => Wait::Allowed,
+            false => Wait::Over,
+        });
+    }
+
+    fn settle_up_to(&mut self, wait: Wait) {
         let certain = std::mem::replace(&mut self.certain, self.queue.len());
         let ready = if self.unsettled == 0 {
             self.queue.len()
         } else {
             certain
         };
+        let waits = self.queue.iter_mut().take(ready).position(|queued| {
+            let Queued::Stack(pending) = queued else {
+                return false;
+            };
+            !self.stacks.answer(pending, wait)
+        });
+        let ready = waits.unwrap_or(ready);
         for queued in self.queue.drain(..ready).collect::<Vec<_>>() {
             match queued {
                 Queued::Memory(kind, memory, reason) => {

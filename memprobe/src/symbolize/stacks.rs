@@ -1,14 +1,15 @@
 //! Interned stacks: from the kernel's hashes to files, lines and functions.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead, grad_mode};
 
 use crate::decode::FreedCode;
-use crate::event::{Context, Frame, Grad, NoStack, Node, Stack, StackId, StackKind};
+use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
-use crate::symbolize::python::module_calls::{ModuleCalls, NameModules};
+use crate::symbolize::python::module_calls::{Asked, Innermost, ModuleCalls, NameModules};
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
 
@@ -18,11 +19,19 @@ const MOST: usize = 1 << 20;
 /// Hashes that are remembered before the older half of them is forgotten.
 const HASHES: usize = 1 << 19;
 
+/// How long a stack waits for the name of its module at most, and all that comes after it.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// After it has waited so long in vain, none waits for so many times as long.
+const RESTS: u32 = 8;
+
 /// Every stack that was defined, and how the kernel names it.
 pub struct Stacks<M> {
     memory: M,
     code: Option<CodeCache>,
     modules: ModuleCalls,
+    /// Until when no stack waits for the name of its module.
+    rests: Option<Instant>,
     /// The kernel's names, those since the last forgetting and those before.
     by_hash: [HashMap<u64, StackId>; 2],
     /// Every stack, by what it is: different hashes can stand for the same.
@@ -47,6 +56,17 @@ pub struct Pending {
     frames: Vec<FrameRecord>,
     resolved: Vec<Reading>,
     context: Context,
+    /// The modules of which the name is not known yet, and since when it is asked for.
+    asked: Option<(Asked, Instant)>,
+}
+
+/// Whether a stack may wait for the name of its module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// For a moment.
+    Allowed,
+    /// Not any longer.
+    Over,
 }
 
 /// What was read of a frame.
@@ -79,6 +99,7 @@ impl<M: ReadMemory> Stacks<M> {
             memory,
             code,
             modules: ModuleCalls::default(),
+            rests: None,
             by_hash: Default::default(),
             ids: HashMap::new(),
             waiting: HashMap::new(),
@@ -139,11 +160,16 @@ impl<M: ReadMemory> Stacks<M> {
                 })
             })
             .collect();
+        let innermost = self.modules.innermost(
+            &head,
+            frames.iter().zip(resolved.iter().map(Reading::resolved)),
+        );
+        let (module, asked) = match innermost {
+            Innermost::Is(module) => (module, None),
+            Innermost::Asked(asked) => (Module::Unknown, Some((asked, Instant::now()))),
+        };
         let context = Context {
-            module: self.modules.innermost(
-                &head,
-                frames.iter().zip(resolved.iter().map(Reading::resolved)),
-            ),
+            module,
             grad: grad_of(head.grad),
             ..Context::default()
         };
@@ -152,7 +178,33 @@ impl<M: ReadMemory> Stacks<M> {
             frames,
             resolved,
             context,
+            asked,
         })
+    }
+
+    /// Asks again for the module of a stack where its name was not known yet; whether there is an answer, if only
+    /// that it cannot be known.
+    pub fn answer(&mut self, pending: &mut Pending, wait: Wait) -> bool {
+        let Some((asked, since)) = &pending.asked else {
+            return true;
+        };
+        match self.modules.ask_again(asked) {
+            Some(module) => pending.context.module = module,
+            None => {
+                let now = Instant::now();
+                let is_late = now.duration_since(*since) >= PATIENCE;
+                let rests = self.rests.is_some_and(|until| now < until);
+                if wait == Wait::Allowed && !is_late && !rests {
+                    return false;
+                }
+                if is_late && !rests {
+                    self.rests = Some(now + PATIENCE * RESTS);
+                }
+                self.modules.give_up();
+            }
+        }
+        pending.asked = None;
+        true
     }
 
     /// Mends the pending stacks that name a code object which was freed: it may have gone before

@@ -51,7 +51,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         object: u64,
         mut each: impl FnMut(Step, u64),
     ) -> Result<(), Unreadable> {
-        let attributes = self.attributes(class, object, |Entry { key, value }| {
+        let attributes = self.attributes(class, object, |Entry { key, value, .. }| {
             if class.role == Role::Module && self.is_gate(key) {
                 // What they hold is reached as attributes of the module.
                 let _ = self.entries(value, |entry| {

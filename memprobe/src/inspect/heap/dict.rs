@@ -20,6 +20,8 @@ pub struct Entry {
     pub key: u64,
     /// The address of the value.
     pub value: u64,
+    /// Where that stands.
+    pub at: u64,
 }
 
 /// A table of keys.
@@ -131,10 +133,14 @@ impl<M: ReadMemory> Heap<'_, M> {
             let bytes = &mut block[..(count * keys.size) as usize];
             self.memory
                 .read(keys.start.wrapping_add(done * keys.size), bytes)?;
-            for entry in bytes.chunks_exact(keys.size as usize) {
+            let first = keys
+                .start
+                .wrapping_add(done * keys.size + keys.key as u64 + 8);
+            let places = (0..).map(|place| first.wrapping_add(place * keys.size));
+            for (entry, at) in bytes.chunks_exact(keys.size as usize).zip(places) {
                 let [key, value] = [0, 8].map(|at| word_at(entry, keys.key as u16 + at));
                 if key != 0 && value != 0 {
-                    each(Entry { key, value });
+                    each(Entry { key, value, at });
                 }
             }
             done += count;
@@ -158,12 +164,14 @@ impl<M: ReadMemory> Heap<'_, M> {
             self.memory
                 .read(keys.start.wrapping_add(done * keys.size), bytes)?;
             let own = &mut own[..(count * 8) as usize];
-            self.memory.read(values.wrapping_add(done * 8), own)?;
+            let first = values.wrapping_add(done * 8);
+            self.memory.read(first, own)?;
+            let places = (0..).map(|place| first.wrapping_add(place * 8));
             let entries = bytes.chunks_exact(keys.size as usize);
-            for (entry, value) in entries.zip(own.chunks_exact(8)) {
+            for ((entry, value), at) in entries.zip(own.chunks_exact(8)).zip(places) {
                 let (key, value) = (word_at(entry, keys.key as u16), word_at(value, 0));
                 if key != 0 && value != 0 {
-                    each(Entry { key, value });
+                    each(Entry { key, value, at });
                 }
             }
             done += count;

@@ -24,7 +24,7 @@ const MOST_WAYS: usize = 1 << 20;
 const MORE: &str = "(more ways than are followed)";
 
 /// Stands for every slot of a container.
-const EVERY: &str = "[*]";
+pub(in crate::inspect) const EVERY: &str = "[*]";
 
 /// Somebody who holds tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -137,6 +137,11 @@ impl Paths {
         self.path(heap, classes, origin)
     }
 
+    /// The place of an object in the census; `None` of what the collector does not know.
+    pub fn place_of(&self, object: u64) -> Option<u32> {
+        self.places.get(&object).copied()
+    }
+
     /// From where an object is reached first; `None` where it is not.
     pub(super) fn origin_of(&self, object: u64) -> Option<Origin> {
         let origin = *self.origins.get(*self.places.get(&object)? as usize)?;

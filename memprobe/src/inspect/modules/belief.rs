@@ -1,7 +1,9 @@
 //! What is believed of modules that may be made and dropped at once.
 //!
 //! A stack holds addresses, and they are looked up a moment later. By then another module can be there that looks
-//! the same. So of classes whose objects were seen to go, only those are believed that have stayed for a while.
+//! the same: memory that was freed last is given out first, so who is made and dropped in each step has its place
+//! and its sign again and again, but not all the time. So nothing is believed but what was found unchanged at
+//! several moments, none of them chosen by its calls.
 
 use std::time::{Duration, Instant};
 
@@ -11,79 +13,139 @@ use super::sign::{Fate, Sign};
 use crate::symbolize::python::layout::PythonLayout;
 use crate::target::memory::ReadMemory;
 
-/// How long a tree must have been the same where others of its class were seen to go.
-pub(super) const LASTS: Duration = Duration::from_secs(1);
+/// At how many moments a tree must have been found unchanged, or a module that was called within a tree that it is
+/// not in.
+pub(super) const STAYS: u32 = 8;
 
-/// At how many moments, none of them chosen by its calls, a module must have been found there that was called within a
-/// tree that it is not in. One that is made and dropped has its place and its sign again and again, but not all the time.
-pub(super) const STAYS: u32 = 5;
+/// As [`STAYS`], of a tree of which others of its class were seen to go.
+pub(super) const LASTS: u32 = 128;
 
 /// How long there is between two such moments at least.
-const BETWEEN: Duration = Duration::from_millis(10);
+pub(super) const BETWEEN: Duration = Duration::from_millis(5);
 
 /// The most classes and modules of which anything is kept.
 const MOST: usize = 1 << 12;
 
+/// How far something is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Faith {
+    /// It is what it seems.
+    Full,
+    /// It may be: it has not been there for long.
+    Growing,
+    /// There is no telling.
+    None,
+}
+
+/// A module that was called within a tree that it is not in.
+#[derive(Clone, Copy, Debug)]
+struct Stranger {
+    sign: Sign,
+    moments: u32,
+}
+
 /// What was seen of modules that go and that stay.
 #[derive(Debug, Default)]
 pub(super) struct Belief {
-    /// Classes of which a module at the top of a tree has gone.
+    /// Classes of which a module has gone that was at the top of a tree, or called within one that it was not in.
     fleeting: HashSet<u64>,
-    /// Modules that were called within trees that they are not in: as what, and at how many moments they were there.
-    strangers: HashMap<u64, (Sign, u32)>,
-    /// When they were looked for last.
-    looked: Option<Instant>,
+    strangers: HashMap<u64, Stranger>,
 }
 
 impl Belief {
-    /// A module of this class at the top of a tree has gone.
+    /// A module of this class has gone.
     pub(super) fn is_fleeting(&mut self, class: u64) {
         if self.fleeting.len() < MOST {
             self.fleeting.insert(class);
         }
     }
 
-    /// Whether a tree with such a module at its top, the same since that moment, is one that lasts.
-    pub(super) fn lasts(&self, class: u64, since: Instant) -> bool {
-        let may_all_go = self.fleeting.len() >= MOST;
-        !(may_all_go || self.fleeting.contains(&class)) || since.elapsed() >= LASTS
+    fn may_go(&self, class: u64) -> bool {
+        self.fleeting.len() >= MOST || self.fleeting.contains(&class)
     }
 
-    /// Whether a module has stayed that is met where its place is not known.
-    pub(super) fn has_stayed(&mut self, module: u64, sign: Sign) -> bool {
+    /// How far a tree is believed that was found unchanged at so many moments and has a module of this class at its
+    /// top.
+    pub(super) fn of_tree(&self, class: u64, moments: u32) -> Faith {
+        match self.may_go(class) {
+            false if moments >= STAYS => Faith::Full,
+            false => Faith::Growing,
+            true if moments >= LASTS => Faith::Full,
+            true => Faith::None,
+        }
+    }
+
+    /// How far a module is believed that is met where its place is not known; `None` of one that is met for the
+    /// first time.
+    pub(super) fn of_stranger(&mut self, module: u64, sign: Sign) -> Option<Faith> {
         if self.strangers.len() >= MOST {
             self.strangers.clear();
         }
-        let (known, moments) = self.strangers.entry(module).or_insert((sign, 0));
-        if *known != sign {
-            (*known, *moments) = (sign, 0);
-        }
-        *moments >= STAYS
+        let known = self.strangers.get(&module).copied();
+        let Some(known) = known.filter(|known| known.sign == sign) else {
+            let moments = 0;
+            self.strangers.insert(module, Stranger { sign, moments });
+            return None;
+        };
+        Some(match known.moments >= STAYS {
+            true => Faith::Full,
+            false if self.may_go(sign.class) => Faith::None,
+            false => Faith::Growing,
+        })
     }
 
-    /// Looks whether those are there that have not stayed long enough to be believed. Call it now and then.
+    /// Looks whether those are there that have not stayed long enough to be believed, at a moment that they did not
+    /// choose.
     pub(super) fn look(&mut self, memory: &impl ReadMemory, layout: &PythonLayout) {
-        if self.strangers.is_empty() || self.looked.is_some_and(|last| last.elapsed() < BETWEEN) {
+        let doubted = self.strangers.iter();
+        let doubted = doubted.filter(|(_, stranger)| stranger.moments < STAYS);
+        let doubted: Vec<_> = doubted
+            .map(|(module, stranger)| (*module, stranger.sign))
+            .collect();
+        if doubted.is_empty() {
             return;
         }
-        self.looked = Some(Instant::now());
-        let doubted = self.strangers.iter();
-        let doubted = doubted.filter(|(_, (_, moments))| *moments < STAYS);
-        let doubted: Vec<_> = doubted
-            .map(|(module, (sign, _))| (*module, *sign))
-            .collect();
         let fates = Sign::fates(memory, layout, &doubted);
-        for ((module, _), fate) in doubted.iter().zip(fates) {
+        for ((module, sign), fate) in doubted.iter().zip(fates) {
             match (fate, self.strangers.get_mut(module)) {
-                (Fate::Same, Some((_, moments))) => *moments += 1,
-                _ => drop(self.strangers.remove(module)),
+                (Fate::Same, Some(stranger)) => stranger.moments += 1,
+                _ => {
+                    self.strangers.remove(module);
+                    self.is_fleeting(sign.class);
+                }
             }
         }
+    }
+}
+
+/// When what may go is looked at.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    looked: Option<Instant>,
+    took: Duration,
+}
+
+impl Watch {
+    /// What share of the time may be spent with it.
+    const SHARE: u32 = 10;
+
+    /// Whether it is time to look; then [`Self::looked`] is to follow.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let pause = BETWEEN.max(self.took * Self::SHARE);
+        self.looked
+            .is_none_or(|looked| now.duration_since(looked) >= pause)
+    }
+
+    /// It was looked since this moment.
+    pub(super) fn looked(&mut self, since: Instant) {
+        let now = Instant::now();
+        self.took = now.duration_since(since);
+        self.looked = Some(now);
     }
 
     /// As if it were time to look.
     #[cfg(test)]
     pub(super) fn hurry(&mut self) {
-        self.looked = None;
+        *self = Self::default();
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! Everything is read while the process runs on. What cannot be read as a whole has no name. A tree of modules is
 //! read when the one at its top is first called with no other around it, and again when a module is called
-//! within it that was not there.
+//! within it that was not there. Its names are answers to those who asked since it was first found so, once it was
+//! found unchanged often enough ([`belief`]); until then they are to ask again.
 
 mod belief;
+mod named;
 mod sign;
 #[cfg(test)]
 mod tests;
@@ -16,12 +18,12 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 
 use crate::event::Module;
-use crate::inspect::heap::modules::joined;
 use crate::symbolize::python::layout::PythonLayout;
-use crate::symbolize::python::module_calls::{Called, Calls, NameModules};
+use crate::symbolize::python::module_calls::{Answer, Called, Calls, NameModules, Question};
 use crate::target::memory::ReadMemory;
 
-use belief::Belief;
+use belief::{Belief, Faith, STAYS, Watch};
+use named::{Named, Rank};
 use sign::{Fate, Sign};
 use tree::Tree;
 
@@ -52,6 +54,7 @@ pub struct ModuleNames<M> {
     /// By the address of the module at the top.
     trees: HashMap<u64, Named>,
     belief: Belief,
+    watch: Watch,
     /// How many modules all trees have.
     modules: usize,
     /// Trees were read since the last look in which something has another path now.
@@ -60,71 +63,13 @@ pub struct ModuleNames<M> {
     reading: (Duration, Instant),
     /// When modules are asked next.
     next_look: Instant,
-    /// How many stacks were named, or not.
-    stacks: u64,
+    /// The last question that was asked.
+    asked: Question,
     /// Stacks that got no name since the last look.
     nameless: u64,
     /// Looks that are let pass before what had no name is tried again, and those that have.
     patience: u32,
     passed: u32,
-}
-
-/// A tree and its name.
-struct Named {
-    /// The class of the module at the top.
-    class: Arc<str>,
-    /// Of trees of one class in the order of being met, from 1 on.
-    number: u32,
-    /// Of all trees, in the order of being met.
-    order: u64,
-    /// The stack that it was met on, by its number.
-    stack: u64,
-    /// Since when nothing of it is known to have changed.
-    since: Instant,
-    /// Full paths, by the address of the module, and by what each is known again.
-    paths: HashMap<u64, (Arc<str>, Sign)>,
-    /// The module at its top was freed: its number is free.
-    is_over: bool,
-}
-
-impl Named {
-    fn of(tree: Tree, number: u32, order: u64, stack: u64) -> Self {
-        let top: Arc<str> = match number {
-            1 => tree.class.clone(),
-            _ => format!("{}#{number}", tree.class).into(),
-        };
-        let mut paths = HashMap::with_capacity(tree.members.len());
-        for (object, member) in tree.members {
-            let path = match &*member.path {
-                "" => top.clone(),
-                below => joined(&top, below),
-            };
-            paths.insert(object, (path, member.sign));
-        }
-        Self {
-            class: tree.class,
-            number,
-            order,
-            stack,
-            since: Instant::now(),
-            paths,
-            is_over: false,
-        }
-    }
-
-    /// What the module at the top is known by.
-    fn sign(&self, top: u64) -> Option<Sign> {
-        self.paths.get(&top).map(|(_, sign)| *sign)
-    }
-
-    /// Whether both have the same modules under the same names.
-    fn has_names_of(&self, other: &Self) -> bool {
-        let same = |(object, (path, _)): (&u64, &(Arc<str>, Sign))| {
-            let its = other.paths.get(object);
-            its.is_some_and(|(its, _)| its == path)
-        };
-        self.paths.len() == other.paths.len() && self.paths.iter().all(same)
-    }
 }
 
 impl<M: ReadMemory> ModuleNames<M> {
@@ -135,9 +80,10 @@ impl<M: ReadMemory> ModuleNames<M> {
             layout,
             trees: HashMap::new(),
             belief: Belief::default(),
+            watch: Watch::default(),
             modules: 0,
             is_other: false,
-            stacks: 0,
+            asked: Question(0),
             reading: (READING, Instant::now()),
             next_look: Instant::now() + LOOK,
             nameless: 0,
@@ -146,46 +92,51 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// The path of the last module of a stack, or `None` where it cannot be known now.
-    fn innermost(&mut self, calls: &Calls<'_>) -> Option<Arc<str>> {
+    /// The path of the last module of a stack; otherwise whether it may be known later.
+    fn innermost(&mut self, calls: &Calls<'_>, question: Question) -> Result<Arc<str>, Faith> {
         if self.doubt_others(calls) {
             // They may have been called before that or after it.
-            return None;
+            return Err(Faith::None);
         }
         // The tops of the trees that were entered, the outermost first.
         let mut entered: Vec<u64> = Vec::new();
         let mut path = None;
+        let mut is_growing = false;
         for (depth, called) in calls.modules.iter().enumerate() {
             let module = called.object;
             let is_outermost = depth == 0 && !calls.cut;
             let top = match self.entered_with(&entered, module) {
                 Some(top) => top,
-                None if calls.cut && depth == 0 => return None,
-                None => self.enter(&entered, *called)?,
+                None if calls.cut && depth == 0 => return Err(Faith::None),
+                None => self.enter(&entered, *called, question)?,
             };
-            if !self.is_believed(top, module, is_outermost || entered.contains(&top)) {
-                return None;
+            let in_place = is_outermost || entered.contains(&top);
+            match self.faith_in(top, module, in_place, question) {
+                Faith::Full => {}
+                Faith::Growing => is_growing = true,
+                Faith::None => return Err(Faith::None),
             }
             if !entered.contains(&top) {
                 entered.push(top);
             }
-            let (its, sign) = self.trees.get(&top)?.paths.get(&module)?;
-            if sign.class != called.class {
-                return None;
-            }
-            path = Some(its.clone());
+            let member = self.trees.get(&top).and_then(|tree| tree.get(module));
+            let member = member.filter(|member| member.sign.class == called.class);
+            path = Some(Arc::clone(&member.ok_or(Faith::None)?.path));
         }
-        path
+        match is_growing {
+            true => Err(Faith::Growing),
+            false => path.ok_or(Faith::None),
+        }
     }
 
-    /// Reads the trees again of which these modules were, if other objects are at their places now; `true` where
-    /// something has another name then.
+    /// Reads the trees again of which these modules were, if other objects are at their places now or above them;
+    /// `true` where something has another name then.
     fn doubt_others(&mut self, calls: &Calls<'_>) -> bool {
         let mut known = Vec::new();
         for called in calls.modules {
             for (top, tree) in &self.trees {
-                let sign = tree.paths.get(&called.object).map(|(_, sign)| *sign);
-                known.extend(sign.map(|sign| (*top, (called.object, sign))));
+                let signs = tree.signs_up_from(called.object);
+                known.extend(signs.map(|sign| (*top, sign)));
             }
         }
         let doubted = self.doubted(&known);
@@ -199,89 +150,118 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// The top of the tree that a module is in: of one that was entered before it, or of any.
     fn entered_with(&self, entered: &[u64], module: u64) -> Option<u64> {
-        let holds = |top: &u64| {
-            let tree = self.trees.get(top);
-            tree.is_some_and(|tree| tree.paths.contains_key(&module))
-        };
+        let holds = |top: &u64| self.trees.get(top).is_some_and(|tree| tree.holds(module));
         let inner = entered.iter().rev().copied().find(holds);
         inner.or_else(|| {
-            let all = self
-                .trees
-                .iter()
-                .filter(|(_, tree)| tree.paths.contains_key(&module));
+            let all = self.trees.iter().filter(|(_, tree)| tree.holds(module));
             // One that it is within rather than its own, and then the first that was met.
-            let best = all.min_by_key(|(top, tree)| (**top == module, tree.order));
+            let best = all.min_by_key(|(top, tree)| (**top == module, tree.rank.order));
             best.map(|(top, _)| *top)
         })
     }
 
-    /// Whether a tree is known to have been there when a module of it was called, and not another since. The
+    /// How far a tree is believed to have been there when a module of it was called, and not another since. The
     /// class alone is the name of a module at the top that was called `in_place`: outside of all others, or where
     /// its tree was entered.
-    fn is_believed(&self, top: u64, module: u64, in_place: bool) -> bool {
+    fn faith_in(&self, top: u64, module: u64, in_place: bool, question: Question) -> Faith {
         let Some(tree) = self.trees.get(&top) else {
-            return false;
+            return Faith::None;
         };
-        let is_named_by_class = in_place && module == top;
+        match () {
+            () if in_place && module == top => Faith::Full,
+            () if tree.is_over || tree.since > question => Faith::None,
+            () => self.faith_in_tree(top, tree),
+        }
+    }
+
+    fn faith_in_tree(&self, top: u64, tree: &Named) -> Faith {
         let class = tree.sign(top).map_or(0, |sign| sign.class);
-        is_named_by_class || !tree.is_over && self.belief.lasts(class, tree.since)
+        self.belief.of_tree(class, tree.moments)
     }
 
     /// Finds a module that no tree has: it came to one that was entered, or is the top of another. That is
-    /// believed only where the trees around it are as they were before, and it stays for a while: who is built and
+    /// believed only where the trees around it are believed too, and it stays for a while: who is built and
     /// dropped at once may be another one by now, of which it never was.
-    fn enter(&mut self, entered: &[u64], called: Called) -> Option<u64> {
+    fn enter(&mut self, entered: &[u64], called: Called, question: Question) -> Result<u64, Faith> {
         let module = called.object;
-        for top in entered.iter().rev() {
-            let is_same = self.read_again(*top)?;
-            if self.trees.get(top)?.paths.contains_key(&module) {
-                return Some(*top);
-            }
-            if !is_same || !self.is_believed(*top, module, true) {
-                return None;
-            }
-        }
+        let mut faith = Faith::Growing;
         if !entered.is_empty() {
-            let sign = Sign::read(&self.memory, &self.layout, module).ok()?;
-            if !self.belief.has_stayed(module, sign) {
-                return None;
+            let sign = Sign::read(&self.memory, &self.layout, module);
+            let sign = sign.map_err(|_| Faith::None)?;
+            match self.belief.of_stranger(module, sign) {
+                None => {}
+                Some(Faith::Full) => faith = Faith::Full,
+                Some(faith) => return Err(faith),
             }
         }
-        self.add(called)
+        for top in entered.iter().rev() {
+            let is_same = self.read_again(*top, question)?;
+            let holds = self.trees.get(top).is_some_and(|tree| tree.holds(module));
+            if holds {
+                return Ok(*top);
+            }
+            match self.faith_in(*top, module, true, question) {
+                Faith::Full if is_same => {}
+                Faith::Growing if is_same => return Err(Faith::Growing),
+                _ => return Err(Faith::None),
+            }
+        }
+        match faith {
+            Faith::Growing if !entered.is_empty() => Err(Faith::Growing),
+            faith => self.add(called, faith, question).ok_or(Faith::None),
+        }
     }
 
-    /// Reads a tree again; says whether it is as it was when a stack before this one was named by it.
-    fn read_again(&mut self, top: u64) -> Option<bool> {
-        let known = self.trees.get(&top)?;
-        let (number, order, stack) = (known.number, known.order, known.stack);
-        let (since, class) = (known.since, known.sign(top)?.class);
-        let tree = self.read(top)?;
-        if tree.class_of(top) != Some(class) {
+    /// The first question that a tree is an answer to which is read for this one.
+    fn since(&self, question: Question) -> Question {
+        match question == self.asked {
+            true => question,
+            false => self.next_question(),
+        }
+    }
+
+    fn next_question(&self) -> Question {
+        Question(self.asked.0 + 1)
+    }
+
+    /// Reads a tree again; says whether it has the names that it had.
+    fn read_again(&mut self, top: u64, question: Question) -> Result<bool, Faith> {
+        let known = self.trees.get(&top).ok_or(Faith::None)?;
+        let (rank, since, moments) = (known.rank, known.since, known.moments);
+        let class = known.sign(top).map(|sign| sign.class);
+        let tree = self.read(top).ok_or(Faith::None)?;
+        if tree.class_of(top) != class {
             self.remove(top);
-            return None;
+            return Err(Faith::None);
         }
-        let mut named = Named::of(tree, number, order, stack);
-        let has_names = self.trees.get(&top)?.has_names_of(&named);
-        if has_names {
-            named.since = since;
+        let mut named = Named::of(tree, rank, self.since(question));
+        let known = self.trees.get(&top);
+        let is_same = known.is_some_and(|known| known.has_names_of(&named));
+        if is_same {
+            (named.since, named.moments) = (since, moments);
         }
-        let is_same = has_names && stack != self.stacks;
-        self.put(top, named)?;
-        Some(is_same)
+        self.put(top, named).ok_or(Faith::None)?;
+        Ok(is_same)
     }
 
     /// Reads a tree that is new. What is of another class than was called came to its place since, and may be a part of
     /// another tree.
-    fn add(&mut self, called: Called) -> Option<u64> {
+    fn add(&mut self, called: Called, faith: Faith, question: Question) -> Option<u64> {
         let top = called.object;
         let tree = self.read(top)?;
         if tree.class_of(top) != Some(called.class) {
             return None;
         }
         let number = self.free_number(&tree.class);
-        let order = self.trees.values().map(|tree| tree.order).max();
+        let order = self.trees.values().map(|tree| tree.rank.order).max();
         let order = order.map_or(0, |order| order + 1);
-        self.put(top, Named::of(tree, number, order, self.stacks))?;
+        let rank = Rank { number, order };
+        let mut named = Named::of(tree, rank, self.since(question));
+        if faith == Faith::Full && named.len() == 1 {
+            // It was there since it was first asked for, and there is nothing else to know of it.
+            (named.since, named.moments) = (question, STAYS);
+        }
+        self.put(top, named)?;
         Some(top)
     }
 
@@ -302,7 +282,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     /// Keeps a tree, if there is room for it.
     fn put(&mut self, top: u64, named: Named) -> Option<()> {
         self.remove(top);
-        let modules = self.modules + named.paths.len();
+        let modules = self.modules + named.len();
         if modules > MOST_MODULES || self.trees.len() >= MOST_TREES {
             return None;
         }
@@ -313,7 +293,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     fn remove(&mut self, top: u64) {
         if let Some(tree) = self.trees.remove(&top) {
-            self.modules -= tree.paths.len();
+            self.modules -= tree.len();
         }
     }
 
@@ -329,7 +309,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         for ((top, sign), fate) in tops.iter().zip(fates) {
             if let Some(tree) = self.trees.get_mut(top) {
                 match fate {
-                    Fate::Same => taken.push(tree.number),
+                    Fate::Same => taken.push(tree.rank.number),
                     Fate::Freed | Fate::Changed => {
                         tree.is_over = true;
                         self.belief.is_fleeting(sign.class);
@@ -344,8 +324,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     fn look(&mut self) -> bool {
         let mut known = Vec::with_capacity(self.modules);
         for (top, tree) in &self.trees {
-            let paths = tree.paths.iter();
-            known.extend(paths.map(|(object, (_, sign))| (*top, (*object, *sign))));
+            known.extend(tree.signs().map(|sign| (*top, sign)));
         }
         let doubted = self.doubted(&known);
         let mut is_other = std::mem::take(&mut self.is_other);
@@ -386,13 +365,13 @@ impl<M: ReadMemory> ModuleNames<M> {
         let Some(known) = self.trees.get_mut(&top) else {
             return false;
         };
-        if fate == Fate::Freed && known.paths.len() == 1 {
+        if fate == Fate::Freed && known.len() == 1 {
             // Whatever of its class comes to its place will have its name. Many are made and dropped in
             // each step, as the `CrossEntropyLoss()` of a loss.
             known.is_over = true;
             return false;
         }
-        let (mut number, order, is_over) = (known.number, known.order, known.is_over);
+        let (mut rank, since, is_over) = (known.rank, known.since, known.is_over);
         let class = known.sign(top).map(|sign| sign.class);
         // What is there now may be a part of another tree: it is a top only if it is called as one.
         let tree = self.read(top);
@@ -402,14 +381,77 @@ impl<M: ReadMemory> ModuleNames<M> {
         };
         if is_over {
             // Another one may have its number by now.
-            number = self.free_number(&tree.class);
+            rank.number = self.free_number(&tree.class);
         }
-        let named = Named::of(tree, number, order, self.stacks);
-        let is_other = self
-            .trees
-            .get(&top)
-            .is_none_or(|known| !known.has_names_of(&named));
+        let mut named = Named::of(tree, rank, self.next_question());
+        let known = self.trees.get(&top);
+        let is_other = known.is_none_or(|known| !known.has_names_of(&named));
+        if !is_other {
+            named.since = since;
+        }
         self.put(top, named).is_none() || is_other
+    }
+
+    /// Looks at what is not believed yet, at a moment that nobody's calls have chosen.
+    fn watch(&mut self) {
+        let start = Instant::now();
+        if !self.watch.is_due(start) {
+            return;
+        }
+        self.belief.look(&self.memory, &self.layout);
+        let is_watched = |(top, tree): &(&u64, &Named)| {
+            !tree.is_over && self.faith_in_tree(**top, tree) != Faith::Full
+        };
+        let watched: Vec<u64> = self
+            .trees
+            .iter()
+            .filter(is_watched)
+            .map(|it| *it.0)
+            .collect();
+        let mut known = Vec::new();
+        for top in &watched {
+            let signs = self.trees.get(top).into_iter().flat_map(Named::signs);
+            known.extend(signs.map(|sign| (*top, sign)));
+        }
+        let doubted = self.doubted(&known);
+        for top in watched.iter().filter(|top| !doubted.contains_key(*top)) {
+            self.was_there(*top);
+        }
+        for (top, fate) in doubted {
+            self.is_other |= self.doubt(top, fate);
+        }
+        self.watch.looked(start);
+    }
+
+    /// Counts a moment at which all modules of a tree were there.
+    fn was_there(&mut self, top: u64) {
+        let Some(tree) = self.trees.get_mut(&top) else {
+            return;
+        };
+        tree.moments += 1;
+        // Now and then it is followed from its top on: a table that a dict has given up says for long what it said. The
+        // moments that faith asks for are such powers.
+        if tree.moments.is_power_of_two() {
+            match self.read_again(top, self.next_question()) {
+                Ok(true) => {}
+                Ok(false) => self.is_other = true,
+                Err(_) => match self.trees.get_mut(&top) {
+                    Some(tree) => tree.moments = 0,
+                    None => self.is_other = true,
+                },
+            }
+        }
+        let tree = self.trees.get(&top);
+        let is_full = tree.is_some_and(|tree| self.faith_in_tree(top, tree) == Faith::Full);
+        if is_full && self.nameless > 0 {
+            self.try_again_soon();
+        }
+    }
+
+    /// Has stacks without a name told anew in a moment.
+    fn try_again_soon(&mut self) {
+        (self.patience, self.passed) = (1, 0);
+        self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
     }
 
     /// Lets go of trees that are over where there are many.
@@ -424,24 +466,42 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         !over.is_empty()
     }
+
+    fn answer(&mut self, calls: &Calls<'_>, question: Question) -> Answer {
+        match self.innermost(calls, question) {
+            Ok(path) => Answer::Is(Module::Called(path)),
+            Err(Faith::Growing) => Answer::Later(question),
+            Err(Faith::None | Faith::Full) => {
+                self.give_up();
+                Answer::Is(Module::Unknown)
+            }
+        }
+    }
 }
 
 impl<M: ReadMemory> NameModules for ModuleNames<M> {
-    fn path(&mut self, calls: &Calls<'_>) -> Module {
-        self.stacks += 1;
-        if let Some(path) = self.innermost(calls) {
-            return Module::Called(path);
-        }
+    fn path(&mut self, calls: &Calls<'_>) -> Answer {
+        self.asked = self.next_question();
+        let answer = self.answer(calls, self.asked);
+        // What is read for a question that is asked again is read after it was asked.
+        self.asked = self.next_question();
+        answer
+    }
+
+    fn path_later(&mut self, calls: &Calls<'_>, question: Question) -> Answer {
+        self.answer(calls, question)
+    }
+
+    fn give_up(&mut self) {
         if self.nameless == 0 && self.patience == 1 {
             // Most have one as soon as they stay what they are.
             self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
         }
         self.nameless += 1;
-        Module::Unknown
     }
 
     fn look_again(&mut self) -> bool {
-        self.belief.look(&self.memory, &self.layout);
+        self.watch();
         let start = Instant::now();
         if start < self.next_look {
             return false;

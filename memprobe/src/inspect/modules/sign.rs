@@ -13,6 +13,8 @@ pub(super) struct Sign {
     pub(super) class: u64,
     /// Where its attributes are kept: a dict, or the values before there is one.
     attributes: u64,
+    /// Where the word lies by which the module above refers to it; 0 for the one at the top.
+    slot: u64,
 }
 
 /// What has become of an object.
@@ -22,7 +24,7 @@ pub(super) enum Fate {
     Same,
     /// It was freed, and nothing is known to have come to its place.
     Freed,
-    /// Another one is there, or its attributes are kept elsewhere.
+    /// Another one is there, its attributes are kept elsewhere, or it has another place in its tree.
     Changed,
 }
 
@@ -57,7 +59,13 @@ impl Sign {
         Self {
             class: at(layout.object.kind.cast_signed()),
             attributes,
+            slot: 0,
         }
+    }
+
+    /// That of an object which is referred to by the word at `slot`.
+    pub(super) fn in_slot(self, slot: u64) -> Self {
+        Self { slot, ..self }
     }
 
     /// What has become of the objects of these signs.
@@ -67,31 +75,41 @@ impl Sign {
         objects: &[(u64, Self)],
     ) -> Vec<Fate> {
         let mut read = vec![[0; LENGTH]; objects.len()];
+        let mut referred = vec![[0; 8]; objects.len()];
         let mut pieces: Vec<_> = objects
             .iter()
             .zip(&mut read)
-            .map(|((object, _), into)| Piece {
-                address: start(layout, *object),
-                into,
-                outcome: Ok(()),
-            })
+            .map(|((object, _), into)| piece(start(layout, *object), into))
             .collect();
+        let slots = objects.iter().zip(&mut referred);
+        let slots = slots.filter(|((_, sign), _)| sign.slot != 0);
+        pieces.extend(slots.map(|((_, sign), into)| piece(sign.slot, into)));
         memory.read_each(&mut pieces);
-        let outcomes: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
-        let fates = objects.iter().zip(&read).zip(outcomes);
+        let outcomes = pieces.iter().take(objects.len());
+        let outcomes: Vec<_> = outcomes.map(|piece| piece.outcome.is_ok()).collect();
+        let fates = objects.iter().zip(read.iter().zip(&referred)).zip(outcomes);
         fates
-            .map(|(((_, sign), bytes), is_read)| {
-                match Self::of(layout, bytes) {
+            .map(|(((object, sign), (bytes, referred)), is_read)| {
+                let is_in_place = sign.slot == 0 || u64::from_le_bytes(*referred) == *object;
+                match Self::of(layout, bytes).in_slot(sign.slot) {
                     // Its memory was given back.
                     _ if !is_read => Fate::Freed,
                     now if now.class != sign.class => Fate::Changed,
                     // What is freed keeps its type until its memory is used again.
                     _ if is_freed(layout, bytes) => Fate::Freed,
-                    now if now == *sign => Fate::Same,
+                    now if now == *sign && is_in_place => Fate::Same,
                     _ => Fate::Changed,
                 }
             })
             .collect()
+    }
+}
+
+fn piece(address: u64, into: &mut [u8]) -> Piece<'_> {
+    Piece {
+        address,
+        into,
+        outcome: Ok(()),
     }
 }
 

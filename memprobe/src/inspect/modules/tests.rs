@@ -61,8 +61,18 @@ fn path(names: &mut ModuleNames<Shared>, modules: &[u64]) -> Module {
     path_of(names, modules, false)
 }
 
-/// As if the kernel had met them just now.
+/// As if the kernel had met them just now, and nothing changed until there is an answer.
 fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Module {
+    let modules = called_now(names, modules);
+    let calls = Calls {
+        modules: &modules,
+        cut,
+    };
+    let answer = names.path(&calls);
+    in_the_end(names, &calls, answer)
+}
+
+fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<Called> {
     let kind = u64::from(names.layout.object.kind);
     let called = modules.iter().map(|&object| Called {
         object,
@@ -71,22 +81,56 @@ fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Modul
             .read_u64(object.wrapping_add(kind))
             .unwrap_or(0),
     });
-    let modules: Vec<_> = called.collect();
-    names.path(&Calls {
+    called.collect()
+}
+
+/// Asks only once; there is no answer yet.
+fn ask(names: &mut ModuleNames<Shared>, modules: &[u64]) -> (Vec<Called>, Question) {
+    let modules = called_now(names, modules);
+    let calls = Calls {
         modules: &modules,
-        cut,
-    })
+        cut: false,
+    };
+    match names.path(&calls) {
+        Answer::Later(question) => (modules, question),
+        Answer::Is(module) => panic!("{module:?} at once"),
+    }
+}
+
+fn ask_again(
+    names: &mut ModuleNames<Shared>,
+    (modules, question): (Vec<Called>, Question),
+) -> Module {
+    let calls = Calls {
+        modules: &modules,
+        cut: false,
+    };
+    let answer = names.path_later(&calls, question);
+    in_the_end(names, &calls, answer)
+}
+
+/// Asks again until there is an answer.
+fn in_the_end(names: &mut ModuleNames<Shared>, calls: &Calls<'_>, mut answer: Answer) -> Module {
+    for _ in 0..4 * belief::STAYS {
+        let question = match answer {
+            Answer::Is(module) => return module,
+            Answer::Later(question) => question,
+        };
+        pass(names, 1);
+        answer = names.path_later(calls, question);
+    }
+    panic!("no answer to {calls:?}")
 }
 
 fn called(path: &str) -> Module {
     Module::Called(path.into())
 }
 
-/// As often as is needed to believe that what is there stays.
-fn stay(names: &mut ModuleNames<Shared>) {
-    for _ in 0..belief::STAYS {
-        names.belief.hurry();
-        names.belief.look(&names.memory, &names.layout);
+/// Lets so many moments pass at which it is looked what stays.
+fn pass(names: &mut ModuleNames<Shared>, moments: u32) {
+    for _ in 0..moments {
+        names.watch.hurry();
+        names.watch();
     }
 }
 
@@ -150,10 +194,8 @@ fn a_module_that_is_not_below_its_caller_starts_a_path() {
     let child = nets.module(net, &[]);
     let top = nets.module(net, &[("child", child)]);
     let (_, mut names) = nets.finish();
-    // Both are new: they may have come and gone since.
+    // When what is below it was read, it may have been another for long.
     assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
-    assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
-    stay(&mut names);
     assert_eq!(
         path(&mut names, &[top, of_loss, inner]),
         called("Loss.inner")
@@ -273,9 +315,9 @@ fn a_module_of_another_class_than_was_called_is_not_the_one() {
             cut: false,
         })
     };
-    assert_eq!(of_class(&mut names, other), Module::Unknown);
+    assert_eq!(of_class(&mut names, other), Answer::Is(Module::Unknown));
     assert!(names.trees.is_empty(), "nor is it a top");
-    assert_eq!(of_class(&mut names, net), called("Net"));
+    assert_eq!(of_class(&mut names, net), Answer::Is(called("Net")));
 }
 
 #[test]
@@ -317,10 +359,10 @@ fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
         assert_eq!(path(&mut names, &[child]), Module::Unknown);
         for _ in 0..2 {
             assert_eq!(path(&mut names, &[second, stranger]), Module::Unknown);
-            stay(&mut names);
+            pass(&mut names, belief::STAYS);
         }
-        let tree = names.trees.get_mut(&second).expect("it was read");
-        tree.since = tree.since.checked_sub(belief::LASTS).expect("a moment");
+        assert_eq!(path(&mut names, &[second, child]), Module::Unknown);
+        pass(&mut names, belief::LASTS);
         assert_eq!(path(&mut names, &[second, child]), called("Net.child"));
         assert_eq!(path(&mut names, &[child]), called("Net.child"));
     }
@@ -361,17 +403,39 @@ fn a_module_within_a_strange_tree_that_is_gone_at_some_moment_has_not_stayed() {
             let count = [there, 0, 0, 0, 0, 0, 0, 0];
             memory.0.borrow_mut().write(references, &count);
         };
-        for _ in 0..3 {
-            is_there(1);
-            assert_eq!(path(&mut names, &[top, stranger]), Module::Unknown);
-            // Between its calls it was dropped, and made again at the same place.
-            is_there(0);
-            stay(&mut names);
-        }
+        let first = ask(&mut names, &[top, stranger]);
+        // Between its calls it was dropped, and made again at the same place.
+        is_there(0);
+        pass(&mut names, 1);
         is_there(1);
+        assert_eq!(ask_again(&mut names, first), Module::Unknown);
+        pass(&mut names, belief::STAYS);
         assert_eq!(path(&mut names, &[top, stranger]), Module::Unknown);
-        stay(&mut names);
+        pass(&mut names, belief::LASTS);
         assert_eq!(path(&mut names, &[top, stranger]), called("Loss"));
+    }
+}
+
+#[test]
+fn a_tree_of_which_the_parts_change_places_before_it_was_seen_to_stay_gives_no_name() {
+    for layout in &LAYOUTS {
+        let mut nets = Nets::new(layout);
+        let net = nets.class("Net");
+        let parts = [(); 2].map(|()| nets.module(net, &[]));
+        let (first, second) = (nets.heap.text("first"), nets.heap.text("second"));
+        let [before, after] = [[parts[0], parts[1]], [parts[1], parts[0]]]
+            .map(|[one, other]| nets.heap.keys(&[(first, one), (second, other)], 0));
+        let children = nets.heap.dict(&[]);
+        let keys = crate::symbolize::python::layout::DictLayout::KEYS;
+        nets.heap.put_word(children, keys, before);
+        let top = nets.heap.with_dict(net, &[("_modules", children)]);
+        let (memory, mut names) = nets.finish();
+        let asked = ask(&mut names, &[top, parts[0]]);
+        pass(&mut names, belief::STAYS - 1);
+        let keys = children + u64::from(keys);
+        memory.0.borrow_mut().write(keys, &after.to_le_bytes());
+        assert_eq!(ask_again(&mut names, asked), Module::Unknown);
+        assert_eq!(path(&mut names, &[top, parts[0]]), called("Net.second"));
     }
 }
 

@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use super::sign::Sign;
 use crate::inspect::heap::Heap;
 use crate::inspect::heap::class::{Class, Classes, Role};
+use crate::inspect::heap::dict::Entry;
 use crate::inspect::heap::image::Image;
 use crate::inspect::heap::modules::joined;
 use crate::symbolize::python::layout::PythonLayout;
@@ -43,6 +44,8 @@ pub(super) struct Member {
     pub(super) path: Arc<str>,
     /// By what it is known again.
     pub(super) sign: Sign,
+    /// The module above it; 0 for the top.
+    pub(super) above: u64,
 }
 
 impl Tree {
@@ -80,8 +83,17 @@ struct Walk<'a, 'b, M> {
     heap: &'a Heap<'b, M>,
     classes: Classes,
     members: HashMap<u64, Member>,
-    /// Modules that are still to be met, each with its path.
-    left: Vec<(u64, Arc<str>)>,
+    /// Modules that are still to be met.
+    left: Vec<Next>,
+}
+
+/// A module that is still to be met.
+struct Next {
+    object: u64,
+    path: Arc<str>,
+    above: u64,
+    /// Where the word lies that refers to it.
+    slot: u64,
 }
 
 impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
@@ -99,9 +111,14 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
             address: top,
             cause: Cause::NotAsExpected,
         })?;
-        self.left.push((top, "".into()));
-        while let Some((object, path)) = self.left.pop() {
-            self.meet(object, path)?;
+        self.left.push(Next {
+            object: top,
+            path: "".into(),
+            above: 0,
+            slot: 0,
+        });
+        while let Some(next) = self.left.pop() {
+            self.meet(next)?;
         }
         Ok(Tree {
             class: class.short_name().into(),
@@ -124,7 +141,13 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         }
     }
 
-    fn meet(&mut self, object: u64, path: Arc<str>) -> Result<(), Unreadable> {
+    fn meet(&mut self, next: Next) -> Result<(), Unreadable> {
+        let Next {
+            object,
+            path,
+            above,
+            slot,
+        } = next;
         if self.members.contains_key(&object) {
             return Ok(());
         }
@@ -137,17 +160,22 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
                 cause: Cause::TooLong,
             });
         }
-        let sign = Sign::read(self.heap.memory, self.heap.layout, object)?;
+        let sign = Sign::read(self.heap.memory, self.heap.layout, object)?.in_slot(slot);
         let children = self.children(&class, object)?;
         for (name, child) in children.into_iter().rev() {
-            self.left.push((child, joined(&path, &name)));
+            self.left.push(Next {
+                object: child.value,
+                path: joined(&path, &name),
+                above: object,
+                slot: child.at,
+            });
         }
-        self.members.insert(object, Member { path, sign });
+        self.members.insert(object, Member { path, sign, above });
         Ok(())
     }
 
-    /// Names and addresses of what `_modules` of a module holds, in order.
-    fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, u64)>, Unreadable> {
+    /// What `_modules` of a module holds, in order, with its names.
+    fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, Entry)>, Unreadable> {
         let unreadable = |cause| Unreadable {
             address: object,
             cause,
@@ -162,7 +190,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         let mut is_whole = true;
         self.heap
             .entries(dict, |entry| match self.heap.text(entry.key) {
-                Some(name) if children.len() < MOST_CHILDREN => children.push((name, entry.value)),
+                Some(name) if children.len() < MOST_CHILDREN => children.push((name, entry)),
                 _ => is_whole = false,
             })?;
         match is_whole {

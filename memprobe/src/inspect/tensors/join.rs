@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Found;
+use super::contexts::Contexts;
 use super::kept::{self, Held};
 use super::names::{self, Named};
 use crate::inspect::heap::Heap;
@@ -74,9 +75,12 @@ pub(super) fn join(
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&heap, moment, of, &of_python);
     let not_followed = holders.not_followed;
-    let left_out = kept::keep(found, &holders.all, &held, &mut snapshot, |way| {
-        paths.slot(&heap, &mut moment.classes, way)
-    });
+    let search = (&paths, &moment.census);
+    let classes = &mut moment.classes;
+    let contexts = Contexts::search(&heap, classes, search, &found.graph, &of_python);
+    let slot = |way| paths.slot(&heap, classes, way);
+    let all = &holders.all;
+    let left_out = kept::keep(found, &contexts, all, &held, &mut snapshot, slot);
     if not_followed > 0 {
         let words = format!("all who hold {not_followed} tensors: there are too many ways to them");
         snapshot.unread.push(words.into());

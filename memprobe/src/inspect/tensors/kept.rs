@@ -1,57 +1,21 @@
-//! Who keeps each storage alive: the ways from holders through tensors, their gradients and graphs.
+//! Who keeps each storage alive: the ways from holders through tensors, their gradients and graphs, and what the `ctx` of a custom
+//! Function holds.
 //!
 //! A storage that all ways lead to through one holder is kept by that alone; one that several lead to is said to be kept by the one
 //! from which it is the fewest steps, of those the one that keeps most alone.
 
 use std::cmp::Reverse;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::Found;
+use super::contexts::Contexts;
 use super::dominators::{Graph, NONE, dominators};
+use super::ways::{Numbers, Steps, Ways, references};
 use crate::inspect::heap::holders::Holder;
 use crate::inspect::heap::paths::Way;
 use crate::tensors::{Kept, Tensor, TensorSnapshot};
-
-/// The vertices: the root, holders, tensors, nodes of autograd's graph, storages.
-#[derive(Clone, Copy)]
-struct Numbers {
-    tensors: u32,
-    nodes: u32,
-    storages: u32,
-    end: u32,
-}
-
-impl Numbers {
-    fn of(holders: usize, tensors: usize, nodes: usize, storages: usize) -> Self {
-        let after = |before: u32, count: usize| before.saturating_add(count as u32);
-        let first = after(1, holders);
-        let nodes_at = after(first, tensors);
-        let storages_at = after(nodes_at, nodes);
-        Self {
-            tensors: first,
-            nodes: nodes_at,
-            storages: storages_at,
-            end: after(storages_at, storages),
-        }
-    }
-
-    fn tensor(self, at: usize) -> u32 {
-        self.tensors + at as u32
-    }
-
-    fn storage(self, at: usize) -> u32 {
-        self.storages + at as u32
-    }
-
-    /// The tensor of a vertex.
-    fn as_tensor(self, vertex: u32) -> Option<usize> {
-        let is_one = (self.tensors..self.nodes).contains(&vertex);
-        is_one.then(|| (vertex - self.tensors) as usize)
-    }
-}
 
 const ROOT: u32 = 0;
 
@@ -91,16 +55,15 @@ pub(super) struct Held {
 /// too many: then nobody is said to keep anything alone.
 pub(super) fn keep(
     found: &Found,
+    contexts: &Contexts,
     holders: &[Holder],
     held: &[Held],
     snapshot: &mut TensorSnapshot,
     mut slot: impl FnMut(Way) -> Option<Arc<str>>,
 ) -> u64 {
-    let (tensors, storages) = (&snapshot.tensors, snapshot.storages.len());
-    let nodes = found.graph.nodes.len();
-    let numbers = Numbers::of(holders.len(), tensors.len(), nodes, storages);
+    let numbers = Numbers::of(holders.len(), found, contexts, snapshot);
     let holding = holding(numbers, held, holders.len());
-    let (graph, left_out) = graph(found, tensors, numbers, &holding);
+    let (graph, left_out) = graph(found, contexts, &snapshot.tensors, numbers, &holding);
     let alone = alone(&graph, numbers, holders.len());
     // Of those who keep as many, the one whose name is best comes first.
     let mut held: Vec<&Held> = held.iter().collect();
@@ -109,8 +72,9 @@ pub(super) fn keep(
     let ways = Ways::from(&graph, numbers, &held);
     // Where some references were left out, others may keep it too.
     let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
+    let steps = Steps::of(contexts, numbers);
     let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
-    for at in 0..storages {
+    for at in 0..snapshot.storages.len() {
         let vertex = numbers.storage(at);
         let Some((held, step)) = ways
             .to(vertex)
@@ -131,7 +95,8 @@ pub(super) fn keep(
         let slot = slots
             .entry((held.tensor, held.holder))
             .or_insert_with(named);
-        let through = step.and_then(|to| through(found, numbers, held.tensor, to));
+        let beyond = step.and_then(|to| through(found, numbers, held.tensor, to));
+        let through = steps.beyond(found, (&ways, vertex), step).or(beyond);
         snapshot.storages[at].kept = Some(Arc::new(Kept {
             by: Arc::clone(&by.path),
             class: by.class.clone(),
@@ -146,12 +111,17 @@ pub(super) fn keep(
 /// Who refers to what, and how many references more there are.
 fn graph(
     found: &Found,
+    contexts: &Contexts,
     tensors: &[Tensor],
     numbers: Numbers,
     holding: &[(u32, u32)],
 ) -> (Graph, u64) {
-    let mut edges = Edges::default();
+    let mut edges = Edges {
+        left_out: contexts.left_out,
+        ..Edges::default()
+    };
     edges.add(holding.iter().copied());
+    edges.add(references(contexts, numbers).map(|(from, to, _)| (from, to)));
     add_edges(found, tensors, numbers, &mut edges);
     // Objects of Python that no name leads to: a tensor that PyTorch keeps goes on having one. Somebody unknown keeps the others.
     let named = reached(&Graph::of(numbers.end as usize, &edges.all));
@@ -268,46 +238,9 @@ fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
     ranks
 }
 
-/// The shortest ways from holders to all that they keep.
-struct Ways {
-    /// For each vertex that of those who are held which it is reached from, and the first vertex beyond that tensor.
-    from: Vec<Option<(usize, Option<u32>)>>,
-}
-
-impl Ways {
-    fn from(graph: &Graph, numbers: Numbers, held: &[&Held]) -> Self {
-        let mut from = vec![None; graph.vertices()];
-        let mut open = VecDeque::new();
-        for (at, held) in held.iter().enumerate() {
-            let vertex = numbers.tensor(held.tensor);
-            let known = &mut from[vertex as usize];
-            if known.is_none() {
-                *known = Some((at, None));
-                open.push_back(vertex);
-            }
-        }
-        while let Some(vertex) = open.pop_front() {
-            let Some((held, first)) = from[vertex as usize] else {
-                continue;
-            };
-            for &to in graph.next(vertex) {
-                let known = &mut from[to as usize];
-                if known.is_none() {
-                    *known = Some((held, first.or(Some(to))));
-                    open.push_back(to);
-                }
-            }
-        }
-        Self { from }
-    }
-
-    fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
-        *self.from.get(vertex as usize)?
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::contexts::{Reference, To};
     use super::*;
     use crate::event::{Address, Bytes};
     use crate::inspect::torch::graph::{RawGraph, RawNode, Saved, SavedTensor};
@@ -339,6 +272,7 @@ mod tests {
             sequence: None,
             next: next.to_vec(),
             within: None,
+            python: None,
         }
     }
 
@@ -418,6 +352,10 @@ mod tests {
 
     /// By storage: who, through what, and whether nobody else.
     fn told(held: &[(usize, u32)], holders: &[Holder]) -> Vec<String> {
+        told_with(&Contexts::default(), held, holders)
+    }
+
+    fn told_with(contexts: &Contexts, held: &[(usize, u32)], holders: &[Holder]) -> Vec<String> {
         let found = found();
         let mut snapshot = snapshot(&found);
         let held = held.iter().map(|&(tensor, holder)| Held {
@@ -426,7 +364,7 @@ mod tests {
             way: None,
         });
         let held: Vec<_> = held.collect();
-        keep(&found, holders, &held, &mut snapshot, |_| None);
+        keep(&found, contexts, holders, &held, &mut snapshot, |_| None);
         let kept = snapshot.storages.iter().map(|storage| &storage.kept);
         kept.map(|kept| {
             kept.as_ref().map_or_else(String::new, |kept| {
@@ -463,5 +401,40 @@ mod tests {
         assert_eq!(told[2], "one grad_fn MulBackward0 alone");
         assert_eq!(told[3], "one grad_fn MulBackward0 with others");
         assert_eq!(told[6], "one grad_fn MulBackward0 with others");
+    }
+
+    #[test]
+    fn what_the_context_of_a_function_holds_is_kept_by_whoever_keeps_its_node() {
+        // The node 0x300, at place 2, has a `ctx` with a list of the tensor at place 5.
+        let refer = |from, to, step: &str| Reference {
+            from,
+            to,
+            step: step.into(),
+        };
+        let contexts = Contexts {
+            objects: 2,
+            of_nodes: vec![(2, 0)],
+            references: vec![
+                refer(0, To::Object(1), ".kept"),
+                refer(1, To::Tensor(5), "[*]"),
+            ],
+            left_out: 0,
+        };
+        let holders = [holder("losses[*]", "list")];
+        let told = told_with(&contexts, &[(0, 0), (1, 0)], &holders);
+        let words = "grad_fn MulBackward0 ... MulBackward0.ctx.kept[*]";
+        assert_eq!(told[5], format!("losses[*] {words} alone"));
+        assert_eq!(told[2], "losses[*] grad_fn MulBackward0 alone");
+    }
+
+    #[test]
+    fn where_references_of_a_context_were_not_followed_nobody_keeps_anything_alone() {
+        let contexts = Contexts {
+            left_out: 1,
+            ..Contexts::default()
+        };
+        let holders = [holder("losses[*]", "list")];
+        let told = told_with(&contexts, &[(0, 0)], &holders);
+        assert_eq!(told[0], "losses[*] itself with others");
     }
 }

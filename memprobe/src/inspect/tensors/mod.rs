@@ -1,10 +1,12 @@
 //! Every tensor of a live process: its Python objects, PyTorch's own, the allocator's blocks and the
 //! names that lead to them, joined to one [`TensorSnapshot`].
 
+mod contexts;
 mod dominators;
 mod join;
 mod kept;
 mod names;
+mod ways;
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};

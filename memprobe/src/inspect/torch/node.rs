@@ -51,6 +51,8 @@ pub struct RawNode {
     /// The node that is part of it: an operation in place on a view of a tensor keeps that of the
     /// operation.
     pub within: Option<u64>,
+    /// The Python object of a `torch.autograd.Function`: its `ctx`.
+    pub python: Option<u64>,
 }
 
 /// What one node gave.
@@ -83,6 +85,7 @@ pub(super) fn read(
             sequence: (sequence != u64::MAX).then_some(sequence),
             next: autograd::next(memory, &layouts.classes, layout, fields)?,
             within: None,
+            python: python_object(memory, layout, &class, address),
         },
         saved: Found::default(),
         unsearched: false,
@@ -103,7 +106,10 @@ fn search(
         return;
     }
     let body = match &*class.name {
-        PYTHON => python_body(memory, layout, read.node.address),
+        PYTHON => read
+            .node
+            .python
+            .and_then(|object| python_body(memory, object)),
         _ => body(memory, layout, read.node.address),
     };
     let Some(body) = body else {
@@ -154,10 +160,22 @@ fn size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64> {
     })
 }
 
-/// The bytes of the Python object of a `torch.autograd.Function`, behind its head.
-fn python_body(memory: &impl ReadMemory, layout: &NodeLayout, address: u64) -> Option<Vec<u8>> {
+/// The Python object of a `torch.autograd.Function`; `None` of any other node.
+fn python_object(
+    memory: &impl ReadMemory,
+    layout: &NodeLayout,
+    class: &CppClass,
+    address: u64,
+) -> Option<u64> {
+    if &*class.name != PYTHON {
+        return None;
+    }
     let at = address.checked_add(layout.python as u64)?;
-    let object = some(memory.read_u64(at).ok()?)?;
+    some(memory.read_u64(at).ok()?)
+}
+
+/// The bytes of the Python object of a `torch.autograd.Function`, behind its head.
+fn python_body(memory: &impl ReadMemory, object: u64) -> Option<Vec<u8>> {
     let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
     let size = memory.read_u64(kind.checked_add(BASIC_SIZE)?).ok()?;
     let rest = size.checked_sub(PYTHON_HEAD)?;

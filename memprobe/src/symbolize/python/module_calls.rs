@@ -8,11 +8,47 @@ use crate::event::{Frame, Module};
 /// Gives names to modules by their addresses.
 pub trait NameModules {
     /// The path of the last of these modules, of which each was called by the one before.
-    fn path(&mut self, calls: &Calls<'_>) -> Module;
+    fn path(&mut self, calls: &Calls<'_>) -> Answer;
+
+    /// As [`Self::path`], to a question that was asked before and is to be answered later.
+    fn path_later(&mut self, calls: &Calls<'_>, question: Question) -> Answer;
+
+    /// Nobody waits any longer for the answer to a question: that module is not known.
+    fn give_up(&mut self);
 
     /// Looks whether what was named is still there; `true` where another name may be right now for
     /// what was named before.
     fn look_again(&mut self) -> bool;
+}
+
+/// What is said of the name of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// That it is this one, or that it cannot be known.
+    Is(Module),
+    /// That what is there is first to be seen to stay: ask again in a moment.
+    Later(Question),
+}
+
+/// The number of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Question(pub u64);
+
+/// The modules of a stack of which the last has no name yet.
+#[derive(Debug)]
+pub struct Asked {
+    modules: Vec<Called>,
+    cut: bool,
+    question: Question,
+}
+
+/// What a stack says of the modules that were being called.
+#[derive(Debug)]
+pub enum Innermost {
+    /// It is this one.
+    Is(Module),
+    /// Its name is asked for.
+    Asked(Asked),
 }
 
 /// The modules that were being called on one stack.
@@ -106,7 +142,7 @@ impl ModuleCalls {
         &mut self,
         head: &StackHead,
         frames: impl Iterator<Item = (&'a FrameRecord, &'a Resolved)>,
-    ) -> Module {
+    ) -> Innermost {
         let mut calls = Vec::new();
         for (frame, resolved) in frames {
             let callee = match resolved {
@@ -117,11 +153,10 @@ impl ModuleCalls {
         }
         let cut = head.truncated != 0;
         let Some(callee) = calls.iter().map(|(callee, _)| *callee).max() else {
-            return if cut {
-                Module::Unknown
-            } else {
-                Module::Outside
-            };
+            return Innermost::Is(match cut {
+                true => Module::Unknown,
+                false => Module::Outside,
+            });
         };
         calls.retain(|call| call.0 == callee);
         let code = calls[0].1.code(head);
@@ -134,12 +169,42 @@ impl ModuleCalls {
             .rev()
             .map(|(_, call)| Called::of(call))
             .collect();
-        match (modules, &mut self.names) {
-            (Some(modules), Some(names)) => names.path(&Calls {
-                modules: &modules,
+        let (Some(modules), Some(names)) = (modules, &mut self.names) else {
+            return Innermost::Is(Module::Unknown);
+        };
+        let calls = Calls {
+            modules: &modules,
+            cut,
+        };
+        match names.path(&calls) {
+            Answer::Is(module) => Innermost::Is(module),
+            Answer::Later(question) => Innermost::Asked(Asked {
+                modules,
                 cut,
+                question,
             }),
-            _ => Module::Unknown,
+        }
+    }
+
+    /// Asks again; `None` where there is no answer yet.
+    pub fn ask_again(&mut self, asked: &Asked) -> Option<Module> {
+        let Some(names) = &mut self.names else {
+            return Some(Module::Unknown);
+        };
+        let calls = Calls {
+            modules: &asked.modules,
+            cut: asked.cut,
+        };
+        match names.path_later(&calls, asked.question) {
+            Answer::Is(module) => Some(module),
+            Answer::Later(_) => None,
+        }
+    }
+
+    /// No answer is waited for any longer.
+    pub fn give_up(&mut self) {
+        if let Some(names) = &mut self.names {
+            names.give_up();
         }
     }
 }
@@ -155,10 +220,16 @@ mod tests {
     struct Joined;
 
     impl NameModules for Joined {
-        fn path(&mut self, calls: &Calls<'_>) -> Module {
+        fn path(&mut self, calls: &Calls<'_>) -> Answer {
             let modules = calls.modules.iter().map(|called| called.object.to_string());
-            Module::Called(modules.collect::<Vec<_>>().join(".").into())
+            Answer::Is(Module::Called(modules.collect::<Vec<_>>().join(".").into()))
         }
+
+        fn path_later(&mut self, calls: &Calls<'_>, _: Question) -> Answer {
+            self.path(calls)
+        }
+
+        fn give_up(&mut self) {}
 
         fn look_again(&mut self) -> bool {
             false
@@ -194,10 +265,11 @@ mod tests {
             module_call: WRAPPED,
             ..StackHead::default()
         };
-        calls.innermost(
-            &head,
-            frames.iter().map(|(frame, resolved)| (frame, resolved)),
-        )
+        let frames = frames.iter().map(|(frame, resolved)| (frame, resolved));
+        match calls.innermost(&head, frames) {
+            Innermost::Is(module) => module,
+            Innermost::Asked(asked) => panic!("{asked:?} has no answer"),
+        }
     }
 
     fn called(path: &str) -> Module {

@@ -1,0 +1,193 @@
+//! What the `ctx` of custom autograd Functions holds beside what was saved for the backward pass: a node of the graph
+//! keeps the Python object of its Function (`PyNode` in `torch/csrc/autograd/python_function.h`@v2.0.1 to @v2.15.0),
+//! and that its attributes, as in `ctx.x = x`.
+//!
+//! Its other references (`to_save`, `dirty_tensors`, `non_differentiable`, `saved_for_forward`) are given up when the
+//! forward pass of the Function is over (`process_outputs` in `python_function.cpp`@v2.15.0), and are not followed.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use crate::inspect::heap::Heap;
+use crate::inspect::heap::census::Census;
+use crate::inspect::heap::class::{Classes, Holds};
+use crate::inspect::heap::contents::Step;
+use crate::inspect::heap::holders::EVERY;
+use crate::inspect::heap::paths::Paths;
+use crate::inspect::torch::graph::RawGraph;
+use crate::target::memory::ReadMemory;
+
+/// Objects and references that are followed at most.
+const MOST_OBJECTS: usize = 1 << 18;
+const MOST_REFERENCES: usize = 1 << 19;
+
+/// Where a reference leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum To {
+    /// To the object of this number.
+    Object(u32),
+    /// To the tensor at this place of the snapshot.
+    Tensor(usize),
+}
+
+/// A reference from an object to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Reference {
+    /// The number of the object.
+    pub(super) from: u32,
+    pub(super) to: To,
+    /// `.x`, `[*]`.
+    pub(super) step: Arc<str>,
+}
+
+/// The Python objects that the `ctx` of Functions lead to, themselves among them.
+#[derive(Debug, Default)]
+pub(super) struct Contexts {
+    /// How many objects there are.
+    pub(super) objects: usize,
+    /// The places of nodes in the graph, with the number of the `ctx` of each.
+    pub(super) of_nodes: Vec<(usize, u32)>,
+    pub(super) references: Vec<Reference>,
+    /// References that were not followed, since they are too many or could not be read.
+    pub(super) left_out: u64,
+}
+
+impl Contexts {
+    /// Follows the references of the `ctx` of all nodes. `of_python` has the places of tensors by their Python objects.
+    pub(super) fn search(
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        (paths, census): (&Paths, &Census),
+        graph: &RawGraph,
+        of_python: &HashMap<u64, usize>,
+    ) -> Self {
+        let mut search = Search {
+            contexts: Self::default(),
+            numbers: HashMap::new(),
+            open: Vec::new(),
+            steps: HashMap::new(),
+        };
+        for (at, node) in graph.nodes.iter().enumerate() {
+            let Some(object) = node.python else { continue };
+            match paths
+                .place_of(object)
+                .and_then(|place| search.number(place))
+            {
+                Some(number) => search.contexts.of_nodes.push((at, number)),
+                None => search.contexts.left_out += 1,
+            }
+        }
+        while let Some((place, number)) = search.open.pop() {
+            let Some(object) = census.objects.get(place as usize) else {
+                continue;
+            };
+            let Some(class) = classes.get(object.class) else {
+                continue;
+            };
+            let mut held = Vec::new();
+            let read = heap.contents(class, object.class, object.address, |step, value| {
+                held.push((step, value));
+            });
+            search.contexts.left_out += u64::from(read.is_err());
+            for (step, value) in held {
+                let to = match of_python.get(&value) {
+                    Some(&tensor) => Some(To::Tensor(tensor)),
+                    None => search.object(heap, classes, (paths, census), (step, value)),
+                };
+                if let Some(to) = to {
+                    search.refer(heap, classes, (number, step), to);
+                }
+            }
+        }
+        search.contexts
+    }
+}
+
+struct Search {
+    contexts: Contexts,
+    /// The numbers of objects, by their places in the census.
+    numbers: HashMap<u32, u32>,
+    /// Places and numbers of those that are to be looked at.
+    open: Vec<(u32, u32)>,
+    /// The words of steps: most are alike.
+    steps: HashMap<String, Arc<str>>,
+}
+
+impl Search {
+    /// The number of the object at a place of the census; `None` where there are too many.
+    fn number(&mut self, place: u32) -> Option<u32> {
+        if let Some(known) = self.numbers.get(&place) {
+            return Some(*known);
+        }
+        if self.contexts.objects >= MOST_OBJECTS {
+            return None;
+        }
+        let number = self.contexts.objects as u32;
+        self.contexts.objects += 1;
+        self.numbers.insert(place, number);
+        self.open.push((place, number));
+        Some(number)
+    }
+
+    /// The object that a step leads to, where that may lead to tensors.
+    fn object(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &Classes,
+        (paths, census): (&Paths, &Census),
+        (step, value): (Step, u64),
+    ) -> Option<To> {
+        let place = paths.place_of(value)?;
+        let class = census.objects.get(place as usize)?.class;
+        let holds = classes.get(class)?.holds;
+        // Modules and classes are there without it.
+        if matches!(holds, Holds::Globals | Holds::Class) || is_globals(heap, classes, step) {
+            return None;
+        }
+        let number = self.number(place);
+        self.contexts.left_out += u64::from(number.is_none());
+        number.map(To::Object)
+    }
+
+    fn refer(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        (from, step): (u32, Step),
+        to: To,
+    ) {
+        if self.contexts.references.len() >= MOST_REFERENCES {
+            self.contexts.left_out += 1;
+            return;
+        }
+        let mut text = String::new();
+        match step {
+            Step::Index(_) | Step::Element => text.push_str(EVERY),
+            step => heap.write_step(classes, step, &mut text),
+        }
+        let step = match self.steps.get(&text) {
+            Some(known) => Arc::clone(known),
+            None => {
+                let step: Arc<str> = text.as_str().into();
+                self.steps.insert(text, Arc::clone(&step));
+                step
+            }
+        };
+        let reference = Reference { from, to, step };
+        self.contexts.references.push(reference);
+    }
+}
+
+/// Whether a step leads from a function to the variables of its module.
+fn is_globals(heap: &Heap<'_, impl ReadMemory>, classes: &Classes, step: Step) -> bool {
+    let name = match step {
+        Step::Member(class, number) => classes
+            .get(class)
+            .and_then(|class| class.members.get(number as usize))
+            .map(|member| Arc::clone(&member.name)),
+        Step::Attribute(name) => heap.text(name),
+        _ => None,
+    };
+    name.is_some_and(|name| matches!(&*name, "__globals__" | "__builtins__"))
+}

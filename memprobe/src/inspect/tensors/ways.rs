@@ -1,0 +1,199 @@
+//! The ways from holders to all that they keep, and the words for those through the `ctx` of custom Functions.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::Found;
+use super::contexts::{Contexts, To};
+use super::dominators::Graph;
+use super::kept::Held;
+use crate::inspect::heap::paths::MOST_STEPS;
+use crate::tensors::TensorSnapshot;
+
+/// The vertices: the root, holders, tensors, nodes of autograd's graph, what their `ctx` lead to, storages.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers {
+    pub(super) tensors: u32,
+    pub(super) nodes: u32,
+    pub(super) objects: u32,
+    pub(super) storages: u32,
+    pub(super) end: u32,
+}
+
+impl Numbers {
+    pub(super) fn of(
+        holders: usize,
+        found: &Found,
+        contexts: &Contexts,
+        snapshot: &TensorSnapshot,
+    ) -> Self {
+        let after = |before: u32, count: usize| before.saturating_add(count as u32);
+        let tensors = after(1, holders);
+        let nodes = after(tensors, snapshot.tensors.len());
+        let objects = after(nodes, found.graph.nodes.len());
+        let storages = after(objects, contexts.objects);
+        Self {
+            tensors,
+            nodes,
+            objects,
+            storages,
+            end: after(storages, snapshot.storages.len()),
+        }
+    }
+
+    pub(super) fn tensor(self, at: usize) -> u32 {
+        self.tensors + at as u32
+    }
+
+    pub(super) fn storage(self, at: usize) -> u32 {
+        self.storages + at as u32
+    }
+
+    /// The node of a vertex.
+    pub(super) fn as_node(self, vertex: u32) -> Option<usize> {
+        let is_one = (self.nodes..self.objects).contains(&vertex);
+        is_one.then(|| (vertex - self.nodes) as usize)
+    }
+
+    /// Whether a vertex is one of the objects that a `ctx` leads to, or such a `ctx`.
+    pub(super) fn is_object(self, vertex: u32) -> bool {
+        (self.objects..self.storages).contains(&vertex)
+    }
+
+    /// The tensor of a vertex.
+    pub(super) fn as_tensor(self, vertex: u32) -> Option<usize> {
+        let is_one = (self.tensors..self.nodes).contains(&vertex);
+        is_one.then(|| (vertex - self.tensors) as usize)
+    }
+}
+
+/// The shortest ways from holders to all that they keep.
+pub(super) struct Ways {
+    from: Vec<Option<Reached>>,
+}
+
+/// From where a vertex is reached.
+#[derive(Clone, Copy)]
+struct Reached {
+    /// That of those who are held which it is reached from.
+    held: usize,
+    /// The first vertex beyond that tensor.
+    first: Option<u32>,
+    /// The vertex before it; `None` of what is held.
+    before: Option<u32>,
+}
+
+impl Ways {
+    pub(super) fn from(graph: &Graph, numbers: Numbers, held: &[&Held]) -> Self {
+        let mut from = vec![None; graph.vertices()];
+        let mut open = VecDeque::new();
+        for (at, held) in held.iter().enumerate() {
+            let vertex = numbers.tensor(held.tensor);
+            let known = &mut from[vertex as usize];
+            if known.is_none() {
+                *known = Some(Reached {
+                    held: at,
+                    first: None,
+                    before: None,
+                });
+                open.push_back(vertex);
+            }
+        }
+        while let Some(vertex) = open.pop_front() {
+            let Some(Reached { held, first, .. }) = from[vertex as usize] else {
+                continue;
+            };
+            for &to in graph.next(vertex) {
+                let known = &mut from[to as usize];
+                if known.is_none() {
+                    *known = Some(Reached {
+                        held,
+                        first: first.or(Some(to)),
+                        before: Some(vertex),
+                    });
+                    open.push_back(to);
+                }
+            }
+        }
+        Self { from }
+    }
+
+    pub(super) fn to(&self, vertex: u32) -> Option<(usize, Option<u32>)> {
+        let from = (*self.from.get(vertex as usize)?)?;
+        Some((from.held, from.first))
+    }
+
+    /// The vertex before another on the way to it.
+    pub(super) fn before(&self, vertex: u32) -> Option<u32> {
+        (*self.from.get(vertex as usize)?)?.before
+    }
+}
+
+/// What leads from nodes to their `ctx`, and on from there, each with its words.
+pub(super) fn references(
+    contexts: &Contexts,
+    numbers: Numbers,
+) -> impl Iterator<Item = (u32, u32, Option<&Arc<str>>)> {
+    let of_nodes = contexts.of_nodes.iter();
+    let of_nodes = of_nodes
+        .map(move |(node, object)| (numbers.nodes + *node as u32, numbers.objects + object, None));
+    let others = contexts.references.iter().map(move |reference| {
+        let to = match reference.to {
+            To::Object(number) => numbers.objects + number,
+            To::Tensor(place) => numbers.tensor(place),
+        };
+        (numbers.objects + reference.from, to, Some(&reference.step))
+    });
+    of_nodes.chain(others)
+}
+
+/// The words of the steps from the `ctx` of Functions on.
+pub(super) struct Steps<'a> {
+    numbers: Numbers,
+    words: HashMap<(u32, u32), &'a Arc<str>>,
+}
+
+impl<'a> Steps<'a> {
+    pub(super) fn of(contexts: &'a Contexts, numbers: Numbers) -> Self {
+        let words = references(contexts, numbers)
+            .filter_map(|(from, to, words)| Some(((from, to), words?)));
+        Self {
+            numbers,
+            words: words.collect(),
+        }
+    }
+
+    /// The words for what leads to the storage at a vertex, where the last of it is what the `ctx` of a Function holds; `first` is
+    /// the first vertex beyond the tensor that is held.
+    pub(super) fn beyond(
+        &self,
+        found: &Found,
+        (ways, storage): (&Ways, u32),
+        first: Option<u32>,
+    ) -> Option<Arc<str>> {
+        let first = self.numbers.as_node(first?)?;
+        let mut at = ways.before(storage)?;
+        let mut before = ways.before(at)?;
+        let mut steps = Vec::new();
+        while self.numbers.is_object(before) {
+            steps.push(self.words.get(&(before, at)).map_or("", |words| words));
+            if steps.len() > MOST_STEPS {
+                return None;
+            }
+            (at, before) = (before, ways.before(before)?);
+        }
+        let node = self.numbers.as_node(before).filter(|_| !steps.is_empty())?;
+        let name = |at: usize| {
+            let node = found.graph.nodes.get(at);
+            node.and_then(|node| node.name.as_deref()).unwrap_or("?")
+        };
+        let way = match node == first {
+            true => String::new(),
+            false => format!("{} ... ", name(first)),
+        };
+        steps.reverse();
+        Some(format!("grad_fn {way}{}.ctx{}", name(node), steps.concat()).into())
+    }
+}

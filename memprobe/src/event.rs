@@ -586,6 +586,9 @@ pub struct Losses {
     pub stacks: u64,
     /// Records that user space could not make sense of.
     pub malformed: u64,
+    /// Blocks without a tensor that came without a copy of the stack, because the ring buffer was half full: what
+    /// they are for is not known. Told with [`Detail::Full`] alone.
+    pub uses: u64,
 }
 
 impl Losses {

@@ -359,8 +359,15 @@ fn warnings(outcome: &Outcome) -> Vec<String> {
         events,
         stacks,
         malformed,
+        uses,
     } = outcome.losses;
-    if outcome.losses.any() {
+    if uses > 0 {
+        warnings.push(format!(
+            "what {uses} blocks without a tensor are for is not known: the ring buffer was half full; a larger \
+             --buffer-size of `memprobe record` has room for more"
+        ));
+    }
+    if events > 0 || stacks > 0 || malformed > 0 {
         warnings.push(format!(
             "lost while recording: {events} events, {stacks} stacks, {malformed} bad records; a larger --buffer-size of \
              `memprobe record` has room for more"

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use memprobe_common::{
     BLOCK_STACK_COPY, CodeRecord, CudaRecord, FrameRecord, MARK_NAME, MAX_WALKED, MarkRecord,
     MemoryRecord, NodeEnteredRecord, NodeMadeRecord, ProcessRecord, STACK_COPY, ShapeRecord,
-    StackHead, Stretch, ThreadStack, record,
+    StackHead, Stretch, ThreadStack, record, stack_state,
 };
 
 use crate::event::Tgid;
@@ -44,6 +44,16 @@ impl Record {
             Self::Mark(mark) => mark.tgid,
             Self::Process(_, process) => process.tgid,
         })
+    }
+
+    /// Whether a block of a CUDA device was handed out for which nothing tells what it is for. Where a copy of the stack is
+    /// wanted of each block without a tensor, there was no room for it (`memprobe-ebpf/src/stack.rs`); of threads without
+    /// room (`stack_state::UNREADABLE`) none is wanted.
+    pub fn is_block_without_reason(&self) -> bool {
+        let Self::Memory(MemoryKind::Block, memory, Reason::None) = self else {
+            return false;
+        };
+        memory.size > 0 && memory.stack_state != stack_state::UNREADABLE
     }
 }
 
@@ -438,6 +448,24 @@ mod tests {
         assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Malformed));
         bytes[0] = record::BACKWARD;
         assert_eq!(decode(&bytes), Err(Malformed), "no tensor is made there");
+    }
+
+    #[test]
+    fn a_block_without_a_tensor_and_without_a_stack_tells_no_reason() {
+        let handed_out = |size: i64, state, reason| {
+            let memory = MemoryRecord {
+                size,
+                stack_state: state,
+                ..MemoryRecord::default()
+            };
+            Record::Memory(MemoryKind::Block, memory, reason).is_block_without_reason()
+        };
+        let python = stack_state::PYTHON;
+        assert!(handed_out(512, python, Reason::None));
+        assert!(!handed_out(-512, python, Reason::None), "it was taken back");
+        assert!(!handed_out(512, stack_state::UNREADABLE, Reason::None));
+        let shape = Reason::Tensor(Box::default());
+        assert!(!handed_out(512, python, shape));
     }
 
     #[test]

@@ -349,6 +349,8 @@ impl<W: Write> TraceWriter<W> {
         json::push_number(line, losses.stacks);
         line.extend_from_slice(b",\"malformed\":");
         json::push_number(line, losses.malformed);
+        line.extend_from_slice(b",\"uses\":");
+        json::push_number(line, losses.uses);
         line.extend_from_slice(b"}},\n");
     }
 

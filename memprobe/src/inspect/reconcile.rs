@@ -486,7 +486,7 @@ mod tests {
             Event::Loss(Losses {
                 events,
                 stacks,
-                malformed: 0,
+                ..Losses::default()
             })
         };
         scene.reconciler.push(loss(0, 5));

@@ -1,5 +1,6 @@
 //! What tensors are called.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -71,6 +72,22 @@ pub fn tensor_label(rows: &[Row], at: usize) -> String {
     match row.owner.and_then(|owner| rows.get(owner)) {
         Some(owner) => format!("{name} (->{})", tensor_name(owner)),
         None => name,
+    }
+}
+
+/// Likewise of rows that are shown as one: with `(->12 others)` where they share the storages of so many rows.
+///
+/// # Panics
+/// Where there are none, or a row is missing.
+pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
+    let owners: BTreeSet<usize> = group.iter().filter_map(|&at| rows[at].owner).collect();
+    match owners.len() {
+        0 | 1 => tensor_label(rows, group[0]),
+        others => format!(
+            "{} (->{} others)",
+            tensor_name(&rows[group[0]]),
+            count(others as u64)
+        ),
     }
 }
 

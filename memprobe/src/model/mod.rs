@@ -195,6 +195,7 @@ impl Model {
             events: self.losses.events.max(losses.events),
             stacks: self.losses.stacks.max(losses.stacks),
             malformed: self.losses.malformed.max(losses.malformed),
+            uses: self.losses.uses.max(losses.uses),
         };
     }
 

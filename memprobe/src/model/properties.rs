@@ -439,13 +439,15 @@ fn garbage() -> impl Strategy<Value = Event> {
             })
         },
     );
-    let losses = (number(), number(), number()).prop_map(|(events, stacks, malformed)| {
-        Event::Loss(Losses {
-            events,
-            stacks,
-            malformed,
-        })
-    });
+    let losses =
+        (number(), number(), number(), number()).prop_map(|(events, stacks, malformed, uses)| {
+            Event::Loss(Losses {
+                events,
+                stacks,
+                malformed,
+                uses,
+            })
+        });
     prop_oneof![
         20 => memory,
         2 => (0..6_u32, 0..6_u32).prop_map(|(id, other)| Event::Stack(StackId(id), stack(other))),

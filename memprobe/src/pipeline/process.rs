@@ -62,6 +62,17 @@ pub(super) enum Phase {
     Refused,
 }
 
+/// What is missing since the last time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// What blocks are for; nothing else.
+    Uses,
+    /// Records, no stacks among them.
+    Records,
+    /// Stacks, and maybe other records.
+    Stacks,
+}
+
 /// One process of a session.
 pub(super) struct Process {
     pub(super) tgid: Tgid,
@@ -352,9 +363,11 @@ impl Process {
     }
 
     /// Something was lost since the last time, of this process or another.
-    pub(super) fn lose(&mut self, losses: Losses, stacks: bool) {
-        self.beginning.lost();
-        if stacks {
+    pub(super) fn lose(&mut self, losses: Losses, lost: Lost) {
+        if lost != Lost::Uses {
+            self.beginning.lost();
+        }
+        if lost == Lost::Stacks {
             self.symbolizer.forget_waiting();
         }
         let before = self.lost_before;
@@ -362,6 +375,7 @@ impl Process {
             events: losses.events - before.events,
             stacks: losses.stacks - before.stacks,
             malformed: losses.malformed - before.malformed,
+            uses: losses.uses - before.uses,
         }));
     }
 

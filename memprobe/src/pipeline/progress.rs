@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::bytes;
 use crate::event::{Bytes, Losses};
-use crate::label::{clock, count};
+use crate::label::{clock, count, counted};
 
 /// How often the line is rewritten on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
@@ -91,8 +91,15 @@ impl Progress {
     /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
     pub(super) fn line(&self, told: Told) -> String {
         let lost = told.losses.events + told.losses.stacks + told.losses.malformed;
+        let uses = match told.losses.uses {
+            0 => String::new(),
+            uses => format!(
+                "  {} without a use: the ring buffer was half full",
+                counted(uses, "block")
+            ),
+        };
         format!(
-            "{}  {} events  {} written  lost {lost}",
+            "{}  {} events  {} written  lost {lost}{uses}",
             clock(self.started.elapsed()),
             count(told.events),
             bytes::human(Bytes(told.bytes)),
@@ -116,7 +123,7 @@ mod tests {
         let losses = Losses {
             events: 2,
             stacks: 1,
-            malformed: 0,
+            ..Losses::default()
         };
         let line = progress.line(Told {
             events: 12_345,
@@ -124,5 +131,12 @@ mod tests {
             losses,
         });
         assert_eq!(line, "00:00:00  12,345 events  1.00 MiB written  lost 3");
+        let uses = Losses { uses: 4, ..losses };
+        let line = progress.line(Told {
+            events: 1,
+            bytes: 1,
+            losses: uses,
+        });
+        assert!(line.ends_with("lost 3  4 blocks without a use: the ring buffer was half full"));
     }
 }

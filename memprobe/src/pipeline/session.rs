@@ -8,9 +8,9 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
 use super::before_attach;
-use super::process::{Origin, Phase, Process};
+use super::process::{Lost, Origin, Phase, Process};
 use crate::decode::{ProcessStep, Record, decode};
-use crate::event::{Event, Losses, Tgid};
+use crate::event::{Detail, Event, Losses, Tgid};
 use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
@@ -105,6 +105,8 @@ pub(super) struct HostSession {
     counters: Counters,
     losses: Losses,
     malformed: u64,
+    /// Blocks that came without the copy of a stack that was wanted.
+    without_use: u64,
     /// Records of the life of processes that were lost, as far as was heeded.
     processes_lost: u64,
     refused_rooms: u64,
@@ -140,6 +142,7 @@ impl HostSession {
             counters: loader.take_counters()?,
             losses: Losses::default(),
             malformed: 0,
+            without_use: 0,
             processes_lost: 0,
             refused_rooms: 0,
             swept: now,
@@ -306,7 +309,11 @@ impl HostSession {
                 Some(Record::Process(step, process)) => {
                     self.follow(step, Tgid(process.tgid), Tgid(process.parent));
                 }
-                Some(record) => self.pass_on(record),
+                Some(record) => {
+                    let wants_stack = self.wanted.detail == Detail::Full;
+                    self.without_use += u64::from(wants_stack && record.is_block_without_reason());
+                    self.pass_on(record);
+                }
                 None => self.malformed += 1,
             }
         }
@@ -612,12 +619,18 @@ impl HostSession {
             // Without the word of a process's start or end its lines are not known.
             stacks: self.counters.stacks_lost() + self.counters.processes_lost(),
             malformed: self.malformed,
+            uses: self.without_use,
         };
         if losses != self.losses {
-            let stacks = losses.stacks != self.losses.stacks;
+            let uses = losses.uses;
+            let lost = match self.losses {
+                before if losses.stacks != before.stacks => Lost::Stacks,
+                before if losses == (Losses { uses, ..before }) => Lost::Uses,
+                _ => Lost::Records,
+            };
             self.losses = losses;
             for process in self.processes.values_mut() {
-                process.lose(losses, stacks);
+                process.lose(losses, lost);
                 if !process.is_busy {
                     process.is_busy = true;
                     self.busy.push(process.tgid);

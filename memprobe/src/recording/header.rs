@@ -200,6 +200,8 @@ pub(crate) struct EndRecord {
     pub lost_events: u64,
     pub lost_stacks: u64,
     pub malformed: u64,
+    #[serde(default)]
+    pub lost_uses: u64,
 }
 
 impl From<&End> for EndRecord {
@@ -210,6 +212,7 @@ impl From<&End> for EndRecord {
             lost_events: end.losses.events,
             lost_stacks: end.losses.stacks,
             malformed: end.losses.malformed,
+            lost_uses: end.losses.uses,
         }
     }
 }
@@ -224,6 +227,7 @@ impl EndRecord {
                 events: self.lost_events,
                 stacks: self.lost_stacks,
                 malformed: self.malformed,
+                uses: self.lost_uses,
             },
         })
     }

@@ -233,6 +233,8 @@ struct LossArgs {
     events: u64,
     stacks: u64,
     malformed: u64,
+    #[serde(default)]
+    uses: u64,
 }
 
 /// Reads one line (without its comma and newline). `start` is what `ts` counts from. The error
@@ -277,11 +279,13 @@ pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
                 events,
                 stacks,
                 malformed,
+                uses,
             } = loss;
             Ok(Record::Loss(Losses {
                 events,
                 stacks,
                 malformed,
+                uses,
             }))
         }
         _ => Err("a record of unknown kind".to_owned()),

@@ -160,6 +160,7 @@ pub(crate) fn story() -> Vec<Event> {
             events: 3,
             stacks: 1,
             malformed: 0,
+            uses: 0,
         }),
         stack(3, unknown, vec![]),
         with(

@@ -177,7 +177,8 @@ fn devices(snapshot: &HostSnapshot) -> Vec<String> {
 fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
     let health = &snapshot.health;
     let mut warnings = Vec::new();
-    if health.losses.any() {
+    let losses = health.losses;
+    if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
         warnings.push(format!(
             "warning: {} were lost: totals are the allocators' own and right, lines may miss some",
             label::counted(health.losses.events, "event")
@@ -250,6 +251,7 @@ struct Document<'a> {
     events: u64,
     lost_events: u64,
     lost_stacks: u64,
+    lost_uses: u64,
     malformed: u64,
     disagreements: u64,
     processes: Vec<Process<'a>>,
@@ -334,6 +336,7 @@ fn document<'a>(snapshot: &'a HostSnapshot, rows: &[&'a ProcessRow]) -> Document
         events: health.events,
         lost_events: health.losses.events,
         lost_stacks: health.losses.stacks,
+        lost_uses: health.losses.uses,
         malformed: health.losses.malformed,
         disagreements: health.disagreements,
         processes: rows.iter().map(|row| process(row)).collect(),

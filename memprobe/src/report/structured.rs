@@ -33,6 +33,7 @@ struct Report<'a> {
     events: u64,
     lost_events: u64,
     lost_stacks: u64,
+    lost_uses: u64,
     malformed: u64,
     disagreements: u64,
     /// The layer of software that the lines come from.
@@ -177,6 +178,7 @@ fn document<'a>(replay: &'a Replay, options: &ReportOptions) -> Report<'a> {
         events: snapshot.health.events,
         lost_events: snapshot.health.losses.events,
         lost_stacks: snapshot.health.losses.stacks,
+        lost_uses: snapshot.health.losses.uses,
         malformed: snapshot.health.losses.malformed,
         disagreements: snapshot.health.disagreements,
         layer: snapshot.cuda.layer.as_str(),

@@ -149,13 +149,20 @@ fn warnings(replay: &Replay) -> Vec<String> {
         );
     }
     let losses = &replay.snapshot.health.losses;
-    if losses.any() {
+    if losses.events > 0 || losses.stacks > 0 || losses.malformed > 0 {
         warnings.push(format!(
             "{}, {} and {} were lost: the totals are the allocator's own and right, lines may \
              miss what was lost (see unaccounted).",
             counted(losses.events, "event"),
             counted(losses.stacks, "stack"),
             counted(losses.malformed, "malformed record"),
+        ));
+    }
+    if losses.uses > 0 {
+        warnings.push(format!(
+            "what {} without a tensor are for is not known: the ring buffer was half full, so their stacks were \
+             left out (--buffer-size gives more room).",
+            counted(losses.uses, "block"),
         ));
     }
     let refused = &replay.refused;

@@ -120,6 +120,7 @@ fn the_table_of_a_recording_with_losses_shows_what_no_line_accounts_for() {
         events: 2,
         stacks: 0,
         malformed: 1,
+        uses: 4,
     }));
     events.push(step(Action::Alloc, 9, 0x500_0000, 1, 1, 10));
     insta::assert_snapshot!(table(&events));
@@ -561,7 +562,8 @@ fn the_outcome_says_what_was_lost_and_whether_the_end_is_missing() {
             Losses {
                 events: 3,
                 stacks: 1,
-                malformed: 0
+                malformed: 0,
+                uses: 0
             }
         );
         assert!(run(&file[..file.len() - 40]).unwrap().unwrap().truncated);

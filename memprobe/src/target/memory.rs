@@ -203,6 +203,18 @@ fn vectors(address: u64, into: &mut [u8]) -> Result<(libc::iovec, libc::iovec), 
     Ok((local, remote))
 }
 
+/// Adds a range to ranges of another process. The kernel looks its pages up together with those of the last where they
+/// touch.
+fn extend(ranges: &mut Vec<libc::iovec>, range: libc::iovec) {
+    if let Some(last) = ranges.last_mut()
+        && last.iov_base.addr().checked_add(last.iov_len) == Some(range.iov_base.addr())
+    {
+        last.iov_len += range.iov_len;
+        return;
+    }
+    ranges.push(range);
+}
+
 impl ReadMemory for ProcessMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         if into.is_empty() {
@@ -259,7 +271,7 @@ impl ProcessMemory {
                 break;
             };
             local.push(here);
-            remote.push(there);
+            extend(&mut remote, there);
         }
         let mut left = self.read_vectors(&local, &remote).unwrap_or(0);
         let mut done = 0;
@@ -436,6 +448,38 @@ mod tests {
                 assert_eq!(piece.into, [first, first + 1, first + 2, first + 3]);
             }
         }
+    }
+
+    #[test]
+    fn stretches_that_touch_are_read_up_to_the_one_that_cannot_be() {
+        // SAFETY: a new mapping of two pages, of which nobody else knows.
+        let at = unsafe {
+            let nowhere = std::ptr::null_mut();
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(nowhere, 8192, libc::PROT_READ, flags, -1, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        // SAFETY: the second page of it.
+        assert_eq!(
+            unsafe { libc::mprotect(at.byte_add(4096), 4096, libc::PROT_NONE) },
+            0
+        );
+        let mut rooms = vec![[1_u8; 1024]; 9];
+        let pieces = (0..).zip(&mut rooms);
+        let mut pieces: Vec<_> = pieces
+            .map(|(index, into)| Piece {
+                address: at.addr() as u64 + 1024 * index,
+                into,
+                outcome: Ok(()),
+            })
+            .collect();
+        ProcessMemory::new(Tgid(std::process::id())).read_each(&mut pieces);
+        let read: Vec<_> = pieces.iter().map(|piece| piece.outcome.is_ok()).collect();
+        assert_eq!(
+            read,
+            [true, true, true, true, false, false, false, false, false]
+        );
+        assert_eq!(rooms[3], [0; 1024]);
     }
 
     #[test]

@@ -326,6 +326,7 @@ pub(super) fn lossy() -> Snapshot {
         events: 1204,
         stacks: 3,
         malformed: 1,
+        uses: 12,
     };
     snapshot.health.probes[1].emulated = false;
     snapshot.health.disagreements = 1;

@@ -106,12 +106,14 @@ fn lost(losses: &Losses) -> String {
         events,
         stacks,
         malformed,
+        uses,
     } = *losses;
     let part = |number: u64, noun| (number > 0).then(|| counted(number, noun));
     let parts = [
         part(events, "event"),
         part(stacks, "stack"),
         part(malformed, "bad record"),
+        part(uses, "block use"),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

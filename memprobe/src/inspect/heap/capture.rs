@@ -1,17 +1,19 @@
 //! Reads the heap of a process at one moment: while it stands still, or while it runs on.
 //!
 //! Everything is looked at twice. The first time the process runs on, and what is found then is thrown
-//! away: it shows which pages matter. The second time it stands still; these pages are copied at
-//! once, and little is left to be found.
+//! away: it shows which pages matter. Then it stands still: these pages are copied at once, and only what is new
+//! since is looked for. It runs on while the copy is looked at the second time. Where that does not have
+//! all, because what an old object holds was moved meanwhile, all of it begins anew, and at last everything is looked
+//! at while the process stands still.
 
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Heap;
-use super::census::{Care, Census};
+use super::census::{Census, Known};
 use super::class::Classes;
-use super::collector::{self, Broken};
+use super::collector::{self, Broken, Reach};
 use super::frames::{self, Variables};
 use super::image::{Extent, Image};
 use super::modules::{self, Module};
@@ -43,6 +45,9 @@ const GLANCE: Duration = Duration::from_micros(100);
 
 /// How often the lists of a process that runs on are followed before a part of them is enough.
 const MOST_WALKS: u32 = 5;
+
+/// How often it may turn out that a copy does not have all, before everything is looked at while the process stands still.
+const MOST_COPIES: u32 = 2;
 
 /// How a process is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,27 +124,50 @@ pub struct Moment {
     pub no_frames: Option<crate::target::memory::Unreadable>,
 }
 
+/// What is looked at of a heap.
+#[derive(Clone, Copy, Debug)]
+enum Look<'a> {
+    /// Everything; what is needed to go on from there is read into the image.
+    Whole,
+    /// What is new since this was known, and that itself; likewise.
+    New(&'a Known),
+    /// Everything, of an image that has it.
+    Copy,
+}
+
 impl Moment {
-    /// Finds what there is in a heap, and reads into the image what is needed to go on from there.
-    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, care: Care) -> Self {
+    /// Finds what there is in a heap.
+    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: Look<'_>) -> Self {
         let mut moment = Self {
             at: now(),
             ..Self::default()
         };
         let mut listed = Vec::new();
         let layout = &python.layout;
+        let reach = match look {
+            Look::New(known) => Reach::Added(&known.endings),
+            Look::Whole | Look::Copy => Reach::All,
+        };
         let walked = collector::interpreters(image, layout, python.runtime);
         let walked = walked.and_then(|interpreters| {
             let collector = &layout.heap.collector;
             let mut interpreters = interpreters.into_iter();
-            interpreters.try_for_each(|at| collector::walk(image, collector, at, &mut listed))
+            interpreters
+                .try_for_each(|at| collector::walk(image, collector, at, reach, &mut listed))
         });
         moment.broken = walked.err();
         let heap = Heap::of(image, layout);
         let classes = &mut moment.classes;
         moment.census = Census::of(&heap, classes, &listed);
         drop(listed);
-        moment.census.keep_contents(&heap, classes, care);
+        match look {
+            Look::Whole => moment.census.keep_contents(&heap, classes),
+            Look::New(known) => {
+                moment.census.keep_contents(&heap, classes);
+                moment.census.add_known(&heap, classes, known);
+            }
+            Look::Copy => {}
+        }
         moment.modules = modules::read(&heap, classes, &moment.census.modules);
         moment.optimizers = optimizers::read(&heap, classes, &moment.census.optimizers);
         match frames::variables(&heap, classes, python, &moment.census) {
@@ -173,8 +201,7 @@ pub struct Captured<T, R> {
 }
 
 /// Reads the heap of a process. `more` reads further things at the same moment; `conclude` finds out
-/// what follows when the process runs on again. It is called once before, to show which pages it
-/// needs.
+/// what follows when the process runs on again. Both are called before, to show which pages they need.
 ///
 /// # Errors
 /// [`Why`].
@@ -184,15 +211,15 @@ pub fn capture<T: Send, R>(
     more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
     conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R,
 ) -> Result<Captured<T, R>, Why> {
-    let look = |image: &Image<ProcessMemory>, care| {
-        let mut moment = Moment::of(image, python, care);
+    let look = |image: &Image<ProcessMemory>, what: Look<'_>| {
+        let mut moment = Moment::of(image, python, what);
         let more = more(image, &mut moment);
         (moment, more)
     };
-    let (mut image, (mut moment, found)) = look_at_running(python, look);
+    let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
     // Of a process that runs on, what is missing is read later like the rest: it is of many moments
     // anyway, and said to be.
-    let result = conclude(&image, &mut moment, &found);
+    let mut result = conclude(&image, &mut moment, &found);
     if manner == Manner::Running {
         return Ok(Captured {
             moment,
@@ -202,43 +229,59 @@ pub fn capture<T: Send, R>(
             consistency: Consistency::Running,
         });
     }
-    drop((moment, found, result));
     let mut stops = Stops::default();
-    let mut care = Care::Young;
-    loop {
-        let ((mut moment, more), pause) = stops.look(python, &mut image, care, &look)?;
+    for _ in 0..MOST_COPIES {
+        drop((found, result));
+        let known = Known::of(moment.census);
+        let standing = |image: &Image<ProcessMemory>| look(image, Look::New(&known));
+        let ((stood, _), pause) = stops.look(python, &mut image, &standing)?;
         image.close();
-        let result = conclude(&image, &mut moment, &more);
+        (moment, found) = look(&image, Look::Copy);
+        moment.at = stood.at;
+        result = conclude(&image, &mut moment, &found);
         let extent = image.extent();
-        // What an old object holds was moved meanwhile. The next time all of it is read beforehand.
-        if extent.missed > 0 && !extent.full && care == Care::Young {
-            care = Care::All;
-            stops.number += 1;
-            image.open();
-            continue;
+        let has_lists = moment.broken == stood.broken || moment.broken == Some(Broken::TooMany);
+        if extent.full || has_lists && extent.missed == 0 {
+            let consistency = stops.paused_for(pause);
+            return Ok(Captured {
+                moment,
+                more: found,
+                result,
+                extent,
+                consistency,
+            });
         }
-        return Ok(Captured {
-            moment,
-            more,
-            result,
-            extent,
-            consistency: Consistency::Paused {
-                pause,
-                retries: stops.number,
-            },
-        });
+        // What an old object holds was moved meanwhile, or the lists were put into another order.
+        stops.number += 1;
+        image.open();
+        image.renew();
+        drop((found, result));
+        (moment, found) = look(&image, Look::Whole);
+        result = conclude(&image, &mut moment, &found);
     }
+    drop((moment, found, result));
+    let standing = |image: &Image<ProcessMemory>| look(image, Look::Whole);
+    let ((mut moment, more), pause) = stops.look(python, &mut image, &standing)?;
+    image.close();
+    let result = conclude(&image, &mut moment, &more);
+    Ok(Captured {
+        moment,
+        more,
+        result,
+        extent: image.extent(),
+        consistency: stops.paused_for(pause),
+    })
 }
 
 /// Looks at a process that runs on: until its lists are whole, or as often as makes sense.
 fn look_at_running<T>(
     python: &PythonProcess,
-    look: impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T),
+    look: &impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T),
 ) -> (Image<ProcessMemory>, (Moment, T)) {
     let mut walks = 0;
     loop {
         let image = Image::of(python.memory(), MOST_BYTES);
-        let found = look(&image, Care::All);
+        let found = look(&image, Look::Whole);
         walks += 1;
         if found.0.broken.is_none() || walks == MOST_WALKS {
             return (image, found);
@@ -254,13 +297,20 @@ struct Stops {
 }
 
 impl Stops {
+    /// What the last stop cost the process, after those.
+    fn paused_for(&self, pause: Duration) -> Consistency {
+        Consistency::Paused {
+            pause,
+            retries: self.number,
+        }
+    }
+
     /// Looks at a process that stands still: at the first good moment. Says for how long it stood.
     fn look<T: Send>(
         &mut self,
         python: &PythonProcess,
         image: &mut Image<ProcessMemory>,
-        care: Care,
-        look: &(impl Fn(&Image<ProcessMemory>, Care) -> (Moment, T) + Sync),
+        look: &(impl Fn(&Image<ProcessMemory>) -> (Moment, T) + Sync),
     ) -> Result<((Moment, T), Duration), Why> {
         let mut wait = FIRST_WAIT;
         let mut allocating = 0;
@@ -276,7 +326,7 @@ impl Stops {
                     return Err(broken);
                 }
                 image.renew();
-                Ok(look(image, care))
+                Ok(look(image))
             })?;
             let broken = match found {
                 Ok(found) => match found.0.broken {

@@ -1,8 +1,10 @@
 //! Which objects there are: every one by its class, and those that matter to PyTorch.
 
+use hashbrown::HashSet;
+
 use super::Heap;
-use super::class::{Classes, Holds, Role};
-use super::collector::{Age, Listed};
+use super::class::{Class, Classes, Holds, Role};
+use super::collector::{self, Age, Listed};
 use super::image::Image;
 use crate::target::memory::ReadMemory;
 
@@ -17,14 +19,27 @@ pub struct Object {
     pub age: Age,
 }
 
-/// Which objects' contents are kept beforehand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Care {
-    /// Those of young objects: what old ones hold was looked at before, and most likely lies where it
-    /// lay.
-    Young,
-    /// Those of all.
-    All,
+/// What was known of a process before it stood still.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// The last objects of each list of old ones.
+    pub endings: HashSet<u64>,
+    /// What matters to PyTorch and to names, without the rest of the objects.
+    chosen: Census,
+}
+
+impl Known {
+    /// What a census says.
+    pub fn of(census: Census) -> Self {
+        let objects = census.objects.iter();
+        Self {
+            endings: collector::endings(objects.map(|object| (object.address, object.age))),
+            chosen: Census {
+                objects: Vec::new(),
+                ..census
+            },
+        }
+    }
 }
 
 /// The objects of a process, each list in the order in which the collector has them.
@@ -70,32 +85,56 @@ impl Census {
                 class,
                 age,
             });
-            let Some(known) = classes.get(class) else {
-                continue;
-            };
-            // A class is an object too, and none of these.
-            match (known.role, known.holds) {
-                (Role::Tensor, _) => census.tensors.push(address),
-                (Role::Module, _) => census.modules.push(address),
-                (Role::Optimizer, _) => census.optimizers.push(address),
-                (Role::Other, Holds::Globals) => census.globals.push(address),
-                (Role::Other, Holds::Suspended) => census.suspended.push(address),
-                (Role::Other, Holds::Frame) => census.frames.push(address),
-                (Role::Other, _) => {}
+            if let Some(list) = classes.get(class).and_then(|class| census.list_of(class)) {
+                list.push(address);
             }
         }
         census
     }
 
-    /// Reads into the image all that is needed to know what objects hold.
-    pub fn keep_contents(
-        &self,
-        heap: &Heap<'_, Image<impl ReadMemory>>,
-        classes: &Classes,
-        care: Care,
+    /// Which list objects of a class are in; `None` where they are in none.
+    fn list_of(&mut self, class: &Class) -> Option<&mut Vec<u64>> {
+        // A class is an object too, and none of these.
+        match (class.role, class.holds) {
+            (Role::Tensor, _) => Some(&mut self.tensors),
+            (Role::Module, _) => Some(&mut self.modules),
+            (Role::Optimizer, _) => Some(&mut self.optimizers),
+            (Role::Other, Holds::Globals) => Some(&mut self.globals),
+            (Role::Other, Holds::Suspended) => Some(&mut self.suspended),
+            (Role::Other, Holds::Frame) => Some(&mut self.frames),
+            (Role::Other, _) => None,
+        }
+    }
+
+    /// Adds what was known before of what matters to PyTorch and to names, as far as such objects still lie there.
+    pub fn add_known(
+        &mut self,
+        heap: &Heap<'_, impl ReadMemory>,
+        classes: &mut Classes,
+        known: &Known,
     ) {
-        let wanted = |object: &&Object| care == Care::All || object.age == Age::Young;
-        for object in self.objects.iter().filter(wanted) {
+        let chosen = &known.chosen;
+        let own: HashSet<u64> = self.objects.iter().map(|object| object.address).collect();
+        for list in [
+            &chosen.tensors,
+            &chosen.modules,
+            &chosen.optimizers,
+            &chosen.globals,
+            &chosen.suspended,
+            &chosen.frames,
+        ] {
+            for &address in list.iter().filter(|address| !own.contains(*address)) {
+                let class = classes.of(heap, address);
+                if let Some(list) = class.and_then(|class| self.list_of(class)) {
+                    list.push(address);
+                }
+            }
+        }
+    }
+
+    /// Reads into the image all that is needed to know what objects hold.
+    pub fn keep_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>, classes: &Classes) {
+        for object in &self.objects {
             if let Some(class) = classes.get(object.class) {
                 // Whoever wants what cannot be read is told then.
                 let _ = heap.keep_contents(class, object.address);

@@ -2,11 +2,16 @@
 
 use std::fmt;
 
+use hashbrown::HashSet;
+
 use crate::symbolize::python::layout::{CollectorLayout, PythonLayout};
 use crate::target::memory::{ReadMemory, Unreadable};
 
 /// The most objects that are followed; each costs memprobe 16 bytes and what is read of it.
 const MOST_OBJECTS: usize = 1 << 24;
+
+/// So many of the last objects of a list are known again when it has grown.
+const ENDING: usize = 4096;
 
 /// The most interpreters of one process.
 const MOST_INTERPRETERS: usize = 64;
@@ -27,8 +32,20 @@ pub struct Listed {
 pub enum Age {
     /// It was made since the last collection or the one before.
     Young,
-    /// It has lived through collections, or was frozen.
+    /// It has lived through collections.
     Old,
+    /// It was frozen (`gc.freeze()`): no collection looks at it.
+    Frozen,
+}
+
+/// How far lists are followed.
+#[derive(Clone, Copy, Debug)]
+pub enum Reach<'a> {
+    /// To their ends.
+    All,
+    /// Those of young objects to their ends, the others from their ends back to the first of these objects
+    /// ([`endings`]): what was added since, as long as the collector did not put them into another order.
+    Added(&'a HashSet<u64>),
 }
 
 /// Why the lists could not be followed to their ends.
@@ -117,6 +134,7 @@ pub fn walk(
     memory: &impl ReadMemory,
     layout: &CollectorLayout,
     interpreter: u64,
+    reach: Reach<'_>,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
     if is_collecting(memory, layout, interpreter)? {
@@ -130,35 +148,83 @@ pub fn walk(
     let permanent = collector.wrapping_add(layout.permanent.into());
     // Of one list that is torn the others may be whole.
     let walked: Vec<_> = generations
-        .chain([(permanent, Age::Old)])
-        .map(|(head, age)| walk_list(memory, head, age, objects))
+        .chain([(permanent, Age::Frozen)])
+        .map(|(head, age)| match (reach, age) {
+            (Reach::All, _) | (_, Age::Young) => {
+                walk_list(memory, head, Way::Onwards, age, objects)
+            }
+            (Reach::Added(known), _) => walk_list(memory, head, Way::Back(known), age, objects),
+        })
         .collect();
     walked.into_iter().collect()
+}
+
+/// The last objects of each list of old ones, among objects as [`walk`] gave them.
+pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Age)>) -> HashSet<u64> {
+    let mut endings = HashSet::new();
+    let (mut list, mut taken) = (Age::Young, 0);
+    for (address, age) in objects.rev() {
+        if age != list {
+            (list, taken) = (age, 0);
+        }
+        if age != Age::Young && taken < ENDING {
+            taken += 1;
+            endings.insert(address);
+        }
+    }
+    endings
+}
+
+/// Which way a list is followed, and how far.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// From the first object to the last.
+    Onwards,
+    /// From the last to the first that is known.
+    Back(&'a HashSet<u64>),
 }
 
 /// Adds the objects of one list.
 fn walk_list(
     memory: &impl ReadMemory,
     head: u64,
+    way: Way<'_>,
     age: Age,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
-    let [first, _, _, _] = words(memory, head)?;
-    let (mut before, mut node) = (head, first & !CollectorLayout::MARKS);
+    // The head beyond a node, and that towards the node from which it was reached.
+    let links = |[next, previous, _, _]: [u64; 4]| match way {
+        Way::Onwards => (
+            next & !CollectorLayout::MARKS,
+            previous & !CollectorLayout::MARKS,
+        ),
+        Way::Back(_) => (
+            previous & !CollectorLayout::MARKS,
+            next & !CollectorLayout::MARKS,
+        ),
+    };
+    let (mut node, _) = links(words(memory, head)?);
+    let mut before = head;
     while node != head {
-        let [next, previous, _, class] = words(memory, node)?;
-        if previous & !CollectorLayout::MARKS != before {
+        let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
+        if matches!(way, Way::Back(known) if known.contains(&address)) {
+            break;
+        }
+        let words = words(memory, node)?;
+        let (beyond, towards) = links(words);
+        if towards != before {
             return Err(Broken::Link(node));
         }
         if objects.len() == MOST_OBJECTS {
             return Err(Broken::TooMany);
         }
+        let [_, _, _, class] = words;
         objects.push(Listed {
-            address: node.wrapping_add(CollectorLayout::HEAD_SIZE),
+            address,
             class,
             age,
         });
-        (before, node) = (node, next & !CollectorLayout::MARKS);
+        (before, node) = (node, beyond);
     }
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::census::{Care, Census, Object};
+use super::census::{Census, Known, Object};
 use super::class::Classes;
-use super::collector::{self, Age, Listed};
+use super::collector::{self, Age, Listed, Reach};
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
@@ -81,7 +81,13 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let image = Image::of(memory, 1 << 20);
     let mut listed = Vec::new();
     let _ = collector::interpreters(&image, layout, BASE + seed % SIZE);
-    let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, &mut listed);
+    let _ = collector::walk(
+        &image,
+        &layout.heap.collector,
+        BASE + 64,
+        Reach::All,
+        &mut listed,
+    );
     let at = |number: u64| BASE + (seed.wrapping_mul(number) % SIZE) / 16 * 16;
     listed.extend((0..400).map(|number| Listed {
         address: at(number),
@@ -91,7 +97,13 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let heap = Heap::of(&image, layout);
     let mut classes = Classes::default();
     let mut census = Census::of(&heap, &mut classes, &listed);
-    census.keep_contents(&heap, &classes, Care::All);
+    census.keep_contents(&heap, &classes);
+    let known = Known::of(census.clone());
+    let mut again = Census::default();
+    again.add_known(&heap, &mut classes, &known);
+    let mut added = Vec::new();
+    let reach = Reach::Added(&known.endings);
+    let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, reach, &mut added);
     // As if they were what PyTorch makes.
     let all: Vec<_> = census.objects.iter().map(|object| object.address).collect();
     census.globals = all.clone();

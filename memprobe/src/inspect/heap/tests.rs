@@ -1,6 +1,6 @@
-use super::census::{Care, Census};
+use super::census::{Census, Known};
 use super::class::{Classes, Role};
-use super::collector::{self, Broken};
+use super::collector::{self, Age, Broken, Reach};
 use super::fake::FakeHeap;
 use super::frames::Variable;
 use super::holders::Holders;
@@ -14,7 +14,14 @@ use crate::target::memory::fake::FakeMemory;
 
 fn census(memory: &impl ReadMemory, layout: &PythonLayout, interpreter: u64) -> (Census, Classes) {
     let mut listed = Vec::new();
-    collector::walk(memory, &layout.heap.collector, interpreter, &mut listed).unwrap();
+    collector::walk(
+        memory,
+        &layout.heap.collector,
+        interpreter,
+        Reach::All,
+        &mut listed,
+    )
+    .unwrap();
     let mut classes = Classes::default();
     let census = Census::of(&Heap::of(memory, layout), &mut classes, &listed);
     (census, classes)
@@ -45,7 +52,13 @@ fn lists_that_are_taken_apart_are_not_followed() {
     let (mut memory, interpreter) = heap.finish();
     let walk = |memory: &FakeMemory| {
         let mut listed = Vec::new();
-        let walked = collector::walk(memory, &layout.heap.collector, interpreter, &mut listed);
+        let walked = collector::walk(
+            memory,
+            &layout.heap.collector,
+            interpreter,
+            Reach::All,
+            &mut listed,
+        );
         (walked, listed.len())
     };
     assert_eq!(walk(&memory), (Ok(()), 9));
@@ -58,6 +71,79 @@ fn lists_that_are_taken_apart_are_not_followed() {
     let mark = interpreter + u64::from(collector.start) + u64::from(collector.collecting);
     memory.write(mark, &[1, 0, 0, 0]);
     assert_eq!(walk(&memory), (Err(Broken::Collecting), 0));
+}
+
+#[test]
+fn what_was_added_to_a_list_is_found_from_its_end() {
+    for layout in &LAYOUTS {
+        let mut heap = FakeHeap::new(layout);
+        // By turns: two generations of young ones, of old ones, of frozen ones.
+        let objects: Vec<_> = (0..12).map(|_| heap.list(&[])).collect();
+        let (memory, interpreter) = heap.finish();
+        let found = |known: &[usize]| {
+            let known = known.iter().map(|&at| objects[at]).collect();
+            let mut listed = Vec::new();
+            let reach = Reach::Added(&known);
+            collector::walk(
+                &memory,
+                &layout.heap.collector,
+                interpreter,
+                reach,
+                &mut listed,
+            )
+            .unwrap();
+            let place = |address| objects.iter().position(|it| *it == address).unwrap();
+            let places = listed.iter().map(|it| place(it.address));
+            places.filter(|at| at % 4 > 1).collect::<Vec<_>>()
+        };
+        assert_eq!(found(&[2, 6, 3, 7, 11]), [10]);
+        assert_eq!(found(&[2, 11]), [10, 6]);
+        // Without an object that is known, there is no end before the beginning.
+        assert_eq!(found(&[6]), [10, 11, 7, 3]);
+    }
+}
+
+#[test]
+fn the_last_objects_of_each_list_are_its_ending() {
+    let list = |first: u64, count, age| (first..first + count).map(move |at| (at, age));
+    let objects: Vec<_> = list(0, 5, Age::Young)
+        .chain(list(100_000, 10_000, Age::Old))
+        .chain(list(200_000, 3, Age::Frozen))
+        .chain(list(10, 5, Age::Young))
+        .chain(list(300_000, 2, Age::Old))
+        .collect();
+    let endings = collector::endings(objects.into_iter());
+    assert_eq!(endings.len(), 4096 + 3 + 2);
+    assert!(endings.contains(&109_999) && !endings.contains(&100_000));
+    assert!(endings.contains(&200_000) && endings.contains(&300_000) && !endings.contains(&12));
+}
+
+#[test]
+fn what_is_known_to_matter_is_looked_for_where_it_lay() {
+    for layout in &LAYOUTS {
+        let program = program(layout);
+        let (all, _) = census(&program.memory, layout, program.interpreter);
+        assert!(!all.tensors.is_empty() && !all.modules.is_empty() && !all.globals.is_empty());
+        let known = Known::of(all.clone());
+        let again = |memory: &FakeMemory| {
+            let mut census = Census::default();
+            census.add_known(&Heap::of(memory, layout), &mut Classes::default(), &known);
+            census
+        };
+        let found = again(&program.memory);
+        assert_eq!(
+            (&found.tensors, &found.modules),
+            (&all.tensors, &all.modules)
+        );
+        assert_eq!(
+            (&found.optimizers, &found.globals),
+            (&all.optimizers, &all.globals)
+        );
+        // Something else lies there by now.
+        let mut memory = program.memory.clone();
+        memory.write(all.tensors[0] + u64::from(layout.object.kind), &[0; 8]);
+        assert_eq!(again(&memory).tensors, all.tensors[1..]);
+    }
 }
 
 #[test]
@@ -269,7 +355,7 @@ fn an_image_of_a_heap_has_all_that_its_paths_need() {
         let image = Image::of(&program.memory, 1 << 30);
         let (census, mut classes) = census(&image, layout, program.interpreter);
         let heap = Heap::of(&image, layout);
-        census.keep_contents(&heap, &classes, Care::All);
+        census.keep_contents(&heap, &classes);
         image.close();
         let paths = Paths::search(&heap, &mut classes, &census, &[]);
         let path = paths.to_object(&heap, &mut classes, program.cached);

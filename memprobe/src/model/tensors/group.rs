@@ -11,7 +11,8 @@ use crate::tensors::DType;
 /// Which rows are shown as one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GroupBy {
-    /// Those without a name that are equal in all that is shown of them.
+    /// Those without a name that are equal in all that is shown of them. Of those that hold nothing, because others
+    /// answer for their storages, it does not matter which ones do.
     #[default]
     Unnamed,
     /// None.
@@ -38,7 +39,8 @@ impl GroupBy {
 /// The order of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
-    /// The most bytes of the allocator first; those that share them directly after.
+    /// The most bytes of the allocator first; a named one that shares them directly after. What is one of many,
+    /// or has no name, and holds nothing comes last.
     #[default]
     Holds,
     /// The largest of its own elements first.
@@ -137,16 +139,22 @@ enum Likeness {
 
 impl<'a> Alike<'a> {
     fn of(row: &'a Row, likeness: Likeness) -> Self {
+        // Of what holds nothing it does not matter whose storage it looks at.
+        let holds = row.owner.is_none() || row.holds != Bytes(0);
         let shares = match (row.owner, row.outside, likeness) {
             (None, None, _) => Shares::Nothing,
             (None, Some(_), _) => Shares::Outside,
-            (Some(owner), _, Likeness::Source) => Shares::With(owner),
+            (Some(owner), _, Likeness::Source) if holds => Shares::With(owner),
             (Some(_), ..) => Shares::Something,
         };
         let of = || Of {
-            grad_fn: row.grad_fn.as_ref(),
+            // What is saved is called by that.
+            grad_fn: row
+                .grad_fn
+                .as_ref()
+                .filter(|_| holds || row.saved_by.is_none()),
             saved_by: row.saved_by.as_ref(),
-            site: row.site.as_ref(),
+            site: row.site.as_ref().filter(|_| holds),
             requires_grad: row.requires_grad,
         };
         Self {
@@ -199,8 +207,20 @@ pub fn groups_of(
     for group in &mut groups {
         group.rows.sort_by_key(|&at| key(rows, at));
     }
-    sort(&mut groups, rows, order);
+    sort(&mut groups, rows, by, order);
     groups
+}
+
+impl Group {
+    /// Whether others answer for all that it looks at, so that a person looks for it last: it has no name, or is
+    /// several tensors in one.
+    pub fn is_beside(&self, rows: &[Row], by: GroupBy) -> bool {
+        let of_tensors = matches!(by, GroupBy::Unnamed | GroupBy::Shape);
+        let shares = |at: &usize| rows[*at].owner.is_some();
+        let is_named = self.rows.len() == 1 && rows[self.rows[0]].name().is_some();
+        let is_nothing = self.holds == Bytes(0) && self.outside == Bytes(0);
+        of_tensors && is_nothing && !is_named && self.rows.iter().any(shares)
+    }
 }
 
 fn sum(one: Bytes, other: Bytes) -> Bytes {
@@ -276,11 +296,14 @@ fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
     )
 }
 
-fn sort(groups: &mut [Group], rows: &[Row], order: Order) {
+fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
     let first = |group: &Group| &rows[group.rows[0]];
     groups.sort_by(|one, other| {
         // What holds nothing itself keeps to the row that holds its storage.
         let weight = |group: &Group| match (group.holds, group.outside) {
+            (Bytes(0), Bytes(0)) if group.is_beside(rows, by) => {
+                (group.size.unwrap_or_default(), Bytes(0))
+            }
             (Bytes(0), Bytes(0)) => {
                 let holder = &rows[answering(rows, group.rows[0])];
                 (holder.holds, holder.outside.unwrap_or_default())
@@ -288,10 +311,13 @@ fn sort(groups: &mut [Group], rows: &[Row], order: Order) {
             own => own,
         };
         let by_holds = || {
-            let key = |group: &Group| (Reverse(weight(group)), key(rows, group.rows[0]));
+            let key = |group: &Group| {
+                let is_beside = group.is_beside(rows, by);
+                (is_beside, Reverse(weight(group)), key(rows, group.rows[0]))
+            };
             key(one).cmp(&key(other))
         };
-        let by = match order {
+        let ordering = match order {
             Order::Holds => Ordering::Equal,
             Order::Size => other.size.cmp(&one.size),
             Order::Name => {
@@ -301,7 +327,7 @@ fn sort(groups: &mut [Group], rows: &[Row], order: Order) {
             Order::Kind => first(one).kind.cmp(&first(other).kind),
             Order::Count => other.rows.len().cmp(&one.rows.len()),
         };
-        by.then_with(by_holds)
+        ordering.then_with(by_holds)
     });
 }
 

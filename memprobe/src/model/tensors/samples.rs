@@ -266,6 +266,30 @@ pub(crate) fn training() -> TensorSnapshot {
     made.finish()
 }
 
+/// A forward pass whose graph keeps transposed weights, and activations that two operations look at.
+pub(crate) fn graph() -> TensorSnapshot {
+    let mut made = Building::new();
+    let saved = |by: &str| Tensor {
+        kind: TensorKind::Saved,
+        saved_by: Some(by.into()),
+        class: None,
+        requires_grad: true,
+        ..unnamed()
+    };
+    for layer in 0..40 {
+        let at = |number: u32| Some(line("/home/me/net.py", number, "forward"));
+        let weight = made.alone(&[64, 64], parameter(&format!("{layer}.weight")), None);
+        let weight = made.snapshot.tensors[weight].storage.expect("it has one");
+        made.tensor(weight, &[64, 64], saved("AddmmBackward0"));
+        let hidden = made.alone(&[32, 64], saved("ReluBackward0"), at(7 + layer % 2));
+        let hidden = made.snapshot.tensors[hidden].storage.expect("it has one");
+        made.tensor(hidden, &[32, 64], saved("AddmmBackward0"));
+    }
+    let first = made.snapshot.tensors[0].storage.expect("it has one");
+    made.tensor(first, &[64, 64], plain("main.py:3 main() -> view"));
+    made.finish()
+}
+
 /// The same a little later: an activation is gone, gradients are new, a name has changed.
 pub(crate) fn later() -> TensorSnapshot {
     let mut snapshot = training();

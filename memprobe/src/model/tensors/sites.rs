@@ -74,6 +74,11 @@ impl Sites {
             let words = format!("what {left_out} blocks are for: there were too many at once");
             snapshot.unread.push(words.into());
         }
+        let uses = ledgers.lines.losses().uses;
+        if uses > 0 {
+            let words = format!("what {uses} blocks are for: the ring buffer was half full");
+            snapshot.unread.push(words.into());
+        }
         let still = matches!(snapshot.consistency, Consistency::Paused { .. });
         let moment = Some(snapshot.moment).filter(|moment| still && *moment != TimeNs(0));
         for block in &mut snapshot.blocks {

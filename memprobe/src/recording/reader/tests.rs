@@ -53,7 +53,8 @@ fn a_recording_gives_back_exactly_what_was_written() {
         Losses {
             events: 3,
             stacks: 1,
-            malformed: 0
+            malformed: 0,
+            uses: 0
         }
     );
     assert!(!reader.truncated());
@@ -502,8 +503,8 @@ fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         1 => any_at_attach(),
         1 => any_mark().prop_map(Event::Mark),
         1 => any_names().prop_map(|names| Event::Names(Arc::new(names))),
-        1 => any::<(u64, u64, u64)>().prop_map(|(events, stacks, malformed)| {
-            Event::Loss(Losses { events, stacks, malformed })
+        1 => any::<(u64, u64, u64, u64)>().prop_map(|(events, stacks, malformed, uses)| {
+            Event::Loss(Losses { events, stacks, malformed, uses })
         }),
     ];
     let stacks = prop::collection::vec(any_stack_with_node(), 3);

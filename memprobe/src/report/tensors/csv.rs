@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::super::document::csv;
 use super::super::structured::signed;
 use super::TensorOptions;
-use crate::label::{shape, tensor_label};
+use super::text::common_site;
+use crate::label::{shape, tensors_label};
 use crate::model::tensors::{
     DeviceDiff, DeviceTable, Group, Row, TensorDiff, TensorTable, groups, groups_of,
 };
@@ -160,12 +161,12 @@ fn of(rows: &[Row], group: &[usize]) -> Line {
     };
     let alone = group.len() == 1;
     let names: Vec<&str> = first.names.iter().map(|name| &*name.text).collect();
-    let site = first.site.as_ref();
+    let site = common_site(rows, group).and_then(|row| row.site.as_ref());
     Line {
         device: first.device.to_string(),
         kind: common(|row| row.kind.as_str().to_owned()),
         count: group.len() as u64,
-        name: tensor_label(rows, group[0]),
+        name: tensors_label(rows, group),
         names: if alone {
             names.join("; ")
         } else {

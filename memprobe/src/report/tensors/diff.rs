@@ -1,7 +1,7 @@
 //! What came and what went between two moments, as text.
 
 use super::columns::{Align, Cells, push};
-use super::text::{file_names, group_name, what};
+use super::text::{common_site, file_names, group_name, what};
 use super::{TensorOptions, heading};
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
@@ -225,11 +225,9 @@ impl Both<'_> {
             }
             let name = group_name(rows, &group.rows, options.by, &names);
             let mut line = line(sign, change, what, name);
-            let first = &rows[group.rows[0]];
             if !options.by.is_apart_from_lines() {
-                line.site = first
-                    .site
-                    .as_ref()
+                line.site = common_site(rows, &group.rows)
+                    .and_then(|row| row.site.as_ref())
                     .map(|frame| names.frame(frame))
                     .unwrap_or_default();
             }

@@ -2,7 +2,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::event::Bytes;
-use crate::model::tensors::samples::{later, training};
+use crate::model::tensors::samples::{graph, later, training};
 use crate::model::tensors::without;
 use crate::tensors::{Consistency, Device};
 
@@ -76,6 +76,30 @@ fn the_table_of_a_process_that_ran_on_and_whose_blocks_are_not_known() {
             ..wide()
         }
     ));
+}
+
+#[test]
+fn what_other_rows_answer_for_comes_last_and_equal_ones_are_one_row() {
+    let whole = table(&graph(), &wide());
+    assert!(
+        whole.contains("(saved by AddmmBackward0) (->40 others)"),
+        "{whole}"
+    );
+    let top = Top::Rows(4);
+    let begin = table(&graph(), &TensorOptions { top, ..wide() });
+    let by = GroupBy::Shape;
+    let shapes = table(&graph(), &TensorOptions { by, ..wide() });
+    insta::assert_snapshot!([begin, shapes].join("\n"));
+}
+
+#[test]
+fn a_table_for_programs_has_what_other_rows_answer_for() {
+    let options = TensorOptions {
+        format: TensorFormat::Json,
+        ..wide()
+    };
+    let document: Value = serde_json::from_str(&table(&graph(), &options)).unwrap();
+    assert_eq!(document["tensors"].as_array().unwrap().len(), 161);
 }
 
 #[test]

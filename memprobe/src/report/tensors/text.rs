@@ -8,7 +8,7 @@ use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
     BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, keeper, shape, tensor_kind, tensor_label,
-    whole_keeper, whole_tensor_name,
+    tensors_label, whole_keeper, whole_tensor_name,
 };
 use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
 use crate::report::table::{push_line, strong, warning, wrap};
@@ -123,18 +123,14 @@ fn push_groups(
         .iter()
         .map(|group| group_cells(&table.rows, group, names, options))
         .collect();
-    if !hidden.is_empty() {
-        let count = hidden.iter().map(|group| group.rows.len() as u64).sum();
-        let held = hidden.iter().map(|group| group.holds.0 + group.outside.0);
-        let held = held.fold(0, u64::saturating_add);
-        let mut numbers = vec![String::new(); HEAD.len()];
-        numbers[0] = human(Bytes(held));
-        cells.push(Cells {
-            cells: numbers,
-            name: format!("({}: --all)", counted(count, "other row")),
-            ..Cells::default()
-        });
-    }
+    let is_beside = |group: &Group| group.is_beside(&table.rows, options.by);
+    let (beside, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_beside);
+    cells.extend(hidden_cells(&others, "other row", ""));
+    cells.extend(hidden_cells(
+        &beside,
+        "other tensor",
+        ", held by other rows",
+    ));
     push(
         text,
         &HEAD,
@@ -143,6 +139,22 @@ fn push_groups(
         options.width,
         options.colour,
     )
+}
+
+/// The line for groups that are not shown, with words on what they are; `None` where there are none.
+fn hidden_cells(hidden: &[Group], what: &str, words: &str) -> Option<Cells> {
+    let count = hidden.iter().map(|group| group.rows.len() as u64).sum();
+    let held = hidden
+        .iter()
+        .map(|group| group.holds.0.saturating_add(group.outside.0));
+    let held = held.fold(0, u64::saturating_add);
+    let mut cells = vec![String::new(); HEAD.len()];
+    cells[0] = human(Bytes(held));
+    (!hidden.is_empty()).then(|| Cells {
+        cells,
+        name: format!("({}{words}: --all)", counted(count, what)),
+        ..Cells::default()
+    })
 }
 
 fn last_title(by: GroupBy) -> &'static str {
@@ -176,7 +188,8 @@ fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorO
         ..Cells::default()
     };
     if !options.by.is_apart_from_lines() {
-        shown.site = site(row, names);
+        shown.site =
+            common_site(rows, &group.rows).map_or_else(String::new, |row| site(row, names));
     }
     if options.names == TensorNames::All && group.rows.len() == 1 {
         let others = row.names.iter().skip(1);
@@ -245,16 +258,25 @@ pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &Fil
         GroupBy::Site => site(row, names),
         GroupBy::Keeper => keeper(row.kept.as_deref()),
         GroupBy::Kind => counted(group.len() as u64, "row"),
-        GroupBy::Unnamed | GroupBy::Nothing => tensor_label(rows, group[0]),
+        GroupBy::Unnamed | GroupBy::Nothing => tensors_label(rows, group),
         GroupBy::Shape => {
-            let first = tensor_label(rows, group[0]);
             let named = group.iter().any(|&at| rows[at].name().is_some());
             match group.len() {
-                2.. if named => format!("{first} and {} more", group.len() - 1),
-                _ => first,
+                2.. if named => {
+                    let first = tensor_label(rows, group[0]);
+                    format!("{first} and {} more", group.len() - 1)
+                }
+                _ => tensors_label(rows, group),
             }
         }
     }
+}
+
+/// A row of a group whose rows were all allocated by one line; `None` where they were not.
+pub(super) fn common_site<'a>(rows: &'a [Row], group: &[usize]) -> Option<&'a Row> {
+    let first = &rows[group[0]];
+    let same = |at: &usize| rows[*at].site == first.site;
+    group.iter().all(same).then_some(first)
 }
 
 /// The line that allocated it; what is known instead, for memory without a tensor.

@@ -250,6 +250,7 @@ pub(super) fn crowded() -> HostSnapshot {
         events: 1204,
         stacks: 3,
         malformed: 1,
+        ..Losses::default()
     };
     host.health.disagreements = 2;
     host.health.not_kept = 9;

@@ -10,7 +10,8 @@ use super::state::{Overlay, TensorsState};
 use super::table::site;
 use crate::bytes::human;
 use crate::label::{
-    clean, counted, shape, tensor_kind, tensor_label, whole_frame, whole_keeper, whole_tensor_name,
+    clean, counted, shape, tensor_kind, tensor_label, tensors_label, whole_frame, whole_keeper,
+    whole_tensor_name,
 };
 use crate::model::tensors::{Row, RowKind};
 
@@ -42,7 +43,7 @@ pub fn summary(state: &TensorsState) -> String {
     };
     let rows = state.rows();
     let row = &rows[group.rows[0]];
-    let mut facts = vec![tensor_label(rows, group.rows[0])];
+    let mut facts = vec![tensors_label(rows, &group.rows)];
     if group.rows.len() > 1 {
         facts.push(counted(group.rows.len() as u64, "row"));
     }

@@ -10,7 +10,7 @@ use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::input::TensorWanted;
 use super::{Asked, Tensors, TensorsState, draw};
 use crate::model::snapshot::Target;
-use crate::model::tensors::samples::{later, training};
+use crate::model::tensors::samples::{graph, later, training};
 use crate::model::tensors::{TensorTable, explain};
 
 const LARGE: Size = (160, 40);
@@ -61,6 +61,13 @@ fn all_that_is_known_of_a_tensor() {
     insta::assert_snapshot!("detail_shared", screen(SMALL, &below(9)));
     insta::assert_snapshot!("detail_sharing", screen(SMALL, &below(10)));
     insta::assert_snapshot!("detail_block", screen(SMALL, &below(21)));
+}
+
+#[test]
+fn what_other_rows_answer_for_comes_last() {
+    let news = Tensors::Taken(Arc::new(explain(&graph())));
+    let state = state(news, SMALL, &[Wanted::Last]);
+    insta::assert_snapshot!("shared_at_the_end", drawn(&state, SMALL, &COLOUR));
 }
 
 #[test]

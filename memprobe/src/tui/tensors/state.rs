@@ -52,8 +52,9 @@ pub enum Direction {
     Reversed,
 }
 
-/// Knows a row again in the next table.
-type Mark = (RowKind, Option<Arc<str>>, Option<Address>);
+/// Knows a row again in the next table: by its name, and one without, which may share its storage with others, by
+/// its object.
+type Mark = (RowKind, Option<Arc<str>>, Option<Address>, u64);
 
 /// The groupings, in the order in which a key leads through them.
 const GROUPINGS: [GroupBy; 7] = [
@@ -359,5 +360,6 @@ impl TensorsState {
 
 fn marked(row: &Row) -> Mark {
     let name = row.name().map(|name| Arc::clone(&name.text));
-    (row.kind, name, row.storage)
+    let object = if name.is_some() { 0 } else { row.object };
+    (row.kind, name, row.storage, object)
 }

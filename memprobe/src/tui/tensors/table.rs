@@ -13,7 +13,7 @@ use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
     BEFORE_ATTACH, clean, counted, fit, fit_middle, keeper, percent, shape, tensor_kind,
-    tensor_label, whole_frame,
+    tensor_label, tensors_label, whole_frame,
 };
 use crate::model::tensors::{Group, GroupBy, Row, RowKind};
 
@@ -188,11 +188,13 @@ fn name(state: &TensorsState, group: &Group) -> String {
         GroupBy::Keeper => keeper(row.kept.as_deref()),
         GroupBy::Kind => counted(group.rows.len() as u64, "row"),
         GroupBy::Unnamed | GroupBy::Nothing | GroupBy::Shape => {
-            let label = tensor_label(rows, group.rows[0]);
             let named = group.rows.iter().any(|&at| rows[at].name().is_some());
             match group.rows.len() {
-                2.. if named => format!("{label} and {} more", group.rows.len() - 1),
-                _ => label,
+                2.. if named => {
+                    let first = tensor_label(rows, group.rows[0]);
+                    format!("{first} and {} more", group.rows.len() - 1)
+                }
+                _ => tensors_label(rows, &group.rows),
             }
         }
     }

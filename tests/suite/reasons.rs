@@ -19,17 +19,44 @@ struct Run {
 impl Run {
     /// Records `purposes.py [--profile] WORKLOAD...`.
     fn of(ground: &Ground, detail: &str, workload: &[&str]) -> Self {
+        let options = ["--detail", detail];
+        Self::record(ground, &options, &[&["purposes.py"], workload].concat())
+    }
+
+    /// Records a training on the CPU or the GPU that `torch.compile` has compiled. Where it cannot, says in a line why the test is skipped.
+    fn compiled(ground: &Ground, backend: &str, device: &str, options: &[&str]) -> Option<Self> {
+        let arguments = ["--backend", backend, "--device", device];
+        let script = [&["compiled.py"], &arguments[..], options].concat();
+        let allocators: &[&str] = if device == "cpu" { &["--cpu"] } else { &[] };
+        let run = Self::record(ground, allocators, &script);
+        let skipped = run
+            .printed
+            .lines()
+            .find(|line| line.starts_with("skipped: "));
+        if let Some(reason) = skipped {
+            println!("{reason}");
+            return None;
+        }
+        Some(run)
+    }
+
+    /// Records `SCRIPT... --out TRUTH`.
+    fn record(ground: &Ground, options: &[&str], script: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = ground.memprobe();
-        command.args(["record", "-q", "--detail", detail, "-o"]);
+        command.args(["record", "-q"]).args(options).arg("-o");
         command.arg(folder.path().join("trace.json"));
         command.arg("--").arg(ground.pytorch().python());
+        let (workload, arguments) = script.split_first().expect("a script");
         command
-            .arg("purposes.py")
+            .arg(workload)
             .arg("--out")
             .arg(folder.path().join("truth.json"));
-        command.args(workload);
+        command.args(arguments);
         ground.pytorch().settle(&mut command);
+        command
+            .env("TORCHINDUCTOR_CACHE_DIR", folder.path().join("inductor"))
+            .env("TORCHINDUCTOR_COMPILE_THREADS", "1");
         let printed = Background::start(&mut command).finish().succeeded().stdout;
         Self { folder, printed }
     }

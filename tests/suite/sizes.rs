@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::ground::Ground;
+use memprobe_tests::process::Background;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -12,6 +13,8 @@ use serde_json::Value;
 struct Truth {
     parameters: BTreeMap<String, u64>,
     buffers: BTreeMap<String, u64>,
+    /// Parameters and buffers together, each as a GPU's allocator rounds it.
+    kept: u64,
     /// What leaves put out in a forward pass; 0 of what works in place.
     outputs: BTreeMap<String, u64>,
     /// The epoch of each iteration.
@@ -38,6 +41,27 @@ fn record(ground: &Ground, folder: &Path) -> Truth {
     ground.record_named(ground.pytorch(), &["sizes.py", "--out", out], folder, 1);
     let truth = std::fs::read(truth).expect("the truth");
     serde_json::from_slice(&truth).expect("JSON")
+}
+
+/// Runs it on the CPU: what its modules are estimated to be on a GPU.
+fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
+    let (file, out) = (folder.join("estimate.json"), folder.join("truth.json"));
+    let mut command = ground.memprobe();
+    command
+        .args(["estimate", "--format", "json", "-o"])
+        .arg(&file);
+    command.arg("--").arg(ground.pytorch().python());
+    command
+        .args(["sizes.py", "--device", "cpu", "--out"])
+        .arg(&out);
+    // It waits for what it has written itself.
+    command.arg("--until").arg(&out);
+    ground.pytorch().settle(&mut command);
+    Background::start(&mut command).finish().succeeded();
+    let read = |file| std::fs::read(file).expect("it was written");
+    let estimate: Value = serde_json::from_slice(&read(&file)).expect("JSON");
+    let rows = estimate["model_size"].as_array().expect("rows").clone();
+    (serde_json::from_slice(&read(&out)).expect("JSON"), rows)
 }
 
 fn rows(ground: &Ground, folder: &Path, by: &str) -> Vec<Value> {
@@ -91,4 +115,29 @@ fn the_size_of_a_model_and_its_epochs_are_what_hooks_say() {
         handed_out.flatten().any(|bytes| bytes == made),
         "{made} bytes were made"
     );
+}
+
+#[test]
+fn the_size_of_a_model_on_a_gpu_is_estimated_on_the_cpu() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (truth, sizes) = estimate(&ground, folder.path());
+    let module = |path: &str| {
+        let found = sizes.iter().find(|row| row["path"] == path);
+        found.unwrap_or_else(|| panic!("{path} is missing: {sizes:#?}"))
+    };
+    // The CPU's kernel of a batch norm makes more than a GPU's.
+    let is_alike = |(path, bytes): &(&String, &u64)| **bytes > 0 && !path.ends_with("even");
+    for (path, bytes) in truth.outputs.iter().filter(is_alike) {
+        let made = bytes + truth.made_beside(path);
+        assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
+    }
+    for (path, bytes) in &truth.parameters {
+        assert_eq!(module(path)["own_gradients"], *bytes, "gradients of {path}");
+    }
+    let kept: u64 = sizes
+        .iter()
+        .filter_map(|row| row["own_parameters"].as_u64())
+        .sum();
+    assert_eq!(kept, truth.kept, "parameters and buffers");
 }

@@ -144,7 +144,12 @@ impl Venv {
             "Adding {COMPILING} (1 MB) to {}, with which torch.compile is tried",
             self.folder.display()
         );
-        if let Err(error) = Pip(self.python()).install(&[COMPILING]) {
+        // pip compiles nothing: to import the modules does.
+        let modules = "import torch._dynamo, torch._inductor.compile_fx";
+        let added = Pip(self.python())
+            .install(&[COMPILING])
+            .and_then(|()| process::answer(Command::new(self.python()).args(["-c", modules])));
+        if let Err(error) = added {
             eprintln!("  without it: {error:#}; what tries torch.compile will be skipped");
         }
         Ok(())

@@ -13,9 +13,15 @@ use serde::Deserialize;
 
 const GPU: DeviceIndex = DeviceIndex(0);
 
-/// What `workloads/purposes.py` writes.
+/// Blocks of so many bytes are marks: the CPU's allocator does not count what it hands out.
+const MARK: u64 = 4099;
+
+/// What `workloads/purposes.py` writes. Where it speaks of the CPU, numbers of blocks are those of marks.
 #[derive(Deserialize)]
 struct Written {
+    /// Whose memory it speaks of: the GPU's if it does not say.
+    #[serde(default)]
+    device: String,
     /// Blocks handed out by then, the address, and what for.
     sightings: Vec<(u64, u64, String)>,
     /// Blocks handed out when modules were called from outside, and when that ended.
@@ -129,6 +135,16 @@ pub struct Purposes {
     /// By the truth in words.
     pub shares: BTreeMap<String, Share>,
     blocks: Vec<Block>,
+    marks: Option<Vec<Mark>>,
+}
+
+/// A moment that the process marked.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    /// Blocks that had been handed out before.
+    handed_out: u64,
+    /// And taken back.
+    taken_back: u64,
 }
 
 impl Purposes {
@@ -140,10 +156,14 @@ impl Purposes {
     pub fn compare(recording: &Path, written: &Path) -> Self {
         let written = std::fs::read(written).expect("the workload has written it");
         let written: Written = serde_json::from_slice(&written).expect("sightings");
-        let mut blocks = judged(recording);
-        attach_truth(&mut blocks, &written);
+        let is_cpu = written.device == "cpu";
+        let device = if is_cpu { DeviceIndex::CPU } else { GPU };
+        let (mut blocks, marks) = judged(recording, device);
+        let marks = is_cpu.then_some(marks);
+        attach_truth(&mut blocks, &written, marks.as_deref());
         let mut shares: BTreeMap<String, Share> = BTreeMap::new();
-        for block in &blocks {
+        let is_own = |block: &&Block| !(is_cpu && block.size == MARK);
+        for block in blocks.iter().filter(is_own) {
             let truth = Truth::of(block);
             let share = shares.entry(format!("{truth:?}")).or_default();
             let rule = block.rule.expect("every block of the recording is known");
@@ -156,7 +176,22 @@ impl Purposes {
                 }
             }
         }
-        Self { shares, blocks }
+        Self {
+            shares,
+            blocks,
+            marks,
+        }
+    }
+
+    /// As [`Self::live`], at the moment of a mark.
+    ///
+    /// # Panics
+    ///
+    /// Where there is no such mark.
+    pub fn live_at_mark(&self, number: u64, category: Category) -> u64 {
+        let marks = self.marks.as_deref().expect("the CPU has marks");
+        let mark = mark(marks, number);
+        self.live(mark.handed_out, mark.taken_back, category)
     }
 
     /// Bytes of what turned out to be of a category, at the moment when so many blocks had been handed out and taken back.
@@ -198,14 +233,24 @@ impl Purposes {
     }
 }
 
-/// Every block of a recording in order, with what memprobe says that it was for.
-fn judged(recording: &Path) -> Vec<Block> {
+/// The mark of a number, of which the first is 1.
+fn mark(marks: &[Mark], number: u64) -> Mark {
+    let at = number
+        .checked_sub(1)
+        .and_then(|at| usize::try_from(at).ok());
+    *at.and_then(|at| marks.get(at))
+        .expect("as many marks as were set")
+}
+
+/// Every block of a recording on a device in order, with what memprobe says that it was for; and those that are marks, if there are any.
+fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
     let mut reader = Reader::open(recording).expect("a recording");
     let header = reader.header();
     let mut model = Model::new(header.target.clone(), header.start);
     let mut ledger = WhyLedger::new(None);
     let mut blocks: Vec<Block> = Vec::new();
     let (mut live, mut freed) = (HashMap::new(), 0);
+    let mut marks = Vec::new();
     for event in reader.by_ref() {
         let event = event.expect("whole");
         let applied = model.apply(&event);
@@ -215,9 +260,15 @@ fn judged(recording: &Path) -> Vec<Block> {
                 action: Action::Alloc,
                 addr,
                 size,
-                device: Some(GPU),
+                device: Some(device),
                 ..
-            }) => {
+            }) if device == of => {
+                if size.0 == MARK {
+                    marks.push(Mark {
+                        handed_out: blocks.len() as u64,
+                        taken_back: freed,
+                    });
+                }
                 live.insert(addr, blocks.len());
                 blocks.push(Block {
                     addr: addr.0,
@@ -231,9 +282,9 @@ fn judged(recording: &Path) -> Vec<Block> {
             Event::Memory(MemoryEvent {
                 action: Action::Free,
                 addr,
-                device: Some(GPU),
+                device: Some(device),
                 ..
-            }) => {
+            }) if device == of => {
                 if let Some(number) = live.remove(&addr) {
                     (blocks[number].rule, blocks[number].freed) = (ledger.ended(), Some(freed));
                 }
@@ -243,13 +294,13 @@ fn judged(recording: &Path) -> Vec<Block> {
         }
     }
     for (addr, number) in live {
-        blocks[number].rule = ledger.rule_of(GPU, addr);
+        blocks[number].rule = ledger.rule_of(of, addr);
     }
-    blocks
+    (blocks, marks)
 }
 
 /// Tells each block what the process says of it.
-fn attach_truth(blocks: &mut [Block], written: &Written) {
+fn attach_truth(blocks: &mut [Block], written: &Written, marks: Option<&[Mark]>) {
     if let Some(profiled) = &written.profiled {
         assert_eq!(
             profiled.len(),
@@ -266,8 +317,12 @@ fn attach_truth(blocks: &mut [Block], written: &Written) {
         by_addr.entry(block.addr).or_default().push(number);
     }
     for (handed_out, addr, kind) in &written.sightings {
+        let handed_out = match marks {
+            Some(marks) => mark(marks, *handed_out).handed_out,
+            None => *handed_out,
+        };
         let at = by_addr.get(addr).map_or(&[][..], Vec::as_slice);
-        let number = at.partition_point(|number| (*number as u64) < *handed_out);
+        let number = at.partition_point(|number| (*number as u64) < handed_out);
         if let Some(number) = number.checked_sub(1).map(|last| at[last])
             && (kind != "given" || !is_made_in_a_call(number as u64, &written.calls))
         {

@@ -19,17 +19,47 @@ struct Run {
 impl Run {
     /// Records `purposes.py [--profile] WORKLOAD...`.
     fn of(ground: &Ground, detail: &str, workload: &[&str]) -> Self {
+        let options = ["--detail", detail];
+        Self::record(ground, &options, &[&["purposes.py"], workload].concat())
+    }
+
+    /// Records a training on the CPU or the GPU that `torch.compile` has compiled. Where it cannot, says in a line why the test is skipped.
+    fn compiled(ground: &Ground, backend: &str, device: &str, options: &[&str]) -> Option<Self> {
+        let arguments = ["--backend", backend, "--device", device];
+        let script = [&["compiled.py"], &arguments[..], options].concat();
+        let allocators: &[&str] = if device == "cpu" { &["--cpu"] } else { &[] };
+        let run = Self::record(ground, allocators, &script);
+        let skipped = run
+            .printed
+            .lines()
+            .find(|line| line.starts_with("skipped: "));
+        if let Some(reason) = skipped {
+            println!("{reason}");
+            return None;
+        }
+        Some(run)
+    }
+
+    /// Records `SCRIPT... --out TRUTH`.
+    fn record(ground: &Ground, options: &[&str], script: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = ground.memprobe();
-        command.args(["record", "-q", "--detail", detail, "-o"]);
+        command.args(["record", "-q"]).args(options).arg("-o");
         command.arg(folder.path().join("trace.json"));
         command.arg("--").arg(ground.pytorch().python());
+        let (workload, arguments) = script.split_first().expect("a script");
         command
-            .arg("purposes.py")
+            .arg(workload)
             .arg("--out")
             .arg(folder.path().join("truth.json"));
-        command.args(workload);
+        command.args(arguments);
         ground.pytorch().settle(&mut command);
+        command
+            .env("TORCHINDUCTOR_CACHE_DIR", folder.path().join("inductor"))
+            .env("TORCHINDUCTOR_COMPILE_THREADS", "1")
+            // Programs that are compiled to be tried, and headers for more kernels than there are.
+            .env("TORCHINDUCTOR_VEC_ISA_OK", "0")
+            .env("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0");
         let printed = Background::start(&mut command).finish().succeeded().stdout;
         Self { folder, printed }
     }
@@ -69,6 +99,15 @@ fn rows(ground: &Ground, trace: &Path, options: &[&str]) -> Vec<Value> {
     let devices = report["devices"].as_array().expect("devices");
     assert_eq!(devices.len(), 1, "{report:#}");
     devices[0]["rows"].as_array().expect("rows").clone()
+}
+
+/// The lines of a recording.
+fn lines(ground: &Ground, trace: &Path) -> Vec<Value> {
+    let trace = trace.to_str().expect("UTF-8");
+    let report = ground.run(&["report", trace, "--format", "jsonl"]);
+    let lines = report.succeeded().stdout;
+    let rows = lines.lines().map(serde_json::from_str);
+    rows.map(|row| row.expect("JSON")).collect()
 }
 
 fn bytes(value: &Value, what: &str) -> u64 {
@@ -194,6 +233,73 @@ fn what_an_embedding_makes_is_no_workspace() {
     ];
     let run = Run::of(&ground, "tensors", &workload);
     check_share(&run.purposes("transformer with dropout"), 99.0, 0.1);
+}
+
+/// What the script says at each mark is what memprobe says of that moment; and no line of a generated file stands for the user's.
+fn check_compiled(ground: &Ground, run: &Run, purposes: &Purposes) {
+    let live = |told: &Value, category| {
+        let number = bytes(told, "handed_out");
+        match told["device"] == "cpu" {
+            true => purposes.live_at_mark(number, category),
+            false => purposes.live(number, bytes(told, "taken_back"), category),
+        }
+    };
+    for told in run.told() {
+        for (category, key) in [
+            (Category::Parameter, "parameters"),
+            (Category::Gradient, "gradients"),
+            (Category::OptimizerState, "optimizer_state"),
+        ] {
+            assert_eq!(live(&told, category), bytes(&told, key), "{key} of {told}");
+        }
+    }
+    let lines = lines(ground, &run.trace());
+    let generated = |row: &Value| {
+        row["file"]
+            .as_str()
+            .is_some_and(|file| file.contains("inductor/"))
+    };
+    assert!(!lines.iter().any(generated), "{lines:#?}");
+    let backward = lines
+        .iter()
+        .filter(|row| row["node"] == "CompiledFunctionBackward");
+    let of_user = |row: &Value| {
+        row["file"]
+            .as_str()
+            .is_some_and(|file| file.ends_with("compiled.py"))
+    };
+    assert!(
+        backward.clone().count() > 0 && backward.clone().all(of_user),
+        "{lines:#?}"
+    );
+    check_share(purposes, 95.0, 0.1);
+}
+
+#[test]
+fn a_training_that_inductor_compiled_is_explained() {
+    let Some(ground) = Ground::take() else { return };
+    let Some(run) = Run::compiled(&ground, "inductor", "cpu", &[]) else {
+        return;
+    };
+    check_compiled(
+        &ground,
+        &run,
+        &run.purposes("compiled by inductor, on the CPU"),
+    );
+}
+
+#[test]
+fn a_training_whose_graph_is_compiled_to_operators_is_explained() {
+    let Some(ground) = Ground::take() else { return };
+    let options = ["--whole", "--iterations", "6"];
+    let Some(run) = Run::compiled(&ground, "aot_eager", "cuda", &options) else {
+        return;
+    };
+    check_compiled(
+        &ground,
+        &run,
+        &run.purposes("compiled to operators (aot_eager)"),
+    );
 }
 
 #[test]

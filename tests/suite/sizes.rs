@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use memprobe_tests::ground::Ground;
+use memprobe_tests::process::Background;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -26,8 +27,8 @@ struct Iteration {
     epoch: u64,
     /// Examples in its batch.
     batch: u64,
-    /// `torch.cuda.max_memory_allocated()` of it.
-    peak: u64,
+    /// `torch.cuda.max_memory_allocated()` of it; `None` on the CPU.
+    peak: Option<u64>,
     /// As above, of its own forward pass.
     outputs: BTreeMap<String, u64>,
 }
@@ -69,6 +70,27 @@ fn record(ground: &Ground, folder: &Path) -> Truth {
     serde_json::from_slice(&truth).expect("JSON")
 }
 
+/// Runs it on the CPU: what its modules are estimated to be on a GPU.
+fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
+    let (file, out) = (folder.join("estimate.json"), folder.join("truth.json"));
+    let mut command = ground.memprobe();
+    command
+        .args(["estimate", "--format", "json", "-o"])
+        .arg(&file);
+    command.arg("--").arg(ground.pytorch().python());
+    command
+        .args(["sizes.py", "--device", "cpu", "--out"])
+        .arg(&out);
+    // It waits for what it has written itself.
+    command.arg("--until").arg(&out);
+    ground.pytorch().settle(&mut command);
+    Background::start(&mut command).finish().succeeded();
+    let read = |file| std::fs::read(file).expect("it was written");
+    let estimate: Value = serde_json::from_slice(&read(&file)).expect("JSON");
+    let rows = estimate["model_size"].as_array().expect("rows").clone();
+    (serde_json::from_slice(&read(&out)).expect("JSON"), rows)
+}
+
 fn rows(ground: &Ground, folder: &Path, by: &[&str]) -> Vec<Value> {
     let trace = folder.join("trace.json");
     let file = trace.to_str().expect("UTF-8");
@@ -91,7 +113,7 @@ fn check_layers(truth: &Truth, layers: &[Value]) {
             .iter()
             .filter_map(|row| row["own_total"].as_u64())
             .sum();
-        assert_eq!(held, told.peak, "iteration {number}");
+        assert_eq!(Some(held), told.peak, "iteration {number}");
         let own = |path: &str, what: &str| {
             let row = rows.iter().find(|row| row["path"] == path);
             row.map_or(0, |row| row[what].as_u64().expect("bytes"))
@@ -150,4 +172,30 @@ fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
         handed_out.flatten().any(|bytes| bytes == made),
         "{made} bytes were made"
     );
+}
+
+#[test]
+fn the_size_of_a_model_on_a_gpu_is_estimated_on_the_cpu() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (truth, sizes) = estimate(&ground, folder.path());
+    let module = |path: &str| {
+        let found = sizes.iter().find(|row| row["path"] == path);
+        found.unwrap_or_else(|| panic!("{path} is missing: {sizes:#?}"))
+    };
+    // The CPU's kernel of a batch norm makes more than a GPU's.
+    let is_alike = |(path, bytes): &(&String, &u64)| **bytes > 0 && !path.ends_with("even");
+    for (path, bytes) in truth.outputs.iter().filter(is_alike) {
+        let made = bytes + truth.made_beside(path);
+        assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
+    }
+    for (path, bytes) in &truth.parameters {
+        assert_eq!(module(path)["own_gradients"], *bytes, "gradients of {path}");
+    }
+    let kept: u64 = sizes
+        .iter()
+        .filter_map(|row| row["own_parameters"].as_u64())
+        .sum();
+    let truly_kept: u64 = truth.blocks.values().sum();
+    assert_eq!(kept, truly_kept, "parameters and buffers");
 }

@@ -27,19 +27,29 @@ import torch.utils.checkpoint
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+# The CPU's allocator does not count what it hands out: there blocks of so many bytes are marks, and are counted.
+MARK = 4099
+
+device = "cuda"
+marks = 0
 sightings = []
 calls = []
 outermost = []
 
 
 def blocks():
-    return torch._C._cuda_memoryStats(0)["allocation"]["all"]["allocated"]
+    global marks
+    if device == "cuda":
+        return torch._C._cuda_memoryStats(0)["allocation"]["all"]["allocated"]
+    marks += 1
+    torch.empty(MARK, dtype=torch.uint8)
+    return marks
 
 
 def see(kind, tensors):
     number = None
     for tensor in tensors:
-        if torch.is_tensor(tensor) and tensor.is_cuda and tensor.layout == torch.strided:
+        if torch.is_tensor(tensor) and tensor.device.type == device and tensor.layout == torch.strided:
             number = blocks() if number is None else number
             sightings.append((number, tensor.untyped_storage().data_ptr(), kind))
 

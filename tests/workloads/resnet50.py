@@ -74,6 +74,9 @@ def saved_by(node):
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
                 if torch.is_tensor(tensor):
                     yield tensor
+    # Of a torch.autograd.Function, and of what torch.compile made.
+    for name in ("saved_tensors", "_tensors_no_vc_check"):
+        yield from filter(torch.is_tensor, getattr(node, name, ()))
 
 
 def walk(result):

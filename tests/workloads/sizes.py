@@ -1,6 +1,6 @@
 """A training loop that knows its own size, as profilers that hook into modules do.
 
-    python sizes.py --out truth.json --until FILE
+    python sizes.py --out truth.json --until FILE [--device cuda]
 
 It writes, for each module, the bytes of its own parameters and buffers (and of their blocks) and of what its last whole forward pass put
 out, and of each iteration the epoch, the allocator's own peak and what its forward pass put out. Batches are as many in each epoch, and the last of an epoch is smaller. At the end it waits for the file.
@@ -82,8 +82,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--until", required=True)
+    parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    model = Net().to("cuda")
+    cuda = options.device == "cuda"
+    model = Net().to(options.device)
     optimizer = torch.optim.AdamW(model.parameters())
     data = TensorDataset(torch.randn(SAMPLES, WIDTH), torch.randint(0, 10, (SAMPLES,)))
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
@@ -92,20 +94,21 @@ def main():
     hooked(model, outputs)
     for epoch in range(1, EPOCHS + 1):
         for x, target in loader:
-            torch.cuda.reset_peak_memory_stats()
-            x, target = x.to("cuda"), target.to("cuda")
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            x, target = x.to(options.device), target.to(options.device)
             loss = nn.functional.cross_entropy(model(x), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            peak = torch.cuda.max_memory_allocated()
+            peak = torch.cuda.max_memory_allocated() if cuda else None
             iterations.append({"epoch": epoch, "batch": len(x), "peak": peak, "outputs": dict(outputs)})
             if len(x) == BATCH:
                 whole = dict(outputs)
         model.eval()
         with torch.no_grad():
             for (x,) in held_out:
-                model(x.to("cuda"))
+                model(x.to(options.device))
         model.train()
     truth = {
         "parameters": own(model.named_parameters()),

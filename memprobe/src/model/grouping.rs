@@ -58,6 +58,9 @@ pub fn origin(file: &str) -> Origin {
             return Origin::Torch;
         }
         in_standard_library |= matches!(parent, "lib" | "lib64") && is_python_directory(part);
+        if components.peek().is_none() && is_of_inductor(parent, part) {
+            return Origin::Torch;
+        }
         if components.peek().is_none() && parent == "bin" && !part.ends_with(".py") {
             return Origin::Launcher;
         }
@@ -68,6 +71,16 @@ pub fn origin(file: &str) -> Origin {
     } else {
         Origin::User
     }
+}
+
+/// Whether a file is one that inductor wrote, in whichever folder its cache is: a `c`, 51 digits of base 32, of which the first two name
+/// the folder (`code_hash` and `get_path`, torch/_inductor/codecache.py@v2.15.0; the same in 2.0).
+fn is_of_inductor(folder: &str, file: &str) -> bool {
+    let Some(hash) = file.strip_prefix('c').and_then(|it| it.strip_suffix(".py")) else {
+        return false;
+    };
+    let is_digit = |byte: u8| matches!(byte, b'a'..=b'z' | b'2'..=b'7');
+    hash.len() == 51 && hash.bytes().all(is_digit) && folder == &hash[..2]
 }
 
 /// Whose code a file name in angle brackets stands for.
@@ -149,7 +162,11 @@ fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
     let node = stack.context.node.as_ref()?;
     let is_its_own = match stack.kind {
         StackKind::Waiting { .. } | StackKind::Unknown { .. } => true,
-        StackKind::Python => naming_frames(stack).first().is_some_and(calls_engine),
+        StackKind::Python => {
+            let frames = naming_frames(stack);
+            frames.first().is_some_and(calls_engine)
+                || grouping == Grouping::User && is_compiled(frames)
+        }
         StackKind::Native => false,
     };
     let forward = node.forward.as_ref().filter(|_| is_its_own)?;
@@ -164,6 +181,14 @@ fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
         forward: frame.clone(),
         name: node.name.clone(),
     })
+}
+
+/// Whether the Python of a node is that which `torch.compile` made of a backward pass (torch/_functorch), and nobody else's.
+fn is_compiled(frames: &[Frame]) -> bool {
+    let mut own = frames.iter().take_while(|frame| !calls_engine(frame));
+    let is_of_torch =
+        |frame: &Frame| matches!(origin_of(frame), Origin::Torch | Origin::StandardLibrary);
+    own.clone().all(is_of_torch) && own.any(|frame| frame.file.contains("/torch/_functorch/"))
 }
 
 /// Whether a frame is the one in which PyTorch's own Python runs autograd's engine: `_engine_run_backward`
@@ -315,6 +340,8 @@ mod tests {
             "/usr/local/lib/python3.10/dist-packages/torch/optim/adamw.py",
             "/usr/lib/python3.11/site-packages/functorch/compile.py",
             "/tmp/torchinductor_root/ab/cabdefghij.py",
+            "/home/u/cache/my/cmynpzhse3jzvlqsln7lqrwffpldgjzp46skxav6dfxc3sntz5nb.py",
+            "/usr/lib/python3.11/site-packages/torch/_functorch/_aot_autograd/codegen.py:codegen(forward)",
             "<eval_with_key>.12",
         ] {
             assert_eq!(origin(file), Origin::Torch, "{file}");
@@ -326,6 +353,7 @@ mod tests {
         for file in [
             "train.py",
             "/home/u/project/model.py",
+            "/home/u/cache/ym/cmynpzhse3jzvlqsln7lqrwffpldgjzp46skxav6dfxc3sntz5nb.py",
             "/home/u/lib/model.py",
             "/home/u/lib/pythonic/model.py",
             "/home/u/lib/python-project/model.py",
@@ -462,6 +490,26 @@ mod tests {
             site(&own, Grouping::User),
             Site::Line(own.frames[0].clone())
         );
+    }
+
+    #[test]
+    fn what_compiled_python_of_a_node_asks_for_belongs_to_the_line_of_the_forward_pass() {
+        const GENERATED: &str = "/tmp/torchinductor_u/x/cx.py";
+        const FUNCTION: &str =
+            "/opt/lib/python3.12/site-packages/torch/_functorch/_aot_autograd/runtime_wrappers.py";
+        let forward: &[&str] = &[LINEAR, "/w/model.py"];
+        for files in [
+            &[GENERATED, FUNCTION][..],
+            &[GENERATED, FUNCTION, ENGINE, "/w/train.py"],
+        ] {
+            let own = of_node(StackKind::Python, files, Some(forward));
+            let Site::Node { forward, .. } = site(&own, Grouping::User) else {
+                panic!("{files:?}");
+            };
+            assert_eq!(&*forward.file, "/w/model.py");
+            let innermost = site(&own, Grouping::Innermost);
+            assert_eq!(innermost, Site::Line(own.frames[0].clone()));
+        }
     }
 
     #[test]

@@ -124,6 +124,9 @@ pub fn set_up(request: &Request) -> Result<Environment> {
         Some(venv) => venv,
         None => create(&folder, request, cuda)?,
     };
+    if request.torch == DEFAULT_TORCH && request.shelf == Shelf::Kept {
+        venv.add_what_compiling_needs()?;
+    }
     let cuda_libraries = match cuda {
         Cuda::Real => None,
         Cuda::Simulated => Some(simulated_cuda::install(&venv)?),

@@ -23,6 +23,9 @@ const DEPENDENCIES: [&str; 6] = [
     "fsspec",
 ];
 
+/// What `torch.compile` needs besides, and a C++ compiler, to compile for the CPU (torch/utils/cpp_extension.py@v2.15.0 imports it).
+const COMPILING: &str = "setuptools";
+
 /// The file whose presence says that an environment is whole.
 const RECORD: &str = "memprobe-environment.json";
 
@@ -128,13 +131,38 @@ impl Venv {
 
     /// The folder of PyTorch's shared libraries.
     pub fn torch_libraries(&self) -> Result<PathBuf> {
+        self.installed("torch/lib")?
+            .with_context(|| format!("no torch/lib below {}", self.folder.display()))
+    }
+
+    /// Installs what `torch.compile` needs for the CPU, where it is missing. All else goes without it, so that a failure is only said.
+    pub fn add_what_compiling_needs(&self) -> Result<()> {
+        if self.installed(COMPILING)?.is_some() {
+            return Ok(());
+        }
+        eprintln!(
+            "Adding {COMPILING} (1 MB) to {}, with which torch.compile is tried",
+            self.folder.display()
+        );
+        // pip compiles nothing: to import the modules does.
+        let modules = "import torch._dynamo, torch._inductor.compile_fx";
+        let added = Pip(self.python())
+            .install(&[COMPILING])
+            .and_then(|()| process::answer(Command::new(self.python()).args(["-c", modules])));
+        if let Err(error) = added {
+            eprintln!("  without it: {error:#}; what tries torch.compile will be skipped");
+        }
+        Ok(())
+    }
+
+    /// A folder among the installed packages.
+    fn installed(&self, below: &str) -> Result<Option<PathBuf>> {
         let lib = self.folder.join("lib");
         let entries =
             fs::read_dir(&lib).with_context(|| format!("cannot read {}", lib.display()))?;
-        entries
-            .filter_map(|entry| Some(entry.ok()?.path().join("site-packages/torch/lib")))
-            .find(|folder| folder.is_dir())
-            .with_context(|| format!("no torch/lib below {}", lib.display()))
+        let mut folders =
+            entries.filter_map(|entry| Some(entry.ok()?.path().join("site-packages").join(below)));
+        Ok(folders.find(|folder| folder.is_dir()))
     }
 
     /// Whether this PyTorch was seen to run with the CUDA libraries as they are.

@@ -54,6 +54,8 @@ pub struct CachingAllocator {
     /// Where the next segment lies.
     next: Option<Address>,
     segments: u64,
+    /// Bytes of all segments so far: one follows on the other, and none lies where another was.
+    mapped: u64,
 }
 
 /// The order in which free blocks are tried: the smallest first, of equal ones as [`Ties`] has it.
@@ -250,9 +252,9 @@ impl CachingAllocator {
         self.segments += 1;
         let addr = match self.next.take() {
             Some(addr) => addr.0,
-            // Far apart, so that no segment lies in another.
-            None => FIRST.wrapping_add(self.segments.wrapping_mul(MOST)),
+            None => FIRST.wrapping_add(self.mapped),
         };
+        self.mapped = self.mapped.wrapping_add(bytes);
         self.totals.reserved.0 = self.totals.reserved.0.saturating_add(bytes);
         Ok(self.put(Block {
             addr,

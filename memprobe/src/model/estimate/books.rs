@@ -3,8 +3,9 @@
 use super::allocator::{BlockId, CachingAllocator};
 use super::lines::{LineId, Lines};
 use super::origin::Phase;
+use super::retold::{Asked, OnGpu, Retold};
 use super::{Difference, Fit, Hardware, WORKSPACE};
-use crate::event::{Bytes, Totals};
+use crate::event::{Bytes, TimeNs, Totals};
 
 /// A block of the CPU, and what stands for it on a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,7 @@ pub(super) struct Piece {
     pub(super) why: Option<Difference>,
     pub(super) line: LineId,
     pub(super) phase: Phase,
+    pub(super) asked: Asked,
 }
 
 /// Names a [`Piece`] that is there.
@@ -62,6 +64,7 @@ pub(super) struct Books {
     /// What was there when a backward pass or a step was over and the program began with something new.
     kept: Option<Totals>,
     pub(super) lines: Lines,
+    pub(super) retold: Retold,
 }
 
 impl Trial {
@@ -89,6 +92,14 @@ impl Trial {
         }
     }
 
+    fn block(&self, at: usize) -> Option<OnGpu> {
+        let block = (*self.blocks.get(at)?)?;
+        Some(OnGpu {
+            addr: self.allocator.addr(block),
+            size: self.allocator.size(block),
+        })
+    }
+
     /// Bytes that are given back.
     fn end(&mut self, at: usize) -> u64 {
         let Some(block) = self.blocks.get_mut(at).and_then(Option::take) else {
@@ -114,6 +125,7 @@ impl Books {
             peak: Moment::default(),
             kept: None,
             lines: Lines::default(),
+            retold: Retold::new(TimeNs(0)),
         };
         // Nobody frees it, so its name need not be kept.
         for trial in std::iter::once(&mut books.working).chain(&mut books.bounded) {
@@ -142,6 +154,10 @@ impl Books {
                 bounded.begin(at, bytes, piece.line);
             }
             let size = self.plain.begin(at, bytes, piece.line);
+            if let Some(block) = self.plain.block(at) {
+                let totals = self.plain.allocator.totals();
+                self.retold.begin(block, totals, piece.asked);
+            }
             self.differ(piece.why, signed(bytes));
             self.differ(Some(Difference::Rounding), signed(size) - signed(bytes));
             let phase = &mut self.now.phases[piece.phase as usize];
@@ -187,7 +203,11 @@ impl Books {
         if let Some(bounded) = &mut self.bounded {
             bounded.end(id.0);
         }
+        let block = self.plain.block(id.0);
         let size = self.plain.end(id.0);
+        if let Some(block) = block {
+            self.retold.end(block, self.plain.allocator.totals());
+        }
         self.differ(piece.why, -signed(bytes));
         self.differ(Some(Difference::Rounding), signed(bytes) - signed(size));
         let phase = &mut self.now.phases[piece.phase as usize];
@@ -195,6 +215,11 @@ impl Books {
         self.now.allocated = self.now.allocated.saturating_sub(size);
         self.lines.give_back(piece.line, size);
         Some((piece, size))
+    }
+
+    /// What stands for a block on the GPU.
+    pub(super) fn on_gpu(&self, id: PieceId) -> Option<OnGpu> {
+        self.plain.block(id.0)
     }
 
     /// What is there now.

@@ -8,6 +8,7 @@ mod allocator;
 mod books;
 mod lines;
 mod origin;
+mod retold;
 mod translation;
 
 #[cfg(test)]
@@ -18,6 +19,8 @@ pub use origin::Phase;
 
 use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
 use crate::model::snapshot::Site;
+use crate::model::why::size::Sizes;
+use crate::model::why::view::Hearsay;
 use books::{Books, Moment};
 use translation::Translation;
 
@@ -130,7 +133,7 @@ pub struct Missing {
 }
 
 /// What a run on a GPU is expected to need.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Estimate {
     /// Events of the CPU's memory that it is made of.
     pub events: u64,
@@ -157,6 +160,10 @@ pub struct Estimate {
     pub saved: Bytes,
     /// Lines that held or saved something, the largest first. `held` adds up to the highest allocated.
     pub lines: Vec<LineAtPeak>,
+    /// How large the model is on the GPU: what its modules keep, and what they make in one iteration. `None` where nothing was made.
+    pub sizes: Option<Sizes>,
+    /// What the stream said at all: tables tell what they miss.
+    pub heard: Hearsay,
     /// Whether there is room for it; `None` where nobody asked.
     pub fit: Option<Fit>,
     /// What could not be taken into account.
@@ -189,9 +196,28 @@ impl Estimator {
             translation, books, ..
         } = self;
         match event {
-            Event::Stack(id, stack) => translation.define_stack(*id, stack, books),
-            Event::Use(id, is) => translation.define_use(*id, is),
-            Event::Mark(mark) => translation.mark(mark, books),
+            Event::Stack(id, stack) => {
+                books.retold.pass(event);
+                translation.define_stack(*id, stack, books);
+            }
+            Event::Use(id, is) => {
+                books.retold.pass(event);
+                translation.define_use(*id, is);
+            }
+            Event::Mark(mark) => {
+                // What a step held is given back before the next begins.
+                translation.mark(mark, books);
+                books.retold.pass(event);
+            }
+            Event::Names(names) => {
+                let find = |addr| books.on_gpu(translation.piece_at(addr)?);
+                let named = names
+                    .blocks
+                    .iter()
+                    .filter_map(|block| Some((block, find(block.addr)?)));
+                let named = named.collect();
+                books.retold.name(names, named);
+            }
             Event::AtAttach(found) if found.device == Some(DeviceIndex::CPU) => {
                 translation.missing.past |= found.unread.is_some();
             }
@@ -201,6 +227,7 @@ impl Estimator {
             }
             Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
                 self.events += 1;
+                books.retold.go_on(event);
                 match event.action {
                     Action::Alloc => translation.alloc(event, books),
                     Action::Free => translation.free(event.addr, books),
@@ -211,7 +238,7 @@ impl Estimator {
             Event::Memory(event) if matches!(event.action, Action::Alloc | Action::CudaAlloc) => {
                 translation.missing.on_gpu += 1;
             }
-            Event::Memory(_) | Event::AtAttach(_) | Event::Thread(..) | Event::Names(_) => {}
+            Event::Memory(_) | Event::AtAttach(_) | Event::Thread(..) => {}
         }
     }
 
@@ -241,6 +268,8 @@ impl Estimator {
             peak_at: books.lines.site(at_peak.line),
             saved: books.lines.saved(),
             lines: books.lines.rows(),
+            sizes: books.retold.sizes(),
+            heard: books.retold.heard(),
             fit: books.fit(),
             missing: self.translation.missing,
         }

@@ -7,6 +7,7 @@ use hashbrown::HashMap as FastMap;
 use super::books::{Books, Piece, PieceId};
 use super::lines::LineId;
 use super::origin::{Origin, Part, Phase, Together};
+use super::retold::Asked;
 use super::{Difference, Missing, OnHost};
 use crate::event::{Address, Mark, MemoryEvent, ShapeId, Stack, StackId, Tid, Use, Uses};
 use crate::model::grouping;
@@ -123,6 +124,11 @@ impl Translation {
             why: None,
             line,
             phase: origin.phase,
+            asked: Asked {
+                tid: event.tid,
+                stack: event.stack,
+                shape: event.shape,
+            },
         };
         if self.is_number(event, origin) {
             let piece = on_host(piece);
@@ -186,6 +192,14 @@ impl Translation {
         };
         if self.backward.is_some() && piece.phase == Phase::Forward {
             books.lines.was_saved(piece.line, size);
+        }
+    }
+
+    /// What stands for a block of the CPU.
+    pub(super) fn piece_at(&self, addr: Address) -> Option<PieceId> {
+        match self.live.get(&addr)? {
+            Live::Known { piece, .. } => Some(*piece),
+            Live::Waiting => None,
         }
     }
 

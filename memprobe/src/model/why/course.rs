@@ -153,13 +153,19 @@ impl Course {
     }
 
     /// What no frame tells may follow from what the thread did before: a loss function between the modules and the
-    /// backward pass goes forward like them.
+    /// backward pass goes forward like them, and so does a function within them for which autograd disables grad.
     fn judge(&self, told: Judged, last: Option<Last>, grad: Grad) -> Judged {
         let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
         if told.rule == PhaseRule::NothingTells && last == Some(Last::Forward) && notes {
             return Judged {
                 phase: Phase::Forward,
                 rule: PhaseRule::AfterModule,
+            };
+        }
+        if told.rule == PhaseRule::ForwardWithoutGrad && last == Some(Last::Forward) {
+            return Judged {
+                phase: Phase::Forward,
+                rule: PhaseRule::FunctionInForward,
             };
         }
         told
@@ -213,7 +219,9 @@ impl Course {
 
     fn remember(&mut self, tid: Tid, last: Option<Last>, judged: Judged) {
         match judged.rule {
-            PhaseRule::ModuleWithGrad | PhaseRule::ModuleOnly => self.set(tid, Last::Forward),
+            PhaseRule::ModuleWithGrad | PhaseRule::ModuleOnly | PhaseRule::CompiledForward => {
+                self.set(tid, Last::Forward);
+            }
             PhaseRule::ModuleWithoutGrad => self.set(tid, Last::Other),
             PhaseRule::EngineCalled => {
                 self.by = Some(tid);

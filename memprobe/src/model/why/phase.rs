@@ -72,10 +72,16 @@ pub enum PhaseRule {
     OptimizerCalled,
     /// `torch.utils.data` was called.
     DataCalled,
+    /// What `torch.compile` made of a forward pass that is gone back through: grad is disabled within it, whatever it was outside.
+    CompiledForward,
     /// A module was called, with grad enabled.
     ModuleWithGrad,
     /// A module was called, with grad disabled or in inference mode.
     ModuleWithoutGrad,
+    /// As above, and by the module a `forward` that is no module's: autograd calls that of a `torch.autograd.Function` without grad too.
+    ForwardWithoutGrad,
+    /// As above, by a thread that called a module with grad, and no backward pass began since.
+    FunctionInForward,
     /// A module was called; whether grad was enabled is not known.
     ModuleOnly,
     /// After a module was called by this thread, and before the next backward pass.
@@ -100,8 +106,17 @@ impl PhaseRule {
             Self::CheckpointInBackward => "torch.utils.checkpoint inside of a backward pass",
             Self::OptimizerCalled => "inside Optimizer.step()",
             Self::DataCalled => "inside torch.utils.data",
+            Self::CompiledForward => {
+                "inside the forward pass of a graph of torch.compile, to go back through"
+            }
             Self::ModuleWithGrad => "a module was called with grad enabled",
             Self::ModuleWithoutGrad => "a module was called without grad",
+            Self::ForwardWithoutGrad => {
+                "a module called a forward function without grad: evaluation, or a torch.autograd.Function"
+            }
+            Self::FunctionInForward => {
+                "a forward function without grad within a pass that has it: a torch.autograd.Function"
+            }
             Self::ModuleOnly => "a module was called; whether grad was enabled is not known",
             Self::AfterModule => "after a module's call and before the backward pass",
             Self::NothingTells => "nothing on the stack tells",
@@ -114,7 +129,9 @@ impl PhaseRule {
     pub const fn is_certain(self) -> bool {
         !matches!(
             self,
-            Self::ModuleOnly
+            Self::ForwardWithoutGrad
+                | Self::FunctionInForward
+                | Self::ModuleOnly
                 | Self::AfterModule
                 | Self::FunctionApplied
                 | Self::NothingTells
@@ -143,6 +160,8 @@ impl Judged {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Module,
+    CompiledForward,
+    CompiledBackward,
     Engine,
     Checkpoint,
     Optimizer,
@@ -180,16 +199,59 @@ fn phase_of_python(stack: &Stack) -> Judged {
     if calls().any(|call| call == Call::Data) {
         return Judged::new(Phase::DataLoading, PhaseRule::DataCalled);
     }
+    let mut around = calls().skip_while(|call| *call == Call::Module);
     match calls().next() {
+        Some(Call::Module) if is_in_forward_function(stack) => {
+            match phase_of_call(&stack.context, &mut around) {
+                Judged {
+                    rule: PhaseRule::ModuleWithoutGrad,
+                    phase,
+                } => Judged::new(phase, PhaseRule::ForwardWithoutGrad),
+                told => told,
+            }
+        }
+        Some(Call::Module | Call::CompiledForward | Call::CompiledBackward) => {
+            phase_of_call(&stack.context, &mut around)
+        }
         Some(Call::Engine) => Judged::new(Phase::Backward, PhaseRule::EngineCalled),
         Some(Call::Optimizer) => Judged::new(Phase::OptimizerStep, PhaseRule::OptimizerCalled),
         Some(Call::Checkpoint) => Judged::new(Phase::Recompute, PhaseRule::CheckpointInBackward),
-        Some(Call::Module) => {
-            let around = calls().find(|call| *call != Call::Module);
-            phase_of_module(&stack.context, around)
-        }
         Some(Call::Data) | None => phase_of_untold(stack),
     }
+}
+
+/// The phase of a thread that calls a module or what `torch.compile` made of one; `around` are the calls outside of that
+/// module. A graph that is not compiled to the end is a module too, and called within.
+fn phase_of_call(context: &Context, around: &mut impl Iterator<Item = Call>) -> Judged {
+    let nearest = around.next();
+    if nearest != Some(Call::CompiledForward) {
+        return match nearest {
+            Some(Call::CompiledBackward) => phase_of_compiled_backward(context, around),
+            nearest => phase_of_module(context, nearest),
+        };
+    }
+    let inner = |call: &Call| !matches!(call, Call::Module | Call::CompiledForward);
+    match around.find(inner) {
+        // Somebody goes back through a backward pass.
+        Some(Call::CompiledBackward) => phase_of_compiled_backward(context, around),
+        outside => match phase_of_module(context, outside) {
+            again if again.phase == Phase::Recompute => again,
+            _ => Judged::new(Phase::Forward, PhaseRule::CompiledForward),
+        },
+    }
+}
+
+/// On the CPU it runs on the thread that asks for it, whose frames say so; else on one of autograd's.
+fn phase_of_compiled_backward(
+    context: &Context,
+    around: &mut impl Iterator<Item = Call>,
+) -> Judged {
+    let rule = match (around.any(|call| call == Call::Engine), &context.node) {
+        (true, _) => PhaseRule::EngineCalled,
+        (false, Some(_)) => PhaseRule::NodeEvaluated,
+        (false, None) => PhaseRule::FunctionApplied,
+    };
+    Judged::new(Phase::Backward, rule)
 }
 
 /// The phase of a thread that calls a module; `around` is the nearest other call outside of it.
@@ -248,8 +310,32 @@ fn call(frame: &Frame) -> Option<Call> {
             Some(Call::Optimizer)
         }
         (file, _) if file.starts_with("utils/data/") => Some(Call::Data),
+        (file, "forward") if holds_compiled_function(file) => Some(Call::CompiledForward),
+        (file, "backward") if holds_compiled_function(file) => Some(Call::CompiledBackward),
         _ => None,
     }
+}
+
+/// Whether the innermost module on a stack called a `forward` that is not its own: one that is called by neither a module's call nor
+/// itself. (Up to 2.14 `Function.apply` has a frame of its own; in 2.15 it has none.)
+fn is_in_forward_function(stack: &Stack) -> bool {
+    let within = stack
+        .frames
+        .iter()
+        .take_while(|frame| call(frame) != Some(Call::Module));
+    let forwards = within.filter(|frame| &*frame.function == "forward");
+    // The module's own is the outermost.
+    forwards.count() > 1
+}
+
+/// Whether a file has the class `CompiledFunction`, by which autograd calls what `torch.compile` made: `aot_autograd.py` in
+/// 2.0 and 2.1, `jit_compile_runtime_wrappers.py` in 2.2, `runtime_wrappers.py` since (torch/_functorch).
+fn holds_compiled_function(file: &str) -> bool {
+    let Some(inside) = file.strip_prefix("_functorch/") else {
+        return false;
+    };
+    inside == "aot_autograd.py"
+        || inside.starts_with("_aot_autograd/") && inside.ends_with("runtime_wrappers.py")
 }
 
 fn is_unreadable(frame: &Frame) -> bool {
@@ -416,6 +502,47 @@ mod tests {
         assert_eq!(told(&stack(&[ENGINE, STEP, TRAIN])).0, Phase::Backward);
         let hook = in_node(stack(&[STEP, ("/w/t.py", "hook")]));
         assert_eq!(told(&hook).0, Phase::OptimizerStep);
+    }
+
+    #[test]
+    fn a_forward_without_grad_that_is_no_modules_may_be_that_of_a_function() {
+        let (own, function) = (("/w/model.py", "forward"), ("/w/cube.py", "forward"));
+        let without = |frames: &[_]| told(&with_grad(stack(frames), Grad::Disabled));
+        let maybe = (Phase::Evaluation, PhaseRule::ForwardWithoutGrad);
+        assert_eq!(without(&[function, own, MODULE, TRAIN]), maybe);
+        let apply = ("/p/site-packages/torch/autograd/function.py", "apply");
+        assert_eq!(without(&[function, apply, own, MODULE, TRAIN]), maybe);
+        let evaluation = (Phase::Evaluation, PhaseRule::ModuleWithoutGrad);
+        assert_eq!(without(&[own, MODULE, function, MODULE, TRAIN]), evaluation);
+        assert!(!PhaseRule::ForwardWithoutGrad.is_certain());
+    }
+
+    #[test]
+    fn what_was_compiled_goes_forward_whatever_grad_is_within() {
+        let wrappers = "/p/site-packages/torch/_functorch/_aot_autograd/runtime_wrappers.py";
+        let forward = (wrappers, "forward");
+        let generated = ("/tmp/torchinductor_me/ab/cab.py", "call");
+        let told_without = |frames: &[_]| told(&with_grad(stack(frames), Grad::Disabled));
+        let compiled = (Phase::Forward, PhaseRule::CompiledForward);
+        assert_eq!(told_without(&[generated, forward, MODULE, TRAIN]), compiled);
+        assert_eq!(told_without(&[generated, forward, TRAIN]), compiled);
+        // A graph that is interpreted is called as a module.
+        assert_eq!(told_without(&[MODULE, forward, TRAIN]), compiled);
+        let hook = ("/p/site-packages/torch/utils/checkpoint.py", "unpack_hook");
+        let again = told_without(&[generated, forward, MODULE, hook, ENGINE, TRAIN]);
+        assert_eq!(again.0, Phase::Recompute);
+    }
+
+    #[test]
+    fn what_was_compiled_goes_back_also_where_its_graph_is_a_module() {
+        let wrappers = "/p/site-packages/torch/_functorch/_aot_autograd/runtime_wrappers.py";
+        let backward = (wrappers, "backward");
+        let on_cpu = told(&stack(&[backward, ENGINE, MODULE, TRAIN]));
+        assert_eq!(on_cpu, (Phase::Backward, PhaseRule::EngineCalled));
+        let on_gpu = (Phase::Backward, PhaseRule::NodeEvaluated);
+        assert_eq!(told(&in_node(stack(&[MODULE, backward]))), on_gpu);
+        let twice = in_node(stack(&[(wrappers, "forward"), backward]));
+        assert_eq!(told(&twice), on_gpu);
     }
 
     #[test]

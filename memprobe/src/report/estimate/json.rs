@@ -11,9 +11,10 @@ use crate::model::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKS
 use crate::model::snapshot::Site;
 use crate::report::document::json;
 use crate::report::structured::Where;
+use crate::report::why::sizes_for_programs;
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct Document<'a, S> {
     memprobe: &'a str,
     command: &'a str,
     pid: Option<u32>,
@@ -39,6 +40,8 @@ struct Document<'a> {
     fits: Option<&'static str>,
     refused: Option<Refused<'a>>,
     lines: Vec<Row<'a>>,
+    /// The rows of `report --by size`.
+    model_size: Option<S>,
     missing: Missing,
 }
 
@@ -103,6 +106,7 @@ pub(super) fn write(
 ) -> io::Result<()> {
     let target = &subject.target;
     let missing = estimate.missing;
+    let sizes = estimate.sizes.as_ref();
     let document = Document {
         memprobe: env!("CARGO_PKG_VERSION"),
         command: &target.command,
@@ -127,6 +131,7 @@ pub(super) fn write(
         fits: estimate.fit.as_ref().map(fits),
         refused: estimate.fit.as_ref().and_then(refused),
         lines: estimate.lines.iter().map(row).collect(),
+        model_size: sizes.and_then(|sizes| sizes_for_programs(sizes, &options.of_sizes())),
         missing: Missing {
             blocks: missing.blocks,
             stacks: missing.stacks,

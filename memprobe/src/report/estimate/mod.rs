@@ -8,7 +8,7 @@ mod tests;
 
 use std::io::{self, Write};
 
-use super::{Colour, ReportError, Top};
+use super::{By, Colour, Format, ReportError, ReportOptions, Top};
 use crate::event::Bytes;
 use crate::model::estimate::Estimate;
 use crate::model::snapshot::Target;
@@ -26,6 +26,23 @@ pub struct EstimateOptions {
     pub width: usize,
     /// Whether text is coloured.
     pub colour: Colour,
+}
+
+impl EstimateOptions {
+    /// How the table of how large the model is, which is that of a report, is written.
+    fn of_sizes(&self) -> ReportOptions {
+        ReportOptions {
+            by: By::Size,
+            format: match self.format {
+                EstimateFormat::Text => Format::Text,
+                EstimateFormat::Json => Format::Json,
+            },
+            top: self.top,
+            width: self.width,
+            colour: self.colour,
+            ..ReportOptions::default()
+        }
+    }
 }
 
 /// How an estimate is written.

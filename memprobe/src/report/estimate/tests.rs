@@ -6,6 +6,7 @@ use super::*;
 use crate::event::{Frame, Tgid, Totals};
 use crate::model::estimate::{Difference, Fit, LineAtPeak, Missing, Phase};
 use crate::model::snapshot::Site;
+use crate::model::why::view::Hearsay;
 
 const MIB: u64 = 1 << 20;
 
@@ -62,6 +63,8 @@ fn estimate() -> Estimate {
         peak_at: lines[2].site.clone(),
         saved: Bytes(807 * MIB),
         lines,
+        sizes: None,
+        heard: Hearsay::default(),
         fit: None,
         missing: Missing::default(),
     }

@@ -10,6 +10,7 @@ use crate::model::estimate::{
 use crate::model::snapshot::Target;
 use crate::report::table::{Style, push_line, warning, wrap};
 use crate::report::tensors::heading;
+use crate::report::why::push_sizes;
 
 /// Columns of a number of bytes.
 const NUMBER: usize = 11;
@@ -37,6 +38,14 @@ pub(super) fn render(
     push_account(&mut text, estimate, style, options);
     push_beyond(&mut text, style, options);
     push_lines(&mut text, estimate, &names, style, options);
+    if let Some(sizes) = &estimate.sizes {
+        push_line(&mut text, "");
+        push_line(
+            &mut text,
+            &style.strong("How large the model is on the GPU"),
+        );
+        push_sizes(&mut text, sizes, estimate.heard, &options.of_sizes());
+    }
     text
 }
 

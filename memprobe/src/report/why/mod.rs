@@ -26,6 +26,7 @@ use crate::model::why::WhyLedger;
 use crate::model::why::iterations::Iterations;
 use crate::model::why::layers::Layering;
 use crate::model::why::moments::Moment;
+use crate::model::why::size::Sizes;
 use crate::model::why::view::Hearsay;
 use crate::recording::Reader;
 use grid::{Cell, Column, Grid, Keyed, Section};
@@ -215,12 +216,7 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
             left_out = grid.render(&mut text, options.width, style);
         }
     }
-    let narrow = (!left_out.is_empty()).then(|| {
-        format!(
-            "Left out for want of room: {}. A wider terminal shows them, and --format csv or json.",
-            left_out.join(", ")
-        )
-    });
+    let narrow = said_of_left_out(&left_out);
     if !tables.devices.is_empty() {
         table::push_line(&mut text, "");
     }
@@ -228,6 +224,44 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
         table::push_note(&mut text, note, options.width);
     }
     text
+}
+
+/// Says which columns are left out, if any.
+fn said_of_left_out(left_out: &[&str]) -> Option<String> {
+    let columns = left_out.join(", ");
+    (!left_out.is_empty()).then(|| {
+        format!(
+            "Left out for want of room: {columns}. A wider terminal shows them, and --format csv or json."
+        )
+    })
+}
+
+/// Writes how large models are as a part of another report, with what is to be known of it.
+pub(super) fn push_sizes(
+    text: &mut String,
+    sizes: &Sizes,
+    heard: Hearsay,
+    options: &ReportOptions,
+) {
+    let mut left_out = Vec::new();
+    for (index, device) in &sizes.devices {
+        let grid = size::grid(*index, device, sizes.named, options);
+        left_out = grid.render(text, options.width, Style(options.colour));
+    }
+    let notes = size::notes(Some(sizes), heard, options);
+    for note in notes.into_iter().chain(said_of_left_out(&left_out)) {
+        table::push_note(text, &note, options.width);
+    }
+}
+
+/// The same for programs, where there is one device: the rows of `report --by size`.
+pub(super) fn sizes_for_programs(
+    sizes: &Sizes,
+    options: &ReportOptions,
+) -> Option<impl Serialize + use<>> {
+    let (index, device) = sizes.devices.first_key_value()?;
+    let grid = size::grid(*index, device, sizes.named, options);
+    Some(grid.into_rows(Layout::Nested).collect::<Vec<_>>())
 }
 
 /// A row without which a sum is not the allocator's.

@@ -82,6 +82,8 @@ pub(super) struct Process {
     pub(super) told_probes: usize,
     /// What was lost before it came.
     pub(super) lost_before: Losses,
+    /// What was lost of it that its events tell of.
+    lost: Losses,
     /// Whether its symbolizer has something to do.
     pub(super) is_busy: bool,
     /// When the last record of it was read.
@@ -120,6 +122,7 @@ impl Process {
             waiting_for: String::new(),
             told_probes: 0,
             lost_before: Losses::default(),
+            lost: Losses::default(),
             is_busy: false,
             heard: now,
             torch: None,
@@ -150,6 +153,9 @@ impl Process {
         if let Some(python) = attaching.python() {
             let names = ModuleNames::of(ProcessMemory::new(tgid), python.layout);
             symbolizer.set_module_names(Box::new(names));
+        }
+        if attaching.runs_no_python() {
+            symbolizer.runs_no_python();
         }
         if attaching.has_tensors() {
             symbolizer.watch_tensors(TimeNs(0));
@@ -351,18 +357,30 @@ impl Process {
         }
     }
 
-    /// Something was lost since the last time, of this process or another.
-    pub(super) fn lose(&mut self, losses: Losses, stacks: bool) {
+    /// Takes in how much was lost of what bears its number; says whether that has grown.
+    pub(super) fn lose(&mut self, losses: Losses) -> bool {
+        let before = self.lost_before;
+        let lost = Losses {
+            events: losses.events.saturating_sub(before.events),
+            stacks: losses.stacks.saturating_sub(before.stacks),
+            malformed: losses.malformed.saturating_sub(before.malformed),
+        };
+        // The kernel's side may have forgotten what it counted of one of very many.
+        let lost = Losses {
+            events: lost.events.max(self.lost.events),
+            stacks: lost.stacks.max(self.lost.stacks),
+            malformed: lost.malformed.max(self.lost.malformed),
+        };
+        if lost == self.lost {
+            return false;
+        }
         self.beginning.lost();
-        if stacks {
+        if lost.stacks != self.lost.stacks {
             self.symbolizer.forget_waiting();
         }
-        let before = self.lost_before;
-        self.symbolizer.push_event(Event::Loss(Losses {
-            events: losses.events - before.events,
-            stacks: losses.stacks - before.stacks,
-            malformed: losses.malformed - before.malformed,
-        }));
+        self.lost = lost;
+        self.symbolizer.push_event(Event::Loss(lost));
+        true
     }
 
     /// Its next event.

@@ -393,7 +393,7 @@ impl HostSession {
     }
 
     fn found(&mut self, mut process: Process) {
-        process.lost_before = self.losses;
+        process.lost_before = lost_of(process.tgid, &self.counters, self.malformed);
         let mut target = process.target();
         if target.command.is_empty()
             && let Some(parent) = process.parent.and_then(|it| self.processes.get(&it.0))
@@ -514,6 +514,9 @@ impl HostSession {
             let names = ModuleNames::of(python.memory(), python.layout);
             process.symbolizer.set_module_names(Box::new(names));
         }
+        if process.attaching.runs_no_python() {
+            process.symbolizer.runs_no_python();
+        }
         let mut item = None;
         let mut again = false;
         let mut busy = false;
@@ -614,11 +617,10 @@ impl HostSession {
             malformed: self.malformed,
         };
         if losses != self.losses {
-            let stacks = losses.stacks != self.losses.stacks;
             self.losses = losses;
             for process in self.processes.values_mut() {
-                process.lose(losses, stacks);
-                if !process.is_busy {
+                let own = lost_of(process.tgid, &self.counters, losses.malformed);
+                if process.lose(own) && !process.is_busy {
                     process.is_busy = true;
                     self.busy.push(process.tgid);
                 }
@@ -650,6 +652,16 @@ impl HostSession {
                 self.tell(tgid, HostItem::Notice(notice));
             }
         }
+    }
+}
+
+/// What was lost of a process. Of the word of processes' starts and ends, without which lines are not known,
+/// and of what could not be read it is not known whose it was: each is told of all of it.
+fn lost_of(tgid: Tgid, counters: &Counters, malformed: u64) -> Losses {
+    Losses {
+        events: counters.events_lost_of(tgid),
+        stacks: counters.stacks_lost_of(tgid) + counters.processes_lost(),
+        malformed,
     }
 }
 

@@ -7,6 +7,7 @@ use anyhow::Result;
 use hashbrown::HashMap;
 
 use super::lookout::{Lookout, Search, Seen};
+use super::priority;
 use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
@@ -99,6 +100,7 @@ impl Watching {
         if let Some(root) = root {
             session.add_family(root, Origin::Running)?;
         }
+        priority::come_first();
         let (lookout, first) = Lookout::begin(search)?;
         let mut watching = Self {
             session,

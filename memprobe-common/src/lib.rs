@@ -641,6 +641,12 @@ pub mod counter {
     pub const PROCESSES_REFUSED: u32 = 3;
     /// Events of threads for which there was no room: their calls or stacks are not known.
     pub const THREADS_REFUSED: u32 = 4;
+    /// The key of what one process lost, by [`EVENTS_LOST`] or [`STACKS_LOST`].
+    #[must_use]
+    pub const fn of_process(tgid: u32, index: u32) -> u64 {
+        (index as u64) << 32 | tgid as u64
+    }
+
     /// How many counters there are.
     pub const COUNT: u32 = 5;
 }

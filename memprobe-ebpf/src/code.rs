@@ -13,7 +13,7 @@ use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{CodeRecord, Stretch, counter, record};
 
 use crate::maps::{PROCESSES, RECORDS, SENT_CODES, sent_code};
-use crate::ring::count;
+use crate::ring::lose;
 use crate::thread::Caller;
 
 /// `PyCode_Type.tp_dealloc`, which is `code_dealloc(PyCodeObject *co)`
@@ -44,7 +44,7 @@ pub fn code_freed(ctx: ProbeContext) -> u32 {
         asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) generation, in(reg) 1u64);
     }
     let Some(mut entry) = RECORDS.reserve::<CodeRecord>(0) else {
-        count(counter::STACKS_LOST);
+        lose(counter::STACKS_LOST);
         return 0;
     };
     let record = entry.as_mut_ptr();

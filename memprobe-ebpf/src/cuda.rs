@@ -14,7 +14,7 @@ use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, 
 
 use crate::maps::{CALLS, PROCESSES, RECORDS};
 use crate::python::walk;
-use crate::ring::count;
+use crate::ring::lose;
 use crate::stack;
 use crate::thread::Caller;
 
@@ -84,7 +84,7 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
         },
     };
     if CALLS.insert(&caller.tid, &call, 0).is_err() {
-        count(counter::EVENTS_LOST);
+        lose(counter::EVENTS_LOST);
     }
     0
 }
@@ -179,7 +179,7 @@ fn tell(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer
         .output::<[u8]>(bytes, u64::from(BPF_RB_NO_WAKEUP))
         .is_err()
     {
-        count(counter::EVENTS_LOST);
+        lose(counter::EVENTS_LOST);
     }
 }
 
@@ -187,7 +187,7 @@ fn tell(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer
 #[inline(always)]
 fn tell_with_stack(call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) -> bool {
     let Some(mut entry) = stack::reserve::<CudaStackRecord>() else {
-        count(counter::STACKS_LOST);
+        lose(counter::STACKS_LOST);
         return false;
     };
     let record = entry.as_mut_ptr();

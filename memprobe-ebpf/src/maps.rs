@@ -56,6 +56,10 @@ pub fn sent_code(tgid: u32, code: u64) -> u64 {
 #[map]
 pub static COUNTERS: Array<u64> = Array::with_max_entries(counter::COUNT, 0);
 
+/// The same of each process, by `memprobe_common::counter::of_process`. Losing one costs knowing whose a loss was.
+#[map]
+pub static LOST_BY: LruHashMap<u64, u64> = LruHashMap::with_max_entries(8192, 0);
+
 /// Byte offset of `thread.fsbase` in this kernel's `task_struct`, from its BTF.
 #[unsafe(no_mangle)]
 static FSBASE_OFFSET: u64 = 0;

@@ -11,7 +11,7 @@ use memprobe_common::{MARK_NAME, MarkRecord, counter, record};
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::walk;
-use crate::ring::count;
+use crate::ring::lose;
 use crate::thread::Caller;
 
 /// The names begin so: `Optimizer.step#Adam.step`, `Optimizer.zero_grad#Adam.zero_grad`
@@ -45,7 +45,7 @@ pub fn record_function_enter(ctx: ProbeContext) -> u32 {
     // SAFETY: the context of a uprobe holds the registers.
     let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
     let Some(mut entry) = RECORDS.reserve::<MarkRecord>(0) else {
-        count(counter::STACKS_LOST);
+        lose(counter::STACKS_LOST);
         return 0;
     };
     let to = entry.as_mut_ptr();

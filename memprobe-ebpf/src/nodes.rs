@@ -19,7 +19,7 @@ use crate::autograd::current_graph_task;
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::{mix, room, through_map, walk_in};
-use crate::ring::count;
+use crate::ring::lose;
 use crate::thread::{Caller, Thread};
 
 /// How many evaluations within one another are told apart; of those further in, the innermost.
@@ -145,7 +145,7 @@ fn current_number(
     }
     if number != 0 && number != nodes.told {
         if !tell(caller, node, number) {
-            count(counter::STACKS_LOST);
+            lose(counter::STACKS_LOST);
             return 0;
         }
         nodes.told = number;
@@ -230,7 +230,7 @@ pub fn set_gradient_edge(ctx: ProbeContext) -> u32 {
         return 0;
     }
     let Some(mut entry) = RECORDS.reserve::<NodeMadeRecord>(0) else {
-        count(counter::STACKS_LOST);
+        lose(counter::STACKS_LOST);
         return 0;
     };
     entry.write(NodeMadeRecord {

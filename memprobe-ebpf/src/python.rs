@@ -18,7 +18,7 @@ use memprobe_common::{
 
 use crate::autograd;
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code, tell_modules};
-use crate::ring::count;
+use crate::ring::lose;
 use crate::thread::{Caller, SENT, Thread, WINDOW};
 
 /// Bytes before the `_PyCFrame` that its window covers: the interpreter's own frame of the same C
@@ -493,7 +493,7 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
         .output::<[u8]>(record, u64::from(aya_ebpf::bindings::BPF_RB_FORCE_WAKEUP))
         .is_err()
     {
-        count(counter::STACKS_LOST);
+        lose(counter::STACKS_LOST);
         return Walked::without(stack_state::LOST);
     }
     let _ = SENT_STACKS.insert(&hash, &1, 0);

@@ -2,10 +2,11 @@
 
 use core::arch::asm;
 
-use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::bindings::{BPF_NOEXIST, BPF_RB_NO_WAKEUP};
 use memprobe_common::{MemoryRecord, ShapeRecord, ShapedRecord, counter, record as kind};
 
-use crate::maps::{COUNTERS, RECORDS};
+use crate::maps::{COUNTERS, LOST_BY, RECORDS};
+use crate::thread::Caller;
 
 /// Sends a record. The reader polls: waking it would cost many times the record itself.
 #[inline(always)]
@@ -16,8 +17,8 @@ pub fn send(record: MemoryRecord) {
             entry.submit(BPF_RB_NO_WAKEUP as u64);
         }
         // It says where a stack comes from, and nothing of memory.
-        None if record.kind == kind::BACKWARD => count(counter::STACKS_LOST),
-        None => count(counter::EVENTS_LOST),
+        None if record.kind == kind::BACKWARD => lose(counter::STACKS_LOST),
+        None => lose(counter::EVENTS_LOST),
     }
 }
 
@@ -34,7 +35,22 @@ pub fn send_shaped(record: MemoryRecord, shape: &ShapeRecord) {
             }
             entry.submit(BPF_RB_NO_WAKEUP as u64);
         }
-        None => count(counter::EVENTS_LOST),
+        None => lose(counter::EVENTS_LOST),
+    }
+}
+
+/// Counts a record of the calling process that could not be sent.
+#[inline(always)]
+pub fn lose(index: u32) {
+    count(index);
+    let key = counter::of_process(Caller::current().tgid, index);
+    if let Some(of_process) = LOST_BY.get_ptr_mut(&key) {
+        add_one(of_process);
+    } else if LOST_BY.insert(&key, &1, u64::from(BPF_NOEXIST)).is_err()
+        && let Some(of_process) = LOST_BY.get_ptr_mut(&key)
+    {
+        // Another thread was faster.
+        add_one(of_process);
     }
 }
 
@@ -42,8 +58,13 @@ pub fn send_shaped(record: MemoryRecord, shape: &ShapeRecord) {
 #[inline(always)]
 pub fn count(index: u32) {
     if let Some(counter) = COUNTERS.get_ptr_mut(index) {
-        // SAFETY: a map value of 8 aligned bytes. Other CPUs write it too, hence atomically;
-        // `core` has no atomic addition for targets without compare-and-swap.
-        unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64) };
+        add_one(counter);
     }
+}
+
+#[inline(always)]
+fn add_one(counter: *mut u64) {
+    // SAFETY: a map value of 8 aligned bytes. Other CPUs write it too, hence atomically;
+    // `core` has no atomic addition for targets without compare-and-swap.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1u64) };
 }

@@ -14,7 +14,7 @@ use memprobe_common::{CudaRecord, Operand, TracepointCookie, counter, record};
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::{Walked, walk};
-use crate::ring::count;
+use crate::ring::lose;
 use crate::thread::Caller;
 
 /// The registers in the order of [`Operand::REGISTERS`].
@@ -54,7 +54,7 @@ pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
         }
     });
     let Some(mut entry) = RECORDS.reserve::<CudaRecord>(0) else {
-        count(counter::EVENTS_LOST);
+        lose(counter::EVENTS_LOST);
         return 0;
     };
     entry.write(CudaRecord {

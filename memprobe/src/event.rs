@@ -442,6 +442,8 @@ pub enum NoStack {
     Lost,
     /// memprobe does not know this Python's layout.
     UnknownPython,
+    /// The program runs no Python, and its native stack was not asked for.
+    NoPython,
 }
 
 impl NoStack {
@@ -454,6 +456,7 @@ impl NoStack {
             Self::Unreadable => "stack unreadable",
             Self::Lost => "stack lost",
             Self::UnknownPython => "unknown Python version",
+            Self::NoPython => "program without Python",
         }
     }
 
@@ -466,6 +469,7 @@ impl NoStack {
             Self::Unreadable,
             Self::Lost,
             Self::UnknownPython,
+            Self::NoPython,
         ]
         .into_iter()
         .find(|reason| reason.as_str() == words)

@@ -30,12 +30,17 @@ fn names_engine_threads(torch: &str) -> bool {
 }
 
 impl Agreement {
+    /// Nothing was compared yet, of this version of PyTorch.
+    pub fn on(torch: &str) -> Self {
+        Self {
+            engine_is_anonymous: !names_engine_threads(torch),
+            ..Self::default()
+        }
+    }
+
     /// Compares a whole run, device by device.
     pub fn of(reference: &Reference, events: &[Event]) -> Self {
-        let mut agreement = Self {
-            engine_is_anonymous: !names_engine_threads(&reference.torch),
-            ..Self::default()
-        };
+        let mut agreement = Self::on(&reference.torch);
         for device in &reference.devices {
             let recorded: Vec<&Event> = events
                 .iter()

@@ -136,7 +136,11 @@ fn what_a_crowd_held_in_the_end_adds_up_in_top() {
         mib(allocated),
         mib(reserved)
     );
-    screen.wait_for(&line);
+    let shown = screen.wait_for(&line);
+    assert!(
+        shown.contains("program without Python") && !shown.contains("unknown Python"),
+        "{shown}"
+    );
     assert!(screen.text().contains("lost 0"), "{}", screen.text());
     screen.press("q");
     assert_eq!(screen.finish_restored().code(), Some(0));

@@ -398,6 +398,27 @@ fn a_file_holds_one_process_and_says_whom_it_leaves_out() {
 }
 
 #[test]
+fn of_a_program_without_python_doctor_says_what_is_told() {
+    let Some(ground) = Ground::without_pytorch() else {
+        return;
+    };
+    let family = Family::build();
+    // It waits for probes that never come.
+    let waiting = Background::start(&mut family.command(&["ranks", "1", "1", "1"]));
+    let pid = waiting.pid().to_string();
+    let finding = wait_until("its libraries are there", || {
+        let printed = ground.run(&["doctor", "--pid", &pid, "--format", "json"]);
+        let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
+        let findings = document["process"]["findings"].as_array()?.clone();
+        let of_python = |finding: &Value| finding["check"] == "python";
+        let finding = findings.into_iter().find(of_python)?;
+        (finding["level"] != "fail").then_some(finding)
+    });
+    let found = finding["found"].as_str().expect("words");
+    assert!(found.starts_with("it runs no Python"), "{finding}");
+}
+
+#[test]
 fn a_directory_with_an_earlier_recording_is_not_written_to() {
     let Some(ground) = Ground::take() else { return };
     let family = Family::build();

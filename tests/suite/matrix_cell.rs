@@ -7,9 +7,17 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
+use memprobe_tests::excerpt::Excerpts;
 use memprobe_tests::ground::Ground;
+use memprobe_tests::holdings::attach_repeatedly;
 use memprobe_tests::rehearsal::BothSides;
 use memprobe_tests::workloads::{WORKLOADS, Workload};
+
+/// What is no script that is recorded from its first allocation: memprobe comes while one is under way.
+const LATE_ATTACH: &str = "late attach";
+
+/// How often memprobe comes: to a training loop whose every event is compared, and to threads whose every block is.
+const ATTACHED: usize = 5;
 
 fn main() -> ExitCode {
     let asked = std::env::args().nth(1).unwrap_or_default();
@@ -17,17 +25,53 @@ fn main() -> ExitCode {
         for workload in WORKLOADS {
             println!("{}", workload.name);
         }
+        println!("{LATE_ATTACH}");
         return ExitCode::SUCCESS;
     }
-    let Some(workload) = Workload::named(&asked) else {
+    let workload = Workload::named(&asked);
+    if workload.is_none() && asked != LATE_ATTACH {
         eprintln!("there is no workload {asked:?}: --list names them");
         return ExitCode::FAILURE;
-    };
+    }
     let Some(ground) = Ground::take() else {
         return ExitCode::FAILURE;
     };
-    println!("{}", outcome(&ground, workload));
+    let outcome = match workload {
+        Some(workload) => outcome(&ground, workload),
+        None => late_attach(&ground),
+    };
+    println!("{outcome}");
     ExitCode::SUCCESS
+}
+
+/// What came of attaching to what is under way, as [`outcome`]. Among the events are the blocks that were there
+/// before.
+fn late_attach(ground: &Ground) -> serde_json::Value {
+    let pytorch = ground.pytorch();
+    let excerpts = match Excerpts::take(ground, pytorch, ATTACHED) {
+        Ok(excerpts) => excerpts,
+        Err(words) => return json!({ "outcome": "refused", "words": words }),
+    };
+    let python = &excerpts.reference.python;
+    let settings = [("CUDASIM_DEVICES", "2"), ("CUDASIM_EVENT_US", "500")];
+    let compared = excerpts.compare().and_then(|compared| {
+        if compared.checkpoints == 0 {
+            return Err("no checkpoint fell into any of the recordings".to_owned());
+        }
+        let (_, events) = attach_repeatedly(ground, pytorch, ATTACHED, &settings)?;
+        Ok((compared, events))
+    });
+    match compared {
+        Ok((compared, events)) => json!({
+            "outcome": "exact",
+            "events": compared.events + events,
+            "stacks": compared.stacks,
+            "backward": compared.backward,
+            "checkpoints": compared.checkpoints + ATTACHED,
+            "python": python,
+        }),
+        Err(words) => json!({ "outcome": "differs", "words": words, "python": python }),
+    }
 }
 
 /// What came of it, as an object of JSON whose `outcome` is `exact`, `refused` or `differs`.

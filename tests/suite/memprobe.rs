@@ -41,6 +41,30 @@ impl Ground {
         recording
     }
 
+    /// Starts to record a running process.
+    ///
+    /// # Errors
+    ///
+    /// The one clear error with which memprobe ended before it recorded anything.
+    ///
+    /// # Panics
+    ///
+    /// Where it ended in another way.
+    pub fn try_to_record(&self, pid: u32, file: &Path) -> Result<Recording, String> {
+        let mut recording = self.record_unready(pid, file, &[]);
+        let records = wait_until("memprobe records or refuses", || {
+            if recording.memprobe.stderr().contains(RECORDING) {
+                return Some(true);
+            }
+            recording.memprobe.has_ended().then_some(false)
+        });
+        if records {
+            Ok(recording)
+        } else {
+            Err(recording.memprobe.finish().one_clear_error())
+        }
+    }
+
     /// Starts to record a process that may not be ready.
     pub fn record_unready(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
         let mut command = self.memprobe();

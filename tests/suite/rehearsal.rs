@@ -9,8 +9,8 @@ use crate::agreement::Agreement;
 use crate::events::Event;
 use crate::ground::Ground;
 use crate::ledger::Ledger;
-use crate::memprobe::{RECORDING, lost};
-use crate::process::{Background, wait_until};
+use crate::memprobe::lost;
+use crate::process::Background;
 use crate::pytorch::PyTorch;
 use crate::reference::Reference;
 
@@ -108,16 +108,7 @@ impl BothSides {
     ) -> Result<Self, String> {
         let rehearsal = Rehearsal::prepare(pytorch, workload, settings);
         let file = rehearsal.path("trace.json");
-        let mut recording = ground.record_unready(rehearsal.target.pid(), &file, &[]);
-        let records = wait_until("memprobe records or refuses", || {
-            if recording.memprobe.stderr().contains(RECORDING) {
-                return Some(true);
-            }
-            recording.memprobe.has_ended().then_some(false)
-        });
-        if !records {
-            return Err(recording.memprobe.finish().one_clear_error());
-        }
+        let recording = ground.try_to_record(rehearsal.target.pid(), &file)?;
         rehearsal.go();
         let printed = recording.finish();
         assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);

@@ -11,6 +11,7 @@ use hashbrown::HashMap;
 
 use super::command::Started;
 use super::interrupts::Interrupts;
+use super::priority;
 use super::process::Origin;
 use super::progress::Progress;
 use super::session::{HostEvent, HostItem, HostSession};
@@ -127,6 +128,7 @@ impl Estimation {
         let mut command = Started::spawn(words)?;
         let root = command.tgid();
         session.add_family(Watched::open(root)?, Origin::Started)?;
+        priority::come_first();
         let mut run = Run::new(self, root);
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;

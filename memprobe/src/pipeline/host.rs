@@ -7,6 +7,7 @@ use anyhow::Result;
 use hashbrown::HashMap;
 
 use super::lookout::{Lookout, Search, Seen};
+use super::priority;
 use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
@@ -54,8 +55,9 @@ pub(super) struct Watching {
 /// A process that has no row, since it is not known to use CUDA.
 struct Other {
     target: Target,
-    /// The watched process that it is a copy of, if it has not run a program of its own.
-    parent: Option<Tgid>,
+    /// Whose it is, and the watched process that it is a copy of, if it has not run a program of its own. Read when
+    /// it was met: it may be gone by its first event.
+    facts: ProcessFacts,
     /// What it was told of.
     waiting: Option<String>,
     attached: Option<Vec<ProbeStatus>>,
@@ -98,6 +100,7 @@ impl Watching {
         if let Some(root) = root {
             session.add_family(root, Origin::Running)?;
         }
+        priority::come_first();
         let (lookout, first) = Lookout::begin(search)?;
         let mut watching = Self {
             session,
@@ -205,18 +208,19 @@ impl Watching {
         }
     }
 
-    /// Gives a process a row, unless it has one or is gone.
+    /// Gives a process a row, unless it has one or its end was told.
     fn show(&mut self, tgid: Tgid) {
-        if self.host.is_live(tgid) || !self.session.is_watched(tgid) {
+        // The session may know of the end of one whose beginning is told only now.
+        let is_told = self.others.contains_key(&tgid) || self.session.is_watched(tgid);
+        if self.host.is_live(tgid) || !is_told {
             return;
         }
         let other = self.others.remove(&tgid);
-        let target = match &other {
-            Some(other) => other.target.clone(),
-            None => identified(tgid),
+        let (target, mut facts) = match &other {
+            Some(other) => (other.target.clone(), other.facts.clone()),
+            None => (identified(tgid), self.facts(tgid, None)),
         };
-        let parent = other.as_ref().and_then(|other| other.parent);
-        let facts = self.facts(tgid, parent);
+        facts.forked_from = facts.forked_from.or_else(|| self.copied_from(tgid));
         if !self.host.start(target.clone(), facts, super::now()) {
             return;
         }
@@ -235,14 +239,24 @@ impl Watching {
             let known = || user::name(uid).unwrap_or_else(|| uid.to_string());
             self.users.entry(uid).or_insert_with(known).clone()
         };
+        let user = status.uid.map(name);
         ProcessFacts {
-            user: status.uid.map(name),
+            // One that is gone already was its parent's user when it was made.
+            user: user.or_else(|| self.user(parent?)),
             rank: rank::Rank::of(tgid).map(|rank| Rank {
                 global: rank.global,
                 local: rank.local,
                 world: rank.world,
             }),
-            forked_from: parent.or_else(|| self.copied_from(tgid)),
+            forked_from: parent,
+        }
+    }
+
+    /// The user of a process that was met.
+    fn user(&self, tgid: Tgid) -> Option<String> {
+        match self.others.get(&tgid) {
+            Some(other) => other.facts.user.clone(),
+            None => self.host.facts(tgid)?.user.clone(),
         }
     }
 
@@ -261,7 +275,7 @@ impl Watching {
     fn heed(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {
-            // Losses are told to everybody and counted once.
+            // Losses give nobody a row.
             HostItem::Event(Event::Loss(losses)) => {
                 self.host.apply(tgid, &Event::Loss(losses));
             }
@@ -296,7 +310,7 @@ impl Watching {
     fn meet(&mut self, tgid: Tgid, target: Target, parent: Option<Tgid>) {
         let other = Other {
             target,
-            parent,
+            facts: self.facts(tgid, parent),
             waiting: None,
             attached: None,
             refused: None,

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
+use super::priority;
 use super::process::{self, Origin};
 use super::reasons::Reasoner;
 use super::session::{HostItem, HostSession};
@@ -81,6 +82,7 @@ impl Live {
     async fn show(&self, watched: Watched, screen: &mut Screen) -> Result<()> {
         let mut session = HostSession::load(self.wanted(), self.ring_bytes)?;
         session.add(watched, Origin::Running)?;
+        priority::come_first();
         let mut seen = Seen::Nothing;
         loop {
             tokio::select! {
@@ -173,7 +175,10 @@ impl Screen {
             tensors: shown_tensors,
             reasons: shown_reasons,
         };
-        let thread = std::thread::spawn(move || tui::run(news, command, sources, asked_to_quit));
+        let thread = std::thread::spawn(move || {
+            priority::take_turns();
+            tui::run(news, command, sources, asked_to_quit)
+        });
         let mut ticks = tokio::time::interval_at(Instant::now() + REFRESH, REFRESH);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {

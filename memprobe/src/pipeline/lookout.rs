@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tokio::sync::mpsc as channel;
 
+use super::priority;
 use crate::driver::{Driver, Sample};
 use crate::target::census::{Census, Found};
 
@@ -57,6 +58,7 @@ impl Lookout {
         std::thread::Builder::new()
             .name("lookout".to_owned())
             .spawn(move || {
+                priority::take_turns();
                 let mut looking = Looking::new(search, census);
                 while send.send(looking.look()).is_ok()
                     && ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout)

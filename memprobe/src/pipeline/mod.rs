@@ -15,6 +15,7 @@ mod command;
 mod interrupts;
 mod lookout;
 mod naming;
+mod priority;
 mod process;
 mod progress;
 mod reasons;
@@ -33,9 +34,11 @@ fn now() -> TimeNs {
     TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// One thread is enough: the programs in the kernel do not wait for user space.
+/// One thread is enough: the programs in the kernel do not wait for user space. Those that read memory for long take
+/// turns with the target.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .on_thread_start(priority::take_turns)
         .build()?)
 }

@@ -62,17 +62,6 @@ pub(super) enum Phase {
     Refused,
 }
 
-/// What is missing since the last time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Lost {
-    /// What blocks are for; nothing else.
-    Uses,
-    /// Records, no stacks among them.
-    Records,
-    /// Stacks, and maybe other records.
-    Stacks,
-}
-
 /// One process of a session.
 pub(super) struct Process {
     pub(super) tgid: Tgid,
@@ -93,6 +82,10 @@ pub(super) struct Process {
     pub(super) told_probes: usize,
     /// What was lost before it came.
     pub(super) lost_before: Losses,
+    /// What was lost of it that its events tell of.
+    lost: Losses,
+    /// Its blocks that came without the copy of a stack that was wanted.
+    pub(super) without_use: u64,
     /// Whether its symbolizer has something to do.
     pub(super) is_busy: bool,
     /// When the last record of it was read.
@@ -131,6 +124,8 @@ impl Process {
             waiting_for: String::new(),
             told_probes: 0,
             lost_before: Losses::default(),
+            without_use: 0,
+            lost: Losses::default(),
             is_busy: false,
             heard: now,
             torch: None,
@@ -161,6 +156,9 @@ impl Process {
         if let Some(python) = attaching.python() {
             let names = ModuleNames::of(ProcessMemory::new(tgid), python.layout);
             symbolizer.set_module_names(Box::new(names));
+        }
+        if attaching.runs_no_python() {
+            symbolizer.runs_no_python();
         }
         if attaching.has_tensors() {
             symbolizer.watch_tensors(TimeNs(0));
@@ -362,21 +360,38 @@ impl Process {
         }
     }
 
-    /// Something was lost since the last time, of this process or another.
-    pub(super) fn lose(&mut self, losses: Losses, lost: Lost) {
-        if lost != Lost::Uses {
+    /// Takes in how much was lost of what bears its number; says whether that has grown.
+    pub(super) fn lose(&mut self, losses: Losses) -> bool {
+        let before = self.lost_before;
+        let lost = Losses {
+            events: losses.events.saturating_sub(before.events),
+            stacks: losses.stacks.saturating_sub(before.stacks),
+            malformed: losses.malformed.saturating_sub(before.malformed),
+            uses: losses.uses.saturating_sub(before.uses),
+        };
+        // The kernel's side may have forgotten what it counted of one of very many.
+        let lost = Losses {
+            events: lost.events.max(self.lost.events),
+            stacks: lost.stacks.max(self.lost.stacks),
+            malformed: lost.malformed.max(self.lost.malformed),
+            uses: lost.uses,
+        };
+        if lost == self.lost {
+            return false;
+        }
+        let records = Losses {
+            uses: self.lost.uses,
+            ..lost
+        };
+        if records != self.lost {
             self.beginning.lost();
         }
-        if lost == Lost::Stacks {
+        if lost.stacks != self.lost.stacks {
             self.symbolizer.forget_waiting();
         }
-        let before = self.lost_before;
-        self.symbolizer.push_event(Event::Loss(Losses {
-            events: losses.events - before.events,
-            stacks: losses.stacks - before.stacks,
-            malformed: losses.malformed - before.malformed,
-            uses: losses.uses - before.uses,
-        }));
+        self.lost = lost;
+        self.symbolizer.push_event(Event::Loss(lost));
+        true
     }
 
     /// Its next event.

@@ -12,6 +12,7 @@ use super::command::Started;
 use super::interrupts::Interrupts;
 pub use super::naming::Naming;
 use super::naming::{NameReader, Passed, Reading};
+use super::priority;
 use super::process::Origin;
 use super::progress::Progress;
 use super::recorder::{Destination, Recorder};
@@ -104,6 +105,8 @@ impl Recording {
             Watch::One => session.add(watched, origin)?,
             Watch::Family | Watch::Everyone => session.add_family(watched, origin)?,
         }
+        // Not before: the command would inherit it.
+        priority::come_first();
         let mut run = Run {
             session,
             intake: Intake {

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
 use super::before_attach;
-use super::process::{Lost, Origin, Phase, Process};
+use super::process::{Origin, Phase, Process};
 use crate::decode::{ProcessStep, Record, decode};
 use crate::event::{Detail, Event, Losses, Tgid};
 use crate::inspect::modules::ModuleNames;
@@ -310,8 +310,6 @@ impl HostSession {
                     self.follow(step, Tgid(process.tgid), Tgid(process.parent));
                 }
                 Some(record) => {
-                    let wants_stack = self.wanted.detail == Detail::Full;
-                    self.without_use += u64::from(wants_stack && record.is_block_without_reason());
                     self.pass_on(record);
                 }
                 None => self.malformed += 1,
@@ -329,6 +327,10 @@ impl HostSession {
                 return self.pass_on(record);
             }
         };
+        if self.wanted.detail == Detail::Full && record.is_block_without_reason() {
+            process.without_use += 1;
+            self.without_use += 1;
+        }
         process.symbolizer.push(record);
         let notice = process.follow_module_call(&mut self.loader);
         if !process.is_busy {
@@ -400,7 +402,7 @@ impl HostSession {
     }
 
     fn found(&mut self, mut process: Process) {
-        process.lost_before = self.losses;
+        process.lost_before = lost_of(&process, &self.counters, self.malformed);
         let mut target = process.target();
         if target.command.is_empty()
             && let Some(parent) = process.parent.and_then(|it| self.processes.get(&it.0))
@@ -521,6 +523,9 @@ impl HostSession {
             let names = ModuleNames::of(python.memory(), python.layout);
             process.symbolizer.set_module_names(Box::new(names));
         }
+        if process.attaching.runs_no_python() {
+            process.symbolizer.runs_no_python();
+        }
         let mut item = None;
         let mut again = false;
         let mut busy = false;
@@ -622,16 +627,10 @@ impl HostSession {
             uses: self.without_use,
         };
         if losses != self.losses {
-            let uses = losses.uses;
-            let lost = match self.losses {
-                before if losses.stacks != before.stacks => Lost::Stacks,
-                before if losses == (Losses { uses, ..before }) => Lost::Uses,
-                _ => Lost::Records,
-            };
             self.losses = losses;
             for process in self.processes.values_mut() {
-                process.lose(losses, lost);
-                if !process.is_busy {
+                let own = lost_of(process, &self.counters, losses.malformed);
+                if process.lose(own) && !process.is_busy {
                     process.is_busy = true;
                     self.busy.push(process.tgid);
                 }
@@ -663,6 +662,17 @@ impl HostSession {
                 self.tell(tgid, HostItem::Notice(notice));
             }
         }
+    }
+}
+
+/// What was lost of a process. Of the word of processes' starts and ends, without which lines are not known,
+/// and of what could not be read it is not known whose it was: each is told of all of it.
+fn lost_of(process: &Process, counters: &Counters, malformed: u64) -> Losses {
+    Losses {
+        events: counters.events_lost_of(process.tgid),
+        stacks: counters.stacks_lost_of(process.tgid) + counters.processes_lost(),
+        malformed,
+        uses: process.without_use,
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::host::{PATIENCE, Scope, Watching};
 use super::interrupts::Interrupts;
+use super::priority;
 use super::source::Sources;
 use crate::event::{Graph, Tgid};
 use crate::model::host::HostCaps;
@@ -191,6 +192,7 @@ impl Screen {
             },
         };
         let thread = std::thread::spawn(move || {
+            priority::take_turns();
             let sources =
                 Box::new(|tgid| Box::new(Sources::of(tgid)) as Box<dyn SourceText + Send>);
             tui::host::run(shown, command, sources, asked_to_quit, title)

@@ -145,6 +145,11 @@ impl Attaching {
         self.python.as_ref()
     }
 
+    /// Whether it was looked at and runs no Python.
+    pub fn runs_no_python(&self) -> bool {
+        self.python.is_none() && self.not_python.is_some()
+    }
+
     /// Where the probes sit.
     pub fn probes(&self) -> &[ProbeStatus] {
         &self.probes

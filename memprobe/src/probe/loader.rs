@@ -236,11 +236,11 @@ impl Loader {
     /// # Errors
     /// When they were taken before.
     pub fn take_counters(&mut self) -> Result<Counters> {
-        let map = self
-            .ebpf
-            .take_map("COUNTERS")
-            .context("the counters are taken")?;
-        Ok(Counters(Array::try_from(map)?))
+        let mut take = |name| self.ebpf.take_map(name).context("the counters are taken");
+        Ok(Counters {
+            all: Array::try_from(take("COUNTERS")?)?,
+            by_process: HashMap::try_from(take("LOST_BY")?)?,
+        })
     }
 
     /// Lets the events of a process through; says whether they were not let through before. (The
@@ -398,31 +398,54 @@ pub struct RunTime {
 }
 
 /// What the programs could not send.
-pub struct Counters(Array<MapData, u64>);
+pub struct Counters {
+    all: Array<MapData, u64>,
+    /// By [`counter::of_process`]. Entries are pushed out where thousands of processes lose something.
+    by_process: HashMap<MapData, u64, u64>,
+}
 
 impl Counters {
     /// Memory records lost so far.
     pub fn events_lost(&self) -> u64 {
-        self.0.get(&counter::EVENTS_LOST, 0).unwrap_or(0)
+        self.all(counter::EVENTS_LOST)
+    }
+
+    /// Memory records of one process lost so far, those of an earlier one with its number included.
+    pub fn events_lost_of(&self, tgid: Tgid) -> u64 {
+        self.of(tgid, counter::EVENTS_LOST)
     }
 
     /// Stack records lost so far.
     pub fn stacks_lost(&self) -> u64 {
-        self.0.get(&counter::STACKS_LOST, 0).unwrap_or(0)
+        self.all(counter::STACKS_LOST)
+    }
+
+    /// As [`Self::events_lost_of`], of stack records.
+    pub fn stacks_lost_of(&self, tgid: Tgid) -> u64 {
+        self.of(tgid, counter::STACKS_LOST)
     }
 
     /// Records of the life of processes lost so far.
     pub fn processes_lost(&self) -> u64 {
-        self.0.get(&counter::PROCESSES_LOST, 0).unwrap_or(0)
+        self.all(counter::PROCESSES_LOST)
     }
 
     /// Processes that could not be watched so far, for want of room.
     pub fn processes_refused(&self) -> u64 {
-        self.0.get(&counter::PROCESSES_REFUSED, 0).unwrap_or(0)
+        self.all(counter::PROCESSES_REFUSED)
     }
 
     /// Events so far of threads for which there was no room.
     pub fn threads_refused(&self) -> u64 {
-        self.0.get(&counter::THREADS_REFUSED, 0).unwrap_or(0)
+        self.all(counter::THREADS_REFUSED)
+    }
+
+    fn all(&self, index: u32) -> u64 {
+        self.all.get(&index, 0).unwrap_or(0)
+    }
+
+    fn of(&self, tgid: Tgid, index: u32) -> u64 {
+        let key = counter::of_process(tgid.0, index);
+        self.by_process.get(&key, 0).unwrap_or(0)
     }
 }

@@ -51,6 +51,8 @@ const MOST_WAITING: usize = 1 << 14;
 /// Turns the records of one process into events, in order.
 pub struct Symbolizer<M> {
     tgid: Tgid,
+    /// Why there is no stack where the kernel's programs know no Python.
+    no_python: NoStack,
     stacks: Stacks<M>,
     shapes: Shapes,
     cpu: CpuBooks,
@@ -121,6 +123,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: Past) -> Self {
         Self {
             tgid,
+            no_python: NoStack::UnknownPython,
             native: NativeCode::of(tgid),
             cuda: match past {
                 Past::None => Cuda::from_the_start(),
@@ -197,7 +200,13 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Reads code objects by this from now on: the process's Python has become known, or it runs
     /// another one now.
     pub fn set_code(&mut self, code: python::CodeCache) {
+        self.no_python = NoStack::UnknownPython;
         self.stacks.set_code(code);
+    }
+
+    /// The program was looked at and runs no Python: there is none whose version could be unknown.
+    pub fn runs_no_python(&mut self) {
+        self.no_python = NoStack::NoPython;
     }
 
     /// What the CPU allocator gave to the process that this one is a copy of is not known.
@@ -506,7 +515,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             stack_state::NO_FRAMES => NoStack::NoPythonFrames,
             stack_state::UNREADABLE => NoStack::Unreadable,
             stack_state::LOST => NoStack::Lost,
-            _ => NoStack::UnknownPython,
+            _ => self.no_python,
         };
         match (reason, word) {
             (NoStack::Lost, _) => Err(reason),
@@ -556,4 +565,49 @@ fn is_caching_allocator(library: &str) -> bool {
 /// `Engine::thread_init`).
 fn is_engine_thread(name: &str) -> bool {
     name.starts_with("pt_autograd_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::StackKind;
+    use crate::target::memory::{Cause, Unreadable};
+
+    struct NoMemory;
+
+    impl ReadMemory for NoMemory {
+        fn read(&self, address: u64, _: &mut [u8]) -> Result<(), Unreadable> {
+            Err(Unreadable {
+                address,
+                cause: Cause::NotMapped,
+            })
+        }
+    }
+
+    /// Why a block has no stack of which the kernel's programs know no Python.
+    fn why(symbolizer: &mut Symbolizer<NoMemory>) -> Option<NoStack> {
+        let record = MemoryRecord {
+            tgid: symbolizer.tgid.0,
+            size: 512,
+            stack_state: stack_state::UNKNOWN_PYTHON,
+            ..MemoryRecord::default()
+        };
+        symbolizer.push(Record::Memory(MemoryKind::Block, record, Reason::None));
+        symbolizer.settle_all();
+        std::iter::from_fn(|| symbolizer.pop()).find_map(|event| match event {
+            Event::Stack(_, stack) => match stack.kind {
+                StackKind::Unknown { reason, .. } => Some(reason),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
+        let mut symbolizer = Symbolizer::new(Tgid(u32::MAX), NoMemory, None, Past::Unknown);
+        assert_eq!(why(&mut symbolizer), Some(NoStack::UnknownPython));
+        symbolizer.runs_no_python();
+        assert_eq!(why(&mut symbolizer), Some(NoStack::NoPython));
+    }
 }

@@ -72,7 +72,8 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     Ok(table)
 }
 
-fn cpu_seconds(pid: u32) -> Result<f64> {
+/// User and system time of a process, in seconds.
+pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("memprobe has ended")?;
     cpu_ticks(&stat)
         .map(|ticks| ticks as f64 / TICKS)
@@ -117,7 +118,7 @@ impl Memory {
     }
 }
 
-fn mebibytes(kib: u64) -> String {
+pub(super) fn mebibytes(kib: u64) -> String {
     format!("{:.1} MiB", kib as f64 / 1024.0)
 }
 

@@ -9,6 +9,7 @@ mod kernel;
 mod machine;
 mod overhead;
 mod profiler;
+mod ranks;
 mod snapshot;
 mod statistics;
 mod table;
@@ -61,6 +62,8 @@ enum Part {
     Kernel,
     /// What a snapshot of all tensors costs, by objects and modules
     Snapshot,
+    /// Eight ranks at once that do hardly more than allocate
+    Ranks,
     /// memprobe's own code, event by event (needs neither root nor PyTorch)
     Code,
 }
@@ -70,7 +73,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
     let in_process = [Part::Loop, Part::Footprint, Part::Kernel];
     let in_the_loop = in_process.into_iter().any(wanted);
-    let attaches = in_the_loop || wanted(Part::Snapshot);
+    let attaches = in_the_loop || wanted(Part::Snapshot) || wanted(Part::Ranks);
     if attaches && !process::is_root() {
         bail!(
             "these benchmarks attach probes, which needs root. Run\n\
@@ -105,6 +108,10 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
         if wanted(Part::Snapshot) {
             let script = workloads.join("many_objects.py");
             tables.push(snapshot::measure(&environment.python, &script, &programs)?);
+        }
+        if wanted(Part::Ranks) {
+            let script = workloads.join("rush.py");
+            tables.push(ranks::measure(&environment.python, &script, &programs)?);
         }
     }
     if wanted(Part::Code) {

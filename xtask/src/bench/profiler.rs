@@ -279,28 +279,8 @@ impl Attached {
             output: None,
             draining: Some(draining),
         };
-        attached.wait_for_links()?;
+        wait_for_links(&mut attached.child, &attached.shown)?;
         Ok(attached)
-    }
-
-    /// Waits until the program holds probes, and as many as before.
-    fn wait_for_links(&mut self) -> Result<()> {
-        let start = Instant::now();
-        let mut before = 0;
-        loop {
-            std::thread::sleep(Duration::from_millis(300));
-            if let Some(status) = self.child.try_wait()? {
-                bail!("`{}` ended ({status})", self.shown);
-            }
-            let links = probe_links(self.child.id());
-            if links > 0 && links == before {
-                return Ok(());
-            }
-            before = links;
-            if start.elapsed() > LIMIT {
-                bail!("`{}` attached nothing in {} s", self.shown, LIMIT.as_secs());
-            }
-        }
     }
 
     /// The process that watches.
@@ -343,6 +323,26 @@ impl Drop for Attached {
         // Both fail only for a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until a program holds probes, and as many as before.
+pub(super) fn wait_for_links(child: &mut Child, shown: &str) -> Result<()> {
+    let start = Instant::now();
+    let mut before = 0;
+    loop {
+        std::thread::sleep(Duration::from_millis(300));
+        if let Some(status) = child.try_wait()? {
+            bail!("`{shown}` ended ({status})");
+        }
+        let links = probe_links(child.id());
+        if links > 0 && links == before {
+            return Ok(());
+        }
+        before = links;
+        if start.elapsed() > LIMIT {
+            bail!("`{shown}` attached nothing in {} s", LIMIT.as_secs());
+        }
     }
 }
 

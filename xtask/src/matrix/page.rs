@@ -14,6 +14,10 @@ action, address, order and device, the size, each stack frame by frame (file, li
 (allocated, reserved) at every checkpoint and at the end. Events of autograd's threads have no Python stack in PyTorch's history; memprobe
 must lead them back to the line that called `backward()`. Nothing may be lost.
 
+*late attach*: memprobe comes ten times while a script is under way. The blocks that it finds in the allocator's tables must be those that are
+live by PyTorch's own history, or by its own snapshot where threads on two devices and several streams move memory meanwhile; with them each
+event's totals must be the allocator's own, and every event after that is compared as above.
+
 A number is how many events were compared and found exact. *refused* means that memprobe said it cannot, in words; a cell that is
 neither is a fault. PyTorch 2.0 keeps no times and no addresses of the blocks that are left (they follow from their segments); before
 2.3 autograd's threads have no names of their own. All else is compared on every release.

@@ -103,6 +103,11 @@ impl Host {
         true
     }
 
+    /// In whose name and what for a process runs, where it has a row.
+    pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
+        self.processes.get(&tgid).map(Process::facts)
+    }
+
     /// Whether the process has a row and has not ended.
     pub fn is_live(&self, tgid: Tgid) -> bool {
         self.processes
@@ -150,8 +155,8 @@ impl Host {
         parent.is_some_and(Process::was_heard)
     }
 
-    /// The running totals of what was lost on the way here, for all processes together. Each is
-    /// told of them by an event of its own too ([`Event::Loss`]), since nobody knows whose they were.
+    /// The running totals of what was lost on the way here, for all processes together. Of its own each is
+    /// told by an event too ([`Event::Loss`]).
     pub fn lose(&mut self, losses: Losses) {
         self.losses = losses;
     }

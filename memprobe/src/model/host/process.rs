@@ -72,6 +72,11 @@ impl Process {
         }
     }
 
+    /// In whose name and what for it runs.
+    pub(super) fn facts(&self) -> &ProcessFacts {
+        &self.row.facts
+    }
+
     /// The process that it is a copy of.
     pub(super) fn forked_from(&self) -> Option<Tgid> {
         self.row.facts.forked_from

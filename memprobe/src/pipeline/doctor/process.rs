@@ -10,13 +10,14 @@ use crate::cuda::Api;
 use crate::event::Tgid;
 use crate::probe::attach::AttachError;
 use crate::probe::attach::Located;
+use crate::probe::attaching;
 use crate::probe::catalog::{
     CODE_FREED, Need, PROBES, Probe, TRACEPOINT_LIBRARIES, TRACEPOINTS, WITHOUT_BLOCKS,
 };
 use crate::probe::finding::{Finding, Level};
 use crate::probe::function;
 use crate::probe::prologue::written;
-use crate::symbolize::python::PythonProcess;
+use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::container::{self, Container};
 use crate::target::elf::ElfImage;
 use crate::target::facts;
@@ -135,6 +136,9 @@ impl Process {
                     .probes
                     .push(Place::of(tgid, &maps, &CODE_FREED, Some(located)));
             }
+            Err(DetectError::NotPython) if attaching::uses_cuda(&maps) => {
+                process.findings.push(without_python(&maps));
+            }
             Err(error) => {
                 let finding = Finding::from_error("python", Level::Fail, error);
                 process.findings.push(finding);
@@ -144,7 +148,12 @@ impl Process {
             process.look_for(probe, tgid, &maps);
         }
         process.look_for_tracepoints(tgid, &maps);
-        process.findings.push(torch(tgid, &maps));
+        process
+            .findings
+            .push(match (&python, maps.library("libc10.so")) {
+                (Err(DetectError::NotPython), None) => Finding::note("pytorch", "not loaded"),
+                _ => torch(tgid, &maps),
+            });
         process.findings.push(process.layer());
         process
     }
@@ -384,6 +393,20 @@ fn told_of(python: &PythonProcess) -> Finding {
         .with("library", path)
         .with("layout", source)
         .with("threads", threads.ok())
+}
+
+/// A program that uses the GPU without Python.
+fn without_python(maps: &Maps) -> Finding {
+    let text = match maps.library("libc10.so") {
+        Some(_) => {
+            "it runs no Python: blocks of PyTorch's allocator are told without a line, what others ask of CUDA \
+             with its native stack"
+        }
+        None => "it runs no Python: what it asks of CUDA is told with its native stack",
+    };
+    Finding::note("python", text)
+        .with("version", None::<&str>)
+        .with("library", None::<&str>)
 }
 
 fn torch(tgid: Tgid, maps: &Maps) -> Finding {

@@ -315,6 +315,7 @@ fn any_stack() -> impl Strategy<Value = Stack> {
         NoStack::Unreadable,
         NoStack::Lost,
         NoStack::UnknownPython,
+        NoStack::NoPython,
     ]);
     let kind = prop_oneof![
         Just(StackKind::Python),

@@ -1,0 +1,308 @@
+//! Recordings of a piece of a run that is under way, held against the history that PyTorch keeps of the whole.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use crate::agreement::{Agreement, history, is_same};
+use crate::events::Event;
+use crate::ground::Ground;
+use crate::ledger::Ledger;
+use crate::memprobe::lost;
+use crate::pytorch::PyTorch;
+use crate::reference::{Reference, TraceEvent};
+use crate::rehearsal::Rehearsal;
+
+/// The allocator rounds requests up to this many bytes (`kMinBlockSize` of
+/// c10/core/AllocatorConfig.h). Remainders too small to be split off stay with the block; those of
+/// the weights and the optimizer's state of this loop are large enough.
+const ROUNDING: u64 = 512;
+
+/// The seed of [`Moments`].
+const SEED: u64 = 0x6d65_6d70_726f_6265;
+
+/// One training loop, and what memprobe saw each time that it attached to it.
+pub struct Excerpts {
+    /// What PyTorch saw of all of it.
+    pub reference: Reference,
+    excerpts: Vec<Excerpt>,
+    clocks: Clocks,
+    /// See [`block_sizes`].
+    sizes: HashMap<(u64, u64), u64>,
+}
+
+/// What one of the recordings says.
+struct Excerpt {
+    /// What happened.
+    events: Vec<Event>,
+    /// The blocks that were found at attach, by address.
+    held: HashMap<u64, u64>,
+    report: Value,
+}
+
+/// What was compared.
+#[derive(Debug, Default)]
+pub struct Compared {
+    /// Events.
+    pub events: usize,
+    /// Stacks of Python threads, frame by frame.
+    pub stacks: usize,
+    /// Events of autograd's threads.
+    pub backward: usize,
+    /// Moments at which the totals were compared.
+    pub checkpoints: usize,
+}
+
+impl Excerpts {
+    /// Runs one training loop, and in it memprobe so many times, at random moments.
+    ///
+    /// # Errors
+    ///
+    /// The one clear error with which memprobe refuses this PyTorch or its Python.
+    ///
+    /// # Panics
+    ///
+    /// Where memprobe loses something, or anything ends otherwise than it should.
+    pub fn take(ground: &Ground, pytorch: &PyTorch, times: usize) -> Result<Self, String> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let until = folder.path().join("until");
+        let workload = [
+            "steady.py",
+            "--until",
+            until.to_str().expect("UTF-8"),
+            "--seconds",
+            "600",
+            "--layers",
+            "2",
+            "--pause",
+            "0.05",
+        ];
+        let mut rehearsal = Rehearsal::prepare(pytorch, &workload, &[]);
+        rehearsal.go();
+        rehearsal.target.wait_for("PID ");
+        let mut moments = Moments(SEED);
+        let mut excerpts = Vec::new();
+        for at in 0..times {
+            std::thread::sleep(moments.next(Duration::from_millis(100)));
+            let file = folder.path().join(format!("{at}.json"));
+            let recording = ground.try_to_record(rehearsal.target.pid(), &file)?;
+            std::thread::sleep(
+                Duration::from_millis(300) + moments.next(Duration::from_millis(200)),
+            );
+            let printed = recording.interrupt();
+            assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+            excerpts.push(Excerpt::new(ground.events(&file), ground.report(&file)));
+        }
+        std::fs::write(until, "").expect("written");
+        let reference = rehearsal.finish();
+        let clocks = Clocks::now();
+        Ok(Self {
+            sizes: block_sizes(&reference, &excerpts, &clocks),
+            reference,
+            excerpts,
+            clocks,
+        })
+    }
+
+    /// Compares each with the history that it is part of: the blocks at attach, and every event after it.
+    ///
+    /// # Errors
+    ///
+    /// The first difference.
+    pub fn compare(&self) -> Result<Compared, String> {
+        let mut compared = Compared::default();
+        for (at, excerpt) in self.excerpts.iter().enumerate() {
+            self.compare_one(excerpt, &mut compared)
+                .map_err(|difference| format!("attached for the {at}. time: {difference}"))?;
+        }
+        Ok(compared)
+    }
+
+    fn compare_one(&self, excerpt: &Excerpt, compared: &mut Compared) -> Result<(), String> {
+        let events = &excerpt.events;
+        let history = history(&self.reference.devices[0]);
+        let start =
+            place(&history, events, &self.clocks).ok_or("events are missing or in excess")?;
+        // The thread that was in backward() before memprobe came is not known to wait; what it does
+        // next says where it is.
+        let known = events.iter().position(|event| !event.stack.is_empty());
+        let known = known.ok_or("nothing was allocated")?;
+        let mut agreement = Agreement::on(&self.reference.torch);
+        let theirs = &history[start + known..start + events.len()];
+        agreement.compare(theirs, &events[known..].iter().collect::<Vec<_>>());
+        if let Some(difference) = agreement.differences.first() {
+            return Err(difference.clone());
+        }
+        let ledger = Ledger::of(events)?;
+        check_before(&history[..start], events, &ledger, excerpt, &self.sizes)?;
+        let (first, last) = (events[0].time_ns, events[events.len() - 1].time_ns);
+        let within = self.reference.checkpoints.iter().filter(|checkpoint| {
+            checkpoint.device == 0 && (first..=last).contains(&checkpoint.monotonic_ns)
+        });
+        for checkpoint in within {
+            ledger.check(checkpoint)?;
+            compared.checkpoints += 1;
+        }
+        compared.events += events.len();
+        compared.stacks += agreement.stacks;
+        compared.backward += agreement.backward;
+        Ok(())
+    }
+}
+
+impl Excerpt {
+    fn new(mut events: Vec<Event>, report: Value) -> Self {
+        events.retain(Event::is_of_the_allocator);
+        let (held, events): (Vec<_>, Vec<_>) =
+            events.into_iter().partition(|event| event.action == "held");
+        let held = held
+            .iter()
+            .filter_map(|held| Some((held.addr?, held.size?)));
+        Self {
+            held: held.collect(),
+            events,
+            report,
+        }
+    }
+}
+
+/// What was there before memprobe came, by PyTorch's history, and what of it is left.
+fn check_before(
+    before: &[&TraceEvent],
+    events: &[Event],
+    ledger: &Ledger,
+    excerpt: &Excerpt,
+    sizes: &HashMap<(u64, u64), u64>,
+) -> Result<(), String> {
+    let mut live = HashMap::new();
+    for event in before {
+        match event.action.as_str() {
+            "alloc" => drop(live.insert(event.addr, event.size)),
+            "free_requested" => drop(live.remove(&event.addr)),
+            _ => {}
+        }
+    }
+    let size = |(addr, requested): (&u64, &u64)| {
+        let seen = sizes.get(&(*addr, *requested));
+        seen.copied()
+            .unwrap_or_else(|| requested.next_multiple_of(ROUNDING))
+    };
+    let found: HashMap<u64, u64> = live.iter().map(|block| (*block.0, size(block))).collect();
+    if excerpt.held != found {
+        return Err(format!(
+            "blocks at attach: {} by PyTorch's history, {} by memprobe",
+            found.len(),
+            excerpt.held.len()
+        ));
+    }
+    let at_attach: u64 = live.iter().map(size).sum();
+    let said = ledger.before[&0].allocated;
+    if said != at_attach {
+        return Err(format!(
+            "before attach: {at_attach} by PyTorch's history, {said} by memprobe"
+        ));
+    }
+    let mut freed = HashSet::new();
+    let mut allocated = HashSet::new();
+    for event in events {
+        match (event.action.as_str(), event.addr) {
+            ("alloc", Some(addr)) => drop(allocated.insert(addr)),
+            ("free", Some(addr)) if !allocated.remove(&addr) => drop(freed.insert(addr)),
+            _ => {}
+        }
+    }
+    let left: u64 = live
+        .iter()
+        .filter(|(addr, _)| !freed.contains(*addr))
+        .map(size)
+        .sum();
+    let row = excerpt.report["devices"][0]["before_attach"].as_u64();
+    if row != Some(left) {
+        return Err(format!(
+            "the row \"before attach\": {left} by PyTorch's history, {row:?} by memprobe"
+        ));
+    }
+    let unaccounted = &excerpt.report["devices"][0]["unaccounted"];
+    if unaccounted != 0 {
+        return Err(format!("{unaccounted} bytes are unaccounted for"));
+    }
+    Ok(())
+}
+
+/// Where in a history these events happened: where all agree, and the time is nearest.
+fn place(history: &[&TraceEvent], events: &[Event], clocks: &Clocks) -> Option<usize> {
+    let first_us = clocks.wall_us(events.first()?.time_ns);
+    let last = history.len().checked_sub(events.len())?;
+    (0..=last)
+        .filter(|&start| {
+            let theirs = &history[start..start + events.len()];
+            theirs
+                .iter()
+                .zip(events)
+                .all(|(theirs, ours)| is_same(theirs, ours))
+        })
+        .min_by_key(|&start| i128::from(history[start].time_us).abs_diff(first_us))
+}
+
+/// The bytes of blocks by address and the bytes that were asked for. Those that
+/// PyTorch lists at the end come from it, the others from what memprobe saw (and whose sum
+/// PyTorch confirms at every checkpoint).
+fn block_sizes(
+    reference: &Reference,
+    excerpts: &[Excerpt],
+    clocks: &Clocks,
+) -> HashMap<(u64, u64), u64> {
+    let mut sizes = HashMap::new();
+    let history = history(&reference.devices[0]);
+    for excerpt in excerpts {
+        let Some(start) = place(&history, &excerpt.events, clocks) else {
+            continue;
+        };
+        for (theirs, ours) in history[start..].iter().zip(&excerpt.events) {
+            if let Some(size) = ours.size {
+                sizes.insert((theirs.addr, theirs.size), size);
+            }
+        }
+    }
+    for block in &reference.r#final[0].live {
+        sizes.insert((block.addr, block.requested), block.size);
+    }
+    sizes
+}
+
+/// The two clocks at one moment.
+struct Clocks {
+    wall_us: i128,
+    monotonic_us: i128,
+}
+
+impl Clocks {
+    fn now() -> Self {
+        let monotonic = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let wall = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("after 1970");
+        Self {
+            wall_us: i128::try_from(wall.as_micros()).expect("this millennium"),
+            monotonic_us: i128::from(monotonic.tv_sec) * 1_000_000
+                + i128::from(monotonic.tv_nsec) / 1_000,
+        }
+    }
+
+    fn wall_us(&self, monotonic_ns: u64) -> i128 {
+        i128::from(monotonic_ns / 1_000) - self.monotonic_us + self.wall_us
+    }
+}
+
+/// Random, but the same in every run (xorshift64).
+struct Moments(u64);
+
+impl Moments {
+    fn next(&mut self, most: Duration) -> Duration {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        most.mul_f64((self.0 >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}

@@ -1,0 +1,250 @@
+//! A process that holds memory when memprobe comes, and says what when it is asked.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::events::Event;
+use crate::ground::Ground;
+use crate::memprobe::lost;
+use crate::process::{Background, wait_until};
+use crate::pytorch::PyTorch;
+
+/// What PyTorch says of itself.
+#[derive(Debug, Deserialize)]
+pub struct Answer {
+    monotonic_ns: u64,
+    /// Each device.
+    pub devices: Vec<Device>,
+}
+
+/// One device, and its live blocks by address.
+#[derive(Debug, Deserialize)]
+pub struct Device {
+    device: u8,
+    /// `memory_allocated()`.
+    pub allocated: u64,
+    /// `memory_reserved()`.
+    pub reserved: u64,
+    /// `max_memory_allocated()`.
+    pub peak_allocated: u64,
+    /// `max_memory_reserved()`.
+    pub peak_reserved: u64,
+    /// Address and bytes of each.
+    pub blocks: Vec<(u64, u64)>,
+}
+
+/// A process that holds memory and can be asked.
+pub struct Holder {
+    /// The process.
+    pub target: Background,
+    folder: TempDir,
+}
+
+impl Holder {
+    /// Starts it; returns once it holds something.
+    pub fn start(pytorch: &PyTorch, arguments: &[&str], settings: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut command = pytorch.command();
+        command.envs(settings.iter().copied()).arg("holdings.py");
+        command.arg("--folder").arg(folder.path()).args(arguments);
+        let mut target = Background::start(&mut command);
+        target.wait_for("holding");
+        Self { target, folder }
+    }
+
+    /// A file beside it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What PyTorch says while the process stands still.
+    ///
+    /// # Panics
+    ///
+    /// Where it does not answer.
+    pub fn ask(&self) -> Answer {
+        std::fs::write(self.path("ask"), "").expect("written");
+        wait_until("the answer", || (!self.path("ask").exists()).then_some(()));
+        let answer = std::fs::read(self.path("answer")).expect("an answer");
+        serde_json::from_slice(&answer).expect("the answer is JSON")
+    }
+
+    /// Ends it.
+    pub fn end(self) {
+        std::fs::write(self.path("until"), "").expect("written");
+        self.target.finish().succeeded();
+    }
+}
+
+/// The live blocks by the events, held against the totals that every event carries.
+#[derive(Default)]
+pub struct Blocks {
+    /// Bytes by device and address.
+    live: BTreeMap<(u8, u64), u64>,
+    /// How many there were at the beginning.
+    pub held: usize,
+}
+
+impl Blocks {
+    /// The blocks after the last event up to a moment.
+    ///
+    /// # Errors
+    ///
+    /// The first event that contradicts those before it, or whose totals do.
+    pub fn at(events: &[Event], monotonic_ns: u64) -> Result<Self, String> {
+        let mut blocks = Self::default();
+        let mut sums: BTreeMap<u8, u64> = BTreeMap::new();
+        for (at, event) in events.iter().enumerate() {
+            if event.action != "held" && event.time_ns > monotonic_ns {
+                break;
+            }
+            let (Some(device), Some(addr), Some(size)) = (event.device, event.addr, event.size)
+            else {
+                continue;
+            };
+            let sum = sums.entry(device).or_default();
+            let place = (device, addr);
+            let fits = match event.action.as_str() {
+                "held" => {
+                    blocks.held += 1;
+                    *sum += size;
+                    blocks.live.insert(place, size).is_none()
+                }
+                "alloc" => {
+                    *sum += size;
+                    blocks.live.insert(place, size).is_none()
+                }
+                "free" => {
+                    *sum = sum.wrapping_sub(size);
+                    blocks.live.remove(&place) == Some(size)
+                }
+                _ => continue,
+            };
+            if !fits {
+                return Err(format!("event {at} contradicts those before: {event:?}"));
+            }
+            let whole = events.get(at + 1).is_none_or(|next| next.action != "held");
+            if whole && event.allocated != Some(*sum) {
+                return Err(format!(
+                    "by the events {sum} are allocated at event {at}: {event:?}"
+                ));
+            }
+        }
+        Ok(blocks)
+    }
+
+    fn on(&self, device: u8) -> Vec<(u64, u64)> {
+        let here = self.live.range((device, 0)..=(device, u64::MAX));
+        here.map(|((_, addr), size)| (*addr, *size)).collect()
+    }
+
+    /// Compares with what PyTorch says.
+    ///
+    /// # Errors
+    ///
+    /// The blocks that differ.
+    ///
+    /// # Panics
+    ///
+    /// Where PyTorch does not agree with itself.
+    pub fn check(&self, answer: &Answer) -> Result<(), String> {
+        for device in &answer.devices {
+            let ours = self.on(device.device);
+            let sum: u64 = device.blocks.iter().map(|(_, size)| size).sum();
+            assert_eq!(sum, device.allocated, "PyTorch agrees with itself");
+            if ours != device.blocks {
+                let beside = |blocks: &[(u64, u64)], others: &[(u64, u64)]| {
+                    let strange = blocks.iter().filter(|block| !others.contains(block));
+                    format!("{:x?}", strange.collect::<Vec<_>>())
+                };
+                return Err(format!(
+                    "cuda:{}: {} blocks by memprobe, {} by PyTorch; of the others\n{}\n{}",
+                    device.device,
+                    ours.len(),
+                    device.blocks.len(),
+                    beside(&ours, &device.blocks),
+                    beside(&device.blocks, &ours),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Records for a while, in the midst of which PyTorch is asked.
+///
+/// # Errors
+///
+/// The one clear error with which memprobe refuses this PyTorch or its Python, or that it does not know the
+/// blocks.
+///
+/// # Panics
+///
+/// Where memprobe loses something.
+pub fn record(
+    ground: &Ground,
+    holder: &Holder,
+    file: &Path,
+    around: Duration,
+) -> Result<(Vec<Event>, Answer), String> {
+    let recording = ground.try_to_record(holder.target.pid(), file)?;
+    std::thread::sleep(around);
+    let answer = holder.ask();
+    std::thread::sleep(around);
+    let printed = recording.interrupt();
+    assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
+    if printed.stderr.contains("cannot be told") {
+        return Err(printed.stderr);
+    }
+    Ok((ground.events(file), answer))
+}
+
+/// Attaches again and again to a process that moves memory in several threads; says how many blocks were found
+/// and how many events came after.
+///
+/// # Errors
+///
+/// As [`record`], or the first thing that is not as PyTorch says.
+pub fn attach_repeatedly(
+    ground: &Ground,
+    pytorch: &PyTorch,
+    times: usize,
+    settings: &[(&str, &str)],
+) -> Result<(usize, usize), String> {
+    let holder = Holder::start(pytorch, &["--threads", "4"], settings);
+    let (mut held, mut events) = (0, 0);
+    for at in 0..times {
+        let file = holder.path(&format!("{at}.json"));
+        let around = Duration::from_millis(37 * (at as u64 % 5 + 1));
+        let (recorded, answer) = record(ground, &holder, &file, around)?;
+        let blocks = Blocks::at(&recorded, answer.monotonic_ns)
+            .and_then(|blocks| blocks.check(&answer).map(|()| blocks))
+            .and_then(|blocks| check_report(&ground.report(&file)).map(|()| blocks))
+            .map_err(|error| format!("attached for the {at}. time: {error}"))?;
+        if blocks.held < 50 {
+            return Err(format!("only {} blocks were found", blocks.held));
+        }
+        held += blocks.held;
+        events += recorded.len();
+    }
+    println!(
+        "holdings.py {settings:?}  attached {times} times  {held} blocks found  {events} events"
+    );
+    holder.end();
+    Ok((held, events))
+}
+
+fn check_report(report: &Value) -> Result<(), String> {
+    let mut devices = report["devices"].as_array().into_iter().flatten();
+    let is_unknown =
+        |device: &&Value| device["unaccounted"] != 0 || !device["before_attach_blocks"].is_u64();
+    match devices.find(is_unknown) {
+        Some(device) => Err(format!("a report with what is not known: {device}")),
+        None => Ok(()),
+    }
+}

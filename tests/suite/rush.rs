@@ -1,0 +1,166 @@
+//! Eight ranks of real PyTorch that do hardly more than allocate, all at once.
+
+use std::path::{Path, PathBuf};
+
+use memprobe_tests::ground::Ground;
+use memprobe_tests::memprobe::lost;
+use memprobe_tests::process::Background;
+use serde::Deserialize;
+use serde_json::Value;
+
+const RANKS: usize = 8;
+
+/// What a recording saw, and what it lost.
+const EVENTS: &str = "events";
+const LOST: &str = "lost_events";
+
+/// What a rank wrote down of itself (`workloads/rush.py`).
+#[derive(Debug, Deserialize)]
+struct Ledger {
+    pid: u32,
+    /// When it began and ended, in seconds of the monotonic clock.
+    begun: f64,
+    ended: f64,
+    events: u64,
+    allocated: u64,
+    reserved: u64,
+    peak_allocated: u64,
+    peak_reserved: u64,
+}
+
+/// A rush that memprobe recorded.
+struct Rush {
+    ledgers: Vec<Ledger>,
+    report: Value,
+    /// Records that memprobe says it lost, of all ranks together.
+    lost: u64,
+}
+
+impl Rush {
+    /// Has memprobe start the ranks, each of which makes about so many events as fast as it can.
+    fn record(ground: &Ground, events: u32, buffer_size: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().join("run/");
+        let mut command = ground.memprobe();
+        command.args(["record", "--buffer-size", buffer_size, "-o"]);
+        command.arg(&run).arg("--").arg(ground.pytorch().python());
+        command.args(["rush.py", "--ranks", &RANKS.to_string()]);
+        command.args(["--events", &events.to_string(), "--folder"]);
+        command.arg(folder.path());
+        ground.pytorch().settle(&mut command);
+        command.env("CUDASIM_DEVICES", RANKS.to_string());
+        let printed = Background::start(&mut command).finish().succeeded();
+        Self {
+            ledgers: (0..RANKS).map(|rank| ledger(folder.path(), rank)).collect(),
+            report: ground.report(&run),
+            lost: lost(&printed.stderr),
+        }
+    }
+
+    /// Events a second of all ranks together, while one of them went on.
+    fn rate(&self) -> f64 {
+        let ledgers = || self.ledgers.iter();
+        let begun = ledgers()
+            .map(|ledger| ledger.begun)
+            .fold(f64::MAX, f64::min);
+        let ended = ledgers()
+            .map(|ledger| ledger.ended)
+            .fold(f64::MIN, f64::max);
+        self.events() as f64 / (ended - begun)
+    }
+
+    fn events(&self) -> u64 {
+        self.ledgers.iter().map(|ledger| ledger.events).sum()
+    }
+
+    /// Each rank with its recording.
+    fn recordings(&self) -> impl Iterator<Item = (&Ledger, &Value)> {
+        let recordings = self.report["recordings"].as_array().expect("recordings");
+        assert_eq!(recordings.len(), RANKS, "recordings");
+        self.ledgers.iter().map(move |ledger| {
+            let of_it = |recording: &&Value| recording["pid"] == ledger.pid;
+            let recording = recordings.iter().find(of_it);
+            (ledger, recording.expect("each rank is recorded"))
+        })
+    }
+}
+
+fn ledger(folder: &Path, rank: usize) -> Ledger {
+    let path: PathBuf = folder.join(format!("{rank}.json"));
+    let text = std::fs::read(path).expect("each rank writes down what it holds");
+    serde_json::from_slice(&text).expect("a ledger")
+}
+
+/// A recording ends with what the allocator itself says.
+fn assert_totals(ledger: &Ledger, recording: &Value) {
+    let [device] = recording["devices"].as_array().expect("devices").as_slice() else {
+        panic!("each rank uses one device: {recording}");
+    };
+    assert_eq!(
+        device["allocated"], ledger.allocated,
+        "{ledger:?}: {recording}"
+    );
+    assert_eq!(
+        device["reserved"], ledger.reserved,
+        "{ledger:?}: {recording}"
+    );
+    let bytes = |row: &Value, name: &str| row[name].as_i64().expect("bytes");
+    let lines = device["lines"].as_array().expect("lines");
+    let live: i64 = lines.iter().map(|line| bytes(line, "live")).sum();
+    let rows = live + bytes(device, "before_attach") + bytes(device, "unaccounted");
+    assert_eq!(
+        u64::try_from(rows),
+        Ok(ledger.allocated),
+        "the rows add up: {recording}"
+    );
+}
+
+#[test]
+fn eight_ranks_that_do_hardly_more_than_allocate_are_told_to_the_byte() {
+    let Some(ground) = Ground::take() else { return };
+    // Room for all that happens: how fast memprobe reads depends on the machine.
+    let rush = Rush::record(&ground, 50_000, "256MiB");
+    assert_eq!(rush.lost, 0);
+    for (ledger, recording) in rush.recordings() {
+        assert_eq!(recording[EVENTS], ledger.events, "{ledger:?}: {recording}");
+        assert_eq!(recording["disagreements"], 0, "{ledger:?}: {recording}");
+        assert_totals(ledger, recording);
+        let device = &recording["devices"][0];
+        for (name, truth) in [
+            ("before_attach", 0),
+            ("unaccounted", 0),
+            ("peak_allocated", ledger.peak_allocated),
+            ("peak_reserved", ledger.peak_reserved),
+        ] {
+            assert_eq!(device[name], truth, "{name} of {ledger:?}: {recording}");
+        }
+    }
+    println!(
+        "{} events of {RANKS} ranks at {:.0} a second, none lost",
+        rush.events(),
+        rush.rate()
+    );
+}
+
+#[test]
+fn where_events_of_ranks_are_lost_each_says_how_many_were_its_own_and_its_totals_are_right() {
+    let Some(ground) = Ground::take() else { return };
+    let rush = Rush::record(&ground, 10_000, "32KiB");
+    let mut lost = 0;
+    for (ledger, recording) in rush.recordings() {
+        let number = |name: &str| recording[name].as_u64().expect("a number");
+        assert_eq!(
+            number(EVENTS) + number(LOST),
+            ledger.events,
+            "seen and lost together are all that happened: {ledger:?}: {recording}"
+        );
+        lost += number(LOST);
+        assert_totals(ledger, recording);
+    }
+    assert!(lost > 0, "32 KiB were enough; the load is too small");
+    assert!(rush.lost >= lost, "{lost} events of {} records", rush.lost);
+    println!(
+        "{lost} of {} events of {RANKS} ranks were lost",
+        rush.events()
+    );
+}

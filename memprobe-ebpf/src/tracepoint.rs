@@ -5,8 +5,8 @@
 //! a `nop`; where its values are, the library's notes say, and from there the probe's cookie.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
-use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{CudaRecord, Operand, TracepointCookie, counter, record};
@@ -14,6 +14,7 @@ use memprobe_common::{CudaRecord, Operand, TracepointCookie, counter, record};
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::{Walked, walk};
+use crate::read::user_word;
 use crate::ring::count;
 use crate::thread::Caller;
 
@@ -82,11 +83,10 @@ fn value(registers: &Registers, operand: Operand) -> u64 {
     let register = registers[usize::from(operand.register & 15)];
     let word = match operand.offset {
         None => register,
-        // SAFETY: the helper checks the address. A value at the very end of a page, with less than
-        // a word behind it, is none of a stack frame.
+        // A value at the very end of a page, with less than a word behind it, is none of a stack frame.
         Some(offset) => {
             let address = register.wrapping_add(i64::from(offset) as u64);
-            unsafe { bpf_probe_read_user(address as *const u64) }.unwrap_or(0)
+            user_word(address).unwrap_or(0)
         }
     };
     match operand.width {

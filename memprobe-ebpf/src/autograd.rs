@@ -1,13 +1,14 @@
 //! Autograd's engine: which thread waits in `backward()` while the engine's own threads, which
 //! run no Python, allocate for it. A `GraphTask` links the two.
 
-use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{DEVICE_UNKNOWN, MemoryRecord, ProcessConfig, grad_bit, grad_mode, record};
 
 use crate::lifecycle::watched;
 use crate::python::walk;
+use crate::read::{user_byte, user_word};
 use crate::ring::send;
 use crate::thread::{Caller, Thread};
 use crate::thread_local;
@@ -22,7 +23,7 @@ pub fn engine_execute(ctx: ProbeContext) -> u32 {
     let Some(process) = watched(caller) else {
         return 0;
     };
-    let graph_task = ctx.arg::<u64>(2).unwrap_or(0) as *const u64;
+    let graph_task = ctx.arg::<u64>(2).unwrap_or(0);
     // SAFETY: the context of a uprobe holds the registers.
     let stack = walk(process, caller, unsafe { (*ctx.regs).rsp });
     send(MemoryRecord {
@@ -33,8 +34,8 @@ pub fn engine_execute(ctx: ProbeContext) -> u32 {
         tgid: caller.tgid,
         // SAFETY: takes no arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
-        // SAFETY: the helper checks the address. A shared_ptr begins with its pointer.
-        addr: unsafe { bpf_probe_read_user(graph_task) }.unwrap_or(0),
+        // A shared_ptr begins with its pointer.
+        addr: user_word(graph_task).unwrap_or(0),
         stack: stack.hash,
         ..MemoryRecord::default()
     });
@@ -51,8 +52,8 @@ pub fn current_graph_task(process: &ProcessConfig, thread: &mut Thread) -> u64 {
     if thread.graph_task == 0 {
         return 0;
     }
-    // SAFETY: the helper checks the address. A shared_ptr begins with its pointer.
-    unsafe { bpf_probe_read_user(thread.graph_task as *const u64) }.unwrap_or(0)
+    // A shared_ptr begins with its pointer.
+    user_word(thread.graph_task).unwrap_or(0)
 }
 
 /// One of `grad_mode`: what `torch.is_grad_enabled()` and `torch.is_inference_mode_enabled()` say on the
@@ -65,11 +66,10 @@ pub fn grad(process: &ProcessConfig, thread: &mut Thread) -> u8 {
     if thread.autograd_state == 0 {
         return grad_mode::UNKNOWN;
     }
-    // SAFETY: the helper checks the address.
-    match unsafe { bpf_probe_read_user(thread.autograd_state as *const u8) } {
-        Err(_) => grad_mode::UNKNOWN,
-        Ok(modes) if modes & grad_bit::INFERENCE != 0 => grad_mode::INFERENCE,
-        Ok(modes) if modes == 0 || modes & grad_bit::GRAD != 0 => grad_mode::ENABLED,
-        Ok(_) => grad_mode::DISABLED,
+    match user_byte(thread.autograd_state) {
+        None => grad_mode::UNKNOWN,
+        Some(modes) if modes & grad_bit::INFERENCE != 0 => grad_mode::INFERENCE,
+        Some(modes) if modes == 0 || modes & grad_bit::GRAD != 0 => grad_mode::ENABLED,
+        Some(_) => grad_mode::DISABLED,
     }
 }

@@ -6,14 +6,15 @@
 //! mean is left to user space.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
-use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::{uprobe, uretprobe};
 use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, stack_state};
 
 use crate::maps::{CALLS, PROCESSES, RECORDS};
 use crate::python::walk;
+use crate::read::{user_word, user_words};
 use crate::ring::lose;
 use crate::stack;
 use crate::thread::Caller;
@@ -53,19 +54,16 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
         argument(4),
         argument(5),
     ];
-    // SAFETY: the helper checks the address.
-    let top: [u64; 4] =
-        unsafe { bpf_probe_read_user(stack_pointer as *const [u64; 4]) }.unwrap_or_default();
+    let top: [u64; 4] = user_words(stack_pointer).unwrap_or_default();
     let described = match cookie.description {
         Some(0) => args[0],
         Some(1) => args[1],
         Some(2) => args[2],
         _ => 0,
     };
-    // SAFETY: as above.
     let description = match described {
         0 => [0; 4],
-        _ => unsafe { bpf_probe_read_user(described as *const [u64; 4]) }.unwrap_or_default(),
+        _ => user_words(described).unwrap_or_default(),
     };
     let call = PendingCall {
         stack_pointer,
@@ -106,11 +104,7 @@ fn is_inside_another(caller: Caller, stack_pointer: u64) -> bool {
     if outer < stack_pointer {
         return false;
     }
-    // SAFETY: the helper checks the address.
-    match unsafe { bpf_probe_read_user(outer as *const u64) } {
-        Ok(returns_to) => returns_to != 0 && returns_to & IN_PAGE == 0,
-        Err(_) => false,
-    }
+    user_word(outer).is_some_and(|returns_to| returns_to != 0 && returns_to & IN_PAGE == 0)
 }
 
 /// A function of CUDA returns.
@@ -140,17 +134,15 @@ pub fn cuda_return(ctx: RetProbeContext) -> u32 {
 /// Reads what the call has written.
 #[inline(always)]
 fn complete(call: &mut CudaRecord) {
-    // SAFETY: the helpers check the addresses. Most functions write one word; what lies behind it
-    // is of no meaning then, and may not be there.
-    unsafe {
-        call.time_ns = bpf_ktime_get_ns();
-        let out = call.args[0];
-        call.out = match bpf_probe_read_user(out as *const [u64; 4]) {
-            Ok(words) => words,
-            Err(_) => [bpf_probe_read_user(out as *const u64).unwrap_or(0), 0, 0, 0],
-        };
-        call.second_out = bpf_probe_read_user(call.args[1] as *const u64).unwrap_or(0);
-    }
+    // SAFETY: takes no arguments.
+    call.time_ns = unsafe { bpf_ktime_get_ns() };
+    let out = call.args[0];
+    // Most functions write one word; what lies behind it is of no meaning then, and may not be there.
+    call.out = match user_words(out) {
+        Some(words) => words,
+        None => [user_word(out).unwrap_or(0), 0, 0, 0],
+    };
+    call.second_out = user_word(call.args[1]).unwrap_or(0);
 }
 
 /// Sends the call, with the Python stack or, where the thread runs no Python, a copy of its stack.

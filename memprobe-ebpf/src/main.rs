@@ -17,6 +17,7 @@ mod maps;
 mod mark;
 mod nodes;
 mod python;
+mod read;
 mod ring;
 mod shape;
 mod stack;

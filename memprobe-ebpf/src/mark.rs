@@ -2,8 +2,8 @@
 //! loaders in a `record_function` of its own, whether a profiler runs or not.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_probe_read_user_str;
-use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{MARK_NAME, MarkRecord, counter, record};
@@ -11,6 +11,7 @@ use memprobe_common::{MARK_NAME, MarkRecord, counter, record};
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::walk;
+use crate::read::user_word;
 use crate::ring::lose;
 use crate::thread::Caller;
 
@@ -25,16 +26,13 @@ const BEGINNINGS: [[u8; 8]; 2] = [*b"Optimize", *b"enumerat"];
 /// zero byte, in either of libstdc++'s layouts.
 #[uprobe]
 pub fn record_function_enter(ctx: ProbeContext) -> u32 {
-    let name = ctx.arg::<u64>(1).unwrap_or(0) as *const u64;
-    // SAFETY: the helper checks the addresses.
-    let Ok(letters) = (unsafe { bpf_probe_read_user(name) }) else {
+    let name = ctx.arg::<u64>(1).unwrap_or(0);
+    let Some(letters) = user_word(name) else {
         return 0;
     };
-    // SAFETY: as above.
-    let Ok(beginning) = (unsafe { bpf_probe_read_user(letters as *const [u8; 8]) }) else {
+    let Some(beginning) = user_word(letters) else {
         return 0;
     };
-    let beginning = u64::from_ne_bytes(beginning);
     if !BEGINNINGS.map(u64::from_ne_bytes).contains(&beginning) {
         return 0;
     }

@@ -8,7 +8,6 @@
 //! one is meant: a node may run another backward pass (`torch.utils.checkpoint`).
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
-use aya_ebpf::helpers::bpf_probe_read_user;
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{
@@ -19,6 +18,7 @@ use crate::autograd::current_graph_task;
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::{mix, room, through_map, walk_in};
+use crate::read::{user_word, user_words};
 use crate::ring::lose;
 use crate::thread::{Caller, Thread};
 
@@ -70,13 +70,11 @@ pub fn evaluate_function(ctx: ProbeContext) -> u32 {
     };
     // SAFETY: a map value; no other thread has this tid, so nobody else uses it now.
     let nodes = unsafe { &mut (*room).nodes };
-    let graph_task = ctx.arg::<u64>(1).unwrap_or(0) as *const u64;
-    // SAFETY: the context of a uprobe holds the registers; the helper checks the address. A shared_ptr
-    // begins with its pointer.
-    let (stack_pointer, graph_task) = unsafe {
-        let graph_task = bpf_probe_read_user(graph_task).unwrap_or(0);
-        ((*ctx.regs).rsp, graph_task)
-    };
+    let graph_task = ctx.arg::<u64>(1).unwrap_or(0);
+    // A shared_ptr begins with its pointer.
+    let graph_task = user_word(graph_task).unwrap_or(0);
+    // SAFETY: the context of a uprobe holds the registers.
+    let stack_pointer = unsafe { (*ctx.regs).rsp };
     let mut depth = 0;
     for at in 0..DEEPEST - 1 {
         if at as u64 >= nodes.depth || nodes.inside[at].stack_pointer <= stack_pointer {
@@ -180,10 +178,9 @@ fn tell(caller: Caller, node: u64, number: u32) -> bool {
 /// change either once the operation is done. Zeroes where it cannot be read.
 #[inline(always)]
 fn identify(node: u64) -> [u64; 2] {
-    // SAFETY: the helper checks the address.
-    match unsafe { bpf_probe_read_user(node as *const [u64; 4]) } {
-        Ok([table, _, third, fourth]) => [table, mix(mix(table, third), fourth)],
-        Err(_) => [0; 2],
+    match user_words(node) {
+        Some([table, _, third, fourth]) => [table, mix(mix(table, third), fourth)],
+        None => [0; 2],
     }
 }
 
@@ -192,15 +189,11 @@ fn identify(node: u64) -> [u64; 2] {
 fn python_type(node: u64, offset: u64) -> u64 {
     /// Where an object has its type (Include/object.h).
     const TYPE: u64 = 8;
-    let at = node.wrapping_add(offset) as *const u64;
-    // SAFETY: the helper checks the addresses.
-    unsafe {
-        let object = bpf_probe_read_user(at).unwrap_or(0);
-        if object < 4096 || object % 8 != 0 {
-            return 0;
-        }
-        bpf_probe_read_user(object.wrapping_add(TYPE) as *const u64).unwrap_or(0)
+    let object = user_word(node.wrapping_add(offset)).unwrap_or(0);
+    if object < 4096 || object % 8 != 0 {
+        return 0;
     }
+    user_word(object.wrapping_add(TYPE)).unwrap_or(0)
 }
 
 /// `void torch::autograd::impl::set_gradient_edge(const Variable& self, Edge edge)`
@@ -213,9 +206,8 @@ pub fn set_gradient_edge(ctx: ProbeContext) -> u32 {
     let Some(process) = watched(caller) else {
         return 0;
     };
-    let edge = ctx.arg::<u64>(1).unwrap_or(0) as *const u64;
-    // SAFETY: the helper checks the address.
-    let node = unsafe { bpf_probe_read_user(edge) }.unwrap_or(0);
+    let edge = ctx.arg::<u64>(1).unwrap_or(0);
+    let node = user_word(edge).unwrap_or(0);
     let Some(room) = room(process, caller).filter(|_| node != 0) else {
         return 0;
     };

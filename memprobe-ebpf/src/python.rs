@@ -9,8 +9,8 @@
 
 use core::arch::asm;
 
+use aya_ebpf::helpers::bpf_get_current_task;
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
-use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel, bpf_probe_read_user};
 use memprobe_common::{
     FRAME_HEADER, FRAME_ROOM, FrameRecord, MAX_WALKED, ProcessConfig, PythonConfig, StackHead,
     THREAD_STATE, counter, record, stack_state,
@@ -18,6 +18,7 @@ use memprobe_common::{
 
 use crate::autograd;
 use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, fsbase_offset, sent_code, tell_modules};
+use crate::read::{kernel_word, user_word};
 use crate::ring::lose;
 use crate::thread::{Caller, SENT, Thread, WINDOW};
 
@@ -207,9 +208,8 @@ fn top_frame(config: &PythonConfig, thread: &mut Thread) -> Result<u64, u8> {
             return Ok(frame);
         }
     }
-    let at = (pointer + u64::from(config.cframe_current)) as *const u64;
-    // SAFETY: the helper checks the address.
-    unsafe { bpf_probe_read_user(at) }.map_err(|_| stack_state::UNREADABLE)
+    let at = pointer + u64::from(config.cframe_current);
+    user_word(at).ok_or(stack_state::UNREADABLE)
 }
 
 /// Reads a word of a structure that lies at `base` of a window.
@@ -226,11 +226,9 @@ unsafe fn field(base: *const u8, offset: u16) -> u64 {
 /// The current thread's thread pointer.
 #[inline(always)]
 pub fn thread_pointer() -> Option<u64> {
-    // SAFETY: the helper checks the address.
-    unsafe {
-        let task = bpf_get_current_task() + fsbase_offset();
-        bpf_probe_read_kernel(task as *const u64).ok()
-    }
+    // SAFETY: takes no arguments.
+    let task = unsafe { bpf_get_current_task() };
+    kernel_word(task + fsbase_offset())
 }
 
 /// The current thread's `PyThreadState`, by the way that the configuration names.
@@ -256,11 +254,10 @@ fn follow(at: u64) -> Result<u64, u8> {
     /// What a thread has in place of a block of thread-local storage that it has not used
     /// (`TLS_DTV_UNALLOCATED`, sysdeps/generic/dl-dtv.h in glibc).
     const UNALLOCATED: u64 = u64::MAX;
-    // SAFETY: the helper checks the address.
-    match unsafe { bpf_probe_read_user(at as *const u64) } {
-        Ok(0 | UNALLOCATED) => Err(stack_state::NO_THREAD_STATE),
-        Ok(pointer) => Ok(pointer),
-        Err(_) => Err(stack_state::UNREADABLE),
+    match user_word(at) {
+        Some(0 | UNALLOCATED) => Err(stack_state::NO_THREAD_STATE),
+        Some(pointer) => Ok(pointer),
+        None => Err(stack_state::UNREADABLE),
     }
 }
 
@@ -413,8 +410,7 @@ unsafe fn called_module(config: &PythonConfig, base: *const u8, frame: u64) -> O
         unsafe { header(base, config.f_first_local) }
     } else {
         // Before 3.11 variables lie behind much else.
-        // SAFETY: the helper checks the address.
-        unsafe { bpf_probe_read_user((frame + first) as *const u64) }.unwrap_or(0)
+        user_word(frame + first).unwrap_or(0)
     };
     let module = module & CODE_ADDRESS;
     (module != 0).then_some(module | FrameRecord::CALLS_MODULE)
@@ -475,9 +471,7 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> Walked {
             && let Some(module) = frame.module()
         {
             // By the time that user space looks, another object may be there.
-            // SAFETY: the helper checks the address.
-            let class = unsafe { bpf_probe_read_user((module + OB_TYPE) as *const u64) };
-            frame.set_class(class.ok());
+            frame.set_class(user_word(module + OB_TYPE));
         }
         let _ = SENT_CODES.insert(&sent_code(head.tgid, code), &1, 0);
     }

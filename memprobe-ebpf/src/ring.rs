@@ -3,6 +3,7 @@
 use core::arch::asm;
 
 use aya_ebpf::bindings::{BPF_NOEXIST, BPF_RB_NO_WAKEUP};
+use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
 use memprobe_common::{MemoryRecord, ShapeRecord, ShapedRecord, counter, record as kind};
 
 use crate::maps::{COUNTERS, LOST_BY, RECORDS};
@@ -57,7 +58,14 @@ pub fn lose(index: u32) {
 /// Adds one to a counter.
 #[inline(always)]
 pub fn count(index: u32) {
-    if let Some(counter) = COUNTERS.get_ptr_mut(index) {
+    // As wide as a place on the stack, for the reason that `read` has.
+    let index = u64::from(index);
+    // SAFETY: the map, and a key of 32 bits in a little-endian number of 64.
+    let counter = unsafe {
+        let map = (&raw const COUNTERS).cast_mut().cast();
+        bpf_map_lookup_elem(map, (&raw const index).cast()).cast::<u64>()
+    };
+    if !counter.is_null() {
         add_one(counter);
     }
 }

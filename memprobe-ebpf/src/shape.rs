@@ -18,7 +18,6 @@
 //! - Where CUDA itself fails (`cudaMalloc` with another error than that there is no memory), the shape
 //!   stays until the thread's next tensor; user space checks that a block fits the bytes asked for.
 
-use aya_ebpf::helpers::bpf_probe_read_user;
 use aya_ebpf::helpers::generated::bpf_probe_read_user as read_user_raw;
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
@@ -28,6 +27,7 @@ use memprobe_common::{
 };
 
 use crate::lifecycle::watched;
+use crate::read::user_words;
 use crate::ring::{send, send_shaped};
 use crate::thread::{Caller, Thread};
 
@@ -61,9 +61,9 @@ pub fn empty_generic(ctx: ProbeContext) -> u32 {
 /// sits where the stack pointer is that of the entry.
 #[uprobe]
 pub fn empty_strided_generic(ctx: ProbeContext) -> u32 {
-    // SAFETY: the context of a uprobe holds the registers; the helper checks the address.
-    let on_stack = unsafe { bpf_probe_read_user(((*ctx.regs).rsp + 8) as *const [u64; 2]) };
-    let Ok([keys, dtype]) = on_stack else {
+    // SAFETY: the context of a uprobe holds the registers.
+    let stack_pointer = unsafe { (*ctx.regs).rsp };
+    let Some([keys, dtype]) = user_words(stack_pointer + 8) else {
         return 0;
     };
     let asked = Asked {

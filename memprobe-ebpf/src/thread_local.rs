@@ -1,9 +1,9 @@
 //! Thread-local variables of libraries.
 
-use aya_ebpf::helpers::bpf_probe_read_user;
 use memprobe_common::ThreadLocal;
 
 use crate::python::thread_pointer;
+use crate::read::user_word;
 
 /// Where the current thread keeps a variable: the thread pointer's second word leads to a table with a
 /// two-word entry for each library, the first being the address of its block ("ELF Handling For
@@ -14,11 +14,7 @@ pub fn find(place: &ThreadLocal) -> Option<u64> {
     if place.module == 0 {
         return None;
     }
-    // SAFETY: the helper checks the addresses.
-    unsafe {
-        let table = bpf_probe_read_user((thread_pointer()? + 8) as *const u64).ok()?;
-        let entry = table + 16 * (place.module & 0xffff);
-        let block = bpf_probe_read_user(entry as *const u64).ok()?;
-        (block != 0 && block != UNALLOCATED).then_some(block + place.offset)
-    }
+    let table = user_word(thread_pointer()? + 8)?;
+    let block = user_word(table + 16 * (place.module & 0xffff))?;
+    (block != 0 && block != UNALLOCATED).then_some(block + place.offset)
 }

@@ -5,8 +5,8 @@
 //! a `nop`; where its values are, the library's notes say, and from there the probe's cookie.
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::bpf_ktime_get_ns;
 use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
-use aya_ebpf::helpers::{bpf_ktime_get_ns, bpf_probe_read_user};
 use aya_ebpf::macros::uprobe;
 use aya_ebpf::programs::ProbeContext;
 use memprobe_common::{CudaRecord, Operand, TracepointCookie, counter, record};
@@ -14,6 +14,7 @@ use memprobe_common::{CudaRecord, Operand, TracepointCookie, counter, record};
 use crate::lifecycle::watched;
 use crate::maps::RECORDS;
 use crate::python::{Walked, walk};
+use crate::read::user_word;
 use crate::ring::lose;
 use crate::thread::Caller;
 
@@ -37,43 +38,64 @@ pub fn allocator_tracepoint(ctx: ProbeContext) -> u32 {
         ];
         (registers, regs.rip, bpf_get_attach_cookie(ctx.regs.cast()))
     };
-    let count_of_values = TracepointCookie::count_of(cookie);
-    let wants_stack = count_of_values > 1;
-    let stack = if wants_stack {
-        walk(process, caller, registers[7])
-    } else {
-        Walked::NONE
+    let told = Told {
+        caller,
+        caller_address,
+        cookie,
+        registers,
     };
+    // Apart from each other, so that verifiers follow the walk once.
+    if TracepointCookie::count_of(cookie) <= 1 {
+        send(&told, 1, Walked::NONE);
+        return 0;
+    }
+    let stack = walk(process, caller, registers[7]);
+    send(&told, TracepointCookie::count_of(cookie), stack);
+    0
+}
+
+/// What is known where a tracepoint is hit.
+struct Told {
+    caller: Caller,
+    /// Where the tracepoint is.
+    caller_address: u64,
+    cookie: u64,
+    registers: Registers,
+}
+
+/// Reads the values of a tracepoint, and sends them.
+#[inline(always)]
+fn send(told: &Told, values: usize, stack: Walked) {
     // Behind the walk, which older verifiers would follow once for each way in which these can be read. One by one:
     // such kernels let no program read the padding of an array of operands.
     let [addr, device, size] = [0, 1, 2].map(|at| {
-        if at < count_of_values {
-            value(&registers, TracepointCookie::operand_of(cookie, at))
+        if at < values {
+            let operand = TracepointCookie::operand_of(told.cookie, at);
+            value(&told.registers, operand)
         } else {
             0
         }
     });
     let Some(mut entry) = RECORDS.reserve::<CudaRecord>(0) else {
         lose(counter::EVENTS_LOST);
-        return 0;
+        return;
     };
     entry.write(CudaRecord {
         kind: record::CUDA_CALL,
-        function: TracepointCookie::function_of(cookie),
+        function: TracepointCookie::function_of(told.cookie),
         stack_state: stack.state,
-        wants_stack: u8::from(wants_stack),
-        tid: caller.tid,
-        tgid: caller.tgid,
+        wants_stack: u8::from(values > 1),
+        tid: told.caller.tid,
+        tgid: told.caller.tgid,
         // SAFETY: takes no arguments.
         time_ns: unsafe { bpf_ktime_get_ns() },
         args: [addr, size, device, 0, 0, 0],
-        caller: caller_address,
+        caller: told.caller_address,
         out: [addr, 0, 0, 0],
         stack: stack.hash,
         ..CudaRecord::default()
     });
     entry.submit(u64::from(BPF_RB_NO_WAKEUP));
-    0
 }
 
 /// The value of an operand, unsigned; 0 where its memory cannot be read.
@@ -82,11 +104,10 @@ fn value(registers: &Registers, operand: Operand) -> u64 {
     let register = registers[usize::from(operand.register & 15)];
     let word = match operand.offset {
         None => register,
-        // SAFETY: the helper checks the address. A value at the very end of a page, with less than
-        // a word behind it, is none of a stack frame.
+        // A value at the very end of a page, with less than a word behind it, is none of a stack frame.
         Some(offset) => {
             let address = register.wrapping_add(i64::from(offset) as u64);
-            unsafe { bpf_probe_read_user(address as *const u64) }.unwrap_or(0)
+            user_word(address).unwrap_or(0)
         }
     };
     match operand.width {

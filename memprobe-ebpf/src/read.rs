@@ -1,0 +1,43 @@
+//! Words of the target's memory, and of the kernel's, one or a few at a time.
+//!
+//! Each is written before the helper writes it. To the verifier a helper may leave what was on the stack as it was, so
+//! that it matters all the way back to the program's start: it would tell apart every two ways to the same place that
+//! leave something else there, and follow the walk once for each.
+
+use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
+
+/// A word of user memory; `None` where it cannot be read.
+#[inline(always)]
+pub fn user_word(address: u64) -> Option<u64> {
+    user_words(address).map(|[word]| word)
+}
+
+/// Words of user memory.
+#[inline(always)]
+pub fn user_words<const N: usize>(address: u64) -> Option<[u64; N]> {
+    let mut words = [0; N];
+    // SAFETY: so many bytes; the helper checks the address.
+    let failed = unsafe {
+        let into = (&raw mut words).cast();
+        bpf_probe_read_user(into, size_of::<[u64; N]>() as u32, address as *const _)
+    };
+    (failed == 0).then_some(words)
+}
+
+/// A byte of user memory.
+#[inline(always)]
+pub fn user_byte(address: u64) -> Option<u8> {
+    let mut word = 0u64;
+    // SAFETY: a byte of it; the helper checks the address.
+    let failed = unsafe { bpf_probe_read_user((&raw mut word).cast(), 1, address as *const _) };
+    (failed == 0).then_some(word as u8)
+}
+
+/// A word of the kernel's memory.
+#[inline(always)]
+pub fn kernel_word(address: u64) -> Option<u64> {
+    let mut word = 0u64;
+    // SAFETY: its bytes; the helper checks the address.
+    let failed = unsafe { bpf_probe_read_kernel((&raw mut word).cast(), 8, address as *const _) };
+    (failed == 0).then_some(word)
+}

@@ -9,6 +9,7 @@ mod host;
 mod lines;
 mod many;
 mod modules;
+mod outline;
 mod peak;
 mod replay;
 mod shapes;

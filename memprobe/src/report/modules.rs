@@ -11,35 +11,26 @@ use serde::Serialize;
 
 use super::columns::{self, Cells};
 use super::document::{self, Document, Layout, Table};
+use super::outline;
 use super::peak::place_name;
 use super::replay::Replay;
 use super::table::{self, Style};
 use super::{Alike, Outcome, ReportError, ReportOptions, Sort, replay};
 use crate::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
-use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, count, counted, duration, percent};
+use crate::label::{BEFORE_ATTACH, UNACCOUNTED, count, counted, duration, percent};
 use crate::model::snapshot::DeviceSnapshot;
 use crate::model::why::modules::{ModuleLedger, ModuleRow, ModuleTree, Sums, Together, fold};
 use crate::model::why::parts::Pass;
 use crate::model::why::peak::Holding;
 use crate::recording::Reader;
 
-/// Levels that are indented; deeper ones stand below the last.
-const DEEPEST_INDENT: usize = 16;
-
 /// Said below the table.
 const PARAMETERS: &str =
     "Parameters are made outside of modules' calls: `memprobe snapshot --group module` finds them.";
 
 /// A module as it is shown.
-struct Shown {
-    depth: usize,
-    /// As in `GPT.layers.0..23`.
-    path: String,
-    name: String,
-    own: Sums,
-    total: Sums,
-}
+type Shown = outline::Shown<Sums>;
 
 /// Writes the report.
 pub(super) fn write<R: BufRead>(
@@ -126,33 +117,15 @@ fn text(
 }
 
 /// The rows in the order of the tree, siblings by what they hold.
-fn ordered(
-    rows: &[ModuleRow],
-    depth: usize,
-    path: &str,
-    options: &ReportOptions,
-    into: &mut Vec<Shown>,
-) {
-    if options.depth.is_some_and(|most| depth > most) {
-        return;
-    }
-    let mut rows: Vec<&ModuleRow> = rows.iter().collect();
-    rows.sort_by_key(|row| Reverse(rank(&row.total.all, options.sort)));
+fn ordered(mut rows: Vec<ModuleRow>, options: &ReportOptions) -> Vec<Shown> {
+    order(&mut rows, options.sort);
+    outline::each(rows, options)
+}
+
+fn order(rows: &mut [ModuleRow], sort: Sort) {
+    rows.sort_by_key(|row| Reverse(rank(&row.total.all, sort)));
     for row in rows {
-        let between = if path.is_empty() { "" } else { "." };
-        let name = clean(&row.name);
-        let path = format!("{path}{between}{name}");
-        into.push(Shown {
-            depth,
-            path: path.clone(),
-            name: match row.count {
-                1 => name,
-                count => format!("{name} ({count})"),
-            },
-            own: row.own,
-            total: row.total,
-        });
-        ordered(&row.parts, depth + 1, &path, options, into);
+        order(&mut row.parts, sort);
     }
 }
 
@@ -190,13 +163,11 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: &ModuleTree, options
         Alike::Folded => fold(tree.modules.clone()),
         Alike::Each => tree.modules.clone(),
     };
-    let mut rows = Vec::new();
-    ordered(&modules, 0, "", options, &mut rows);
+    let rows = ordered(modules, options);
     let shown = first(&rows, options);
     let mut cells: Vec<Cells> = vec![sheet.headings()];
     for (_, row) in rows.iter().enumerate().filter(|(at, _)| shown.contains(at)) {
-        let indent = "  ".repeat(row.depth.min(DEEPEST_INDENT));
-        cells.push(sheet.row(&row.total, &row.own, format!("{indent}{}", row.name)));
+        cells.push(sheet.row(&row.total, &row.own, row.name.clone()));
     }
     cells.extend(sheet.hidden(&rows, &shown));
     for (place, sums) in &tree.others {

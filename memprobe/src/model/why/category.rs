@@ -55,6 +55,15 @@ impl Category {
             Self::Unknown => "unknown",
         }
     }
+
+    /// Its name for programs.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::OptimizerState => "optimizer_state",
+            Self::IntermediateGradient => "intermediate_gradient",
+            one_word => one_word.as_str(),
+        }
+    }
 }
 
 macro_rules! rules {

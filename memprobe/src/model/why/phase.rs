@@ -47,6 +47,15 @@ impl Phase {
         }
     }
 
+    /// Its name for programs.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::OptimizerStep => "optimizer_step",
+            Self::DataLoading => "data_loading",
+            one_word => one_word.as_str(),
+        }
+    }
+
     /// Whether it is part of a backward pass.
     pub const fn is_of_backward(self) -> bool {
         matches!(self, Self::Backward | Self::Recompute)

@@ -105,8 +105,7 @@ pub(super) fn rows(
     tree: &ModuleTree,
     options: &ReportOptions,
 ) -> Vec<Row> {
-    let mut modules = Vec::new();
-    ordered(&tree.modules, 0, "", options, &mut modules);
+    let modules = ordered(tree.modules.clone(), options);
     let mut rows: Vec<Row> = modules
         .iter()
         .map(|module| of_module(device.index, module))

@@ -93,7 +93,7 @@ pub(super) fn rows<'a>(at_peak: &'a AtPeak<'a>) -> Vec<Row<'a>> {
         ..row
     };
     let purposes = at_peak.purposes.iter().map(|row| Row {
-        category: Some(row.who.category.as_str()),
+        category: Some(row.who.category.key()),
         bytes: signed(row.bytes),
         ..bare(device, "category", "category")
     });

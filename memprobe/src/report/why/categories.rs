@@ -138,7 +138,7 @@ fn row(index: DeviceIndex, row: &CategoryRow, all: u64) -> Row {
         Cell::Count(row.blocks),
         Cell::Bytes(row.at_peak),
         Cell::Share(percent(row.at_peak.into(), all.into())),
-        Cell::words(category.as_str()),
+        Cell::words(category.key()),
         Cell::Words(format!("{}{mark}", category.as_str())),
         Cell::Truth(rule.standing() == Standing::Provisional),
         Cell::Truth(rule.is_exact()),

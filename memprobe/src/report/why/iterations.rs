@@ -1,7 +1,7 @@
 //! The table of iterations.
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
-use super::missing;
+use super::{missing, purposes};
 use crate::event::{DeviceIndex, TimeNs};
 use crate::label::counted;
 use crate::model::why::LapDevice;
@@ -10,38 +10,33 @@ use crate::model::why::iterations::{Cycle, Epochs, Iteration, IterationKind, Ite
 use crate::model::why::view::Hearsay;
 use crate::report::ReportOptions;
 
-/// The sums of categories are those of the moment at which most was allocated. "Feature maps" and "intermediate
-/// gradients" are called so by profilers that people know.
-pub(super) const COLUMNS: &[Column] = &[
-    Column::programs("device"),
-    Column::people("ITERATION"),
-    Column::programs("iteration"),
-    Column::programs("kind"),
-    Column::wide("epoch", "EPOCH", 3),
-    Column::wide("begin_ns", "BEGIN", 7),
-    Column::wide("duration_ns", "TIME", 5),
-    Column::all("peak_allocated", "PEAK"),
-    Column::wide("live_at_end", "AT END", 6),
-    Column::wide("reserved", "RESERVED", 8),
-    Column::wide("cached", "CACHED", 4),
-    Column::all("activation", "FEAT. MAPS"),
-    Column::all("parameter", "WEIGHTS"),
-    Column::all("gradient", "GRADIENTS"),
-    Column::part("intermediate_gradient", "INTERMED.", 1),
-    Column::all("optimizer_state", "OPTIMIZER"),
-    Column::part("input", "INPUTS", 2),
-    Column::programs("temporary"),
-    Column::programs("workspace"),
-    Column::programs("unknown"),
-    Column::programs("before_attach"),
-    Column::programs("unaccounted"),
-    Column::rest("OTHER"),
-    Column::wide("allocs", "ALLOCS", 9),
-    Column::wide("alloc_bytes", "ALLOCATED", 10),
-    Column::programs("provisional_bytes"),
-    Column::programs("backward_passes"),
-    Column::programs("batches"),
-];
+/// The sums of categories are those of the moment at which most was allocated.
+pub(super) const COLUMNS: &[Column] = &purposes::joined::<28>(&[
+    &[
+        Column::programs("device"),
+        Column::people("ITERATION"),
+        Column::programs("iteration"),
+        Column::programs("kind"),
+        Column::wide("epoch", "EPOCH", 4),
+        Column::wide("begin_ns", "BEGIN", 8),
+        Column::wide("duration_ns", "TIME", 6),
+        Column::all("peak_allocated", "PEAK"),
+        Column::wide("live_at_end", "AT END", 7),
+        Column::wide("reserved", "RESERVED", 9),
+        Column::wide("cached", "CACHED", 5),
+    ],
+    &purposes::COLUMNS,
+    &[
+        Column::programs("before_attach"),
+        Column::programs("unaccounted"),
+        Column::rest("OTHER"),
+        Column::wide("allocs", "ALLOCS", 10),
+        Column::wide("alloc_bytes", "ALLOCATED", 11),
+        Column::programs("provisional_bytes"),
+        Column::programs("backward_passes"),
+        Column::programs("batches"),
+    ],
+]);
 
 pub(super) fn notes(iterations: &Iterations, heard: Hearsay) -> Vec<String> {
     let mut notes = vec![source(iterations).to_owned()];
@@ -173,12 +168,11 @@ fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: Tim
     let peak = &device.peak;
     let reserved = peak.totals.reserved.0;
     let composition = &peak.composition;
-    let of = |category| Cell::Bytes(composition.of(category));
     let provisional = Category::ALL.iter();
     let provisional = provisional
         .map(|category| composition.provisional(*category))
         .sum();
-    Row::new(vec![
+    let mut cells = vec![
         Cell::Device(index),
         Cell::Words(name(iteration)),
         number,
@@ -190,15 +184,9 @@ fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: Tim
         Cell::Bytes(device.end.allocated.0),
         Cell::Bytes(reserved),
         Cell::Bytes(reserved.saturating_sub(peak.totals.allocated.0)),
-        of(Category::Activation),
-        of(Category::Parameter),
-        of(Category::Gradient),
-        of(Category::IntermediateGradient),
-        of(Category::OptimizerState),
-        of(Category::Input),
-        of(Category::Temporary),
-        of(Category::Workspace),
-        of(Category::Unknown),
+    ];
+    cells.extend(purposes::cells(|category| composition.of(category)));
+    cells.extend([
         Cell::Bytes(composition.before_attach),
         Cell::Signed(composition.unaccounted),
         other(device),
@@ -207,22 +195,15 @@ fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: Tim
         Cell::Bytes(provisional),
         Cell::Count(iteration.backwards.into()),
         Cell::Count(iteration.batches.into()),
-    ])
+    ]);
+    Row::new(cells)
 }
 
 /// What has no column of its own for people.
 fn other(device: &LapDevice) -> Cell {
     let composition = &device.peak.composition;
-    let shown = [
-        Category::Activation,
-        Category::Parameter,
-        Category::Gradient,
-        Category::IntermediateGradient,
-        Category::OptimizerState,
-        Category::Input,
-    ];
-    let shown: u64 = shown.iter().map(|category| composition.of(*category)).sum();
-    let rest = i128::from(device.peak.totals.allocated.0) - i128::from(shown);
+    let named = purposes::named(|category| composition.of(category));
+    let rest = i128::from(device.peak.totals.allocated.0) - i128::from(named);
     match u64::try_from(rest) {
         Ok(rest) => Cell::Bytes(rest),
         Err(_) => Cell::Signed(rest.clamp(i64::MIN.into(), i64::MAX.into()) as i64),

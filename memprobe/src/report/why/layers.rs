@@ -1,8 +1,7 @@
 //! The table of what each module held when its device held most, by what it was for: of the whole recording, or in each iteration.
 
 use super::grid::{Cell, Column, Grid, Row, Section, Seen};
-use super::outline::{self, Shown};
-use super::{iterations, missing, remainders};
+use super::{iterations, missing, purposes, remainders};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::label::counted;
@@ -10,55 +9,38 @@ use crate::model::why::WhyLedger;
 use crate::model::why::category::Category;
 use crate::model::why::iterations::{Iteration, Iterations};
 use crate::model::why::layers::{DeviceLayers, Layer, Layering};
+use crate::report::outline::{self, Shown};
 use crate::report::peak::place_name;
 use crate::report::structured::place_kind;
 use crate::report::{Alike, Format, LayersOf, ReportError, ReportOptions};
 
-/// "Feature maps" and "intermediate gradients" are called so by profilers that people know.
-pub(super) const COLUMNS: &[Column] = &[
-    Column::programs("device"),
-    Column::programs("iteration"),
-    Column::programs("iteration_kind"),
-    Column::programs("epoch"),
-    Column::programs("kind"),
-    Column::programs("path"),
-    Column::programs("depth"),
-    Column::all("total", "AT PEAK"),
-    Column::all("activation", "FEAT. MAPS"),
-    Column::all("parameter", "WEIGHTS"),
-    Column::all("gradient", "GRADIENTS"),
-    Column::part("intermediate_gradient", "INTERMED.", 1),
-    Column::part("optimizer_state", "OPTIMIZER", 2),
-    Column::part("input", "INPUTS", 3),
-    Column::programs("temporary"),
-    Column::programs("workspace"),
-    Column::programs("unknown"),
-    Column::rest("OTHER"),
-    Column::programs("own_total"),
-    Column::programs("own_activation"),
-    Column::programs("own_parameter"),
-    Column::programs("own_gradient"),
-    Column::programs("own_intermediate_gradient"),
-    Column::programs("own_optimizer_state"),
-    Column::programs("own_input"),
-    Column::programs("own_temporary"),
-    Column::programs("own_workspace"),
-    Column::programs("own_unknown"),
-    Column::people("MODULE"),
-];
-
-/// Categories in the order of their columns.
-const CATEGORIES: [Category; 9] = [
-    Category::Activation,
-    Category::Parameter,
-    Category::Gradient,
-    Category::IntermediateGradient,
-    Category::OptimizerState,
-    Category::Input,
-    Category::Temporary,
-    Category::Workspace,
-    Category::Unknown,
-];
+pub(super) const COLUMNS: &[Column] = &purposes::joined::<29>(&[
+    &[
+        Column::programs("device"),
+        Column::programs("iteration"),
+        Column::programs("iteration_kind"),
+        Column::programs("epoch"),
+        Column::programs("kind"),
+        Column::programs("path"),
+        Column::programs("depth"),
+        Column::all("total", "AT PEAK"),
+    ],
+    &purposes::COLUMNS,
+    &[
+        Column::rest("OTHER"),
+        Column::programs("own_total"),
+        Column::programs("own_activation"),
+        Column::programs("own_parameter"),
+        Column::programs("own_gradient"),
+        Column::programs("own_intermediate_gradient"),
+        Column::programs("own_optimizer_state"),
+        Column::programs("own_input"),
+        Column::programs("own_temporary"),
+        Column::programs("own_workspace"),
+        Column::programs("own_unknown"),
+        Column::people("MODULE"),
+    ],
+]);
 
 /// What the modules of a device held: a section for each moment that is told of.
 pub(super) struct Moments<'a> {
@@ -315,16 +297,14 @@ impl Line {
 }
 
 fn row(line: &Line, module: &Shown<Layer>) -> Row {
-    let of = |layer: &Layer| CATEGORIES.map(|category| Cell::Bytes(layer.of(category)));
     let Shown { own, total, .. } = module;
-    let other = [Category::Temporary, Category::Workspace, Category::Unknown];
-    let other = other.map(|category| total.of(category));
+    let named = purposes::named(|category| total.of(category));
     let mut cells = line.cells();
     cells.push(Cell::Bytes(total.all()));
-    cells.extend(of(total));
-    cells.push(Cell::Bytes(other.into_iter().fold(0, u64::saturating_add)));
+    cells.extend(purposes::cells(|category| total.of(category)));
+    cells.push(Cell::Bytes(total.all().saturating_sub(named)));
     cells.push(Cell::Bytes(own.all()));
-    cells.extend(of(own));
+    cells.extend(purposes::cells(|category| own.of(category)));
     cells.push(Cell::words(&module.name));
     Row::new(cells)
 }
@@ -336,11 +316,12 @@ fn rest(kind: &'static str, name: &str, bytes: Cell) -> Row {
         path: Cell::Blank,
         depth: Cell::Blank,
     };
+    let blank = purposes::COLUMNS.map(|_| Cell::Blank);
     let mut cells = line.cells();
     cells.push(bytes.clone());
-    cells.extend(vec![Cell::Blank; CATEGORIES.len() + 1]);
-    cells.push(bytes);
-    cells.extend(vec![Cell::Blank; CATEGORIES.len()]);
+    cells.extend(blank.clone());
+    cells.extend([Cell::Blank, bytes]);
+    cells.extend(blank);
     cells.push(Cell::words(name));
     Row::new(cells)
 }

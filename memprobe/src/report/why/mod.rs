@@ -5,8 +5,8 @@ mod categories;
 mod grid;
 mod iterations;
 mod layers;
-mod outline;
 mod phases;
+mod purposes;
 mod saved;
 mod size;
 

@@ -86,7 +86,7 @@ fn row(index: DeviceIndex, row: &PhaseRow) -> Row {
         Cell::Count(held.blocks),
         Cell::Count(held.allocs),
         Cell::Bytes(held.alloc_bytes),
-        Cell::words(row.phase.as_str()),
+        Cell::words(row.phase.key()),
         Cell::words(row.phase.as_str()),
         Cell::List(rules.collect()),
     ])

@@ -2,13 +2,13 @@
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::missing;
-use super::outline::{self, Shown};
 use crate::event::DeviceIndex;
 use crate::label::counted;
 use crate::model::why::iterations::IterationKind;
 use crate::model::why::modules::Together;
 use crate::model::why::size::{Amount, ModelSize, Size, Sizes};
 use crate::model::why::view::Hearsay;
+use crate::report::outline::{self, Shown};
 use crate::report::peak::place_name;
 use crate::report::structured::place_kind;
 use crate::report::{Alike, Format, ReportOptions, table};

@@ -48,7 +48,10 @@ pub fn draw(
         table::draw_account(buffer, layout.account, state, subject, theme);
         table::draw_head(buffer, layout.head, state, theme);
         table::draw_rows(buffer, layout.rows, state, allocated, theme);
-        table::draw_sum(buffer, layout.sum, state, allocated, theme);
+        // What is not known adds up to nothing.
+        if subject.moment.as_ref().is_none_or(|then| then.is_kept) {
+            table::draw_sum(buffer, layout.sum, state, allocated, theme);
+        }
     }
     draw_nothing(buffer, layout.rows, state, theme);
     if let Some(row) = state.selected() {

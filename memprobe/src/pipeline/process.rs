@@ -327,7 +327,8 @@ impl Process {
 
     /// Has the stacks told anew on which there may be other modules by now.
     pub(super) fn look_at_modules(&mut self, loader: &mut Loader) -> Option<String> {
-        if !self.symbolizer.look_at_modules() {
+        let tgid = self.tgid;
+        if !self.symbolizer.look_at_modules(&|| facts::ran(tgid)) {
             return None;
         }
         let told = self.attaching.renew_stacks(loader, super::now());

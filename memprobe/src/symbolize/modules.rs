@@ -22,7 +22,8 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Whether stacks that were named may have other modules on them by now.
-    pub fn look_at_modules(&mut self) -> bool {
-        self.stacks.modules().look_again()
+    /// `ran` tells for how long the process has run.
+    pub fn look_at_modules(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
+        self.stacks.modules().look_again(ran)
     }
 }

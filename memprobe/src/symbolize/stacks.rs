@@ -20,7 +20,7 @@ const MOST: usize = 1 << 20;
 const HASHES: usize = 1 << 19;
 
 /// How long a stack waits for the name of its module at most, and all that comes after it.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// After it has waited so long in vain, none waits for so many times as long.
 const RESTS: u32 = 8;

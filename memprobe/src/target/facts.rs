@@ -46,6 +46,18 @@ pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
     family
 }
 
+/// For how long all threads of a process have run together, in hundredths of a second (`utime` and `stime` in proc(5), in
+/// `USER_HZ`); `None` where it cannot be read.
+pub fn ran(tgid: Tgid) -> Option<u64> {
+    let stat = read_own(tgid, "stat");
+    let stat = String::from_utf8_lossy(&stat);
+    // The name before it may have spaces and brackets.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut fields = fields.split(' ').skip(11);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    next()?.checked_add(next()?)
+}
+
 /// The process that made another one, or has taken it over.
 pub fn parent(tgid: Tgid) -> Option<Tgid> {
     let status = read_own(tgid, "status");

@@ -3,7 +3,8 @@
 //! A stack holds addresses, and they are looked up a moment later. By then another module can be there that looks
 //! the same: memory that was freed last is given out first, so who is made and dropped in each step has its place
 //! and its sign again and again, but not all the time. So nothing is believed but what was found unchanged at
-//! several moments, none of them chosen by its calls.
+//! several moments, none of them chosen by its calls, and between any two of which the process has run: on a busy
+//! machine it may stand still for long, and then all that it has made stays.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +16,16 @@ use crate::target::memory::ReadMemory;
 
 /// At how many moments a tree must have been found unchanged, or a module that was called within a tree that it is
 /// not in.
-pub(super) const STAYS: u32 = 8;
+pub(super) const STAYS: u32 = 6;
 
 /// As [`STAYS`], of a tree of which others of its class were seen to go.
-pub(super) const LASTS: u32 = 128;
+pub(super) const LASTS: u32 = 64;
 
 /// How long there is between two such moments at least.
-pub(super) const BETWEEN: Duration = Duration::from_millis(5);
+const BETWEEN: Duration = Duration::from_millis(5);
+
+/// How long there is between them where the process has nothing to do.
+const IDLE: Duration = Duration::from_millis(100);
 
 /// The most classes and modules of which anything is kept.
 const MOST: usize = 1 << 12;
@@ -94,6 +98,13 @@ impl Belief {
         })
     }
 
+    /// Whether there are modules that have not stayed long enough to be believed.
+    pub(super) fn has_doubts(&self) -> bool {
+        self.strangers
+            .values()
+            .any(|stranger| stranger.moments < STAYS)
+    }
+
     /// Looks whether those are there that have not stayed long enough to be believed, at a moment that they did not
     /// choose.
     pub(super) fn look(&mut self, memory: &impl ReadMemory, layout: &PythonLayout) {
@@ -118,29 +129,50 @@ impl Belief {
     }
 }
 
+/// For how long this thread has run: on a busy machine, others run meanwhile.
+pub(super) fn worked() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
+}
+
 /// When what may go is looked at.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     looked: Option<Instant>,
     took: Duration,
+    /// For how long the process had run by then.
+    ran: Option<u64>,
 }
 
 impl Watch {
     /// What share of the time may be spent with it.
     const SHARE: u32 = 10;
 
-    /// Whether it is time to look; then [`Self::looked`] is to follow.
-    pub(super) fn is_due(&self, now: Instant) -> bool {
+    /// Whether it is time to look, where the process has run for so long; then [`Self::looked`] is to follow.
+    pub(super) fn is_due(&mut self, now: Instant, ran: &dyn Fn() -> Option<u64>) -> bool {
+        let Some(looked) = self.looked else {
+            self.ran = ran();
+            return true;
+        };
+        let passed = now.duration_since(looked);
         let pause = BETWEEN.max(self.took * Self::SHARE);
-        self.looked
-            .is_none_or(|looked| now.duration_since(looked) >= pause)
+        if passed < pause {
+            return false;
+        }
+        let ran = ran();
+        let has_run = ran.is_some() && ran != self.ran;
+        if !has_run && passed < pause.max(IDLE) {
+            return false;
+        }
+        self.ran = ran;
+        true
     }
 
-    /// It was looked since this moment.
-    pub(super) fn looked(&mut self, since: Instant) {
-        let now = Instant::now();
-        self.took = now.duration_since(since);
-        self.looked = Some(now);
+    /// It was looked, which took so long.
+    pub(super) fn looked(&mut self, took: Duration) {
+        self.took = took;
+        self.looked = Some(Instant::now());
     }
 
     /// As if it were time to look.

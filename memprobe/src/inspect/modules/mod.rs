@@ -22,7 +22,7 @@ use crate::symbolize::python::layout::PythonLayout;
 use crate::symbolize::python::module_calls::{Answer, Called, Calls, NameModules, Question};
 use crate::target::memory::ReadMemory;
 
-use belief::{Belief, Faith, STAYS, Watch};
+use belief::{Belief, Faith, LASTS, STAYS, Watch, worked};
 use named::{Named, Rank};
 use sign::{Fate, Sign};
 use tree::Tree;
@@ -274,8 +274,9 @@ impl<M: ReadMemory> ModuleNames<M> {
         if left.is_zero() {
             return None;
         }
+        let before = worked();
         let tree = Tree::read(&self.memory, &self.layout, top);
-        self.reading.0 = left.saturating_sub(start.elapsed());
+        self.reading.0 = left.saturating_sub(worked().saturating_sub(before));
         tree.ok()
     }
 
@@ -393,12 +394,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Looks at what is not believed yet, at a moment that nobody's calls have chosen.
-    fn watch(&mut self) {
-        let start = Instant::now();
-        if !self.watch.is_due(start) {
-            return;
-        }
-        self.belief.look(&self.memory, &self.layout);
+    fn watch(&mut self, ran: &dyn Fn() -> Option<u64>) {
         let is_watched = |(top, tree): &(&u64, &Named)| {
             !tree.is_over && self.faith_in_tree(**top, tree) != Faith::Full
         };
@@ -408,6 +404,12 @@ impl<M: ReadMemory> ModuleNames<M> {
             .filter(is_watched)
             .map(|it| *it.0)
             .collect();
+        let is_idle = watched.is_empty() && !self.belief.has_doubts();
+        if is_idle || !self.watch.is_due(Instant::now(), ran) {
+            return;
+        }
+        let before = worked();
+        self.belief.look(&self.memory, &self.layout);
         let mut known = Vec::new();
         for top in &watched {
             let signs = self.trees.get(top).into_iter().flat_map(Named::signs);
@@ -420,7 +422,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         for (top, fate) in doubted {
             self.is_other |= self.doubt(top, fate);
         }
-        self.watch.looked(start);
+        self.watch.looked(worked().saturating_sub(before));
     }
 
     /// Counts a moment at which all modules of a tree were there.
@@ -429,14 +431,15 @@ impl<M: ReadMemory> ModuleNames<M> {
             return;
         };
         tree.moments += 1;
-        // Now and then it is followed from its top on: a table that a dict has given up says for long what it said. The
-        // moments that faith asks for are such powers.
-        if tree.moments.is_power_of_two() {
+        // Now and then it is followed from its top on: a table that a dict has given up says for long what it said.
+        let is_due = [STAYS / 2, STAYS, LASTS].contains(&tree.moments);
+        if is_due && tree.len() > 1 {
             match self.read_again(top, self.next_question()) {
                 Ok(true) => {}
                 Ok(false) => self.is_other = true,
+                // Another time.
                 Err(_) => match self.trees.get_mut(&top) {
-                    Some(tree) => tree.moments = 0,
+                    Some(tree) => tree.moments -= 1,
                     None => self.is_other = true,
                 },
             }
@@ -500,8 +503,8 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
         self.nameless += 1;
     }
 
-    fn look_again(&mut self) -> bool {
-        self.watch();
+    fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
+        self.watch(ran);
         let start = Instant::now();
         if start < self.next_look {
             return false;

@@ -130,14 +130,14 @@ fn called(path: &str) -> Module {
 fn pass(names: &mut ModuleNames<Shared>, moments: u32) {
     for _ in 0..moments {
         names.watch.hurry();
-        names.watch();
+        names.watch(&|| None);
     }
 }
 
 /// Looks again at once.
 fn look(names: &mut ModuleNames<Shared>) -> bool {
     names.next_look = Instant::now();
-    names.look_again()
+    names.look_again(&|| None)
 }
 
 #[test]

@@ -17,8 +17,8 @@ pub trait NameModules {
     fn give_up(&mut self);
 
     /// Looks whether what was named is still there; `true` where another name may be right now for
-    /// what was named before.
-    fn look_again(&mut self) -> bool;
+    /// what was named before. `ran` tells for how long the process has run, in any unit.
+    fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool;
 }
 
 /// What is said of the name of a module.
@@ -133,8 +133,9 @@ impl ModuleCalls {
     }
 
     /// As [`NameModules::look_again`].
-    pub fn look_again(&mut self) -> bool {
-        self.names.as_mut().is_some_and(|names| names.look_again())
+    pub fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
+        let names = self.names.as_mut();
+        names.is_some_and(|names| names.look_again(ran))
     }
 
     /// The innermost module that was being called on a stack.
@@ -231,7 +232,7 @@ mod tests {
 
         fn give_up(&mut self) {}
 
-        fn look_again(&mut self) -> bool {
+        fn look_again(&mut self, _: &dyn Fn() -> Option<u64>) -> bool {
             false
         }
     }

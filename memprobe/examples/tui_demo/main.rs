@@ -346,6 +346,7 @@ impl Run {
                     events: lost,
                     stacks: lost / 50,
                     malformed: 0,
+                    uses: 0,
                 },
                 probes: probes(self.scene),
                 state,

@@ -88,6 +88,10 @@ impl Trainer {
                 let all = told::categories(&self.categories, &iterations, snapshot.now);
                 Reasons::Categories(Arc::new(all))
             }
+            Explain::Layers(which) => {
+                let iterations = self.categories.latest_iterations(100);
+                Reasons::Layers(Arc::new(told::layers(&self.categories, &iterations, which)))
+            }
         }
     }
 

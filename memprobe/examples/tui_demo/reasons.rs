@@ -47,7 +47,7 @@ impl Trainer {
         let mut trainer = Self {
             model: Model::new(Target::default(), TimeNs(0)),
             modules: ModuleLedger::default(),
-            categories: WhyLedger::new(None),
+            categories: WhyLedger::new(None).with_latest_layers(),
             stacks: HashMap::new(),
             live: Vec::new(),
             gradients: Vec::new(),
@@ -87,6 +87,10 @@ impl Trainer {
                 let iterations = self.categories.latest_iterations(100);
                 let all = told::categories(&self.categories, &iterations, snapshot.now);
                 Reasons::Categories(Arc::new(all))
+            }
+            Explain::Layers(which) => {
+                let iterations = self.categories.latest_iterations(100);
+                Reasons::Layers(Arc::new(told::layers(&self.categories, &iterations, which)))
             }
         }
     }

@@ -47,7 +47,7 @@ impl Trainer {
         let mut trainer = Self {
             model: Model::new(Target::default(), TimeNs(0)),
             modules: ModuleLedger::default(),
-            categories: WhyLedger::new(None),
+            categories: WhyLedger::new(None).with_latest_layers(),
             stacks: HashMap::new(),
             live: Vec::new(),
             gradients: Vec::new(),

@@ -51,7 +51,7 @@ pub struct Report {
     /// The order of lines, tensors and modules, largest first [default: peak]
     #[arg(short, long, value_enum)]
     sort: Option<Order>,
-    /// Show this many rows of each table [default: 30; 10 with --by peak and growth, which have several]
+    /// Show this many rows of each table [default: 30; 10 with --by peak and growth, which have several; all in JSON and CSV]
     #[arg(short, long, value_name = "N", conflicts_with = "all")]
     top: Option<usize>,
     /// Show all rows
@@ -308,13 +308,13 @@ impl Report {
                 Order::Blocks => Sort::Blocks,
                 Order::Allocs => Sort::Allocs,
             },
-            top: if self.all {
-                Top::All
-            } else {
-                Top::Rows(self.top.unwrap_or(match self.by {
-                    RowOf::Peak | RowOf::Growth => 10,
-                    _ => 30,
-                }))
+            top: match (self.top, self.format, self.by) {
+                (Some(most), ..) => Top::Rows(most),
+                // A program that adds up rows must not miss some.
+                (None, Writing::Json | Writing::Jsonl | Writing::Csv, _) => Top::All,
+                (None, Writing::Text, _) if self.all => Top::All,
+                (None, Writing::Text, RowOf::Peak | RowOf::Growth) => Top::Rows(10),
+                (None, Writing::Text, _) => Top::Rows(30),
             },
             grouping: match self.grouping.unwrap_or(Naming::User) {
                 Naming::User => Grouping::User,

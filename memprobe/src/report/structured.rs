@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::document::{Layout, Table};
-use super::lines::{Lines, callers};
+use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
 use super::{ReportOptions, table};
 use crate::event::{DeviceIndex, Frame};
@@ -240,6 +240,7 @@ fn whole<'a>(device: &'a DeviceSnapshot, options: &ReportOptions) -> Device<'a> 
             .shown
             .iter()
             .map(|row| line(device.index, row, Layout::Nested))
+            .chain(others(device.index, &lines.hidden))
             .collect(),
     }
 }
@@ -259,9 +260,13 @@ fn outside<'a>(row: &'a OutsideRow, options: &ReportOptions) -> Outside<'a> {
             .shown
             .iter()
             .map(|row| line(index, row, Layout::Nested))
+            .chain(others(index, &lines.hidden))
             .collect(),
     }
 }
+
+/// The kind of a row that stands for all that are left out.
+pub(super) const OTHERS: &str = "others";
 
 pub(super) fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
     (index != DeviceIndex::UNKNOWN).then_some(index)
@@ -295,7 +300,18 @@ fn flat<'a>(
         .shown
         .into_iter()
         .map(move |row| line(device.index, row, layout))
+        .chain(others(device.index, &lines.hidden))
         .chain(rest)
+}
+
+/// What lines come to that are left out, where some are.
+fn others<'a>(device: DeviceIndex, hidden: &Sum) -> Option<Line<'a>> {
+    (hidden.lines > 0).then(|| Line {
+        live: signed(hidden.live),
+        live_blocks: Some(hidden.live_blocks),
+        allocs: Some(hidden.allocs),
+        ..bare(device, OTHERS)
+    })
 }
 
 fn line<'a>(device: DeviceIndex, row: &'a LineRow, layout: Layout) -> Line<'a> {

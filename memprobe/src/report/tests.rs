@@ -301,7 +301,12 @@ fn live_bytes_of_all_rows_add_up_to_the_total_of_the_allocator() {
         ..memory(Action::Alloc, 70, 0x7f00_0080_0000, MIB)
     }));
     let file = recording(&events);
-    for (top, format) in [(Top::All, Format::Csv), (Top::All, Format::Jsonl)] {
+    for (top, format) in [
+        (Top::All, Format::Csv),
+        (Top::Rows(1), Format::Csv),
+        (Top::All, Format::Jsonl),
+        (Top::Rows(1), Format::Jsonl),
+    ] {
         let text = report(
             &file,
             ReportOptions {

@@ -59,7 +59,7 @@ pub fn layers(ledger: &WhyLedger, table: &Iterations, which: Which) -> Vec<Itera
     };
     let devices = ledger.devices().map(|index| {
         let knows = |row: &&Iteration| row.devices.iter().any(|(of, _)| *of == index);
-        let rows = table.rows.iter().filter(|row| row.is_numbered());
+        let mut rows = table.rows.iter().filter(|row| row.is_numbered());
         let mut whole = rows
             .clone()
             .filter(|row| row.kind == IterationKind::Whole)
@@ -72,7 +72,7 @@ pub fn layers(ledger: &WhyLedger, table: &Iterations, which: Which) -> Vec<Itera
                 .find(|row| row.number == number)
                 .or(first.filter(|first| number < first.number)),
         };
-        let row = row.or(latest).or(rows.filter(knows).next_back());
+        let row = row.or(latest).or(rows.rfind(knows));
         IterationLayers {
             index,
             source: table.source,

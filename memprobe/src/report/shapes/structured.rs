@@ -6,7 +6,7 @@ use super::Tensors;
 use crate::event::DeviceIndex;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow};
 use crate::report::document::Layout;
-use crate::report::structured::{Where, known_device, remainder, signed, what_kind};
+use crate::report::structured::{OTHERS, Where, known_device, remainder, signed, what_kind};
 
 /// The columns of comma-separated values.
 pub(super) const HEADINGS: [&str; 17] = [
@@ -41,7 +41,7 @@ pub(super) struct Device<'a> {
 }
 
 /// One row. What a block of `no_tensor` is for may be known: `use` says it, inferred from `asked_by`, a function of
-/// `library`; where `use` is null, that is the innermost one outside of the allocator. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, and in flat tables also `before_attach` and
+/// `library`; where `use` is null, that is the innermost one outside of the allocator. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, `others` for all that are left out, and in flat tables also `before_attach` and
 /// `unaccounted`, so that `live` adds up to what the allocator says.
 #[derive(Default, Serialize)]
 pub(super) struct Row<'a> {
@@ -85,6 +85,7 @@ pub(super) fn device<'a>((device, tensors): &'a (&DeviceSnapshot, Tensors)) -> D
         live_blocks: device.live_blocks,
         tensors: rows
             .map(|it| row(device.index, it, Layout::Nested))
+            .chain(others(device.index, &tensors.hidden))
             .collect(),
     }
 }
@@ -103,7 +104,19 @@ pub(super) fn flat<'a>(
     let shown = tensors.shown.iter();
     shown
         .map(move |it| row(device.index, it, layout))
+        .chain(others(device.index, &tensors.hidden))
         .chain(rest)
+}
+
+/// What rows come to that are left out, where some are.
+fn others<'a>(device: DeviceIndex, hidden: &[ShapeRow]) -> Option<Row<'a>> {
+    let total = |of: fn(&ShapeRow) -> u64| hidden.iter().map(of).fold(0, u64::saturating_add);
+    (!hidden.is_empty()).then(|| Row {
+        live: signed(total(|row| row.live.0)),
+        live_blocks: Some(total(|row| row.live_blocks)),
+        allocs: Some(total(|row| row.allocs)),
+        ..bare(device, OTHERS)
+    })
 }
 
 fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {

@@ -210,6 +210,8 @@ impl Attaching {
                 Err(error) => return Err(error),
             }
         }
+        // Before the probes: the first event may be in a backward pass.
+        self.find_variables(loader, files, &maps, now)?;
         if let Some(pending) = self.pending(&maps) {
             self.probe(loader, files, pending)?;
             return Ok(Step::Again);
@@ -218,7 +220,6 @@ impl Attaching {
             self.probe_tracepoints(loader, files, &file)?;
             return Ok(Step::Again);
         }
-        self.find_variables(loader, files, &maps, now)?;
         if self.is_complete() {
             return Ok(Step::Done);
         }

@@ -22,7 +22,7 @@ pub struct Object {
 /// What was known of a process before it stood still.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// The last objects of each list of old ones.
+    /// The last objects of each list.
     pub endings: HashSet<u64>,
     /// What matters to PyTorch and to names, without the rest of the objects.
     chosen: Census,

@@ -30,7 +30,9 @@ pub struct Listed {
 /// How long an object has been there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// It was made since the last collection or the one before.
+    /// It was made since the last collection.
+    New,
+    /// It was made since the collection before.
     Young,
     /// It has lived through collections.
     Old,
@@ -38,13 +40,24 @@ pub enum Age {
     Frozen,
 }
 
+impl Age {
+    /// So many objects of a list are looked at whether they are known or not: what they hold is still being changed.
+    /// A list of them is shorter, as long as garbage is collected at all.
+    const fn restless(self) -> usize {
+        match self {
+            Self::New | Self::Young => 1 << 15,
+            Self::Old | Self::Frozen => 0,
+        }
+    }
+}
+
 /// How far lists are followed.
 #[derive(Clone, Copy, Debug)]
 pub enum Reach<'a> {
-    /// To their ends.
+    /// From their beginnings to their ends.
     All,
-    /// Those of young objects to their ends, the others from their ends back to the first of these objects
-    /// ([`endings`]): what was added since, as long as the collector did not put them into another order.
+    /// From their ends back to the first of these objects ([`endings`]): what was added since, as long as the
+    /// collector did not put them into another order. Of young objects more, if not all.
     Added(&'a HashSet<u64>),
 }
 
@@ -144,30 +157,25 @@ pub fn walk(
     let first = collector.wrapping_add(layout.generations.into());
     let generations = (0..CollectorLayout::GENERATIONS)
         .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
-        .zip([Age::Young, Age::Young, Age::Old]);
+        .zip([Age::New, Age::Young, Age::Old]);
     let permanent = collector.wrapping_add(layout.permanent.into());
     // Of one list that is torn the others may be whole.
     let walked: Vec<_> = generations
         .chain([(permanent, Age::Frozen)])
-        .map(|(head, age)| match (reach, age) {
-            (Reach::All, _) | (_, Age::Young) => {
-                walk_list(memory, head, Way::Onwards, age, objects)
-            }
-            (Reach::Added(known), _) => walk_list(memory, head, Way::Back(known), age, objects),
-        })
+        .map(|(head, age)| walk_list(memory, head, reach, age, objects))
         .collect();
     walked.into_iter().collect()
 }
 
-/// The last objects of each list of old ones, among objects as [`walk`] gave them.
+/// The last objects of each list, among objects as [`walk`] gave them.
 pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Age)>) -> HashSet<u64> {
     let mut endings = HashSet::new();
-    let (mut list, mut taken) = (Age::Young, 0);
+    let (mut list, mut taken) = (None, 0);
     for (address, age) in objects.rev() {
-        if age != list {
-            (list, taken) = (age, 0);
+        if list != Some(age) {
+            (list, taken) = (Some(age), 0);
         }
-        if age != Age::Young && taken < ENDING {
+        if taken < ENDING {
             taken += 1;
             endings.insert(address);
         }
@@ -175,39 +183,32 @@ pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Age)>) -> HashSet<
     endings
 }
 
-/// Which way a list is followed, and how far.
-#[derive(Clone, Copy)]
-enum Way<'a> {
-    /// From the first object to the last.
-    Onwards,
-    /// From the last to the first that is known.
-    Back(&'a HashSet<u64>),
-}
-
 /// Adds the objects of one list.
 fn walk_list(
     memory: &impl ReadMemory,
     head: u64,
-    way: Way<'_>,
+    reach: Reach<'_>,
     age: Age,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
-    // The head beyond a node, and that towards the node from which it was reached.
-    let links = |[next, previous, _, _]: [u64; 4]| match way {
-        Way::Onwards => (
+    // The head beyond a node, and that of the node from which it was reached.
+    let links = |[next, previous, _, _]: [u64; 4]| {
+        let (next, previous) = (
             next & !CollectorLayout::MARKS,
             previous & !CollectorLayout::MARKS,
-        ),
-        Way::Back(_) => (
-            previous & !CollectorLayout::MARKS,
-            next & !CollectorLayout::MARKS,
-        ),
+        );
+        match reach {
+            Reach::All => (next, previous),
+            Reach::Added(_) => (previous, next),
+        }
     };
+    let restless = objects.len() + age.restless();
     let (mut node, _) = links(words(memory, head)?);
     let mut before = head;
     while node != head {
         let address = node.wrapping_add(CollectorLayout::HEAD_SIZE);
-        if matches!(way, Way::Back(known) if known.contains(&address)) {
+        let is_known = matches!(reach, Reach::Added(known) if known.contains(&address));
+        if is_known && objects.len() >= restless {
             break;
         }
         let words = words(memory, node)?;

@@ -106,16 +106,36 @@ fn what_was_added_to_a_list_is_found_from_its_end() {
 #[test]
 fn the_last_objects_of_each_list_are_its_ending() {
     let list = |first: u64, count, age| (first..first + count).map(move |at| (at, age));
-    let objects: Vec<_> = list(0, 5, Age::Young)
+    let objects: Vec<_> = list(0, 5_000, Age::New)
+        .chain(list(10_000, 5, Age::Young))
         .chain(list(100_000, 10_000, Age::Old))
         .chain(list(200_000, 3, Age::Frozen))
-        .chain(list(10, 5, Age::Young))
-        .chain(list(300_000, 2, Age::Old))
+        .chain(list(20_000, 5, Age::New))
         .collect();
     let endings = collector::endings(objects.into_iter());
-    assert_eq!(endings.len(), 4096 + 3 + 2);
-    assert!(endings.contains(&109_999) && !endings.contains(&100_000));
-    assert!(endings.contains(&200_000) && endings.contains(&300_000) && !endings.contains(&12));
+    assert_eq!(endings.len(), 4096 + 5 + 4096 + 3 + 5);
+    for (at, is_last) in [
+        (4_999, true),
+        (0, false),
+        (10_000, true),
+        (109_999, true),
+        (100_000, false),
+    ] {
+        assert_eq!(endings.contains(&at), is_last, "{at}");
+    }
+}
+
+#[test]
+fn of_young_objects_many_are_looked_at_again_and_not_all() {
+    let layout = &LAYOUTS[0];
+    let mut heap = FakeHeap::new(layout);
+    let objects: Vec<_> = (0..200_000).map(|_| heap.list(&[])).collect();
+    let (memory, interpreter) = heap.finish();
+    let known = objects.into_iter().collect();
+    let mut listed = Vec::new();
+    let (layout, reach) = (&layout.heap.collector, Reach::Added(&known));
+    collector::walk(&memory, layout, interpreter, reach, &mut listed).unwrap();
+    assert_eq!(listed.len(), 2 << 15);
 }
 
 #[test]

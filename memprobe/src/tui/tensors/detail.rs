@@ -53,7 +53,8 @@ pub fn summary(state: &TensorsState) -> String {
     }
     facts.extend(row.grad_fn.as_deref().map(clean));
     let site = site(state, row);
-    if !site.is_empty() {
+    let is_common = group.rows.iter().all(|&at| rows[at].site == row.site);
+    if is_common && !site.is_empty() {
         facts.push(format!("at {site}"));
     }
     facts.join("   ")

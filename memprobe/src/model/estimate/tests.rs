@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::event::{
-    Address, AtAttach, Context, MemoryEvent, NamedBlock, Names, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid,
-    TimeNs, Use,
+    Address, AtAttach, Context, MemoryEvent, NamedBlock, Names, Shape, ShapeId, Stack, StackId,
+    StackKind, Tgid, Tid, TimeNs, Use,
 };
 use crate::tensors::{DType, TensorKind};
 

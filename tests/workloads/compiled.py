@@ -66,7 +66,8 @@ def missing(backend):
 
 
 def live(tensors):
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == purposes.device)
+    storages = {storage.data_ptr(): storage.nbytes() for storage in storages}
     if purposes.device == "cpu":
         return sum(storages.values())
     # As the caching allocator rounds them.
@@ -107,8 +108,8 @@ def train(options):
         purposes.see("parameter", parameters)
         purposes.see("gradient", gradients)
         optimizer.step()
-        states = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-        purposes.see("optimizer_state", [value for state in optimizer.state.values() for value in state.values()])
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        purposes.see("optimizer_state", states)
         told = {
             "iteration": iteration,
             "saved": sum(saved.values()),

@@ -21,7 +21,8 @@ const PIPED_WIDTH: usize = 110;
 ///
 /// Every block that PyTorch's CPU allocator hands out is handed to the rules of its GPU allocator: rounding, pools,
 /// segments. What a GPU has no need of (copies of the CPU's kernels) is left out, what only a GPU does (steps of an
-/// optimizer that take all parameters at once) is put in, and each such difference is a row with its bytes. A step or
+/// optimizer that take all parameters at once) is put in, and each such difference is a row with its bytes. What each
+/// module makes in an iteration, without and with backward, is a table of its own. A step or
 /// two of training are enough. The script must run on the CPU: make the device a parameter of it. The
 /// command's exit status is passed on.
 #[derive(Args)]
@@ -31,8 +32,8 @@ Examples:
   sudo memprobe estimate --device-memory 24GiB -- python train.py --device cpu
   sudo memprobe estimate --on-host data.py:12 -- python train.py    that line stays on the host
   sudo memprobe estimate --format json -o need.json -- python train.py
-  sudo memprobe record -o cpu.json --cpu -- python train.py && memprobe estimate cpu.json
-  memprobe report cpu.json --by size    parameters, and what each module makes, without and with backward")]
+  sudo memprobe record -o cpu.json --cpu --names -- python train.py
+  memprobe estimate cpu.json               with the parameters of each module, which --names tells")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "command"]))]
 pub struct Estimate {
     /// A recording that `memprobe record --cpu` wrote; needs no root

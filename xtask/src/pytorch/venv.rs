@@ -147,7 +147,8 @@ impl Venv {
         // pip compiles nothing: to import the modules does.
         let modules = "import torch._dynamo, torch._inductor.compile_fx";
         let added = Pip(self.python())
-            .install(&[COMPILING])
+            // Without a network it is not to keep every run waiting.
+            .install(&["--retries", "1", COMPILING])
             .and_then(|()| process::answer(Command::new(self.python()).args(["-c", modules])));
         if let Err(error) = added {
             eprintln!("  without it: {error:#}; what tries torch.compile will be skipped");

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::*;
 use crate::event::{
-    Address, AtAttach, Context, MemoryEvent, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid,
-    TimeNs, Use,
+    Address, AtAttach, Context, MemoryEvent, NamedBlock, Names, Shape, ShapeId, Stack, StackId,
+    StackKind, Tgid, Tid, TimeNs, Use,
 };
-use crate::tensors::DType;
+use crate::tensors::{DType, TensorKind};
 
 const MIB: u64 = 1 << 20;
 
@@ -311,6 +311,40 @@ fn saved_is_what_a_backward_pass_gives_back() {
     assert_eq!(estimate.lines[0].saved, Bytes(4 * MIB));
     let kept = estimate.kept.expect("an iteration followed");
     assert_eq!(kept.allocated, Bytes(8 * MIB + 1024));
+}
+
+#[test]
+fn how_large_the_model_is_counts_what_the_gpu_has() {
+    let mut run = Run::new();
+    let weight = run.tensor(FORWARD, MIB);
+    run.tensor(DROPOUT, 4 * MIB);
+    run.tensor(DROPOUT, 4 * MIB);
+    run.block(FORWARD, 5 * MIB, ShapeId::NO_TENSOR);
+    let named = NamedBlock {
+        addr: Address(weight),
+        size: Bytes(MIB),
+        device: DeviceIndex::CPU,
+        kind: Some(TensorKind::Parameter),
+        name: None,
+        module: Some("Net".into()),
+        saved_by: None,
+        kept: None,
+    };
+    let time = TimeNs(run.next);
+    run.estimator.apply(&Event::Names(Arc::new(Names {
+        time,
+        tgid: Tgid(1),
+        blocks: vec![named],
+    })));
+    let sizes = run.finish().sizes.expect("something was made");
+    let on_gpu = &sizes.devices[&DeviceIndex(0)];
+    let made = on_gpu.others.iter().map(|(_, size)| size.made().bytes);
+    // The weight, a mask of a byte an element, and what comes out.
+    assert_eq!(made.sum::<u64>(), (1 + 1 + 4) * MIB);
+    let [module] = on_gpu.modules.as_slice() else {
+        panic!("{:?}", on_gpu.modules);
+    };
+    assert_eq!(module.total.parameters.bytes, MIB);
 }
 
 #[test]

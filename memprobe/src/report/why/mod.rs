@@ -216,7 +216,12 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
             left_out = grid.render(&mut text, options.width, style);
         }
     }
-    let narrow = said_of_left_out(&left_out);
+    let narrow = (!left_out.is_empty()).then(|| {
+        format!(
+            "Left out for want of room: {}. A wider terminal shows them, and --format csv or json.",
+            left_out.join(", ")
+        )
+    });
     if !tables.devices.is_empty() {
         table::push_line(&mut text, "");
     }
@@ -226,30 +231,18 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
     text
 }
 
-/// Says which columns are left out, if any.
-fn said_of_left_out(left_out: &[&str]) -> Option<String> {
-    let columns = left_out.join(", ");
-    (!left_out.is_empty()).then(|| {
-        format!(
-            "Left out for want of room: {columns}. A wider terminal shows them, and --format csv or json."
-        )
-    })
-}
-
-/// Writes how large models are as a part of another report, with what is to be known of it.
+/// Writes how large a model is as a part of an estimate, with what is to be known of it.
 pub(super) fn push_sizes(
     text: &mut String,
     sizes: &Sizes,
     heard: Hearsay,
     options: &ReportOptions,
 ) {
-    let mut left_out = Vec::new();
     for (index, device) in &sizes.devices {
         let grid = size::grid(*index, device, sizes.named, options);
-        left_out = grid.render(text, options.width, Style(options.colour));
+        grid.render(text, options.width, Style(options.colour));
     }
-    let notes = size::notes(Some(sizes), heard, options);
-    for note in notes.into_iter().chain(said_of_left_out(&left_out)) {
+    for note in size::notes_of_estimate(sizes, heard) {
         table::push_note(text, &note, options.width);
     }
 }

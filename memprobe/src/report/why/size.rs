@@ -44,18 +44,41 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::people("MODULE"),
 ];
 
+/// What the columns are.
+const COLUMNS_MEAN: &str = "Bytes of tensors, a module's with those of its parts. FORWARD: intermediate variables that forward passes made, without \
+         backward; in-place operations and views make none. SAVED: those of them that a backward pass freed. BOTH: with what backward passes made, \
+         but for GRADIENTS of parameters. OTHER: inputs, optimizer state, workspaces, temporaries of steps. ROUNDED: all that was made, \
+         as the allocator rounds it; the total is what it handed out in that time.";
+
+/// What is to be known of the table where it is part of an estimate, which has other options than a report.
+pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Hearsay) -> Vec<String> {
+    let mut notes = vec![which(sizes), COLUMNS_MEAN.to_owned()];
+    notes.push(match sizes.named {
+        true => "Parameters and buffers are those that the process's own objects name, each block once, with the first module that has it.",
+        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module. Those of each module: \
+                  `memprobe record --cpu --names -o cpu.json -- python train.py`, then `memprobe estimate cpu.json`.",
+    }.to_owned());
+    notes.push(
+        "Modules that differ in number alone are one row; --format json has each, and all columns."
+            .to_owned(),
+    );
+    if sizes
+        .devices
+        .values()
+        .all(|device| device.modules.is_empty())
+    {
+        notes.push(table::NO_MODULES.to_owned());
+    }
+    notes.extend(missing(heard));
+    notes
+}
+
 pub(super) fn notes(sizes: Option<&Sizes>, heard: Hearsay, options: &ReportOptions) -> Vec<String> {
     let Some(sizes) = sizes else {
         return vec!["Nothing was allocated in this recording.".to_owned()];
     };
     let mut notes = vec![which(sizes)];
-    notes.push(
-        "Bytes of tensors, a module's with those of its parts. FORWARD: intermediate variables that forward passes made, without \
-         backward; in-place operations and views make none. SAVED: those of them that a backward pass freed. BOTH: with what backward passes made, \
-         but for GRADIENTS of parameters. OTHER: inputs, optimizer state, workspaces, temporaries of steps. ROUNDED: all that was made, \
-         as the allocator rounds it; the total is what it handed out in that time."
-            .to_owned(),
-    );
+    notes.push(COLUMNS_MEAN.to_owned());
     notes.push(match sizes.named {
         true => "Parameters and buffers are those that the process's own objects name, each block once, with the first module that has \
                  it (recorded with --names). What else a block is for is inferred: --by category names the rules."
@@ -137,7 +160,10 @@ fn rank(size: &Size) -> (u64, u64, u64) {
 fn row(index: DeviceIndex, module: &Shown<Size>, named: bool) -> Row {
     let Shown { own, total, .. } = module;
     let bytes = |amount: Amount| Cell::Bytes(amount.bytes);
-    let blocks = |amount: Amount| Cell::Count(amount.blocks);
+    let blocks = |amount: Amount| match (amount.blocks, amount.bytes) {
+        (0, 1..) => Cell::None,
+        (blocks, _) => Cell::Count(blocks),
+    };
     let kept = |cell: Cell| if named { cell } else { Cell::None };
     Row::new(vec![
         Cell::Device(index),

@@ -172,19 +172,29 @@ impl WhyLedger {
         })
     }
 
-    /// Parameters and buffers that a device holds now, as far as they can be inferred.
+    /// Parameters and buffers that a device holds, as far as they can be inferred: now, or when it held most, where a program that ends has let
+    /// go of them. Then it is not known in how many blocks.
     fn inferred(&self, device: DeviceIndex) -> Size {
         let rules = self.device(device).map(|view| view.categories());
         let rules = rules.into_iter().flatten();
-        let parameters = rules
-            .filter(|row| row.rule.category() == Category::Parameter)
-            .fold(Amount::default(), |sum, row| {
-                sum.and(Amount {
-                    blocks: row.blocks,
-                    bytes: row.live,
-                    rounded: row.live,
-                })
+        let parameters = rules.filter(|row| row.rule.category() == Category::Parameter);
+        let (mut now, mut at_peak) = (Amount::default(), 0_u64);
+        for row in parameters {
+            now = now.and(Amount {
+                blocks: row.blocks,
+                bytes: row.live,
+                rounded: row.live,
             });
+            at_peak = at_peak.saturating_add(row.at_peak);
+        }
+        let parameters = match now.bytes >= at_peak {
+            true => now,
+            false => Amount {
+                blocks: 0,
+                bytes: at_peak,
+                rounded: at_peak,
+            },
+        };
         Size {
             parameters,
             ..Size::default()

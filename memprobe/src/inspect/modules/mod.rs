@@ -41,7 +41,7 @@ const LOOK_SOON: Duration = Duration::from_millis(100);
 const MOST_PATIENCE: u32 = 64;
 
 /// How long trees may be read at a stretch, and then what share of the time.
-const READING: Duration = Duration::from_millis(200);
+const READING: Duration = Duration::from_millis(500);
 const READING_SHARE: u32 = 20;
 
 /// What share of the time may be spent with looking.

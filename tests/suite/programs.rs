@@ -106,6 +106,23 @@ impl Family {
     }
 }
 
+/// Builds `programs/malloc.c`, an allocator for `LD_PRELOAD`.
+///
+/// # Panics
+///
+/// Where that fails.
+pub fn malloc(folder: &Path) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+    let path = folder.join("libmalloc.so");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-Wall", "-Wextra", "-Werror", "-fno-builtin"]);
+    compiler
+        .args(["-shared", "-fPIC"])
+        .arg(sources.join("malloc.c"));
+    succeed(compiler.arg("-o").arg(&path));
+    path
+}
+
 /// What a process did, in its own words.
 #[derive(Debug)]
 pub struct Ledger {

@@ -61,6 +61,26 @@ impl PyTorch {
         bin.parent().expect("and that in an environment").to_owned()
     }
 
+    /// The release of PyTorch, as `2.15.0`.
+    ///
+    /// # Panics
+    ///
+    /// Where its folder does not say.
+    pub fn release(&self) -> String {
+        let lib = self.environment().join("lib");
+        let pythons = std::fs::read_dir(lib).expect("an environment has a folder lib");
+        let texts = pythons.filter_map(|entry| {
+            let file = entry.ok()?.path().join("site-packages/torch/version.py");
+            std::fs::read_to_string(file).ok()
+        });
+        let release = texts.into_iter().find_map(|text| {
+            let (_, version) = text.split_once("__version__ = '")?;
+            let version = version.split(['+', '\'']).next()?;
+            Some(version.to_owned())
+        });
+        release.expect("torch/version.py says its version")
+    }
+
     /// Whether there are, or can be simulated, so many GPUs. Where not, says so in a line.
     pub fn has_devices(&self, wanted: u32) -> bool {
         if self.simulated_libraries().is_some() {

@@ -1,10 +1,10 @@
 //! Every block is told with the tensor that it is for: shape, element type and bytes asked for.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use memprobe_tests::events::Event;
-use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::ground::Ground;
 use memprobe_tests::memprobe::lost;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
@@ -188,7 +188,7 @@ fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
         return;
     }
     let Some(ground) = Ground::take() else { return };
-    for pytorch in ground.pytorches_on(On::Newest) {
+    for (release, pytorch) in with_history(&ground) {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("trace.json");
         let log = folder.path().join("log.json");
@@ -215,11 +215,21 @@ fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
             "storage without a tensor",
             "torch.cuda.caching_allocator_alloc",
         ] {
-            assert!(met.contains(what), "no {what} among {met:?}");
+            assert!(met.contains(what), "no {what} among {met:?} of {release}");
         }
+        println!("torch {release}  {} blocks  {met:?}", asked.len());
         adds_up(&ground, &file);
         every_use_has_a_row(&ground, &file, &met);
     }
+}
+
+/// One PyTorch of each release that names functions of C++: 2.0 crashes where it is to.
+fn with_history(ground: &Ground) -> BTreeMap<String, &PyTorch> {
+    let all = ground.pytorches.iter().chain([ground.pytorch()]);
+    let releases = all.map(|pytorch| (pytorch.release(), pytorch));
+    releases
+        .filter(|(release, _)| !release.starts_with("2.0."))
+        .collect()
 }
 
 /// What memprobe says of the blocks without a tensor, each of which PyTorch agrees to.

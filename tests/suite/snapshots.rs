@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::process::Background;
-use memprobe_tests::pytorch::PyTorch;
+use memprobe_tests::programs;
 use memprobe_tests::snapshot::Snapshot;
 use memprobe_tests::standing::{Standing, Truth};
 use memprobe_tests::tensor_agreement::{Devices, compare};
@@ -26,8 +26,13 @@ fn agree(workload: &[&str], devices: Devices, on: On, least: &Least) {
     let Some(ground) = Ground::take() else { return };
     let mut wrong = Vec::new();
     for pytorch in ground.pytorches_on(on) {
-        wrong.extend(agree_on(&ground, pytorch, workload, devices, least));
+        let standing = Standing::start(pytorch, workload, &[]);
+        wrong.extend(agree_with(&ground, standing, workload[0], devices, least));
     }
+    assert_none(&wrong);
+}
+
+fn assert_none(wrong: &[String]) {
     let shown = wrong.iter().take(SHOWN).cloned().collect::<Vec<_>>();
     assert!(
         wrong.is_empty(),
@@ -37,10 +42,10 @@ fn agree(workload: &[&str], devices: Devices, on: On, least: &Least) {
     );
 }
 
-fn agree_on(
+fn agree_with(
     ground: &Ground,
-    pytorch: &PyTorch,
-    workload: &[&str],
+    mut standing: Standing,
+    workload: &str,
     devices: Devices,
     least: &Least,
 ) -> Vec<String> {
@@ -48,7 +53,6 @@ fn agree_on(
         Devices::Cuda => &[],
         Devices::WithCpu => &["--cpu"],
     };
-    let mut standing = Standing::start(pytorch, workload, &[]);
     let (mut wrong, mut sums) = (Vec::new(), [0; 4]);
     let mut versions = String::new();
     while let Some(point) = standing.next_point() {
@@ -70,8 +74,7 @@ fn agree_on(
     standing.end();
     let [tensors, names, saved, blocks] = sums;
     println!(
-        "{}  {versions}  {tensors} tensors  {names} names  {saved} saved  {blocks} blocks  {} differences",
-        workload[0],
+        "{workload}  {versions}  {tensors} tensors  {names} names  {saved} saved  {blocks} blocks  {} differences",
         wrong.len()
     );
     assert!(
@@ -192,6 +195,28 @@ fn what_the_graph_keeps_is_listed_with_the_operation_that_keeps_it() {
         saved: 10,
     };
     agree(&["saved_tensors.py"], Devices::Cuda, On::Each, &least);
+}
+
+#[test]
+fn what_the_graph_keeps_is_listed_also_where_malloc_is_not_that_of_the_c_library() {
+    let Some(ground) = Ground::take() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let malloc = programs::malloc(folder.path());
+    let malloc = malloc.to_str().expect("UTF-8");
+    let workload = "saved_tensors.py";
+    let least = Least {
+        tensors: 300,
+        names: 50,
+        saved: 10,
+    };
+    let standing = Standing::start(ground.pytorch(), &[workload], &[("LD_PRELOAD", malloc)]);
+    assert_none(&agree_with(
+        &ground,
+        standing,
+        workload,
+        Devices::Cuda,
+        &least,
+    ));
 }
 
 #[test]

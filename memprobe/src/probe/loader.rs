@@ -45,6 +45,9 @@ const LIFECYCLE: [(&str, &str); 3] = [
 const THREADS_OF_ONE: u32 = 1024;
 const THREADS_OF_MANY: u32 = 4096;
 
+/// How many instructions a verifier follows before it gives up (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h).
+pub const MOST_FOLLOWED: u32 = 1_000_000;
+
 /// What is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -217,6 +220,18 @@ impl Loader {
     /// How many programs were loaded.
     pub fn programs(&self) -> usize {
         self.ebpf.programs().count()
+    }
+
+    /// The most instructions that the kernel's verifier followed of one program; it gives up at [`MOST_FOLLOWED`].
+    /// `None` before Linux 5.16, which does not say.
+    pub fn followed(&self) -> Option<u32> {
+        let loaded = self
+            .ebpf
+            .programs()
+            .filter_map(|(_, program)| program.info().ok());
+        loaded
+            .filter_map(|info| info.verified_instruction_count())
+            .max()
     }
 
     /// The ring buffer's reading end. Can be taken once.

@@ -33,8 +33,9 @@ const ROWS: &[Row] = &[
         what: "cuBLAS workspace",
         functions: &["at::cuda::getCurrentCUDABlasHandle"],
     },
-    // aten/src/ATen/cuda/CUDABlas.cpp@v2.15.0 (`CublasLtWorkspace`) and @v2.0.1 (`gemm_and_bias`). What is asked for
-    // there through a handle of cuBLAS lies further in, in the row above.
+    // aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0 (`getCUDABlasLtWorkspace`, which `CublasLtWorkspace` of
+    // ATen/cuda/detail/CublasLtUtils.h calls) and CUDABlas.cpp@v2.0.1 (`gemm_and_bias`). What is asked for there through
+    // a handle of cuBLAS lies further in, in the row above.
     Row {
         what: "cuBLASLt workspace",
         functions: &["at::cuda::getCUDABlasLtWorkspace", "at::cuda::blas::"],

@@ -15,6 +15,9 @@ pub struct Kernel {
     pub why: &'static str,
     /// What memprobe does on it.
     pub expected: Expected,
+    /// How many instructions its verifier followed of the longest program, by its log (2026-11-22), where the kernel does
+    /// not tell.
+    pub followed: Option<u32>,
 }
 
 /// Who built a kernel, and signs it.
@@ -45,6 +48,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         why: "Debian 11; too old: no perf links for uprobes",
         expected: Expected::Refused,
+        followed: None,
     },
     Kernel {
         name: "5.15.0-25",
@@ -53,6 +57,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-generic",
         why: "the oldest: Ubuntu 22.04 as it was released",
         expected: Expected::Works,
+        followed: Some(174_586),
     },
     Kernel {
         name: "5.15",
@@ -61,6 +66,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-generic",
         why: "Ubuntu 22.04 with its updates",
         expected: Expected::Works,
+        followed: Some(172_018),
     },
     Kernel {
         name: "6.1",
@@ -69,6 +75,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         why: "Debian 12",
         expected: Expected::Works,
+        followed: None,
     },
     Kernel {
         name: "6.8",
@@ -77,6 +84,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-generic",
         why: "Ubuntu 24.04",
         expected: Expected::Works,
+        followed: None,
     },
     Kernel {
         name: "6.12",
@@ -85,6 +93,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         why: "Debian 13",
         expected: Expected::Works,
+        followed: None,
     },
     Kernel {
         name: "sid",
@@ -93,6 +102,7 @@ pub const KERNELS: [Kernel; 7] = [
         package: "linux-image-amd64",
         why: "the newest of Debian",
         expected: Expected::Works,
+        followed: None,
     },
 ];
 

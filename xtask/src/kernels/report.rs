@@ -24,6 +24,9 @@ pub struct Row {
     pub complaints: Vec<String>,
     /// What `doctor` says of loading the programs there.
     pub programs: Option<String>,
+    /// How many instructions its verifier followed of the longest program.
+    #[serde(default)]
+    pub followed: Option<u32>,
     /// The tests that passed.
     pub tests: Vec<String>,
     /// Events, and stacks of them, that agreed with PyTorch's own recorder.
@@ -50,6 +53,11 @@ impl Row {
             version: version.to_owned(),
             complaints,
             programs: told.programs.iter().find_map(|ran| ran.programs.clone()),
+            followed: told
+                .programs
+                .iter()
+                .find_map(|ran| ran.followed)
+                .or(kernel.followed),
             tests,
             events: told.programs.iter().map(|ran| ran.events).sum(),
             stacks: told.programs.iter().map(|ran| ran.stacks).sum(),
@@ -77,6 +85,7 @@ impl Row {
             self.version.clone(),
             result,
             or_nothing(self.programs.clone()),
+            or_nothing(self.followed.map(|followed| followed.to_string())),
             or_nothing(Some(compared).filter(|_| self.events > 0)),
             self.tests.len().to_string(),
             format!("{}, {}", self.date, self.by),
@@ -84,12 +93,13 @@ impl Row {
     }
 }
 
-const COLUMNS: [&str; 8] = [
+const COLUMNS: [&str; 9] = [
     "kernel",
     "of",
     "package",
     "memprobe",
     "doctor there",
+    "instructions followed",
     "compared with PyTorch's recorder, none differing",
     "tests passed",
     "tried",
@@ -146,7 +156,9 @@ fn page(rows: &[Row]) -> String {
         "# Kernels\n\n\
          What memprobe does on the kernels of distributions, each booted in a virtual machine with unmodified PyTorch on simulated CUDA.\n\
          `cargo xtask kernels` tries them and writes this page; [catalog.rs](../xtask/src/kernels/catalog.rs) has the kernels and the tests.\n\
-         Loading takes longer under \"qemu\", which translates the guest's code, than under KVM.\n\n\
+         Loading takes longer under \"qemu\", which translates the guest's code, than under KVM.\n\
+         \"Instructions followed\" are those of the longest program, as `memprobe doctor` has it; a verifier gives up at 1,000,000.\n\
+         Linux 5.15 does not tell: there they are from the verifier's log (BPF_LOG_STATS).\n\n\
          {}\n\
          The tests that passed, all of the suite that CI runs on its own kernel too, with the number of kernels:\n\n{tests}",
         table(rows)
@@ -183,7 +195,7 @@ mod tests {
         let rows: Vec<&str> = text.lines().skip(2).collect();
         assert!(rows[0].contains("| refused with words |"), "{text}");
         assert!(
-            rows[1].contains("| works | - | 10 events, 5 stacks | 1 |"),
+            rows[1].contains("| works | - | - | 10 events, 5 stacks | 1 |"),
             "{text}"
         );
         assert!(rows[2].contains("| **robustness did not end** |"), "{text}");

@@ -64,6 +64,8 @@ pub struct Ran {
     pub stacks: u64,
     /// What `doctor` says of loading the programs.
     pub programs: Option<String>,
+    /// How many instructions the verifier follows of the longest, where the kernel tells.
+    pub followed: Option<u32>,
     /// The tests that passed.
     pub tests: Vec<String>,
 }
@@ -105,7 +107,11 @@ impl Ran {
         } else if let Some(name) = passed_test(line) {
             self.tests.push(name.to_owned());
         } else if let Some((_, programs)) = line.split_once(": programs: ") {
-            self.programs = Some(programs.to_owned());
+            let (loaded, followed) = programs.split_once("; ").unwrap_or((programs, ""));
+            self.programs = Some(loaded.to_owned());
+            let numbers = followed.replace(',', "");
+            let mut numbers = numbers.split_whitespace().filter_map(|it| it.parse().ok());
+            self.followed = numbers.next();
         } else if number_before(line, "differing") == Some(0) {
             self.events += number_before(line, "events").unwrap_or(0);
             self.stacks += number_before(line, "stacks").unwrap_or(0);
@@ -154,6 +160,7 @@ mod tests {
     const GOOD: &str = "\
 @kernel 6.1.0-56-amd64
 @start exactness
+Linux 6.1.0-56-amd64: programs: 18 programs load in 1.0 s; of the longest the verifier follows 113,866 of 1,000,000 instructions
 test every_event ... ok
 skipped: MEMPROBE_TEST_PYTHON_312 names no PyTorch; run `cargo xtask test`
 mlp_adam.py  python 3.11.7    4000 events   1500 stacks  700 backward   12 checkpoints    0 differing
@@ -171,6 +178,8 @@ test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out; fini
         let ran = &told.programs[0];
         assert_eq!((ran.passed, ran.events, ran.stacks), (2, 4100, 1550));
         assert_eq!(ran.tests, ["every_event"]);
+        assert_eq!(ran.programs.as_deref(), Some("18 programs load in 1.0 s"));
+        assert_eq!(ran.followed, Some(113_866));
         assert_eq!(ran.complaint(), None);
     }
 

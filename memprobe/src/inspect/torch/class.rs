@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
+use super::deleter;
 use crate::target::cpp_class::{ALIGNMENT, LOWEST, name_of, of_table};
 use crate::target::memory::ReadMemory;
 
@@ -49,6 +50,8 @@ pub(super) struct CppClass {
     pub(super) name: Arc<str>,
     /// What it is derived from.
     pub(super) family: Family,
+    /// Bytes of an object of it, for [`Family::Node`] and where it tells.
+    pub(super) size: Option<u64>,
 }
 
 /// Classes by the address of their virtual tables, each looked up once.
@@ -100,9 +103,15 @@ fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
         ancestor = next;
         family = family_of(&name);
     }
+    let family = family.unwrap_or(Family::Other);
+    let size = match family {
+        Family::Node => deleter::object_size(memory, table),
+        _ => None,
+    };
     Some(CppClass {
         name: name.into(),
-        family: family.unwrap_or(Family::Other),
+        family,
+        size,
     })
 }
 

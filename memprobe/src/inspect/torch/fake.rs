@@ -5,6 +5,7 @@ use crate::target::memory::fake::FakeMemory;
 
 /// Where each kind of thing lies.
 const CLASSES: u64 = 0x10_0000;
+const CODE: u64 = 0x1000_0000;
 const OBJECTS: u64 = 0x5500_0000_0000;
 
 /// Memory with objects in it.
@@ -46,6 +47,21 @@ impl Heap {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         self.memory.map(at, bytes.collect());
         at + 8
+    }
+
+    /// Gives a class the function that deletes its objects, which are of `size` bytes, as a compiler writes it:
+    /// `push rbx; mov rbx, rdi; call …; mov rdi, rbx; mov esi, size; pop rbx; jmp …`.
+    pub(super) fn deleter(&mut self, table: u64, size: u32) {
+        let at = CODE + self.classes;
+        self.classes += 0x2000;
+        let mut code = vec![
+            0x53, 0x48, 0x89, 0xfb, 0xe8, 0, 0, 0, 0x10, 0x48, 0x89, 0xdf, 0xbe,
+        ];
+        code.extend(size.to_le_bytes());
+        code.extend([0x5b, 0xe9, 0, 0, 0, 0x10]);
+        code.resize(0x1000, 0xcc);
+        self.memory.map(at, code);
+        self.memory.write(table + 8, &at.to_le_bytes());
     }
 
     /// The type information of a class.

@@ -93,7 +93,8 @@ impl LeftOut {
             (
                 self.unsearched,
                 "operations of the backward pass were not searched for the tensors that they keep: \
-                 their size cannot be told, as with another malloc than that of the C library",
+                 neither their class nor the allocator tells their size, as with another malloc than that \
+                 of the C library",
             ),
             (
                 self.packed,

@@ -11,6 +11,7 @@ mod autograd;
 mod bytes;
 mod calibrate;
 mod class;
+mod deleter;
 mod era;
 mod layouts;
 mod node;

@@ -110,7 +110,7 @@ fn search(
             .node
             .python
             .and_then(|object| python_body(memory, object)),
-        _ => body(memory, layout, read.node.address),
+        _ => body(memory, layout, class, read.node.address),
     };
     let Some(body) = body else {
         read.unsearched = true;
@@ -125,19 +125,26 @@ fn search(
 }
 
 /// The bytes of a node behind what every node has.
-fn body(memory: &impl ReadMemory, layout: &NodeLayout, address: u64) -> Option<Vec<u8>> {
-    let size = size(memory, address, layout.size as u64)?;
+fn body(
+    memory: &impl ReadMemory,
+    layout: &NodeLayout,
+    class: &CppClass,
+    address: u64,
+) -> Option<Vec<u8>> {
+    let least = layout.size as u64;
+    let told = class.size.filter(|size| (least..=LARGEST).contains(size));
+    let size = told.or_else(|| chunk_size(memory, address, least))?;
     let start = address.checked_add(layout.size as u64)?;
     memory
         .read_bytes(start, size - layout.size as u64, LARGEST as usize)
         .ok()
 }
 
-/// The bytes of the object at an address, by what the allocator of the C library keeps before it:
-/// the size of the chunk, which must be one, and whose neighbour must know that it is in use
+/// The bytes of the object at an address, for classes that do not tell: by what the allocator of the C library keeps
+/// before it, the size of the chunk, which must be one, and whose neighbour must know that it is in use
 /// (malloc/malloc.c@glibc-2.36). A shared object of `std::make_shared` has its counts before it.
 /// `None` where another allocator handed it out.
-fn size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64> {
+fn chunk_size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64> {
     const FLAGS: u64 = 7;
     const IN_USE: u64 = 1;
     const MAPPED: u64 = 2;

@@ -6,6 +6,7 @@ use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
 use super::{Class, Geometry, Layouts, NotOne, Origin, Why};
 use crate::event::DeviceIndex;
+use crate::target::memory::ReadMemory as _;
 use crate::tensors::Device;
 
 /// The rows of a version.
@@ -273,4 +274,22 @@ fn a_node_of_an_unknown_allocator_is_not_searched_and_that_is_said() {
     let graph = training.collect(&layouts);
     assert_eq!(graph.left_out.unsearched, 1);
     assert!(graph.keepers(training.activation).next().is_none());
+}
+
+#[test]
+fn a_node_whose_class_tells_its_size_is_searched_whatever_its_allocator() {
+    let mut training = Training::of(process(15));
+    let heap = &mut training.process.heap;
+    let (_, size) = heap
+        .all
+        .iter()
+        .find(|one| one.0 == training.relu)
+        .copied()
+        .unwrap();
+    let table = heap.memory.read_u64(training.relu).unwrap();
+    heap.deleter(table, size as u32);
+    heap.memory
+        .write(training.relu - 8, &0x1234_5678_9abc_u64.to_le_bytes());
+    let layouts = training.layouts(Some("2.15.0")).unwrap();
+    compare(&training, &training.collect(&layouts), 15);
 }

@@ -8,10 +8,11 @@ use memprobe_common::ProcessConfig;
 
 use crate::decode::{MemoryKind, Record, decode};
 use crate::event::Tgid;
+use crate::label::count;
 use crate::probe::catalog::{Need, PROBES};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::kernel::TaskOffsets;
-use crate::probe::loader::{Loader, Modules, Reach, Watch};
+use crate::probe::loader::{Loader, MOST_FOLLOWED, Modules, Reach, Watch};
 use crate::probe::refusal::{Asked, Refusal};
 use crate::target::maps::Maps;
 
@@ -48,22 +49,7 @@ pub(super) fn of_the_kernel() -> Trial {
     let before = Instant::now();
     match Loader::new(&offsets, Watch::One, RING_BYTES) {
         Ok(mut loader) => {
-            let took = before.elapsed();
-            let programs = loader.programs();
-            trial.findings.push(
-                Finding::ok(
-                    "programs",
-                    format!(
-                        "{programs} programs and their maps load in {:.1} s",
-                        took.as_secs_f64()
-                    ),
-                )
-                .with("programs", programs)
-                .with(
-                    "milliseconds",
-                    u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                ),
-            );
+            trial.findings.push(of_programs(&loader, before.elapsed()));
             trial.findings.push(of_modules(loader.modules()));
             trial.findings.push(try_probe(&mut loader));
         }
@@ -77,6 +63,28 @@ pub(super) fn of_the_kernel() -> Trial {
         }
     }
     trial
+}
+
+/// How the programs were loaded.
+fn of_programs(loader: &Loader, took: Duration) -> Finding {
+    let programs = loader.programs();
+    let mut words = format!(
+        "{programs} programs and their maps load in {:.1} s",
+        took.as_secs_f64()
+    );
+    let followed = loader.followed();
+    if let Some(followed) = followed {
+        let [followed, most] = [followed, MOST_FOLLOWED].map(|number| count(number.into()));
+        words +=
+            &format!("; of the longest the verifier follows {followed} of {most} instructions");
+    }
+    Finding::ok("programs", words)
+        .with("programs", programs)
+        .with(
+            "milliseconds",
+            u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        )
+        .with("followed", followed)
 }
 
 /// Whether the programs are those that tell of modules.

@@ -460,10 +460,8 @@ mod tests {
         };
         assert_ne!(at, libc::MAP_FAILED);
         // SAFETY: the second page of it.
-        assert_eq!(
-            unsafe { libc::mprotect(at.byte_add(4096), 4096, libc::PROT_NONE) },
-            0
-        );
+        let closed = unsafe { libc::mprotect(at.byte_add(4096), 4096, libc::PROT_NONE) };
+        assert_eq!(closed, 0);
         let mut rooms = vec![[1_u8; 1024]; 9];
         let pieces = (0..).zip(&mut rooms);
         let mut pieces: Vec<_> = pieces

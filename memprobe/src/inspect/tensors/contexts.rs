@@ -22,6 +22,9 @@ use crate::target::memory::ReadMemory;
 const MOST_OBJECTS: usize = 1 << 18;
 const MOST_REFERENCES: usize = 1 << 19;
 
+/// What steps are written behind: a dot sets an attribute off from what it is of.
+const CTX: &str = "ctx";
+
 /// Where a reference leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
@@ -161,11 +164,12 @@ impl Search {
             self.contexts.left_out += 1;
             return;
         }
-        let mut text = String::new();
+        let mut text = CTX.to_owned();
         match step {
             Step::Index(_) | Step::Element => text.push_str(EVERY),
             step => heap.write_step(classes, step, &mut text),
         }
+        let text = text.split_off(CTX.len());
         let step = match self.steps.get(&text) {
             Some(known) => Arc::clone(known),
             None => {

@@ -23,7 +23,7 @@ impl Process {
     /// A process that was found at `now`.
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
         let mut model = Model::with_caps(target.clone(), now, caps);
-        let state = ProcessState::Waiting("its libraries to be looked at".to_owned());
+        let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
         model.set_state(seen(&state));
         let row = ProcessRow {
             tgid: target.tgid.unwrap_or(Tgid(0)),

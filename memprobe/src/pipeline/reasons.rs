@@ -84,6 +84,7 @@ impl Reasoner {
         };
         self.shown.send_replace(reasons);
     }
+
     /// The last iterations, and for how many snapshots they serve, with this one.
     fn latest(&mut self) -> (Iterations, u32) {
         let known = self.iterations.take().filter(|(_, serves)| *serves > 0);

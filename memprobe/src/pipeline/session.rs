@@ -309,9 +309,7 @@ impl HostSession {
                 Some(Record::Process(step, process)) => {
                     self.follow(step, Tgid(process.tgid), Tgid(process.parent));
                 }
-                Some(record) => {
-                    self.pass_on(record);
-                }
+                Some(record) => self.pass_on(record),
                 None => self.malformed += 1,
             }
         }
@@ -402,7 +400,12 @@ impl HostSession {
     }
 
     fn found(&mut self, mut process: Process) {
-        process.lost_before = lost_of(&process, &self.counters, self.malformed);
+        // What bears its number is its own from the first record on.
+        process.lost_before = Losses {
+            stacks: self.counters.processes_lost(),
+            malformed: self.malformed,
+            ..Losses::default()
+        };
         let mut target = process.target();
         if target.command.is_empty()
             && let Some(parent) = process.parent.and_then(|it| self.processes.get(&it.0))
@@ -433,6 +436,7 @@ impl HostSession {
         if let Some(mut process) = self.processes.remove(&tgid.0) {
             let now = Instant::now();
             process.attaching.forget(&mut self.files, now);
+            self.counters.forget(tgid);
             self.ended.push((tgid, now));
             self.busy.retain(|busy| *busy != tgid);
             self.tell(tgid, HostItem::Ended);

@@ -425,7 +425,7 @@ impl Counters {
         self.all(counter::EVENTS_LOST)
     }
 
-    /// Memory records of one process lost so far, those of an earlier one with its number included.
+    /// Memory records of one process lost so far.
     pub fn events_lost_of(&self, tgid: Tgid) -> u64 {
         self.of(tgid, counter::EVENTS_LOST)
     }
@@ -438,6 +438,14 @@ impl Counters {
     /// As [`Self::events_lost_of`], of stack records.
     pub fn stacks_lost_of(&self, tgid: Tgid) -> u64 {
         self.of(tgid, counter::STACKS_LOST)
+    }
+
+    /// A process has ended: what it lost is not that of the next with its number.
+    pub fn forget(&mut self, tgid: Tgid) {
+        for index in [counter::EVENTS_LOST, counter::STACKS_LOST] {
+            // There is none of one that lost nothing.
+            let _ = self.by_process.remove(&counter::of_process(tgid.0, index));
+        }
     }
 
     /// Records of the life of processes lost so far.

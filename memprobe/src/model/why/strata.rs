@@ -133,26 +133,17 @@ impl Strata {
         let was_highest = self.ordinal >= block.born;
         let lap = self.first_with(block.born, oldest);
         let [from, to] = ways;
-        if let Some(from) = from.filter(|from| self.places.contains_key(from)) {
-            let stratum = self.change(from);
-            stratum.holding.remove(size, peak, was);
+        let from = from.filter(|from| self.places.contains_key(from));
+        let goes: Correction = (Holding::remove, u64::saturating_sub);
+        let comes: Correction = (Holding::add, u64::saturating_add);
+        for (place, (hold, change)) in [(from, goes), (to, comes)] {
+            let Some(place) = place else { continue };
+            let stratum = self.change(place);
+            hold(&mut stratum.holding, size, peak, was);
             if was_highest {
-                stratum.highest = stratum.highest.saturating_sub(size);
+                stratum.highest = change(stratum.highest, size);
             }
-            let more = lap.map_or(0, |lap| {
-                stratum.put_right(lap, |bytes| bytes.saturating_sub(size))
-            });
-            self.differences += more;
-        }
-        if let Some(to) = to {
-            let stratum = self.change(to);
-            stratum.holding.add(size, peak, was);
-            if was_highest {
-                stratum.highest = stratum.highest.saturating_add(size);
-            }
-            let more = lap.map_or(0, |lap| {
-                stratum.put_right(lap, |bytes| bytes.saturating_add(size))
-            });
+            let more = lap.map_or(0, |lap| stratum.put_right(lap, |bytes| change(bytes, size)));
             self.differences += more;
         }
     }
@@ -261,6 +252,9 @@ pub(super) struct Shift {
     /// The oldest lap that is put right.
     pub(super) oldest: u64,
 }
+
+/// What a block that goes or comes does to a holding, and to bytes.
+type Correction = (fn(&mut Holding, u64, u64, AtPeak), fn(u64, u64) -> u64);
 
 #[cfg(test)]
 mod tests;

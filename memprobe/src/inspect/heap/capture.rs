@@ -43,16 +43,17 @@ const MOST_WAIT: Duration = Duration::from_millis(50);
 const MOST_COLLECTION: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_micros(100);
 
-/// How often the lists of a process that runs on are followed before a part of them is enough.
+/// How often a process that runs on is looked at before what was found has to be enough.
 const MOST_WALKS: u32 = 5;
 
 /// How often it may turn out that a copy does not have all, before everything is looked at while the process stands still.
 const MOST_COPIES: u32 = 2;
 
 /// How a process is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
     /// It stands still while it is read.
+    #[default]
     Paused,
     /// It runs on.
     Running,
@@ -108,6 +109,8 @@ impl From<PauseError> for Why {
 pub struct Moment {
     /// When, on the clock of the events.
     pub at: TimeNs,
+    /// Whether the process stood still meanwhile.
+    pub manner: Manner,
     /// The objects.
     pub census: Census,
     /// Their classes.
@@ -120,6 +123,8 @@ pub struct Moment {
     pub variables: Variables,
     /// Why not all objects are there; `None` where they are.
     pub broken: Option<Broken>,
+    /// Whether what was found contradicts itself, as it may where the process ran on meanwhile.
+    pub is_torn: bool,
     /// Why there are no variables.
     pub no_frames: Option<crate::target::memory::Unreadable>,
 }
@@ -128,7 +133,7 @@ pub struct Moment {
 #[derive(Clone, Copy, Debug)]
 enum Look<'a> {
     /// Everything; what is needed to go on from there is read into the image.
-    Whole,
+    Whole(Manner),
     /// What is new since this was known, and that itself; likewise.
     New(&'a Known),
     /// Everything, of an image that has it.
@@ -140,13 +145,17 @@ impl Moment {
     fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: Look<'_>) -> Self {
         let mut moment = Self {
             at: now(),
+            manner: match look {
+                Look::Whole(manner) => manner,
+                Look::New(_) | Look::Copy => Manner::Paused,
+            },
             ..Self::default()
         };
         let mut listed = Vec::new();
         let layout = &python.layout;
         let reach = match look {
             Look::New(known) => Reach::Added(&known.endings),
-            Look::Whole | Look::Copy => Reach::All,
+            Look::Whole(_) | Look::Copy => Reach::All,
         };
         let walked = collector::interpreters(image, layout, python.runtime);
         let walked = walked.and_then(|interpreters| {
@@ -161,7 +170,7 @@ impl Moment {
         moment.census = Census::of(&heap, classes, &listed);
         drop(listed);
         match look {
-            Look::Whole => moment.census.keep_contents(&heap, classes),
+            Look::Whole(_) => moment.census.keep_contents(&heap, classes),
             Look::New(known) => {
                 moment.census.keep_contents(&heap, classes);
                 moment.census.add_known(&heap, classes, known);
@@ -256,11 +265,11 @@ pub fn capture<T: Send, R>(
         image.open();
         image.renew();
         drop((found, result));
-        (moment, found) = look(&image, Look::Whole);
+        (moment, found) = look(&image, Look::Whole(Manner::Running));
         result = conclude(&image, &mut moment, &found);
     }
     drop((moment, found, result));
-    let standing = |image: &Image<ProcessMemory>| look(image, Look::Whole);
+    let standing = |image: &Image<ProcessMemory>| look(image, Look::Whole(Manner::Paused));
     let ((mut moment, more), pause) = stops.look(python, &mut image, &standing)?;
     image.close();
     let result = conclude(&image, &mut moment, &more);
@@ -273,17 +282,22 @@ pub fn capture<T: Send, R>(
     })
 }
 
-/// Looks at a process that runs on: until its lists are whole, or as often as makes sense.
+/// Looks at a process that runs on: until all that is found fits together, or as often as makes sense.
 fn look_at_running<T>(
     python: &PythonProcess,
     look: &impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T),
 ) -> (Image<ProcessMemory>, (Moment, T)) {
     let mut walks = 0;
     loop {
+        let stands = is_stopped(python.tgid);
+        if !stands {
+            wait_for_a_good_moment(python);
+        }
         let image = Image::of(python.memory(), MOST_BYTES);
-        let found = look(&image, Look::Whole);
+        let found = look(&image, Look::Whole(Manner::Running));
         walks += 1;
-        if found.0.broken.is_none() || walks == MOST_WALKS {
+        let is_whole = found.0.broken.is_none() && !found.0.is_torn;
+        if is_whole || stands || walks == MOST_WALKS {
             return (image, found);
         }
         thread::sleep(FIRST_WAIT);

@@ -42,6 +42,8 @@ pub enum Why {
     Heap(capture::Why),
     /// PyTorch's objects cannot be read.
     Torch(torch::Why),
+    /// PyTorch's objects could not be read while the process ran on.
+    Torn,
 }
 
 impl fmt::Display for Why {
@@ -58,6 +60,11 @@ impl fmt::Display for Why {
                 "{why}.\nWatch the allocator's blocks with `memprobe attach`; please report the \
                  version of PyTorch"
             ),
+            Self::Torn => f.write_str(
+                "its tensors could not be told while it ran on: many were made or freed meanwhile, or \
+                 PyTorch lays them out as in no version that memprobe knows.\nTry again, or let it stand \
+                 still for a moment (without --nonblocking)",
+            ),
         }
     }
 }
@@ -66,7 +73,7 @@ impl std::error::Error for Why {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Python(error) => Some(error),
-            Self::NoTorch => None,
+            Self::NoTorch | Self::Torn => None,
             Self::Heap(why) => Some(why),
             Self::Torch(why) => Some(why),
         }
@@ -103,6 +110,7 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
             if moment.broken.is_none() && found.is_at_work() {
                 moment.broken = Some(Broken::Allocating);
             }
+            moment.is_torn = found.has_no_layout();
             found
         },
         |image, moment, found| join::join(image, &python, moment, found),
@@ -111,7 +119,10 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
     if let Some(Err(why)) = &captured.more.layouts
         && !captured.moment.census.tensors.is_empty()
     {
-        return Err(Why::Torch(why.clone()));
+        return Err(match manner {
+            Manner::Paused => Why::Torch(why.clone()),
+            Manner::Running => Why::Torn,
+        });
     }
     let mut unread = unread(&captured);
     unread.extend(captured.result.unread.iter().cloned());
@@ -180,7 +191,7 @@ impl Reader {
         if objects.is_empty() {
             return found;
         }
-        match Layouts::find(image, version, objects) {
+        match Layouts::find(image, version, objects, moment.manner) {
             Ok(layouts) => {
                 found.layouts = Some(Ok(layouts.origin()));
                 found.read_tensors(image, &layouts, objects);
@@ -197,6 +208,11 @@ impl Found {
     fn is_at_work(&self) -> bool {
         let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
         tables.is_some_and(|tables| !tables.is_consistent())
+    }
+
+    /// Whether its tensors contradict every layout.
+    fn has_no_layout(&self) -> bool {
+        matches!(self.layouts, Some(Err(torch::Why::UnknownLayout(_))))
     }
 
     fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {

@@ -6,6 +6,7 @@ use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
 use super::{Class, Geometry, Layouts, NotOne, Origin, Why};
 use crate::event::DeviceIndex;
+use crate::inspect::heap::capture::Manner;
 use crate::target::memory::ReadMemory as _;
 use crate::tensors::Device;
 
@@ -92,7 +93,12 @@ impl Training {
     }
 
     pub(super) fn layouts(&self, version: Option<&str>) -> Result<Layouts, Why> {
-        Layouts::find(&self.process.heap.memory, version, &self.python)
+        Layouts::find(
+            &self.process.heap.memory,
+            version,
+            &self.python,
+            Manner::Paused,
+        )
     }
 
     pub(super) fn collect(&self, layouts: &Layouts) -> RawGraph {
@@ -202,7 +208,7 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
             samples.push(process.python(tensor));
         }
         let memory = &process.heap.memory;
-        let layouts = Layouts::find(memory, Some("2.99"), &samples).unwrap();
+        let layouts = Layouts::find(memory, Some("2.99"), &samples, Manner::Paused).unwrap();
         assert_eq!(layouts.origin(), Origin::Calibrated);
         assert_eq!((layouts.tensor, layouts.storage.data), (tensor, 32));
         let object = layouts.tensor_of(memory, samples[0]).unwrap();
@@ -216,13 +222,43 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
 fn without_tensors_or_with_none_that_tell_nothing_is_guessed() {
     let training = Training::of(process(15));
     let memory = &training.process.heap.memory;
-    let find = |samples: &[u64]| Layouts::find(memory, Some("2.15.0"), samples);
+    let find = |samples: &[u64]| Layouts::find(memory, Some("2.15.0"), samples, Manner::Paused);
     assert_eq!(find(&[]).unwrap_err(), Why::NoTensors);
     let unknown = Why::UnknownLayout(Some("2.15.0".to_owned()));
     assert_eq!(
         find(&[0, 7, u64::MAX, training.weight]).unwrap_err(),
         unknown
     );
+}
+
+#[test]
+fn of_a_process_that_runs_on_a_few_tensors_tell_the_layout_of_its_version_though_most_have_died() {
+    let mut process = process(15);
+    let living = (1..=4).map(|size| {
+        let tensor = process.tensor(&New {
+            shape: vec![size],
+            ..New::default()
+        });
+        process.python(tensor)
+    });
+    let living: Vec<u64> = living.collect();
+    let samples: Vec<u64> = (1..=9).map(|dead| dead * 8).chain(living).collect();
+    let memory = &process.heap.memory;
+    let find = |version, samples: &[u64], manner| {
+        let found = Layouts::find(memory, Some(version), samples, manner);
+        found.map(|layouts| layouts.origin()).ok()
+    };
+    let own = Some(Origin::Version);
+    assert_eq!(find("2.15.0", &samples, Manner::Running), own);
+    assert_eq!(find("2.15.0", &samples, Manner::Paused), None);
+    assert_eq!(find("2.15.0", &samples[..12], Manner::Running), None);
+    assert_eq!(find("2.0.1", &samples, Manner::Running), None);
+    // Of many the older are looked at, which come last.
+    let (dying, old) = samples.split_at(9);
+    let many = [dying.repeat(20), old.repeat(50)].concat();
+    assert_eq!(find("2.15.0", &many, Manner::Paused), own);
+    let many = [old.repeat(50), dying.repeat(50)].concat();
+    assert_eq!(find("2.15.0", &many, Manner::Running), None);
 }
 
 #[test]

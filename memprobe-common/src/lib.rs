@@ -564,6 +564,16 @@ impl PythonConfig {
         f_first_local: 0,
         pad: 0,
     };
+
+    /// Where the first variable of a frame lies, if that is within its header: before 3.11 it lies behind
+    /// much else.
+    pub const fn first_local_in_header(&self) -> Option<u16> {
+        const LAST: u16 = (FRAME_HEADER - 8) as u16;
+        match self.f_first_local {
+            first @ 0..=LAST => Some(first),
+            _ => None,
+        }
+    }
 }
 
 /// Something in the life of a process.

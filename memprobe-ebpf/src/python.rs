@@ -393,8 +393,9 @@ unsafe fn read_alone(into: *mut u8, config: &PythonConfig, frame: u64) {
     // SAFETY: the masks keep both within 128 bytes.
     unsafe {
         read(into, u32::from(config.f_size & 0x7f), frame);
-        let first = into.add((config.f_first_local & 0x78) as usize);
-        first.cast::<u64>().write(0);
+        if let Some(first) = config.first_local_in_header() {
+            into.add((first & 0x78) as usize).cast::<u64>().write(0);
+        }
     }
 }
 
@@ -404,13 +405,10 @@ unsafe fn read_alone(into: *mut u8, config: &PythonConfig, frame: u64) {
 /// As [`header`].
 #[inline(always)]
 unsafe fn called_module(config: &PythonConfig, base: *const u8, frame: u64) -> Option<u64> {
-    let first = u64::from(config.f_first_local);
-    let module = if first <= (FRAME_HEADER - 8) as u64 {
+    let module = match config.first_local_in_header() {
         // SAFETY: the caller's promise.
-        unsafe { header(base, config.f_first_local) }
-    } else {
-        // Before 3.11 variables lie behind much else.
-        user_word(frame + first).unwrap_or(0)
+        Some(first) => unsafe { header(base, first) },
+        None => user_word(frame + u64::from(config.f_first_local)).unwrap_or(0),
     };
     let module = module & CODE_ADDRESS;
     (module != 0).then_some(module | FrameRecord::CALLS_MODULE)

@@ -140,13 +140,12 @@ fn compare_stack(
     if is_long_enough && expected.starts_with(ours) {
         return Ok(ours.len());
     }
-    let differing = ours
-        .iter()
-        .zip(&expected)
-        .find(|(ours, theirs)| ours != theirs);
+    let both = ours.iter().zip(&expected);
+    let differing: Vec<_> = both.filter(|(ours, theirs)| ours != theirs).collect();
     Err(format!(
-        "{} frames by Python, {} by memprobe, cut: {is_cut}, first difference: {differing:?}",
+        "{} frames by Python, {} by memprobe, cut: {is_cut}, of thread {:?}; differences: {differing:#?}",
         expected.len(),
-        ours.len()
+        ours.len(),
+        event.tid
     ))
 }

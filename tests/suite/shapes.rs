@@ -162,19 +162,25 @@ fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on(
         let mut target = Background::start(command.args(["hold.py", "--mib", "3"]));
         target.wait_for("READY");
         let file = folder.path().join("trace.json");
-        let options = ["--detail", "tensors", "--duration", "2s"];
+        let options = ["--detail", "tensors", "--duration", "4s"];
         ground.record(target.pid(), &file, &options).finish();
         let events = ground.events(&file);
         let mut allocations = events.iter().filter(|event| event.action == "alloc");
+        // One may have been on its way from the tensor to its block when the probes came.
+        let first = allocations.next().expect("an allocation");
+        assert!(first.shape.is_none() || is_breath(first), "{first:?}");
         assert!(
-            allocations.clone().count() >= 10
-                && allocations.all(|it| it.shape.as_deref() == Some(&[1 << 20])
-                    && it.dtype.as_deref() == Some("uint8")),
+            allocations.clone().count() >= 10 && allocations.all(is_breath),
             "{events:?}"
         );
         let mut held = events.iter().filter(|event| event.action == "held");
         assert!(held.all(|it| it.shape.is_none() && it.tensor.is_none()));
     }
+}
+
+/// Whether it is what `hold.py` makes now and then.
+fn is_breath(event: &Event) -> bool {
+    event.shape.as_deref() == Some(&[1 << 20]) && event.dtype.as_deref() == Some("uint8")
 }
 
 #[test]

@@ -423,3 +423,27 @@ const PYTHON_3_15: PythonLayout = PythonLayout {
     },
     ..PYTHON_3_14
 };
+
+#[cfg(test)]
+mod tests {
+    use memprobe_common::PythonConfig;
+
+    use super::LAYOUTS;
+
+    #[test]
+    fn the_first_variable_is_in_the_header_of_a_frame_only_where_it_is_none_of_its_fields() {
+        for layout in &LAYOUTS {
+            let config = PythonConfig {
+                f_first_local: layout.heap.locals.first,
+                ..PythonConfig::UNKNOWN
+            };
+            let frame = &layout.frame;
+            let first = config.first_local_in_header();
+            assert_eq!(first.is_some(), layout.minor >= 11);
+            for field in [frame.code, frame.previous, frame.instr] {
+                // The programs find a word of the header by these bits of its offset.
+                assert!(first.is_none_or(|first| first & 0x78 == first && first != field));
+            }
+        }
+    }
+}

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use super::parse_buffer_size;
 use crate::event::Bytes;
 use crate::model::estimate::OnHost;
-use crate::pipeline::estimate::{Estimation, Subject};
+use crate::pipeline::estimate::{Estimation, Naming, Subject};
 use crate::report::{Colour, EstimateFormat, EstimateOptions, Top};
 
 /// Columns of an estimate that does not go to a terminal.
@@ -46,6 +46,10 @@ pub struct Estimate {
     /// again
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_line)]
     on_host: Vec<OnHost>,
+    /// Do not read the objects of the command, which tell the parameters of each module; it is paused for that, two or three
+    /// times for a fraction of a second
+    #[arg(long, requires = "command")]
+    no_names: bool,
     /// How it is written
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
@@ -89,6 +93,10 @@ impl Estimate {
                 None => Subject::Command(self.command),
             },
             on_host: self.on_host,
+            naming: match self.no_names {
+                true => Naming::Off,
+                false => Naming::NowAndThen,
+            },
             options,
             output: self.output,
             ring_bytes: self.buffer_size,

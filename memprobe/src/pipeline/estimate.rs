@@ -17,6 +17,7 @@ use super::priority;
 use super::process::Origin;
 use super::progress::Progress;
 use super::session::{HostEvent, HostItem, HostSession};
+use super::snapshot::Manner;
 use crate::bytes::human;
 use crate::event::Tgid;
 use crate::label::{clean, counted, fit};
@@ -230,7 +231,8 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(of: &'a Estimation, root: Tgid, allocators: Allocators) -> Self {
         Self {
-            names: NameReader::new(of.naming, allocators),
+            // Of a step or two, which are run for this alone, no more than that must be over.
+            names: NameReader::new(of.naming, allocators, Manner::AtOnce),
             of,
             root,
             running: HashMap::new(),
@@ -296,10 +298,7 @@ impl<'a> Run<'a> {
         if let Some(running) = self.running.get_mut(&placed.tgid) {
             running.read = Some(placed.said);
         }
-        placed
-            .events
-            .into_iter()
-            .for_each(|event| self.take(event));
+        placed.events.into_iter().for_each(|event| self.take(event));
     }
 
     fn take_read(&mut self, reading: Reading) {
@@ -393,14 +392,20 @@ impl<'a> Run<'a> {
 
     /// Why the parameters of each module are not known; `None` where they are, or nobody asked.
     fn why_unnamed(&self, whole: &Whole) -> Option<String> {
-        let is_named = whole.estimate.sizes.as_ref().is_none_or(|sizes| sizes.named);
+        let is_named = whole
+            .estimate
+            .sizes
+            .as_ref()
+            .is_none_or(|sizes| sizes.named);
         if is_named || self.of.naming == Naming::Off {
             return None;
         }
         let why = whole.read.as_deref().unwrap_or(
             "no call of a module and no second step of an optimizer was seen, at which they are read",
         );
-        Some(format!("the parameters of each module are not known: {why}"))
+        Some(format!(
+            "the parameters of each module are not known: {why}"
+        ))
     }
 
     /// The process that would need most; what is not in its estimate is noted.

@@ -10,7 +10,7 @@ use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
 use super::session::{Come, HostEvent, HostItem};
-use super::snapshot::{Extent, Manner, taken};
+use super::snapshot::{Extent, Manner, NotTaken, taken};
 use crate::event::{Event, NamedBlock, Names, Tgid, TimeNs};
 use crate::label::{consistency, counted};
 use crate::model::tensors::named;
@@ -27,7 +27,8 @@ const AGAIN: u64 = 8;
 const MOST: usize = 1 << 20;
 
 /// What to do about a process that was too quick.
-const LIVE_LONGER: &str = "Have it make more steps, or end with time.sleep(2) where its model is still there";
+const LIVE_LONGER: &str =
+    "Have it make more steps, or end with time.sleep(2) where its model is still there";
 
 /// Whether processes are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +44,10 @@ pub enum Naming {
 struct Course {
     /// Steps of optimizers that it has made.
     steps: u64,
-    /// The next at which it is read.
+    /// The next at which it is read, or the first after it at which it is not being read.
     next: u64,
-    /// Whether it is to be read once it is not being read.
-    is_due: bool,
+    /// Whether it has called a module and was not read since.
+    has_called: bool,
     /// Whether some of its blocks have names.
     has_names: bool,
 }
@@ -91,6 +92,8 @@ pub(super) struct Placed {
 /// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
+    /// How they are read.
+    manner: Manner,
     extent: Extent,
     courses: HashMap<Tgid, Course>,
     /// Those that are being read.
@@ -99,6 +102,28 @@ pub(super) struct NameReader {
     given_up: HashSet<Tgid>,
     send: mpsc::UnboundedSender<Reading>,
     read: mpsc::UnboundedReceiver<Reading>,
+}
+
+impl Course {
+    const BEGINNING: Self = Self {
+        steps: 0,
+        next: STEP,
+        has_called: false,
+        has_names: false,
+    };
+
+    /// Whether it is to be read.
+    fn is_due(&self) -> bool {
+        self.has_called || self.steps >= self.next
+    }
+
+    /// It is being read.
+    fn is_read(&mut self) {
+        self.has_called = false;
+        if self.steps >= self.next {
+            self.next = self.next.saturating_mul(AGAIN);
+        }
+    }
 }
 
 impl Passed {
@@ -114,10 +139,11 @@ impl Passed {
 
 impl NameReader {
     /// Nothing is read yet.
-    pub(super) fn new(naming: Naming, allocators: Allocators) -> Self {
+    pub(super) fn new(naming: Naming, allocators: Allocators, manner: Manner) -> Self {
         let (send, read) = mpsc::unbounded_channel();
         Self {
             naming,
+            manner,
             extent: match allocators {
                 Allocators::Cuda => Extent::Devices,
                 Allocators::CudaAndCpu => Extent::DevicesAndHost,
@@ -166,30 +192,18 @@ impl NameReader {
         }
         let course = self.course(tgid);
         match come {
-            Come::FirstCall => course.is_due = true,
-            Come::Step => {
-                course.steps += 1;
-                while course.next <= course.steps {
-                    course.is_due = true;
-                    course.next = course.next.saturating_mul(AGAIN);
-                }
-            }
+            Come::FirstCall => course.has_called = true,
+            Come::Step => course.steps += 1,
         }
         self.begin_if_due(tgid);
     }
 
     fn course(&mut self, tgid: Tgid) -> &mut Course {
-        self.courses.entry(tgid).or_insert(Course {
-            steps: 0,
-            next: STEP,
-            is_due: false,
-            has_names: false,
-        })
+        self.courses.entry(tgid).or_insert(Course::BEGINNING)
     }
 
     fn begin_if_due(&mut self, tgid: Tgid) {
-        let is_due = self.courses.get(&tgid).is_some_and(|course| course.is_due);
-        if is_due {
+        if self.courses.get(&tgid).is_some_and(Course::is_due) {
             self.begin(tgid);
         }
     }
@@ -200,10 +214,10 @@ impl NameReader {
             return;
         }
         self.held.insert(tgid, Held::default());
-        self.course(tgid).is_due = false;
-        let (send, extent) = (self.send.clone(), self.extent);
+        self.course(tgid).is_read();
+        let (send, manner, extent) = (self.send.clone(), self.manner, self.extent);
         tokio::task::spawn_blocking(move || {
-            let taken = taken(tgid, Manner::Paused, extent);
+            let taken = taken(tgid, manner, extent);
             // Nobody listens where the recording has ended meanwhile.
             let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
             let _ = send.send((tgid, read));
@@ -239,7 +253,8 @@ impl NameReader {
     pub(super) fn take(&mut self, (tgid, read): Reading) -> Option<Placed> {
         if self.given_up.remove(&tgid) {
             self.begin_if_due(tgid);
-            let said = "its tensors have no names: too much happened while they were read".to_owned();
+            let said =
+                "its tensors have no names: too much happened while they were read".to_owned();
             return Some(Placed {
                 tgid,
                 events: Vec::new(),
@@ -336,6 +351,7 @@ fn in_words(how: Consistency) -> String {
 }
 
 fn not_read(error: anyhow::Error, is_over: bool, has_names: bool) -> String {
+    let is_over = is_over || error.downcast_ref().is_some_and(NotTaken::is_of_the_end);
     match (is_over, has_names) {
         (true, true) => "it ended before its objects could be read once more".to_owned(),
         (true, false) => {
@@ -348,7 +364,9 @@ fn not_read(error: anyhow::Error, is_over: bool, has_names: bool) -> String {
 fn nothing_named(has_names: bool) -> String {
     match has_names {
         true => "no block named this time, for its tensors were gone already".to_owned(),
-        false => format!("no block named: it had no tensors yet, or had let go of them. {LIVE_LONGER}"),
+        false => {
+            format!("no block named: it had no tensors yet, or had let go of them. {LIVE_LONGER}")
+        }
     }
 }
 
@@ -393,6 +411,7 @@ mod tests {
             kind: Some(TensorKind::Parameter),
             name: None,
             module: None,
+            called: None,
             saved_by: None,
             kept: None,
         }
@@ -409,7 +428,8 @@ mod tests {
 
     /// One that reads the process already.
     fn reading() -> NameReader {
-        let mut reader = NameReader::new(Naming::NowAndThen, Allocators::CudaAndCpu);
+        let mut reader =
+            NameReader::new(Naming::NowAndThen, Allocators::CudaAndCpu, Manner::Paused);
         reader.held.insert(TGID, Held::default());
         reader
     }
@@ -484,17 +504,15 @@ mod tests {
 
     #[test]
     fn a_process_is_read_at_the_first_call_and_the_second_step_and_ever_more_seldom_after_it() {
-        let mut reader = NameReader::new(Naming::NowAndThen, Allocators::Cuda);
-        // Nothing is begun where it is taken to be read already.
-        reader.given_up.insert(TGID);
+        let mut course = Course {
+            has_called: true,
+            ..Course::BEGINNING
+        };
         let mut due = Vec::new();
         for number in 0..=1100 {
-            let come = match number {
-                0 => Come::FirstCall,
-                _ => Come::Step,
-            };
-            reader.pass(event(HostItem::Come(come)));
-            if std::mem::take(&mut reader.course(TGID).is_due) {
+            course.steps = number;
+            if course.is_due() {
+                course.is_read();
                 due.push(number);
             }
         }
@@ -503,7 +521,7 @@ mod tests {
 
     #[test]
     fn without_being_asked_nothing_is_read() {
-        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda);
+        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, Manner::Paused);
         for time in 0..9 {
             reader.pass(event(HostItem::Come(Come::Step)));
             assert!(matches!(reader.pass(step(time)), Passed::On(_)));

@@ -17,6 +17,7 @@ use super::process::Origin;
 use super::progress::Progress;
 use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
+use super::snapshot::Manner;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, Detail, Graph};
@@ -113,7 +114,7 @@ impl Recording {
                 watch,
                 root,
                 recorder: Recorder::new(destination),
-                names: NameReader::new(self.naming, self.allocators),
+                names: NameReader::new(self.naming, self.allocators, Manner::Paused),
                 progress: Progress::new(self.quiet),
                 duration: self.duration,
                 deadline: None,

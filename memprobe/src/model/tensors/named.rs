@@ -1,6 +1,7 @@
 //! From the tensors of a process to its blocks: which tensor answers for each.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Row, RowKind, explain};
 use crate::event::{Address, Bytes, DeviceIndex, NamedBlock, Names, Tgid};
@@ -39,10 +40,14 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> Names {
         }
     }
     let blocks = blocks.into_iter();
+    let blocks = blocks.map(|(device, addr, size, row)| NamedBlock {
+        called: called(snapshot, row.as_ref()),
+        ..named_block((device, addr, size), row)
+    });
     Names {
         time: snapshot.moment,
         tgid,
-        blocks: blocks.map(named_block).collect(),
+        blocks: blocks.collect(),
     }
 }
 
@@ -65,7 +70,15 @@ fn place(row: &Row) -> Option<(Address, Bytes)> {
     }
 }
 
-fn named_block((device, addr, size, row): (DeviceIndex, Address, Bytes, Option<Row>)) -> NamedBlock {
+fn called(snapshot: &TensorSnapshot, row: Option<&Row>) -> Option<Arc<str>> {
+    let tensor = snapshot.tensors.get(row?.tensor?)?;
+    tensor.called.clone()
+}
+
+fn named_block(
+    (device, addr, size): (DeviceIndex, Address, Bytes),
+    row: Option<Row>,
+) -> NamedBlock {
     let kind = row.as_ref().and_then(|row| match row.kind {
         RowKind::Tensor(kind) => Some(kind),
         RowKind::Storage | RowKind::Block => None,
@@ -77,6 +90,7 @@ fn named_block((device, addr, size, row): (DeviceIndex, Address, Bytes, Option<R
         kind,
         name: row.as_ref().and_then(|row| row.names.first().cloned()),
         module: row.as_ref().and_then(|row| row.module.clone()),
+        called: None,
         saved_by: row.as_ref().and_then(|row| row.saved_by.clone()),
         kept: row.and_then(|row| row.kept),
     }

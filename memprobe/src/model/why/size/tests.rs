@@ -102,6 +102,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
         kind: Some(kind),
         name: None,
         module: Some(module.into()),
+        called: None,
         saved_by: None,
         kept: None,
     };

@@ -158,6 +158,9 @@ pub struct Tensor {
     pub saved_by: Option<Arc<str>>,
     /// The path of the module that it belongs to, such as `model.layers.0.mlp`.
     pub module: Option<Arc<str>>,
+    /// The same from the class of the module at the top of its tree, such as `GPT.layers.0.mlp`; of parameters and buffers,
+    /// where they were read just now.
+    pub called: Option<Arc<str>>,
     /// The name of its Python type (`Tensor`, `Parameter`); `None` where no Python object stands for it.
     pub class: Option<Arc<str>>,
 }
@@ -206,6 +209,7 @@ impl Default for Tensor {
             gradient_of: Vec::new(),
             saved_by: None,
             module: None,
+            called: None,
             class: None,
         }
     }

@@ -1,7 +1,7 @@
 //! What is estimated on the CPU, beside what the same script takes on a GPU by PyTorch's own figures; and the simulated
 //! allocator, beside the real one, event by event.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::Command;
 
@@ -236,14 +236,36 @@ fn replay(ties: Ties, events: &[(MemoryEvent, Bytes, bool)]) -> usize {
     compared
 }
 
+/// The parameters and buffers of each module are what the model itself says: those of nobody, and nothing else.
+fn check_model_size(rows: &Value, sizes: &Path) {
+    let text = std::fs::read(sizes).expect("what the model says");
+    let truth: BTreeMap<String, BTreeMap<String, u64>> =
+        serde_json::from_slice(&text).expect("JSON");
+    let rows = rows.as_array().expect("rows");
+    let kept = rows.iter().filter_map(|row| {
+        let bytes = |key: &str| row[key].as_u64().expect("bytes");
+        let kept = [
+            ("parameters", bytes("own_parameters")),
+            ("buffers", bytes("own_buffers")),
+        ];
+        let kept = kept.map(|(key, bytes)| (key.to_owned(), bytes));
+        let path = row["path"].as_str().unwrap_or("(no module)").to_owned();
+        let is_any = kept.iter().any(|(_, bytes)| *bytes > 0);
+        is_any.then(|| (path, BTreeMap::from(kept)))
+    });
+    assert_eq!(kept.collect::<BTreeMap<_, _>>(), truth);
+}
+
 #[test]
 fn a_recording_gives_the_same_estimate_as_the_run() {
     let Some(ground) = Ground::take() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("cpu.json");
     let name = file.to_str().expect("UTF-8");
-    let script = ["estimated.py", "convnet"];
-    let arguments = ["record", "-q", "--cpu", "-o", name];
+    let sizes = folder.path().join("sizes.json");
+    let script = ["estimated.py", "convnet", "--steps", "6", "--sizes"];
+    let script = [&script[..], &[sizes.to_str().expect("UTF-8")]].concat();
+    let arguments = ["record", "-q", "--cpu", "--names", "-o", name];
     let mut command = under_memprobe(&ground, ground.pytorch(), &arguments, &script);
     Background::start(&mut command).finish().succeeded();
     let again = folder.path().join("again.json");
@@ -260,6 +282,9 @@ fn a_recording_gives_the_same_estimate_as_the_run() {
         "lines",
     ] {
         assert_eq!(run[figure], recorded[figure], "{figure}");
+    }
+    for estimate in [&run, &recorded] {
+        check_model_size(&estimate["model_size"], &sizes);
     }
     let text = ground.run(&["estimate", name]).succeeded().stdout;
     assert!(text.contains("EXPECTED ON A GPU"), "{text}");

@@ -76,8 +76,8 @@ impl Ground {
         }
     }
 
-    /// Records a workload to `trace.json` in a folder, with names, until its objects were read so often; then it may
-    /// end, for which it waits with `--until`.
+    /// Records a workload to `trace.json` in a folder, with names, until its objects were read so often at steps, beside once
+    /// when it first calls a module; then it may end, for which it waits with `--until`.
     pub fn record_named(
         &self,
         pytorch: &PyTorch,
@@ -95,7 +95,7 @@ impl Ground {
         let recording = Background::start(&mut command);
         wait_until("the objects are read", || {
             let read = recording.stderr().matches("blocks named").count();
-            (read >= readings).then_some(())
+            (read > readings).then_some(())
         });
         std::fs::write(until, "").expect("a file");
         let printed = recording.finish().succeeded();

@@ -26,10 +26,11 @@ fn address(args: &Value) -> u64 {
     u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("a number")
 }
 
-/// What is live where the names stand, by the events before them; and the names.
+/// What is live where the names stand last, by the events before them; and the names.
 fn at_the_names(trace: &Path) -> (BTreeMap<u64, u64>, Vec<Value>) {
     let mut live = BTreeMap::new();
     let mut named = Vec::new();
+    let mut last = None;
     for line in lines(trace) {
         let args = &line["args"];
         let size = |args: &Value| args["size"].as_u64().expect("bytes");
@@ -40,12 +41,12 @@ fn at_the_names(trace: &Path) -> (BTreeMap<u64, u64>, Vec<Value>) {
             (Some("e"), Some("alloc")) if args["free"].is_object() => {
                 live.remove(&address(&args["free"]));
             }
-            (_, Some("names")) => return (live, named),
+            (_, Some("names")) => last = Some((live.clone(), std::mem::take(&mut named))),
             (Some("M"), None) if line["name"] == "memprobe_named" => named.push(args.clone()),
             _ => {}
         }
     }
-    panic!("nothing was named in {}", trace.display());
+    last.unwrap_or_else(|| panic!("nothing was named in {}", trace.display()))
 }
 
 fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> Truth {

@@ -88,6 +88,17 @@ MODELS = {"perceptron": Perceptron, "convnet": ConvNet, "transformer": Transform
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "rmsprop": torch.optim.RMSprop}
 
 
+def sizes(model):
+    """Bytes of the parameters and buffers of each module, by its path from the model's class."""
+    each = {}
+    for kind, named in (("parameters", model.named_parameters()), ("buffers", model.named_buffers())):
+        for name, tensor in named:
+            path = ".".join([type(model).__name__, *name.split(".")[:-1]])
+            of_module = each.setdefault(path, {"parameters": 0, "buffers": 0})
+            of_module[kind] += tensor.numel() * tensor.element_size()
+    return each
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=MODELS)
@@ -95,6 +106,7 @@ def main():
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam")
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--sizes", help="write to this file how large the model is")
     options = parser.parse_args()
 
     model = MODELS[options.model]().to(options.device)
@@ -108,6 +120,9 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         print(f"step {step}", flush=True)
+    if options.sizes:
+        with open(options.sizes, "w") as file:
+            json.dump(sizes(model), file)
     if options.device != "cpu":
         print(json.dumps({
             "allocated": torch.cuda.max_memory_allocated(),

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use super::parse_buffer_size;
 use crate::event::Bytes;
 use crate::model::estimate::OnHost;
-use crate::pipeline::estimate::{Estimation, Subject};
+use crate::pipeline::estimate::{Estimation, Naming, Subject};
 use crate::report::{Colour, EstimateFormat, EstimateOptions, Top};
 
 /// Columns of an estimate that does not go to a terminal.
@@ -22,8 +22,8 @@ const PIPED_WIDTH: usize = 110;
 /// Every block that PyTorch's CPU allocator hands out is handed to the rules of its GPU allocator: rounding, pools,
 /// segments. What a GPU has no need of (copies of the CPU's kernels) is left out, what only a GPU does (steps of an
 /// optimizer that take all parameters at once) is put in, and each such difference is a row with its bytes. What each
-/// module makes in an iteration, without and with backward, is a table of its own. A step or
-/// two of training are enough. The script must run on the CPU: make the device a parameter of it. The
+/// module makes in an iteration, without and with backward, is a table of its own, with its parameters, for which the objects of
+/// the script are read while it is paused. A step or two of training are enough. The script must run on the CPU: make the device a parameter of it. The
 /// command's exit status is passed on.
 #[derive(Args)]
 #[command(after_help = "\
@@ -33,7 +33,7 @@ Examples:
   sudo memprobe estimate --on-host data.py:12 -- python train.py    that line stays on the host
   sudo memprobe estimate --format json -o need.json -- python train.py
   sudo memprobe record -o cpu.json --cpu --names -- python train.py
-  memprobe estimate cpu.json               with the parameters of each module, which --names tells")]
+  memprobe estimate cpu.json               the same from a recording, with what --names tells")]
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["file", "command"]))]
 pub struct Estimate {
     /// A recording that `memprobe record --cpu` wrote; needs no root
@@ -46,6 +46,10 @@ pub struct Estimate {
     /// again
     #[arg(long, value_name = "FILE:LINE", value_parser = parse_line)]
     on_host: Vec<OnHost>,
+    /// Do not read the objects of the command, which tell the parameters of each module; it is paused for that, two or three
+    /// times for a fraction of a second
+    #[arg(long, requires = "command")]
+    no_names: bool,
     /// How it is written
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
@@ -89,6 +93,10 @@ impl Estimate {
                 None => Subject::Command(self.command),
             },
             on_host: self.on_host,
+            naming: match self.no_names {
+                true => Naming::Off,
+                false => Naming::NowAndThen,
+            },
             options,
             output: self.output,
             ring_bytes: self.buffer_size,

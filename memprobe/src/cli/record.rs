@@ -45,8 +45,8 @@ pub struct Record {
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
     /// Read the objects of each process now and then, so that blocks have the names and kinds of their tensors
-    /// (`layers.0.weight`, a parameter), and who keeps them alive can be told: at the 2nd step of an optimizer, the 16th, the
-    /// 128th and so on, and when the recording ends before the process does. The process is paused for that, each time for a
+    /// (`layers.0.weight`, a parameter), and who keeps them alive can be told: when it first calls a module, at the 2nd step of
+    /// an optimizer, the 16th, the 128th and so on, and when the recording ends before the process does. The process is paused for that, each time for a
     /// fraction of a second
     #[arg(long)]
     names: bool,

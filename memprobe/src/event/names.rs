@@ -32,6 +32,8 @@ pub struct NamedBlock {
     pub name: Option<Name>,
     /// The path of the module that it belongs to.
     pub module: Option<Arc<str>>,
+    /// The same from the class of the module at the top of its tree, such as `GPT.layers.3.mlp`; of parameters and buffers.
+    pub called: Option<Arc<str>>,
     /// The operation that keeps it for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// Who keeps it alive; `None` where no name leads to it.

@@ -11,10 +11,13 @@ use hashbrown::HashMap;
 
 use super::command::Started;
 use super::interrupts::Interrupts;
+pub use super::naming::Naming;
+use super::naming::{NameReader, Placed, Reading};
 use super::priority;
 use super::process::Origin;
 use super::progress::Progress;
 use super::session::{HostEvent, HostItem, HostSession};
+use super::snapshot::Manner;
 use crate::bytes::human;
 use crate::event::Tgid;
 use crate::label::{clean, counted, fit};
@@ -48,6 +51,8 @@ pub struct Estimation {
     pub subject: Subject,
     /// Lines whose tensors stay with the host.
     pub on_host: Vec<OnHost>,
+    /// Whether the objects of a command's processes are read, for the parameters of each module.
+    pub naming: Naming,
     /// How the estimate is written.
     pub options: EstimateOptions,
     /// Where to; `None` for standard output.
@@ -129,7 +134,7 @@ impl Estimation {
         let root = command.tgid();
         session.add_family(Watched::open(root)?, Origin::Started)?;
         priority::come_first();
-        let mut run = Run::new(self, root);
+        let mut run = Run::new(self, root, wanted.allocators);
         let ended = run.follow(&mut session, &mut interrupts).await;
         let is_over = ended.inspect_err(|_| command.leave_running(&mut progress))?;
         let mut notes = Vec::new();
@@ -194,22 +199,40 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| format!("cannot write {path_name}: give another -o"))
 }
 
+/// The books of a process that goes on.
+struct Running {
+    target: Target,
+    estimator: Estimator,
+    /// How it went to read its objects last; `None` where that was not done.
+    read: Option<String>,
+}
+
+/// Those of one that has ended.
+struct Whole {
+    target: Target,
+    estimate: Estimate,
+    read: Option<String>,
+}
+
 /// A command that is run, and the books of each of its processes.
 struct Run<'a> {
     of: &'a Estimation,
     root: Tgid,
-    running: HashMap<Tgid, (Target, Estimator)>,
+    running: HashMap<Tgid, Running>,
     /// The largest of those that have ended, and what the others are to be called.
-    ended: Option<(Target, Estimate)>,
+    ended: Option<Whole>,
     others: Vec<(u64, String)>,
     uncounted: u64,
     /// Why the command itself cannot be probed.
     refusal: Option<AttachError>,
+    names: NameReader,
 }
 
 impl<'a> Run<'a> {
-    fn new(of: &'a Estimation, root: Tgid) -> Self {
+    fn new(of: &'a Estimation, root: Tgid, allocators: Allocators) -> Self {
         Self {
+            // Of a step or two, which are run for this alone, no more than that must be over.
+            names: NameReader::new(of.naming, allocators, Manner::AtOnce),
             of,
             root,
             running: HashMap::new(),
@@ -230,21 +253,58 @@ impl<'a> Run<'a> {
             tokio::select! {
                 biased;
                 () = interrupts.next() => break false,
+                reading = self.names.next() => self.take_read(reading),
                 () = session.wait() => {}
             }
-            session.drain(|event| {
-                self.take(event);
-                Ok(())
-            })?;
+            self.drain(session)?;
             if !session.is_watched(self.root) {
                 break true;
             }
         };
+        let left: Vec<_> = match is_over {
+            true => Vec::new(),
+            false => self.running.keys().copied().collect(),
+        };
+        self.names.begin_last(left.into_iter());
+        while self.names.is_reading() {
+            tokio::select! {
+                reading = self.names.next() => self.take_read(reading),
+                () = session.wait() => {}
+            }
+            self.drain(session)?;
+        }
         session.drain_all(|event| {
             self.take(event);
             Ok(())
         })?;
         Ok(is_over)
+    }
+
+    fn drain(&mut self, session: &mut HostSession) -> Result<()> {
+        session.drain(|event| {
+            let passed = self.names.pass(event);
+            passed.each(|event| {
+                self.take(event);
+                Ok(())
+            })
+        })?;
+        for placed in self.names.place(|tgid| session.is_settled(tgid)) {
+            self.take_named(placed);
+        }
+        Ok(())
+    }
+
+    fn take_named(&mut self, placed: Placed) {
+        if let Some(running) = self.running.get_mut(&placed.tgid) {
+            running.read = Some(placed.said);
+        }
+        placed.events.into_iter().for_each(|event| self.take(event));
+    }
+
+    fn take_read(&mut self, reading: Reading) {
+        if let Some(useless) = self.names.take(reading) {
+            self.take_named(useless);
+        }
     }
 
     fn take(&mut self, event: HostEvent) {
@@ -256,17 +316,20 @@ impl<'a> Run<'a> {
                 self.begin(tgid, target);
             }
             HostItem::Attached { target, .. } => match self.running.get_mut(&tgid) {
-                Some((of, _)) => *of = target,
+                Some(running) => running.target = target,
                 None => self.begin(tgid, target),
             },
             HostItem::Event(event) => {
-                if let Some((_, estimator)) = self.running.get_mut(&tgid) {
-                    estimator.apply(&event);
+                if let Some(running) = self.running.get_mut(&tgid) {
+                    running.estimator.apply(&event);
                 }
             }
             HostItem::Refused(error) if tgid == self.root => self.refusal = Some(error),
             HostItem::Ended => self.end(tgid),
-            HostItem::Refused(_) | HostItem::Waiting(_) | HostItem::Notice(_) => {}
+            HostItem::Refused(_)
+            | HostItem::Waiting(_)
+            | HostItem::Notice(_)
+            | HostItem::Come(_) => {}
         }
     }
 
@@ -275,19 +338,29 @@ impl<'a> Run<'a> {
             self.uncounted += 1;
             return;
         }
-        self.running.insert(tgid, (target, self.of.estimator()));
+        let running = Running {
+            target,
+            estimator: self.of.estimator(),
+            read: None,
+        };
+        self.running.insert(tgid, running);
     }
 
     fn end(&mut self, tgid: Tgid) {
-        let Some((target, estimator)) = self.running.remove(&tgid) else {
+        let Some(running) = self.running.remove(&tgid) else {
             return;
         };
-        if estimator.is_empty() {
+        if running.estimator.is_empty() {
             return;
         }
-        let this = (target, estimator.finish());
+        let this = Whole {
+            target: running.target,
+            estimate: running.estimator.finish(),
+            read: running.read,
+        };
+        let allocated = |whole: &Whole| whole.estimate.peak.allocated;
         let less = match self.ended.take() {
-            Some(before) if before.1.peak.allocated >= this.1.peak.allocated => {
+            Some(before) if allocated(&before) >= allocated(&this) => {
                 self.ended = Some(before);
                 this
             }
@@ -299,7 +372,7 @@ impl<'a> Run<'a> {
                 }
             }
         };
-        self.pass_over(&less.0, &less.1);
+        self.pass_over(&less.target, &less.estimate);
     }
 
     /// Keeps what is to be said of a process that is not the one that is shown.
@@ -315,6 +388,24 @@ impl<'a> Run<'a> {
             allocated.0,
             format!("PID {pid} ({command}) {}", human(allocated)),
         ));
+    }
+
+    /// Why the parameters of each module are not known; `None` where they are, or nobody asked.
+    fn why_unnamed(&self, whole: &Whole) -> Option<String> {
+        let is_named = whole
+            .estimate
+            .sizes
+            .as_ref()
+            .is_none_or(|sizes| sizes.named);
+        if is_named || self.of.naming == Naming::Off {
+            return None;
+        }
+        let why = whole.read.as_deref().unwrap_or(
+            "no call of a module and no second step of an optimizer was seen, at which they are read",
+        );
+        Some(format!(
+            "the parameters of each module are not known: {why}"
+        ))
     }
 
     /// The process that would need most; what is not in its estimate is noted.
@@ -335,6 +426,7 @@ impl<'a> Run<'a> {
                 "the command has more processes that made tensors, which are not in this estimate: {first}{more}"
             ));
         }
-        Some(largest)
+        notes.extend(self.why_unnamed(&largest));
+        Some((largest.target, largest.estimate))
     }
 }

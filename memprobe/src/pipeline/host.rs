@@ -294,6 +294,7 @@ impl Watching {
             } => self.attached(tgid, target, probes, &missing),
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
+            HostItem::Come(_) => {}
             HostItem::Executed(target) => {
                 self.host.forget(tgid);
                 self.meet(tgid, target, None);

@@ -124,7 +124,7 @@ impl Live {
                         screen.reasons.begin_anew();
                         screen.tensors.begin_anew();
                     }
-                    HostItem::Found { .. } | HostItem::Notice(_) => {}
+                    HostItem::Found { .. } | HostItem::Notice(_) | HostItem::Come(_) => {}
                 }
                 Ok(())
             })?;

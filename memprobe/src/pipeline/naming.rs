@@ -2,17 +2,19 @@
 //! among their events.
 //!
 //! Reading takes a good part of a second, for a fraction of which the process stands still. Its events are held
-//! back meanwhile: those up to that moment go before the names, the others behind them.
+//! back meanwhile: those up to that moment go before the names, the others behind them. A process may end while what
+//! was read of it is still being looked at; then its end is held back too.
 
 use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use super::session::{HostEvent, HostItem};
-use super::snapshot::{Extent, Manner, taken};
-use crate::event::{Beginning, Event, Mark, Names, Tgid, TimeNs};
+use super::session::{Come, HostEvent, HostItem};
+use super::snapshot::{Extent, Manner, NotTaken, taken};
+use crate::event::{Event, NamedBlock, Names, Tgid, TimeNs};
 use crate::label::{consistency, counted};
 use crate::model::tensors::named;
+use crate::probe::catalog::Allocators;
 use crate::tensors::Consistency;
 
 /// Which step of an optimizer a process is read at first: by then its state has been made, and gradients are there.
@@ -24,21 +26,41 @@ const AGAIN: u64 = 8;
 /// The most events of a process that are held back; then its names are given up.
 const MOST: usize = 1 << 20;
 
+/// What to do about a process that was too quick.
+const LIVE_LONGER: &str =
+    "Have it make more steps, or end with time.sleep(2) where its model is still there";
+
 /// Whether processes are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
     /// They are not.
     Off,
-    /// At the second step of an optimizer, the 16th, the 128th and so on, and when the recording ends before they do.
+    /// When a module is called first, at the second step of an optimizer, the 16th, the 128th and so on, and when the
+    /// recording ends before they do.
     NowAndThen,
 }
 
-/// Steps of optimizers.
-struct Steps {
-    /// How many a process has made.
-    made: u64,
+/// How far a process has come.
+struct Course {
+    /// Steps of optimizers that it has made.
+    steps: u64,
     /// The next at which it is read, or the first after it at which it is not being read.
-    due: u64,
+    next: u64,
+    /// Whether it has called a module and was not read since.
+    has_called: bool,
+    /// Whether some of its blocks have names.
+    has_names: bool,
+}
+
+/// A process that is being read.
+#[derive(Default)]
+struct Held {
+    /// What is told of it meanwhile.
+    events: Vec<HostEvent>,
+    /// Whether it has ended, or runs another program.
+    is_over: bool,
+    /// What came of it, where events from before the moment may still be missing.
+    read: Option<Read>,
 }
 
 /// What becomes of an event.
@@ -51,28 +73,82 @@ pub(super) enum Passed {
     All(Vec<HostEvent>),
 }
 
+/// What was read, and how.
+type Read = Result<(Names, Consistency)>;
+
 /// What came of reading a process.
-pub(super) type Reading = (Tgid, Result<(Names, Consistency)>);
+pub(super) type Reading = (Tgid, Read);
+
+/// What goes on once a process was read.
+pub(super) struct Placed {
+    /// Of which process.
+    pub(super) tgid: Tgid,
+    /// What was held back, and the names in their place.
+    pub(super) events: Vec<HostEvent>,
+    /// How it went, in words.
+    pub(super) said: String,
+}
 
 /// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
-    steps: HashMap<Tgid, Steps>,
-    /// The events of those that are being read.
-    held: HashMap<Tgid, Vec<HostEvent>>,
+    /// How they are read.
+    manner: Manner,
+    extent: Extent,
+    courses: HashMap<Tgid, Course>,
+    /// Those that are being read.
+    held: HashMap<Tgid, Held>,
     /// Those whose reading goes on though its events are not held any more.
     given_up: HashSet<Tgid>,
     send: mpsc::UnboundedSender<Reading>,
     read: mpsc::UnboundedReceiver<Reading>,
 }
 
+impl Course {
+    const BEGINNING: Self = Self {
+        steps: 0,
+        next: STEP,
+        has_called: false,
+        has_names: false,
+    };
+
+    /// Whether it is to be read.
+    fn is_due(&self) -> bool {
+        self.has_called || self.steps >= self.next
+    }
+
+    /// It is being read.
+    fn is_read(&mut self) {
+        self.has_called = false;
+        if self.steps >= self.next {
+            self.next = self.next.saturating_mul(AGAIN);
+        }
+    }
+}
+
+impl Passed {
+    /// Hands on what goes on.
+    pub(super) fn each(self, mut sink: impl FnMut(HostEvent) -> Result<()>) -> Result<()> {
+        match self {
+            Self::On(event) => sink(event),
+            Self::Held => Ok(()),
+            Self::All(events) => events.into_iter().try_for_each(sink),
+        }
+    }
+}
+
 impl NameReader {
     /// Nothing is read yet.
-    pub(super) fn new(naming: Naming) -> Self {
+    pub(super) fn new(naming: Naming, allocators: Allocators, manner: Manner) -> Self {
         let (send, read) = mpsc::unbounded_channel();
         Self {
             naming,
-            steps: HashMap::new(),
+            manner,
+            extent: match allocators {
+                Allocators::Cuda => Extent::Devices,
+                Allocators::CudaAndCpu => Extent::DevicesAndHost,
+            },
+            courses: HashMap::new(),
             held: HashMap::new(),
             given_up: HashSet::new(),
             send,
@@ -83,56 +159,53 @@ impl NameReader {
     /// Takes the next of what a session tells; gives what is to be passed on now.
     pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
         let tgid = event.tgid;
-        match &event.item {
-            HostItem::Event(Event::Mark(mark)) if self.is_due(mark) => {
-                self.begin(tgid);
+        let is_over = match &event.item {
+            HostItem::Come(come) => {
+                self.come(tgid, *come);
                 return Passed::On(event);
             }
-            HostItem::Event(_) => {}
-            // What was read is of a memory that is no more.
-            HostItem::Ended | HostItem::Executed(_) => {
-                self.steps.remove(&tgid);
-                let mut held = self.give_up(tgid);
-                held.push(event);
-                return Passed::All(held);
-            }
-            _ => return Passed::On(event),
-        }
+            HostItem::Ended | HostItem::Executed(_) => true,
+            _ => false,
+        };
         let Some(held) = self.held.get_mut(&tgid) else {
+            if is_over {
+                self.courses.remove(&tgid);
+            }
             return Passed::On(event);
         };
-        held.push(event);
-        if held.len() < MOST {
+        held.is_over |= is_over;
+        held.events.push(event);
+        if held.events.len() < MOST {
             return Passed::Held;
         }
-        Passed::All(self.give_up(tgid))
-    }
-
-    /// The events of a process that were held back: its names will not be taken.
-    fn give_up(&mut self, tgid: Tgid) -> Vec<HostEvent> {
-        let held = self.held.remove(&tgid);
-        if held.is_some() {
+        let held = self.held.remove(&tgid).unwrap_or_default();
+        if held.read.is_none() {
             self.given_up.insert(tgid);
         }
-        held.unwrap_or_default()
+        Passed::All(held.events)
     }
 
-    fn is_due(&mut self, mark: &Mark) -> bool {
-        if self.naming == Naming::Off || mark.begins != Beginning::Step {
-            return false;
+    /// A process has come to where it may be worth reading.
+    fn come(&mut self, tgid: Tgid, come: Come) {
+        if self.naming == Naming::Off {
+            return;
         }
-        let steps = self
-            .steps
-            .entry(mark.tgid)
-            .or_insert(Steps { made: 0, due: STEP });
-        steps.made += 1;
-        if steps.made < steps.due || self.held.contains_key(&mark.tgid) {
-            return false;
+        let course = self.course(tgid);
+        match come {
+            Come::FirstCall => course.has_called = true,
+            Come::Step => course.steps += 1,
         }
-        while steps.due <= steps.made {
-            steps.due = steps.due.saturating_mul(AGAIN);
+        self.begin_if_due(tgid);
+    }
+
+    fn course(&mut self, tgid: Tgid) -> &mut Course {
+        self.courses.entry(tgid).or_insert(Course::BEGINNING)
+    }
+
+    fn begin_if_due(&mut self, tgid: Tgid) {
+        if self.courses.get(&tgid).is_some_and(Course::is_due) {
+            self.begin(tgid);
         }
-        true
     }
 
     /// Begins to read a process, unless that is being done.
@@ -140,24 +213,26 @@ impl NameReader {
         if self.held.contains_key(&tgid) || self.given_up.contains(&tgid) {
             return;
         }
-        self.held.insert(tgid, Vec::new());
-        let send = self.send.clone();
+        self.held.insert(tgid, Held::default());
+        self.course(tgid).is_read();
+        let (send, manner, extent) = (self.send.clone(), self.manner, self.extent);
         tokio::task::spawn_blocking(move || {
-            let taken = taken(tgid, Manner::Paused, Extent::Devices);
+            let taken = taken(tgid, manner, extent);
             // Nobody listens where the recording has ended meanwhile.
             let read = taken.map(|snapshot| (named(&snapshot, tgid), snapshot.consistency));
             let _ = send.send((tgid, read));
         });
     }
 
-    /// Begins to read those of these processes that are not being read.
-    pub(super) fn begin_all(&mut self, processes: impl Iterator<Item = Tgid>) {
+    /// Begins to read those of these processes that are not being read, and nobody after them.
+    pub(super) fn begin_last(&mut self, processes: impl Iterator<Item = Tgid>) {
         if self.naming == Naming::Off {
             return;
         }
         for tgid in processes {
             self.begin(tgid);
         }
+        self.naming = Naming::Off;
     }
 
     /// Whether a process is being read.
@@ -174,30 +249,124 @@ impl NameReader {
         }
     }
 
-    /// Puts what was read into its place; gives what is to be passed on now, and says in words how it went. All
-    /// events up to the moment must have been taken.
-    pub(super) fn place(&mut self, (tgid, read): Reading) -> (Vec<HostEvent>, String) {
-        let said = |how: String| format!("PID {}: {how}", tgid.0);
-        let is_given_up = self.given_up.remove(&tgid);
-        let Some(held) = self.held.remove(&tgid).filter(|_| !is_given_up) else {
-            let why = "its tensors have no names: it ended, or too much happened meanwhile";
-            return (Vec::new(), said(why.to_owned()));
+    /// Takes what was read of a process; says so where it is of no use.
+    pub(super) fn take(&mut self, (tgid, read): Reading) -> Option<Placed> {
+        if self.given_up.remove(&tgid) {
+            self.begin_if_due(tgid);
+            let said =
+                "its tensors have no names: too much happened while they were read".to_owned();
+            return Some(Placed {
+                tgid,
+                events: Vec::new(),
+                said,
+            });
+        }
+        self.held.get_mut(&tgid)?.read = Some(read);
+        None
+    }
+
+    /// Puts what was read into its place, where all events up to the moment are there; `is_settled` tells of a process
+    /// that none is on its way.
+    pub(super) fn place(&mut self, is_settled: impl Fn(Tgid) -> bool) -> Vec<Placed> {
+        let is_whole = |(tgid, held): &(&Tgid, &Held)| held.is_whole(|| is_settled(**tgid));
+        let whole = self.held.iter().filter(is_whole);
+        let whole: Vec<_> = whole.map(|(tgid, _)| *tgid).collect();
+        let placed = whole.into_iter().filter_map(|tgid| {
+            let held = self.held.remove(&tgid)?;
+            let is_over = held.is_over;
+            let placed = self.put(tgid, held)?;
+            if is_over {
+                self.courses.remove(&tgid);
+            }
+            self.begin_if_due(tgid);
+            Some(placed)
+        });
+        placed.collect()
+    }
+
+    fn put(&mut self, tgid: Tgid, held: Held) -> Option<Placed> {
+        let Held {
+            mut events,
+            is_over,
+            read,
+        } = held;
+        let course = self.course(tgid);
+        let said = match read? {
+            Err(error) => not_read(error, is_over, course.has_names),
+            Ok((names, how)) => {
+                let how = in_words(how);
+                let is_named = |block: &&NamedBlock| block.kind.is_some();
+                match names.blocks.iter().filter(is_named).count() {
+                    // An empty list would say of what was named before that it is gone.
+                    0 => format!("{}; {how}", nothing_named(course.has_names)),
+                    number => {
+                        course.has_names = true;
+                        insert(&mut events, tgid, names);
+                        format!("{} named; {how}", counted(number as u64, "block"))
+                    }
+                }
+            }
         };
-        let (names, how) = match read {
-            Ok(read) => read,
-            Err(error) => return (held, said(format!("its tensors have no names: {error:#}"))),
-        };
-        let blocks = counted(names.blocks.len() as u64, "block");
-        let how = said(format!("{blocks} named; {}", consistency(how)));
-        let is_later = |event: &HostEvent| time_of(event).is_some_and(|time| time > names.time);
-        let place = held.iter().position(is_later).unwrap_or(held.len());
-        let mut all = held;
-        let event = HostEvent {
-            tgid,
-            item: HostItem::Event(Event::Names(names.into())),
-        };
-        all.insert(place, event);
-        (all, how)
+        Some(Placed { tgid, events, said })
+    }
+}
+
+impl Held {
+    /// Whether it was read, and all events up to the moment are there.
+    fn is_whole(&self, is_settled: impl Fn() -> bool) -> bool {
+        match &self.read {
+            None => false,
+            Some(Err(_)) => true,
+            Some(Ok((names, _))) => {
+                let last = self.events.iter().rev().find_map(time_of);
+                self.is_over || last.is_some_and(|last| last > names.time) || is_settled()
+            }
+        }
+    }
+}
+
+/// Puts names where their moment is among events.
+fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: Names) {
+    let is_behind = |event: &HostEvent| match &event.item {
+        HostItem::Ended | HostItem::Executed(_) => true,
+        _ => time_of(event).is_some_and(|time| time > names.time),
+    };
+    let place = events.iter().position(is_behind).unwrap_or(events.len());
+    let event = HostEvent {
+        tgid,
+        item: HostItem::Event(Event::Names(names.into())),
+    };
+    events.insert(place, event);
+}
+
+/// How it was read. What is in vain is waited for, and nobody has to do anything.
+fn in_words(how: Consistency) -> String {
+    let in_vain = match how {
+        Consistency::Paused { retries: 1.., .. } => {
+            " (it was collecting garbage, or its objects were just changing)"
+        }
+        _ => "",
+    };
+    format!("{}{in_vain}", consistency(how))
+}
+
+fn not_read(error: anyhow::Error, is_over: bool, has_names: bool) -> String {
+    let is_over = is_over || error.downcast_ref().is_some_and(NotTaken::is_of_the_end);
+    match (is_over, has_names) {
+        (true, true) => "it ended before its objects could be read once more".to_owned(),
+        (true, false) => {
+            format!("its tensors have no names: it ended before they could be read. {LIVE_LONGER}")
+        }
+        (false, _) => format!("its tensors have no names: {error:#}"),
+    }
+}
+
+fn nothing_named(has_names: bool) -> String {
+    match has_names {
+        true => "no block named this time, for its tensors were gone already".to_owned(),
+        false => {
+            format!("no block named: it had no tensors yet, or had let go of them. {LIVE_LONGER}")
+        }
     }
 }
 
@@ -213,9 +382,14 @@ fn time_of(event: &HostEvent) -> Option<TimeNs> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{StackId, Tid};
+    use crate::event::{Address, Beginning, Bytes, DeviceIndex, Mark, StackId, Tid};
+    use crate::tensors::TensorKind;
 
     const TGID: Tgid = Tgid(7);
+
+    fn event(item: HostItem) -> HostEvent {
+        HostEvent { tgid: TGID, item }
+    }
 
     fn step(time: u64) -> HostEvent {
         let mark = Mark {
@@ -226,72 +400,133 @@ mod tests {
             class: "Adam".into(),
             stack: StackId::NONE,
         };
-        HostEvent {
-            tgid: TGID,
-            item: HostItem::Event(Event::Mark(mark)),
+        event(HostItem::Event(Event::Mark(mark)))
+    }
+
+    fn parameter() -> NamedBlock {
+        NamedBlock {
+            addr: Address(512),
+            size: Bytes(512),
+            device: DeviceIndex::CPU,
+            kind: Some(TensorKind::Parameter),
+            name: None,
+            module: None,
+            called: None,
+            saved_by: None,
+            kept: None,
         }
     }
 
-    fn read_at(time: u64) -> Reading {
+    fn read_at(time: u64, blocks: Vec<NamedBlock>) -> Reading {
         let names = Names {
             time: TimeNs(time),
             tgid: TGID,
-            blocks: Vec::new(),
+            blocks,
         };
         (TGID, Ok((names, Consistency::Running)))
     }
 
-    /// Times of marks, and 0 for names.
+    /// One that reads the process already.
+    fn reading() -> NameReader {
+        let mut reader =
+            NameReader::new(Naming::NowAndThen, Allocators::CudaAndCpu, Manner::Paused);
+        reader.held.insert(TGID, Held::default());
+        reader
+    }
+
+    /// Times of marks, 0 for names, and 1 for the end.
     fn told(events: &[HostEvent]) -> Vec<u64> {
-        let time = |event: &HostEvent| time_of(event).map_or(0, |time| time.0);
+        let time = |event: &HostEvent| match event.item {
+            HostItem::Ended => 1,
+            _ => time_of(event).map_or(0, |time| time.0),
+        };
         events.iter().map(time).collect()
+    }
+
+    fn placed(reader: &mut NameReader, is_settled: bool) -> Placed {
+        let mut placed = reader.place(|_| is_settled);
+        assert_eq!(placed.len(), 1);
+        placed.remove(0)
     }
 
     #[test]
     fn names_stand_between_what_was_before_and_what_was_after_their_moment() {
-        let mut reader = NameReader::new(Naming::Off);
-        reader.held.insert(TGID, Vec::new());
+        let mut reader = reading();
         for time in [10, 20, 30] {
             assert!(matches!(reader.pass(step(time)), Passed::Held));
         }
-        let (events, said) = reader.place(read_at(20));
-        assert!(said.starts_with("PID 7: 0 blocks named"), "{said}");
-        assert_eq!(told(&events), [10, 20, 0, 30]);
+        assert!(reader.take(read_at(20, vec![parameter()])).is_none());
+        let placed = placed(&mut reader, false);
+        assert!(placed.said.starts_with("1 block named"), "{}", placed.said);
+        assert_eq!(told(&placed.events), [10, 20, 0, 30]);
         assert!(matches!(reader.pass(step(40)), Passed::On(_)));
     }
 
     #[test]
-    fn what_was_read_of_a_process_that_has_ended_is_left_out() {
-        let mut reader = NameReader::new(Naming::NowAndThen);
-        reader.held.insert(TGID, Vec::new());
+    fn names_wait_for_what_was_before_their_moment() {
+        let mut reader = reading();
         reader.pass(step(10));
-        let ended = HostEvent {
-            tgid: TGID,
-            item: HostItem::Ended,
-        };
-        let passed = reader.pass(ended);
-        assert!(matches!(passed, Passed::All(events) if events.len() == 2));
-        let (events, said) = reader.place(read_at(20));
-        assert!(events.is_empty() && said.contains("no names"));
+        reader.take(read_at(20, vec![parameter()]));
+        assert!(reader.place(|_| false).is_empty());
+        reader.pass(step(15));
+        assert_eq!(told(&placed(&mut reader, true).events), [10, 15, 0]);
     }
 
     #[test]
-    fn a_process_is_read_at_the_second_step_and_ever_more_seldom_after_it() {
-        let mut reader = NameReader::new(Naming::NowAndThen);
-        let due = (1..=1100).filter(|number| match &step(*number).item {
-            HostItem::Event(Event::Mark(mark)) => reader.is_due(mark),
-            _ => false,
-        });
-        assert_eq!(due.collect::<Vec<_>>(), [2, 16, 128, 1024]);
+    fn what_was_read_of_a_process_that_has_ended_meanwhile_stands_before_its_end() {
+        let mut reader = reading();
+        reader.pass(step(10));
+        assert!(matches!(reader.pass(event(HostItem::Ended)), Passed::Held));
+        reader.take(read_at(20, vec![parameter()]));
+        assert_eq!(told(&placed(&mut reader, false).events), [10, 0, 1]);
+        assert!(!reader.is_reading() && reader.courses.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_ended_too_soon_is_told_what_to_do() {
+        let mut reader = reading();
+        reader.pass(event(HostItem::Ended));
+        reader.take((TGID, Err(anyhow::anyhow!("it has ended"))));
+        let placed = placed(&mut reader, false);
+        assert_eq!(told(&placed.events), [1]);
+        assert!(placed.said.contains("more steps"), "{}", placed.said);
+    }
+
+    #[test]
+    fn a_process_whose_model_is_gone_keeps_the_names_that_it_had() {
+        let mut reader = reading();
+        reader.course(TGID).has_names = true;
+        reader.take(read_at(20, Vec::new()));
+        let placed = placed(&mut reader, true);
+        assert!(placed.events.is_empty());
+        assert!(placed.said.contains("gone already"), "{}", placed.said);
+    }
+
+    #[test]
+    fn a_process_is_read_at_the_first_call_and_the_second_step_and_ever_more_seldom_after_it() {
+        let mut course = Course {
+            has_called: true,
+            ..Course::BEGINNING
+        };
+        let mut due = Vec::new();
+        for number in 0..=1100 {
+            course.steps = number;
+            if course.is_due() {
+                course.is_read();
+                due.push(number);
+            }
+        }
+        assert_eq!(due, [0, 2, 16, 128, 1024]);
     }
 
     #[test]
     fn without_being_asked_nothing_is_read() {
-        let mut reader = NameReader::new(Naming::Off);
+        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, Manner::Paused);
         for time in 0..9 {
+            reader.pass(event(HostItem::Come(Come::Step)));
             assert!(matches!(reader.pass(step(time)), Passed::On(_)));
         }
-        reader.begin_all([TGID].into_iter());
+        reader.begin_last([TGID].into_iter());
         assert!(!reader.is_reading());
     }
 }

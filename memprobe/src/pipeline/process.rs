@@ -88,6 +88,8 @@ pub(super) struct Process {
     pub(super) without_use: u64,
     /// Whether its symbolizer has something to do.
     pub(super) is_busy: bool,
+    /// Whether a call of a module was seen.
+    has_called: bool,
     /// When the last record of it was read.
     pub(super) heard: Instant,
     torch: Option<String>,
@@ -127,6 +129,7 @@ impl Process {
             without_use: 0,
             lost: Losses::default(),
             is_busy: false,
+            has_called: false,
             heard: now,
             torch: None,
             since: now,
@@ -167,6 +170,8 @@ impl Process {
             parent: Some(parent.tgid),
             torch: parent.torch.clone(),
             phase: parent.phase,
+            // A copy of a process that has a model need not call it.
+            has_called: symbolizer.module_call().is_some(),
             symbolizer,
             beginning: Beginning::new(birth),
             // Where the probes are in place already, nothing can come before them.
@@ -188,6 +193,7 @@ impl Process {
         self.waiting_for.clear();
         self.told_probes = 0;
         self.torch = None;
+        self.has_called = false;
         self.since = now;
         self.next_look = Some(now);
     }
@@ -323,6 +329,13 @@ impl Process {
         }
         let told = self.attaching.set_module_call(loader, code, super::now());
         told.err().map(without_modules)
+    }
+
+    /// Whether the first call of a module was seen since this was asked last.
+    pub(super) fn calls_first(&mut self) -> bool {
+        let had_called = self.has_called;
+        self.has_called = self.symbolizer.module_call().is_some();
+        self.has_called && !had_called
     }
 
     /// Has the stacks told anew on which there may be other modules by now.

@@ -11,12 +11,13 @@ use tokio::time::Instant;
 use super::command::Started;
 use super::interrupts::Interrupts;
 pub use super::naming::Naming;
-use super::naming::{NameReader, Passed, Reading};
+use super::naming::{NameReader, Placed, Reading};
 use super::priority;
 use super::process::Origin;
 use super::progress::Progress;
 use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
+use super::snapshot::Manner;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, Detail, Graph};
@@ -113,7 +114,7 @@ impl Recording {
                 watch,
                 root,
                 recorder: Recorder::new(destination),
-                names: NameReader::new(self.naming),
+                names: NameReader::new(self.naming, self.allocators, Manner::Paused),
                 progress: Progress::new(self.quiet),
                 duration: self.duration,
                 deadline: None,
@@ -164,12 +165,13 @@ impl Run {
                     session.drain(|event| intake.take(event))?;
                 }
                 Woken::Read(reading) => {
+                    intake.take_read(reading)?;
                     session.drain(|event| intake.take(event))?;
-                    intake.place(reading)?;
                 }
                 Woken::End(_) if !intake.recorder.has_attached() => return Ok(None),
                 Woken::End(reason) => break reason,
             }
+            intake.place(session)?;
             if !session.is_watched(intake.root) {
                 break EndReason::TargetExited;
             }
@@ -236,41 +238,44 @@ impl Intake {
 
     /// Reads the processes that go on and have not been read.
     async fn read_names(&mut self, session: &mut HostSession, reason: EndReason) -> Result<()> {
-        if reason != EndReason::TargetExited {
-            self.names.begin_all(self.recorder.written_to());
-        }
+        let left = match reason {
+            EndReason::TargetExited => Vec::new(),
+            _ => self.recorder.written_to().collect(),
+        };
+        self.names.begin_last(left.into_iter());
         while self.names.is_reading() {
             tokio::select! {
-                read = self.names.next() => {
-                    session.drain(|event| self.take(event))?;
-                    self.place(read)?;
-                }
-                () = session.wait() => {
-                    session.drain(|event| self.take(event))?;
-                }
+                reading = self.names.next() => self.take_read(reading)?,
+                () = session.wait() => {}
             }
+            session.drain(|event| self.take(event))?;
+            self.place(session)?;
         }
         Ok(())
     }
 
-    /// Puts what was read of a process into its place.
-    fn place(&mut self, reading: Reading) -> Result<()> {
-        let (events, said) = self.names.place(reading);
-        for event in events {
+    fn take_read(&mut self, reading: Reading) -> Result<()> {
+        let useless = self.names.take(reading);
+        useless.into_iter().try_for_each(|it| self.take_named(it))
+    }
+
+    /// Puts what was read of processes into its place, where that is known.
+    fn place(&mut self, session: &HostSession) -> Result<()> {
+        let placed = self.names.place(|tgid| session.is_settled(tgid));
+        placed.into_iter().try_for_each(|it| self.take_named(it))
+    }
+
+    fn take_named(&mut self, placed: Placed) -> Result<()> {
+        for event in placed.events {
             self.take_placed(event)?;
         }
-        self.progress.say(&said);
+        let tgid = placed.tgid.0;
+        self.progress.say(&format!("PID {tgid}: {}", placed.said));
         Ok(())
     }
 
     fn take(&mut self, event: HostEvent) -> Result<()> {
-        match self.names.pass(event) {
-            Passed::Held => Ok(()),
-            Passed::On(event) => self.take_placed(event),
-            Passed::All(events) => events
-                .into_iter()
-                .try_for_each(|event| self.take_placed(event)),
-        }
+        self.names.pass(event).each(|event| self.take_placed(event))
     }
 
     fn take_placed(&mut self, event: HostEvent) -> Result<()> {

@@ -153,7 +153,7 @@ impl Recorder {
                 progress.say(&refusal);
                 self.notice(tgid, refusal);
             }
-            HostItem::Waiting(_) => {}
+            HostItem::Waiting(_) | HostItem::Come(_) => {}
             HostItem::Executed(target) => self.executed(tgid, target)?,
             HostItem::Ended => self.end(tgid, EndReason::TargetExited)?,
         }

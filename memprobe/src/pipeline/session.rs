@@ -10,7 +10,7 @@ use hashbrown::hash_map::Entry;
 use super::before_attach;
 use super::process::{Origin, Phase, Process};
 use crate::decode::{ProcessStep, Record, decode};
-use crate::event::{Detail, Event, Losses, Tgid};
+use crate::event::{self, Detail, Event, Losses, Tgid};
 use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
@@ -21,6 +21,7 @@ use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Counters, Loader, Wanted, Watch};
 use crate::probe::ring::Records;
 use crate::probe::watched::{Watched, allow_many_files};
+use crate::symbolize::marks;
 use crate::symbolize::python::CodeCache;
 use crate::target::facts;
 use crate::target::maps::Maps;
@@ -79,6 +80,8 @@ pub(super) enum HostItem {
     },
     /// The next of its events.
     Event(Event),
+    /// It has come to where its objects are worth reading. Told at once, before the events that led there.
+    Come(Come),
     /// Something that whoever looks at it should know.
     Notice(String),
     /// It cannot be probed, and why. It may still be heard of, without lines.
@@ -88,6 +91,15 @@ pub(super) enum HostItem {
     Executed(Target),
     /// It has ended: what it held is freed.
     Ended,
+}
+
+/// Where a program comes to in its course.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Come {
+    /// The first call of a module that is seen: there is a model.
+    FirstCall,
+    /// A step of an optimizer begins.
+    Step,
 }
 
 /// Processes, probed.
@@ -110,6 +122,8 @@ pub(super) struct HostSession {
     /// Records of the life of processes that were lost, as far as was heeded.
     processes_lost: u64,
     refused_rooms: u64,
+    /// Whether the records were all read that were there when that was begun last.
+    is_drained: bool,
     swept: Instant,
     heard: Instant,
     /// Dropped last: it holds the programs.
@@ -145,6 +159,7 @@ impl HostSession {
             without_use: 0,
             processes_lost: 0,
             refused_rooms: 0,
+            is_drained: false,
             swept: now,
             heard: now,
             loader,
@@ -263,6 +278,7 @@ impl HostSession {
             sink(event)?;
         }
         self.settle(now, all, &mut sink)?;
+        self.is_drained = all;
         Ok(taken)
     }
 
@@ -289,6 +305,12 @@ impl HostSession {
             // A record that a program is still writing hides those behind it.
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Whether all is told of a process that was there when records were read last.
+    pub(super) fn is_settled(&self, tgid: Tgid) -> bool {
+        let process = self.processes.get(&tgid.0);
+        self.is_drained && process.is_none_or(|process| !process.is_busy)
     }
 
     /// What was lost so far, of all processes together.
@@ -329,14 +351,19 @@ impl HostSession {
             process.without_use += 1;
             self.without_use += 1;
         }
+        let step = is_step(&record).then_some(Come::Step);
         process.symbolizer.push(record);
         let notice = process.follow_module_call(&mut self.loader);
+        let come = process.calls_first().then_some(Come::FirstCall).or(step);
         if !process.is_busy {
             process.is_busy = true;
             self.busy.push(tgid);
         }
         if let Some(notice) = notice {
             self.tell(tgid, HostItem::Notice(notice));
+        }
+        if let Some(come) = come {
+            self.tell(tgid, HostItem::Come(come));
         }
     }
 
@@ -677,6 +704,16 @@ fn lost_of(process: &Process, counters: &Counters, malformed: u64) -> Losses {
         stacks: counters.stacks_lost_of(process.tgid) + counters.processes_lost(),
         malformed,
         uses: process.without_use,
+    }
+}
+
+/// Whether a step of an optimizer begins.
+fn is_step(record: &Record) -> bool {
+    match record {
+        Record::Mark(mark) => {
+            matches!(marks::parse(&mark.name), Some((event::Beginning::Step, _)))
+        }
+        _ => false,
     }
 }
 

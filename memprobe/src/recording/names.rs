@@ -28,6 +28,8 @@ pub(crate) struct NamedRecord<'a> {
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     module: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    called: Option<Cow<'a, str>>,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     kept: Option<KeptRecord<'a>>,
@@ -46,6 +48,7 @@ impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
                 .and_then(|name| name.inferred)
                 .map(Cow::Borrowed),
             module: text(&block.module),
+            called: text(&block.called),
             saved_by: text(&block.saved_by),
             kept: block.kept.as_deref().map(KeptRecord::from),
         }
@@ -66,7 +69,12 @@ impl Naming {
         if self.0.len() >= MOST {
             return Err(format!("more than {MOST} blocks of one moment"));
         }
-        let texts = [&record.name, &record.module, &record.saved_by];
+        let texts = [
+            &record.name,
+            &record.module,
+            &record.called,
+            &record.saved_by,
+        ];
         let texts = texts.map(Option::as_deref);
         if let Some(long) = texts.iter().flatten().find(|text| text.len() > MAX_CONTEXT) {
             return Err(format!("a name of {} bytes", long.len()));
@@ -75,7 +83,7 @@ impl Naming {
         let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
         let kept = record.kept.as_ref().map(|kept| kept.read(&mut intern));
         let kept = kept.transpose()?.map(Arc::new);
-        let [name, module, saved_by] = texts.map(|text| text.map(&mut intern));
+        let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
         self.0.push(NamedBlock {
             addr: Address(record.addr),
             size: Bytes(record.size),
@@ -86,6 +94,7 @@ impl Naming {
                 inferred: record.inferred.as_deref().map(Name::rule),
             }),
             module,
+            called,
             saved_by,
             kept,
         });

@@ -4,7 +4,7 @@
 mod cpu;
 mod cuda;
 mod demangle;
-mod marks;
+pub mod marks;
 mod modules;
 mod native;
 mod nodes;

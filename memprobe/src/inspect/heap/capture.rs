@@ -52,9 +52,11 @@ const MOST_COPIES: u32 = 2;
 /// How a process is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// It stands still while it is read.
+    /// It stands still while it is read; what can be is read before that, for the shortest pause.
     #[default]
     Paused,
+    /// It stands still at once, and until all is read: some times longer, but before it can do much more.
+    AtOnce,
     /// It runs on.
     Running,
 }
@@ -214,17 +216,20 @@ pub struct Captured<T, R> {
 ///
 /// # Errors
 /// [`Why`].
-pub fn capture<T: Send, R>(
+pub fn capture<T: Send, R: Send>(
     python: &PythonProcess,
     manner: Manner,
     more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
-    conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R,
+    conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R + Sync,
 ) -> Result<Captured<T, R>, Why> {
     let look = |image: &Image<ProcessMemory>, what: Look<'_>| {
         let mut moment = Moment::of(image, python, what);
         let more = more(image, &mut moment);
         (moment, more)
     };
+    if manner == Manner::AtOnce {
+        return capture_at_once(python, &look, &conclude);
+    }
     let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
     // Of a process that runs on, what is missing is read later like the rest: it is of many moments
     // anyway, and said to be.
@@ -273,6 +278,29 @@ pub fn capture<T: Send, R>(
     let ((mut moment, more), pause) = stops.look(python, &mut image, &standing)?;
     image.close();
     let result = conclude(&image, &mut moment, &more);
+    Ok(Captured {
+        moment,
+        more,
+        result,
+        extent: image.extent(),
+        consistency: stops.paused_for(pause),
+    })
+}
+
+/// Reads all of a heap while the process stands still.
+fn capture_at_once<T: Send, R: Send>(
+    python: &PythonProcess,
+    look: &(impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T) + Sync),
+    conclude: &(impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R + Sync),
+) -> Result<Captured<T, R>, Why> {
+    let mut image = Image::of(python.memory(), MOST_BYTES);
+    let mut stops = Stops::default();
+    let all = |image: &Image<ProcessMemory>| {
+        let (mut moment, more) = look(image, Look::Whole(Manner::AtOnce));
+        let result = conclude(image, &mut moment, &more);
+        (moment, (more, result))
+    };
+    let ((moment, (more, result)), pause) = stops.look(python, &mut image, &all)?;
     Ok(Captured {
         moment,
         more,

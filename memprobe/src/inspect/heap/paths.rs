@@ -137,6 +137,12 @@ impl Paths {
         self.path(heap, classes, origin)
     }
 
+    /// The variable that refers to an object itself, and for longest; `None` where none does.
+    pub fn longest_variable(&self, object: u64) -> Option<&str> {
+        let root = *self.longest.get(&object)?;
+        Some(&*self.roots.get(root as usize)?.name)
+    }
+
     /// The place of an object in the census; `None` of what the collector does not know.
     pub fn place_of(&self, object: u64) -> Option<u32> {
         self.places.get(&object).copied()

@@ -232,6 +232,7 @@ fn take_name(tensor: &mut Tensor, named: Named) {
     };
     tensor.names = named.names;
     tensor.module = named.module;
+    tensor.called = named.called;
 }
 
 /// Names the tensors within sparse ones after these.

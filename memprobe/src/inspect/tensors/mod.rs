@@ -120,7 +120,7 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
         && !captured.moment.census.tensors.is_empty()
     {
         return Err(match manner {
-            Manner::Paused => Why::Torch(why.clone()),
+            Manner::Paused | Manner::AtOnce => Why::Torch(why.clone()),
             Manner::Running => Why::Torn,
         });
     }

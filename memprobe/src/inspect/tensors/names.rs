@@ -30,6 +30,8 @@ pub(super) struct Named {
     pub(super) names: Vec<Name>,
     /// The path of its module.
     pub(super) module: Option<Arc<str>>,
+    /// The same from the class of the root.
+    pub(super) called: Option<Arc<str>>,
 }
 
 impl Named {
@@ -92,11 +94,8 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
             .map(|(at, (module, place))| {
                 // Only of a root is it asked.
                 let is_root = place.root == at;
-                let path =
-                    is_root.then(|| self.paths.to_object(self.heap, self.classes, module.object));
-                path.flatten()
-                    .map(|path| path.name)
-                    .filter(|name| !name.is_empty())
+                let name = is_root.then(|| self.holder(module.object)).flatten();
+                name.filter(|name| !name.is_empty())
             })
             .collect();
         let colliding = colliding(tree);
@@ -118,10 +117,19 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
                     named.add(Some(kind), name);
                     if named.module.is_none() {
                         named.module = module_path(holder, place);
+                        named.called = Some(called(&root.class, &place.path));
                     }
                 }
             }
         }
+    }
+
+    /// What leads to the root of modules: where variables refer to it themselves the one that does so for longest, for
+    /// within its own methods every module is `self`.
+    fn holder(&mut self, module: u64) -> Option<String> {
+        let path = self.paths.to_object(self.heap, self.classes, module)?;
+        let longest = self.paths.longest_variable(module).map(str::to_owned);
+        Some(longest.filter(|_| path.is_variable).unwrap_or(path.name))
     }
 
     /// Names what optimizers keep after the parameters that it belongs to.
@@ -237,6 +245,14 @@ fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
         (Some(holder), path) => Some(joined(holder, path)),
         (None, "") => None,
         (None, path) => Some(path.into()),
+    }
+}
+
+/// The path of a module with the class of its root.
+fn called(class: &Arc<str>, path: &str) -> Arc<str> {
+    match path {
+        "" => Arc::clone(class),
+        path => joined(class, path),
     }
 }
 

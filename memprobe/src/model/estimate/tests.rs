@@ -327,6 +327,7 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
         kind: Some(TensorKind::Parameter),
         name: None,
         module: Some("Net".into()),
+        called: None,
         saved_by: None,
         kept: None,
     };

@@ -75,7 +75,7 @@ impl WhyLedger {
     pub(super) fn name(&mut self, names: &Names) {
         self.read = Some(names.time);
         if let Some(making) = &mut self.making {
-            making.read();
+            making.begin_reading();
         }
         for named in &names.blocks {
             let Some(rule) = named.kind.and_then(rule_of) else {
@@ -92,6 +92,9 @@ impl WhyLedger {
                 }
                 self.decide(key, block, named, rule);
             }
+        }
+        if let Some(making) = &mut self.making {
+            making.end_reading();
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! A parameter's module is named after what holds the model (`model.layers.0`), a block's after the class of the outermost module that
 //! was called (`GPT.layers.0`). A gradient has both names: its parameter is in the one, and the operation whose backward pass made it
-//! was done in the other. From where they begin to differ follows which root is which.
+//! was done in the other. From where they begin to differ follows which root is which. Before there are gradients the class of the root
+//! itself tells, where there is one of that class.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,49 +18,77 @@ const MOST_ROOTS: usize = 1 << 12;
 /// Which holder's model is which class's.
 #[derive(Debug, Default)]
 pub(super) struct Roots {
-    /// The class of a holder's model; `None` where several were heard.
+    /// The class of a holder's model, as it is called; `None` where several were heard.
     known: HashMap<Arc<str>, Option<Arc<str>>>,
+    /// The class of the module itself that a holder leads to; likewise.
+    classes: HashMap<Arc<str>, Option<Arc<str>>>,
+    /// Which holder leads to a module of a class; `None` where several do.
+    holders: HashMap<Arc<str>, Option<Arc<str>>>,
 }
 
 impl Roots {
     /// Hears what the process's objects say of a block, which this stack made.
     pub(super) fn hear_of(&mut self, named: &NamedBlock, stack: &Stack) {
-        if named.kind != Some(TensorKind::Gradient) {
-            return;
-        }
-        if let (Some(module), Place::Module(called)) = (&named.module, place_of(stack).0) {
-            self.hear(module, &called);
-        }
-    }
-
-    /// Hears both names of one module.
-    fn hear(&mut self, held: &str, called: &str) {
-        let shared = shared_end(held, called);
-        let holder = held[..held.len() - shared].trim_end_matches('.');
-        let class = called[..called.len() - shared].trim_end_matches('.');
-        // Where not only the roots differ, one module used another's parameter.
-        if holder.is_empty() || class.is_empty() || class.contains('.') {
-            return;
-        }
-        if let Some(known) = self.known.get_mut(holder) {
-            if known.as_deref() != Some(class) {
-                *known = None;
+        let Some(held) = &named.module else { return };
+        match (named.kind, &named.called) {
+            (Some(TensorKind::Gradient), _) => {
+                if let Place::Module(called) = place_of(stack).0
+                    && let Some((holder, class)) = roots_of(held, &called)
+                {
+                    note(&mut self.known, holder, class);
+                }
             }
-        } else if self.known.len() < MOST_ROOTS {
-            self.known.insert(holder.into(), Some(class.into()));
+            (Some(TensorKind::Parameter | TensorKind::Buffer), Some(called)) => {
+                if let Some((holder, class)) = roots_of(held, called) {
+                    note(&mut self.classes, holder, class);
+                    note(&mut self.holders, class, holder);
+                }
+            }
+            _ => {}
         }
     }
 
     /// The path of a module as it is called; as it is held where that is not known.
     pub(super) fn called(&self, held: &Arc<str>) -> Arc<str> {
-        let ends = held.match_indices('.').map(|(at, _)| at);
-        for end in ends.chain([held.len()]) {
-            if let Some(Some(class)) = self.known.get(&held[..end]) {
-                return format!("{class}{}", &held[end..]).into();
-            }
+        let ends = || {
+            let ends = held.match_indices('.').map(|(at, _)| at);
+            ends.chain([held.len()])
+        };
+        let known = ends().find_map(|end| Some((self.known.get(&held[..end])?.as_ref()?, end)));
+        let known = known.or_else(|| ends().find_map(|end| Some((self.only(&held[..end])?, end))));
+        match known {
+            Some((class, end)) => format!("{class}{}", &held[end..]).into(),
+            None => Arc::clone(held),
         }
-        Arc::clone(held)
     }
+
+    /// The class of the module that a holder leads to, where no other leads to one of that class.
+    fn only(&self, holder: &str) -> Option<&Arc<str>> {
+        let class = self.classes.get(holder)?.as_ref()?;
+        let is_only = self.holders.get(class)?.is_some();
+        is_only.then_some(class)
+    }
+}
+
+/// Notes what is heard of a root; of what is heard differently nothing is known.
+fn note(known: &mut HashMap<Arc<str>, Option<Arc<str>>>, of: &str, is: &str) {
+    if let Some(known) = known.get_mut(of) {
+        if known.as_deref() != Some(is) {
+            *known = None;
+        }
+    } else if known.len() < MOST_ROOTS {
+        known.insert(of.into(), Some(is.into()));
+    }
+}
+
+/// The roots in both paths of one module: what holds it, and its class.
+fn roots_of<'a>(held: &'a str, called: &'a str) -> Option<(&'a str, &'a str)> {
+    let shared = shared_end(held, called);
+    let holder = held[..held.len() - shared].trim_end_matches('.');
+    let class = called[..called.len() - shared].trim_end_matches('.');
+    // Where not only the roots differ, one module used another's parameter.
+    let is_root = !holder.is_empty() && !class.is_empty() && !class.contains('.');
+    is_root.then_some((holder, class))
 }
 
 /// Bytes of the names at the end that both paths share; the first name of each is its root's.
@@ -80,15 +109,60 @@ fn shared_end(one: &str, other: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Address, Bytes, DeviceIndex};
+    use crate::model::why::parts::samples;
 
     fn called(roots: &Roots, held: &str) -> String {
         roots.called(&held.into()).to_string()
     }
 
+    /// What both names of a gradient's module say.
+    fn hear(roots: &mut Roots, held: &str, called: &str) {
+        if let Some((holder, class)) = roots_of(held, called) {
+            note(&mut roots.known, holder, class);
+        }
+    }
+
+    /// What the objects say of a parameter.
+    fn hear_of_parameter(roots: &mut Roots, held: &str, called: &str) {
+        let named = NamedBlock {
+            addr: Address(512),
+            size: Bytes(512),
+            device: DeviceIndex::CPU,
+            kind: Some(TensorKind::Parameter),
+            name: None,
+            module: Some(held.into()),
+            called: Some(called.into()),
+            saved_by: None,
+            kept: None,
+        };
+        roots.hear_of(&named, &samples::called(1, ""));
+    }
+
+    #[test]
+    fn before_there_are_gradients_the_class_of_the_root_tells() {
+        let mut roots = Roots::default();
+        hear_of_parameter(&mut roots, "self.model.layers.0", "GPT.layers.0");
+        assert_eq!(called(&roots, "self.model.head"), "GPT.head");
+        // What is called tells more than what is held: a wrapper is not.
+        hear_of_parameter(&mut roots, "wrapper.net.head", "Wrapper.net.head");
+        assert_eq!(called(&roots, "wrapper.net"), "Wrapper.net");
+        hear(&mut roots, "wrapper.net.head", "Net.head");
+        assert_eq!(called(&roots, "wrapper.net"), "Net");
+    }
+
+    #[test]
+    fn of_two_models_of_one_class_it_does_not_tell() {
+        let mut roots = Roots::default();
+        hear_of_parameter(&mut roots, "student.head", "Net.head");
+        hear_of_parameter(&mut roots, "teacher.head", "Net.head");
+        assert_eq!(called(&roots, "teacher.head"), "teacher.head");
+    }
+
     #[test]
     fn a_holder_and_a_class_are_the_same_model_where_only_they_differ() {
         let mut roots = Roots::default();
-        roots.hear("self.model.layers.0.mlp", "GPT.layers.0.mlp");
+        hear(&mut roots, "self.model.layers.0.mlp", "GPT.layers.0.mlp");
         assert_eq!(called(&roots, "self.model.head"), "GPT.head");
         assert_eq!(called(&roots, "self.model"), "GPT");
         assert_eq!(called(&roots, "self.models.head"), "self.models.head");
@@ -97,22 +171,22 @@ mod tests {
     #[test]
     fn a_model_that_is_one_module_is_known_too() {
         let mut roots = Roots::default();
-        roots.hear("layer", "Linear");
+        hear(&mut roots, "layer", "Linear");
         assert_eq!(called(&roots, "layer"), "Linear");
     }
 
     #[test]
     fn a_parameter_that_another_module_uses_says_nothing() {
         let mut roots = Roots::default();
-        roots.hear("model.embed", "GPT.head");
+        hear(&mut roots, "model.embed", "GPT.head");
         assert_eq!(called(&roots, "model.embed"), "model.embed");
     }
 
     #[test]
     fn where_two_models_go_by_one_name_it_stays() {
         let mut roots = Roots::default();
-        roots.hear("nets.0", "Sequential.0");
-        roots.hear("nets.1", "Sequential#2.1");
+        hear(&mut roots, "nets.0", "Sequential.0");
+        hear(&mut roots, "nets.1", "Sequential#2.1");
         assert_eq!(called(&roots, "nets.0"), "nets.0");
     }
 }

@@ -126,8 +126,11 @@ pub(super) struct Making {
     forgotten: u64,
     /// Bytes of the tensor in each live block, where they are known.
     asked: HashMap<Key, u64>,
-    /// What modules kept when the process's objects were read last; `None` until they were.
+    /// What modules kept when the process's objects were read and they kept most: later a program that ends takes its
+    /// model apart. `None` until any did.
     pub(super) kept: Option<KeptByModule>,
+    /// What they keep by the reading that is being taken.
+    reading: KeptByModule,
 }
 
 impl Making {
@@ -173,23 +176,36 @@ impl Making {
         }
     }
 
-    /// The process's objects were read: what they said before holds no more.
-    pub(super) fn read(&mut self) {
-        self.kept = Some(BTreeMap::new());
+    /// The process's objects were read: they say the following.
+    pub(super) fn begin_reading(&mut self) {
+        self.reading = BTreeMap::new();
     }
 
     /// They say this of a block.
     pub(super) fn name(&mut self, named: &NamedBlock) {
         let key = (named.device, named.addr);
         let amount = Amount::of(self.bytes(&key, named.size.0), named.size.0);
-        let kept = self.kept.get_or_insert_default();
-        let kept = kept.entry((named.device, named.module.clone()));
+        let kept = self.reading.entry((named.device, named.module.clone()));
         let sum = match named.kind {
             Some(TensorKind::Parameter) => &mut kept.or_default().parameters,
             Some(TensorKind::Buffer) => &mut kept.or_default().buffers,
             _ => return,
         };
         *sum = sum.and(amount);
+    }
+
+    /// That was all: it counts where modules keep no less than by an earlier reading.
+    pub(super) fn end_reading(&mut self) {
+        let reading = std::mem::take(&mut self.reading);
+        let bytes = |kept: &KeptByModule| {
+            let each = kept.values();
+            let each = each.map(|kept| kept.parameters.and(kept.buffers).rounded);
+            each.fold(0, u64::saturating_add)
+        };
+        let most = self.kept.as_ref().map_or(0, bytes);
+        if !reading.is_empty() && bytes(&reading) >= most {
+            self.kept = Some(reading);
+        }
     }
 
     fn bytes(&self, key: &Key, rounded: u64) -> u64 {

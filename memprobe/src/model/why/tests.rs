@@ -258,6 +258,7 @@ impl Program {
             kind: kind_of(*addr),
             name: None,
             module: None,
+            called: None,
             saved_by: None,
             kept: None,
         });

@@ -102,7 +102,7 @@ impl Eyes {
                 }
                 HostItem::Waiting(what) => progress.say_once(&what),
                 HostItem::Notice(notice) => progress.say_once(&notice),
-                HostItem::Found { .. } | HostItem::Ended => {}
+                HostItem::Found { .. } | HostItem::Come(_) | HostItem::Ended => {}
             }
             Ok(())
         })?;

@@ -2,12 +2,13 @@
 
 mod eyes;
 
+use std::fmt;
 use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use self::eyes::Eyes;
@@ -16,12 +17,15 @@ use super::process;
 use super::progress::Progress;
 use crate::event::{Detail, Tgid};
 use crate::export::output::OutputPlan;
+use crate::inspect::heap::capture as heap;
 pub use crate::inspect::tensors::Manner;
-use crate::inspect::tensors::take;
+use crate::inspect::tensors::{Why, take};
 use crate::label::{consistency, counted};
 use crate::model::tensors::without;
 use crate::probe::watched::Watched;
 use crate::report::{TensorFormat, TensorOptions, write_tensor_diff, write_tensors};
+use crate::symbolize::python::DetectError;
+use crate::target::pause::PauseError;
 use crate::tensors::{Device, TensorSnapshot};
 
 /// How often it is seen whether a process that is not probed has ended.
@@ -173,11 +177,35 @@ async fn rest(
     Ok(())
 }
 
+/// Why a snapshot was not taken. Its words are those of its causes too, so it has none.
+#[derive(Debug)]
+pub(super) struct NotTaken {
+    tgid: Tgid,
+    why: Why,
+}
+
+impl NotTaken {
+    /// Whether a process that ran is about to end, or has: its Python is no more.
+    pub(super) fn is_of_the_end(&self) -> bool {
+        matches!(
+            self.why,
+            Why::Python(DetectError::Gone | DetectError::NotInitializedYet)
+                | Why::Heap(heap::Why::Pause(PauseError::Gone))
+        )
+    }
+}
+
+impl fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}: {}", self.tgid.0, self.why)
+    }
+}
+
+impl std::error::Error for NotTaken {}
+
 /// A snapshot with all that is known of the process. Blocks while the process is read.
 pub(super) fn taken(tgid: Tgid, manner: Manner, extent: Extent) -> Result<TensorSnapshot> {
-    // Its words are those of its causes too.
-    let taken = take(tgid, manner).map_err(|why| anyhow!("process {}: {why}", tgid.0));
-    let mut snapshot = taken?;
+    let mut snapshot = take(tgid, manner).map_err(|why| NotTaken { tgid, why })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;

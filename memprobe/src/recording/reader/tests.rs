@@ -404,6 +404,7 @@ fn any_names() -> impl Strategy<Value = Names> {
             device: DeviceIndex(device & 15),
             kind,
             name,
+            called: module.clone(),
             module,
             saved_by,
             kept: kept.map(Arc::new),

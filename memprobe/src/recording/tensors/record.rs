@@ -285,6 +285,7 @@ impl Item<'_> {
             gradient_of: self.gradient_of.0,
             saved_by: self.saved_by.map(Into::into),
             module: self.module.map(Into::into),
+            called: None,
             class: self.class.map(Into::into),
         })
     }

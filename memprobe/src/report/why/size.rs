@@ -55,8 +55,8 @@ pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Hearsay) -> Vec<String> {
     let mut notes = vec![which(sizes), COLUMNS_MEAN.to_owned()];
     notes.push(match sizes.named {
         true => "Parameters and buffers are those that the process's own objects name, each block once, with the first module that has it.",
-        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module. Those of each module: \
-                  `memprobe record --cpu --names -o cpu.json -- python train.py`, then `memprobe estimate cpu.json`.",
+        false => "Parameters and buffers are inferred (made as such, and kept) and not told by module. Those of each module are where the \
+                  process's objects were read: `memprobe estimate -- python train.py`, or a recording of `memprobe record --cpu --names`.",
     }.to_owned());
     notes.push(
         "Modules that differ in number alone are one row; --format json has each, and all columns."

@@ -200,6 +200,7 @@ impl Program {
             kind: None,
             name: None,
             module: None,
+            called: None,
             saved_by: Some("MulBackward0".into()),
             kept: keeps(*addr).map(Arc::new),
         });

@@ -142,9 +142,7 @@ impl WhyLedger {
             let parts = devices.entry(device).or_default();
             parts.push((place, Size::of(made, amount)));
         }
-        // Objects that were read when the model was gone say nothing of it.
-        let kept = making.kept.as_ref().filter(|kept| !kept.is_empty());
-        match kept {
+        match &making.kept {
             Some(kept) => {
                 for ((device, module), kept) in kept {
                     let place = module.as_ref().map_or(Place::Unknown, |held| {
@@ -168,7 +166,7 @@ impl WhyLedger {
         Some(Sizes {
             of,
             forgotten: making.forgotten,
-            named: kept.is_some(),
+            named: making.kept.is_some(),
             devices: devices.collect(),
             iteration,
         })

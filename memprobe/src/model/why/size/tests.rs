@@ -102,6 +102,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
         kind: Some(kind),
         name: None,
         module: Some(module.into()),
+        called: None,
         saved_by: None,
         kept: None,
     };
@@ -116,6 +117,12 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
             block(0x9999, 512, TensorKind::Parameter, "model.nobody"),
         ],
     };
+    // A program that ends has let go of its model when it is read last.
+    let last = Names {
+        blocks: vec![block(addr, 256 * KIB, TensorKind::Gradient, "model.layer")],
+        ..names
+    };
+    program.events.insert(at + 1, Event::Names(last.into()));
     program.events.insert(at + 1, Event::Names(names.into()));
     let sizes = sizes_of(&program);
     assert!(sizes.named);

@@ -291,7 +291,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     let stage = Stage::set(&ground);
     let until = stage.shared.path().join("until");
     let program = "import subprocess, sys\n\
-        steady = ['steady.py', '--seconds', '600', '--layers', '4', '--until', sys.argv[1]]\n\
+        steady = ['steady.py', '--seconds', '200', '--layers', '4', '--until', sys.argv[1]]\n\
         sys.exit(subprocess.call([sys.executable, *steady]))\n";
     let mut command = ground.pytorch().command();
     command.env("CUDASIM_SHARED", stage.shared.path());
@@ -299,12 +299,16 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     launcher.wait_for("PID ");
     let pid = launcher.pid().to_string();
     let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
-    for (arguments, title) in [(&family[..], "memprobe attach"), (&["top"], "memprobe top")] {
+    for (arguments, title) in [
+        (&family[..], "memprobe attach"),
+        (&["top", "--graph"], "memprobe top"),
+    ] {
         let mut screen = Terminal::start(stage.memprobe().args(arguments));
         screen.wait_for(title);
-        screen.press("/steady\\.py\r");
-        // The launcher, and what it has started.
+        screen.press("/python steady\r");
+        // Not the launcher.
         screen.wait_for(" shown 1 of");
+        screen.wait_for("(allocated before");
         screen.press("\r");
         look_at_each_screen(&mut screen);
         screen.press("\x1b");
@@ -339,8 +343,8 @@ fn look_at_each_screen(screen: &mut Terminal) {
     let sum = "= allocated";
     has_all(screen, &["memprobe modules", "Sequential", sum]);
     screen.press("c");
-    let before = "(allocated before opening)";
-    has_all(screen, &["memprobe categories", "activation", before, sum]);
+    let before = "(live before opening)";
+    has_all(screen, &["memprobe categories", "temporary", before, sum]);
     screen.press("L");
     has_all(
         screen,

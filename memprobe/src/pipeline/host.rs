@@ -274,13 +274,16 @@ impl Watching {
 
     /// Brings the ledgers of a process up to date with an event.
     fn apply(&mut self, tgid: Tgid, event: &Event) {
-        let mut opened = self.opened.of(tgid);
-        if let (Some(opened), Some(known)) = (&mut opened, self.host.ledgers(tgid)) {
+        // Nobody looks at most of them.
+        let Some(opened) = self.opened.of(tgid) else {
+            self.host.apply(tgid, event);
+            return;
+        };
+        if let Some(known) = self.host.ledgers(tgid) {
             opened.note(known.lines, event);
         }
         let applied = self.host.apply(tgid, event);
-        let known = self.host.ledgers(tgid);
-        if let (Some(opened), Some(known), Some(applied)) = (opened, known, applied) {
+        if let (Some(applied), Some(known)) = (applied, self.host.ledgers(tgid)) {
             opened.apply(event, &applied, known.lines);
         }
     }

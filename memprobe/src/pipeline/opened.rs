@@ -178,3 +178,71 @@ impl Shelf {
         .await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Bytes;
+    use crate::model::snapshot::Target;
+    use crate::model::tensors::BlockUses;
+    use crate::model::why::parts::samples::learning;
+    use crate::tui::Reasons;
+
+    fn followed(shelf: &Shelf) -> Vec<u32> {
+        shelf.all.iter().map(|opened| opened.tgid.0).collect()
+    }
+
+    fn open(shelf: &mut Shelf, tgid: u32) {
+        let known = Ledgers {
+            lines: &Model::new(Target::default(), TimeNs(0)),
+            uses: &BlockUses::default(),
+        };
+        shelf.open(Tgid(tgid));
+        shelf.follow(Tgid(tgid), known, TimeNs(0));
+    }
+
+    #[test]
+    fn those_that_were_opened_last_are_followed_and_no_more() {
+        let mut shelf = Shelf::default();
+        (1..=5).for_each(|tgid| open(&mut shelf, tgid));
+        assert_eq!(followed(&shelf), [5, 4, 3, 2]);
+        open(&mut shelf, 3);
+        assert_eq!(followed(&shelf), [3, 5, 4, 2]);
+        assert!(shelf.of(Tgid(1)).is_none());
+    }
+
+    #[test]
+    fn one_that_is_gone_is_kept_as_long_as_it_is_shown() {
+        let mut shelf = Shelf::default();
+        (1..=2).for_each(|tgid| open(&mut shelf, tgid));
+        shelf.keep(|_| false);
+        assert_eq!((followed(&shelf), shelf.shown()), (vec![2], Some(Tgid(2))));
+        shelf.close();
+        shelf.keep(|_| false);
+        assert!(followed(&shelf).is_empty() && shelf.shown().is_none());
+    }
+
+    #[test]
+    fn what_is_told_of_one_that_is_opened_late_adds_up() {
+        let model = learning().play(|_, _, _| {});
+        let known = Ledgers {
+            lines: &model,
+            uses: &BlockUses::default(),
+        };
+        let now = TimeNs(9_000_000_000);
+        let mut opened = Opened::new(Tgid(7), known, now);
+        opened.obey(Command::Explain(Explain::Categories));
+        opened.show(model.snapshot(now, opened.grouping()));
+        let reasons = opened.news().reasons.borrow().clone();
+        let Reasons::Categories(devices) = reasons else {
+            unreachable!("categories were asked for")
+        };
+        let live: i64 = devices[0].rows.iter().map(|row| row.live).sum();
+        assert_eq!(
+            Some(Bytes(live as u64)),
+            model.totals().map(|it| it.allocated)
+        );
+        opened.close();
+        assert_eq!(opened.grouping(), Grouping::default());
+    }
+}

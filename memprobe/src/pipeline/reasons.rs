@@ -63,6 +63,10 @@ impl Reasoner {
     pub(super) fn explain(&mut self, wanted: Explain) {
         self.wanted = wanted;
         self.iterations = None;
+        if wanted == Explain::Nothing {
+            // Whoever asks next is not to see what was so then.
+            self.shown.send_replace(Reasons::default());
+        }
     }
 
     /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.

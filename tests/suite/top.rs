@@ -300,7 +300,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     let pid = launcher.pid().to_string();
     let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
     for (arguments, title) in [
-        (&family[..], "memprobe attach"),
+        (&family[..], "memprobe attach --children"),
         (&["top", "--graph"], "memprobe top"),
     ] {
         let mut screen = Terminal::start(stage.memprobe().args(arguments));

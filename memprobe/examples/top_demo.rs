@@ -12,13 +12,15 @@ use memprobe::event::{
     Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
-use memprobe::model::host::Host;
+use memprobe::model::host::{Attached, Host};
 use memprobe::model::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, Rank,
 };
-use memprobe::model::snapshot::{Grouping, ProbeStatus, Target};
-use memprobe::tui::SourceText;
+use memprobe::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
+use memprobe::model::why::modules::ModuleLedger;
+use memprobe::model::why::told::modules;
 use memprobe::tui::host::{self, HostCommand, HostView};
+use memprobe::tui::{Command, Explain, News, Reasons, SourceText, Tensors};
 use tokio::sync::{mpsc, watch};
 
 const MIB: u64 = 1 << 20;
@@ -72,8 +74,7 @@ struct Stage {
     host: Host,
     actors: Vec<Actor>,
     round: u64,
-    grouping: Grouping,
-    opened: Option<Tgid>,
+    opened: Option<Opened>,
     driver: bool,
 }
 
@@ -83,7 +84,6 @@ impl Stage {
             host: Host::new(TimeNs(0)),
             actors: Vec::new(),
             round: 0,
-            grouping: Grouping::User,
             opened: None,
             driver: scene != "alone",
         };
@@ -146,8 +146,12 @@ impl Stage {
             offset: 7,
             emulated: true,
         };
-        self.host
-            .attach(tgid, target, vec![probe], memprobe::event::Told::default());
+        let found = Attached {
+            target,
+            probes: vec![probe],
+            ..Attached::default()
+        };
+        self.host.attach(tgid, found);
         for line in 1..=5 {
             self.host.apply(tgid, &stack(line));
         }
@@ -218,22 +222,92 @@ impl Stage {
 
     fn obey(&mut self, command: HostCommand) {
         match command {
-            HostCommand::Open(tgid) => self.opened = Some(tgid),
+            HostCommand::Open(tgid) => {
+                let now = self.now();
+                let snapshot = self.host.process(tgid, now, Grouping::default());
+                self.opened = snapshot.map(|snapshot| Opened::new(tgid, snapshot));
+            }
             HostCommand::Close => self.opened = None,
-            HostCommand::SetGrouping(grouping) => self.grouping = grouping,
+            HostCommand::Ask(command) => {
+                if let Some(opened) = &mut self.opened {
+                    opened.obey(command);
+                }
+            }
             HostCommand::Quit => {}
         }
-        self.host.open(self.opened);
+        self.host
+            .open(self.opened.as_ref().map(|opened| opened.tgid));
     }
 
     fn view(&mut self) -> HostView {
         let now = self.now();
-        let process = self.opened;
-        let process = process.and_then(|tgid| self.host.process(tgid, now, self.grouping));
+        if let Some(opened) = &self.opened {
+            opened.show(&self.host, now);
+        }
         HostView {
             host: Arc::new(self.host.snapshot(now)),
-            process: process.map(Arc::new),
+            process: self
+                .opened
+                .as_ref()
+                .map(|opened| (opened.tgid, opened.news.clone())),
         }
+    }
+}
+
+/// The process that is looked at. Of why its memory is there only modules are told.
+struct Opened {
+    tgid: Tgid,
+    grouping: Grouping,
+    explains: Explain,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    tensors: watch::Sender<Tensors>,
+    reasons: watch::Sender<Reasons>,
+    news: News,
+}
+
+impl Opened {
+    fn new(tgid: Tgid, snapshot: Snapshot) -> Self {
+        let (snapshots, shown) = watch::channel(Arc::new(snapshot));
+        let (tensors, shown_tensors) = watch::channel(Tensors::default());
+        let (reasons, shown_reasons) = watch::channel(Reasons::default());
+        let news = News {
+            snapshots: shown,
+            tensors: shown_tensors,
+            reasons: shown_reasons,
+        };
+        Self {
+            tgid,
+            grouping: Grouping::default(),
+            explains: Explain::default(),
+            snapshots,
+            tensors,
+            reasons,
+            news,
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::SetGrouping(grouping) => self.grouping = grouping,
+            Command::Explain(wanted) => self.explains = wanted,
+            Command::TakeTensors => {
+                let why = "the process is invented, and has none".into();
+                self.tensors.send_replace(Tensors::Failed(why));
+            }
+            Command::Quit => {}
+        }
+    }
+
+    fn show(&self, host: &Host, now: TimeNs) {
+        let Some(snapshot) = host.process(self.tgid, now, self.grouping) else {
+            return;
+        };
+        if let (Explain::Modules, Some(known)) = (self.explains, host.ledgers(self.tgid)) {
+            let ledger = ModuleLedger::late(known.lines, now);
+            let told = Arc::new(modules(&ledger, &snapshot));
+            self.reasons.send_replace(Reasons::Modules(told));
+        }
+        self.snapshots.send_replace(Arc::new(snapshot));
     }
 }
 

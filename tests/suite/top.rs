@@ -284,6 +284,79 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
 }
 
 #[test]
+fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
+    let Some(ground) = Ground::take_alone() else {
+        return;
+    };
+    let stage = Stage::set(&ground);
+    let until = stage.shared.path().join("until");
+    let program = "import subprocess, sys\n\
+        steady = ['steady.py', '--seconds', '200', '--layers', '4', '--until', sys.argv[1]]\n\
+        sys.exit(subprocess.call([sys.executable, *steady]))\n";
+    let mut command = ground.pytorch().command();
+    command.env("CUDASIM_SHARED", stage.shared.path());
+    let mut launcher = Background::start(command.args(["-c", program]).arg(&until));
+    launcher.wait_for("PID ");
+    let pid = launcher.pid().to_string();
+    let family = ["attach", "--children", "--detail", "tensors", "--pid", &pid];
+    for (arguments, title) in [
+        (&family[..], "memprobe attach --children"),
+        (&["top", "--graph"], "memprobe top"),
+    ] {
+        let mut screen = Terminal::start(stage.memprobe().args(arguments));
+        screen.wait_for(title);
+        screen.press("/python steady\r");
+        // Not the launcher.
+        screen.wait_for(" shown 1 of");
+        screen.wait_for("(allocated before");
+        screen.press("\r");
+        look_at_each_screen(&mut screen);
+        screen.press("\x1b");
+        screen.wait_for("Esc back");
+        screen.press("\x1b");
+        screen.wait_for(title);
+        // What was found out is kept for who comes back.
+        screen.press("\r");
+        screen.wait_for("Esc back");
+        screen.press("c");
+        let shown = screen.wait_for(" ago: ");
+        assert!(shown.contains("memprobe categories"), "{shown}");
+        screen.press("q");
+        assert_eq!(screen.finish_restored().code(), Some(0));
+    }
+    assert!(!launcher.has_ended());
+    fs::write(&until, "").expect("written");
+    launcher.finish().succeeded();
+}
+
+/// The screens beside that of lines, of a training loop that runs on.
+fn look_at_each_screen(screen: &mut Terminal) {
+    screen.wait_for("Esc back");
+    let has_all = |screen: &Terminal, words: &[&str]| {
+        wait_until(&format!("{words:?}"), || {
+            let shown = screen.text();
+            words.iter().all(|word| shown.contains(word)).then_some(())
+        });
+    };
+    screen.press("m");
+    let sum = "= allocated";
+    has_all(screen, &["memprobe modules", "Sequential", sum]);
+    screen.press("c");
+    let before = "(live before opening)";
+    has_all(screen, &["memprobe categories", "temporary", before, sum]);
+    screen.press("L");
+    has_all(
+        screen,
+        &["memprobe layers", "Sequential", "iteration ", sum],
+    );
+    screen.press("t");
+    has_all(
+        screen,
+        &["memprobe tensors", "AdamW.exp_avg", "paused for "],
+    );
+}
+
+#[test]
 fn processes_come_and_go_on_the_screen() {
     let Some(ground) = Ground::take_alone() else {
         return;

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::{Detail, allocators, graph, parse_buffer_size};
-use crate::event::Tgid;
+use crate::event::{Tgid, Told};
 use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
 use crate::pipeline::top::{Keep, Top};
@@ -38,7 +38,7 @@ pub struct Attach {
     /// How much is told of each block, for the screens of categories (`c`) and tensors (`t`); more costs the process more:
     /// `tensors` a trap for each tensor that is made, `full` a copy of the stack too for each block that no tensor is
     /// made for
-    #[arg(long, value_enum, default_value_t = Detail::Lines, conflicts_with = "children")]
+    #[arg(long, value_enum, default_value_t = Detail::Lines)]
     detail: Detail,
     /// Do not lead the memory of backward passes back to the lines of the forward pass; saves the process two traps for each
     /// operation of autograd
@@ -54,7 +54,10 @@ impl Attach {
         if self.children {
             return Top {
                 scope: Scope::Family(Tgid(self.pid)),
-                graph: graph(self.no_graph),
+                told: Told {
+                    detail: self.detail.into(),
+                    graph: graph(self.no_graph),
+                },
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::Always,
             }

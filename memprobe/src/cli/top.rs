@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::{graph, parse_buffer_size, parse_duration};
+use super::{Detail, graph, parse_buffer_size, parse_duration};
+use crate::event::Told;
 use crate::pipeline::host::Scope;
 use crate::pipeline::top::{Keep, Once, Top as Screen};
 use crate::report::{Colour, HostExtent, HostFormat, HostOptions};
@@ -40,6 +41,11 @@ pub struct Top {
     /// How long a process that has ended stays on the screen
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     keep_ended: Duration,
+    /// How much is told of each block, for the screens of categories (`c`) and tensors (`t`) of a process that is opened; more
+    /// costs every process more: `tensors` a trap for each tensor that is made, `full` a copy of the stack too for each
+    /// block that no tensor is made for. The table that is printed once does not need it
+    #[arg(long, value_enum, default_value_t = Detail::Lines, conflicts_with = "once")]
+    detail: Detail,
     /// Lead the memory of backward passes back to the lines of the forward pass; costs each process two traps for each
     /// operation of autograd. The table that is printed once does not need it
     #[arg(long, conflicts_with = "once")]
@@ -63,7 +69,10 @@ impl Top {
         if !self.once && terminal && self.format == Writing::Text {
             return Screen {
                 scope: Scope::Host,
-                graph: graph(!self.graph),
+                told: Told {
+                    detail: self.detail.into(),
+                    graph: graph(!self.graph),
+                },
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::For(self.keep_ended),
             }

@@ -22,4 +22,4 @@ pub use tensors::{
     tensors_label, whole_keeper, whole_tensor_name,
 };
 pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
-pub use why::{iteration, iterations_by, no_module, portion, sureness};
+pub use why::{before, iteration, iterations_by, no_module, peak, portion, sureness};

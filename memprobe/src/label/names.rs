@@ -9,6 +9,9 @@ use crate::model::snapshot::Site;
 
 /// The name of the row of memory from before attach.
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
+
+/// Memory that was live when somebody opened the process, where only what came later is known.
+pub(super) const BEFORE_OPENING: &str = "(live before opening)";
 /// The name of the row of the allocator's total less what is known.
 pub const UNACCOUNTED: &str = "(unaccounted)";
 /// The head of the column of live blocks.

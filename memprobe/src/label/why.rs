@@ -1,8 +1,10 @@
 //! The words for why memory is there.
 
-use crate::model::snapshot::why::{CategoryRule, IterationKind, Place, Portion, Source, Standing};
+use crate::model::snapshot::why::{
+    CategoryRule, IterationKind, Place, Portion, Since, Source, Standing,
+};
 
-use super::names::{BEFORE_ATTACH, UNACCOUNTED};
+use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
 
 /// What a place that is no module is called.
 pub fn no_module(place: &Place) -> &'static str {
@@ -11,6 +13,22 @@ pub fn no_module(place: &Place) -> &'static str {
         Place::BackwardUnknown => "(backward, module not known)",
         Place::TooMany => "(too many modules to tell apart)",
         Place::Unknown | Place::Module(_) => "(module not known)",
+    }
+}
+
+/// What is called so that was live when it began to be known why memory is there.
+pub fn before(since: Since) -> &'static str {
+    match since {
+        Since::Attach => BEFORE_ATTACH,
+        Since::Opening => BEFORE_OPENING,
+    }
+}
+
+/// What the highest moment is called of those that are known.
+pub fn peak(since: Since) -> &'static str {
+    match since {
+        Since::Attach => "peak",
+        Since::Opening => "peak since opened",
     }
 }
 

@@ -56,6 +56,16 @@ impl Blocks {
         self.last_overlapping(addr, size).is_none()
     }
 
+    /// All of them, by address.
+    pub(super) fn all(&self) -> impl Iterator<Item = Block> {
+        let all = self.by_addr.iter();
+        all.map(|(addr, (size, owner))| Block {
+            addr: Address(*addr),
+            size: Bytes(*size),
+            owner: *owner,
+        })
+    }
+
     /// The block at `addr`.
     pub(super) fn at(&self, addr: Address) -> Option<Block> {
         let &(size, owner) = self.by_addr.get(&addr.0)?;

@@ -29,13 +29,7 @@ impl Model {
             _ => return None,
         };
         let device = self.devices.get(&index)?;
-        let moment = Moment {
-            time,
-            totals: device.totals(),
-            before_attach: device.before_attach(),
-            unaccounted: device.unaccounted(),
-        };
-        Some((index, moment))
+        Some((index, device.moment(time)))
     }
 
     /// The allocator's own totals of each device.

@@ -8,7 +8,9 @@ use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Site};
+use super::standing::{LiveBlock, Maker};
 use super::timeline::Recorder;
+use super::why::peak::Moment;
 use std::sync::Arc;
 
 use crate::event::{
@@ -263,6 +265,32 @@ impl Device {
     /// What was allocated before attach and not freed since.
     pub(super) fn before_attach(&self) -> Bytes {
         Bytes(self.before.unknown.saturating_add(self.before.held))
+    }
+
+    /// What it holds, as of this time.
+    pub(super) fn moment(&self, time: TimeNs) -> Moment {
+        Moment {
+            time,
+            totals: self.totals,
+            before_attach: self.before_attach(),
+            unaccounted: self.unaccounted(),
+        }
+    }
+
+    /// The live blocks, by address.
+    pub(super) fn live_blocks(&self, index: DeviceIndex) -> impl Iterator<Item = LiveBlock<'_>> {
+        self.blocks.all().map(move |block| LiveBlock {
+            device: index,
+            addr: block.addr,
+            size: block.size,
+            maker: match block.owner {
+                Owner::BeforeAttach => Maker::BeforeAttach,
+                Owner::Holder(holder) => {
+                    let stack = self.holders.stack(holder);
+                    stack.map_or(Maker::Unknown, Maker::Stack)
+                }
+            },
+        })
     }
 
     /// From now on `id` stands for another stack.

@@ -192,6 +192,12 @@ impl Holders {
             .map_or(StackId::NONE, |holder| holder.id)
     }
 
+    /// A holder's stack, as it was when it first allocated; `None` where it has none.
+    pub(super) fn stack(&self, holder: HolderIndex) -> Option<&Arc<Stack>> {
+        let holder = self.holders.get(holder.0 as usize)?;
+        (holder.id != StackId::NONE).then_some(&holder.stack)
+    }
+
     /// The line that a holder is counted under.
     pub(super) fn site_of(&self, holder: HolderIndex, grouping: Grouping) -> Option<&Site> {
         let line = self.holders.get(holder.0 as usize)?.lines[slot(grouping)];

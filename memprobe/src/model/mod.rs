@@ -21,6 +21,7 @@ mod names;
 mod rate;
 mod shapes;
 pub mod snapshot;
+mod standing;
 pub mod tensors;
 mod timeline;
 pub mod why;
@@ -36,6 +37,7 @@ use std::sync::Arc;
 pub use applied::{Applied, Ended, Freed};
 pub use caps::{Caps, Refused};
 pub use shapes::ShapeLedger;
+pub use standing::{LiveBlock, Maker};
 pub use timeline::MAX_POINTS;
 
 use crate::event::{

@@ -83,6 +83,10 @@ impl Names {
         self.stacks.get(&id)
     }
 
+    pub(super) fn stacks(&self) -> impl Iterator<Item = (StackId, &Arc<Stack>)> {
+        self.stacks.iter().map(|(id, stack)| (*id, stack))
+    }
+
     /// Whether a stack that is not known may have been refused.
     pub(super) fn stacks_refused(&self) -> bool {
         self.stacks_refused

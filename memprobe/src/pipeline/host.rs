@@ -7,24 +7,26 @@ use anyhow::Result;
 use hashbrown::HashMap;
 
 use super::lookout::{Lookout, Search, Seen};
+use super::opened::Shelf;
 use super::priority;
 use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
-use crate::event::{Event, Tgid, Told};
-use crate::model::host::{Host, HostCaps};
+use crate::event::{Event, Tgid, TimeNs, Told};
+use crate::model::host::{Attached, Host, HostCaps};
+use crate::model::snapshot::Target;
 use crate::model::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
 };
-use crate::model::snapshot::{ProbeStatus, Target};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail, Graph};
+use crate::probe::catalog::Allocators;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::target::census::Found;
 use crate::target::namespace::{Kind, Namespace};
 use crate::target::status::Status;
 use crate::target::{census, facts, rank, user};
+use crate::tui::{Command, News};
 
 /// Whose memory is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,8 @@ pub(super) struct Watching {
     pub(super) host: Host,
     scope: Scope,
     told: Told,
+    /// Those that somebody looks at.
+    opened: Shelf,
     /// Processes that the session tells of and that have no row.
     others: HashMap<Tgid, Other>,
     /// Names of users by number: a directory service may be slow.
@@ -60,7 +64,7 @@ struct Other {
     facts: ProcessFacts,
     /// What it was told of.
     waiting: Option<String>,
-    attached: Option<Vec<ProbeStatus>>,
+    attached: Option<Attached>,
     refused: Option<String>,
 }
 
@@ -69,17 +73,7 @@ impl Watching {
     ///
     /// # Errors
     /// When the kernel refuses, or there is no such process.
-    pub(super) fn begin(
-        scope: Scope,
-        graph: Graph,
-        ring_bytes: u32,
-        caps: HostCaps,
-    ) -> Result<Self> {
-        let told = Told {
-            // The tables say of each process what it holds, not what for.
-            detail: Detail::Lines,
-            graph,
-        };
+    pub(super) fn begin(scope: Scope, told: Told, ring_bytes: u32, caps: HostCaps) -> Result<Self> {
         let (watch, search) = match scope {
             Scope::Host => (Watch::Everyone, Search::Everyone),
             Scope::Family(_) => (Watch::Family, Search::Nobody),
@@ -108,6 +102,7 @@ impl Watching {
             host: Host::with_caps(super::now(), caps),
             scope,
             told,
+            opened: Shelf::default(),
             others: HashMap::new(),
             users: HashMap::new(),
             news: true,
@@ -123,6 +118,7 @@ impl Watching {
         let seen = tokio::select! {
             seen = self.lookout.next() => Some(seen),
             () = self.session.wait() => None,
+            () = self.opened.taken() => None,
         };
         match seen {
             Some(seen) => self.take_in(seen),
@@ -147,6 +143,7 @@ impl Watching {
             }
         }
         self.host.lose(self.session.losses());
+        self.name();
         Ok(())
     }
 
@@ -221,13 +218,17 @@ impl Watching {
             None => (identified(tgid), self.facts(tgid, None)),
         };
         facts.forked_from = facts.forked_from.or_else(|| self.copied_from(tgid));
-        if !self.host.start(target.clone(), facts, super::now()) {
+        if !self.host.start(target, facts, super::now()) {
             return;
+        }
+        // Whatever had this number before is another process, or was another program.
+        if let Some(opened) = self.opened.of(tgid) {
+            opened.begin_anew();
         }
         let Some(other) = other else { return };
         match (other.attached, other.refused, other.waiting) {
             (_, Some(why), _) => self.host.refuse(tgid, &why),
-            (Some(probes), ..) => self.host.attach(tgid, target, probes, self.told),
+            (Some(found), ..) => self.host.attach(tgid, found),
             (_, _, Some(what)) => self.host.wait(tgid, &what),
             _ => {}
         }
@@ -271,17 +272,76 @@ impl Watching {
         same.then_some(parent)
     }
 
+    /// Brings the ledgers of a process up to date with an event.
+    fn apply(&mut self, tgid: Tgid, event: &Event) {
+        // Nobody looks at most of them.
+        let Some(opened) = self.opened.of(tgid) else {
+            self.host.apply(tgid, event);
+            return;
+        };
+        if let Some(known) = self.host.ledgers(tgid) {
+            opened.note(known.lines, event);
+        }
+        let applied = self.host.apply(tgid, event);
+        if let (Some(applied), Some(known)) = (applied, self.host.ledgers(tgid)) {
+            opened.apply(event, &applied, known.lines);
+        }
+    }
+
+    /// Takes in what was read of the tensors of processes, once all events up to now have been taken.
+    fn name(&mut self) {
+        let mut all = Vec::new();
+        for (tgid, opened) in self.opened.each() {
+            let known = self.host.ledgers(tgid);
+            let names = known.and_then(|known| opened.names(known.lines));
+            all.extend(names.map(|names| (tgid, names)));
+        }
+        for (tgid, names) in all {
+            self.apply(tgid, &names);
+            self.news = true;
+        }
+    }
+
+    /// Somebody looks at this process: from now on it is followed.
+    pub(super) fn open(&mut self, tgid: Tgid) {
+        self.host.open(Some(tgid));
+        self.opened.open(tgid);
+    }
+
+    /// Nobody looks at any process more closely.
+    pub(super) fn close(&mut self) {
+        self.host.open(None);
+        self.opened.close();
+    }
+
+    /// Does what a screen of the process asks for that is looked at.
+    pub(super) fn obey(&mut self, command: Command) {
+        let shown = self.opened.shown();
+        if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
+            opened.obey(command);
+        }
+    }
+
+    /// Shows the process that is looked at as it is now, and gives what its screens see; `None` where there is none.
+    pub(super) fn show_opened(&mut self, now: TimeNs) -> Option<(Tgid, News)> {
+        let host = &self.host;
+        self.opened.keep(|tgid| host.ledgers(tgid).is_some());
+        let tgid = self.opened.shown()?;
+        let known = host.ledgers(tgid)?;
+        let opened = self.opened.follow(tgid, known, now);
+        opened.show(host.process(tgid, now, opened.grouping())?);
+        Some((tgid, opened.news()))
+    }
+
     /// Brings what is known up to date with what the session tells.
     fn heed(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {
             // Losses give nobody a row.
-            HostItem::Event(Event::Loss(losses)) => {
-                self.host.apply(tgid, &Event::Loss(losses));
-            }
+            HostItem::Event(event @ Event::Loss(_)) => self.apply(tgid, &event),
             HostItem::Event(event) => {
                 self.show(tgid);
-                self.host.apply(tgid, &event);
+                self.apply(tgid, &event);
             }
             HostItem::Found { parent, target } => {
                 self.meet(tgid, target, parent);
@@ -291,7 +351,15 @@ impl Watching {
                 target,
                 probes,
                 missing,
-            } => self.attached(tgid, target, probes, &missing),
+            } => self.attached(
+                tgid,
+                Attached {
+                    target,
+                    probes,
+                    told: self.told,
+                    missing,
+                },
+            ),
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
             HostItem::Come(_) => {}
@@ -331,18 +399,12 @@ impl Watching {
         }
     }
 
-    fn attached(
-        &mut self,
-        tgid: Tgid,
-        target: Target,
-        probes: Vec<ProbeStatus>,
-        missing: &[String],
-    ) {
+    fn attached(&mut self, tgid: Tgid, found: Attached) {
         self.show(tgid);
-        self.host.attach(tgid, target, probes, self.told);
-        if let Some(first) = missing.first() {
+        if let Some(first) = found.missing.first() {
             self.host.note(tgid, first);
         }
+        self.host.attach(tgid, found);
     }
 
     /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.

@@ -1,7 +1,6 @@
 //! `attach`: from the probes to the screen.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -9,20 +8,20 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
+use super::opened::Opened;
 use super::priority;
 use super::process::{self, Origin};
-use super::reasons::Reasoner;
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
-use super::tensor_reader::TensorReader;
 use crate::event::{Tgid, Told};
 use crate::model::Model;
-use crate::model::snapshot::{Grouping, Snapshot, TargetState};
+use crate::model::snapshot::TargetState;
+use crate::model::tensors::{BlockUses, Ledgers};
 use crate::probe::catalog::{Allocators, Detail, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::tui::{self, Command, News};
+use crate::tui::{self, Command};
 
 /// How often the screen gets something new to show.
 const REFRESH: Duration = Duration::from_millis(200);
@@ -93,9 +92,9 @@ impl Live {
                 let model = &mut screen.model;
                 match event.item {
                     HostItem::Event(event) => {
-                        screen.tensors.note(model, &event);
+                        screen.opened.note(model, &event);
                         let applied = model.apply(&event);
-                        screen.reasons.apply(&event, &applied, model);
+                        screen.opened.apply(&event, &applied, model);
                     }
                     HostItem::Waiting(what) => model.set_state(TargetState::Waiting(what)),
                     HostItem::Attached {
@@ -121,16 +120,15 @@ impl Live {
                     }
                     HostItem::Executed(target) => {
                         *model = Model::new(target, super::now());
-                        screen.reasons.begin_anew();
-                        screen.tensors.begin_anew();
+                        screen.opened.begin_anew();
                     }
                     HostItem::Found { .. } | HostItem::Notice(_) | HostItem::Come(_) => {}
                 }
                 Ok(())
             })?;
-            if let Some(names) = screen.tensors.show(&screen.model) {
+            if let Some(names) = screen.opened.names(&screen.model) {
                 let applied = screen.model.apply(&names);
-                screen.reasons.apply(&names, &applied, &screen.model);
+                screen.opened.apply(&names, &applied, &screen.model);
             }
         }
     }
@@ -150,11 +148,8 @@ enum Seen {
 /// The screen, on a thread of its own, and the model that it shows.
 struct Screen {
     model: Model,
-    grouping: Grouping,
-    snapshots: watch::Sender<Arc<Snapshot>>,
+    opened: Opened,
     commands: mpsc::UnboundedReceiver<Command>,
-    tensors: TensorReader,
-    reasons: Reasoner,
     quit: watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
     ticks: tokio::time::Interval,
@@ -163,18 +158,15 @@ struct Screen {
 
 impl Screen {
     fn open(model: Model, tgid: Tgid, interrupts: Interrupts) -> Self {
-        let first = Arc::new(model.snapshot(super::now(), Grouping::default()));
-        let (snapshots, shown) = watch::channel(first);
+        let nothing = Ledgers {
+            lines: &model,
+            uses: &BlockUses::default(),
+        };
+        let opened = Opened::new(tgid, nothing, super::now());
+        let news = opened.news();
         let (command, commands) = mpsc::unbounded_channel();
         let (quit, asked_to_quit) = watch::channel(false);
         let sources = Box::new(Sources::of(tgid));
-        let (tensors, shown_tensors) = TensorReader::new(tgid);
-        let (reasons, shown_reasons) = Reasoner::new();
-        let news = News {
-            snapshots: shown,
-            tensors: shown_tensors,
-            reasons: shown_reasons,
-        };
         let thread = std::thread::spawn(move || {
             priority::take_turns();
             tui::run(news, command, sources, asked_to_quit)
@@ -183,11 +175,8 @@ impl Screen {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             model,
-            grouping: Grouping::default(),
-            snapshots,
+            opened,
             commands,
-            tensors,
-            reasons,
             quit,
             thread: Some(thread),
             ticks,
@@ -199,23 +188,14 @@ impl Screen {
     async fn turn(&mut self) -> bool {
         tokio::select! {
             command = self.commands.recv() => match command {
-                Some(Command::SetGrouping(grouping)) => {
-                    self.grouping = grouping;
-                    self.refresh();
-                    false
-                }
-                Some(Command::TakeTensors) => {
-                    self.tensors.begin();
-                    false
-                }
-                Some(Command::Explain(wanted)) => {
-                    self.reasons.explain(wanted);
-                    self.refresh();
-                    false
-                }
                 Some(Command::Quit) | None => true,
+                Some(command) => {
+                    self.opened.obey(command);
+                    self.refresh();
+                    false
+                }
             },
-            () = self.tensors.taken() => false,
+            () = self.opened.taken() => false,
             _ = self.ticks.tick() => {
                 self.refresh();
                 false
@@ -227,9 +207,8 @@ impl Screen {
     fn refresh(&mut self) {
         let now = super::now();
         self.model.tick(now);
-        let snapshot = Arc::new(self.model.snapshot(now, self.grouping));
-        self.reasons.show(&snapshot);
-        self.snapshots.send_replace(snapshot);
+        let snapshot = self.model.snapshot(now, self.opened.grouping());
+        self.opened.show(snapshot);
     }
 
     /// Gives the terminal back, whatever happened.

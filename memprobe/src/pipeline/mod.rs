@@ -15,6 +15,7 @@ mod command;
 mod interrupts;
 mod lookout;
 mod naming;
+mod opened;
 mod priority;
 mod process;
 mod progress;

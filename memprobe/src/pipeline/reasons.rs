@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::event::Event;
+use crate::event::{Event, TimeNs};
 use crate::model::snapshot::Snapshot;
+use crate::model::tensors::Ledgers;
 use crate::model::why::WhyLedger;
 use crate::model::why::iterations::Iterations;
 use crate::model::why::modules::ModuleLedger;
@@ -30,12 +31,14 @@ pub(super) struct Reasoner {
 }
 
 impl Reasoner {
-    /// Of a process of which nothing was heard; and what the screen sees of it.
-    pub(super) fn new() -> (Self, watch::Receiver<Reasons>) {
+    /// Of a process that is known so far by now; and what the screen sees of it.
+    pub(super) fn new(known: Ledgers<'_>, now: TimeNs) -> (Self, watch::Receiver<Reasons>) {
         let (shown, seen) = watch::channel(Reasons::default());
+        let (model, uses) = (known.lines, known.uses.definitions());
+        let categories = WhyLedger::new(None).with_latest_layers();
         let reasoner = Self {
-            modules: ModuleLedger::default(),
-            categories: WhyLedger::new(None).with_latest_layers(),
+            modules: ModuleLedger::late(model, now),
+            categories: categories.with_known(model, uses, now),
             wanted: Explain::default(),
             shown,
             iterations: None,
@@ -60,6 +63,10 @@ impl Reasoner {
     pub(super) fn explain(&mut self, wanted: Explain) {
         self.wanted = wanted;
         self.iterations = None;
+        if wanted == Explain::Nothing {
+            // Whoever asks next is not to see what was so then.
+            self.shown.send_replace(Reasons::default());
+        }
     }
 
     /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.

@@ -25,8 +25,8 @@ pub(super) struct TensorReader {
 }
 
 impl TensorReader {
-    /// Of this process; and what the screen sees of it.
-    pub(super) fn new(tgid: Tgid) -> (Self, watch::Receiver<Tensors>) {
+    /// Of this process, whose live blocks are for this; and what the screen sees of it.
+    pub(super) fn new(tgid: Tgid, uses: BlockUses) -> (Self, watch::Receiver<Tensors>) {
         let (shown, seen) = watch::channel(Tensors::default());
         let reader = Self {
             tgid,
@@ -34,7 +34,7 @@ impl TensorReader {
             taking: None,
             read: None,
             sites: Sites::default(),
-            uses: BlockUses::default(),
+            uses,
         };
         (reader, seen)
     }

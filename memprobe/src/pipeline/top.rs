@@ -13,9 +13,8 @@ use super::host::{PATIENCE, Scope, Watching};
 use super::interrupts::Interrupts;
 use super::priority;
 use super::source::Sources;
-use crate::event::{Graph, Tgid};
+use crate::event::{Detail, Graph, Tgid, Told};
 use crate::model::host::HostCaps;
-use crate::model::snapshot::Grouping;
 use crate::model::snapshot::host::HostSnapshot;
 use crate::probe::kernel;
 use crate::report;
@@ -32,8 +31,8 @@ const REFRESH_QUIET: Duration = Duration::from_secs(1);
 pub struct Top {
     /// Whose memory is shown.
     pub scope: Scope,
-    /// Whether backward passes are led back to the forward pass.
-    pub graph: Graph,
+    /// What is told of each block.
+    pub told: Told,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// How long a process that has ended keeps its row.
@@ -80,7 +79,7 @@ impl Top {
             },
             ..HostCaps::default()
         };
-        let mut watching = Watching::begin(self.scope, self.graph, self.ring_bytes, caps)?;
+        let mut watching = Watching::begin(self.scope, self.told, self.ring_bytes, caps)?;
         let mut screen = Screen::open(&mut watching, self.scope, interrupts);
         let outcome = show(&mut watching, &mut screen).await;
         screen.close()?;
@@ -126,13 +125,12 @@ impl Once {
     /// Listens for as long as is asked, and until every process is probed or known not to be.
     async fn look(&self) -> Result<HostSnapshot> {
         let mut interrupts = Interrupts::new()?;
-        // One table of what is held needs no line of the forward pass.
-        let mut watching = Watching::begin(
-            self.scope,
-            Graph::Ignored,
-            self.ring_bytes,
-            HostCaps::default(),
-        )?;
+        // One table of what is held says neither what for nor from which line of the forward pass.
+        let told = Told {
+            detail: Detail::Lines,
+            graph: Graph::Ignored,
+        };
+        let mut watching = Watching::begin(self.scope, told, self.ring_bytes, HostCaps::default())?;
         let begun = Instant::now();
         loop {
             let heard = begun.elapsed();
@@ -168,8 +166,6 @@ struct Screen {
     ticks: tokio::time::Interval,
     interrupts: Interrupts,
     refreshed: Instant,
-    opened: Option<Tgid>,
-    grouping: Grouping,
 }
 
 impl Screen {
@@ -207,8 +203,6 @@ impl Screen {
             ticks,
             interrupts,
             refreshed: Instant::now(),
-            opened: None,
-            grouping: Grouping::default(),
         }
     }
 
@@ -226,12 +220,11 @@ impl Screen {
 
     fn obey(&mut self, command: HostCommand, watching: &mut Watching) {
         match command {
-            HostCommand::Open(tgid) => self.opened = Some(tgid),
-            HostCommand::Close => self.opened = None,
-            HostCommand::SetGrouping(grouping) => self.grouping = grouping,
+            HostCommand::Open(tgid) => watching.open(tgid),
+            HostCommand::Close => watching.close(),
+            HostCommand::Ask(command) => watching.obey(command),
             HostCommand::Quit => {}
         }
-        watching.host.open(self.opened);
         self.refresh(watching);
     }
 
@@ -245,11 +238,10 @@ impl Screen {
         let now = super::now();
         self.refreshed = Instant::now();
         watching.host.tick(now);
-        let opened = self.opened;
-        let process = opened.and_then(|tgid| watching.host.process(tgid, now, self.grouping));
+        let process = watching.show_opened(now);
         self.views.send_replace(HostView {
             host: Arc::new(watching.host.snapshot(now)),
-            process: process.map(Arc::new),
+            process,
         });
     }
 

@@ -14,14 +14,15 @@ use super::beside::{Asked as AskedBeside, Explain, Reasons};
 use super::categories::{self, CategoriesState};
 use super::input::{Focus, Wanted, wanted};
 use super::modules::{self, ModulesState};
-use super::state::{Follow, State};
+use super::state::{Follow, State, WayBack};
 use super::tensors::{self, Asked, Tensors, TensorsState};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
 use super::{Command, SourceText, view};
 use crate::model::snapshot::Snapshot;
 
-/// What the caller gives the screens to show.
+/// What the caller gives the screens of one process to show.
+#[derive(Clone, Debug)]
 pub struct News {
     /// Snapshots of the process.
     pub snapshots: Receiver<Arc<Snapshot>>,
@@ -47,20 +48,28 @@ pub fn run(
     sources: Box<dyn SourceText + Send>,
     quit: Receiver<bool>,
 ) -> Result<()> {
-    let mut stage = ProcessStage::new(news, commands, sources, quit);
+    let asks = commands.clone();
+    let ask = move |command| asks.send(command).context(ENDED);
+    let mut stage = ProcessStage::new(news, Box::new(ask), sources, quit);
     terminal::run(
         &mut stage,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
     )?;
     // The caller may be gone already, and then needs no telling.
-    let _ = stage.commands.send(Command::Quit);
+    let _ = commands.send(Command::Quit);
     Ok(())
 }
 
-/// The screen of one process, and its caller.
-struct ProcessStage {
+/// Where nobody takes commands any more.
+pub(super) const ENDED: &str = "the measurement has ended";
+
+/// Brings a command to the caller.
+pub(super) type Ask = Box<dyn Fn(Command) -> Result<()> + Send>;
+
+/// The screens of one process, and their caller.
+pub(super) struct ProcessStage {
     news: News,
-    commands: UnboundedSender<Command>,
+    ask: Ask,
     quit: Receiver<bool>,
     sources: Box<dyn SourceText + Send>,
     /// The last that was taken.
@@ -101,16 +110,17 @@ impl Screen {
 }
 
 impl ProcessStage {
+    /// The screens of a process that is watched alone.
     fn new(
         news: News,
-        commands: UnboundedSender<Command>,
+        ask: Ask,
         sources: Box<dyn SourceText + Send>,
         quit: Receiver<bool>,
     ) -> Self {
         let first = news.snapshots.borrow().clone();
         Self {
             news,
-            commands,
+            ask,
             quit,
             sources,
             taken: first.clone(),
@@ -125,10 +135,20 @@ impl ProcessStage {
         }
     }
 
+    /// Those of one that was opened from the screen of the host, which Esc leads back to.
+    pub(super) fn opened(
+        news: News,
+        ask: Ask,
+        sources: Box<dyn SourceText + Send>,
+        quit: Receiver<bool>,
+    ) -> Self {
+        let mut stage = Self::new(news, ask, sources, quit);
+        stage.state.way_back = WayBack::Host;
+        stage
+    }
+
     fn send(&self, command: Command) -> Result<()> {
-        self.commands
-            .send(command)
-            .context("the measurement has ended")
+        (self.ask)(command)
     }
 
     /// What has to be told for the screen that is shown.
@@ -153,6 +173,14 @@ impl ProcessStage {
         }
         self.show_device();
         Ok(())
+    }
+
+    /// Where the screen of lines is left for.
+    fn way_out(&self, wanted: Wanted) -> Step {
+        match (wanted, self.state.way_back) {
+            (Wanted::Back, WayBack::Host) => Step::Back,
+            _ => Step::Leave,
+        }
     }
 
     /// The device is one for all screens.
@@ -292,7 +320,7 @@ impl Stage for ProcessStage {
             return Ok(Step::Nothing);
         };
         match self.state.handle(wanted) {
-            Some(Command::Quit) => return Ok(Step::Leave),
+            Some(Command::Quit) => return Ok(self.way_out(wanted)),
             Some(command) => self.send(command)?,
             None => {}
         }
@@ -358,7 +386,8 @@ mod tests {
             tensors: tensors_receiver,
             reasons: reasons_receiver,
         };
-        let stage = ProcessStage::new(news, commands_sender, Box::new(Sources), quit_receiver);
+        let ask = move |command| commands_sender.send(command).context(ENDED);
+        let stage = ProcessStage::new(news, Box::new(ask), Box::new(Sources), quit_receiver);
         let caller = Caller {
             snapshots,
             tensors,

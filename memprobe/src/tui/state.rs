@@ -95,14 +95,6 @@ impl State {
         state
     }
 
-    /// The first screen of a process that was opened from the screen of the host.
-    pub fn opened(snapshot: Arc<Snapshot>, size: (u16, u16)) -> Self {
-        Self {
-            way_back: WayBack::Host,
-            ..Self::new(snapshot, size)
-        }
-    }
-
     /// Takes a new snapshot; while paused it is kept for later.
     pub fn update(&mut self, snapshot: Arc<Snapshot>) {
         self.latest = snapshot;
@@ -162,15 +154,9 @@ impl State {
             Wanted::Click(column, row) => self.click(column, row),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Redraw => {}
-            // Where there are such screens, these do not come here.
-            Wanted::Tensors => self.note = Some("tensors: `memprobe attach --pid` of this process"),
-            Wanted::Modules | Wanted::Layers => {
-                self.note = Some("modules: `memprobe attach --pid` of this process");
-            }
+            // They lead to screens of their own before they come here.
+            Wanted::Tensors | Wanted::Modules | Wanted::Layers | Wanted::Categories => {}
             Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
-            Wanted::Categories => {
-                self.note = Some("what memory is for: `memprobe attach --pid` of this process");
-            }
             // Who is stopped empties no buffers: events of the target would be lost.
             Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
             Wanted::Filter => self.ask_filter(),

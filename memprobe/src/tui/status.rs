@@ -243,7 +243,6 @@ pub fn draw_keys(
     }
     if state.way_back == WayBack::Host {
         keys.insert(keys.len() - 1, ("Esc", "back", 1));
-        keys.retain(|(key, ..)| !["m", "c", "t"].contains(key));
     }
     let prompt = (state.focus == Focus::Prompt).then_some(Prompt {
         filter: &state.filter,

@@ -60,6 +60,8 @@ pub(super) enum Step {
     Draw,
     /// A new drawing on an empty screen.
     DrawAll,
+    /// Back to the screen that this one was opened from.
+    Back,
     /// The end.
     Leave,
 }
@@ -120,7 +122,7 @@ where
             patience = Duration::ZERO;
             match stage.handle(&event)? {
                 Step::Nothing => continue,
-                Step::Leave => return Ok(()),
+                Step::Leave | Step::Back => return Ok(()),
                 Step::DrawAll => terminal.clear()?,
                 Step::Draw => {}
             }

@@ -16,6 +16,7 @@ use super::snapshot::host::{
     DriverSnapshot, DriverUse, HostHealth, HostSnapshot, ProcessFacts, ProcessState,
 };
 use super::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
+use super::tensors::Ledgers;
 use super::{Applied, Caps};
 use crate::event::{Action, Event, Losses, Tgid, TimeNs, Told};
 use process::Process;
@@ -45,6 +46,19 @@ impl Default for HostCaps {
             fade: 5_000_000_000,
         }
     }
+}
+
+/// What is known of a process once it is probed.
+#[derive(Clone, Debug, Default)]
+pub struct Attached {
+    /// Who it is, with its versions.
+    pub target: Target,
+    /// The probes.
+    pub probes: Vec<ProbeStatus>,
+    /// What the kernel was asked to tell.
+    pub told: Told,
+    /// What cannot be told, a sentence each.
+    pub missing: Vec<String>,
 }
 
 /// Everything known of the processes of a host, brought up to date by each event.
@@ -126,9 +140,9 @@ impl Host {
     }
 
     /// The process is probed: its versions and probes are known.
-    pub fn attach(&mut self, tgid: Tgid, target: Target, probes: Vec<ProbeStatus>, told: Told) {
+    pub fn attach(&mut self, tgid: Tgid, found: Attached) {
         if let Some(process) = self.processes.get_mut(&tgid) {
-            process.attach(target, probes, told);
+            process.attach(found);
         }
     }
 
@@ -138,10 +152,11 @@ impl Host {
         }
     }
 
-    /// Brings a process up to date with the next event of its stream; `None` where it has no row.
+    /// Brings a process up to date with the next event of its stream; `None` where it has no row, or where the event tells of
+    /// what is its parent's.
     pub fn apply(&mut self, tgid: Tgid, event: &Event) -> Option<Applied> {
         if is_of_before(event) && self.is_copy_of_a_user(tgid) {
-            return Some(Applied::Noted);
+            return None;
         }
         let process = self.processes.get_mut(&tgid)?;
         Some(process.apply(event))
@@ -244,6 +259,11 @@ impl Host {
             driver: self.driver.clone(),
             health,
         }
+    }
+
+    /// What is known of the live blocks of a process; `None` where it has no row.
+    pub fn ledgers(&self, tgid: Tgid) -> Option<Ledgers<'_>> {
+        self.processes.get(&tgid).map(Process::ledgers)
     }
 
     /// Everything a view of one process needs, as of `now`; `None` where it has no row.

@@ -1,17 +1,22 @@
 //! One process of a host: its ledger, and the row that is made of it.
 
+use super::Attached;
 use super::trend;
-use crate::event::{Event, Tgid, TimeNs, Told, Totals};
+use crate::event::{Detail, Event, Tgid, TimeNs, Told, Totals};
 use crate::model::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
-use crate::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target, TargetState};
+use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
+use crate::model::tensors::{BlockUses, Ledgers};
 use crate::model::{Applied, Caps, Model};
 
 /// One process.
 #[derive(Debug)]
 pub(super) struct Process {
     model: Model,
+    /// What live blocks are for, where that is told.
+    uses: BlockUses,
+    told: Told,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
@@ -41,6 +46,8 @@ impl Process {
         };
         Self {
             model,
+            uses: BlockUses::default(),
+            told: Told::default(),
             ended: None,
             trend: trend::Recorder::default(),
             row,
@@ -56,11 +63,13 @@ impl Process {
     }
 
     /// It is probed.
-    pub(super) fn attach(&mut self, target: Target, probes: Vec<ProbeStatus>, told: Told) {
-        self.model.set_target(target.clone());
-        self.model.set_probes(probes);
-        self.model.set_told(told);
-        self.row.target = target;
+    pub(super) fn attach(&mut self, found: Attached) {
+        self.model.set_target(found.target.clone());
+        self.model.set_probes(found.probes);
+        self.model.set_told(found.told);
+        self.model.set_missing(found.missing);
+        self.told = found.told;
+        self.row.target = found.target;
         self.set_state(ProcessState::Probed);
     }
 
@@ -89,6 +98,10 @@ impl Process {
 
     /// Brings the ledger up to date.
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
+        // Else no block has a use, and it is spared the look-up.
+        if self.told.detail > Detail::Lines {
+            self.uses.apply(event);
+        }
         let applied = self.model.apply(event);
         let time = match event {
             Event::Memory(event) => event.time,
@@ -167,6 +180,14 @@ impl Process {
         self.row.events_per_second = self.model.events_per_second();
         self.row.trend = self.trend.snapshot();
         self.row.clone()
+    }
+
+    /// What is known of its live blocks.
+    pub(super) fn ledgers(&self) -> Ledgers<'_> {
+        Ledgers {
+            lines: &self.model,
+            uses: &self.uses,
+        }
     }
 
     /// Everything of it.

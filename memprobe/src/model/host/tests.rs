@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::event::{
     Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack,
-    StackId, StackKind, Tid, Told, Totals,
+    StackId, StackKind, Tid, Totals,
 };
 use crate::model::snapshot::host::{Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
@@ -38,7 +38,11 @@ fn host(tgids: &[u32]) -> Host {
     let mut host = Host::with_caps(at(0), small());
     for tgid in tgids {
         assert!(host.start(target(*tgid), ProcessFacts::default(), at(0)));
-        host.attach(Tgid(*tgid), target(*tgid), Vec::new(), Told::default());
+        let found = Attached {
+            target: target(*tgid),
+            ..Attached::default()
+        };
+        host.attach(Tgid(*tgid), found);
     }
     host
 }

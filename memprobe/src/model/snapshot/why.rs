@@ -7,7 +7,7 @@ pub use crate::model::why::modules::{ModuleRow, ModuleTree, Sums, Together, fold
 pub use crate::model::why::parts::{Pass, Place};
 pub use crate::model::why::peak::{Holding, Moment};
 pub use crate::model::why::phase::Phase;
-pub use crate::model::why::view::CategoryRow;
+pub use crate::model::why::view::{CategoryRow, Since};
 
 use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};
 
@@ -17,6 +17,8 @@ use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};
 pub struct DeviceModules {
     /// The device.
     pub index: DeviceIndex,
+    /// Since when all this is counted.
+    pub since: Since,
     /// The allocator's own totals.
     pub totals: Totals,
     /// Bytes from before attach.
@@ -32,6 +34,8 @@ pub struct DeviceModules {
 pub struct IterationLayers {
     /// The device.
     pub index: DeviceIndex,
+    /// Since when all this is counted.
+    pub since: Since,
     /// What iterations are told apart by.
     pub source: Source,
     /// The iteration; `None` where none was seen yet.
@@ -89,9 +93,11 @@ pub type Portions = [i64; Portion::ALL.len()];
 pub struct DeviceCategories {
     /// The device.
     pub index: DeviceIndex,
+    /// Since when all this is counted.
+    pub since: Since,
     /// The allocator's own totals.
     pub totals: Totals,
-    /// The most that was allocated since attach.
+    /// The most that was allocated since then.
     pub peak: Bytes,
     /// Nanoseconds since the process's objects were read, which made categories exact; `None` where they were not.
     pub read_before: Option<u64>,

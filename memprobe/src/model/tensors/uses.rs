@@ -10,7 +10,7 @@ use crate::event::{Action, Address, Bytes, DeviceIndex, Event, ShapeId, Use, Use
 const MOST: usize = 1 << 21;
 
 /// What each live block is for, where the events tell.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct BlockUses {
     uses: Uses,
     live: HashMap<(DeviceIndex, Address), (Bytes, ShapeId)>,
@@ -49,6 +49,11 @@ impl BlockUses {
     pub fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Arc<Use>> {
         let &(known, id) = self.live.get(&(device, addr))?;
         self.uses.get(id).filter(|_| known == size).cloned()
+    }
+
+    /// What the numbers of uses stand for.
+    pub fn definitions(&self) -> &Uses {
+        &self.uses
     }
 
     /// How many blocks were not kept, because there were too many.

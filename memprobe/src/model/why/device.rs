@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use super::category::CategoryRule;
 use super::fate::{Block, is_saved};
 use super::moments::{Divided, Moment, Revision};
+use super::peak;
 use super::phase::{Judged, Phase};
 use super::rows::{AtPeak, Holding};
 use super::strata::{Place, Shift, Strata};
@@ -63,6 +64,19 @@ impl Device {
     /// As it was just before the first event that is seen on it.
     pub(super) fn before(event: &MemoryEvent, follows: Follows, lap: u64) -> Self {
         Self::with(event.totals_before(), event.time, follows, lap)
+    }
+
+    /// As the ledger of lines says that it is now.
+    pub(super) fn late(is: &peak::Moment, follows: Follows, lap: u64) -> Self {
+        let mut device = Self::with(is.totals, is.time, follows, lap);
+        let allocated = i128::from(is.totals.allocated.0);
+        let before = (allocated - i128::from(is.unaccounted)).clamp(0, ADDRESS_LIMIT.into());
+        let composition = &mut device.now.composition;
+        composition.before_attach = u64::try_from(before).unwrap_or(0);
+        composition.unaccounted = i64::try_from(allocated - before).unwrap_or(0);
+        device.peak = device.now.clone();
+        device.divided = Divided::new(device.now.clone());
+        device
     }
 
     fn with(totals: Totals, time: TimeNs, follows: Follows, lap: u64) -> Self {

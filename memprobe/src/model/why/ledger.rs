@@ -18,15 +18,15 @@ use super::named::Check;
 use super::phase::{Judged, Phase, PhaseRule, phase_of};
 use super::roots::Roots;
 use super::size::Making;
-use super::view::{DeviceView, Hearsay};
+use super::view::{DeviceView, Hearsay, Since};
 use crate::event::{
-    Action, Address, AtAttach, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, Node, ShapeId,
-    Stack, StackId, StackKind, TimeNs, Use, Uses,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Grad, Mark, MemoryEvent, NoStack, Node,
+    ShapeId, Stack, StackId, StackKind, TimeNs, Use, Uses,
 };
 use crate::model::applied::{Applied, Freed};
 use crate::model::device::are_plausible;
-use crate::model::grouping;
 use crate::model::snapshot::Grouping;
+use crate::model::{Model, grouping};
 
 /// Stacks that are told apart; later ones count as one of which nothing is known.
 const MOST_STACKS: usize = 1 << 18;
@@ -85,6 +85,7 @@ pub struct WhyLedger {
     /// What is made, where it is asked for.
     pub(super) making: Option<Making>,
     pub(super) ordinal: u64,
+    since: Since,
     heard: Hearsay,
     ended: Option<CategoryRule>,
 }
@@ -120,6 +121,7 @@ impl WhyLedger {
             in_modules: HashSet::new(),
             making: None,
             ordinal: 0,
+            since: Since::default(),
             heard: Hearsay::default(),
             ended: None,
         }
@@ -141,6 +143,25 @@ impl WhyLedger {
     pub fn with_latest_layers(self) -> Self {
         let follows = Follows::Latest;
         Self { follows, ..self }
+    }
+
+    /// Begins with what a ledger of lines knows by now, and with what the numbers of uses stand for. What is live counts as from
+    /// before: what it is for follows from what was seen around it.
+    pub fn with_known(mut self, model: &Model, uses: &Uses, now: TimeNs) -> Self {
+        self.uses = uses.clone();
+        for (id, stack) in model.stacks() {
+            self.define(id, stack);
+        }
+        for (index, moment) in model.moments(now) {
+            self.since = Since::Opening;
+            self.laps.start(now);
+            let device = Device::late(&moment, self.follows, self.laps.ended());
+            self.devices.insert(index, device);
+        }
+        for block in model.live_blocks() {
+            self.hold(block.device, block.addr, block.size);
+        }
+        self
     }
 
     /// Takes the next event of the stream, and what the model made of it.
@@ -197,6 +218,11 @@ impl WhyLedger {
     /// What the block was for that ended with the last event; `None` where none did, or one from before attach.
     pub fn ended(&self) -> Option<CategoryRule> {
         self.ended
+    }
+
+    /// From when on it was told what happened.
+    pub fn since(&self) -> Since {
+        self.since
     }
 
     /// What the stream says at all: tables tell what they miss.
@@ -331,7 +357,7 @@ impl WhyLedger {
                 Some(event.size)
             }
             Applied::Held { kept: true } => {
-                self.hold(index, event);
+                self.hold(index, event.addr, event.size);
                 None
             }
             Applied::Free(freed) => {
@@ -423,9 +449,9 @@ impl WhyLedger {
         (traits.accumulates && is_tensor).then_some(CategoryRule::Accumulated)
     }
 
-    fn hold(&mut self, index: DeviceIndex, event: &MemoryEvent) {
+    fn hold(&mut self, index: DeviceIndex, addr: Address, size: Bytes) {
         let block = Block {
-            size: event.size.0,
+            size: size.0,
             born: self.ordinal,
             origin: 0,
             phase: Phase::Other,
@@ -433,7 +459,7 @@ impl WhyLedger {
             stage: Stage::BeforeAttach,
             made_for: MadeFor::Tensor,
         };
-        self.blocks.insert((index, event.addr), block);
+        self.blocks.insert((index, addr), block);
     }
 
     fn free(&mut self, index: DeviceIndex, event: &MemoryEvent, freed: Freed) {

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::parts::{Change, Parts, Pass, Place};
 use super::peak::{Held, Holding, Moment, Summit, summit_of};
-use crate::event::{DeviceIndex, Event};
+use super::view::Since;
+use crate::event::{DeviceIndex, Event, TimeNs};
 use crate::model::Model;
 use crate::model::applied::Applied;
 use crate::model::snapshot::Grouping;
@@ -27,6 +28,7 @@ pub struct ModuleLedger {
     counted: Vec<Option<(u32, Pass)>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     summits: BTreeMap<DeviceIndex, Summit>,
+    since: Since,
     /// Empty between events.
     changes: Vec<Change>,
 }
@@ -135,39 +137,68 @@ impl Default for ModuleLedger {
             counted: Vec::new(),
             trees: BTreeMap::new(),
             summits: BTreeMap::new(),
+            since: Since::default(),
             changes: Vec::new(),
         }
     }
 }
 
 impl ModuleLedger {
+    /// Begins with what a ledger of lines knows by now. Every live block is counted where it was asked for; what was
+    /// held at higher moments before is not known.
+    pub fn late(model: &Model, now: TimeNs) -> Self {
+        let mut ledger = Self::default();
+        let mut changes = Vec::new();
+        ledger
+            .parts
+            .take_in(model, |device, change| changes.push((device, change)));
+        for (device, change) in changes {
+            ledger.count(device, change, &Summit::default());
+        }
+        for (device, moment) in model.moments(now) {
+            ledger.since = Since::Opening;
+            let summit = ledger.summits.entry(device).or_default();
+            summit.begin_here(moment);
+        }
+        ledger
+    }
+
+    /// From when on it was told what happened.
+    pub fn since(&self) -> Since {
+        self.since
+    }
+
     /// Takes the next event of the stream, what the ledger of lines made of it, and that ledger.
     pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
         let Some((device, now)) = model.moment(event) else {
             return self.parts.apply(event, applied, |_| {});
         };
-        let summit = summit_of(&mut self.summits, device, event, now);
+        let summit = *summit_of(&mut self.summits, device, event, now);
         let mut changes = std::mem::take(&mut self.changes);
         self.parts
             .apply(event, applied, |change| changes.push(change));
-        let tree = self.trees.entry(device).or_default();
         for change in changes.drain(..) {
-            if self.counted.len() <= change.part {
-                self.counted.resize(change.part + 1, None);
-            }
-            let counted = &mut self.counted[change.part];
-            let (node, pass) = match (*counted, self.parts.part(change.part)) {
-                (Some(counted), _) => counted,
-                (None, Some(part)) => {
-                    let node = tree.node_of(&part.origin.place);
-                    *counted.insert((node, part.origin.pass))
-                }
-                (None, None) => continue,
-            };
-            tree.change(node, pass, change, summit);
+            self.count(device, change, &summit);
         }
         self.changes = changes;
-        summit.reach(now);
+        self.summits.entry(device).or_default().reach(now);
+    }
+
+    fn count(&mut self, device: DeviceIndex, change: Change, summit: &Summit) {
+        if self.counted.len() <= change.part {
+            self.counted.resize(change.part + 1, None);
+        }
+        let tree = self.trees.entry(device).or_default();
+        let counted = &mut self.counted[change.part];
+        let (node, pass) = match (*counted, self.parts.part(change.part)) {
+            (Some(counted), _) => counted,
+            (None, Some(part)) => {
+                let node = tree.node_of(&part.origin.place);
+                *counted.insert((node, part.origin.pass))
+            }
+            (None, None) => return,
+        };
+        tree.change(node, pass, change, summit);
     }
 
     /// What the modules of a device hold; `None` of one that was not heard of.

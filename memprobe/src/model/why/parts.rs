@@ -12,8 +12,8 @@ use crate::event::{
     Stack, StackId, Uses,
 };
 use crate::model::applied::{Applied, Freed};
-use crate::model::grouping;
 use crate::model::snapshot::{Grouping, Site, What};
+use crate::model::{Maker, Model, grouping};
 
 /// Parts that are told apart; what comes on top is one part a device.
 const MOST_PARTS: usize = 1 << 18;
@@ -189,15 +189,20 @@ impl Parts {
         if !self.by_stack.contains_key(&id) && self.by_stack.len() >= MOST_STACKS {
             return;
         }
+        let origin = self.origin(stack);
+        self.by_stack.insert(id, origin);
+    }
+
+    /// Where a stack asked for memory: one for all that asked there.
+    fn origin(&mut self, stack: &Stack) -> Arc<Origin> {
         let origin = Arc::new(origin(stack, self.grouping));
-        let origin = match self.origins.get_key_value(&origin) {
+        match self.origins.get_key_value(&origin) {
             Some((known, ())) => Arc::clone(known),
             None => {
                 self.origins.insert(Arc::clone(&origin), ());
                 origin
             }
-        };
-        self.by_stack.insert(id, origin);
+        }
     }
 
     fn apply_memory(
@@ -218,6 +223,35 @@ impl Parts {
                 self.release(device, event.addr, &mut tell);
             }
             _ => {}
+        }
+    }
+
+    /// Takes what a ledger of lines knows already; tells what came. Which tensors blocks are for it does not know.
+    pub(super) fn take_in(&mut self, model: &Model, mut tell: impl FnMut(DeviceIndex, Change)) {
+        for (id, stack) in model.stacks() {
+            self.define(id, stack);
+        }
+        // Many blocks have one stack, which lies at one place as long as the ledger is there.
+        let mut origins: HashMap<usize, Arc<Origin>> = HashMap::new();
+        for block in model.live_blocks() {
+            let origin = match block.maker {
+                Maker::BeforeAttach => continue,
+                Maker::Unknown => Arc::clone(&self.unknown),
+                Maker::Stack(stack) => {
+                    let known = origins.entry(Arc::as_ptr(stack).addr());
+                    Arc::clone(known.or_insert_with(|| self.origin(stack)))
+                }
+            };
+            let what = What::Unknown;
+            let part = self.name(block.device, Part { origin, what });
+            self.live
+                .insert((block.device, block.addr), (part, block.size));
+            let change = Change {
+                part,
+                size: block.size,
+                way: Way::Came,
+            };
+            tell(block.device, change);
         }
     }
 

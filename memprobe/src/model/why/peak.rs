@@ -58,6 +58,12 @@ impl Summit {
         }
     }
 
+    /// Takes what the device is now for the highest moment: of those before, nothing is known.
+    pub(super) fn begin_here(&mut self, now: Moment) {
+        self.number += 1;
+        self.moment = now;
+    }
+
     pub(super) fn moment(&self) -> Moment {
         self.moment
     }

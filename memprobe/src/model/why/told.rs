@@ -19,6 +19,7 @@ pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules>
     let devices = snapshot.devices.iter().filter_map(|device| {
         Some(DeviceModules {
             index: device.index,
+            since: ledger.since(),
             totals: device.totals,
             before_attach: device.before_attach.live,
             unaccounted: device.unaccounted,
@@ -36,6 +37,7 @@ pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<De
         let iterations = table.rows.iter().rev();
         Some(DeviceCategories {
             index,
+            since: ledger.since(),
             totals: view.now().totals,
             peak: view.peak().totals.allocated,
             read_before: ledger.read().map(|read| now.0.saturating_sub(read.0)),
@@ -75,6 +77,7 @@ pub fn layers(ledger: &WhyLedger, table: &Iterations, which: Which) -> Vec<Itera
         let row = row.or(latest).or(rows.rfind(knows));
         IterationLayers {
             index,
+            since: ledger.since(),
             source: table.source,
             iteration: row.and_then(|row| iteration(row, index)),
             whole: first
@@ -168,7 +171,10 @@ fn iteration(iteration: &Iteration, index: DeviceIndex) -> Option<IterationRow> 
 mod tests {
     use super::super::parts::samples::{DEVICE, learning};
     use super::*;
+    use crate::model::Model;
     use crate::model::snapshot::Grouping;
+    use crate::model::snapshot::why::{ModuleRow, Since};
+    use crate::model::tensors::BlockUses;
 
     #[test]
     fn the_rows_of_a_screen_add_up_to_what_the_allocator_says() {
@@ -190,5 +196,79 @@ mod tests {
         );
         let modules = &modules(&beside, &model.snapshot(now, Grouping::User))[0];
         assert_eq!((modules.index, modules.totals), (DEVICE, device.totals));
+    }
+
+    #[test]
+    fn ledgers_that_begin_late_add_up_from_then_on_and_know_the_module_of_what_is_live() {
+        let program = learning();
+        let mut always = ModuleLedger::default();
+        let all = program.events.len();
+        for at in [0, all / 3, all / 2, all - 1] {
+            let mut late: Option<(ModuleLedger, WhyLedger)> = None;
+            let mut uses = BlockUses::default();
+            let mut heard = 0;
+            always = ModuleLedger::default();
+            program.play(|event, applied, model| {
+                uses.apply(event);
+                always.apply(event, applied, model);
+                if let Some((modules, categories)) = &mut late {
+                    modules.apply(event, applied, model);
+                    categories.apply(event, applied);
+                } else if heard >= at {
+                    late = Some(begun(model, &uses));
+                }
+                heard += 1;
+                if let Some((late, categories)) = &late {
+                    let now = TimeNs(9_000_000_000);
+                    assert_agree(model, (&always, late), categories, now);
+                }
+            });
+        }
+        assert!(!always.tree(DEVICE).unwrap().modules.is_empty());
+    }
+
+    fn begun(model: &Model, uses: &BlockUses) -> (ModuleLedger, WhyLedger) {
+        let now = TimeNs(0);
+        let categories = WhyLedger::new(None).with_latest_layers();
+        (
+            ModuleLedger::late(model, now),
+            categories.with_known(model, uses.definitions(), now),
+        )
+    }
+
+    /// Of what is live a ledger that began late says the same of modules as one that was always there, and its rows add up.
+    fn assert_agree(
+        model: &Model,
+        (always, late): (&ModuleLedger, &ModuleLedger),
+        why: &WhyLedger,
+        now: TimeNs,
+    ) {
+        let snapshot = model.snapshot(now, Grouping::User);
+        let (always, late) = (modules(always, &snapshot), modules(late, &snapshot));
+        for (always, late) in always.iter().zip(&late) {
+            let bytes = |row: &ModuleRow| (row.total.all.live, row.own.all.live);
+            let of = |device: &DeviceModules, name: &str| {
+                let mut rows = device.tree.modules.iter();
+                rows.find(|row| &*row.name == name).map(bytes)
+            };
+            for row in &always.tree.modules {
+                let known = of(late, &row.name).unwrap_or_default();
+                assert_eq!(known, bytes(row), "{}", row.name);
+            }
+            let tops = late.tree.modules.iter().map(|row| row.total.all);
+            let others = late.tree.others.iter().map(|(_, sums)| sums.all);
+            let (live, at_peak) = tops.chain(others).fold((0, 0), |(live, at_peak), it| {
+                (live + it.live.0, at_peak + it.at_peak.0)
+            });
+            assert_eq!(live + late.before_attach.0, late.totals.allocated.0);
+            let peak = late.tree.peak;
+            assert_eq!(at_peak + peak.before_attach.0, peak.totals.allocated.0);
+        }
+        for device in categories(why, &why.latest_iterations(8), now) {
+            let sum = |of: fn(&PortionRow) -> i64| device.rows.iter().map(of).sum::<i64>();
+            assert_eq!(sum(|row| row.live) as u64, device.totals.allocated.0);
+            assert_eq!(sum(|row| row.at_peak) as u64, device.peak.0);
+            assert_eq!(device.since, Since::Opening);
+        }
     }
 }

@@ -36,6 +36,16 @@ pub struct Hearsay {
     pub marks_without_place: u64,
 }
 
+/// From when on it is known why memory is there; what was live then is from before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Since {
+    /// Since memprobe attached.
+    #[default]
+    Attach,
+    /// Since somebody opened the process, which was probed before.
+    Opening,
+}
+
 /// How the memory of a device divides.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceView<'a> {

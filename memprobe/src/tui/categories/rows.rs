@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 use std::collections::HashSet;
 
 use super::super::table::Fold;
-use crate::label::portion;
-use crate::model::snapshot::why::{CategoryRow, DeviceCategories, Portion, PortionRow};
+use crate::label::{before, portion};
+use crate::model::snapshot::why::{CategoryRow, DeviceCategories, Portion, PortionRow, Since};
 
 /// A column that the table can be sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,6 +58,8 @@ impl Column {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
     pub(super) portion: Portion,
+    /// Since when what memory is for is known.
+    pub(super) since: Since,
     /// The rule, of a row beneath a category.
     pub(super) rule: Option<CategoryRow>,
     pub(super) fold: Fold,
@@ -88,12 +90,23 @@ pub fn rows(
     let mut rows = Vec::new();
     for row in portions {
         let is_open = open.contains(&row.portion);
-        rows.push(whole(row, is_open));
-        if is_open {
-            rows.extend(row.rules.iter().map(|rule| of_rule(row.portion, *rule)));
-        }
+        let whole = whole(row, device.since, is_open);
+        let of_rule = |rule: &CategoryRow| of_rule(&whole, *rule);
+        let beneath: Vec<Row> = row.rules.iter().filter(|_| is_open).map(of_rule).collect();
+        rows.push(whole);
+        rows.extend(beneath);
     }
     rows
+}
+
+impl Row {
+    /// What it is called.
+    pub(super) fn name(&self) -> &'static str {
+        match self.portion {
+            Portion::BeforeAttach => before(self.since),
+            other => portion(other),
+        }
+    }
 }
 
 fn compare(one: &PortionRow, other: &PortionRow, order: Column) -> Ordering {
@@ -107,9 +120,10 @@ fn compare(one: &PortionRow, other: &PortionRow, order: Column) -> Ordering {
     }
 }
 
-fn whole(row: &PortionRow, is_open: bool) -> Row {
+fn whole(row: &PortionRow, since: Since, is_open: bool) -> Row {
     Row {
         portion: row.portion,
+        since,
         rule: None,
         fold: match (row.rules.is_empty(), is_open) {
             (true, _) => Fold::Leaf,
@@ -124,10 +138,11 @@ fn whole(row: &PortionRow, is_open: bool) -> Row {
     }
 }
 
-fn of_rule(portion: Portion, rule: CategoryRow) -> Row {
+fn of_rule(whole: &Row, rule: CategoryRow) -> Row {
     let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     Row {
-        portion,
+        portion: whole.portion,
+        since: whole.since,
         rule: Some(rule),
         fold: Fold::Leaf,
         live: signed(rule.live),

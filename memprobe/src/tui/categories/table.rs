@@ -13,8 +13,8 @@ use super::rows::{Column, Row};
 use super::state::CategoriesState;
 use crate::bytes::{human, short, signed};
 use crate::event::Bytes;
-use crate::label::{count, counted, fit, percent, portion, sureness, width};
-use crate::model::snapshot::why::{DeviceCategories, Portion};
+use crate::label::{count, counted, fit, percent, sureness, width};
+use crate::model::snapshot::why::{DeviceCategories, Portion, Since};
 
 /// Each with its width, and the least width of the table that shows it.
 const COLUMNS: [(Column, u16, u16); 7] = [
@@ -156,7 +156,7 @@ fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, names: RuleNames, theme
         Fold::Open => theme.glyphs.open,
     };
     let (indent, name) = match (&row.rule, names) {
-        (None, _) => ("", portion(row.portion)),
+        (None, _) => ("", row.name()),
         (Some(_), RuleNames::Beside) => ("    ", "of these"),
         (Some(rule), RuleNames::Here) => ("  ", rule.rule.as_str()),
     };
@@ -207,7 +207,13 @@ fn figure(column: Column, row: &Row, allocated: Bytes) -> String {
 /// How sure a row is, and what decided.
 fn decided(row: &Row) -> (&'static str, String) {
     match (row.portion, &row.rules[..]) {
-        (Portion::BeforeAttach, _) => ("exact", "live when memprobe attached".to_owned()),
+        (Portion::BeforeAttach, _) => {
+            let rule = match row.since {
+                Since::Attach => "live when memprobe attached",
+                Since::Opening => "live when it was opened; t tells",
+            };
+            ("exact", rule.to_owned())
+        }
         (Portion::Unaccounted, _) => ("exact", "events were lost".to_owned()),
         (Portion::Of(_), []) => ("-", String::new()),
         (Portion::Of(_), [only]) => (sureness(only.rule), only.rule.as_str().to_owned()),
@@ -252,6 +258,6 @@ pub fn draw_sum(
 /// The selected row in one line.
 pub fn summary(row: &Row) -> String {
     let (how, rule) = decided(row);
-    let name = portion(row.portion);
+    let name = row.name();
     format!("{name}: {how}   {rule}")
 }

@@ -19,7 +19,7 @@ use super::layout::Layout;
 use super::state::CategoriesState;
 use super::{graph, iterations, table};
 use crate::bytes::human;
-use crate::label::{fit, span};
+use crate::label::{fit, peak, span};
 use crate::model::snapshot::why::DeviceCategories;
 
 /// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
@@ -74,8 +74,9 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
         },
     );
     let text = format!(
-        "  allocated {}   peak {}   phase: {}   {read}",
+        "  allocated {}   {} {}   phase: {}   {read}",
         human(device.totals.allocated),
+        peak(device.since),
         human(device.peak),
         device.phase.as_str()
     );
@@ -146,7 +147,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ),
         (
             "AT PEAK",
-            "what it held when the device held most since attach",
+            "what it held when the device held most since attach or opening",
         ),
         (
             "MOST",
@@ -162,7 +163,10 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
             "from when it was asked for and given back; the rule says how",
         ),
         ("so far", "inferred, and what comes next may change it"),
-        ("before", "attach: live already when memprobe came"),
+        (
+            "before",
+            "attach: live when memprobe came; opening: when it was opened",
+        ),
         (
             "activation",
             "saved by a forward pass for the backward pass",

@@ -24,7 +24,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
         ),
         (
             "Enter",
-            "open the process line by line; Esc there leads back here",
+            "open the process: lines, modules, categories, tensors; Esc back",
         ),
         ("/", "filter by regular expression     Esc  clear it"),
         ("< > or F6", "sort by another column, or click on its head"),

@@ -22,18 +22,17 @@ pub use stage::{Title, run};
 
 use std::sync::Arc;
 
-use super::SourceText;
+use super::{Command, News, SourceText};
 use crate::event::Tgid;
 use crate::model::snapshot::host::HostSnapshot;
-use crate::model::snapshot::{Grouping, Snapshot};
 
 /// What the caller gives the screen to show.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct HostView {
     /// All processes.
     pub host: Arc<HostSnapshot>,
-    /// The one that was asked for by [`HostCommand::Open`].
-    pub process: Option<Arc<Snapshot>>,
+    /// The one that was asked for by [`HostCommand::Open`], for as long as it is there.
+    pub process: Option<(Tgid, News)>,
 }
 
 /// What a person asks of the caller.
@@ -45,8 +44,8 @@ pub enum HostCommand {
     Open(Tgid),
     /// Views need not hold a process any more.
     Close,
-    /// Snapshots of the process count memory under other frames from now on.
-    SetGrouping(Grouping),
+    /// What the screens of that process ask for.
+    Ask(Command),
 }
 
 /// Gives the source text that a process sees.

@@ -9,15 +9,16 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::super::input::{self, Wanted};
-use super::super::state::State;
+use super::super::News;
+use super::super::input::{self, Focus, Wanted};
+use super::super::process::{ENDED, ProcessStage};
 use super::super::terminal::{self, Stage, Step};
 use super::super::theme::Theme;
-use super::super::{Command, SourceText, view as process_view};
 use super::input::{HostWanted, wanted};
 use super::state::HostState;
 use super::{HostCommand, HostView, SourcesOf, view};
 use crate::event::Tgid;
+use crate::model::snapshot::host::HostSnapshot;
 
 /// What a screen of processes says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +60,7 @@ struct HostStage {
     quit: Receiver<bool>,
     sources: SourcesOf,
     /// The last that was taken.
-    taken: HostView,
+    taken: Arc<HostSnapshot>,
     host: HostState,
     opened: Option<Opened>,
 }
@@ -67,9 +68,8 @@ struct HostStage {
 /// A process that was opened.
 struct Opened {
     tgid: Tgid,
-    /// `None` until the caller has sent its first snapshot.
-    state: Option<State>,
-    sources: Box<dyn SourceText + Send>,
+    /// `None` until the caller tells of it.
+    stage: Option<ProcessStage>,
 }
 
 impl HostStage {
@@ -80,8 +80,8 @@ impl HostStage {
         quit: Receiver<bool>,
         name: String,
     ) -> Self {
-        let taken = views.borrow().clone();
-        let host = HostState::new(Arc::clone(&taken.host), (0, 0), name);
+        let taken = Arc::clone(&views.borrow().host);
+        let host = HostState::new(Arc::clone(&taken), (0, 0), name);
         Self {
             views,
             commands,
@@ -94,9 +94,7 @@ impl HostStage {
     }
 
     fn send(&self, command: HostCommand) -> Result<()> {
-        self.commands
-            .send(command)
-            .context("the measurement has ended")
+        self.commands.send(command).context(ENDED)
     }
 
     /// An event for the table of processes.
@@ -107,11 +105,7 @@ impl HostStage {
         match self.host.handle(wanted) {
             Some(HostCommand::Quit) => return Ok(Step::Leave),
             Some(HostCommand::Open(tgid)) => {
-                self.opened = Some(Opened {
-                    tgid,
-                    state: None,
-                    sources: (self.sources)(tgid),
-                });
+                self.opened = Some(Opened { tgid, stage: None });
                 self.send(HostCommand::Open(tgid))?;
             }
             Some(command) => self.send(command)?,
@@ -123,40 +117,36 @@ impl HostStage {
         })
     }
 
-    /// An event while a process is open. The keys that leave its screen lead back here; only those
+    /// An event while a process is open. The keys that leave its screens lead back here; only those
     /// that quit everywhere quit.
     fn on_process(&mut self, event: &Event) -> Result<Step> {
-        let state = self
+        let stage = self
             .opened
             .as_mut()
-            .and_then(|opened| opened.state.as_mut());
-        let focus = state
-            .as_ref()
-            .map_or(input::Focus::Table, |state| state.focus);
-        let Some(wanted) = input::wanted(event, focus) else {
-            return Ok(Step::Nothing);
+            .and_then(|opened| opened.stage.as_mut());
+        let step = match (stage, input::wanted(event, Focus::Table)) {
+            (Some(stage), _) => stage.handle(event)?,
+            (None, Some(Wanted::Quit)) => Step::Leave,
+            (None, Some(Wanted::Back)) => Step::Back,
+            (None, _) => Step::Nothing,
         };
-        let command = match (state, wanted) {
-            (_, Wanted::Quit) => return Ok(Step::Leave),
-            (Some(state), wanted) => state.handle(wanted),
-            (None, Wanted::Back) => Some(Command::Quit),
-            (None, _) => None,
-        };
-        match command {
-            Some(Command::Quit) => {
-                self.opened = None;
-                self.send(HostCommand::Close)?;
-            }
-            Some(Command::SetGrouping(grouping)) => {
-                self.send(HostCommand::SetGrouping(grouping))?;
-            }
-            // The screen of lines does not ask for these.
-            Some(Command::TakeTensors | Command::Explain(_)) | None => {}
+        if step == Step::Back {
+            self.opened = None;
+            self.send(HostCommand::Close)?;
+            return Ok(Step::Draw);
         }
-        Ok(match wanted {
-            Wanted::Redraw => Step::DrawAll,
-            _ => Step::Draw,
-        })
+        Ok(step)
+    }
+
+    /// The screens of a process that the caller tells of.
+    fn screens(&mut self, tgid: Tgid, news: News) -> ProcessStage {
+        let commands = self.commands.clone();
+        let ask = move |command| commands.send(HostCommand::Ask(command)).context(ENDED);
+        let sources = (self.sources)(tgid);
+        let mut stage = ProcessStage::opened(news, Box::new(ask), sources, self.quit.clone());
+        let (width, height) = self.host.size();
+        stage.resize(width, height);
+        stage
     }
 }
 
@@ -167,39 +157,29 @@ impl Stage for HostStage {
 
     fn take_news(&mut self) -> bool {
         let latest = self.views.borrow().clone();
-        let same_process = match (&latest.process, &self.taken.process) {
-            (Some(new), Some(old)) => Arc::ptr_eq(new, old),
-            (None, None) => true,
-            _ => false,
-        };
-        let same_host = Arc::ptr_eq(&latest.host, &self.taken.host);
-        if same_host && same_process {
-            return false;
-        }
-        if !same_host {
+        let is_new = !Arc::ptr_eq(&latest.host, &self.taken);
+        if is_new {
             self.host.update(Arc::clone(&latest.host));
+            self.taken = latest.host;
         }
-        if let (Some(opened), Some(snapshot)) = (&mut self.opened, &latest.process)
-            && snapshot.target.tgid == Some(opened.tgid)
-        {
-            match &mut opened.state {
-                Some(state) => state.update(Arc::clone(snapshot)),
-                None => opened.state = Some(State::opened(Arc::clone(snapshot), self.host.size())),
-            }
+        let waits = |opened: &&mut Opened| opened.stage.is_none();
+        let waits_for = self.opened.as_mut().filter(waits).map(|opened| opened.tgid);
+        if let Some((tgid, news)) = latest.process.filter(|(tgid, _)| Some(*tgid) == waits_for) {
+            let stage = Some(self.screens(tgid, news));
+            self.opened = Some(Opened { tgid, stage });
+            return true;
         }
-        self.taken = latest;
-        true
+        match self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
+            Some(stage) => stage.take_news(),
+            None => is_new,
+        }
     }
 
     fn resize(&mut self, width: u16, height: u16) {
         let wanted = Wanted::Resize(width, height);
         self.host.handle(HostWanted::Common(wanted));
-        if let Some(state) = self
-            .opened
-            .as_mut()
-            .and_then(|opened| opened.state.as_mut())
-        {
-            state.handle(wanted);
+        if let Some(stage) = self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
+            stage.resize(width, height);
         }
     }
 
@@ -215,13 +195,9 @@ impl Stage for HostStage {
     }
 
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position> {
-        match &mut self.opened {
-            Some(Opened {
-                state: Some(state),
-                sources,
-                ..
-            }) => process_view::draw(buffer, state, sources.as_mut(), theme),
-            _ => view::draw(buffer, &self.host, theme),
+        match self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
+            Some(stage) => stage.draw(buffer, theme),
+            None => view::draw(buffer, &self.host, theme),
         }
     }
 }
@@ -242,30 +218,64 @@ mod tests {
     use super::super::super::trial::COLOUR;
     use super::super::samples;
     use super::*;
-    use crate::model::snapshot::Grouping;
+    use crate::model::snapshot::why::Which;
+    use crate::model::snapshot::why::samples::module;
+    use crate::model::snapshot::{Grouping, Snapshot};
+    use crate::tui::{Command, Explain, Reasons, Tensors};
 
     /// The caller's side: it answers as the measurement does.
     struct Caller {
         views: watch::Sender<HostView>,
+        opened: Option<Sides>,
         commands: mpsc::UnboundedReceiver<HostCommand>,
         said: Vec<HostCommand>,
         _quit: watch::Sender<bool>,
+    }
+
+    /// The caller's side of what the screens of one process see.
+    struct Sides {
+        _snapshots: watch::Sender<Arc<Snapshot>>,
+        _tensors: watch::Sender<Tensors>,
+        reasons: watch::Sender<Reasons>,
+    }
+
+    fn process(tgid: Tgid) -> (Sides, News) {
+        let mut snapshot = process_samples::normal();
+        snapshot.target.tgid = Some(tgid);
+        let (_snapshots, snapshots) = watch::channel(Arc::new(snapshot));
+        let (_tensors, tensors) = watch::channel(Tensors::default());
+        let (reasons, shown) = watch::channel(Reasons::default());
+        let news = News {
+            snapshots,
+            tensors,
+            reasons: shown,
+        };
+        let sides = Sides {
+            _snapshots,
+            _tensors,
+            reasons,
+        };
+        (sides, news)
     }
 
     impl Caller {
         fn answer(&mut self) {
             while let Ok(command) = self.commands.try_recv() {
                 self.said.push(command);
-                let process = match command {
+                match command {
                     HostCommand::Open(tgid) => {
-                        let mut snapshot = process_samples::normal();
-                        snapshot.target.tgid = Some(tgid);
-                        Some(Arc::new(snapshot))
+                        let (sides, news) = process(tgid);
+                        self.opened = Some(sides);
+                        let process = Some((tgid, news));
+                        self.views.send_modify(|view| view.process = process);
                     }
-                    HostCommand::Close => None,
-                    _ => continue,
-                };
-                self.views.send_modify(|view| view.process = process);
+                    HostCommand::Close => self.views.send_modify(|view| view.process = None),
+                    HostCommand::Ask(Command::Explain(Explain::Modules)) => {
+                        let reasons = Reasons::Modules(module("Transformer"));
+                        self.opened.as_ref().unwrap().reasons.send_replace(reasons);
+                    }
+                    HostCommand::Ask(_) | HostCommand::Quit => {}
+                }
             }
         }
     }
@@ -289,6 +299,7 @@ mod tests {
         );
         let caller = Caller {
             views,
+            opened: None,
             commands,
             said: Vec::new(),
             _quit: quit,
@@ -351,7 +362,7 @@ mod tests {
         assert!(text.contains(">    6001"), "{text}");
         let said = [
             HostCommand::Open(Tgid(6001)),
-            HostCommand::SetGrouping(Grouping::Innermost),
+            HostCommand::Ask(Command::SetGrouping(Grouping::Innermost)),
             HostCommand::Close,
         ];
         assert_eq!(caller.said, said);
@@ -371,16 +382,59 @@ mod tests {
     }
 
     #[test]
+    fn an_opened_process_has_the_screens_of_one_that_is_watched_alone() {
+        let (mut caller, mut stage) = connect();
+        let keys = ['m', 'L', 'c', 't', 'm', 'q'].map(KeyCode::Char);
+        let keys = [&[KeyCode::Enter][..], &keys].concat();
+        let text = shown(&mut caller, &mut stage, &keys);
+        assert!(
+            text.contains("memprobe modules") && text.contains("Transformer"),
+            "{text}"
+        );
+        let asked = [
+            Command::Explain(Explain::Modules),
+            Command::Explain(Explain::Layers(Which::Latest)),
+            Command::Explain(Explain::Categories),
+            Command::Explain(Explain::Nothing),
+            Command::TakeTensors,
+            Command::Explain(Explain::Modules),
+        ];
+        let asked = asked.map(HostCommand::Ask);
+        assert_eq!(
+            caller.said,
+            [&[HostCommand::Open(Tgid(1234))][..], &asked].concat()
+        );
+    }
+
+    #[test]
+    fn escape_leads_from_modules_to_lines_and_from_there_to_the_processes() {
+        let (mut caller, mut stage) = connect();
+        let keys = [KeyCode::Enter, KeyCode::Char('m'), KeyCode::Esc];
+        let quit = [KeyCode::Char('q')];
+        let text = shown(&mut caller, &mut stage, &[&keys[..], &quit].concat());
+        assert!(
+            text.contains("model.py:88 forward") && text.contains("Esc back"),
+            "{text}"
+        );
+        let (mut caller, mut stage) = connect();
+        let text = shown(
+            &mut caller,
+            &mut stage,
+            &[&keys[..], &[KeyCode::Esc], &quit].concat(),
+        );
+        assert!(text.contains("memprobe top"), "{text}");
+        assert_eq!(caller.said.last(), Some(&HostCommand::Close));
+    }
+
+    #[test]
     fn a_process_opens_where_the_window_was_resized_before() {
         let (_caller, mut stage) = connect();
         stage.resize(61, 17);
         stage.handle(&key(KeyCode::Enter)).unwrap();
-        let mut snapshot = process_samples::normal();
-        snapshot.target.tgid = Some(Tgid(1234));
-        stage.taken.process = None;
+        let (sides, news) = process(Tgid(1234));
         let view = HostView {
-            host: Arc::clone(&stage.taken.host),
-            process: Some(Arc::new(snapshot)),
+            host: Arc::clone(&stage.taken),
+            process: Some((Tgid(1234), news)),
         };
         let (sender, receiver) = watch::channel(view);
         stage.views = receiver;
@@ -394,6 +448,6 @@ mod tests {
             .map(ratatui::buffer::Cell::symbol)
             .collect();
         assert!(text.contains("model.py:88"), "{text}");
-        drop(sender);
+        drop((sender, sides));
     }
 }

@@ -7,8 +7,8 @@ use super::super::filter::Filter;
 use super::super::table::Fold;
 use super::columns::Column;
 use super::subject::{Figures, Subject};
-use crate::label::{BEFORE_ATTACH, UNACCOUNTED, clean, no_module};
-use crate::model::snapshot::why::Place;
+use crate::label::{UNACCOUNTED, before, clean, no_module};
+use crate::model::snapshot::why::{Place, Since};
 
 type ModuleRow = crate::model::snapshot::why::ModuleRow<Figures>;
 
@@ -19,8 +19,8 @@ pub enum RowKey {
     Module(String),
     /// What is no module's.
     Other(Place),
-    /// What was live when memprobe came.
-    BeforeAttach,
+    /// What was live before anything was known.
+    Before(Since),
     /// What nothing explains.
     Unaccounted,
 }
@@ -185,6 +185,11 @@ fn beside(subject: &Subject) -> Vec<Row> {
         at_peak,
         figures: None,
     };
+    // The tree of now has a place for whatever was asked for since attach.
+    let since = match subject.moment {
+        Some(_) => subject.since,
+        None => Since::Attach,
+    };
     let mut rows: Vec<Row> = Vec::new();
     for (place, figures) in &subject.others {
         let bytes = [figures.bytes(), figures.at_peak()].map(|bytes| bytes.0.into());
@@ -194,7 +199,7 @@ fn beside(subject: &Subject) -> Vec<Row> {
         });
     }
     for (key, name, bytes) in [
-        (RowKey::BeforeAttach, BEFORE_ATTACH, subject.before_attach),
+        (RowKey::Before(since), before(since), subject.before_attach),
         (RowKey::Unaccounted, UNACCOUNTED, subject.unaccounted),
     ] {
         if bytes != [0; 2] {

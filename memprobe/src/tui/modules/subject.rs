@@ -3,8 +3,8 @@
 use super::state::Alike;
 use crate::event::Bytes;
 use crate::model::snapshot::why::{
-    Category, DeviceModules, IterationLayers, IterationRow, Layer, ModuleRow, Pass, Place, Source,
-    Sums, Together, fold,
+    Category, DeviceModules, IterationLayers, IterationRow, Layer, ModuleRow, Pass, Place, Since,
+    Source, Sums, Together, fold,
 };
 
 /// Which of the two.
@@ -73,6 +73,8 @@ pub struct Subject {
     pub(super) before_attach: [i128; 2],
     /// What nothing explains, likewise.
     pub(super) unaccounted: [i128; 2],
+    /// Since when this is counted.
+    pub(super) since: Since,
     /// The most that was allocated.
     pub(super) peak: Bytes,
     /// Whether the stacks say anything of modules; `None` where that is not told.
@@ -106,6 +108,7 @@ impl Subject {
             allocated: device.totals.allocated,
             before_attach: [device.before_attach, tree.peak.before_attach].map(bytes),
             unaccounted: [device.unaccounted, tree.peak.unaccounted].map(i128::from),
+            since: device.since,
             peak: tree.peak.totals.allocated,
             knows_modules: Some(tree.knows_modules),
             moment: None,
@@ -127,6 +130,7 @@ impl Subject {
                 allocated: Bytes(0),
                 before_attach: [0; 2],
                 unaccounted: [0; 2],
+                since: device.since,
                 peak: Bytes(0),
                 knows_modules: None,
                 moment: Some(moment),
@@ -143,6 +147,7 @@ impl Subject {
             allocated,
             before_attach: [composition.before_attach.into(); 2],
             unaccounted: [composition.unaccounted.into(); 2],
+            since: device.since,
             peak: allocated,
             knows_modules: None,
             moment: Some(moment),

@@ -16,9 +16,9 @@ use super::subject::{Figures, Subject, Tells, Then};
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
 use crate::label::{
-    clean, count, counted, fit, fit_middle, iteration, iterations_by, percent, width,
+    clean, count, counted, fit, fit_middle, iteration, iterations_by, peak, percent, width,
 };
-use crate::model::snapshot::why::{Category, Layer, Pass, Place, Sums};
+use crate::model::snapshot::why::{Category, Layer, Pass, Place, Since, Sums};
 
 /// Levels that are indented; deeper ones stand below the last.
 const DEEPEST_INDENT: usize = 16;
@@ -57,10 +57,11 @@ fn now(subject: &Subject) -> String {
     let rows = subject.modules.iter();
     let modules: u64 = rows.map(|row| row.total.bytes().0).sum();
     format!(
-        "  allocated {}   by modules {} ({})   peak {}",
+        "  allocated {}   by modules {} ({})   {} {}",
         human(allocated),
         human(Bytes(modules)),
         percent(modules.into(), allocated.0.into()),
+        peak(subject.since),
         human(subject.peak),
     )
 }
@@ -239,7 +240,10 @@ pub fn draw_sum(
 pub fn summary(row: &Row) -> String {
     let what = match &row.key {
         RowKey::Module(path) => path.clone(),
-        RowKey::BeforeAttach => {
+        RowKey::Before(Since::Opening) => {
+            return "live when the process was opened: t reads what it is for".into();
+        }
+        RowKey::Before(Since::Attach) => {
             return "live when memprobe attached: which modules asked for it cannot be known"
                 .into();
         }

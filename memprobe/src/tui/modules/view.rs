@@ -206,7 +206,7 @@ const NOW: [(&str, &str); 13] = [
     ),
     (
         "AT PEAK",
-        "what they held when the device held most since attach",
+        "held when the device held most since attach or opening",
     ),
     (
         "FORWARD",

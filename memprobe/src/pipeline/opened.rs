@@ -1,0 +1,248 @@
+//! A process that somebody looks at: what feeds its screens, whether it is watched alone or among others.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use tokio::sync::watch;
+
+use super::reasons::Reasoner;
+use super::tensor_reader::TensorReader;
+use crate::event::{Event, Tgid, TimeNs};
+use crate::model::snapshot::{Grouping, Snapshot};
+use crate::model::tensors::Ledgers;
+use crate::model::{Applied, Model};
+use crate::tui::{Command, Explain, News};
+
+/// Of a family or a host, the processes that were opened last go on being followed, so many. Of others nothing is kept but
+/// their lines.
+const MOST: usize = 4;
+
+/// What feeds the screens of one process.
+pub(super) struct Opened {
+    tgid: Tgid,
+    grouping: Grouping,
+    snapshots: watch::Sender<Arc<Snapshot>>,
+    tensors: TensorReader,
+    reasons: Reasoner,
+    news: News,
+}
+
+impl Opened {
+    /// Of this process, as far as the ledgers know it by now.
+    pub(super) fn new(tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> Self {
+        let first = known.lines.snapshot(now, Grouping::default());
+        let (snapshots, shown) = watch::channel(Arc::new(first));
+        let (tensors, shown_tensors) = TensorReader::new(tgid, known.uses.clone());
+        let (reasons, shown_reasons) = Reasoner::new(known, now);
+        let news = News {
+            snapshots: shown,
+            tensors: shown_tensors,
+            reasons: shown_reasons,
+        };
+        Self {
+            tgid,
+            grouping: Grouping::default(),
+            snapshots,
+            tensors,
+            reasons,
+            news,
+        }
+    }
+
+    /// What its screens see.
+    pub(super) fn news(&self) -> News {
+        self.news.clone()
+    }
+
+    /// Under which frames memory is counted.
+    pub(super) fn grouping(&self) -> Grouping {
+        self.grouping
+    }
+
+    /// Takes note of an event that the model is about to be given.
+    pub(super) fn note(&mut self, model: &Model, event: &Event) {
+        self.tensors.note(model, event);
+    }
+
+    /// Takes the event, what the model made of it, and the model.
+    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
+        self.reasons.apply(event, applied, model);
+    }
+
+    /// The process is another program now.
+    pub(super) fn begin_anew(&mut self) {
+        self.reasons.begin_anew();
+        self.tensors.begin_anew();
+    }
+
+    /// Does what a screen asks for. To end is the caller's.
+    pub(super) fn obey(&mut self, command: Command) {
+        match command {
+            Command::SetGrouping(grouping) => self.grouping = grouping,
+            Command::TakeTensors => self.tensors.begin(),
+            Command::Explain(wanted) => self.reasons.explain(wanted),
+            Command::Quit => {}
+        }
+    }
+
+    /// Its screens are closed. What is kept for them is kept.
+    fn close(&mut self) {
+        self.grouping = Grouping::default();
+        self.reasons.explain(Explain::Nothing);
+    }
+
+    /// Waits until its tensors were read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        self.tensors.taken().await;
+    }
+
+    /// What was read of its tensors: to be shown, and an event for the model. Call it when the events up to now have been taken.
+    pub(super) fn names(&mut self, model: &Model) -> Option<Event> {
+        self.tensors.show(model)
+    }
+
+    /// Shows it as it is now.
+    pub(super) fn show(&mut self, snapshot: Snapshot) {
+        let snapshot = Arc::new(snapshot);
+        self.reasons.show(&snapshot);
+        self.snapshots.send_replace(snapshot);
+    }
+}
+
+/// The processes that were opened, the last one first.
+#[derive(Default)]
+pub(super) struct Shelf {
+    all: Vec<Opened>,
+    shown: Option<Tgid>,
+}
+
+impl Shelf {
+    /// The process whose screens are shown.
+    pub(super) fn shown(&self) -> Option<Tgid> {
+        self.shown
+    }
+
+    /// Shows the screens of a process.
+    pub(super) fn open(&mut self, tgid: Tgid) {
+        self.close();
+        self.shown = Some(tgid);
+    }
+
+    /// Shows none.
+    pub(super) fn close(&mut self) {
+        let shown = self.shown.take();
+        if let Some(opened) = shown.and_then(|tgid| self.of(tgid)) {
+            opened.close();
+        }
+    }
+
+    /// Follows a process from now on, if that is not done yet.
+    pub(super) fn follow(&mut self, tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> &mut Opened {
+        let followed = self.all.iter().position(|opened| opened.tgid == tgid);
+        let opened = match followed {
+            Some(at) => self.all.remove(at),
+            None => Opened::new(tgid, known, now),
+        };
+        self.all.truncate(MOST - 1);
+        self.all.insert(0, opened);
+        &mut self.all[0]
+    }
+
+    /// That of a process, if it is followed.
+    pub(super) fn of(&mut self, tgid: Tgid) -> Option<&mut Opened> {
+        self.all.iter_mut().find(|opened| opened.tgid == tgid)
+    }
+
+    /// Lets go of those that are not there any more, but for the one that is shown.
+    pub(super) fn keep(&mut self, is_there: impl Fn(Tgid) -> bool) {
+        let shown = self.shown;
+        self.all
+            .retain(|opened| Some(opened.tgid) == shown || is_there(opened.tgid));
+    }
+
+    /// Those that are followed.
+    pub(super) fn each(&mut self) -> impl Iterator<Item = (Tgid, &mut Opened)> {
+        self.all.iter_mut().map(|opened| (opened.tgid, opened))
+    }
+
+    /// Waits until the tensors of any of them were read; for ever where that is not being done.
+    pub(super) async fn taken(&mut self) {
+        std::future::poll_fn(|context| {
+            let taken = |opened: &mut Opened| pin!(opened.taken()).poll(context).is_ready();
+            match self.all.iter_mut().any(taken) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Bytes;
+    use crate::model::snapshot::Target;
+    use crate::model::tensors::BlockUses;
+    use crate::model::why::parts::samples::learning;
+    use crate::tui::Reasons;
+
+    fn followed(shelf: &Shelf) -> Vec<u32> {
+        shelf.all.iter().map(|opened| opened.tgid.0).collect()
+    }
+
+    fn open(shelf: &mut Shelf, tgid: u32) {
+        let known = Ledgers {
+            lines: &Model::new(Target::default(), TimeNs(0)),
+            uses: &BlockUses::default(),
+        };
+        shelf.open(Tgid(tgid));
+        shelf.follow(Tgid(tgid), known, TimeNs(0));
+    }
+
+    #[test]
+    fn those_that_were_opened_last_are_followed_and_no_more() {
+        let mut shelf = Shelf::default();
+        (1..=5).for_each(|tgid| open(&mut shelf, tgid));
+        assert_eq!(followed(&shelf), [5, 4, 3, 2]);
+        open(&mut shelf, 3);
+        assert_eq!(followed(&shelf), [3, 5, 4, 2]);
+        assert!(shelf.of(Tgid(1)).is_none());
+    }
+
+    #[test]
+    fn one_that_is_gone_is_kept_as_long_as_it_is_shown() {
+        let mut shelf = Shelf::default();
+        (1..=2).for_each(|tgid| open(&mut shelf, tgid));
+        shelf.keep(|_| false);
+        assert_eq!((followed(&shelf), shelf.shown()), (vec![2], Some(Tgid(2))));
+        shelf.close();
+        shelf.keep(|_| false);
+        assert!(followed(&shelf).is_empty() && shelf.shown().is_none());
+    }
+
+    #[test]
+    fn what_is_told_of_one_that_is_opened_late_adds_up() {
+        let model = learning().play(|_, _, _| {});
+        let known = Ledgers {
+            lines: &model,
+            uses: &BlockUses::default(),
+        };
+        let now = TimeNs(9_000_000_000);
+        let mut opened = Opened::new(Tgid(7), known, now);
+        opened.obey(Command::Explain(Explain::Categories));
+        opened.show(model.snapshot(now, opened.grouping()));
+        let reasons = opened.news().reasons.borrow().clone();
+        let Reasons::Categories(devices) = reasons else {
+            unreachable!("categories were asked for")
+        };
+        let live: i64 = devices[0].rows.iter().map(|row| row.live).sum();
+        assert_eq!(
+            Some(Bytes(live as u64)),
+            model.totals().map(|it| it.allocated)
+        );
+        opened.close();
+        assert_eq!(opened.grouping(), Grouping::default());
+    }
+}

@@ -571,21 +571,10 @@ fn is_engine_thread(name: &str) -> bool {
 mod tests {
     use super::*;
     use crate::event::StackKind;
-    use crate::target::memory::{Cause, Unreadable};
-
-    struct NoMemory;
-
-    impl ReadMemory for NoMemory {
-        fn read(&self, address: u64, _: &mut [u8]) -> Result<(), Unreadable> {
-            Err(Unreadable {
-                address,
-                cause: Cause::NotMapped,
-            })
-        }
-    }
+    use crate::target::memory::fake::FakeMemory;
 
     /// Why a block has no stack of which the kernel's programs know no Python.
-    fn why(symbolizer: &mut Symbolizer<NoMemory>) -> Option<NoStack> {
+    fn why(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
         let record = MemoryRecord {
             tgid: symbolizer.tgid.0,
             size: 512,
@@ -605,7 +594,8 @@ mod tests {
 
     #[test]
     fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
-        let mut symbolizer = Symbolizer::new(Tgid(u32::MAX), NoMemory, None, Past::Unknown);
+        let mut symbolizer =
+            Symbolizer::new(Tgid(u32::MAX), FakeMemory::default(), None, Past::Unknown);
         assert_eq!(why(&mut symbolizer), Some(NoStack::UnknownPython));
         symbolizer.runs_no_python();
         assert_eq!(why(&mut symbolizer), Some(NoStack::NoPython));

@@ -18,10 +18,12 @@ use crate::event::Tgid;
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
 
-/// How often a process is looked at before what does not fit is believed, and how long memprobe
-/// waits in between: threads start and end while it looks.
-const ATTEMPTS: usize = 10;
-const PAUSE: Duration = Duration::from_millis(2);
+/// How often a process is looked at before what does not fit is believed, and how long memprobe waits in between, at
+/// first and at most: threads start and end while it looks. Where all processors are busy, one that is just making a
+/// frame may not run on for many milliseconds, and all others wait for the GIL that it has.
+const ATTEMPTS: u32 = 10;
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
 /// A process in which CPython runs, proved on its threads.
 #[derive(Clone, Debug)]
@@ -338,10 +340,10 @@ impl Prover<'_> {
     }
 }
 
-/// Waits between attempts.
-fn pause_before(attempt: usize) {
-    if attempt > 0 {
-        thread::sleep(PAUSE);
+/// Waits between attempts, ever longer.
+fn pause_before(attempt: u32) {
+    if let Some(before) = attempt.checked_sub(1) {
+        thread::sleep(FIRST_PAUSE.saturating_mul(1 << before).min(LONGEST_PAUSE));
     }
 }
 

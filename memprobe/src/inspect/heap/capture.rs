@@ -211,6 +211,25 @@ pub struct Captured<T, R> {
     pub consistency: Consistency,
 }
 
+impl<T, R> Captured<T, R> {
+    /// What was found in an image.
+    fn of(
+        moment: Moment,
+        more: T,
+        result: R,
+        image: &Image<ProcessMemory>,
+        consistency: Consistency,
+    ) -> Self {
+        Self {
+            moment,
+            more,
+            result,
+            extent: image.extent(),
+            consistency,
+        }
+    }
+}
+
 /// Reads the heap of a process. `more` reads further things at the same moment; `conclude` finds out
 /// what follows when the process runs on again. Both are called before, to show which pages they need.
 ///
@@ -235,13 +254,8 @@ pub fn capture<T: Send, R: Send>(
     // anyway, and said to be.
     let mut result = conclude(&image, &mut moment, &found);
     if manner == Manner::Running {
-        return Ok(Captured {
-            moment,
-            more: found,
-            result,
-            extent: image.extent(),
-            consistency: Consistency::Running,
-        });
+        let how = Consistency::Running;
+        return Ok(Captured::of(moment, found, result, &image, how));
     }
     let mut stops = Stops::default();
     for _ in 0..MOST_COPIES {
@@ -256,14 +270,8 @@ pub fn capture<T: Send, R: Send>(
         let extent = image.extent();
         let has_lists = moment.broken == stood.broken || moment.broken == Some(Broken::TooMany);
         if extent.full || has_lists && extent.missed == 0 {
-            let consistency = stops.paused_for(pause);
-            return Ok(Captured {
-                moment,
-                more: found,
-                result,
-                extent,
-                consistency,
-            });
+            let how = stops.paused_for(pause);
+            return Ok(Captured::of(moment, found, result, &image, how));
         }
         // What an old object holds was moved meanwhile, or the lists were put into another order.
         stops.number += 1;
@@ -278,13 +286,8 @@ pub fn capture<T: Send, R: Send>(
     let ((mut moment, more), pause) = stops.look(python, &mut image, &standing)?;
     image.close();
     let result = conclude(&image, &mut moment, &more);
-    Ok(Captured {
-        moment,
-        more,
-        result,
-        extent: image.extent(),
-        consistency: stops.paused_for(pause),
-    })
+    let how = stops.paused_for(pause);
+    Ok(Captured::of(moment, more, result, &image, how))
 }
 
 /// Reads all of a heap while the process stands still.
@@ -301,13 +304,8 @@ fn capture_at_once<T: Send, R: Send>(
         (moment, (more, result))
     };
     let ((moment, (more, result)), pause) = stops.look(python, &mut image, &all)?;
-    Ok(Captured {
-        moment,
-        more,
-        result,
-        extent: image.extent(),
-        consistency: stops.paused_for(pause),
-    })
+    let how = stops.paused_for(pause);
+    Ok(Captured::of(moment, more, result, &image, how))
 }
 
 /// Looks at a process that runs on: until all that is found fits together, or as often as makes sense.

@@ -20,6 +20,9 @@ const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Ubuntu's keys, by Debian's package `ubuntu-keyring` (since Debian 13) or Ubuntu itself.
 const UBUNTU_KEYS: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
+/// The component of the archive that all free software is in.
+const MAIN: &str = "main";
+
 /// Packages that a kernel's image may need beside it, by the start of their names.
 const PARTS: [&str; 3] = ["linux-image-", "linux-modules-", "linux-binary-"];
 
@@ -35,7 +38,7 @@ impl Archive {
             Distribution::Debian => debian_sources(kernel.suites),
             Distribution::Ubuntu => {
                 let keys = ubuntu_keys(folder)?;
-                sources(UBUNTU, kernel.suites, &keys)
+                sources(UBUNTU, kernel.suites, MAIN, &keys)
             }
         };
         Self::with_sources(&sources, &folder.join("apt").join(kernel.name))
@@ -44,6 +47,12 @@ impl Archive {
     /// Debian's archive of these suites.
     pub fn debian(suites: &[&str], folder: &Path) -> Result<Self> {
         Self::with_sources(&debian_sources(suites), folder)
+    }
+
+    /// Debian's archive of software that is not free, of one suite.
+    pub fn debian_non_free(suite: &str, folder: &Path) -> Result<Self> {
+        let keys = Path::new(DEBIAN_KEYS);
+        Self::with_sources(&sources(DEBIAN, &[suite], "non-free", keys), folder)
     }
 
     fn with_sources(sources: &str, folder: &Path) -> Result<Self> {
@@ -152,11 +161,11 @@ pub struct Package {
 }
 
 /// Lines of a sources.list(5). Only lists of packages are fetched: no descriptions, no icons.
-fn sources(address: &str, suites: &[&str], keys: &Path) -> String {
+fn sources(address: &str, suites: &[&str], component: &str, keys: &Path) -> String {
     let mut text = String::new();
     for suite in suites {
         text += &format!(
-            "deb [arch=amd64 target=Packages signed-by={}] {address} {suite} main\n",
+            "deb [arch=amd64 target=Packages signed-by={}] {address} {suite} {component}\n",
             keys.display()
         );
     }
@@ -171,7 +180,7 @@ fn debian_sources(suites: &[&str]) -> String {
         } else {
             DEBIAN
         };
-        sources(address, &[*suite], Path::new(DEBIAN_KEYS))
+        sources(address, &[*suite], MAIN, Path::new(DEBIAN_KEYS))
     });
     lines.collect()
 }
@@ -239,6 +248,12 @@ mod tests {
             text.contains("signed-by=/usr/share/keyrings/"),
             "unsigned: {text}"
         );
+    }
+
+    #[test]
+    fn software_that_is_not_free_is_asked_for_by_its_component() {
+        let text = sources(DEBIAN, &["sid"], "non-free", Path::new(DEBIAN_KEYS));
+        assert!(text.ends_with(" sid non-free\n"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: memprobe on other kernels than this machine's, each in a virtual machine.
 
-mod archive;
+pub mod archive;
 mod build;
 mod catalog;
 mod disk;

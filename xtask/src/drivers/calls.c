@@ -345,7 +345,8 @@ static void on_event(int type, void *event, void *mine)
 
 static void hook(void)
 {
-    int (*set_handler)(int, int, void (*)(int, void *, void *), void *) = find("ucm_set_event_handler");
+    /* A status is one byte (UCS_S_PACKED), negative for an error. */
+    signed char (*set_handler)(int, int, void (*)(int, void *, void *), void *) = find("ucm_set_event_handler");
     if (!set_handler)
         return fail("no library that is loaded is UCX's libucm");
     say("{\"result\":%d}\n", set_handler(MEMORY_FREED, 0, on_event, NULL));

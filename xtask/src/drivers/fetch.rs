@@ -78,6 +78,8 @@ impl Driver {
 
     fn download(&self, folder: &Path, cache: &Path) -> Result<Record> {
         remove(folder)?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         let archive = Archive::debian_non_free(self.suite, &cache.join("apt").join(self.suite))?;
         let mut package_version = String::new();
         for name in [Some(self.cuda), self.nvml].into_iter().flatten() {

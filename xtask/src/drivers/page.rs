@@ -18,7 +18,7 @@ function's first instruction, which a uprobe replaces, is all that is read of it
 There was no GPU unless the last section says so: every call fails at once. memprobe reports only calls that succeed, so the kernel is the
 witness: *fired once* means that memprobe's entry and return programs each ran once a call (run counts of BPF programs); *right* means that
 uprobes of our own at the same place saw the right six argument registers, the right result, and at the return the stack pointer of the entry
-plus 8, and that the function returned what it returns without probes. Cost is nanoseconds a call, best of 5 loops, without and with memprobe;
+plus 8, and that the function returned what it returns without probes. Cost is nanoseconds a call, best of 60 short loops, without and with memprobe;
 a call that succeeds costs more, as memprobe then sends a record.
 ";
 
@@ -32,7 +32,7 @@ pub fn render(results: &Results) -> String {
              there. `–`: the driver has no such function.\n\n";
     page += &functions(&results.drivers);
     page += &missing(&results.drivers);
-    page += "\n## libcudart\n\n";
+    page += "\n## libcudart\n\nBeside the newest libcuda. A libcudart that is newer than the driver answers 35 to every call.\n\n";
     page += &overview(&results.runtimes);
     page += &missing(&results.runtimes);
     page += &ucx(&results.ucx);
@@ -223,73 +223,67 @@ fn ucx(results: &[UcxResult]) -> String {
     let version = results.last().map_or("", |it| it.ucx.as_str());
     let mut text = format!(
         "\n## UCX {version}\n\n\
-         UCX rewrites the first 5 bytes of functions of libcuda in its process to hear of calls. *heard*: calls that UCX reported; \
-         *fired*: runs of memprobe's entry and return programs.\n\n\
-         | driver | order | UCX's answer | rewritten by UCX | function (first instruction) | calls | heard | probe | fired | memprobe leaves it \
-         alone | process |\n|---|---|---:|---:|---|---:|---:|---|---|---|---|\n"
+         UCX rewrites the first 5 bytes of functions of libcuda in its process to hear of calls. Functions that give memory back are called, \
+         as UCX reports those also where they fail. *heard*: functions whose every call UCX reported; *fired once*: functions that memprobe's \
+         programs saw once a call; *left alone*: functions that memprobe says it keeps away from, as they are rewritten.\n\n\
+         | driver | order | UCX's answer | functions UCX rewrote | called (first instruction) | heard | probes | fired once | left alone | \
+         process |\n|---|---|---:|---:|---|---:|---|---:|---:|---|\n"
     );
-    let number =
-        |value: Option<i64>| value.map_or_else(|| "–".to_owned(), |value| value.to_string());
     for result in results {
-        for function in &result.functions {
-            let probe = function.place.as_ref().map_or_else(
-                || "–".to_owned(),
-                |place| {
-                    let kind = if place.emulated {
-                        "emulated"
-                    } else {
-                        "single-stepped"
-                    };
-                    format!("+{} {kind}", place.offset)
-                },
-            );
-            let fired = function.runs.map_or_else(
-                || "–".to_owned(),
-                |runs| format!("{}, {}", runs.entries, runs.returns),
-            );
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {} | `{}` (`{}`) | {} | {} | {probe} | {fired} | {} | {} |",
-                result.driver,
-                order(result.order),
-                number(result.hook.map(i64::from)),
-                number(result.rewritten.map(i64::from)),
-                function.symbol,
-                function.entry,
-                function.calls,
-                heard(function),
-                if function.is_left_alone {
-                    "says so"
-                } else {
-                    "–"
-                },
-                result
-                    .died
-                    .as_deref()
-                    .map_or_else(|| "lived".to_owned(), cell),
-            );
-        }
-        if result.functions.is_empty() {
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | – | – | – | – | – | – | – | {} |",
-                result.driver,
-                order(result.order),
-                number(result.hook.map(i64::from)),
-                result
-                    .died
-                    .as_deref()
-                    .map_or_else(|| "lived".to_owned(), cell),
-            );
-        }
+        let number =
+            |value: Option<i64>| value.map_or_else(|| "–".to_owned(), |value| value.to_string());
+        let all = result.functions.len();
+        let count = |wanted: &dyn Fn(&UcxFunction) -> bool| {
+            result.functions.iter().filter(|it| wanted(it)).count()
+        };
+        let heard = match count(&UcxFunction::is_heard) {
+            heard if heard == all => heard.to_string(),
+            heard => format!("**{heard}**"),
+        };
+        let entries: BTreeSet<&str> = result.functions.iter().map(|it| &*it.entry).collect();
+        let entries: Vec<&str> = entries.into_iter().collect();
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {all} (`{}`) | {heard} | {} | {} | {} | {} |",
+            result.driver,
+            order(result.order),
+            number(result.hook.map(i64::from)),
+            number(result.rewritten.map(i64::from)),
+            entries.join("`, `"),
+            places(&result.functions),
+            count(&UcxFunction::has_fired_once),
+            count(&|it| it.is_left_alone),
+            result
+                .died
+                .as_deref()
+                .map_or_else(|| "lived".to_owned(), |how| format!("**{}**", cell(how))),
+        );
+    }
+    for result in results.iter().filter(|it| is_limit(it)) {
+        let _ = writeln!(
+            text,
+            "\nLimit: with driver {} UCX cannot place its hooks ({}) once memprobe's probes are there, as both need the first bytes of these \
+             functions. Attach after UCX has started, or give memprobe `--no-driver`.",
+            result.driver,
+            result.hook.unwrap_or_default()
+        );
     }
     text
 }
 
-fn heard(function: &UcxFunction) -> String {
-    match function.is_heard() {
-        true => function.heard.to_string(),
-        false => format!("**{}**", function.heard),
+/// The places of probes, each once.
+fn places(functions: &[UcxFunction]) -> String {
+    let places: BTreeSet<String> = functions
+        .iter()
+        .filter_map(|it| it.place.as_ref())
+        .map(|place| match place.emulated {
+            true => format!("+{}", place.offset),
+            false => format!("+{} single-stepped", place.offset),
+        })
+        .collect();
+    match places.is_empty() {
+        true => "none".to_owned(),
+        false => places.into_iter().collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -459,7 +453,20 @@ fn library_faults(name: &str, library: &LibraryResult, faults: &mut Vec<String>)
     }
 }
 
+/// UCX cannot rewrite a function whose first bytes hold a breakpoint, and there is no other place for a probe in a function
+/// that is no trampoline.
+fn is_limit(result: &UcxResult) -> bool {
+    let is_trampoline = |it: &UcxFunction| it.entry.starts_with("cmp");
+    result.order == Order::MemprobeFirst
+        && result.died.is_none()
+        && result.hook.is_some_and(|answer| answer != 0)
+        && !result.functions.iter().any(is_trampoline)
+}
+
 fn ucx_faults(result: &UcxResult, faults: &mut Vec<String>) {
+    if is_limit(result) {
+        return;
+    }
     let mut fault = |words: String| {
         faults.push(format!(
             "UCX, driver {}, {}: {words}",
@@ -607,7 +614,24 @@ mod tests {
                 "UCX, driver 550.163.01, memprobe, then UCX: UCX cannot place its hooks (-22)"
             ]
         );
-        assert!(render(&results).contains("| 16 | **0** | – | – | – | lived |"));
+        let page = render(&results);
+        let row =
+            "| UCX, then memprobe | 0 | 15 | 1 (`cmp mem, imm`) | **0** | none | 0 | 0 | lived |";
+        assert!(page.contains(row), "{page}");
+    }
+
+    #[test]
+    fn an_order_that_cannot_work_is_a_limit_and_no_fault() {
+        let mut result = ucx_result(Order::MemprobeFirst, -22, 0);
+        result.functions[0].entry = "push reg".to_owned();
+        let mut results = Results {
+            ucx: vec![result],
+            ..Results::default()
+        };
+        assert_eq!(faults(&results), Vec::<String>::new());
+        assert!(render(&results).contains("Limit: with driver 550.163.01 "));
+        results.ucx[0].died = Some("signal: 11 (SIGSEGV)".to_owned());
+        assert!(!faults(&results).is_empty());
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// Everything that was tried.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -227,11 +228,16 @@ pub struct GpuKind {
     pub recorded: u64,
 }
 
+impl Runs {
+    fn are_once_a_call(self) -> bool {
+        self.calls > 0 && [self.entries, self.returns] == [self.calls; 2]
+    }
+}
+
 impl FunctionResult {
     /// Entry and return program ran once a call.
     pub fn has_fired_once(&self) -> bool {
-        self.runs
-            .is_some_and(|runs| runs.calls > 0 && [runs.entries, runs.returns] == [runs.calls; 2])
+        self.runs.is_some_and(Runs::are_once_a_call)
     }
 
     /// Arguments, results and stack pointers were right in every call.
@@ -257,6 +263,11 @@ impl FunctionResult {
 }
 
 impl UcxFunction {
+    /// Entry and return program ran once a call.
+    pub fn has_fired_once(&self) -> bool {
+        self.runs.is_some_and(Runs::are_once_a_call)
+    }
+
     /// UCX heard of each call.
     pub fn is_heard(&self) -> bool {
         self.calls > 0 && self.heard == self.calls
@@ -276,7 +287,9 @@ impl Results {
 
     /// Writes the file.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
+        let mut text = String::new();
+        write_value(&mut text, &serde_json::to_value(self)?, 0);
+        text.push('\n');
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
@@ -296,6 +309,43 @@ impl Results {
             self.gpu = new.gpu;
         }
     }
+}
+
+/// Depth in the file of a library's function, which is one line.
+const LINE_DEPTH: usize = 4;
+
+/// Writes a value with indentation down to the functions of a library, and each of those on one line.
+fn write_value(text: &mut String, value: &Value, depth: usize) {
+    let indented = |text: &mut String, depth: usize| {
+        text.push('\n');
+        text.push_str(&"  ".repeat(depth));
+    };
+    let count = match value {
+        Value::Array(items) => items.len(),
+        Value::Object(fields) => fields.len(),
+        _ => 0,
+    };
+    if depth >= LINE_DEPTH || count == 0 {
+        *text += &value.to_string();
+        return;
+    }
+    let is_array = value.is_array();
+    text.push(if is_array { '[' } else { '{' });
+    let fields = value.as_object().into_iter().flatten();
+    let named = fields.map(|(name, value)| (Some(name), value));
+    let items = value.as_array().into_iter().flatten().map(|it| (None, it));
+    for (at, (name, value)) in named.chain(items).enumerate() {
+        if at > 0 {
+            text.push(',');
+        }
+        indented(text, depth + 1);
+        if let Some(name) = name {
+            *text += &format!("{}: ", Value::from(name.as_str()));
+        }
+        write_value(text, value, depth + 1);
+    }
+    indented(text, depth);
+    text.push(if is_array { ']' } else { '}' });
 }
 
 fn replace<T>(old: &mut Vec<T>, new: Vec<T>, key: fn(&T) -> (Vec<u64>, u8)) {
@@ -419,5 +469,12 @@ mod tests {
         results.drivers = vec![driver("555.58.02", vec![function("cuMemFree_v2")])];
         results.write(&path).unwrap();
         assert_eq!(Results::read(&path).unwrap(), results);
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().filter(|line| line.contains("cuMemFree_v2"));
+        assert_eq!(lines.count(), 1, "{text}");
+        assert!(
+            text.contains("\n      \"version\": \"555.58.02\""),
+            "{text}"
+        );
     }
 }

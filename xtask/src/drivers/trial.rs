@@ -12,12 +12,12 @@ use super::results::{Code, Cost, FunctionResult, Returned, Runs, Watched};
 /// Calls whose probe runs are counted.
 const COUNTED: u32 = 16;
 
-/// Loops of which the best counts, and their approximate length.
-const LOOPS: u32 = 5;
-const LOOP_NS: f64 = 20e6;
+/// Loops of which the best counts, and their approximate length: short, so that on a busy machine some are not interrupted.
+const LOOPS: u32 = 60;
+const LOOP_NS: f64 = 1e6;
 
 /// Bounds of the calls in a loop.
-const FEWEST: f64 = 100.0;
+const FEWEST: f64 = 20.0;
 const MOST: f64 = 20_000.0;
 
 /// What is tried.
@@ -163,7 +163,7 @@ fn measure_without(
 
 /// Result, sameness and cost of a function.
 fn timed(caller: &mut Caller, symbol: &str) -> std::result::Result<(i32, bool, f64), Failure> {
-    let trial = caller.call(symbol, 2, 100)?;
+    let trial = caller.call(symbol, 3, 20)?;
     let times = (LOOP_NS / trial.ns.max(1.0)).clamp(FEWEST, MOST) as u32;
     let best = caller.call(symbol, LOOPS, times)?;
     let same = trial.same && best.same && trial.result == best.result;

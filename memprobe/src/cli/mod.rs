@@ -20,7 +20,7 @@ use crate::pipeline;
 /// Exit status of every error.
 const ERROR: u8 = 2;
 
-/// Which line of Python holds the GPU memory of a PyTorch process that is already running
+/// Shows the lines of Python that hold the GPU memory of a running PyTorch process
 #[derive(Parser)]
 #[command(name = "memprobe", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Arguments {
@@ -73,7 +73,7 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// How much is told of each block.
+/// Detail of each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Detail {
     /// The line that allocated it
@@ -94,7 +94,25 @@ impl From<Detail> for pipeline::Detail {
     }
 }
 
-/// Whose memory is watched.
+/// Treatment of libcuda.
+#[derive(clap::Args, Clone, Copy)]
+struct Driver {
+    /// Put no probe into libcuda, for processes in which another tool rewrites its functions (UCX in NIXL, UCC and Open
+    /// MPI); what NCCL, cuBLAS and the like ask the driver for is not seen then
+    #[arg(long)]
+    no_driver: bool,
+}
+
+impl Driver {
+    fn calls(self) -> pipeline::DriverCalls {
+        match self.no_driver {
+            true => pipeline::DriverCalls::LeftAlone,
+            false => pipeline::DriverCalls::Probed,
+        }
+    }
+}
+
+/// Allocators to watch.
 fn allocators(cpu: bool) -> pipeline::Allocators {
     if cpu {
         pipeline::Allocators::CudaAndCpu
@@ -103,7 +121,7 @@ fn allocators(cpu: bool) -> pipeline::Allocators {
     }
 }
 
-/// Whether backward passes are led back to the forward pass.
+/// Attribution of backward passes to the forward pass.
 fn graph(ignored: bool) -> pipeline::Graph {
     if ignored {
         pipeline::Graph::Ignored

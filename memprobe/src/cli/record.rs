@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, allocators, graph, parse_buffer_size, parse_duration};
+use super::{Detail, Driver, allocators, graph, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::record::{Naming, Recording, Subject};
 
@@ -40,8 +40,8 @@ pub struct Record {
     /// Record the processes that descend from it too
     #[arg(short, long, requires = "pid")]
     children: bool,
-    /// How much to record of each block; more costs the process more: `tensors` a trap for each tensor that is made, `full` a
-    /// copy of the stack too for each block that no tensor is made for
+    /// Detail of each block. Cost to the process: `tensors` a trap for each new tensor, `full` also a copy of the stack for
+    /// each block without a tensor
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
     /// Read the objects of each process now and then, so that blocks have the names and kinds of their tensors
@@ -57,6 +57,8 @@ pub struct Record {
     /// operation of autograd
     #[arg(long)]
     no_graph: bool,
+    #[command(flatten)]
+    driver: Driver,
     /// Stop after this long, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
@@ -89,6 +91,7 @@ impl Record {
             },
             allocators: allocators(self.cpu),
             graph: graph(self.no_graph),
+            driver: self.driver.calls(),
             duration: self.duration,
             ring_bytes: self.buffer_size,
             quiet: self.quiet,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::{Detail, graph, parse_buffer_size, parse_duration};
+use super::{Detail, Driver, graph, parse_buffer_size, parse_duration};
 use crate::event::Told;
 use crate::pipeline::host::Scope;
 use crate::pipeline::top::{Keep, Once, Top as Screen};
@@ -28,28 +28,29 @@ pub struct Top {
     /// Print the table once and leave
     #[arg(short = '1', long)]
     once: bool,
-    /// How the table is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
-    /// How long to listen before the table is printed: what processes held before is known to the
-    /// driver, and to their allocators as soon as they allocate
+    /// Time to watch before the table is printed. The driver knows older memory at once, each allocator
+    /// reports it with its next allocation
     #[arg(short, long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     duration: Duration,
     /// Print processes that hold nothing too, such as workers that load data
     #[arg(short, long)]
     all: bool,
-    /// How long a process that has ended stays on the screen
+    /// Time that an ended process stays on the screen
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     keep_ended: Duration,
-    /// How much is told of each block, for the screens of categories (`c`) and tensors (`t`) of a process that is opened; more
-    /// costs every process more: `tensors` a trap for each tensor that is made, `full` a copy of the stack too for each
-    /// block that no tensor is made for. The table that is printed once does not need it
+    /// Detail of each block, for the screens of categories (`c`) and tensors (`t`) of an opened process. Cost to every
+    /// process: `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor
     #[arg(long, value_enum, default_value_t = Detail::Lines, conflicts_with = "once")]
     detail: Detail,
     /// Lead the memory of backward passes back to the lines of the forward pass; costs each process two traps for each
     /// operation of autograd. The table that is printed once does not need it
     #[arg(long, conflicts_with = "once")]
     graph: bool,
+    #[command(flatten)]
+    driver: Driver,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -73,6 +74,7 @@ impl Top {
                     detail: self.detail.into(),
                     graph: graph(!self.graph),
                 },
+                driver: self.driver.calls(),
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::For(self.keep_ended),
             }
@@ -83,6 +85,7 @@ impl Top {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Once {
             scope: Scope::Host,
+            driver: self.driver.calls(),
             ring_bytes: self.buffer_size,
             listen: self.duration,
             options: HostOptions {

@@ -8,12 +8,13 @@ use memprobe_common::ThreadLocal;
 
 use super::catalog::{CODE_FREED, Probe, TRACEPOINTS};
 use super::loader::{Function, Link, Loader, Reach};
+use super::patch::FileCode;
 use super::prologue::{Place, SEARCHED};
 use super::tracepoint;
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::{ElfError, ElfImage, LoadedImage, ThreadLocalName, Tracepoint};
+use crate::target::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 use crate::target::root::Root;
@@ -27,17 +28,18 @@ const PYTHON_BINDINGS: &str = "libtorch_python.so";
 /// One probe and where in this process it goes.
 #[derive(Debug)]
 pub struct Located {
-    /// What is probed.
     pub probe: &'static Probe,
     /// The library file, as the kernel can open it.
     pub file: PathBuf,
     /// The library file, as people know it.
     pub library: String,
-    /// Where in the file the function begins.
-    pub function_offset: u64,
-    /// Where in the function the entry program goes.
+    /// The function's first bytes in the file.
+    pub code: FileCode,
+    /// Address of the function in the library's own terms.
+    pub vaddr: u64,
+    /// Place of the programs in the function.
     pub place: Place,
-    /// What the entry program is told.
+    /// Cookie of the entry program.
     cookie: Option<u64>,
 }
 
@@ -65,8 +67,7 @@ impl Located {
         library: &MappedFile,
     ) -> Result<Self, AttachError> {
         Self::find_at(probe, tgid, library, |image| {
-            let symbol = image.first_symbol(probe.symbols)?;
-            Ok(symbol.map(|symbol| symbol.vaddr))
+            image.first_symbol(probe.symbols)
         })
     }
 
@@ -76,7 +77,7 @@ impl Located {
     /// Where Python's file cannot be read.
     pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
         Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
-            Ok(Some(python.code_dealloc))
+            Ok(Some(without_size(python.code_dealloc)))
         })
     }
 
@@ -122,7 +123,8 @@ impl Located {
                     continue;
                 };
                 for vaddr in places {
-                    let found = Self::find_at(probe, tgid, library, |_| Ok(Some(vaddr)));
+                    let found =
+                        Self::find_at(probe, tgid, library, |_| Ok(Some(without_size(vaddr))));
                     let found = found.map(|located| Self {
                         cookie: Some(cookie.to_word()),
                         ..located
@@ -131,7 +133,7 @@ impl Located {
                 }
             }
         }
-        // Blocks of which only half is told would never go, or come from nowhere.
+        // With only one of the two, blocks would never be freed, or be freed without an allocation.
         let has = |probe: &Probe| {
             let mut known = located.iter().filter(|(_, found)| found.is_ok());
             known.any(|(known, _): &(&Probe, _)| known.function == probe.function)
@@ -148,7 +150,7 @@ impl Located {
         probe: &'static Probe,
         tgid: Tgid,
         mapped: &MappedFile,
-        address: impl FnOnce(&ElfImage) -> Result<Option<u64>, ElfError>,
+        symbol: impl FnOnce(&ElfImage) -> Result<Option<Symbol>, ElfError>,
     ) -> Result<Self, AttachError> {
         let library = mapped.path.display().to_string();
         let unreadable = |why: String| AttachError::Library {
@@ -159,33 +161,34 @@ impl Located {
             .open(tgid)
             .map_err(|error| unreadable(error.to_string()))?;
         let image = ElfImage::from_file(open).map_err(|error| unreadable(error.to_string()))?;
-        let address = address(&image)
+        let symbol = symbol(&image)
             .map_err(|error| unreadable(error.to_string()))?
             .ok_or_else(|| AttachError::NoFunction {
                 function: probe.function,
                 library: library.clone(),
             })?;
-        let code = image.bytes_at(address, SEARCHED).unwrap_or_default();
-        let function_offset = image
-            .file_offset_of(address)
+        let bytes = image.bytes_at(symbol.vaddr, SEARCHED).unwrap_or_default();
+        let offset = image
+            .file_offset_of(symbol.vaddr)
             .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
-        // The kernel takes the return address at the entry: both programs go there.
-        let place = if probe.returns.is_some() {
-            Place::entry(&code)
-        } else {
-            Place::find(&code, probe.reads)
-        };
+        let place = Place::find(&bytes, probe.reads);
         Ok(Self {
             probe,
             file,
             library,
-            function_offset,
+            code: FileCode::new(offset, bytes, symbol.size, place),
+            vaddr: symbol.vaddr,
             place,
             cookie: probe.cookie,
         })
     }
 
-    /// What is told of it.
+    /// Offset in the file of the probed instruction, in bytes.
+    pub fn probed_offset(&self) -> u64 {
+        self.code.offset + self.place.offset
+    }
+
+    /// Status for people: function, library and place.
     pub fn status(&self) -> ProbeStatus {
         ProbeStatus {
             function: self.probe.function.to_owned(),
@@ -204,16 +207,21 @@ impl Located {
             function: self.probe.function,
             why: format!("{error:#}"),
         };
+        let offset = self.probed_offset();
         let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, self.function_offset, None, reach);
+            let link = loader.attach(program, &self.file, offset, None, reach);
             links.push(link.map_err(refused)?);
         }
-        let entry = self.function_offset + self.place.offset;
-        let link = loader.attach(self.probe.entry, &self.file, entry, self.cookie, reach);
+        let link = loader.attach(self.probe.entry, &self.file, offset, self.cookie, reach);
         links.push(link.map_err(refused)?);
         Ok(links)
     }
+}
+
+/// A function of which the address alone is known.
+fn without_size(vaddr: u64) -> Symbol {
+    Symbol { vaddr, size: 0 }
 }
 
 /// Attaches to functions of CUDA in one file; each has its own verdict, but they share the kernel's.
@@ -232,7 +240,7 @@ pub fn attach_cuda(
         .iter()
         .filter_map(|located| {
             Some(Function {
-                offset: located.function_offset,
+                offset: located.probed_offset(),
                 cookie: located.cookie?,
             })
         })
@@ -248,10 +256,10 @@ pub fn attach_cuda(
         })
 }
 
-/// Where in a library a thread-local variable is described.
+/// Description of a thread-local variable in its library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VariableSymbol {
-    /// Of the variable, in the library's thread-local block.
+    /// Offset of the variable in the library's thread-local block, in bytes.
     offset: u64,
     /// Address, in the file, of the word that holds the library's number among those with
     /// thread-local storage.
@@ -269,8 +277,8 @@ impl VariableSymbol {
         })
     }
 
-    /// Where the threads of a process keep the variable; `None` as long as the
-    /// loader has not given the library a number.
+    /// Place of the variable in the threads of a process; `None` until the dynamic loader has
+    /// numbered the library.
     pub fn place(self, tgid: Tgid, library: &MappedFile) -> Option<ThreadLocal> {
         let loaded = LoadedImage::open(library, tgid).ok()?;
         let module = ProcessMemory::new(tgid)
@@ -284,8 +292,8 @@ impl VariableSymbol {
     }
 }
 
-/// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its
-/// libraries are mapped one by one; those that will be lie beside one another as files.
+/// True if the PyTorch of a process has no CUDA allocator. During the import its libraries are
+/// mapped one by one, so the files beside those already mapped are looked at too.
 pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
         return false;
@@ -298,12 +306,12 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
 
-/// Why a process cannot be probed.
+/// Reason not to probe a process.
 #[derive(Debug)]
 pub enum AttachError {
     /// The process has ended or may not be looked at.
     Gone(Tgid, String),
-    /// It is not a Python that memprobe knows.
+    /// Not a Python that memprobe knows.
     Python(Tgid, DetectError),
     /// Its PyTorch was built without CUDA.
     NoCuda(Tgid),
@@ -311,7 +319,7 @@ pub enum AttachError {
     Library {
         /// The library.
         library: String,
-        /// Why.
+        /// Reason in words.
         why: String,
     },
     /// A library lacks a function.
@@ -321,24 +329,32 @@ pub enum AttachError {
         /// The library.
         library: String,
     },
+    /// The process has rewritten the function in its memory.
+    Patched {
+        /// The function.
+        function: &'static str,
+        /// The library.
+        library: String,
+        /// The patch in words.
+        how: String,
+    },
     /// The kernel refused.
     Refused {
-        /// What was to be attached.
         function: &'static str,
-        /// What it said.
+        /// Reason in words.
         why: String,
     },
-    /// As for another process that uses the same file.
+    /// Error of an earlier attempt on the same file, made for another process.
     Shared(Arc<AttachError>),
 }
 
 impl AttachError {
-    /// Whether it can pass by itself while a process is starting: a shell that will become Python.
+    /// True if the error can pass while a process starts: a shell that will become Python.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Python(..) | Self::Gone(..))
     }
 
-    /// Whether the process is none that memprobe has anything to say of: a shell, a launcher.
+    /// True if the process is irrelevant to memprobe: a shell, a launcher.
     pub fn is_no_python(&self) -> bool {
         matches!(
             self,
@@ -364,6 +380,11 @@ impl fmt::Display for AttachError {
                 "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to \
                  2.15.\nPlease report the version and where it comes from."
             ),
+            Self::Patched {
+                function,
+                library,
+                how,
+            } => write!(f, "{function} of {library} is {how}: no probe may be there"),
             Self::Refused { function, why } => write!(f, "attaching to {function}: {why}"),
             Self::Shared(error) => error.fmt(f),
         }

@@ -7,18 +7,19 @@ use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
-    Allocators, BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED,
-    LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES, TRACEPOINT_LIBRARIES, TRACEPOINTS,
-    ThreadVariable, WITHOUT_BLOCKS,
+    Allocators, BY_TRACEPOINTS, CODE_FREED, CUDA_LIBRARIES, DYNAMIC_LOADERS, Detail, DriverCalls,
+    EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES,
+    TRACEPOINT_LIBRARIES, TRACEPOINTS, ThreadVariable, WITHOUT_BLOCKS, WITHOUT_DRIVER,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};
+use crate::cuda::{Api, FUNCTIONS};
 use crate::event::{Tgid, TimeNs};
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::maps::{Device, MappedFile, Maps};
 
-/// How far attaching has come.
+/// Progress of attaching.
 #[derive(Debug)]
 pub enum Step {
     /// There is more to do at once.
@@ -40,8 +41,12 @@ pub struct Attaching {
     config: ProcessConfig,
     /// Its files that are probed.
     files: Vec<FileKey>,
+    /// Its files with functions of CUDA, as they were mapped when they were looked at last.
+    cuda_files: Vec<(FileKey, MappedFile)>,
     probes: Vec<ProbeStatus>,
     missing: Vec<String>,
+    /// Functions of CUDA that are not probed, since a process has rewritten them.
+    left_alone: Vec<String>,
     has_loader: bool,
     /// Its caching allocator has no function to be heard by: what was looked for.
     lacks_allocator: Option<String>,
@@ -50,7 +55,7 @@ pub struct Attaching {
     is_starting: bool,
 }
 
-/// How far the search for a thread-local variable has come.
+/// Progress of the search for a thread-local variable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Search {
     /// Its library is not mapped.
@@ -58,11 +63,11 @@ enum Search {
     Unneeded,
     /// The loader has not set it up.
     Waiting,
-    /// It was found, or cannot be.
+    /// Found, or not to be found.
     Over,
 }
 
-/// How the probes on tracepoints are told apart from others of the same file.
+/// Family of the probes on tracepoints, distinct from others in the same file.
 const TRACEPOINT_FAMILY: &str = "tracepoints";
 
 /// A file of the process that is still to be probed.
@@ -96,8 +101,10 @@ impl Attaching {
                 ..ProcessConfig::default()
             },
             files: Vec::new(),
+            cuda_files: Vec::new(),
             probes: Vec::new(),
             missing: Vec::new(),
+            left_alone: Vec::new(),
             has_loader: false,
             lacks_allocator: None,
             variables: Default::default(),
@@ -117,7 +124,7 @@ impl Attaching {
         copy
     }
 
-    /// What the programs in the kernel are to know of the process.
+    /// Configuration of the kernel programs for the process.
     pub fn config(&self, now: TimeNs) -> ProcessConfig {
         ProcessConfig {
             generation: now.0,
@@ -145,17 +152,16 @@ impl Attaching {
         self.python.as_ref()
     }
 
-    /// Whether it was looked at and runs no Python.
+    /// True if memprobe has looked and found no Python.
     pub fn runs_no_python(&self) -> bool {
         self.python.is_none() && self.not_python.is_some()
     }
 
-    /// Where the probes sit.
     pub fn probes(&self) -> &[ProbeStatus] {
         &self.probes
     }
 
-    /// What is missing for want of a probe.
+    /// Sentences on what is not seen, one for each missing probe.
     pub fn missing(&self) -> Vec<String> {
         let allocator = self.lacks_allocator.as_ref().map(|looked_for| {
             let instead = match self.has_tracepoints() {
@@ -164,21 +170,26 @@ impl Attaching {
             };
             format!("{looked_for}: {instead}")
         });
-        allocator.into_iter().chain(self.missing.clone()).collect()
+        let driver = match self.wanted.driver {
+            DriverCalls::Probed => None,
+            DriverCalls::LeftAlone => Some(WITHOUT_DRIVER.to_owned()),
+        };
+        let others = self.missing.iter().chain(&self.left_alone).cloned();
+        allocator.into_iter().chain(driver).chain(others).collect()
     }
 
-    /// Whether both tracepoints of the allocator are probed: blocks that are never freed would be wrong.
+    /// True if both tracepoints of the allocator are probed; one alone would give wrong totals.
     fn has_tracepoints(&self) -> bool {
         TRACEPOINTS.iter().all(|probe| self.has(probe))
     }
 
-    /// Whether the process's own loader tells when it maps a library: nothing else need be looked
-    /// for.
+    /// True if the dynamic loader of the process reports each library it maps, so that polling is
+    /// not needed.
     pub fn is_told_of_libraries(&self) -> bool {
         self.has_loader
     }
 
-    /// Whether something will be there soon that nobody tells of.
+    /// True if memprobe must poll for something that no probe reports.
     pub fn is_impatient(&self) -> bool {
         self.is_starting || self.variables.contains(&Search::Waiting)
     }
@@ -330,7 +341,7 @@ impl Attaching {
         self.tell(loader, now)
     }
 
-    /// What is to be probed, in the order of attaching.
+    /// Probes to attach, in order.
     fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
         wanted_probes(self.wanted)
     }
@@ -414,8 +425,59 @@ impl Attaching {
             .unwrap_or_else(|| files.probe(loader, key, tgid, file, locate(tgid)));
         if !self.files.contains(&key) {
             self.files.push(key);
+            if CUDA_LIBRARIES.contains(&family) {
+                self.cuda_files.push((key, file.clone()));
+            }
         }
         probed
+    }
+
+    /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten
+    /// them since. Says whether what is probed has changed, be it by another process that uses the
+    /// same files.
+    ///
+    /// # Errors
+    /// When the kernel does not attach anew what is left.
+    pub fn leave_patched(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+    ) -> Result<bool, AttachError> {
+        for (key, file) in &self.cuda_files {
+            files.leave_patched(loader, *key, self.tgid, file)?;
+        }
+        let probed = self
+            .cuda_files
+            .iter()
+            .filter_map(|(key, _)| files.probed(*key));
+        let left_alone: Vec<_> = probed
+            .flat_map(|probed| probed.left_alone.clone())
+            .collect();
+        let has_changed = left_alone != self.left_alone;
+        if has_changed {
+            self.left_alone = left_alone;
+            self.forget_left_probes(files);
+        }
+        Ok(has_changed)
+    }
+
+    /// Forgets the probes that files of CUDA's functions have no more.
+    fn forget_left_probes(&mut self, files: &ProbedFiles) {
+        let is_cuda = |probe: &ProbeStatus| {
+            let mut cuda = FUNCTIONS
+                .iter()
+                .filter(|function| function.api != Api::Tracepoint);
+            cuda.any(|function| function.symbol == probe.function)
+        };
+        let is_there = |probe: &ProbeStatus| {
+            let mut probed = self
+                .cuda_files
+                .iter()
+                .filter_map(|(key, _)| files.probed(*key));
+            probed.any(|probed| probed.probes.contains(probe))
+        };
+        self.probes
+            .retain(|probe| !is_cuda(probe) || is_there(probe));
     }
 
     fn note(&mut self, probed: &Probed) -> Result<(), AttachError> {
@@ -430,9 +492,15 @@ impl Attaching {
         if self.lacks_allocator.is_none() {
             self.lacks_allocator.clone_from(&probed.lacks_allocator);
         }
-        for missing in &probed.missing {
-            if !self.missing.contains(missing) {
-                self.missing.push(missing.clone());
+        let known = [
+            (&probed.missing, &mut self.missing),
+            (&probed.left_alone, &mut self.left_alone),
+        ];
+        for (new, known) in known {
+            for sentence in new {
+                if !known.contains(sentence) {
+                    known.push(sentence.clone());
+                }
             }
         }
         Ok(())
@@ -478,7 +546,7 @@ impl Attaching {
         Search::Over
     }
 
-    /// Whether every probe is in place that memprobe cannot do without.
+    /// True if every required probe is in place.
     fn is_complete(&self) -> bool {
         if self.python.is_none() {
             return !self.probes.is_empty();
@@ -496,14 +564,13 @@ impl Attaching {
         functions.any(|function| function == name)
     }
 
-    /// Whether every tensor that PyTorch makes is told of.
+    /// True if both functions that make PyTorch's tensors are probed.
     pub fn has_tensors(&self) -> bool {
         [EMPTY, EMPTY_STRIDED]
             .iter()
             .all(|name| self.has_function(name))
     }
 
-    /// Whether the allocator of PyTorch is probed.
     pub fn has_allocator(&self) -> bool {
         PROBES
             .iter()
@@ -513,12 +580,10 @@ impl Attaching {
 
 /// The probes of all that is asked for, in the order of attaching.
 fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
-    PROBES
-        .iter()
-        .filter(move |probe| probe.is_wanted(wanted.detail, wanted.allocators, wanted.graph))
+    PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
 }
 
-/// Whether a library is mapped that is probed.
+/// True if a library of the catalog is mapped.
 pub fn uses_cuda(maps: &Maps) -> bool {
     PROBES
         .iter()

@@ -11,22 +11,22 @@ use super::priority;
 use crate::driver::{Driver, Sample};
 use crate::target::census::{Census, Found};
 
-/// How often is looked.
+/// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// How many looks pass before a driver that could not be asked is asked again.
+/// Scans between attempts to open a driver that could not be opened.
 const DRIVER_AGAIN: u32 = 30;
 
-/// What a look has seen.
+/// Result of a scan.
 #[derive(Debug)]
 pub(super) struct Seen {
     /// Processes that were not known to use CUDA before.
     pub(super) found: Found,
-    /// What the driver says, or why it cannot be asked.
+    /// Sample of the driver, or the reason why there is none.
     pub(super) driver: Result<Sample, String>,
 }
 
-/// What is looked for in `/proc`.
+/// Search in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
     /// Every process that uses CUDA.
@@ -72,7 +72,7 @@ impl Lookout {
         Ok((lookout, first))
     }
 
-    /// Waits for the next look. What is told while nobody waits is kept.
+    /// Waits for the next scan. Results queue up meanwhile.
     pub(super) async fn next(&mut self) -> Seen {
         match self.seen.recv().await {
             Some(seen) => seen,

@@ -188,7 +188,7 @@ impl WhyLedger {
         Iterations::latest(&self.laps, most)
     }
 
-    /// Phase of the last allocation that set it, or of a later mark.
+    /// Current phase, set by the last mark or deciding allocation.
     pub fn phase(&self) -> Phase {
         self.course.phase()
     }
@@ -505,7 +505,7 @@ impl WhyLedger {
         let block = self.blocks.take(&key);
         let device = self.devices.get_mut(&index);
         let (Some(block), Some(device)) = (block, device) else {
-            // Freed from before attach, at an unknown address.
+            // Not tracked here.
             return;
         };
         match block.stage {

@@ -27,14 +27,14 @@ impl Amount {
     }
 }
 
-/// Variable or container that keeps blocks alive.
+/// Retainer: a variable, container, module or optimizer that keeps blocks alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keeper {
     /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
     pub by: Arc<str>,
-    /// Class of that container.
+    /// Class of that container, module or optimizer; `None` for a variable of the tensor itself.
     pub class: Option<Arc<str>>,
-    /// First reference beyond the retained tensor, such as `grad_fn MulBackward0`.
+    /// First reference beyond the retained tensor, such as `grad_fn MulBackward0`; `None` for its own memory.
     pub through: Option<Arc<str>>,
     /// One of the tensors that lead to the blocks: `train.py:12 main() -> losses[17]`.
     pub slot: Option<Arc<str>>,

@@ -40,7 +40,7 @@ pub(super) struct Asked {
 #[derive(Debug, Default)]
 pub(super) struct Course {
     phase: Phase,
-    /// Thread that called `backward()` or the optimizer step, where that call was seen.
+    /// Thread that called `backward()` or the optimizer step; `None` if the call was not seen.
     by: Option<Tid>,
     /// True once another thread than `by`, or one without history, has run nodes of this backward pass.
     has_engine: bool,

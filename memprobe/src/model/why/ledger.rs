@@ -82,7 +82,7 @@ pub struct WhyLedger {
     pub(super) roots: Roots,
     /// Indices of stacks that represent the module holding a block, by a heap snapshot.
     pub(super) in_modules: HashSet<u32>,
-    /// Allocations per module, if requested.
+    /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<Making>,
     pub(super) ordinal: u64,
     since: Since,
@@ -139,13 +139,13 @@ impl WhyLedger {
         Self { follows, ..self }
     }
 
-    /// Counts all blocks by stack, for [`Self::layering`] of the latest iterations. Memory use stays bounded.
+    /// Counts all blocks by stack, for [`Self::layering`] of the latest iterations in a session of any length.
     pub fn with_latest_layers(self) -> Self {
         let follows = Follows::Latest;
         Self { follows, ..self }
     }
 
-    /// Starts from the current state of a model; `uses` defines the ids of purposes. Live blocks count as
+    /// Starts from the current state of a model; `uses` resolves the shape ids of events. Live blocks count as
     /// allocated before: their category depends on phases that the ledger has not seen.
     pub fn with_known(mut self, model: &Model, uses: &Uses, now: TimeNs) -> Self {
         self.uses = uses.clone();

@@ -71,7 +71,7 @@ pub enum PhaseRule {
     EngineThread,
     /// The innermost known call is `torch.autograd.backward()` or `grad()`.
     EngineCalled,
-    /// The thread's outermost frame is that of a `torch.autograd.Function`.
+    /// The thread's outermost frame is `apply` of a `torch.autograd.Function`.
     FunctionApplied,
     /// A module was called inside a backward pass.
     ModuleInBackward,

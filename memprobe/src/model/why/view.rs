@@ -42,7 +42,7 @@ pub enum Since {
     /// The attach of memprobe.
     #[default]
     Attach,
-    /// The opening of a process whose events were recorded before.
+    /// The opening of the process by the user, after its lines were tracked from attach on.
     Opening,
 }
 

@@ -139,14 +139,15 @@ impl WhyLedger {
         Self { follows, ..self }
     }
 
-    /// Counts all blocks by stack, for [`Self::layering`] of the latest iterations in a session of any length.
+    /// Counts all blocks by stack, for [`Self::layering`] of the latest iterations in a session of any
+    /// length.
     pub fn with_latest_layers(self) -> Self {
         let follows = Follows::Latest;
         Self { follows, ..self }
     }
 
-    /// Starts from the current state of a model; `uses` resolves the shape ids of events. Live blocks count as
-    /// allocated before: their category depends on phases that the ledger has not seen.
+    /// Starts from the current state of a model; `uses` resolves the shape ids of events. Live blocks count
+    /// as allocated before: their category depends on phases that the ledger has not seen.
     pub fn with_known(mut self, model: &Model, uses: &Uses, now: TimeNs) -> Self {
         self.uses = uses.clone();
         for (id, stack) in model.stacks() {

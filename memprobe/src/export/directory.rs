@@ -27,9 +27,9 @@ pub struct OutputDirectory {
 /// Reason why a directory cannot be recorded to. The message ends with a remedy.
 #[derive(Debug)]
 pub enum DirectoryError {
-    /// It holds an earlier recording.
+    /// The directory holds an earlier recording.
     Taken(PathBuf),
-    /// Its parent does not exist.
+    /// The parent directory does not exist.
     NoParent(PathBuf, PathBuf),
     /// The operating system reports an error.
     Io(PathBuf, io::Error),

@@ -72,8 +72,8 @@ fn main() -> Result<()> {
     }
 }
 
-/// Attaches every probe on PyTorch as memprobe would, but admits no process. CUDA's probes are left out: they
-/// are attached with uprobe_multi and seldom hit.
+/// Attaches every probe on PyTorch as memprobe would, but admits no process. CUDA's probes are left out:
+/// many share one link (uprobe_multi, from Linux 6.6 on), and they are seldom hit.
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;

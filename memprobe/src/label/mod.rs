@@ -1,6 +1,6 @@
-//! The words of every view: names, texts and numbers, cleaned, shortened, and fitted to columns.
+//! Text of every view: names, messages and numbers, cleaned, shortened and fitted to columns.
 //!
-//! Every text that comes from the target passes [`clean`] before a person sees it.
+//! Every text from the target passes [`clean`] before it is shown.
 
 mod host;
 mod names;

@@ -1,4 +1,4 @@
-//! The selected process in full.
+//! Summary of the selected process.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -9,7 +9,7 @@ use crate::bytes::human;
 use crate::label::{self, clean, fit, named_site, percent, process_state, whole_frame};
 use crate::model::snapshot::host::{Holder, ProcessRow};
 
-/// Its state or the line that holds most, and who and where it is.
+/// Draws two lines: state or top line, then the facts of the process.
 pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let Some(row) = state.selected() else { return };
     let room = usize::from(area.width.saturating_sub(2));
@@ -20,7 +20,7 @@ pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &T
     }
 }
 
-/// Why it is not probed, or the line that holds most by its whole path.
+/// Returns the state, the top line with its whole path, or both.
 fn first_line(row: &ProcessRow) -> String {
     let top = row.top.as_ref().map(|top| {
         let name = match &top.holder {

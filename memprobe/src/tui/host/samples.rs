@@ -1,4 +1,4 @@
-//! Snapshots of a host for the tests of its screen.
+//! Host snapshots for the tests of its screen.
 
 use crate::event::{Bytes, DeviceIndex, Frame, Losses, Tgid, TimeNs, Totals};
 use crate::model::snapshot::host::{
@@ -19,7 +19,7 @@ fn line(file: &str, line: u32, function: &str) -> Holder {
     }))
 }
 
-/// A process that holds nothing that is known.
+/// Returns a process without known memory.
 fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessRow {
     ProcessRow {
         tgid: Tgid(tgid),
@@ -44,7 +44,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
     }
 }
 
-/// A probed process with so many MiB on each device, whose trend goes through `wave`.
+/// Returns a probed process with `mib` MiB on each device and the trend `wave`.
 fn probed(
     tgid: u32,
     command: &str,
@@ -103,9 +103,8 @@ fn driver() -> DriverSnapshot {
     DriverSnapshot::Devices(vec![device(0, 31), device(1, 9)])
 }
 
-/// A workstation in the middle of its work: a training run, two ranks of a distributed one, a
-/// server in a container, a notebook without torch yet, an old Python, one that has just ended, and a
-/// worker that loads data.
+/// Returns a busy workstation: a training run, two ranks of a distributed one, a server in a container, a
+/// notebook before its torch import, an unsupported Python, an ended process, a data loader worker.
 pub(super) fn busy() -> HostSnapshot {
     let gpt = "/opt/venv/bin/python train.py --epochs 10 --batch 64";
     let train = probed(
@@ -196,7 +195,7 @@ pub(super) fn busy() -> HostSnapshot {
     }
 }
 
-/// One process on a machine whose driver cannot be asked.
+/// Returns one process on a machine without a usable driver library.
 pub(super) fn alone() -> HostSnapshot {
     let mut host = busy();
     host.processes.truncate(1);
@@ -205,7 +204,7 @@ pub(super) fn alone() -> HostSnapshot {
     host
 }
 
-/// Nobody has loaded CUDA.
+/// Returns a host on which no process has loaded CUDA.
 pub(super) fn empty() -> HostSnapshot {
     HostSnapshot {
         processes: Vec::new(),
@@ -215,7 +214,7 @@ pub(super) fn empty() -> HostSnapshot {
     }
 }
 
-/// More processes, devices and losses than there is room for.
+/// Returns more processes, devices and losses than fit on the screen.
 pub(super) fn crowded() -> HostSnapshot {
     let mut host = busy();
     for number in 0..40 {
@@ -257,7 +256,7 @@ pub(super) fn crowded() -> HostSnapshot {
     host
 }
 
-/// Everything that comes from a process or the driver tries to break the screen.
+/// Returns processes and devices whose texts and numbers try to break the screen.
 pub(super) fn hostile() -> HostSnapshot {
     let mut host = busy();
     let evil = "\x1b[2J\x1b]0;owned\x07\r\n\t\u{202e}\u{200b}模型\u{301}\u{301}\u{301}\u{301}🦀"

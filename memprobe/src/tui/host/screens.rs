@@ -1,4 +1,4 @@
-//! Every screen of the host as text, and what must hold on all of them.
+//! Snapshots and invariants of the host screen.
 
 use std::sync::Arc;
 

@@ -132,8 +132,8 @@ pub fn active_allocator(
     Ok(Some(ActiveAllocator { backend, object }))
 }
 
-/// Reads the mangled name of an object's class. The word before the functions of the virtual table points to
-/// the type information, whose second word points to the name (Itanium C++ ABI, 2.5.2 and 2.9.4).
+/// Reads the mangled name of an object's class. The word before the virtual table's functions points to the
+/// type information. Its second word points to the name (Itanium C++ ABI, 2.5.2 and 2.9.4).
 fn class_of(memory: &impl ReadMemory, object: u64) -> Result<String, NoAllocator> {
     let table = memory.read_u64(object)?;
     let information = memory.read_u64(table.wrapping_sub(8))?;

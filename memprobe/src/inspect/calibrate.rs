@@ -1,7 +1,7 @@
 //! Finds the allocator's tables in a version of unknown layout, by their structure and by their sums.
 //!
-//! Structure alone is not enough. The blocks of each device must add up to a byte count in its allocator's
-//! statistics, and their number must be the block count of the same statistics.
+//! Structure alone is not enough. The bytes and the number of each device's blocks must equal two counters in
+//! its allocator's statistics.
 
 use super::allocator::{HeldBlock, look_at, read_elements};
 use super::block::{TO_ALLOCATED, TO_PTR};

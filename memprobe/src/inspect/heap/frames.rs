@@ -1,5 +1,5 @@
-//! Reads the variables of frames: of running functions in each thread, of suspended generators and
-//! coroutines, and of ended calls whose frame is still referenced, such as by a traceback.
+//! Reads the variables of frames: running functions in each thread, suspended generators and coroutines, and
+//! ended calls. An ended call keeps its frame if something refers to it, such as a traceback.
 
 use std::sync::Arc;
 

@@ -5,8 +5,8 @@
 //! dropped in each step has the same address and sign again and again, but not all the time.
 //!
 //! So a tree or module is confirmed only after it was found unchanged at several moments, independent of its
-//! calls. The process must have run between two such moments: on a busy machine it may be descheduled for
-//! long, and then everything that it has created stays.
+//! calls. The process must have run between two such moments: while a busy machine leaves it descheduled,
+//! everything that it has created stays.
 
 use std::time::{Duration, Instant};
 

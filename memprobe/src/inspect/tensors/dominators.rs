@@ -1,5 +1,7 @@
-//! Immediate dominators of a graph by the algorithm of Lengauer and Tarjan ("A fast algorithm for finding
-//! dominators in a flowgraph", 1979, simple variant), in `O(m log n)` and without recursion.
+//! Immediate dominators of a graph, in `O(m log n)` and without recursion.
+//!
+//! Source: Lengauer and Tarjan, "A fast algorithm for finding dominators in a flowgraph", 1979, the simple
+//! variant.
 
 /// Stands for no vertex.
 pub(super) const NONE: u32 = u32::MAX;

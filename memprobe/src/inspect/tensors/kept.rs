@@ -294,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Two losses whose graphs share a node, a weight that the model and a graph keep, the weight's gradient,
-    /// and a Python tensor that no name leads to.
+    /// Two losses whose graphs share a node, a weight that the model and a graph keep, and the weight's
+    /// gradient. One more Python tensor is without a name.
     fn found() -> Found {
         let mut weight = raw(0x50, None);
         weight.grad = Some(0x70);

@@ -1,9 +1,9 @@
 //! Layouts of PyTorch's objects, by version.
 //!
-//! Offsets in bytes, for the x86-64 wheels. They are the results of `offsetof` with each wheel's own headers
-//! (`torch/include`) and `std::string` ABI, for 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0,
-//! 2.12.1, 2.13.0 and 2.15.0. Values read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0,
-//! 2.9.1, 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
+//! Offsets in bytes, for the x86-64 wheels. They come from `offsetof` with each wheel's own headers
+//! (`torch/include`) and `std::string` ABI: 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0, 2.12.1,
+//! 2.13.0 and 2.15.0. Values read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0, 2.9.1,
+//! 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
 //! ([`super::layouts`]).
 
 use std::ops::RangeInclusive;

@@ -268,8 +268,8 @@ impl Proof {
         self.good > 0 && self.bad * 4 <= self.good
     }
 
-    /// A weaker test for the row of the target's own version in a running process: most samples may have died
-    /// by the time they are read. Measured: 34 of 42 had died, and no other row had a sample in its favour.
+    /// A weaker test for the row of the target's own version in a running process, where most samples may die
+    /// before they are read. Measured: 34 of 42 had died, and no other row had a sample in its favour.
     fn is_no_accident(self) -> bool {
         self.good >= 4
     }

@@ -2,7 +2,6 @@
 //!
 //! Live capture and replay differ only in the source of the [`Event`]s. Nothing here does I/O, reads a clock
 //! or knows an interpreter.
-//!
 
 mod context;
 mod names;

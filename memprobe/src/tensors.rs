@@ -3,7 +3,6 @@
 //!
 //! Three layers, as in PyTorch: the caching allocator's blocks, the storages in them, and the tensors that
 //! view storages. Sums are computed in `model::tensors`.
-//!
 
 use std::fmt;
 use std::sync::Arc;

@@ -39,6 +39,7 @@ pub struct Census {
 /// The state of a known process.
 #[derive(Clone, Copy, Debug)]
 enum Known {
+    /// Uses CUDA.
     User,
     /// No CUDA at the last check. The next check is due in `due` scans; then the interval `pause` doubles.
     Other { due: u32, pause: u32 },

@@ -1,4 +1,3 @@
-
 use nix::unistd::{Uid, User};
 
 /// Returns the user name that memprobe's system has for an ID, as `ps` shows it. `None` for unknown users,

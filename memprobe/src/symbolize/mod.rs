@@ -228,9 +228,9 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.ready.give_up();
     }
 
-    /// Marks that every available record was pushed. A stack becomes an event only after all records that
-    /// precede the reading of its code objects were pushed, because one of them may report a freed code
-    /// object. A stack whose module still has no name waits for it too.
+    /// Marks that every available record was pushed. A stack becomes an event only after every record older
+    /// than the read of its code objects was pushed: one of them may report a freed code object. A stack whose
+    /// module still has no name waits for the name too.
     pub fn settle(&mut self) {
         self.settle_up_to(match self.queue.len() < MOST_WAITING {
             true => Wait::Allowed,

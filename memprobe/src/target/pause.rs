@@ -44,7 +44,7 @@ pub enum PauseError {
     Traced(u32),
     /// The thread with this ID did not stop in time.
     Slow(u32),
-    /// The process creates threads faster than memprobe stops them, or has more than [`MOST_THREADS`].
+    /// The process creates threads faster than memprobe stops them, or has more than `MOST_THREADS`.
     TooManyThreads,
     /// Another error of the kernel.
     Os(io::Error),

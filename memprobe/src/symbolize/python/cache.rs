@@ -109,8 +109,7 @@ impl CodeCache {
     }
 
     /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each call checks in the target
-    /// that the cached code object is still there, since a Python program may free it and reuse its address
-    /// at any time.
+    /// that the cached code object is still there: a Python program may free it and reuse its address.
     ///
     /// After the process has ended, the cached state stays valid. The caller must [`Self::forget`] code
     /// objects that it learns were freed before.

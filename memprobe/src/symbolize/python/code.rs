@@ -42,7 +42,7 @@ pub struct Code {
     pub name: Arc<str>,
     /// `co_firstlineno`.
     pub first_line: u32,
-    /// `co_linetable` or `co_lnotab`; empty if it is longer than [`MAX_LINE_TABLE_BYTES`].
+    /// `co_linetable` or `co_lnotab`; empty if it is longer than `MAX_LINE_TABLE_BYTES`.
     pub line_table: Box<[u8]>,
     /// The format of the line table.
     pub line_format: LineFormat,

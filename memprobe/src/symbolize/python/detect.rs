@@ -20,7 +20,7 @@ use crate::target::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
 
 /// Attempts before a mismatch counts, and the first and the longest pause between them: threads start and end
 /// meanwhile. On a busy machine, a thread that is just creating a frame may be off the CPU for many
-/// milliseconds, while all others wait for its GIL.
+/// milliseconds. All others then wait for its GIL.
 const ATTEMPTS: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);

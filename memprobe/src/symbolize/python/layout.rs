@@ -71,7 +71,8 @@ pub struct ThreadLayout {
     pub next: u16,
     /// `interp`: the interpreter that owns the state.
     pub interpreter: u16,
-    /// `thread_id`: `pthread_self()`, which is fsbase with glibc on x86-64; 0 before 3.12 binds it.
+    /// `thread_id`: `pthread_self()`, which is fsbase with glibc on x86-64. From 3.12 on it is 0 until the
+    /// state is bound to a thread.
     pub thread_id: u16,
     /// `native_thread_id`: `gettid()` in the PID namespace of the target. `None` before 3.11, where glibc's
     /// own copy is read.

@@ -46,7 +46,7 @@ pub struct Asked {
 #[derive(Debug)]
 pub enum Innermost {
     Is(Module),
-    /// Its name was asked for.
+    /// A module whose name is still pending.
     Asked(Asked),
 }
 

@@ -11,7 +11,7 @@ use super::layout::devices_a_line;
 use super::rows::is_within;
 use super::state::HostState;
 use crate::bytes::short;
-use crate::label::{clean, clock, counted, fit, percent, width};
+use crate::label::{clean, clock, counted, device_gaps, fit, percent, width};
 use crate::model::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
 
 /// Columns of the bar of a device.
@@ -109,7 +109,8 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
 
 /// ` GPU 0 ████▋     31.2 GiB of 80.0 GiB  39.0%  NVIDIA H100`.
 fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'static> {
-    let memory = device.memory.map(|memory| (memory.used, memory.total));
+    let memory = device.memory.as_ref().ok();
+    let memory = memory.map(|memory| (memory.used, memory.total));
     let eighths = match memory {
         Some((used, total)) if total.0 > 0 => {
             let filled = u128::from(used.0) * (BAR as u128 * 8) / u128::from(total.0);
@@ -131,7 +132,9 @@ fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'st
         None => format!(" {:>8}/{:<8} {:>6} ", "-", "-", "-"),
     };
     let room = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
-    let name = clean(&device.name);
+    let mut name = vec![clean(&device.name)];
+    name.extend(device_gaps(device));
+    let name = name.join("; ");
     let name = if room >= 8 {
         fit(&name, room, theme.glyphs.cut)
     } else {

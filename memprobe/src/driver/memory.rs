@@ -158,9 +158,17 @@ mod tests {
         let mut device = FakeDevice::default();
         device.memory_v2 = Err(Refusal::NotSupported);
         device.memory_v1 = Err(Refusal::NotSupported);
-        assert!(usage_of(&device).unwrap_err().contains("share the system's memory"));
+        assert!(
+            usage_of(&device)
+                .unwrap_err()
+                .contains("share the system's memory")
+        );
         let empty = FakeDevice::default().with_memory_v2(RawMemory::default());
-        assert!(usage_of(&empty).unwrap_err().contains("no memory of its own"));
+        assert!(
+            usage_of(&empty)
+                .unwrap_err()
+                .contains("no memory of its own")
+        );
     }
 
     #[test]

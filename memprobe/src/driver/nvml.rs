@@ -5,8 +5,8 @@
 use std::mem::size_of;
 use std::ptr;
 
-use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::Device;
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 
 use super::form::{BYTES_AN_ENTRY, PATTERN, RawList};
 use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, RawMemory, Refusal};
@@ -117,8 +117,16 @@ impl DeviceQuery for Device<'_> {
                 (V3, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v3, device, room),
                 (V2, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v2, device, room),
                 (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, device, room),
-                (V3, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v3, device, room),
-                (V2, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses_v2, device, room),
+                (V3, Mps) => fill(
+                    &lib.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+                    device,
+                    room,
+                ),
+                (V2, Mps) => fill(
+                    &lib.nvmlDeviceGetMPSComputeRunningProcesses_v2,
+                    device,
+                    room,
+                ),
                 (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, device, room),
                 (DetailList, _) => detail_list(self, kind, room),
             }

@@ -141,7 +141,10 @@ enum NoList {
 impl NoList {
     /// Tells whether a device without MPS would say the same.
     fn means_none(&self) -> bool {
-        matches!(self, Self::Refused(Refusal::Missing | Refusal::NotSupported))
+        matches!(
+            self,
+            Self::Refused(Refusal::Missing | Refusal::NotSupported)
+        )
     }
 }
 

@@ -113,7 +113,9 @@ impl fmt::Display for Refusal {
             Self::Missing => f.write_str("the driver is too old to be asked"),
             Self::Room(count) => write!(f, "the driver lists {count} processes, too many to read"),
             Self::NotSupported => f.write_str("the driver does not support it on this GPU"),
-            Self::NoPermission => f.write_str("the driver does not permit it: run memprobe as root"),
+            Self::NoPermission => {
+                f.write_str("the driver does not permit it: run memprobe as root")
+            }
             Self::Other(text) => write!(f, "the driver does not answer: {text}"),
         }
     }

@@ -46,14 +46,12 @@ fn a_process_has_its_bytes_on_each_device() {
 
 #[test]
 fn processes_are_checked_against_the_memory_of_their_device() {
-    let device = FakeDevice::default()
-        .with_memory_v2(memory(5))
-        .with_list(
-            ListKind::Compute,
-            EntryPoint::V3,
-            Form::Instances,
-            &[plain(7, 81 * GIB)],
-        );
+    let device = FakeDevice::default().with_memory_v2(memory(5)).with_list(
+        ListKind::Compute,
+        EntryPoint::V3,
+        Form::Instances,
+        &[plain(7, 81 * GIB)],
+    );
     let sample = sample(&[device]);
     assert!(sample.held.is_empty());
     let why = sample.devices[0].processes.clone().unwrap_err();
@@ -86,7 +84,10 @@ fn a_device_in_mig_mode_is_the_sum_of_what_may_be_seen() {
     let sample = sample(&[parent]);
     let device = &sample.devices[0];
     let usage = device.memory.as_ref().unwrap();
-    assert_eq!((usage.used, usage.total), (Bytes(11 * GIB), Bytes(40 * GIB)));
+    assert_eq!(
+        (usage.used, usage.total),
+        (Bytes(11 * GIB), Bytes(40 * GIB))
+    );
     assert_eq!(device.mig_devices, Some(2));
     assert_eq!(sample.held.len(), 2);
 }

@@ -69,7 +69,10 @@ pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
     let unlisted = driver.unlisted().next().filter(|_| row.driver_is_partial)?;
     let why = unlisted.processes.as_ref().err()?;
     let index = unlisted.index;
-    Some(format!("processes of GPU {index} are unknown: {}", clean(why)))
+    Some(format!(
+        "processes of GPU {index} are unknown: {}",
+        clean(why)
+    ))
 }
 
 /// Reasons why something about a device is unknown, and what its memory is the sum of.
@@ -85,7 +88,12 @@ pub fn device_gaps(device: &DriverDevice) -> Vec<String> {
         (memory, processes) => {
             let unknown = |what: &str, why: &String| format!("{what} unknown: {}", clean(why));
             gaps.extend(memory.as_ref().err().map(|why| unknown("memory", why)));
-            gaps.extend(processes.as_ref().err().map(|why| unknown("processes", why)));
+            gaps.extend(
+                processes
+                    .as_ref()
+                    .err()
+                    .map(|why| unknown("processes", why)),
+            );
         }
     }
     gaps

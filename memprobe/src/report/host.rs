@@ -94,11 +94,11 @@ fn text(snapshot: &HostSnapshot, rows: &[&ProcessRow], options: &HostOptions) ->
         push(&mut text, line, options.width);
     }
     if rows.is_empty() {
-        push(
-            &mut text,
-            "No process on this host holds CUDA memory.",
-            options.width,
-        );
+        let none = match snapshot.driver.unlisted().next() {
+            None => "No process on this host holds CUDA memory.",
+            Some(_) => "No process on this host is known to hold CUDA memory.",
+        };
+        push(&mut text, none, options.width);
         return text;
     }
     text.push('\n');
@@ -191,7 +191,7 @@ fn unavailable(rows: &[&ProcessRow]) -> Option<String> {
         number => format!("{number} processes"),
     };
     Some(format!(
-        "DRIVER is - for {processes}: the driver gives no bytes for each GPU ([N/A])"
+        "DRIVER is - for {processes}: the driver does not give the bytes on every GPU ([N/A])"
     ))
 }
 
@@ -447,7 +447,8 @@ mod tests {
     use crate::event::{Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
     use crate::model::snapshot::Target;
     use crate::model::snapshot::host::{
-        DeviceRow, DriverUse, HostHealth, ProcessFacts, Rank, TopHolder, Trend,
+        self as model, DeviceRow, DriverMemory, DriverUse, HostHealth, ProcessFacts, Rank,
+        TopHolder, Trend,
     };
 
     fn row(tgid: u32, mib: u64) -> ProcessRow {
@@ -536,6 +537,62 @@ mod tests {
     #[test]
     fn the_table_begins_with_who_holds_most_and_says_why_one_is_not_probed() {
         insta::assert_snapshot!("host_table", written(TEXT));
+    }
+
+    /// The second process has no bytes; of the second device the processes are unknown.
+    fn with_gaps() -> HostSnapshot {
+        let mut host = host();
+        let device = |index, memory, processes| model::DriverDevice {
+            index,
+            name: "NVIDIA A100".to_owned(),
+            memory,
+            mig_devices: None,
+            processes,
+        };
+        let memory = DriverMemory {
+            used: Bytes(3 << 30),
+            total: Bytes(40 << 30),
+        };
+        let lost = "the driver does not answer: the GPU is lost".to_owned();
+        host.driver = DriverSnapshot::Devices(vec![
+            model::DriverDevice {
+                mig_devices: Some(2),
+                ..device(0, Ok(memory), Ok(()))
+            },
+            device(1, Ok(memory), Err("the driver is too old".to_owned())),
+            device(2, Err(lost.clone()), Err(lost)),
+        ]);
+        for row in &mut host.processes {
+            row.driver_is_partial = true;
+        }
+        host.processes[1].driver[0].bytes = None;
+        host
+    }
+
+    #[test]
+    fn what_the_driver_does_not_say_has_a_reason() {
+        let mut out = Vec::new();
+        write_host(&with_gaps(), &TEXT, &mut out).unwrap();
+        insta::assert_snapshot!("host_gaps", String::from_utf8(out).unwrap());
+        let mut out = Vec::new();
+        let options = HostOptions {
+            format: HostFormat::Json,
+            ..TEXT
+        };
+        write_host(&with_gaps(), &options, &mut out).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(json["gpus"][0]["mig_devices"], 2);
+        assert_eq!(
+            json["gpus"][1]["processes_unknown"],
+            "the driver is too old"
+        );
+        assert!(json["gpus"][2]["used"].is_null());
+        let why = json["gpus"][2]["memory_unknown"].as_str().unwrap();
+        assert!(why.contains("lost"), "{why}");
+        for process in json["processes"].as_array().unwrap() {
+            assert!(process["driver"].is_null());
+            assert!(process["driver_unknown"].is_string(), "{process}");
+        }
     }
 
     #[test]

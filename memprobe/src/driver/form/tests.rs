@@ -19,11 +19,7 @@ fn each_form_is_recognized() {
     let pids = existing(&[100, 200, 300]);
     for form in Form::ALL {
         let decoded = decode(&written(form, &processes, 64), TOTAL, &pids).unwrap();
-        let expected = [
-            (100, Some(GIB)),
-            (200, Some(2 * GIB)),
-            (300, Some(3 * GIB)),
-        ];
+        let expected = [(100, Some(GIB)), (200, Some(2 * GIB)), (300, Some(3 * GIB))];
         assert_eq!(numbers(&decoded), expected, "{form:?}");
     }
 }

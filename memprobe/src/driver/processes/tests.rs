@@ -54,7 +54,10 @@ fn where_no_answer_can_be_the_reason_names_the_function() {
     let found = asked(&device);
     let why = found.unknown.unwrap();
     assert!(found.held.is_empty());
-    assert!(why.contains("RunningProcesses_v3") && why.contains("no process 6"), "{why}");
+    assert!(
+        why.contains("RunningProcesses_v3") && why.contains("no process 6"),
+        "{why}"
+    );
 }
 
 #[test]
@@ -137,12 +140,22 @@ fn not_available_stays_unknown() {
 
 #[test]
 fn instances_of_a_process_add_up_and_one_that_is_unknown_makes_the_sum_so() {
-    let entries = [(7, 5, 1, 0), (7, 6, 2, 0), (8, 1, 1, 0), (8, NOT_AVAILABLE, 2, 0)];
+    let entries = [
+        (7, 5, 1, 0),
+        (7, 6, 2, 0),
+        (8, 1, 1, 0),
+        (8, NOT_AVAILABLE, 2, 0),
+    ];
     let device = compute(EntryPoint::V3, Form::Instances, &entries);
     assert_eq!(held(&asked(&device)), [(7, Some(11)), (8, None)]);
     let entries = [(7, 70 * GIB, 1, 0), (7, 70 * GIB, 2, 0)];
     let device = compute(EntryPoint::V3, Form::Instances, &entries);
-    assert!(asked(&device).unknown.unwrap().contains("more than the GPU has"));
+    assert!(
+        asked(&device)
+            .unknown
+            .unwrap()
+            .contains("more than the GPU has")
+    );
 }
 
 fn mig(parent: FakeDevice, instances: &[(u32, &[Known])]) -> FakeDevice {

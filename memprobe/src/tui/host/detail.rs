@@ -6,9 +6,7 @@ use ratatui::layout::Rect;
 use super::super::theme::Theme;
 use super::state::HostState;
 use crate::bytes::human;
-use crate::label::{
-    self, clean, driver_gap, fit, named_site, percent, process_state, whole_frame,
-};
+use crate::label::{self, clean, driver_gap, fit, named_site, percent, process_state, whole_frame};
 use crate::model::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
 
 /// Its state or the line that holds most, and who and where it is.

@@ -107,7 +107,7 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
     }
 }
 
-/// ` GPU 0 ████▋     31.2 GiB of 80.0 GiB  39.0%  NVIDIA H100`.
+/// ` GPU 0 ████▋     31.2 GiB of 80.0 GiB  39.0%  NVIDIA H100`. What is unknown comes before the name.
 fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'static> {
     let memory = device.memory.as_ref().ok();
     let memory = memory.map(|memory| (memory.used, memory.total));
@@ -129,12 +129,13 @@ fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'st
             short(total),
             percent(used.0.into(), total.0.into())
         ),
-        None => format!(" {:>8}/{:<8} {:>6} ", "-", "-", "-"),
+        // The reason takes the place.
+        None => " ".to_owned(),
     };
     let room = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
-    let mut name = vec![clean(&device.name)];
-    name.extend(device_gaps(device));
-    let name = name.join("; ");
+    let mut texts = device_gaps(device);
+    texts.push(clean(&device.name));
+    let name = texts.join("; ");
     let name = if room >= 8 {
         fit(&name, room, theme.glyphs.cut)
     } else {

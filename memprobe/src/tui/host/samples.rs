@@ -208,6 +208,29 @@ pub(super) fn alone() -> HostSnapshot {
     host
 }
 
+/// A driver that does not say everything: a device in MIG mode, one whose processes are unknown, and
+/// one that shares the system's memory.
+pub(super) fn reticent() -> HostSnapshot {
+    let mut host = busy();
+    if let DriverSnapshot::Devices(devices) = &mut host.driver {
+        let name = "NVIDIA GB10".to_owned();
+        let why = "the driver does not say, as for GPUs that share the system's memory";
+        devices.push(DriverDevice {
+            index: 2,
+            name,
+            memory: Err(why.to_owned()),
+            ..devices[0].clone()
+        });
+        devices[0].mig_devices = Some(3);
+        let why = "the driver does not permit it: run memprobe as root";
+        devices[1].processes = Err(why.to_owned());
+    }
+    for row in &mut host.processes {
+        row.driver_is_partial = true;
+    }
+    host
+}
+
 /// Nobody has loaded CUDA.
 pub(super) fn empty() -> HostSnapshot {
     HostSnapshot {

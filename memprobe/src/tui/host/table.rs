@@ -196,7 +196,7 @@ fn in_words(sums: &Sums) -> String {
     if let Some(driver) = sums.driver {
         text += &format!(", driver {}", short(driver));
         if sums.driver_is_partial {
-            text += " or more";
+            text += "+";
         }
     }
     text

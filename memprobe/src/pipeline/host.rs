@@ -441,10 +441,10 @@ pub(super) fn has_pids_of_the_driver() -> bool {
 
 /// What views see of what the driver said.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
-    // The driver numbers processes as the kernel does: in a PID namespace of its own, memprobe would
-    // take the numbers for other processes. Newer drivers translate them (`os_find_ns_pid`,
-    // open-gpu-kernel-modules 595.45.04); 560 did so for the process and gave no bytes (HAMi-core
-    // issue 112), so there is no telling which it is.
+    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids
+    // may be those of other processes: older drivers give the host's, newer ones translate them
+    // (`os_find_ns_pid`, open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated
+    // ones (HAMi-core issue 112).
     let same = has_pids_of_the_driver();
     let device = |device: crate::driver::DeviceMemory| DriverDevice {
         index: device.index,

@@ -209,10 +209,12 @@ impl Stage {
             DriverDevice {
                 index,
                 name: "NVIDIA H100 80GB HBM3".to_owned(),
-                memory: Some(DriverMemory {
+                memory: Ok(DriverMemory {
                     used: Bytes(used),
                     total: Bytes(80 << 30),
                 }),
+                mig_devices: None,
+                processes: Ok(()),
             }
         });
         let devices = devices.collect();

@@ -1,9 +1,11 @@
 //! Text for processes on the host screen: state, top line, command, rank and device list.
 
 use super::names::{BEFORE_ATTACH, FileNames};
-use super::number::percent;
+use super::number::{counted, percent};
 use super::text::clean;
-use crate::model::snapshot::host::{Holder, ProcessRow, ProcessState, Rank};
+use crate::model::snapshot::host::{
+    DriverDevice, DriverSnapshot, Holder, ProcessRow, ProcessState, Rank,
+};
 
 /// Returns the reason why a process has no figures, or that it has ended; `None` for a probed process.
 pub fn process_state(row: &ProcessRow) -> Option<String> {
@@ -54,6 +56,47 @@ pub fn device_list(row: &ProcessRow) -> Option<String> {
     }
     let drivers = row.driver.iter().map(|held| held.device);
     Some(format!("gpu{}", ranges(drivers)))
+}
+
+/// Reason why the driver's bytes of a process are unknown as a sum over all devices; `None` where they
+/// are known, and where the driver names the process on no device.
+pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
+    let silent = row.driver.iter().filter(|held| held.bytes.is_none());
+    let silent = ranges(silent.map(|held| held.device));
+    if !silent.is_empty() {
+        return Some(format!("the driver gives no bytes on GPU {silent} ([N/A])"));
+    }
+    let unlisted = driver.unlisted().next().filter(|_| row.driver_is_partial)?;
+    let why = unlisted.processes.as_ref().err()?;
+    let index = unlisted.index;
+    Some(format!(
+        "processes of GPU {index} are unknown: {}",
+        clean(why)
+    ))
+}
+
+/// Reasons why something about a device is unknown, and what its memory is the sum of.
+pub fn device_gaps(device: &DriverDevice) -> Vec<String> {
+    let mut gaps = Vec::new();
+    if let Some(number) = device.mig_devices {
+        gaps.push(format!("sum of {}", counted(number.into(), "MIG device")));
+    }
+    match (&device.memory, &device.processes) {
+        (Err(why), Err(same)) if why == same => {
+            gaps.push(format!("memory and processes unknown: {}", clean(why)));
+        }
+        (memory, processes) => {
+            let unknown = |what: &str, why: &String| format!("{what} unknown: {}", clean(why));
+            gaps.extend(memory.as_ref().err().map(|why| unknown("memory", why)));
+            gaps.extend(
+                processes
+                    .as_ref()
+                    .err()
+                    .map(|why| unknown("processes", why)),
+            );
+        }
+    }
+    gaps
 }
 
 /// Formats ascending numbers as ranges.

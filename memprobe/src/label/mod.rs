@@ -10,7 +10,9 @@ mod tensors;
 mod text;
 mod why;
 
-pub use host::{device_list, process_state, rank, short_command, top_line};
+pub use host::{
+    device_gaps, device_list, driver_gap, process_state, rank, short_command, top_line,
+};
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, native_place, place,
     whole_frame,

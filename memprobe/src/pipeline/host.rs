@@ -436,19 +436,36 @@ fn reason(error: &AttachError, tgid: Tgid) -> String {
     first.strip_prefix(&named).unwrap_or(first).to_owned()
 }
 
+/// Reason why processes are unknown in a PID namespace other than the first.
+const OTHER_PIDS: &str =
+    "memprobe runs in a PID namespace of its own, and the driver has other process ids";
+
+/// Tells whether memprobe sees processes under the numbers that the driver gives.
+pub(super) fn has_pids_of_the_driver() -> bool {
+    Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
+}
+
 /// Converts a sample of the driver for the views.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
+    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids
+    // may be those of other processes: older drivers give the host's, newer ones translate them
+    // (`os_find_ns_pid`, open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated
+    // ones (HAMi-core issue 112).
+    let same = has_pids_of_the_driver();
     let device = |device: crate::driver::DeviceMemory| DriverDevice {
         index: device.index,
         name: device.name,
-        memory: device
-            .used_of
-            .map(|(used, total)| DriverMemory { used, total }),
+        memory: device.memory.map(|memory| DriverMemory {
+            used: memory.used,
+            total: memory.total,
+        }),
+        mig_devices: device.mig_devices,
+        processes: match same {
+            true => device.processes,
+            false => Err(OTHER_PIDS.to_owned()),
+        },
     };
     let devices = sample.devices.into_iter().map(device).collect();
-    // The driver numbers processes as the kernel does. Where memprobe sees other numbers, they
-    // would name other processes.
-    let same = Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID);
     let held = sample.held.into_iter().filter(|_| same);
     let used = |(device, bytes)| DriverUse { device, bytes };
     let held = held.map(|(tgid, on)| (tgid, on.into_iter().map(used).collect()));
@@ -461,7 +478,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::DeviceMemory;
+    use crate::driver::{DeviceMemory, Usage};
     use crate::event::Bytes;
 
     #[test]
@@ -478,7 +495,12 @@ mod tests {
             devices: vec![DeviceMemory {
                 index: 3,
                 name: "Simulated GPU".to_owned(),
-                used_of: Some((Bytes(5), Bytes(9))),
+                memory: Ok(Usage {
+                    used: Bytes(5),
+                    total: Bytes(9),
+                }),
+                mig_devices: None,
+                processes: Ok(()),
             }],
             held: BTreeMap::from([(Tgid(7), vec![(3, Some(Bytes(5)))])]),
         };
@@ -486,9 +508,10 @@ mod tests {
         let DriverSnapshot::Devices(devices) = devices else {
             unreachable!("it answered")
         };
-        let memory = devices[0].memory.unwrap();
+        let memory = devices[0].memory.clone().unwrap();
         assert_eq!((memory.used, memory.total), (Bytes(5), Bytes(9)));
-        let same = Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID);
+        let same = has_pids_of_the_driver();
         assert_eq!(held.contains_key(&Tgid(7)), same);
+        assert_eq!(devices[0].processes.is_ok(), same);
     }
 }

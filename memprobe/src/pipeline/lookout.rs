@@ -5,10 +5,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use tokio::sync::mpsc as channel;
 
+use super::host::has_pids_of_the_driver;
 use super::priority;
-use crate::driver::{Driver, Sample};
+use crate::driver::{Driver, Pids, Sample};
 use crate::target::census::{Census, Found};
 
 /// Interval of the scans.
@@ -87,6 +90,20 @@ struct Looking {
     census: Census,
     driver: Result<Driver, String>,
     driver_again: u32,
+    pids: HostPids,
+}
+
+/// Process ids of the host, if memprobe sees them.
+struct HostPids {
+    are_visible: bool,
+}
+
+impl Pids for HostPids {
+    fn exists(&self, pid: u32) -> Option<bool> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let exists = pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH));
+        self.are_visible.then_some(exists)
+    }
 }
 
 impl Looking {
@@ -96,6 +113,9 @@ impl Looking {
             census,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
+            pids: HostPids {
+                are_visible: has_pids_of_the_driver(),
+            },
         }
     }
 
@@ -108,7 +128,7 @@ impl Looking {
             }
         }
         let driver = match &self.driver {
-            Ok(driver) => driver.sample(),
+            Ok(driver) => driver.sample(&self.pids),
             Err(why) => Err(why.clone()),
         };
         let found = match self.search {
@@ -117,5 +137,23 @@ impl Looking {
             Search::Nobody => Found::default(),
         };
         Seen { found, driver }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_exists_until_it_has_ended() {
+        let pids = HostPids { are_visible: true };
+        assert_eq!(pids.exists(std::process::id()), Some(true));
+        // The first process is another user's, mostly.
+        assert_eq!(pids.exists(1), Some(true));
+        for nobody in [0, u32::MAX, i32::MAX as u32] {
+            assert_eq!(pids.exists(nobody), Some(false));
+        }
+        let others = HostPids { are_visible: false };
+        assert_eq!(others.exists(std::process::id()), None);
     }
 }

@@ -11,7 +11,7 @@ use super::layout::devices_a_line;
 use super::rows::is_within;
 use super::state::HostState;
 use crate::bytes::short;
-use crate::label::{clean, clock, counted, fit, percent, width};
+use crate::label::{clean, clock, counted, device_gaps, fit, percent, width};
 use crate::model::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
 
 /// Columns of a device's bar.
@@ -107,9 +107,10 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
     }
 }
 
-/// Returns ` GPU 0  ███      31.0 GiB/80.0 GiB  38.8% NVIDIA H100`.
+/// Returns ` GPU 0  ███      31.0 GiB/80.0 GiB  38.8% NVIDIA H100`. Reasons come before the name.
 fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'static> {
-    let memory = device.memory.map(|memory| (memory.used, memory.total));
+    let memory = device.memory.as_ref().ok();
+    let memory = memory.map(|memory| (memory.used, memory.total));
     let eighths = match memory {
         Some((used, total)) if total.0 > 0 => {
             let filled = u128::from(used.0) * (BAR as u128 * 8) / u128::from(total.0);
@@ -128,10 +129,13 @@ fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'st
             short(total),
             percent(used.0.into(), total.0.into())
         ),
-        None => format!(" {:>8}/{:<8} {:>6} ", "-", "-", "-"),
+        // The reason takes the place.
+        None => " ".to_owned(),
     };
     let room = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
-    let name = clean(&device.name);
+    let mut texts = device_gaps(device);
+    texts.push(clean(&device.name));
+    let name = texts.join("; ");
     let name = if room >= 8 {
         fit(&name, room, theme.glyphs.cut)
     } else {

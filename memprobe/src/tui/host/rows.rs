@@ -15,6 +15,8 @@ pub struct Sums {
     pub totals: Totals,
     /// Sum of the driver's figures; `None` if the driver reports none.
     pub driver: Option<Bytes>,
+    /// The driver says only a part: of some row or device it gives no bytes.
+    pub driver_is_partial: bool,
 }
 
 impl Sums {
@@ -27,9 +29,11 @@ impl Sums {
             let add = |sum: &mut Bytes, bytes: Bytes| sum.0 = sum.0.saturating_add(bytes.0);
             add(&mut sums.totals.allocated, totals.allocated);
             add(&mut sums.totals.reserved, totals.reserved);
-            if let Some(bytes) = row.driver_total() {
+            if let Some(bytes) = row.driver_at_least() {
                 add(sums.driver.get_or_insert_default(), bytes);
             }
+            let has_gap = row.driver.iter().any(|held| held.bytes.is_none());
+            sums.driver_is_partial |= has_gap || row.driver_is_partial;
         }
         sums
     }

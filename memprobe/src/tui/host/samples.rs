@@ -36,6 +36,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
         devices: Vec::new(),
         peak: Totals::default(),
         driver: Vec::new(),
+        driver_is_partial: false,
         trend: Trend::default(),
         top: None,
         note: None,
@@ -95,10 +96,12 @@ fn driver() -> DriverSnapshot {
     let device = |index: u32, gib: u64| DriverDevice {
         index,
         name: "NVIDIA H100 80GB HBM3".to_owned(),
-        memory: Some(DriverMemory {
+        memory: Ok(DriverMemory {
             used: Bytes(gib << 30),
             total: Bytes(80 << 30),
         }),
+        mig_devices: None,
+        processes: Ok(()),
     };
     DriverSnapshot::Devices(vec![device(0, 31), device(1, 9)])
 }
@@ -204,6 +207,29 @@ pub(super) fn alone() -> HostSnapshot {
     host
 }
 
+/// A driver that does not say everything: a device in MIG mode, one whose processes are unknown, and
+/// one that shares the system's memory.
+pub(super) fn reticent() -> HostSnapshot {
+    let mut host = busy();
+    if let DriverSnapshot::Devices(devices) = &mut host.driver {
+        let name = "NVIDIA GB10".to_owned();
+        let why = "the driver does not say, as for GPUs that share the system's memory";
+        devices.push(DriverDevice {
+            index: 2,
+            name,
+            memory: Err(why.to_owned()),
+            ..devices[0].clone()
+        });
+        devices[0].mig_devices = Some(3);
+        let why = "the driver does not permit it: run memprobe as root";
+        devices[1].processes = Err(why.to_owned());
+    }
+    for row in &mut host.processes {
+        row.driver_is_partial = true;
+    }
+    host
+}
+
 /// Returns a host on which no process has loaded CUDA.
 pub(super) fn empty() -> HostSnapshot {
     HostSnapshot {
@@ -240,7 +266,10 @@ pub(super) fn crowded() -> HostSnapshot {
             };
             devices.push(DriverDevice {
                 index,
-                memory: (index != 7).then_some(memory),
+                memory: match index {
+                    7 => Err("the driver does not answer: the GPU is lost".to_owned()),
+                    _ => Ok(memory),
+                },
                 ..devices[0].clone()
             });
         }
@@ -302,12 +331,14 @@ pub(super) fn hostile() -> HostSnapshot {
     host.processes[0].state = ProcessState::Waiting(evil.clone());
     host.processes[1].state = ProcessState::Refused(evil.clone());
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
-        devices[0].name = evil;
-        devices[0].memory = Some(DriverMemory {
+        devices[0].name = evil.clone();
+        devices[0].memory = Ok(DriverMemory {
             used: Bytes(u64::MAX),
             total: Bytes(0),
         });
         devices[1].index = u32::MAX;
+        devices[1].memory = Err(evil.clone());
+        devices[1].processes = Err(evil);
     }
     host.started = TimeNs(u64::MAX);
     host.now = TimeNs(0);

@@ -70,6 +70,11 @@ fn a_driver_that_cannot_be_asked() {
 }
 
 #[test]
+fn a_driver_that_does_not_say_everything() {
+    insta::assert_snapshot!("reticent", screen(samples::reticent(), LARGE, &[]));
+}
+
+#[test]
 fn a_host_without_cuda() {
     insta::assert_snapshot!("empty", screen(samples::empty(), SMALL, &[]));
 }

@@ -195,6 +195,9 @@ fn in_words(sums: &Sums) -> String {
     );
     if let Some(driver) = sums.driver {
         text += &format!(", driver {}", short(driver));
+        if sums.driver_is_partial {
+            text += "+";
+        }
     }
     text
 }

@@ -32,10 +32,11 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: `Pod` for what the kernel reads, links that aya does not
-/// know, giving back freed heap, descriptors that the runtime watches, the positions of a ring buffer, the
-/// memory of another process, stopping it for a moment.
+/// Files with `unsafe` code, each for a reason: calls into NVML, `Pod` for what the kernel reads, links
+/// that aya does not know, giving back freed heap, descriptors that the runtime watches, the positions of
+/// a ring buffer, the memory of another process, stopping it for a moment.
 pub const UNSAFE_FILES: &[&str] = &[
+    "driver/nvml.rs",
     "probe/descriptor.rs",
     "probe/heap.rs",
     "probe/loader.rs",
@@ -129,7 +130,7 @@ pub const ROOMS: &[Room] = &[
         except: &[],
     },
     Room {
-        name: "driver.rs",
+        name: "driver/",
         never: &[
             ENGINE,
             SCREEN,

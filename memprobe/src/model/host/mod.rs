@@ -205,9 +205,10 @@ impl Host {
 
     /// What the driver says: its devices, and who holds what on them.
     pub fn set_driver(&mut self, driver: DriverSnapshot, held: &BTreeMap<Tgid, Vec<DriverUse>>) {
+        let is_partial = driver.unlisted().next().is_some();
         self.driver = driver;
         for (tgid, process) in &mut self.processes {
-            process.set_driver(held.get(tgid).map_or(&[], Vec::as_slice));
+            process.set_driver(held.get(tgid).map_or(&[], Vec::as_slice), is_partial);
         }
     }
 

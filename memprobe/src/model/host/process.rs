@@ -38,6 +38,7 @@ impl Process {
             devices: Vec::new(),
             peak: Totals::default(),
             driver: Vec::new(),
+            driver_is_partial: false,
             trend: Trend::default(),
             top: None,
             note: None,
@@ -144,9 +145,10 @@ impl Process {
     }
 
     /// What the driver says it holds. What it held last is still told of one that has ended.
-    pub(super) fn set_driver(&mut self, held: &[DriverUse]) {
+    pub(super) fn set_driver(&mut self, held: &[DriverUse], is_partial: bool) {
         if self.ended.is_none() {
             self.row.driver = held.to_vec();
+            self.row.driver_is_partial = is_partial;
         }
     }
 

@@ -9,7 +9,7 @@ use crate::event::{
     Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack,
     StackId, StackKind, Tid, Totals,
 };
-use crate::model::snapshot::host::{Holder, ProcessRow};
+use crate::model::snapshot::host::{DriverDevice, Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
 
 const SECOND: u64 = 1_000_000_000;
@@ -278,6 +278,36 @@ fn what_the_driver_says_stands_beside_the_process_that_it_is_about() {
     host.end(Tgid(1), at(1));
     host.set_driver(DriverSnapshot::Silent("gone".to_owned()), &BTreeMap::new());
     assert_eq!(row(&mut host, 1, 1).driver_total(), Some(Bytes(11)));
+}
+
+#[test]
+fn a_sum_of_which_the_driver_says_a_part_is_unknown() {
+    let mut host = host(&[1, 2, 3]);
+    let use_of = |device, bytes: Option<u64>| DriverUse {
+        device,
+        bytes: bytes.map(Bytes),
+    };
+    let held = BTreeMap::from([
+        (Tgid(1), vec![use_of(0, Some(5)), use_of(1, None)]),
+        (Tgid(2), vec![use_of(0, Some(6))]),
+    ]);
+    host.set_driver(DriverSnapshot::Devices(Vec::new()), &held);
+    assert_eq!(row(&mut host, 1, 1).driver_total(), None);
+    assert_eq!(row(&mut host, 1, 1).driver_at_least(), Some(Bytes(5)));
+    assert_eq!(row(&mut host, 2, 1).driver_total(), Some(Bytes(6)));
+    assert_eq!(idle(&mut host), [3]);
+    // Of a second device nobody knows who holds memory there.
+    let unlisted = DriverDevice {
+        index: 1,
+        name: String::new(),
+        memory: Err("unknown".to_owned()),
+        mig_devices: None,
+        processes: Err("unknown".to_owned()),
+    };
+    host.set_driver(DriverSnapshot::Devices(vec![unlisted]), &held);
+    assert_eq!(row(&mut host, 2, 1).driver_total(), None);
+    assert_eq!(row(&mut host, 2, 1).driver_at_least(), Some(Bytes(6)));
+    assert_eq!(idle(&mut host), [0; 0]);
 }
 
 #[test]

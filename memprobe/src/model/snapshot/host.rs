@@ -23,7 +23,8 @@ impl HostSnapshot {
     /// tells of others, does not tell of it; or it is a copy of a process that uses the GPU, as
     /// workers that load data are, and has done nothing of its own.
     pub fn holds_nothing(&self, row: &ProcessRow) -> bool {
-        let driver_tells = self.processes.iter().any(|row| !row.driver.is_empty());
+        let names_any = self.processes.iter().any(|row| !row.driver.is_empty());
+        let driver_tells = names_any && self.driver.unlisted().next().is_none();
         let is_copy = row.facts.forked_from.is_some() && row.devices.is_empty();
         row.events == 0 && row.driver.is_empty() && (driver_tells || is_copy)
     }
@@ -48,6 +49,8 @@ pub struct ProcessRow {
     pub peak: Totals,
     /// What the driver says the process holds, by device; empty where the driver does not say.
     pub driver: Vec<DriverUse>,
+    /// The process may hold memory on further devices: the driver did not list the processes of each.
+    pub driver_is_partial: bool,
     /// Allocated bytes lately.
     pub trend: Trend,
     /// Who holds most of it.
@@ -70,8 +73,18 @@ impl ProcessRow {
         (!self.devices.is_empty()).then(|| self.devices.iter().fold(Totals::default(), sum))
     }
 
-    /// What the driver says the process holds on all devices; `None` where it does not say.
+    /// Bytes that the driver says the process holds on all devices; `None` where it does not say so
+    /// of each.
     pub fn driver_total(&self) -> Option<Bytes> {
+        if self.driver.is_empty() || self.driver_is_partial {
+            return None;
+        }
+        let add = |sum: Bytes, held: &DriverUse| Some(Bytes(sum.0.saturating_add(held.bytes?.0)));
+        self.driver.iter().try_fold(Bytes(0), add)
+    }
+
+    /// The part of the bytes on all devices that the driver says; `None` where it says nothing.
+    pub fn driver_at_least(&self) -> Option<Bytes> {
         let known = self.driver.iter().filter_map(|held| held.bytes);
         known.reduce(|sum, bytes| Bytes(sum.0.saturating_add(bytes.0)))
     }
@@ -178,6 +191,22 @@ pub enum DriverSnapshot {
     Devices(Vec<DriverDevice>),
 }
 
+impl DriverSnapshot {
+    /// Its devices; none where it cannot be asked.
+    pub fn devices(&self) -> &[DriverDevice] {
+        match self {
+            Self::Devices(devices) => devices,
+            Self::Unasked | Self::Silent(_) => &[],
+        }
+    }
+
+    /// Devices whose processes are not all known.
+    pub fn unlisted(&self) -> impl Iterator<Item = &DriverDevice> {
+        let devices = self.devices().iter();
+        devices.filter(|device| device.processes.is_err())
+    }
+}
+
 /// One device as the driver sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverDevice {
@@ -185,14 +214,18 @@ pub struct DriverDevice {
     pub index: u32,
     /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
-    /// Its memory; `None` where the driver does not say.
-    pub memory: Option<DriverMemory>,
+    /// Its memory, or why it is unknown.
+    pub memory: Result<DriverMemory, String>,
+    /// MIG devices whose memory `memory` is the sum of; `None` where it is that of the whole device.
+    pub mig_devices: Option<u32>,
+    /// Why the driver's list of its processes is missing or has gaps.
+    pub processes: Result<(), String>,
 }
 
 /// The memory of one device as the driver sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverMemory {
-    /// Bytes in use by all processes and the driver itself.
+    /// Bytes in use, without those that the driver reserves for itself (as `nvidia-smi` since R510).
     pub used: Bytes,
     /// Bytes it has.
     pub total: Bytes,

@@ -57,9 +57,15 @@ impl Probe {
 
     /// Its place; none where it goes nowhere.
     pub fn place(&self) -> Option<Place> {
+        let emulated = match self.kind.as_deref()? {
+            "emulated" => true,
+            "single-stepped" => false,
+            // memprobe keeps away.
+            _ => return None,
+        };
         Some(Place {
             offset: self.offset?,
-            emulated: self.kind.as_deref()? == "emulated",
+            emulated,
         })
     }
 
@@ -269,14 +275,17 @@ mod tests {
         "probes":[{"finding":{"found":"in libcuda.so.1"},"function":"cuMemAllocAsync_ptsz","library":"/x/libcuda.so.1",
         "symbol":"cuMemAllocAsync_ptsz","offset":10,"kind":"emulated"},
         {"finding":{"found":"libcudart is not mapped yet"},"function":"cudaMalloc","library":null,"symbol":null,
-        "offset":null,"kind":null}]}}"#;
+        "offset":null,"kind":null},
+        {"finding":{"found":"rewritten"},"function":"cuMemMap","library":"/x/libcuda.so.1","symbol":"cuMemMap",
+        "offset":0,"kind":"left alone"}]}}"#;
 
     #[test]
     fn places_are_read_from_the_doctor() {
         let diagnosis = Diagnosis::read(DOCTOR.as_bytes()).unwrap();
-        let [placed, absent] = diagnosis.probes() else {
-            panic!("two probes");
+        let [placed, absent, left_alone] = diagnosis.probes() else {
+            panic!("three probes");
         };
+        assert_eq!(left_alone.place(), None);
         assert_eq!(placed.symbol(), "cuMemAllocAsync_ptsz");
         let expected = Place {
             offset: 10,

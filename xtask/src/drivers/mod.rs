@@ -7,6 +7,7 @@ mod gpu;
 mod library;
 mod memprobe;
 mod nvml;
+mod others;
 mod page;
 mod results;
 mod trial;
@@ -29,6 +30,10 @@ use trial::{Outcome, Subject, Tools};
 
 /// The driver beside which runtimes and UCX are tried: the newest.
 const NEWEST: usize = DRIVERS.len() - 1;
+
+/// What is wrong with a trial beside another `memprobe top`.
+const DISTURBED: &str =
+    "another memprobe watched all processes meanwhile: end it, and try this again";
 
 /// Which libraries to try.
 #[derive(Debug, clap::Args)]
@@ -257,7 +262,8 @@ impl Run {
             first,
         };
         let start = Instant::now();
-        let outcome = trial::try_library(&self.tools, &subject)
+        let outcome = self
+            .try_library(&subject)
             .with_context(|| format!("libcuda {version}"))?;
         let result = self.library_result(version, package, None, outcome);
         println!(
@@ -283,7 +289,8 @@ impl Run {
             first: Some("cudaFree"),
         };
         let start = Instant::now();
-        let outcome = trial::try_library(&self.tools, &subject)
+        let outcome = self
+            .try_library(&subject)
             .with_context(|| format!("libcudart {}", wheel.version))?;
         let beside = Some(DRIVERS[NEWEST].version.to_owned());
         let package = format!("{} {}", wheel.package, wheel.version);
@@ -294,6 +301,15 @@ impl Run {
             start.elapsed().as_secs_f64()
         );
         Ok(result)
+    }
+
+    fn try_library(&self, subject: &Subject) -> Result<Outcome> {
+        let (mut outcome, is_disturbed) =
+            others::undisturbed(|| trial::try_library(&self.tools, subject))?;
+        if is_disturbed {
+            outcome.complaints.push(DISTURBED.to_owned());
+        }
+        Ok(outcome)
     }
 
     fn library_result(
@@ -318,9 +334,12 @@ impl Run {
         let ucx = ucx::Ucx::find(&UCX.fetch(&self.cache)?)?;
         let mut tried = Vec::new();
         for order in [Order::UcxAlone, Order::UcxFirst, Order::MemprobeFirst] {
-            let mut result = ucx
-                .try_order(&self.tools, &fetched.libcuda, order)
-                .with_context(|| format!("UCX with driver {}", driver.version))?;
+            let (mut result, is_disturbed) =
+                others::undisturbed(|| ucx.try_order(&self.tools, &fetched.libcuda, order))
+                    .with_context(|| format!("UCX with driver {}", driver.version))?;
+            if is_disturbed {
+                result.complaint.get_or_insert(DISTURBED.to_owned());
+            }
             driver.version.clone_into(&mut result.driver);
             UCX.version.clone_into(&mut result.ucx);
             result.circumstances = self.circumstances.clone();

@@ -224,10 +224,11 @@ fn ucx(results: &[UcxResult]) -> String {
     let mut text = format!(
         "\n## UCX {version}\n\n\
          UCX rewrites the first 5 bytes of functions of libcuda in its process to hear of calls. Functions that give memory back are called, \
-         as UCX reports those also where they fail. *heard*: functions whose every call UCX reported; *fired once*: functions that memprobe's \
-         programs saw once a call; *left alone*: functions that memprobe says it keeps away from, as they are rewritten.\n\n\
-         | driver | order | UCX's answer | functions UCX rewrote | called (first instruction) | heard | probes | fired once | left alone | \
-         process |\n|---|---|---:|---:|---|---:|---|---:|---:|---|\n"
+         as UCX reports those also where they fail. *heard*: functions whose every call UCX reported, while memprobe was there and after it \
+         had left; *fired once*: functions that memprobe's programs saw once a call; *said*: functions that memprobe says are rewritten; *left \
+         alone*: those of them that it does not probe.\n\n\
+         | driver | order | UCX's answer | functions UCX rewrote | called (first instruction) | heard | probes | fired once | said | left \
+         alone | process |\n|---|---|---:|---:|---|---:|---|---:|---:|---:|---|\n"
     );
     for result in results {
         let number =
@@ -244,7 +245,7 @@ fn ucx(results: &[UcxResult]) -> String {
         let entries: Vec<&str> = entries.into_iter().collect();
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {all} (`{}`) | {heard} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {all} (`{}`) | {heard} | {} | {} | {} | {} | {} |",
             result.driver,
             order(result.order),
             number(result.hook.map(i64::from)),
@@ -252,9 +253,10 @@ fn ucx(results: &[UcxResult]) -> String {
             entries.join("`, `"),
             places(&result.functions),
             count(&UcxFunction::has_fired_once),
-            count(&|it| it.is_left_alone),
+            count(&|it| it.is_said_rewritten),
+            count(&UcxFunction::is_left_alone),
             result
-                .died
+                .complaint
                 .as_deref()
                 .map_or_else(|| "lived".to_owned(), |how| format!("**{}**", cell(how))),
         );
@@ -379,7 +381,7 @@ pub fn ucx_in_a_line(result: &UcxResult) -> String {
         heard,
         result.functions.len(),
         result
-            .died
+            .complaint
             .as_ref()
             .map(|how| format!("; {how}"))
             .unwrap_or_default()
@@ -458,7 +460,7 @@ fn library_faults(name: &str, library: &LibraryResult, faults: &mut Vec<String>)
 fn is_limit(result: &UcxResult) -> bool {
     let is_trampoline = |it: &UcxFunction| it.entry.starts_with("cmp");
     result.order == Order::MemprobeFirst
-        && result.died.is_none()
+        && result.complaint.is_none()
         && result.hook.is_some_and(|answer| answer != 0)
         && !result.functions.iter().any(is_trampoline)
 }
@@ -474,7 +476,7 @@ fn ucx_faults(result: &UcxResult, faults: &mut Vec<String>) {
             order(result.order)
         ));
     };
-    if let Some(how) = &result.died {
+    if let Some(how) = &result.complaint {
         fault(how.clone());
     }
     if result.hook.is_some_and(|answer| answer != 0) {
@@ -577,9 +579,6 @@ mod tests {
     fn ucx_result(order: Order, hook: i32, heard: u64) -> UcxResult {
         UcxResult {
             driver: "550.163.01".to_owned(),
-            ucx: "1.22.0".to_owned(),
-            order,
-            circumstances: Circumstances::default(),
             hook: Some(hook),
             rewritten: Some(15),
             functions: vec![UcxFunction {
@@ -589,11 +588,11 @@ mod tests {
                 is_rewritten: true,
                 calls: 16,
                 heard,
+                heard_after: None,
                 runs: None,
-                is_left_alone: false,
+                is_said_rewritten: false,
             }],
-            memprobe_says: Vec::new(),
-            died: None,
+            ..UcxResult::of(order)
         }
     }
 
@@ -615,8 +614,7 @@ mod tests {
             ]
         );
         let page = render(&results);
-        let row =
-            "| UCX, then memprobe | 0 | 15 | 1 (`cmp mem, imm`) | **0** | none | 0 | 0 | lived |";
+        let row = "| UCX, then memprobe | 0 | 15 | 1 (`cmp mem, imm`) | **0** | none | 0 | 0 | 0 | lived |";
         assert!(page.contains(row), "{page}");
     }
 
@@ -630,7 +628,7 @@ mod tests {
         };
         assert_eq!(faults(&results), Vec::<String>::new());
         assert!(render(&results).contains("Limit: with driver 550.163.01 "));
-        results.ucx[0].died = Some("signal: 11 (SIGSEGV)".to_owned());
+        results.ucx[0].complaint = Some("signal: 11 (SIGSEGV)".to_owned());
         assert!(!faults(&results).is_empty());
     }
 

@@ -150,10 +150,10 @@ pub struct UcxResult {
     /// Number of functions of libcuda that UCX says it rewrote.
     pub rewritten: Option<u32>,
     pub functions: Vec<UcxFunction>,
-    /// memprobe's lines that say what it leaves alone.
+    /// memprobe's lines on what was rewritten.
     pub memprobe_says: Vec<String>,
-    /// How the process ended, where it did not end as it should.
-    pub died: Option<String>,
+    /// What went wrong with the whole: how the process ended, where it did not end as it should.
+    pub complaint: Option<String>,
 }
 
 /// Who was there first.
@@ -182,8 +182,10 @@ pub struct UcxFunction {
     pub heard: u64,
     /// Runs of memprobe's BPF programs.
     pub runs: Option<Runs>,
-    /// memprobe names it among what it leaves alone.
-    pub is_left_alone: bool,
+    /// Calls that UCX reported after memprobe had taken its probes away, of as many.
+    pub heard_after: Option<u64>,
+    /// memprobe says that it was rewritten.
+    pub is_said_rewritten: bool,
 }
 
 /// NVML without a GPU.
@@ -262,15 +264,38 @@ impl FunctionResult {
     }
 }
 
+impl UcxResult {
+    /// A result in which nothing was tried yet.
+    pub fn of(order: Order) -> Self {
+        Self {
+            driver: String::new(),
+            ucx: String::new(),
+            order,
+            circumstances: Circumstances::default(),
+            hook: None,
+            rewritten: None,
+            functions: Vec::new(),
+            memprobe_says: Vec::new(),
+            complaint: None,
+        }
+    }
+}
+
 impl UcxFunction {
     /// Entry and return program ran once a call.
     pub fn has_fired_once(&self) -> bool {
         self.runs.is_some_and(Runs::are_once_a_call)
     }
 
-    /// UCX heard of each call.
+    /// UCX heard of each call, while memprobe was there and afterwards.
     pub fn is_heard(&self) -> bool {
-        self.calls > 0 && self.heard == self.calls
+        let after = self.heard_after.unwrap_or(self.calls);
+        self.calls > 0 && [self.heard, after] == [self.calls; 2]
+    }
+
+    /// memprobe puts no probe there and says why.
+    pub fn is_left_alone(&self) -> bool {
+        self.is_said_rewritten && self.place.is_none()
     }
 }
 

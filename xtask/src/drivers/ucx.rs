@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Context as _;
 
 use super::caller::{Caller, Compared, Failure, Heard, Hooked};
 use super::fetch::find_file;
@@ -34,33 +34,27 @@ pub struct Ucx {
 
 impl Ucx {
     /// Finds them in an unpacked wheel.
-    pub fn find(wheel: &Path) -> Result<Self> {
+    pub fn find(wheel: &Path) -> anyhow::Result<Self> {
         let names = ["libucs.so.0", "libucm.so.0", "libucm_cuda.so.0"];
         let libraries = names.iter().map(|name| {
             find_file(wheel, name).with_context(|| format!("the wheel of UCX has no {name}"))
         });
         Ok(Self {
-            libraries: libraries.collect::<Result<_>>()?,
+            libraries: libraries.collect::<anyhow::Result<_>>()?,
         })
     }
 
-    /// Tries one order on one libcuda. What is known of the driver and the day is filled in by the caller.
-    pub fn try_order(&self, tools: &Tools, libcuda: &Path, order: Order) -> Result<UcxResult> {
+    /// Tries one order on one libcuda. The caller fills in the driver and the circumstances.
+    pub fn try_order(
+        &self,
+        tools: &Tools,
+        libcuda: &Path,
+        order: Order,
+    ) -> anyhow::Result<UcxResult> {
         let folder = libcuda.parent().context("a library lies in a folder")?;
         let mut caller = Caller::start(&tools.calls, Some(folder))?;
         caller.load(libcuda)?;
-        let library = Library::read(libcuda)?;
-        let mut result = UcxResult {
-            driver: String::new(),
-            ucx: String::new(),
-            order,
-            circumstances: Default::default(),
-            hook: None,
-            rewritten: None,
-            functions: Vec::new(),
-            memprobe_says: Vec::new(),
-            died: None,
-        };
+        let mut result = UcxResult::of(order);
         let mut recording = None;
         if order == Order::MemprobeFirst {
             recording = Some(Recording::start(&tools.memprobe, caller.pid())?);
@@ -70,84 +64,128 @@ impl Ucx {
         }
         match caller.ask::<Hooked>(&["hook"]) {
             Ok(hooked) => result.hook = Some(hooked.result),
-            Err(failure) => result.died = Some(format!("hook: {failure}")),
+            Err(failure) => result.complaint = Some(format!("hook: {failure}")),
         }
-        if order == Order::UcxFirst && result.died.is_none() {
+        if order == Order::UcxFirst && result.complaint.is_none() {
             recording = Some(Recording::start(&tools.memprobe, caller.pid())?);
         }
-        let programs = recording.as_ref().map(Recording::programs).transpose()?;
-        let mut lines = Vec::new();
-        let mut places = Vec::new();
-        if recording.is_some() && result.died.is_none() {
-            let diagnosis = Diagnosis::of(&tools.memprobe, caller.pid())?;
-            lines.extend(diagnosis.lines().map(str::to_owned));
-            let probes = diagnosis.probes().iter();
-            places.extend(probes.map(|probe| {
-                (
-                    probe.symbol().to_owned(),
-                    probe.place(),
-                    probe.words().to_owned(),
-                )
-            }));
+        let mut said = Vec::new();
+        if result.complaint.is_none() {
+            let tried = Trial {
+                tools,
+                caller: &mut caller,
+                libcuda,
+                recording: recording.as_ref(),
+            }
+            .try_functions(&mut result, &mut said);
+            if let Err(failure) = tried? {
+                result.complaint = Some(failure);
+            }
         }
+        result.rewritten = Some(installed(&caller.printed())).filter(|_| result.hook.is_some());
+        if let Some(recording) = recording {
+            let recorded = match result.complaint {
+                None => recording.interrupt()?,
+                // memprobe ends with the process.
+                Some(_) => recording.finish()?,
+            };
+            said.extend(recorded.said.lines().map(str::to_owned));
+            if result.complaint.is_none() {
+                call_after(&mut caller, &mut result);
+            }
+        }
+        for function in &mut result.functions {
+            let names_it = |line: &String| is_said_rewritten(line, &function.symbol);
+            function.is_said_rewritten |= said.iter().any(names_it);
+        }
+        said.retain(|line| line.contains("rewritten"));
+        said.dedup();
+        let pid = format!("PID {}", caller.pid());
+        result.memprobe_says = said
+            .iter()
+            .map(|line| line.replace(&pid, "PID N"))
+            .collect();
+        Ok(result)
+    }
+}
+
+/// The calls of one order.
+struct Trial<'a> {
+    tools: &'a Tools,
+    caller: &'a mut Caller,
+    libcuda: &'a Path,
+    recording: Option<&'a Recording>,
+}
+
+impl Trial<'_> {
+    /// Calls each function; the inner error says how the process ended. memprobe's words on the process go to `said`.
+    fn try_functions(
+        &mut self,
+        result: &mut UcxResult,
+        said: &mut Vec<String>,
+    ) -> anyhow::Result<Result<(), String>> {
+        let library = Library::read(self.libcuda)?;
+        let programs = self.recording.map(Recording::programs).transpose()?;
+        let diagnosis = match self.recording {
+            Some(_) => Some(Diagnosis::of(&self.tools.memprobe, self.caller.pid())?),
+            None => None,
+        };
+        let lines = diagnosis.iter().flat_map(Diagnosis::lines);
+        said.extend(lines.map(str::to_owned));
         for symbol in HEARD {
             let Some(code) = library.function(symbol) else {
                 continue;
             };
-            if result.died.is_some() {
-                break;
-            }
-            let placed = places.iter().find(|(name, ..)| name == symbol);
+            let mut probes = diagnosis.iter().flat_map(Diagnosis::probes);
+            let probe = probes.find(|probe| probe.symbol() == symbol);
             let function = UcxFunction {
                 symbol: symbol.to_owned(),
                 entry: code.entry,
-                place: placed.and_then(|(_, place, _)| place.clone()),
+                place: probe.and_then(|probe| probe.place()),
                 is_rewritten: false,
                 calls: CALLS.into(),
                 heard: 0,
+                heard_after: None,
                 runs: None,
                 // The words on a probe need not repeat its name.
-                is_left_alone: placed.is_some_and(|(_, _, words)| words.contains("rewritten")),
+                is_said_rewritten: probe.is_some_and(|it| it.words().contains("rewritten")),
             };
-            let tried = try_function(
-                &mut caller,
-                libcuda,
-                code.offset,
-                programs.as_deref(),
-                function,
-            );
-            match tried {
+            let file = (self.libcuda, code.offset);
+            match try_function(self.caller, file, programs.as_deref(), function) {
                 Ok(function) => result.functions.push(function),
-                Err(failure) => result.died = Some(format!("{symbol}: {failure}")),
+                Err(failure) => return Ok(Err(format!("{symbol}: {failure}"))),
             }
         }
-        result.rewritten = Some(installed(&caller.printed())).filter(|_| result.hook.is_some());
-        drop(caller);
-        if let Some(recording) = recording {
-            let recorded = recording.finish()?;
-            lines.extend(recorded.said.lines().map(str::to_owned));
+        Ok(Ok(()))
+    }
+}
+
+/// Calls each function once more, after memprobe has taken its probes away: the kernel then writes the file's byte where a
+/// breakpoint was, also into a function that was rewritten.
+fn call_after(caller: &mut Caller, result: &mut UcxResult) {
+    for function in &mut result.functions {
+        let heard = caller
+            .call(&function.symbol, 1, CALLS)
+            .and_then(|_| caller.ask::<Heard>(&["heard"]));
+        match heard {
+            Ok(heard) => function.heard_after = Some(heard.heard),
+            Err(failure) => {
+                let words = format!("{} after memprobe had left: {failure}", function.symbol);
+                result.complaint = Some(words);
+                return;
+            }
         }
-        for function in &mut result.functions {
-            function.is_left_alone |= lines
-                .iter()
-                .any(|line| says_left_alone(line, &function.symbol));
-        }
-        lines.retain(|line| line.contains("rewritten"));
-        lines.dedup();
-        result.memprobe_says = lines;
-        Ok(result)
     }
 }
 
 fn try_function(
     caller: &mut Caller,
-    libcuda: &Path,
-    offset: u64,
+    (file, offset): (&Path, u64),
     programs: Option<&[String]>,
     mut function: UcxFunction,
-) -> std::result::Result<UcxFunction, Failure> {
+) -> Result<UcxFunction, Failure> {
     let (offset, length) = (offset.to_string(), REWRITTEN_BYTES.to_string());
-    let file = libcuda.to_string_lossy();
+    let file = file.to_string_lossy();
     let bytes: Compared = caller.ask(&["compare", &function.symbol, &file, &offset, &length])?;
     function.is_rewritten = bytes.differ > bytes.breakpoints;
     // What was heard before does not count.
@@ -174,7 +212,7 @@ fn installed(log: &str) -> u32 {
 }
 
 /// A line of memprobe's names the function as one that was rewritten.
-fn says_left_alone(line: &str, symbol: &str) -> bool {
+fn is_said_rewritten(line: &str, symbol: &str) -> bool {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     line.contains("rewritten")
         && line
@@ -199,8 +237,8 @@ mod tests {
     fn a_function_is_named_by_a_whole_word() {
         let line =
             "memprobe: leaves cuMemFreeAsync_ptsz and cuMemFree_v2 alone: rewritten in memory";
-        assert!(says_left_alone(line, "cuMemFree_v2"));
-        assert!(!says_left_alone(line, "cuMemFreeAsync"));
-        assert!(!says_left_alone("memprobe: cuMemFree_v2", "cuMemFree_v2"));
+        assert!(is_said_rewritten(line, "cuMemFree_v2"));
+        assert!(!is_said_rewritten(line, "cuMemFreeAsync"));
+        assert!(!is_said_rewritten("memprobe: cuMemFree_v2", "cuMemFree_v2"));
     }
 }

@@ -21,7 +21,7 @@ use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
 use memprobe::probe::attaching::{Attaching, Step};
-use memprobe::probe::catalog::{Allocators, Detail, Graph, PROBES};
+use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, Graph, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
 use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
@@ -77,9 +77,11 @@ fn main() -> Result<()> {
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
-    for probe in PROBES.iter().filter(|probe| {
-        probe.cookie.is_none() && probe.is_wanted(detail, Allocators::Cuda, Graph::Followed)
-    }) {
+    let wanted = wanted(detail);
+    for probe in PROBES
+        .iter()
+        .filter(|probe| probe.cookie.is_none() && probe.is_wanted(wanted))
+    {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         links.extend(located.attach(loader, Reach::Process(tgid))?);
@@ -87,18 +89,21 @@ fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<V
     Ok(links)
 }
 
+/// Capture of one process as `memprobe record` requests it.
+fn wanted(detail: Detail) -> Wanted {
+    Wanted {
+        watch: Watch::One,
+        detail,
+        allocators: Allocators::Cuda,
+        graph: Graph::Followed,
+        driver: DriverCalls::Probed,
+    }
+}
+
 /// Attaches the probes as memprobe does.
 fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles> {
     let mut files = ProbedFiles::default();
-    let mut attaching = Attaching::new(
-        tgid,
-        Wanted {
-            watch: Watch::One,
-            detail,
-            allocators: Allocators::Cuda,
-            graph: Graph::Followed,
-        },
-    );
+    let mut attaching = Attaching::new(tgid, wanted(detail));
     loader.admit(tgid, attaching.config(TimeNs(0)))?;
     loop {
         match attaching.step(loader, &mut files, TimeNs(0))? {

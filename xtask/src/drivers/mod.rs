@@ -2,6 +2,7 @@
 
 mod caller;
 mod catalog;
+mod faults;
 mod fetch;
 mod gpu;
 mod library;
@@ -147,7 +148,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let all = Results::read(&docs.join("drivers.json"))?;
     println!("\n{}", page::render(&all));
     println!("kept in {}", docs.join("drivers.md").display());
-    let faults = page::faults(&all);
+    let faults = faults::faults(&all);
     if !faults.is_empty() {
         bail!(
             "{} things are not as they should be: see the page",

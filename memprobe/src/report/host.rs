@@ -280,11 +280,11 @@ struct Gpu<'a> {
     name: &'a str,
     used: Option<u64>,
     total: Option<u64>,
-    /// Why `used` and `total` are null.
+    /// Reason why `used` and `total` are null.
     memory_unknown: Option<&'a str>,
     /// MIG devices that `used` and `total` are the sum of.
     mig_devices: Option<u32>,
-    /// Why the driver's list of processes is missing or has gaps.
+    /// Reason why the driver's list of processes is missing or has gaps.
     processes_unknown: Option<&'a str>,
 }
 
@@ -306,7 +306,7 @@ struct Process<'a> {
     allocated: Option<u64>,
     reserved: Option<u64>,
     driver: Option<u64>,
-    /// Why `driver` is null for a process that the driver names.
+    /// Reason why `driver` is null for a process in the driver's list.
     driver_unknown: Option<String>,
     peak_allocated: Option<u64>,
     peak_reserved: Option<u64>,

@@ -206,9 +206,9 @@ pub struct DriverDevice {
     pub name: String,
     /// Its memory, or why it is unknown.
     pub memory: Result<DriverMemory, String>,
-    /// MIG devices whose memory `memory` is the sum of; `None` where it is that of the whole device.
+    /// Number of MIG devices summed in `memory`; `None` if it is the whole device's.
     pub mig_devices: Option<u32>,
-    /// Why the driver's list of its processes is missing or has gaps.
+    /// Reason why the driver's list of its processes is missing or has gaps.
     pub processes: Result<(), String>,
 }
 

@@ -64,8 +64,8 @@ fn open_files(pid: u32, beginning: &str) -> usize {
         .count()
 }
 
-/// Asserts that every process has a recording that matches its own account, and that there are no
-/// others.
+/// Asserts that each process has one recording, equal to its own account, and that no other
+/// recording exists.
 fn assert_told(report: &Value, ledgers: &[Ledger]) {
     let recordings = report["recordings"].as_array().expect("recordings");
     assert_eq!(recordings.len(), ledgers.len(), "recordings");

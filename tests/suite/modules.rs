@@ -35,8 +35,8 @@ struct Agreement {
     outside: usize,
     /// Compared blocks with grad disabled or in inference mode.
     without_grad: usize,
-    /// Blocks whose module memprobe reports as unknown: for permanent modules, and for modules
-    /// created and dropped within a step. memprobe must never report a wrong module.
+    /// Blocks whose module memprobe reports as unknown: in permanent modules, and in modules that
+    /// live for one step. memprobe must never report a wrong module.
     unknown: usize,
     unknown_for_a_moment: usize,
     differences: Vec<String>,

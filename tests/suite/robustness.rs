@@ -1,4 +1,4 @@
-//! memprobe killed, run twice at once, short of disk or buffer space, or interrupted.
+//! memprobe killed, run twice on one target, short of buffer space, or interrupted.
 
 use std::fs;
 use std::process::Command;

@@ -1,6 +1,5 @@
 //! PyTorch builds without the symbol through which the caching allocator reports. memprobe falls
-//! back to the allocator's tracepoints, and without these to its CUDA calls, and names the source
-//! in use.
+//! back to the allocator's tracepoints, or else to its CUDA calls, and names the source in use.
 
 use std::fs;
 use std::path::Path;
@@ -17,8 +16,8 @@ use tempfile::TempDir;
 
 const WORKLOAD: &str = "mlp_adam.py";
 
-/// The reporting function, and a name of the same length and `.gnu.hash` (33 * 'U' + 's' = 33 * 'V'
-/// + 'R'), so that libraries still find it in one another.
+/// The reporting function, and a name of the same length and `.gnu.hash`. The equal hash
+/// (33 * 'U' + 's' = 33 * 'V' + 'R') lets libraries still find it in one another.
 const HOOK: [&[u8]; 2] = [
     b"reportMemoryUsageToProfiler",
     b"reportMemoryVRageToProfiler",

@@ -1,7 +1,7 @@
 //! Builds the test programs and runs them concurrently.
 //!
-//! cargo runs test programs one after another. Most tests here wait for another program on one
-//! core. Locks shared by all programs decide which tests may run at once.
+//! cargo runs test programs one after another. A test here mostly waits for a program to start, on
+//! one core. Locks shared by all programs decide which tests may run at once.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

@@ -32,8 +32,8 @@ impl Room {
 }
 
 /// Files that may contain `unsafe`. Reasons: `Pod` for kernel records, BPF links that aya does not
-/// know, returning freed heap, descriptors polled by the runtime, ring buffer positions, reading
-/// and pausing another process.
+/// know, returning freed heap, and polled descriptors. Also ring buffer positions, and reading and
+/// pausing another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "probe/descriptor.rs",
     "probe/heap.rs",

@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: the cost of memprobe for the profiled program, and for itself.
 //!
-//! Everything that is compared runs in one process and in turns (A B C, A B C, …), so a slow phase
-//! of the machine affects all candidates. Results are ratios within one turn.
+//! Candidates run in one process and in turns (A B C, A B C, …), so a slow phase of the machine
+//! affects all of them. Results are ratios within one turn.
 
 mod code;
 mod footprint;

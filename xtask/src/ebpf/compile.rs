@@ -54,7 +54,7 @@ pub fn compile(repository: &Repository, toolchain: &Toolchain, lock: Lock) -> Re
         .env(WRAPPING, "1")
         .env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&folders));
     if toolchain.origin == Origin::Debian {
-        // A stable compiler accepts unstable options only with this variable.
+        // Debian's compiler is stable; its unstable options are those of a nightly of the same day.
         cargo.env("RUSTC_BOOTSTRAP", "1");
     }
     if lock == Lock::Keep {

@@ -41,8 +41,8 @@ pub fn without_dwarf(object: &[u8]) -> Result<Vec<u8>> {
     Ok(stripped)
 }
 
-/// Fails unless the object can be committed: it must have BTF and a licence, and must not contain
-/// any of `folders` (absolute paths of the machine that built it).
+/// Fails unless the object can be committed: with BTF and a licence, and without the name of any of
+/// `folders` (absolute paths of this machine).
 pub fn check(object: &[u8], folders: &[&str]) -> Result<()> {
     let elf = Builder::read(object).context("the object is no ELF file")?;
     let has = |name: &str| {

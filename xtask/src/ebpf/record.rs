@@ -77,8 +77,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the SHA-256 of all inputs of the build: sources, manifests and lock file of the eBPF
-/// package, and sources and manifest of `memprobe-common`, sorted by path.
+/// Returns the SHA-256 of all inputs of the build, sorted by path. Inputs are sources, manifests
+/// and lock file of the eBPF package, and sources and manifest of `memprobe-common`.
 pub fn source_sha256(repository: &Repository) -> Result<String> {
     let mut files = vec![
         PathBuf::from("memprobe-common/Cargo.toml"),

@@ -151,7 +151,7 @@ pub struct Package {
     pub bytes: u64,
 }
 
-/// Formats lines of a sources.list(5). Fetches only the package lists, without descriptions and
+/// Formats lines of a sources.list(5) that restrict apt to package lists, without descriptions and
 /// icons.
 fn sources(address: &str, suites: &[&str], keys: &Path) -> String {
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! Sets up a PyTorch for tests and the demo: a virtual environment in the cache folder, with
-//! simulated CUDA libraries if the machine has no GPU.
+//! Sets up a PyTorch for tests and the demo: a virtual environment in the cache folder. A machine
+//! without a GPU gets simulated CUDA libraries.
 
 mod imports;
 mod interpreter;

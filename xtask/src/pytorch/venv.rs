@@ -279,7 +279,7 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
     Ok(pip)
 }
 
-/// Installs the pip that a distribution ships as a wheel beside its Python; returns false if there
+/// Installs the pip that a distribution ships as a wheel beside its Python. Returns false if there
 /// is none. (Its ensurepip looks for that wheel only where the distribution is installed.)
 fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
     let prefix = base.executable.parent().and_then(Path::parent);

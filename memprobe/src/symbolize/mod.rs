@@ -34,7 +34,7 @@ use crate::event::{
 use crate::target::memory::ReadMemory;
 
 use cpu::CpuBooks;
-use cuda::{Call, Cuda, Owner};
+use cuda::{Call, Caller, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
 use segments::Segments;
@@ -294,6 +294,11 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.graph_tasks = GraphTasks::default();
     }
 
+    /// Forgets on which device each thread works: a call that said so was lost.
+    pub fn forget_devices(&mut self) {
+        self.cuda.forget_contexts();
+    }
+
     /// Passes on an event that is not the kernel's, in its place in the stream.
     pub fn push_event(&mut self, event: Event) {
         self.ready.push(event);
@@ -410,6 +415,10 @@ impl<M: ReadMemory> Symbolizer<M> {
             Some(library) if is_caching_allocator(library) => Owner::Allocator,
             _ => Owner::Other,
         };
+        let caller = match called.library() {
+            Some(library) if is_runtime(library) => Caller::Runtime,
+            _ => Caller::Other,
+        };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {
             self.name(tid);
@@ -421,6 +430,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             function,
             record,
             owner,
+            caller,
             stack,
         };
         self.cuda.apply(&call, &mut self.ready);
@@ -557,8 +567,16 @@ impl<M: ReadMemory> Symbolizer<M> {
 
 /// Whether a library is the one of PyTorch's caching allocator.
 fn is_caching_allocator(library: &str) -> bool {
-    let name = library.rsplit('/').next().unwrap_or(library);
-    name.starts_with("libc10_cuda.so")
+    file_name(library).starts_with("libc10_cuda.so")
+}
+
+/// Whether a library is CUDA's runtime, whose functions are probed.
+fn is_runtime(library: &str) -> bool {
+    file_name(library).starts_with(crate::cuda::Api::Runtime.library())
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 /// Autograd's engine names its device threads so (torch/csrc/autograd/engine.cpp@v2.15.0,

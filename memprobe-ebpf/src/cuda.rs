@@ -69,7 +69,8 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
             1 => args[1],
             _ => args[2],
         };
-        user_bytes(address, described.bytes)
+        let [first, second, third, fourth, fifth, ..] = user_bytes(address, described.bytes);
+        [first, second, third, fourth, fifth]
     });
     let call = PendingCall {
         stack_pointer,

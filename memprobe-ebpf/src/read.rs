@@ -24,17 +24,15 @@ pub fn user_words<const N: usize>(address: u64) -> Option<[u64; N]> {
     (failed == 0).then_some(words)
 }
 
-/// The first `bytes` of a structure in user memory, as words; zeroes where it cannot be read or is larger.
+/// The first `bytes` of a structure in user memory, up to 63, as words; zeroes where it cannot be read. The
+/// verifier sees from the mask alone that there is room; a comparison is lost in the compiler.
 #[inline(always)]
-pub fn user_bytes<const N: usize>(address: u64, bytes: u8) -> [u64; N] {
-    let mut words = [0; N];
-    let bytes = u32::from(bytes);
-    if bytes as usize <= size_of::<[u64; N]>() {
-        // SAFETY: no more than the bytes of `words`; the helper checks the address, and writes zeroes where it fails.
-        unsafe {
-            let into = (&raw mut words).cast();
-            bpf_probe_read_user(into, bytes, address as *const _);
-        }
+pub fn user_bytes(address: u64, bytes: u8) -> [u64; 8] {
+    let mut words = [0; 8];
+    // SAFETY: less than the bytes of `words`; the helper checks the address, and writes zeroes where it fails.
+    unsafe {
+        let into = (&raw mut words).cast();
+        bpf_probe_read_user(into, u32::from(bytes) & 63, address as *const _);
     }
     words
 }

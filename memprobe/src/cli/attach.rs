@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, allocators, graph, parse_buffer_size};
+use super::{Detail, Driver, allocators, graph, parse_buffer_size};
 use crate::event::{Tgid, Told};
 use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
@@ -44,6 +44,8 @@ pub struct Attach {
     /// operation of autograd
     #[arg(long)]
     no_graph: bool,
+    #[command(flatten)]
+    driver: Driver,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "8MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -58,6 +60,7 @@ impl Attach {
                     detail: self.detail.into(),
                     graph: graph(self.no_graph),
                 },
+                driver: self.driver.calls(),
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::Always,
             }
@@ -68,6 +71,7 @@ impl Attach {
             detail: self.detail.into(),
             allocators: allocators(self.cpu),
             graph: graph(self.no_graph),
+            driver: self.driver.calls(),
             ring_bytes: self.buffer_size,
         }
         .run()

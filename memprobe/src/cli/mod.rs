@@ -94,6 +94,24 @@ impl From<Detail> for pipeline::Detail {
     }
 }
 
+/// Treatment of libcuda.
+#[derive(clap::Args, Clone, Copy)]
+struct Driver {
+    /// Put no probe into libcuda, for processes in which another tool rewrites its functions (UCX in NIXL, UCC and Open
+    /// MPI); what NCCL, cuBLAS and the like ask the driver for is not seen then
+    #[arg(long)]
+    no_driver: bool,
+}
+
+impl Driver {
+    fn calls(self) -> pipeline::DriverCalls {
+        match self.no_driver {
+            true => pipeline::DriverCalls::LeftAlone,
+            false => pipeline::DriverCalls::Probed,
+        }
+    }
+}
+
 /// Whose memory is watched.
 fn allocators(cpu: bool) -> pipeline::Allocators {
     if cpu {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use super::{Detail, allocators, graph, parse_buffer_size, parse_duration};
+use super::{Detail, Driver, allocators, graph, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
 use crate::pipeline::record::{Naming, Recording, Subject};
 
@@ -57,6 +57,8 @@ pub struct Record {
     /// operation of autograd
     #[arg(long)]
     no_graph: bool,
+    #[command(flatten)]
+    driver: Driver,
     /// Stop after this long, such as 30s or 5m
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
     duration: Option<Duration>,
@@ -89,6 +91,7 @@ impl Record {
             },
             allocators: allocators(self.cpu),
             graph: graph(self.no_graph),
+            driver: self.driver.calls(),
             duration: self.duration,
             ring_bytes: self.buffer_size,
             quiet: self.quiet,

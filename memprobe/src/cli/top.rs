@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::{Detail, graph, parse_buffer_size, parse_duration};
+use super::{Detail, Driver, graph, parse_buffer_size, parse_duration};
 use crate::event::Told;
 use crate::pipeline::host::Scope;
 use crate::pipeline::top::{Keep, Once, Top as Screen};
@@ -50,6 +50,8 @@ pub struct Top {
     /// operation of autograd. The table that is printed once does not need it
     #[arg(long, conflicts_with = "once")]
     graph: bool,
+    #[command(flatten)]
+    driver: Driver,
     /// Room for events that were not read yet; more where events are lost
     #[arg(long, value_name = "SIZE", default_value = "32MiB", value_parser = parse_buffer_size)]
     buffer_size: u32,
@@ -73,6 +75,7 @@ impl Top {
                     detail: self.detail.into(),
                     graph: graph(!self.graph),
                 },
+                driver: self.driver.calls(),
                 ring_bytes: self.buffer_size,
                 keep_ended: Keep::For(self.keep_ended),
             }
@@ -83,6 +86,7 @@ impl Top {
         let wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         Once {
             scope: Scope::Host,
+            driver: self.driver.calls(),
             ring_bytes: self.buffer_size,
             listen: self.duration,
             options: HostOptions {

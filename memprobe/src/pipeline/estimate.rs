@@ -24,7 +24,7 @@ use crate::label::{clean, counted, fit};
 use crate::model::estimate::{Estimate, Estimator, Hardware, OnHost};
 use crate::model::snapshot::Target;
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -128,6 +128,7 @@ impl Estimation {
             detail: Detail::Tensors,
             graph: Graph::Followed,
             allocators: Allocators::CudaAndCpu,
+            driver: DriverCalls::Probed,
         };
         let mut session = HostSession::load(wanted, self.ring_bytes)?;
         let mut command = Started::spawn(words)?;

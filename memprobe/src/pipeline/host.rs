@@ -19,7 +19,7 @@ use crate::model::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, ProcessState, Rank,
 };
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::Allocators;
+use crate::probe::catalog::{Allocators, DriverCalls};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::target::census::Found;
@@ -73,7 +73,13 @@ impl Watching {
     ///
     /// # Errors
     /// When the kernel refuses, or there is no such process.
-    pub(super) fn begin(scope: Scope, told: Told, ring_bytes: u32, caps: HostCaps) -> Result<Self> {
+    pub(super) fn begin(
+        scope: Scope,
+        told: Told,
+        driver: DriverCalls,
+        ring_bytes: u32,
+        caps: HostCaps,
+    ) -> Result<Self> {
         let (watch, search) = match scope {
             Scope::Host => (Watch::Everyone, Search::Everyone),
             Scope::Family(_) => (Watch::Family, Search::Nobody),
@@ -88,6 +94,7 @@ impl Watching {
                 detail: told.detail,
                 allocators: Allocators::Cuda,
                 graph: told.graph,
+                driver,
             },
             ring_bytes,
         )?;

@@ -17,7 +17,7 @@ use crate::event::{Tgid, Told};
 use crate::model::Model;
 use crate::model::snapshot::TargetState;
 use crate::model::tensors::{BlockUses, Ledgers};
-use crate::probe::catalog::{Allocators, Detail, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -36,6 +36,8 @@ pub struct Live {
     pub allocators: Allocators,
     /// Whether backward passes are led back to the forward pass.
     pub graph: Graph,
+    /// Treatment of libcuda.
+    pub driver: DriverCalls,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
 }
@@ -74,6 +76,7 @@ impl Live {
             detail: self.detail,
             allocators: self.allocators,
             graph: self.graph,
+            driver: self.driver,
         }
     }
 

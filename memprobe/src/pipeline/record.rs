@@ -20,7 +20,7 @@ use super::session::{HostEvent, HostItem, HostSession};
 use super::snapshot::Manner;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -53,6 +53,8 @@ pub struct Recording {
     pub allocators: Allocators,
     /// Whether backward passes are led back to the forward pass.
     pub graph: Graph,
+    /// Treatment of libcuda.
+    pub driver: DriverCalls,
     /// For how long at most.
     pub duration: Option<Duration>,
     /// Bytes of the ring buffer.
@@ -88,6 +90,7 @@ impl Recording {
                 detail: self.detail,
                 allocators: self.allocators,
                 graph: self.graph,
+                driver: self.driver,
             },
             self.ring_bytes,
         )?;

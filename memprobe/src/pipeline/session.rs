@@ -41,6 +41,9 @@ const STARTING: Duration = Duration::from_secs(20);
 /// lost.
 const SWEEP: Duration = Duration::from_millis(250);
 
+/// How often probed functions are compared with the memory of the processes that use them.
+const CHECK_CODE: Duration = Duration::from_secs(1);
+
 /// How long a process can take from the kernel's word of its end to that: it gives back its memory.
 const ENDING: Duration = Duration::from_secs(10);
 
@@ -125,6 +128,7 @@ pub(super) struct HostSession {
     /// Whether the records were all read that were there when that was begun last.
     is_drained: bool,
     swept: Instant,
+    code_checked: Instant,
     heard: Instant,
     /// Dropped last: it holds the programs.
     loader: Loader,
@@ -161,6 +165,7 @@ impl HostSession {
             refused_rooms: 0,
             is_drained: false,
             swept: now,
+            code_checked: now,
             heard: now,
             loader,
         })
@@ -591,6 +596,7 @@ impl HostSession {
             self.tell(tgid, item);
         }
         if is_attached && has_more && !again {
+            self.leave_patched(tgid);
             self.tell_attached(tgid);
         }
     }
@@ -628,6 +634,30 @@ impl HostSession {
         }
         self.sweep_entries(now);
         self.files.let_go(now);
+        if now.duration_since(self.code_checked) >= CHECK_CODE {
+            self.code_checked = now;
+            let attached = self.processes.values();
+            let attached = attached.filter(|process| process.phase == Phase::Attached);
+            for tgid in attached.map(|process| process.tgid).collect::<Vec<_>>() {
+                if self.leave_patched(tgid) {
+                    self.tell_attached(tgid);
+                }
+            }
+        }
+    }
+
+    /// Takes probes away from functions that a process has rewritten in its memory; says whether what is
+    /// probed has changed.
+    fn leave_patched(&mut self, tgid: Tgid) -> bool {
+        let Some(process) = self.processes.get_mut(&tgid.0) else {
+            return false;
+        };
+        let attaching = &mut process.attaching;
+        let changed = attaching.leave_patched(&mut self.loader, &mut self.files);
+        changed.unwrap_or_else(|error| {
+            self.tell(tgid, HostItem::Notice(error.to_string()));
+            false
+        })
     }
 
     /// Takes away the kernel's entries of processes that have ended. Its programs do so themselves, but one

@@ -16,6 +16,7 @@ use super::source::Sources;
 use crate::event::{Detail, Graph, Tgid, Told};
 use crate::model::host::HostCaps;
 use crate::model::snapshot::host::HostSnapshot;
+use crate::probe::catalog::DriverCalls;
 use crate::probe::kernel;
 use crate::report;
 use crate::tui::host::{HostCommand, HostView, Title};
@@ -33,6 +34,8 @@ pub struct Top {
     pub scope: Scope,
     /// What is told of each block.
     pub told: Told,
+    /// Treatment of libcuda.
+    pub driver: DriverCalls,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// How long a process that has ended keeps its row.
@@ -52,6 +55,8 @@ pub enum Keep {
 pub struct Once {
     /// Whose memory is shown.
     pub scope: Scope,
+    /// Treatment of libcuda.
+    pub driver: DriverCalls,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
     /// How long to listen before the table is printed.
@@ -79,7 +84,8 @@ impl Top {
             },
             ..HostCaps::default()
         };
-        let mut watching = Watching::begin(self.scope, self.told, self.ring_bytes, caps)?;
+        let mut watching =
+            Watching::begin(self.scope, self.told, self.driver, self.ring_bytes, caps)?;
         let mut screen = Screen::open(&mut watching, self.scope, interrupts);
         let outcome = show(&mut watching, &mut screen).await;
         screen.close()?;
@@ -130,7 +136,13 @@ impl Once {
             detail: Detail::Lines,
             graph: Graph::Ignored,
         };
-        let mut watching = Watching::begin(self.scope, told, self.ring_bytes, HostCaps::default())?;
+        let mut watching = Watching::begin(
+            self.scope,
+            told,
+            self.driver,
+            self.ring_bytes,
+            HostCaps::default(),
+        )?;
         let begun = Instant::now();
         loop {
             let heard = begun.elapsed();

@@ -8,12 +8,13 @@ use memprobe_common::ThreadLocal;
 
 use super::catalog::{CODE_FREED, Probe, TRACEPOINTS};
 use super::loader::{Function, Link, Loader, Reach};
+use super::patch::FileCode;
 use super::prologue::{Place, SEARCHED};
 use super::tracepoint;
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::elf::{ElfError, ElfImage, LoadedImage, ThreadLocalName, Tracepoint};
+use crate::target::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 use crate::target::root::Root;
@@ -33,9 +34,11 @@ pub struct Located {
     pub file: PathBuf,
     /// The library file, as people know it.
     pub library: String,
-    /// Where in the file the function begins.
-    pub function_offset: u64,
-    /// Where in the function the entry program goes.
+    /// The function's first bytes in the file.
+    pub code: FileCode,
+    /// Address of the function in the library's own terms.
+    pub vaddr: u64,
+    /// Where in the function the programs go.
     pub place: Place,
     /// What the entry program is told.
     cookie: Option<u64>,
@@ -65,8 +68,7 @@ impl Located {
         library: &MappedFile,
     ) -> Result<Self, AttachError> {
         Self::find_at(probe, tgid, library, |image| {
-            let symbol = image.first_symbol(probe.symbols)?;
-            Ok(symbol.map(|symbol| symbol.vaddr))
+            image.first_symbol(probe.symbols)
         })
     }
 
@@ -76,7 +78,7 @@ impl Located {
     /// Where Python's file cannot be read.
     pub fn find_code_freed(tgid: Tgid, python: &PythonProcess) -> Result<Self, AttachError> {
         Self::find_at(&CODE_FREED, tgid, &python.library, |_| {
-            Ok(Some(python.code_dealloc))
+            Ok(Some(without_size(python.code_dealloc)))
         })
     }
 
@@ -122,7 +124,8 @@ impl Located {
                     continue;
                 };
                 for vaddr in places {
-                    let found = Self::find_at(probe, tgid, library, |_| Ok(Some(vaddr)));
+                    let found =
+                        Self::find_at(probe, tgid, library, |_| Ok(Some(without_size(vaddr))));
                     let found = found.map(|located| Self {
                         cookie: Some(cookie.to_word()),
                         ..located
@@ -148,7 +151,7 @@ impl Located {
         probe: &'static Probe,
         tgid: Tgid,
         mapped: &MappedFile,
-        address: impl FnOnce(&ElfImage) -> Result<Option<u64>, ElfError>,
+        symbol: impl FnOnce(&ElfImage) -> Result<Option<Symbol>, ElfError>,
     ) -> Result<Self, AttachError> {
         let library = mapped.path.display().to_string();
         let unreadable = |why: String| AttachError::Library {
@@ -159,30 +162,31 @@ impl Located {
             .open(tgid)
             .map_err(|error| unreadable(error.to_string()))?;
         let image = ElfImage::from_file(open).map_err(|error| unreadable(error.to_string()))?;
-        let address = address(&image)
+        let symbol = symbol(&image)
             .map_err(|error| unreadable(error.to_string()))?
             .ok_or_else(|| AttachError::NoFunction {
                 function: probe.function,
                 library: library.clone(),
             })?;
-        let code = image.bytes_at(address, SEARCHED).unwrap_or_default();
-        let function_offset = image
-            .file_offset_of(address)
+        let bytes = image.bytes_at(symbol.vaddr, SEARCHED).unwrap_or_default();
+        let offset = image
+            .file_offset_of(symbol.vaddr)
             .ok_or_else(|| unreadable(format!("{} lies outside the file", probe.function)))?;
-        // The kernel takes the return address at the entry: both programs go there.
-        let place = if probe.returns.is_some() {
-            Place::entry(&code)
-        } else {
-            Place::find(&code, probe.reads)
-        };
+        let place = Place::find(&bytes, probe.reads);
         Ok(Self {
             probe,
             file,
             library,
-            function_offset,
+            code: FileCode::new(offset, bytes, symbol.size, place),
+            vaddr: symbol.vaddr,
             place,
             cookie: probe.cookie,
         })
+    }
+
+    /// Offset in the file of the probed instruction, in bytes.
+    pub fn probed_offset(&self) -> u64 {
+        self.code.offset + self.place.offset
     }
 
     /// What is told of it.
@@ -204,16 +208,21 @@ impl Located {
             function: self.probe.function,
             why: format!("{error:#}"),
         };
+        let offset = self.probed_offset();
         let mut links = Vec::new();
         if let Some(program) = self.probe.returns {
-            let link = loader.attach(program, &self.file, self.function_offset, None, reach);
+            let link = loader.attach(program, &self.file, offset, None, reach);
             links.push(link.map_err(refused)?);
         }
-        let entry = self.function_offset + self.place.offset;
-        let link = loader.attach(self.probe.entry, &self.file, entry, self.cookie, reach);
+        let link = loader.attach(self.probe.entry, &self.file, offset, self.cookie, reach);
         links.push(link.map_err(refused)?);
         Ok(links)
     }
+}
+
+/// A function of which the address alone is known.
+fn without_size(vaddr: u64) -> Symbol {
+    Symbol { vaddr, size: 0 }
 }
 
 /// Attaches to functions of CUDA in one file; each has its own verdict, but they share the kernel's.
@@ -232,7 +241,7 @@ pub fn attach_cuda(
         .iter()
         .filter_map(|located| {
             Some(Function {
-                offset: located.function_offset,
+                offset: located.probed_offset(),
                 cookie: located.cookie?,
             })
         })
@@ -321,6 +330,15 @@ pub enum AttachError {
         /// The library.
         library: String,
     },
+    /// The process has rewritten the function in its memory.
+    Patched {
+        /// The function.
+        function: &'static str,
+        /// The library.
+        library: String,
+        /// The patch in words.
+        how: String,
+    },
     /// The kernel refused.
     Refused {
         /// What was to be attached.
@@ -364,6 +382,11 @@ impl fmt::Display for AttachError {
                 "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to \
                  2.15.\nPlease report the version and where it comes from."
             ),
+            Self::Patched {
+                function,
+                library,
+                how,
+            } => write!(f, "{function} of {library} is {how}: no probe may be there"),
             Self::Refused { function, why } => write!(f, "attaching to {function}: {why}"),
             Self::Shared(error) => error.fmt(f),
         }

@@ -7,12 +7,13 @@ use memprobe_common::{ProcessConfig, process_flag};
 
 use super::attach::{AttachError, Located, was_built_without_cuda};
 use super::catalog::{
-    Allocators, BY_TRACEPOINTS, CODE_FREED, DYNAMIC_LOADERS, Detail, EMPTY, EMPTY_STRIDED,
-    LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES, TRACEPOINT_LIBRARIES, TRACEPOINTS,
-    ThreadVariable, WITHOUT_BLOCKS,
+    Allocators, BY_TRACEPOINTS, CODE_FREED, CUDA_LIBRARIES, DYNAMIC_LOADERS, Detail, DriverCalls,
+    EMPTY, EMPTY_STRIDED, LIBRARY_MAPPED, Need, PROBES, Probe, THREAD_VARIABLES,
+    TRACEPOINT_LIBRARIES, TRACEPOINTS, ThreadVariable, WITHOUT_BLOCKS, WITHOUT_DRIVER,
 };
 use super::files::{FileKey, Probed, ProbedFiles};
 use super::loader::{Loader, Reach, Wanted, Watch};
+use crate::cuda::{Api, FUNCTIONS};
 use crate::event::{Tgid, TimeNs};
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
@@ -40,8 +41,12 @@ pub struct Attaching {
     config: ProcessConfig,
     /// Its files that are probed.
     files: Vec<FileKey>,
+    /// Its files with functions of CUDA, as they were mapped when they were looked at last.
+    cuda_files: Vec<(FileKey, MappedFile)>,
     probes: Vec<ProbeStatus>,
     missing: Vec<String>,
+    /// Functions of CUDA that are not probed, since a process has rewritten them.
+    left_alone: Vec<String>,
     has_loader: bool,
     /// Its caching allocator has no function to be heard by: what was looked for.
     lacks_allocator: Option<String>,
@@ -96,8 +101,10 @@ impl Attaching {
                 ..ProcessConfig::default()
             },
             files: Vec::new(),
+            cuda_files: Vec::new(),
             probes: Vec::new(),
             missing: Vec::new(),
+            left_alone: Vec::new(),
             has_loader: false,
             lacks_allocator: None,
             variables: Default::default(),
@@ -164,7 +171,12 @@ impl Attaching {
             };
             format!("{looked_for}: {instead}")
         });
-        allocator.into_iter().chain(self.missing.clone()).collect()
+        let driver = match self.wanted.driver {
+            DriverCalls::Probed => None,
+            DriverCalls::LeftAlone => Some(WITHOUT_DRIVER.to_owned()),
+        };
+        let others = self.missing.iter().chain(&self.left_alone).cloned();
+        allocator.into_iter().chain(driver).chain(others).collect()
     }
 
     /// Whether both tracepoints of the allocator are probed: blocks that are never freed would be wrong.
@@ -414,8 +426,59 @@ impl Attaching {
             .unwrap_or_else(|| files.probe(loader, key, tgid, file, locate(tgid)));
         if !self.files.contains(&key) {
             self.files.push(key);
+            if CUDA_LIBRARIES.contains(&family) {
+                self.cuda_files.push((key, file.clone()));
+            }
         }
         probed
+    }
+
+    /// Compares the probed functions of CUDA with the process's memory, where it may have rewritten
+    /// them since. Says whether what is probed has changed, be it by another process that uses the
+    /// same files.
+    ///
+    /// # Errors
+    /// When the kernel does not attach anew what is left.
+    pub fn leave_patched(
+        &mut self,
+        loader: &mut Loader,
+        files: &mut ProbedFiles,
+    ) -> Result<bool, AttachError> {
+        for (key, file) in &self.cuda_files {
+            files.leave_patched(loader, *key, self.tgid, file)?;
+        }
+        let probed = self
+            .cuda_files
+            .iter()
+            .filter_map(|(key, _)| files.probed(*key));
+        let left_alone: Vec<_> = probed
+            .flat_map(|probed| probed.left_alone.clone())
+            .collect();
+        let has_changed = left_alone != self.left_alone;
+        if has_changed {
+            self.left_alone = left_alone;
+            self.forget_left_probes(files);
+        }
+        Ok(has_changed)
+    }
+
+    /// Forgets the probes that files of CUDA's functions have no more.
+    fn forget_left_probes(&mut self, files: &ProbedFiles) {
+        let is_cuda = |probe: &ProbeStatus| {
+            let mut cuda = FUNCTIONS
+                .iter()
+                .filter(|function| function.api != Api::Tracepoint);
+            cuda.any(|function| function.symbol == probe.function)
+        };
+        let is_there = |probe: &ProbeStatus| {
+            let mut probed = self
+                .cuda_files
+                .iter()
+                .filter_map(|(key, _)| files.probed(*key));
+            probed.any(|probed| probed.probes.contains(probe))
+        };
+        self.probes
+            .retain(|probe| !is_cuda(probe) || is_there(probe));
     }
 
     fn note(&mut self, probed: &Probed) -> Result<(), AttachError> {
@@ -430,9 +493,15 @@ impl Attaching {
         if self.lacks_allocator.is_none() {
             self.lacks_allocator.clone_from(&probed.lacks_allocator);
         }
-        for missing in &probed.missing {
-            if !self.missing.contains(missing) {
-                self.missing.push(missing.clone());
+        let known = [
+            (&probed.missing, &mut self.missing),
+            (&probed.left_alone, &mut self.left_alone),
+        ];
+        for (new, known) in known {
+            for sentence in new {
+                if !known.contains(sentence) {
+                    known.push(sentence.clone());
+                }
             }
         }
         Ok(())
@@ -513,9 +582,7 @@ impl Attaching {
 
 /// The probes of all that is asked for, in the order of attaching.
 fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Probe> {
-    PROBES
-        .iter()
-        .filter(move |probe| probe.is_wanted(wanted.detail, wanted.allocators, wanted.graph))
+    PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
 }
 
 /// Whether a library is mapped that is probed.

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use iced_x86::Register;
 use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal};
 
+use super::loader::Wanted;
 use crate::cuda::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, Graph};
 use crate::target::elf::ThreadLocalName;
@@ -38,8 +39,12 @@ pub struct Probe {
 
 impl Probe {
     /// Whether it is attached where so much is asked for.
-    pub fn is_wanted(&self, detail: Detail, allocators: Allocators, graph: Graph) -> bool {
-        self.detail <= detail && self.allocators <= allocators && self.graph <= graph
+    pub fn is_wanted(&self, wanted: Wanted) -> bool {
+        let is_left = wanted.driver == DriverCalls::LeftAlone;
+        self.detail <= wanted.detail
+            && self.allocators <= wanted.allocators
+            && self.graph <= wanted.graph
+            && !(is_left && self.library == Api::Driver.library())
     }
 }
 
@@ -63,6 +68,23 @@ pub enum Allocators {
     /// That of the CPU too.
     CudaAndCpu,
 }
+
+/// Treatment of the functions of libcuda.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DriverCalls {
+    /// They are probed.
+    #[default]
+    Probed,
+    /// Nothing in libcuda is probed, for processes in which others rewrite its functions.
+    LeftAlone,
+}
+
+/// What is missing with [`DriverCalls::LeftAlone`].
+pub const WITHOUT_DRIVER: &str = "libcuda is left alone (--no-driver): memory that NCCL, cuBLAS and other libraries with \
+                                  their own copy of the runtime ask for is not seen, nor are expandable segments";
+
+/// The libraries with functions of CUDA, as [`Probe::library`] names them.
+pub const CUDA_LIBRARIES: [&str; 2] = [Api::Runtime.library(), Api::Driver.library()];
 
 /// What is left where the caching allocator cannot be heard.
 pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
@@ -184,6 +206,18 @@ pub static PROBES: LazyLock<Vec<Probe>> = LazyLock::new(|| {
     cuda.map(of_cuda).chain(PYTORCH).collect()
 });
 
+/// Registers that the programs for CUDA's functions read: the arguments, and the stack pointer, at
+/// which the kernel takes the return address.
+const CUDA_READS: [Register; 7] = [
+    Register::RDI,
+    Register::RSI,
+    Register::RDX,
+    Register::RCX,
+    Register::R8,
+    Register::R9,
+    Register::RSP,
+];
+
 /// The probe on the function of CUDA with that number.
 fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
@@ -201,8 +235,7 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         symbols: std::slice::from_ref(&function.symbol),
         entry: "cuda_enter",
         returns: Some("cuda_return"),
-        // Probes that return sit at the very entry: no register is written before.
-        reads: &[],
+        reads: &CUDA_READS,
         cookie: Some(cookie.to_word()),
         need: Need::WhereItIs,
         detail: Detail::Lines,

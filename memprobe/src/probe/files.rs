@@ -9,9 +9,11 @@ use hashbrown::{HashMap, HashSet};
 use super::attach::{AttachError, Located, VariableSymbol, attach_cuda};
 use super::catalog::{Need, Probe, ThreadVariable};
 use super::loader::{Link, Loader, Reach};
+use super::patch::{self, BREAKPOINT, Entry};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
-use crate::target::maps::{Device, MappedFile};
+use crate::target::census;
+use crate::target::maps::{Device, MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 
 /// How long the probes of a file stay that nobody uses any more: the next run of a program is
@@ -44,6 +46,8 @@ pub struct Probed {
     pub lacks_allocator: Option<String>,
     /// Why a probe that memprobe cannot do without is not there.
     pub refused: Option<Arc<AttachError>>,
+    /// Functions that are not probed, since a process has rewritten them; a sentence for each process.
+    pub left_alone: Vec<String>,
 }
 
 /// What a file is like, whatever path and device it is seen through.
@@ -74,6 +78,10 @@ struct ProbedFile {
     breakpoint: Option<u64>,
     /// Held as long as the probes are to stay.
     _links: Vec<Link>,
+    /// The functions of CUDA that are probed.
+    cuda: Vec<Located>,
+    /// As `_links`, for `cuda`.
+    cuda_links: Vec<Link>,
     users: HashSet<Tgid>,
     unused_since: Option<Instant>,
 }
@@ -155,27 +163,38 @@ impl ProbedFiles {
         let (cuda, located): (Vec<_>, Vec<_>) = located
             .into_iter()
             .partition(|(probe, located)| is_cuda(probe, located));
-        let cuda: Vec<_> = cuda
+        let mut cuda: Vec<_> = cuda
             .into_iter()
             .filter_map(|(_, found)| found.ok())
             .collect();
+        for (tgid, file) in reached(key.reach, user, mapped, &cuda) {
+            if let Some(patched) = patched_functions(&cuda, tgid, &file, State::Unprobed) {
+                cuda.retain(|located| !patched.left.contains(&located.probe.function));
+                probed.left_alone.extend(patched.sentences);
+            }
+        }
+        let mut cuda_links = Vec::new();
         match attach_cuda(&cuda, loader, key.reach) {
             Ok(attached) => {
-                links.extend(attached);
+                cuda_links = attached;
                 probed.probes.extend(cuda.iter().map(Located::status));
-                breakpoint = cuda.first().map(|located| located.function_offset);
+                breakpoint = cuda.first().map(Located::probed_offset);
             }
             Err(error) => probed.missing.push(error.to_string()),
         }
         for (probe, located) in located {
             let attached = located.and_then(|located| {
+                unpatched(&located, user, mapped)?;
                 links.extend(located.attach(loader, key.reach)?);
-                breakpoint.get_or_insert(located.function_offset + located.place.offset);
+                breakpoint.get_or_insert(located.probed_offset());
                 Ok(located.status())
             });
             match (attached, probe.need) {
                 (Ok(status), _) => probed.probes.push(status),
-                (Err(error @ AttachError::NoFunction { .. }), Need::Allocator) => {
+                (
+                    Err(error @ (AttachError::NoFunction { .. } | AttachError::Patched { .. })),
+                    Need::Allocator,
+                ) => {
                     probed.lacks_allocator = Some(error.to_string());
                 }
                 (Err(error), Need::Allocator) => {
@@ -191,6 +210,7 @@ impl ProbedFiles {
         if probed.refused.is_some() {
             // Half of the probes would tell half of what happens.
             links.clear();
+            cuda_links.clear();
         }
         let probed = Arc::new(probed);
         let file = ProbedFile {
@@ -198,11 +218,58 @@ impl ProbedFiles {
             likeness: Likeness::of(mapped, user),
             breakpoint,
             _links: links,
+            cuda,
+            cuda_links,
             users: HashSet::from_iter([user]),
             unused_since: None,
         };
         self.files.insert(key, file);
         probed
+    }
+
+    /// Compares the functions of CUDA that are probed in a file with the memory of a process that uses
+    /// it, and takes the probes away from those that it has rewritten. Where the kernel has put a probe
+    /// into the new code, it stays: the kernel would write the file's byte into that code.
+    ///
+    /// # Errors
+    /// When the kernel does not attach the rest anew.
+    pub fn leave_patched(
+        &mut self,
+        loader: &mut Loader,
+        key: FileKey,
+        user: Tgid,
+        mapped: &MappedFile,
+    ) -> Result<(), AttachError> {
+        let key = self.twins.get(&key).copied().unwrap_or(key);
+        let Some(file) = self.files.get_mut(&key) else {
+            return Ok(());
+        };
+        let Some(patched) = patched_functions(&file.cuda, user, mapped, State::Probed) else {
+            return Ok(());
+        };
+        let mut probed = Probed::clone(&file.probed);
+        if !patched.left.is_empty() {
+            file.cuda
+                .retain(|located| !patched.left.contains(&located.probe.function));
+            // The new links come before the old go: a call that runs into both is one record.
+            file.cuda_links = attach_cuda(&file.cuda, loader, key.reach)?;
+            probed
+                .probes
+                .retain(|probe| !patched.left.contains(&probe.function.as_str()));
+        }
+        for sentence in patched.sentences {
+            if !probed.left_alone.contains(&sentence) {
+                probed.left_alone.push(sentence);
+            }
+        }
+        file.probed = Arc::new(probed);
+        Ok(())
+    }
+
+    /// What came of probing a file, where it is probed.
+    pub fn probed(&self, key: FileKey) -> Option<&Probed> {
+        let key = self.twins.get(&key).unwrap_or(&key);
+        Some(&self.files.get(key)?.probed)
     }
 
     /// Says that a process uses a file no more: it has ended, or runs another program.
@@ -271,17 +338,106 @@ impl ProbedFiles {
     }
 }
 
+/// The processes whose memory probes on functions of a file change, with the file's mappings.
+fn reached(
+    reach: Reach,
+    user: Tgid,
+    mapped: &MappedFile,
+    functions: &[Located],
+) -> Vec<(Tgid, MappedFile)> {
+    let only_the_user = || vec![(user, mapped.clone())];
+    match reach {
+        _ if functions.is_empty() => Vec::new(),
+        Reach::Process(_) => only_the_user(),
+        Reach::Everyone => {
+            let users = census::users_of(mapped.dev, mapped.inode);
+            users.unwrap_or_else(|_| only_the_user())
+        }
+    }
+}
+
+/// Functions that a process has rewritten where they are probed, or would be.
+struct PatchedFunctions {
+    /// Those that can be left alone from now on.
+    left: Vec<&'static str>,
+    /// All of them, for people.
+    sentences: Vec<String>,
+}
+
+/// Finds the functions that a process has rewritten where they are probed; `None` where it has
+/// rewritten none. `state` says whether they are probed already.
+fn patched_functions(
+    located: &[Located],
+    tgid: Tgid,
+    mapped: &MappedFile,
+    state: State,
+) -> Option<PatchedFunctions> {
+    let entries = patch::entries(tgid, mapped, located.iter().map(|located| &located.code));
+    let mut left = Vec::new();
+    let mut broken = Vec::new();
+    let mut writable = Vec::new();
+    let mut first = None;
+    for (located, entry) in located.iter().zip(entries) {
+        let function = located.probe.function;
+        match (entry, state) {
+            (Entry::PatchedOver(patch), _) => {
+                first.get_or_insert(patch);
+                match (state, patch.holds_breakpoint) {
+                    (State::Probed, true) => broken.push(function),
+                    (State::Probed, false) | (State::Unprobed, _) => left.push(function),
+                }
+            }
+            // The kernel decides when a probe is placed, not later.
+            (Entry::Writable, State::Unprobed) => writable.push(function),
+            (Entry::Writable | Entry::AsInFile | Entry::PatchedBefore(_), _) => {}
+        }
+    }
+    let how = match first {
+        Some(patch) => patch.described(&Maps::of(tgid).unwrap_or_default()),
+        None if writable.is_empty() => return None,
+        None => String::new(),
+    };
+    let library = mapped.basename().to_string_lossy();
+    let groups = [
+        (&left, how.as_str(), patch::LEFT_ALONE),
+        (&broken, how.as_str(), patch::BROKEN),
+        (&writable, "can be written", patch::WRITABLE),
+    ];
+    let there = groups
+        .iter()
+        .filter(|(functions, ..)| !functions.is_empty());
+    let sentences = there
+        .map(|(functions, how, what)| {
+            let functions = functions.join(", ");
+            format!("{functions} of {library} {how} in PID {}: {what}", tgid.0)
+        })
+        .collect();
+    Some(PatchedFunctions { left, sentences })
+}
+
+/// Whether functions are probed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Unprobed,
+    Probed,
+}
+
+/// Makes sure that a process has not rewritten a function where it is to be probed.
+fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), AttachError> {
+    let entries = patch::entries(user, mapped, std::iter::once(&located.code));
+    match entries.first() {
+        Some(Entry::PatchedOver(patch)) => Err(AttachError::Patched {
+            function: located.probe.function,
+            library: located.library.clone(),
+            how: patch.described(&Maps::of(user).unwrap_or_default()),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a breakpoint is in the memory of a process at an offset of a file.
 fn has_breakpoint(mapped: &MappedFile, tgid: Tgid, offset: u64) -> bool {
-    /// `INT3`, which the kernel puts there (arch/x86/include/asm/uprobes.h).
-    const INT3: u8 = 0xcc;
-    let mut mappings = mapped.mappings.iter();
-    let mapping = mappings.find(|mapping| {
-        let length = mapping.end - mapping.start;
-        mapping.perms.execute && (mapping.offset..mapping.offset + length).contains(&offset)
-    });
-    mapping.is_some_and(|mapping| {
-        let address = mapping.start + (offset - mapping.offset);
-        ProcessMemory::new(tgid).read_array::<1>(address) == Ok([INT3])
+    mapped.address_of(offset).is_some_and(|address| {
+        ProcessMemory::new(tgid).read_array::<1>(address) == Ok([BREAKPOINT])
     })
 }

@@ -13,7 +13,7 @@ use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
-use super::catalog::{Allocators, Detail, Graph};
+use super::catalog::{Allocators, Detail, DriverCalls, Graph};
 use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
@@ -59,6 +59,8 @@ pub struct Wanted {
     pub allocators: Allocators,
     /// Whether backward passes are led back to the forward pass.
     pub graph: Graph,
+    /// Treatment of libcuda.
+    pub driver: DriverCalls,
 }
 
 /// Which processes the programs let through.

@@ -12,6 +12,7 @@ pub mod kernel;
 pub mod loader;
 pub mod machine;
 mod many;
+pub mod patch;
 mod positions;
 pub mod preflight;
 pub mod prologue;

@@ -2,10 +2,12 @@
 //!
 //! A uprobe whose instruction the kernel can emulate costs a fraction of one that it must
 //! single-step out of line. So the probe goes to the first instruction that is emulated and before
-//! which no register that the probe reads has been written.
+//! which no register that the probe reads, and no memory, has been written. Entry and return probe
+//! of a function sit together: the kernel takes the return address from the top of the stack, which
+//! is where it was at the entry as long as the stack pointer is among what the probe reads.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Formatter as _, Instruction,
+    Code, Decoder, DecoderOptions, FlowControl, Formatter as _, Instruction, InstructionInfo,
     InstructionInfoFactory, IntelFormatter, OpAccess, Register,
 };
 
@@ -17,7 +19,9 @@ pub const SEARCHED: usize = 64;
 pub struct Place {
     /// Bytes from the function's first instruction.
     pub offset: u64,
-    /// Whether the kernel emulates the instruction there.
+    /// Bytes of the instruction there, which the probe replaces; 1 where it cannot be decoded.
+    pub length: u64,
+    /// Whether the kernel emulates the instruction.
     pub emulated: bool,
 }
 
@@ -29,50 +33,77 @@ impl Place {
         let mut facts = InstructionInfoFactory::new();
         let mut instruction = Instruction::default();
         while decoder.can_decode() && decoder.position() < SEARCHED {
-            let offset = decoder.position() as u64;
             decoder.decode_out(&mut instruction);
             if instruction.is_invalid() {
                 break;
             }
-            if is_emulated(&instruction) {
-                return Self {
-                    offset,
-                    emulated: true,
-                };
+            if is_emulated(&instruction) && !repeats(&instruction) {
+                return Self::at(&instruction);
             }
-            let writes_needed = facts
-                .info(&instruction)
-                .used_registers()
-                .iter()
-                .any(|used| {
-                    let written = !matches!(
-                        used.access(),
-                        OpAccess::Read | OpAccess::CondRead | OpAccess::None
-                    );
-                    written && needed.contains(&used.register().full_register())
-                });
-            if writes_needed || instruction.flow_control() != FlowControl::Next {
+            if writes(facts.info(&instruction), needed)
+                || instruction.flow_control() != FlowControl::Next
+            {
                 break;
             }
         }
         Self::entry(code)
     }
 
-    /// The function's first instruction: where return probes must sit, as the kernel takes the
-    /// return address from the top of the stack there.
-    pub fn entry(code: &[u8]) -> Self {
+    /// The function's first instruction.
+    fn entry(code: &[u8]) -> Self {
         let mut decoder = Decoder::new(64, code, DecoderOptions::NONE);
-        let emulated = decoder.can_decode() && is_emulated(&decoder.decode());
-        Self {
-            offset: 0,
-            emulated,
+        let first = decoder.decode();
+        match first.is_invalid() {
+            true => Self {
+                offset: 0,
+                length: 1,
+                emulated: false,
+            },
+            false => Self::at(&first),
         }
     }
+
+    /// The place of an instruction that was decoded with the function's start as address 0.
+    fn at(instruction: &Instruction) -> Self {
+        Self {
+            offset: instruction.ip(),
+            length: instruction.len() as u64,
+            emulated: is_emulated(instruction),
+        }
+    }
+
+    /// Bytes from the function's start to the end of the probed instruction.
+    pub fn end(self) -> u64 {
+        self.offset + self.length
+    }
+}
+
+/// Whether an instruction writes one of these registers, or memory.
+fn writes(info: &InstructionInfo, needed: &[Register]) -> bool {
+    let is_write = |access: OpAccess| {
+        !matches!(
+            access,
+            OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess | OpAccess::None
+        )
+    };
+    let mut registers = info.used_registers().iter();
+    let mut memory = info.used_memory().iter();
+    registers
+        .any(|used| is_write(used.access()) && needed.contains(&used.register().full_register()))
+        || memory.any(|used| is_write(used.access()))
+}
+
+/// Whether an emulated branch leads back to itself or before it: a probe there would fire more than
+/// once a call.
+fn repeats(instruction: &Instruction) -> bool {
+    let is_jump = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near();
+    is_jump && instruction.near_branch_target() <= instruction.ip()
 }
 
 /// Whether the kernel emulates this instruction instead of single-stepping it: `push` of a
 /// register, `nop`, and jumps and calls relative to the instruction pointer
-/// (`branch_setup_xol_ops` and `push_setup_xol_ops`, arch/x86/kernel/uprobes.c, Linux 6.1).
+/// (`branch_setup_xol_ops` and `push_setup_xol_ops`, arch/x86/kernel/uprobes.c, Linux 6.1). It
+/// takes none with an operand-size prefix but `nop`.
 fn is_emulated(instruction: &Instruction) -> bool {
     match instruction.code() {
         Code::Push_r64 | Code::Nopd | Code::Nopw | Code::Nopq => true,
@@ -85,14 +116,23 @@ fn is_emulated(instruction: &Instruction) -> bool {
 }
 
 /// The first instruction of `code` as an assembler would write it, such as `push r14`; `None` where
-/// these bytes are none.
-pub fn written(code: &[u8]) -> Option<String> {
-    let instruction = Decoder::new(64, code, DecoderOptions::NONE).decode();
+/// these bytes are none. `address` is that of the code in its library, by which branches name their
+/// target; operands relative to the instruction pointer are written so.
+pub fn written(code: &[u8], address: u64) -> Option<String> {
+    let instruction = Decoder::with_ip(64, code, address, DecoderOptions::NONE).decode();
     if instruction.is_invalid() {
         return None;
     }
     let mut text = String::new();
-    IntelFormatter::new().format(&instruction, &mut text);
+    let mut formatter = IntelFormatter::new();
+    let options = formatter.options_mut();
+    options.set_rip_relative_addresses(true);
+    options.set_branch_leading_zeros(false);
+    options.set_small_hex_numbers_in_decimal(false);
+    options.set_hex_prefix("0x");
+    options.set_hex_suffix("");
+    options.set_uppercase_hex(false);
+    formatter.format(&instruction, &mut text);
     Some(text)
 }
 
@@ -100,31 +140,59 @@ pub fn written(code: &[u8]) -> Option<String> {
 mod tests {
     use super::*;
 
-    const ARGUMENTS: [Register; 5] = [
+    const ARGUMENTS: [Register; 7] = [
         Register::RDI,
         Register::RSI,
         Register::RDX,
         Register::RCX,
         Register::R8,
+        Register::R9,
+        Register::RSP,
     ];
+
+    fn emulated(offset: u64, length: u64) -> Place {
+        Place {
+            offset,
+            length,
+            emulated: true,
+        }
+    }
+
+    /// The entry, single-stepped.
+    fn entry(length: u64) -> Place {
+        Place {
+            offset: 0,
+            length,
+            emulated: false,
+        }
+    }
 
     #[test]
     fn an_instruction_is_written_as_assemblers_write_it() {
-        assert_eq!(written(&[0x41, 0x56]).as_deref(), Some("push r14"));
-        assert_eq!(written(&[0x48, 0x89]), None);
+        assert_eq!(written(&[0x41, 0x56], 0).as_deref(), Some("push r14"));
+        assert_eq!(written(&[0x48, 0x89], 0), None);
+    }
+
+    #[test]
+    fn operands_and_branches_are_written_with_the_address_of_the_code() {
+        // cmp dword ptr [rip+0x1234], 5
+        let compare = [0x81, 0x3d, 0x34, 0x12, 0, 0, 5, 0, 0, 0];
+        assert_eq!(
+            written(&compare, 0x7000).as_deref(),
+            Some("cmp dword ptr [rip+0x1234],0x5")
+        );
+        assert_eq!(
+            written(&[0x75, 0x10], 0x7000).as_deref(),
+            Some("jne short 0x7012")
+        );
     }
 
     #[test]
     fn a_push_at_the_entry_is_taken() {
         // push r14; mov r14, rdi
         let place = Place::find(&[0x41, 0x56, 0x49, 0x89, 0xfe], &ARGUMENTS);
-        assert_eq!(
-            place,
-            Place {
-                offset: 0,
-                emulated: true
-            }
-        );
+        assert_eq!(place, emulated(0, 2));
+        assert_eq!(place.end(), 2);
     }
 
     #[test]
@@ -134,82 +202,72 @@ mod tests {
             &[0x48, 0x8b, 0x05, 0x34, 0x12, 0, 0, 0x41, 0x56],
             &ARGUMENTS,
         );
-        assert_eq!(
-            place,
-            Place {
-                offset: 7,
-                emulated: true
-            }
-        );
+        assert_eq!(place, emulated(7, 2));
+    }
+
+    #[test]
+    fn a_comparison_with_memory_is_passed_over_to_the_branch() {
+        // cmp dword ptr [rip+0x1234], imm32; jne +16 (the shape of libcuda's functions, 470 to 555)
+        let code = [
+            0x81, 0x3d, 0x34, 0x12, 0, 0, 0x78, 0x56, 0x34, 0x12, 0x75, 0x10, 0xff, 0x25, 0, 0, 0,
+            0,
+        ];
+        assert_eq!(Place::find(&code, &ARGUMENTS), emulated(10, 2));
     }
 
     #[test]
     fn a_landing_pad_is_passed_over() {
         // endbr64; push rbp
         let place = Place::find(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55], &ARGUMENTS);
-        assert_eq!(
-            place,
-            Place {
-                offset: 4,
-                emulated: true
-            }
-        );
+        assert_eq!(place, emulated(4, 1));
     }
 
     #[test]
     fn a_write_to_a_needed_register_ends_the_search_at_the_entry() {
         // mov edi, 1 (writes all of rdi); push rbp
         let place = Place::find(&[0xbf, 1, 0, 0, 0, 0x55], &ARGUMENTS);
-        assert_eq!(
-            place,
-            Place {
-                offset: 0,
-                emulated: false
-            }
-        );
+        assert_eq!(place, entry(5));
+    }
+
+    #[test]
+    fn a_moved_stack_pointer_ends_the_search_where_it_is_read() {
+        // sub rsp, 8; push rbp
+        let code = [0x48, 0x83, 0xec, 8, 0x55];
+        assert_eq!(Place::find(&code, &ARGUMENTS), entry(4));
+        assert_eq!(Place::find(&code, &[Register::RDI]), emulated(4, 1));
+    }
+
+    #[test]
+    fn a_write_to_memory_ends_the_search_at_the_entry() {
+        // mov [rdi], rax; push rbp
+        let place = Place::find(&[0x48, 0x89, 0x07, 0x55], &ARGUMENTS);
+        assert_eq!(place, entry(3));
+    }
+
+    #[test]
+    fn a_branch_back_to_the_start_is_no_place() {
+        // cmp dword ptr [rdi], 0; jne -5
+        let place = Place::find(&[0x83, 0x3f, 0x00, 0x75, 0xfb], &ARGUMENTS);
+        assert_eq!(place, entry(3));
     }
 
     #[test]
     fn the_search_does_not_follow_an_early_return() {
         // ret; push rbp
         let place = Place::find(&[0xc3, 0x55], &ARGUMENTS);
-        assert_eq!(
-            place,
-            Place {
-                offset: 0,
-                emulated: false
-            }
-        );
+        assert_eq!(place, entry(1));
     }
 
     #[test]
     fn bytes_that_are_no_code_give_the_entry() {
-        assert_eq!(
-            Place::find(&[0x06, 0x55], &ARGUMENTS),
-            Place {
-                offset: 0,
-                emulated: false
-            }
-        );
-        assert_eq!(
-            Place::find(&[], &ARGUMENTS),
-            Place {
-                offset: 0,
-                emulated: false
-            }
-        );
+        assert_eq!(Place::find(&[0x06, 0x55], &ARGUMENTS), entry(1));
+        assert_eq!(Place::find(&[], &ARGUMENTS), entry(1));
     }
 
     #[test]
     fn the_search_ends_within_its_bound() {
         // mov rax, rax without end
         let code = [0x48, 0x89, 0xc0].repeat(100);
-        assert_eq!(
-            Place::find(&code, &ARGUMENTS),
-            Place {
-                offset: 0,
-                emulated: false
-            }
-        );
+        assert_eq!(Place::find(&code, &ARGUMENTS), entry(3));
     }
 }

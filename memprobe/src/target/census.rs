@@ -6,6 +6,7 @@ use std::io::{self, Read as _};
 
 use memchr::memmem;
 
+use super::maps::{Device, MappedFile, Maps};
 use crate::event::Tgid;
 
 /// Parts of the names of libraries that only users of CUDA map: the driver's and the runtime's, and
@@ -109,6 +110,33 @@ pub fn is_user(tgid: Tgid) -> bool {
     uses_cuda(&read_maps(tgid))
 }
 
+/// The processes of the host that can run code of a file, each with its mappings; memprobe itself is
+/// left out, as are processes that may not be looked at, which cannot be probed either.
+///
+/// # Errors
+/// Where `/proc` cannot be read.
+pub fn users_of(dev: Device, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> {
+    let own = std::process::id();
+    let number = format!(" {inode} ");
+    let mut users = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse::<u32>().ok());
+        let Some(tgid) = pid.filter(|pid| *pid != own).map(Tgid) else {
+            continue;
+        };
+        let maps = read_maps(tgid);
+        // Most processes do not have it, and parsing takes longer than searching.
+        if memmem::find(&maps, number.as_bytes()).is_none() {
+            continue;
+        }
+        let mut files = Maps::parse(&maps).files();
+        files.retain(|file| (file.dev, file.inode) == (dev, inode) && file.is_executable());
+        users.extend(files.into_iter().map(|file| (tgid, file)));
+    }
+    Ok(users)
+}
+
 /// Nothing where the process is gone or may not be looked at: then it cannot be probed either.
 fn read_maps(tgid: Tgid) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -171,6 +199,30 @@ mod tests {
             b"7f30-7f40 r--p 0 08:01 9 /opt/notlibcudart.so.13\n"
         ));
         assert!(!uses_cuda(b""));
+    }
+
+    #[test]
+    fn users_of_a_file_are_found_among_all_processes() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let tgid = Tgid(child.id());
+        let file = loop {
+            let maps = Maps::of(tgid).unwrap();
+            if let Some(file) = maps.library("libc.so") {
+                break file;
+            }
+            std::thread::yield_now();
+        };
+        let users = users_of(file.dev, file.inode).unwrap();
+        let found = users.iter().find(|(user, _)| *user == tgid);
+        assert_eq!(found.map(|(_, file)| file.inode), Some(file.inode));
+        let own = Tgid(std::process::id());
+        assert!(users.iter().all(|(user, _)| *user != own));
+        assert_eq!(users_of(file.dev, u64::MAX).unwrap(), []);
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

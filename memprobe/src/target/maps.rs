@@ -112,6 +112,21 @@ impl MappedFile {
         self.mappings.iter().any(|mapping| mapping.perms.execute)
     }
 
+    /// Address in the process of the code at an offset of the file, in bytes; `None` where it is not
+    /// mapped to be run.
+    pub fn address_of(&self, offset: u64) -> Option<u64> {
+        let mapping = self.code_mapping(offset)?;
+        Some(mapping.start + (offset - mapping.offset))
+    }
+
+    /// The mapping from which the process runs the code at an offset of the file, in bytes.
+    pub fn code_mapping(&self, offset: u64) -> Option<&Mapping> {
+        self.mappings.iter().find(|mapping| {
+            let end = mapping.offset.saturating_add(mapping.size());
+            mapping.perms.execute && (mapping.offset..end).contains(&offset)
+        })
+    }
+
     /// Paths under which memprobe can open the file, best first. A deleted file is offered only
     /// through `map_files`, since its path may by now name another file.
     pub fn paths(&self, tgid: Tgid) -> Vec<PathBuf> {

@@ -1,41 +1,42 @@
 /* Driver API: contexts by the first forms of functions that have a _v2 today, and by those that are
  * deprecated. */
+#include "bodies.h"
 #include "simulation.h"
 
-int cuCtxCreate_v2(void **out, unsigned flags, int device);
-int cuCtxDestroy_v2(void *context);
-int cuCtxGetCurrent(void **out);
-int cuCtxPushCurrent_v2(void *context);
-int cuCtxPopCurrent_v2(void **out);
-int cuDevicePrimaryCtxRelease_v2(int device);
-int cuDevicePrimaryCtxReset_v2(int device);
+int cuCtxCreate_v2(void **out, unsigned flags, int device) BODY(cuCtxCreate_v2);
+int cuCtxDestroy_v2(void *context) BODY(cuCtxDestroy_v2);
+int cuCtxGetCurrent(void **out) BODY(cuCtxGetCurrent);
+int cuCtxPushCurrent_v2(void *context) BODY(cuCtxPushCurrent_v2);
+int cuCtxPopCurrent_v2(void **out) BODY(cuCtxPopCurrent_v2);
+int cuDevicePrimaryCtxRelease_v2(int device) BODY(cuDevicePrimaryCtxRelease_v2);
+int cuDevicePrimaryCtxReset_v2(int device) BODY(cuDevicePrimaryCtxReset_v2);
 
-EXPORT int cuCtxCreate(void **out, unsigned flags, int device)
+ENTRY(int, cuCtxCreate, void **out, unsigned flags, int device)
 {
     return cuCtxCreate_v2(out, flags, device);
 }
 
-EXPORT int cuCtxDestroy(void *context)
+ENTRY(int, cuCtxDestroy, void *context)
 {
     return cuCtxDestroy_v2(context);
 }
 
-EXPORT int cuCtxPushCurrent(void *context)
+ENTRY(int, cuCtxPushCurrent, void *context)
 {
     return cuCtxPushCurrent_v2(context);
 }
 
-EXPORT int cuCtxPopCurrent(void **out)
+ENTRY(int, cuCtxPopCurrent, void **out)
 {
     return cuCtxPopCurrent_v2(out);
 }
 
-EXPORT int cuDevicePrimaryCtxRelease(int device)
+ENTRY(int, cuDevicePrimaryCtxRelease, int device)
 {
     return cuDevicePrimaryCtxRelease_v2(device);
 }
 
-EXPORT int cuDevicePrimaryCtxReset(int device)
+ENTRY(int, cuDevicePrimaryCtxReset, int device)
 {
     return cuDevicePrimaryCtxReset_v2(device);
 }
@@ -46,7 +47,7 @@ static struct {
     int count;
 } attached[8];
 
-EXPORT int cuCtxAttach(void **out, unsigned)
+ENTRY(int, cuCtxAttach, void **out, unsigned)
 {
     void *context = NULL;
     cuCtxGetCurrent(&context);
@@ -63,7 +64,7 @@ EXPORT int cuCtxAttach(void **out, unsigned)
     return CUDA_INVALID_VALUE;
 }
 
-EXPORT int cuCtxDetach(void *context)
+ENTRY(int, cuCtxDetach, void *context)
 {
     for (int i = 0; i < 8; i++) {
         if (attached[i].context != context || attached[i].count == 0)

@@ -1,17 +1,18 @@
 /* Driver API: green contexts. A part of a device's primary context, which stands for it. */
 #include <stdlib.h>
 
+#include "bodies.h"
 #include "simulation.h"
 
-int cuDevicePrimaryCtxRetain(void **context, int device);
-int cuDevicePrimaryCtxRelease_v2(int device);
+int cuDevicePrimaryCtxRetain(void **context, int device) BODY(cuDevicePrimaryCtxRetain);
+int cuDevicePrimaryCtxRelease_v2(int device) BODY(cuDevicePrimaryCtxRelease_v2);
 
 struct green_context {
     int device;
     void *primary;
 };
 
-EXPORT int cuGreenCtxCreate(struct green_context **out, void *, int device, unsigned)
+ENTRY(int, cuGreenCtxCreate, struct green_context **out, void *, int device, unsigned)
 {
     void *primary;
     int error = cuDevicePrimaryCtxRetain(&primary, device);
@@ -25,13 +26,13 @@ EXPORT int cuGreenCtxCreate(struct green_context **out, void *, int device, unsi
     return CUDA_OK;
 }
 
-EXPORT int cuCtxFromGreenCtx(void **out, struct green_context *green)
+ENTRY(int, cuCtxFromGreenCtx, void **out, struct green_context *green)
 {
     *out = green->primary;
     return CUDA_OK;
 }
 
-EXPORT int cuGreenCtxDestroy(struct green_context *green)
+ENTRY(int, cuGreenCtxDestroy, struct green_context *green)
 {
     int error = cuDevicePrimaryCtxRelease_v2(green->device);
     free(green);

@@ -1,8 +1,12 @@
 /* Driver API: mipmapped arrays. Each level is an array of its own. */
 #include <stdlib.h>
 
+#include "bodies.h"
 #include "driver.h"
 #include "simulation.h"
+
+int cuArray3DCreate_v2(void **out, const struct array_descriptor *descriptor) BODY(cuArray3DCreate_v2);
+int cuArrayDestroy(void *array) BODY(cuArrayDestroy);
 
 /* CUDA_ARRAY3D_*, cuda.h */
 enum { LAYERED = 0x01, CUBEMAP = 0x04, SPARSE = 0x40, DEFERRED_MAPPING = 0x80 };
@@ -19,9 +23,14 @@ static size_t halved(size_t size)
     return size > 1 ? size / 2 : size;
 }
 
-int cuMipmappedArrayDestroy(struct mipmapped_array *array);
+static void destroy(struct mipmapped_array *array)
+{
+    for (unsigned level = 0; level < array->count; level++)
+        cuArrayDestroy(array->levels[level]);
+    free(array);
+}
 
-EXPORT int cuMipmappedArrayCreate(struct mipmapped_array **out, const struct array_descriptor *wanted,
+ENTRY(int, cuMipmappedArrayCreate, struct mipmapped_array **out, const struct array_descriptor *wanted,
                                   unsigned count)
 {
     struct mipmapped_array *array = calloc(1, sizeof *array);
@@ -32,7 +41,7 @@ EXPORT int cuMipmappedArrayCreate(struct mipmapped_array **out, const struct arr
     while (!(wanted->flags & (SPARSE | DEFERRED_MAPPING))) {
         int error = cuArray3DCreate_v2(&array->levels[array->count], &level);
         if (error) {
-            cuMipmappedArrayDestroy(array);
+            destroy(array);
             return error;
         }
         array->count++;
@@ -48,10 +57,8 @@ EXPORT int cuMipmappedArrayCreate(struct mipmapped_array **out, const struct arr
     return CUDA_OK;
 }
 
-EXPORT int cuMipmappedArrayDestroy(struct mipmapped_array *array)
+ENTRY(int, cuMipmappedArrayDestroy, struct mipmapped_array *array)
 {
-    for (unsigned level = 0; level < array->count; level++)
-        cuArrayDestroy(array->levels[level]);
-    free(array);
+    destroy(array);
     return CUDA_OK;
 }

@@ -16,6 +16,7 @@ use crate::probe::catalog::{
 };
 use crate::probe::finding::{Finding, Level};
 use crate::probe::function;
+use crate::probe::patch::{self, Entry};
 use crate::probe::prologue::written;
 use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::container::{self, Container};
@@ -132,9 +133,10 @@ impl Process {
             Ok(python) => {
                 process.findings.push(told_of(python));
                 let located = Located::find_code_freed(tgid, python);
+                let found = Some((&python.library, located));
                 process
                     .probes
-                    .push(Place::of(tgid, &maps, &CODE_FREED, Some(located)));
+                    .push(Place::of(tgid, &maps, &CODE_FREED, found));
             }
             Err(DetectError::NotPython) if attaching::uses_cuda(&maps) => {
                 process.findings.push(without_python(&maps));
@@ -172,8 +174,8 @@ impl Process {
             self.probes.push(Place::of(tgid, maps, probe, None));
         }
         for file in &copies {
-            let located = Some(Located::find_in(probe, tgid, file));
-            self.probes.push(Place::of(tgid, maps, probe, located));
+            let found = Some((file, Located::find_in(probe, tgid, file)));
+            self.probes.push(Place::of(tgid, maps, probe, found));
         }
     }
 
@@ -193,8 +195,8 @@ impl Process {
             .flat_map(|name| maps.libraries(name));
         for file in files {
             for (probe, located) in Located::find_tracepoints(tgid, &file) {
-                self.probes
-                    .push(Place::of(tgid, maps, probe, Some(located)));
+                let found = Some((&file, located));
+                self.probes.push(Place::of(tgid, maps, probe, found));
             }
         }
     }
@@ -475,7 +477,7 @@ impl Place {
         tgid: Tgid,
         maps: &Maps,
         probe: &Probe,
-        located: Option<Result<Located, AttachError>>,
+        found: Option<(&MappedFile, Result<Located, AttachError>)>,
     ) -> Self {
         let mut place = Self {
             finding: Finding::note("probe", format!("{} is not mapped yet", probe.library)),
@@ -488,37 +490,34 @@ impl Place {
             instruction: None,
             kind: None,
         };
-        match (located, probe.need) {
-            (None, _) => {}
-            (Some(Ok(located)), _) => place.fill(tgid, maps, &located),
-            (Some(Err(AttachError::NoFunction { .. })), Need::WhereItIs) => {
-                let words = format!("{} is not in this version", probe.function);
-                place.finding = Finding::note("probe", words);
+        let Some((file, located)) = found else {
+            return place;
+        };
+        let error = match located {
+            Ok(located) => {
+                place.fill(tgid, maps, file, &located);
+                return place;
             }
-            (Some(Err(error)), Need::WhereItIs) => {
-                place.finding = Finding::from_error("probe", Level::Warn, error);
-            }
-            (Some(Err(error)), Need::Allocator) => {
-                let finding = Finding::from_error("probe", Level::Warn, error);
-                place.finding = Finding {
-                    found: format!("{}; {WITHOUT_BLOCKS}", finding.found),
-                    ..finding
-                };
-            }
-            (Some(Err(error)), Need::Optional(without)) => {
-                let finding = Finding::from_error("probe", Level::Warn, error);
-                place.finding = Finding {
-                    found: format!("{}; {without}", finding.found),
-                    ..finding
-                };
-            }
+            Err(error) => error,
+        };
+        if let (AttachError::NoFunction { .. }, Need::WhereItIs) = (&error, probe.need) {
+            let words = format!("{} is not in this version", probe.function);
+            place.finding = Finding::note("probe", words);
+            return place;
         }
+        let finding = Finding::from_error("probe", Level::Warn, error);
+        let found = match probe.need {
+            Need::WhereItIs => finding.found,
+            Need::Allocator => format!("{}; {WITHOUT_BLOCKS}", finding.found),
+            Need::Optional(without) => format!("{}; {without}", finding.found),
+        };
+        place.finding = Finding { found, ..finding };
         place
     }
 
     /// Writes down where it goes: what its library's file has there.
-    fn fill(&mut self, tgid: Tgid, maps: &Maps, located: &Located) {
-        let offset = located.function_offset + located.place.offset;
+    fn fill(&mut self, tgid: Tgid, maps: &Maps, file: &MappedFile, located: &Located) {
+        let offset = located.probed_offset();
         let image = ElfImage::open(&located.file).ok();
         let symbols = image
             .as_ref()
@@ -529,14 +528,13 @@ impl Place {
         });
         self.library = Some(located.library.clone());
         self.offset = Some(located.place.offset);
-        self.address = address_of(maps, &located.library, offset);
-        let code = self.address.and_then(|address| {
+        self.address = file.address_of(offset);
+        self.instruction = self.address.and_then(|address| {
             let mut code = [0; LONGEST_INSTRUCTION];
             ProcessMemory::new(tgid).read(address, &mut code).ok()?;
-            Some(code)
+            // A breakpoint is there where somebody probes the process already.
+            written(&code, address)
         });
-        // A breakpoint is there where somebody probes the process already.
-        self.instruction = code.and_then(|code| written(&code));
         self.kind = Some(match located.place.emulated {
             true => "emulated",
             false => "single-stepped",
@@ -544,18 +542,26 @@ impl Place {
         self.demangled = function::at(&located.file, offset);
         let name = Path::new(&located.library).file_name().unwrap_or_default();
         let text = format!("in {}", name.to_string_lossy());
-        self.finding = match located.place.emulated {
-            true => Finding::ok("probe", text),
-            false => Finding::note("probe", text),
+        let entry = patch::entries(tgid, file, std::iter::once(&located.code)).pop();
+        self.finding = match entry {
+            Some(Entry::PatchedOver(patch)) => {
+                self.kind = Some("left alone");
+                let found = format!("{text}; {}", patch.described(maps));
+                Finding::warn("probe", found, patch::REMEDY)
+            }
+            Some(Entry::PatchedBefore(patch)) => {
+                let found = format!("{text}, behind a hook; {}", patch.described(maps));
+                Finding::note("probe", found)
+            }
+            Some(Entry::Writable) => {
+                self.kind = Some("left alone");
+                let found = format!(
+                    "{text}; the process may write this memory, where the kernel puts no probe"
+                );
+                Finding::note("probe", found)
+            }
+            _ if located.place.emulated => Finding::ok("probe", text),
+            _ => Finding::note("probe", text),
         };
     }
-}
-
-/// Where in the process a byte of a file lies that is mapped as code.
-fn address_of(maps: &Maps, library: &str, offset: u64) -> Option<u64> {
-    let mapping = maps.mappings().iter().find(|mapping| {
-        let within = mapping.offset..mapping.offset.saturating_add(mapping.size());
-        mapping.perms.execute && within.contains(&offset) && mapping.path.as_os_str() == library
-    })?;
-    Some(mapping.start + (offset - mapping.offset))
 }

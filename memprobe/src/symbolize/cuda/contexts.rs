@@ -72,10 +72,9 @@ pub struct Contexts {
     runtime_was_used: bool,
     /// Devices on which the runtime was seen to work: it keeps their primary contexts until it is reset.
     held_by_runtime: HashSet<DeviceIndex>,
-    /// Contexts that were set before anything had said where they are from.
-    strangers: HashSet<u64>,
-    /// Devices whose primary context is held by a reference that was not seen.
-    held_unseen: HashSet<DeviceIndex>,
+    /// Whether a context was set before anything had said where it is from: somebody takes references in a
+    /// way that is not seen.
+    saw_stranger: bool,
     /// By green context: its device, and the context made of it.
     greens: HashMap<u64, (DeviceIndex, Context)>,
 }
@@ -307,9 +306,6 @@ impl Contexts {
             self.replace(other);
         }
         self.known.insert(context, device, Origin::Primary);
-        if self.strangers.contains(&context) {
-            self.held_unseen.insert(device);
-        }
         self.refer_to_primary(device);
     }
 
@@ -330,7 +326,7 @@ impl Contexts {
         if self.held_by_runtime.contains(&device) {
             return None;
         }
-        if was_seen && !self.runtime_was_used && !self.held_unseen.contains(&device) {
+        if was_seen && !self.runtime_was_used && !self.saw_stranger {
             return Some(device);
         }
         self.reset_primary(device);
@@ -437,10 +433,7 @@ impl Contexts {
     }
 
     fn note_stranger(&mut self, context: u64) {
-        let is_new = self.known.device_of(context).is_none();
-        if is_new && self.strangers.len() < CONTEXTS {
-            self.strangers.insert(context);
-        }
+        self.saw_stranger |= self.known.device_of(context).is_none();
     }
 
     fn thread(&mut self, tid: Tid) -> &mut Thread {

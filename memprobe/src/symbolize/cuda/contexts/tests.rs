@@ -92,12 +92,12 @@ fn a_primary_context_is_the_devices_own() {
     contexts.retain_primary(0xaa, 1);
     contexts.set_context(THREAD, 0xaa, Caller::Other);
     assert_eq!(contexts.of(THREAD, Caller::Other), on(1, None));
-    contexts.set_context(THREAD, 0xbb, Caller::Other);
-    assert_eq!(devices(&contexts, THREAD), (None, None), "a stranger");
     contexts.retain_primary(0xaa, 1);
     assert_eq!(contexts.release_primary(1), None);
     assert_eq!(contexts.release_primary(1), Some(DeviceIndex(1)));
     assert_eq!(contexts.release_primary(1), None);
+    contexts.set_context(THREAD, 0xbb, Caller::Other);
+    assert_eq!(devices(&contexts, THREAD), (None, None), "a stranger");
 }
 
 #[test]

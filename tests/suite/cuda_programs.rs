@@ -18,9 +18,31 @@ pub enum Cudart {
     Static,
 }
 
+/// Forms that the entries of the driver's functions have (`cuda-sim/include/entry.h`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entries {
+    /// A comparison, a conditional jump and a jump out of the function, as in libcuda 470 to 555.
+    Trampolines,
+    /// `push %rbp`, as in libcuda 575 and later.
+    Push,
+}
+
+impl Entries {
+    /// Both forms.
+    pub const ALL: [Self; 2] = [Self::Trampolines, Self::Push];
+
+    fn option(self) -> &'static str {
+        match self {
+            Self::Trampolines => "-DENTRY_TRAMPOLINE",
+            Self::Push => "-DENTRY_PUSH",
+        }
+    }
+}
+
 /// The simulated CUDA, built for programs of the tests.
 pub struct Cuda {
     folder: TempDir,
+    entries: Entries,
 }
 
 /// What the static library's functions are built with, and what it consists of.
@@ -34,16 +56,22 @@ const FLAGS: [&str; 6] = [
 ];
 
 impl Cuda {
+    /// Builds the driver and the runtime, once with each form of the driver's entries.
+    pub fn build_each() -> impl Iterator<Item = Self> {
+        Entries::ALL.into_iter().map(Self::build)
+    }
+
     /// Builds the driver and the runtime.
     ///
     /// # Panics
     ///
     /// Where there is no C compiler, or it fails.
-    pub fn build() -> Self {
+    pub fn build(entries: Entries) -> Self {
         let folder = tempfile::tempdir().expect("a folder for what is built");
-        let cuda = Self { folder };
+        let cuda = Self { folder, entries };
         let hidden = ["-fvisibility=hidden", "-shared"];
-        cuda.compile("libcuda.so.1", "cuda", &hidden, &[]);
+        let driver = [hidden[0], hidden[1], entries.option()];
+        cuda.compile("libcuda.so.1", "cuda", &driver, &[]);
         let driver = cuda.path("libcuda.so.1");
         cuda.compile("libcudart.so.13", "cudart", &hidden, &[&driver]);
         cuda.compile("cudart.o", "cudart", &["-r"], &[]);
@@ -55,6 +83,11 @@ impl Cuda {
                 .arg(cuda.path("cudart.o")),
         );
         cuda
+    }
+
+    /// Form of the driver's entries.
+    pub fn entries(&self) -> Entries {
+        self.entries
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -148,10 +181,13 @@ pub fn pluggable_allocator(folder: &Path) -> PathBuf {
     path
 }
 
-/// Starts a program that waits until `go` is there.
-pub fn start(program: &Path, go: &Path) -> Background {
+/// Starts a program that waits until `go` is there, with variables for the simulation.
+pub fn start(program: &Path, go: &Path, variables: &[(&str, &str)]) -> Background {
     let mut command = Command::new(program);
-    command.arg(go).env("CUDASIM_DEVICES", "2");
+    command
+        .arg(go)
+        .env("CUDASIM_DEVICES", "2")
+        .envs(variables.iter().copied());
     let mut program = Background::start(&mut command);
     program.wait_for("ready");
     program

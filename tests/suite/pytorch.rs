@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::cuda_programs::Entries;
+
 /// Environment variable with the interpreter for most tests. `cargo xtask test` sets it.
 pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
 
@@ -131,6 +133,16 @@ impl PyTorch {
             .arg(out)
             .arg(workload);
         command
+    }
+
+    /// Returns the simulated driver with a form of entries, for `LD_PRELOAD`; `None` on a real GPU, and for the
+    /// form that is used without it.
+    pub fn preloaded_driver(&self, entries: Entries) -> Option<PathBuf> {
+        let folder = self.simulated_libraries()?;
+        match entries {
+            Entries::Trampolines => None,
+            Entries::Push => Some(folder.join("push-entries/libcuda.so.1")),
+        }
     }
 
     /// Returns the folder of the simulated CUDA libraries; `None` on a real GPU.

@@ -1,10 +1,10 @@
-//! What CUDA's functions do with memory, as data: those of libcudart (CUDA Runtime API,
+//! Catalog of CUDA's functions that manage memory: those of libcudart (CUDA Runtime API,
 //! `cuda_runtime_api.h`) and of libcuda (CUDA Driver API, `cuda.h`), CUDA 11.0 to 13.5.
 //!
-//! Every one of them answers with an `int` that is 0 for success. Beside them stand the tracepoints of
-//! PyTorch's caching allocator, which tell of blocks as those functions do of memory.
+//! Each returns an `int` that is 0 for success. The tracepoints of PyTorch's caching allocator, which
+//! report blocks, are listed beside them.
 //!
-//! Left out, because their arguments do not say how much memory of this process there is from then on:
+//! Left out, because their arguments do not give the resulting amount of memory of this process:
 //! - `cuIpcOpenMemHandle`, `cuImportExternalMemory`: the memory is another owner's, and has no size in the call;
 //! - `cuMulticastCreate` and its bindings: a multicast object has no memory of its own;
 //! - `cuGraphAddMemAllocNode`: a launch of the graph backs its memory;
@@ -14,7 +14,7 @@
 
 use crate::event::Space;
 
-/// Which of CUDA's two interfaces.
+/// Interface that declares a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Api {
     /// libcudart.
@@ -26,7 +26,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// How the file names of its library begin.
+    /// Start of the file names of its library.
     pub const fn library(self) -> &'static str {
         match self {
             Self::Runtime => "libcudart",
@@ -41,24 +41,23 @@ impl Api {
 pub struct Function {
     /// Its name in the documentation; of a tracepoint with its provider, as other tools write it.
     pub name: &'static str,
-    /// Whose it is.
     pub api: Api,
     /// Its name in the library's symbol table.
     pub symbol: &'static str,
-    /// What it does.
+    /// Effect of a successful call.
     pub effect: Effect,
 }
 
-/// What a function does once it succeeds. Arguments are counted from 0.
+/// Effect of a successful call. Arguments are counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Gives out memory. The name of the memory is written to where argument 0 points.
     Allocates {
-        /// Where the memory lies.
+        /// Kind of memory.
         space: Space,
-        /// How much it is.
+        /// Source of the size.
         size: Size,
-        /// How long it can last.
+        /// Lifetime of memory that is not freed.
         lifetime: Lifetime,
     },
     /// Takes memory back that argument 0 names.
@@ -117,7 +116,7 @@ pub enum Effect {
     ResetsDevice,
 }
 
-/// How an allocation says its size.
+/// Source of an allocation's size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
     /// Argument 1.
@@ -131,28 +130,28 @@ pub enum Size {
     RuntimeArray,
     /// `cudaChannelFormatDesc` behind argument 1, the extent on the stack; argument 2 is the flags.
     RuntimeArray3d,
-    /// As [`Self::RuntimeArray3d`]; argument 2 is the number of levels, 3 the flags.
+    /// [`Self::RuntimeArray3d`] with the number of levels in argument 2 and the flags in 3.
     RuntimeMipmapped,
     /// `CUDA_ARRAY_DESCRIPTOR` behind argument 1.
     DriverArray,
     /// `CUDA_ARRAY3D_DESCRIPTOR` behind argument 1.
     DriverArray3d,
-    /// As [`Self::DriverArray3d`]; argument 2 is the number of levels.
+    /// [`Self::DriverArray3d`] with the number of levels in argument 2.
     DriverMipmapped,
 }
 
-/// How long memory can last that nobody frees.
+/// Lifetime of memory that is not freed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifetime {
-    /// As long as the context in which it was allocated.
+    /// Until the end of the context in which it was allocated.
     Context,
-    /// As long as the process: "cuCtxDestroy() will not destroy memory allocations by cuMemCreate(),
+    /// Until the end of the process: "cuCtxDestroy() will not destroy memory allocations by cuMemCreate(),
     /// cuMemAllocAsync() and cuMemAllocFromPoolAsync()" (CUDA Driver API, and alike for
     /// `cudaDeviceReset` in the Runtime API).
     Process,
 }
 
-/// What a name of memory is.
+/// Kind of a memory's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Named {
     /// An address.
@@ -163,7 +162,7 @@ pub enum Named {
 }
 
 impl Effect {
-    /// Whether it is of interest who called it.
+    /// True if the caller's stack is wanted.
     pub const fn wants_stack(self) -> bool {
         matches!(
             self,
@@ -373,7 +372,7 @@ pub fn function(number: u8) -> Option<&'static Function> {
     FUNCTIONS.get(usize::from(number))
 }
 
-/// Whether that is the name of a tracepoint: what it tells of is a block of the caching allocator.
+/// True for the name of a tracepoint, which reports blocks of the caching allocator.
 pub fn is_tracepoint(name: &str) -> bool {
     function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
 }

@@ -28,7 +28,7 @@ const CONTEXTS: usize = 65_536;
 /// A context, where it is not a device's primary one.
 pub type Context = Option<u64>;
 
-/// Where a thread works.
+/// Device and context of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Place {
     /// Its device; `None` where it is not known.
@@ -37,7 +37,7 @@ pub struct Place {
     pub context: Context,
 }
 
-/// Who calls the driver.
+/// Caller of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Caller {
     /// The runtime whose functions are probed: its device for the thread is known.
@@ -53,7 +53,7 @@ pub enum Bound {
     Nothing,
     /// This one.
     Context(u64),
-    /// It took one off the thread's stack.
+    /// Taken off the thread's stack.
     Popped,
 }
 
@@ -66,21 +66,20 @@ pub struct Contexts {
     known: Known,
     /// By device: references to its primary context that were seen being taken.
     references: HashMap<DeviceIndex, u64>,
-    /// Whether every call since the process's first was seen, as far as calls are probed.
+    /// True if every probed call since the process's first was seen.
     saw_everything: bool,
-    /// Whether the runtime was used, which takes references of its own unseen.
+    /// True once the runtime was used, which takes references unseen.
     runtime_was_used: bool,
     /// Devices on which the runtime was seen to work: it keeps their primary contexts until it is reset.
     held_by_runtime: HashSet<DeviceIndex>,
-    /// Whether a context was set before anything had said where it is from: somebody takes references in a
-    /// way that is not seen.
+    /// True once a context of unknown origin was set: something takes references unseen.
     saw_stranger: bool,
     /// By green context: its device, and the context made of it.
     greens: HashMap<u64, (DeviceIndex, Context)>,
 }
 
 impl Contexts {
-    /// Of a process that is looked at since before its first call: its threads begin without a context, and
+    /// Contexts of a process watched from before its first call: its threads begin without a context, and
     /// on device 0 for the runtime.
     pub fn from_the_start() -> Self {
         Self {
@@ -90,7 +89,7 @@ impl Contexts {
         }
     }
 
-    /// Where a thread works that calls so.
+    /// Device and context of a thread for calls of this kind.
     pub fn of(&self, tid: Tid, caller: Caller) -> Place {
         let top = self.threads.get(&tid).unwrap_or(&self.first).top();
         let place = top.context.map(|context| self.known.place_of(context));
@@ -315,8 +314,8 @@ impl Contexts {
         self.release(self::device(device)?)
     }
 
-    /// As [`Self::release_primary`]. Where the reference may have been the last, what is known of the context
-    /// is not any more.
+    /// [`Self::release_primary`], after which the context is unknown if the reference may have been the
+    /// last.
     fn release(&mut self, device: DeviceIndex) -> Option<DeviceIndex> {
         if let Some(references @ 2..) = self.references.get_mut(&device) {
             *references -= 1;

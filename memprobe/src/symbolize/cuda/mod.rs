@@ -1,4 +1,4 @@
-//! Calls into CUDA to events: what each gave out or took back, how much, where and on which device.
+//! Turns calls into CUDA into events: allocation or free, bytes, kind of memory, device.
 
 mod contexts;
 mod physical;
@@ -21,7 +21,7 @@ pub use physical::Owner;
 /// `CU_MEM_LOCATION_TYPE_DEVICE` (cuda.h).
 const ON_DEVICE: u32 = 1;
 
-/// What a process does with CUDA.
+/// State of a process's use of CUDA.
 #[derive(Default)]
 pub struct Cuda {
     contexts: Contexts,
@@ -32,13 +32,11 @@ pub struct Cuda {
 pub struct Call<'a> {
     /// The function.
     pub function: &'static Function,
-    /// What the kernel says of it.
+    /// Record of the kernel programs.
     pub record: &'a CudaRecord,
-    /// Who asked.
     pub owner: Owner,
-    /// Who called.
     pub caller: Caller,
-    /// Where.
+    /// Stack of the call.
     pub stack: StackId,
 }
 
@@ -74,7 +72,7 @@ impl Call<'_> {
         Tid(self.record.tid)
     }
 
-    /// Whose device counts: a call of the driver by the runtime is for a function of the runtime.
+    /// Caller whose device counts: the runtime, if it is the runtime that calls the driver.
     fn caller(&self) -> Caller {
         match self.function.api {
             Api::Runtime => Caller::Runtime,
@@ -93,7 +91,7 @@ impl Call<'_> {
 }
 
 impl Cuda {
-    /// Of a process that is looked at since before its first call.
+    /// State of a process watched from before its first call.
     pub fn from_the_start() -> Self {
         Self {
             contexts: Contexts::from_the_start(),

@@ -11,7 +11,7 @@ use crate::event::{Bytes, DeviceIndex};
 /// The most handles and mappings that are followed.
 const MOST: usize = 1 << 20;
 
-/// Who asked for physical memory.
+/// Requester of physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// PyTorch's caching allocator, for its expandable segments: mappings of it are segments.
@@ -24,7 +24,7 @@ pub enum Owner {
 struct Memory {
     owner: Owner,
     device: Option<DeviceIndex>,
-    /// How often a handle of it was given and not released.
+    /// Handles given out and not released.
     handles: u64,
     mappings: u64,
 }
@@ -42,9 +42,8 @@ pub struct Physical {
 /// Something that was unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unmapped {
-    /// Where it was.
+    /// Its former address.
     pub addr: u64,
-    /// Whose memory it was.
     pub owner: Owner,
     /// The handle, if that was all that kept its memory.
     pub gone: Option<u64>,
@@ -88,8 +87,8 @@ impl Physical {
         }
     }
 
-    /// `cuMemRelease`: the memory that is gone with that, by the handle that it was made with.
-    /// One that was released as often as it was given is another object's number by now.
+    /// Handles `cuMemRelease`; returns the memory that it frees, by the handle of its creation. A handle
+    /// released as often as it was given may name another object afterwards.
     pub fn release(&mut self, handle: u64) -> Option<(u64, Owner)> {
         let handle = self.original(handle);
         let memory = self.memory.get_mut(&handle)?;

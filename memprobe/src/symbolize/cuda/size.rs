@@ -1,4 +1,4 @@
-//! How much memory a call into CUDA asked for.
+//! Bytes that a call into CUDA asked for.
 
 use memprobe_common::CudaRecord;
 

@@ -24,7 +24,7 @@ impl Default for Process {
     }
 }
 
-/// What an event says: action, address, bytes, device.
+/// Essence of an event: action, address, bytes, device.
 type Seen = (Action, u64, u64, Option<u8>);
 
 impl Process {

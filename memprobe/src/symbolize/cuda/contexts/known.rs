@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use super::{CONTEXTS, Place};
 use crate::event::DeviceIndex;
 
-/// What a context is.
+/// Identity of a context.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Origin {
     /// The primary one of its device.
@@ -14,7 +14,7 @@ pub(super) enum Origin {
     Green,
     /// The program's own.
     Created {
-        /// How often `cuCtxCreate` and `cuCtxAttach` gave it and `cuCtxDetach` did not take it back.
+        /// References taken by `cuCtxCreate` and `cuCtxAttach`, less those returned by `cuCtxDetach`.
         uses: u64,
     },
 }
@@ -24,7 +24,7 @@ pub(super) enum Origin {
 pub(super) struct Known(HashMap<u64, (DeviceIndex, Origin)>);
 
 impl Known {
-    /// Where a context is; one of which nothing is known is its own, on a device unknown.
+    /// Device of a context; unknown for an unknown context.
     pub(super) fn place_of(&self, context: u64) -> Place {
         match self.0.get(&context) {
             Some((device, Origin::Primary | Origin::Green)) => Place::primary(*device),
@@ -58,7 +58,7 @@ impl Known {
         primaries
     }
 
-    /// As [`Self::primaries_of`], of every device.
+    /// [`Self::primaries_of`] for every device.
     pub(super) fn primaries(&self) -> Vec<u64> {
         let known = self.0.iter();
         let primaries =
@@ -72,7 +72,7 @@ impl Known {
         }
     }
 
-    /// As [`Self::insert`] of a primary context, where nothing is known of it.
+    /// Inserts a primary context unless it is known already.
     pub(super) fn learn(&mut self, context: u64, device: DeviceIndex) {
         if !self.0.contains_key(&context) {
             self.insert(context, device, Origin::Primary);

@@ -29,7 +29,7 @@ impl Entry {
 pub(super) struct Thread {
     /// The last is current.
     stack: Vec<Entry>,
-    /// Whether nothing is beneath `stack`; otherwise that is not known.
+    /// True if `stack` is the whole stack; otherwise contexts below it are unknown.
     is_all: bool,
     /// The device whose context the runtime makes current where the thread has none.
     runtime: Option<DeviceIndex>,
@@ -54,7 +54,7 @@ impl Thread {
         self.stack.last().copied().unwrap_or(without_context)
     }
 
-    /// Whether the thread is known to have no context.
+    /// True if the thread is known to have no context.
     pub(super) fn is_empty(&self) -> bool {
         self.is_all && self.stack.is_empty()
     }
@@ -88,7 +88,6 @@ impl Thread {
         }
     }
 
-    /// Whether a context is on the stack.
     pub(super) fn has(&self, context: u64) -> bool {
         let mut stack = self.stack.iter();
         stack.any(|entry| entry.context == Some(context))

@@ -232,9 +232,7 @@ fn build(
         command.arg("-fcf-protection=none");
     }
     if CALLERS_OF_THE_DRIVER.contains(&base) {
-        command
-            .arg(work.join(DRIVER.0))
-            .arg("-Wl,-rpath,$ORIGIN");
+        command.arg(work.join(DRIVER.0)).arg("-Wl,-rpath,$ORIGIN");
     }
     if let Some(script) = stubs::version_script(library) {
         let path = work.join(format!("{file}.map"));

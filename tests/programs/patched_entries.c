@@ -1,11 +1,12 @@
 /* Rewrites the entries of functions of the driver, as UCX does to hear of memory (src/ucm/bistro of
  * openucx/ucx): their first bytes become a jump to a hook, which counts the call and goes on to the
- * original. Arguments: GO-FILE before|after 5|12|13 careful|blind.
+ * original. Arguments: GO-FILE before|after 5|12|13 careful|blind [CALL-FILE].
  *
  * 5: jmp rel32 to an island near by. 12: movabs to rax, jmp *rax, as UCX jumps far. 13: the same by r11.
  * careful, as UCX: copies the instructions that are overwritten, refuses where one is unknown (a
  * breakpoint is), and reaches the original through the copy. blind: overwrites without looking, and
- * reaches the original by its body. */
+ * reaches the original by its body. Without CALL-FILE the functions are called at once, with it when
+ * that file is there. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -213,12 +214,19 @@ int main(int count, char **words)
     if (before)
         rewrite_all(bytes, careful);
     wait_for_the_test(words[1]);
+    MUST(cudaSetDevice(0));
     MUST(cuMemCreate(&physical, MAPPED, &here, 0));
     held[VIRTUAL] += MAPPED;
     MUST(cuMemAddressReserve(&address, MAPPED, 0, 0, 0));
     if (!before) {
         call_each(physical, address);
         rewrite_all(bytes, careful);
+    }
+    if (count > 5) {
+        puts("rewriting is done");
+        fflush(stdout);
+        while (access(words[5], F_OK) != 0)
+            usleep(2000);
     }
     for (int i = 0; i < ROUNDS; i++)
         call_each(physical, address);

@@ -2,10 +2,9 @@
 //! what it holds. The ledger is right to the byte.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::rc::Rc;
 
-use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, start, truth};
+use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start, truth};
 use memprobe_tests::events::Event;
 use memprobe_tests::ground::Ground;
 use serde_json::Value;
@@ -49,26 +48,13 @@ impl Seen {
         }
     }
 
-    /// Bytes that are live at the end, by kind, as the events have it.
-    fn live(&self) -> BTreeMap<String, u64> {
-        let mut live: BTreeMap<String, u64> =
-            self.truth.keys().map(|kind| (kind.clone(), 0)).collect();
-        for event in &self.events {
-            let space = event.space.clone().expect("a call into CUDA has a space");
-            let size = event.size.unwrap_or(0);
-            let bytes = live.get_mut(&space).expect("a kind that the program knows");
-            match event.action.as_str() {
-                "cuda_alloc" => *bytes += size,
-                "cuda_free" => *bytes -= size,
-                other => panic!("a program without a caching allocator has no {other}"),
-            }
-        }
-        live
-    }
-
     /// The events, the report's totals and the sums of its rows all say what the program says.
     fn assert_right(&self) {
-        assert_eq!(self.live(), self.truth, "by the events");
+        assert_eq!(
+            live(&self.events, self.truth.keys()),
+            self.truth,
+            "by the events"
+        );
         let number = |value: &Value| value.as_u64().expect("a number");
         let list = |value: &Value| value.as_array().expect("a list").clone();
         let sum = |rows: &[Value]| rows.iter().map(|row| number(&row["live"])).sum::<u64>();
@@ -160,7 +146,11 @@ fn contexts_from_a_private_table_change_no_figure() {
         for name in ["every_call", "what_goes_wrong"] {
             let program = cuda.program(name, *cudart, &[]);
             let private = [("CUDASIM_PRIVATE_TABLES", "1")];
-            Seen::with(&ground, cuda, &program, &private).assert_right();
+            let seen = Seen::with(&ground, cuda, &program, &private);
+            seen.assert_right();
+            let devices = seen.report["devices"].as_array().expect("a list");
+            let known = devices.iter().all(|device| device["device"].is_u64());
+            assert!(known, "a device is unknown: {devices:?}");
         }
     }
 }
@@ -237,16 +227,14 @@ struct Layered {
 impl Layered {
     /// One run for each form of the driver's entries; on a real GPU one.
     fn each(ground: &Ground, variable: Option<(&str, &str)>, options: &[&str]) -> Vec<Self> {
-        let pytorch = ground.pytorch();
-        let drivers = Entries::ALL.map(|entries| pytorch.preloaded_driver(entries));
-        let run = |driver| Self::of(ground, driver, variable, options);
-        let others = drivers.iter().flatten().map(|driver| run(Some(driver)));
-        std::iter::once(run(None)).chain(others).collect()
+        let drivers = ground.pytorch().each_driver();
+        let run = |driver: &Vec<String>| Self::of(ground, driver, variable, options);
+        drivers.iter().map(run).collect()
     }
 
     fn of(
         ground: &Ground,
-        driver: Option<&PathBuf>,
+        driver: &[String],
         variable: Option<(&str, &str)>,
         options: &[&str],
     ) -> Self {
@@ -257,12 +245,7 @@ impl Layered {
         );
         let mut command = ground.memprobe();
         command.arg("record").arg("-o").arg(&trace).arg("--");
-        if let Some(driver) = driver {
-            // Not for memprobe itself.
-            command
-                .arg("env")
-                .arg(format!("LD_PRELOAD={}", driver.display()));
-        }
+        command.args(driver);
         command.arg(ground.pytorch().python());
         command.arg(memprobe_tests::pytorch::workloads().join("cuda_layers.py"));
         command.arg("--out").arg(&out).args(options).envs(variable);
@@ -270,8 +253,14 @@ impl Layered {
             .finish()
             .succeeded();
         let facts = std::fs::read(&out).expect("the workload wrote what it holds");
+        let facts: Value = serde_json::from_slice(&facts).expect("JSON");
+        let loaded = facts["driver"].as_str().expect("a path");
+        assert!(
+            driver.last().is_none_or(|word| word.ends_with(loaded)),
+            "{facts}"
+        );
         Self {
-            facts: serde_json::from_slice(&facts).expect("JSON"),
+            facts,
             report: ground.report(&trace),
             events: ground.events(&trace),
         }

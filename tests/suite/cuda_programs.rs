@@ -6,6 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::events::Event;
 use crate::process::{Background, Finished};
 use crate::pytorch::succeed;
 
@@ -184,10 +185,13 @@ pub fn pluggable_allocator(folder: &Path) -> PathBuf {
 /// Starts a program that waits until `go` is there, with variables for the simulation.
 pub fn start(program: &Path, go: &Path, variables: &[(&str, &str)]) -> Background {
     let mut command = Command::new(program);
-    command
-        .arg(go)
-        .env("CUDASIM_DEVICES", "2")
-        .envs(variables.iter().copied());
+    command.arg(go).envs(variables.iter().copied());
+    start_command(command)
+}
+
+/// Starts a command whose program says when it is ready.
+pub fn start_command(mut command: Command) -> Background {
+    command.env("CUDASIM_DEVICES", "2");
     let mut program = Background::start(&mut command);
     program.wait_for("ready");
     program
@@ -204,4 +208,27 @@ pub fn truth(program: &Finished) -> BTreeMap<String, u64> {
         (kind.to_owned(), bytes.parse().expect("a number of bytes"))
     });
     truth.collect()
+}
+
+/// Bytes that are live at the end by the events, for each kind of memory.
+///
+/// # Panics
+///
+/// Where an event is of another kind, or no call into CUDA.
+pub fn live<'a>(
+    events: &[Event],
+    kinds: impl Iterator<Item = &'a String>,
+) -> BTreeMap<String, u64> {
+    let mut live: BTreeMap<String, u64> = kinds.map(|kind| (kind.clone(), 0)).collect();
+    for event in events {
+        let space = event.space.clone().expect("a call into CUDA has a space");
+        let size = event.size.unwrap_or(0);
+        let bytes = live.get_mut(&space).expect("a kind that the program knows");
+        match event.action.as_str() {
+            "cuda_alloc" => *bytes += size,
+            "cuda_free" => *bytes -= size,
+            other => panic!("a program without a caching allocator has no {other}"),
+        }
+    }
+    live
 }

@@ -489,21 +489,23 @@ fn the_sources_need_no_nvidia_header_and_compile_without_a_warning() {
         .collect();
     assert!(sources.len() > 20, "{sources:?}");
     for source in sources {
-        succeed(
-            Command::new(&compiler)
-                .args([
-                    "-std=gnu2x",
-                    "-O2",
-                    "-Wall",
-                    "-Wextra",
-                    "-Werror",
-                    "-fsyntax-only",
-                ])
-                .arg("-DCUDA_MAJOR=13")
-                .arg("-I")
-                .arg(root.join("include"))
-                .arg(&source),
-        );
+        let is_driver = source
+            .parent()
+            .is_some_and(|folder| folder.ends_with("cuda"));
+        let forms: &[&str] = match is_driver {
+            true => &["-DENTRY_TRAMPOLINE", "-DENTRY_PUSH", "-UENTRY_PUSH"],
+            false => &["-UENTRY_PUSH"],
+        };
+        for form in forms {
+            succeed(
+                Command::new(&compiler)
+                    .args(["-std=gnu2x", "-O2", "-Wall", "-Wextra", "-Werror"])
+                    .args(["-fsyntax-only", "-DCUDA_MAJOR=13", form])
+                    .arg("-I")
+                    .arg(root.join("include"))
+                    .arg(&source),
+            );
+        }
         let text = std::fs::read_to_string(&source).unwrap();
         for header in [
             "<cuda", "<cublas", "<cudnn", "<nvml", "<nccl", "<nvrtc", "<cupti",

@@ -145,6 +145,17 @@ impl PyTorch {
         }
     }
 
+    /// Returns words to put before a command, for each form of the simulated driver's entries: none, and
+    /// those that preload the other driver. On a real GPU there is one form.
+    pub fn each_driver(&self) -> Vec<Vec<String>> {
+        let preload = |driver: PathBuf| format!("LD_PRELOAD={}", driver.display());
+        let others = Entries::ALL
+            .into_iter()
+            .filter_map(|entries| self.preloaded_driver(entries))
+            .map(|driver| vec!["env".to_owned(), preload(driver)]);
+        std::iter::once(Vec::new()).chain(others).collect()
+    }
+
     /// Returns the folder of the simulated CUDA libraries; `None` on a real GPU.
     pub fn simulated_libraries(&self) -> Option<PathBuf> {
         let lib = self.python.parent()?.parent()?.join("lib");

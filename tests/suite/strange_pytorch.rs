@@ -44,7 +44,7 @@ fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
             println!("{} has no tracepoints", pytorch.python().display());
             continue;
         }
-        let (reference, events, said) = strange.record(&ground, pytorch);
+        let (reference, events, said) = strange.record(&ground, pytorch, &[]);
         assert!(said.contains("heard through its tracepoints"), "{said}");
         compared += compare(&reference, &events);
     }
@@ -56,8 +56,15 @@ fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
     let Some(ground) = Ground::take() else { return };
     let pytorch = ground.pytorch();
     let strange = Strange::made_of(pytorch, &[HOOK, NOTES]);
-    let (reference, events, said) = strange.record(&ground, pytorch);
-    assert!(said.contains("cannot be heard"), "{said}");
+    for driver in pytorch.each_driver() {
+        let (reference, events, said) = strange.record(&ground, pytorch, &driver);
+        assert!(said.contains("cannot be heard"), "{said}");
+        assert_is_what_cuda_gave(&reference, &events);
+    }
+}
+
+/// What CUDA gave out is what the allocator has reserved, and has lines.
+fn assert_is_what_cuda_gave(reference: &Reference, events: &[Event]) {
     let gave = |action: &str| {
         let given = events.iter().filter(|event| event.action == action);
         let of_device = given.filter(|event| event.space.as_deref() == Some("device"));
@@ -130,13 +137,20 @@ impl Strange {
         }
     }
 
-    /// Returns PyTorch's record, memprobe's events, and memprobe's messages.
-    fn record(&self, ground: &Ground, pytorch: &PyTorch) -> (Reference, Vec<Event>, String) {
+    /// Returns PyTorch's record, memprobe's events, and memprobe's messages. `driver` comes before the
+    /// command.
+    fn record(
+        &self,
+        ground: &Ground,
+        pytorch: &PyTorch,
+        driver: &[String],
+    ) -> (Reference, Vec<Event>, String) {
         let out = self.folder.path().join("reference.json");
         let trace = self.folder.path().join("trace.json");
         let inner = pytorch.reference(WORKLOAD, &out);
         let mut command = ground.memprobe();
         command.arg("record").arg("-o").arg(&trace).arg("--");
+        command.args(driver);
         command.arg(inner.get_program()).args(inner.get_args());
         pytorch.settle(&mut command);
         command.env("PYTHONPATH", self.folder.path());

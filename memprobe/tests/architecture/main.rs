@@ -1,6 +1,7 @@
-//! Holds the sources to ARCHITECTURE.md: which room may touch what, where `unsafe` may stand, how
-//! long a file may be, and that the map names the rooms that exist.
+//! Holds the sources to ARCHITECTURE.md (names that a room must not touch, files with `unsafe`, length of
+//! files), and the documents to the sources.
 
+mod documents;
 mod rooms;
 mod source;
 
@@ -21,6 +22,11 @@ fn repository() -> PathBuf {
 
 /// The Rust files below `folder`, by their path from the repository's root.
 fn rust_files(folder: &str) -> Vec<PathBuf> {
+    files_below(folder, "rs")
+}
+
+/// The files below `folder` whose name ends in `.wanted`, by their path from the repository's root.
+fn files_below(folder: &str, wanted: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
     while let Some(folder) = folders.pop() {
@@ -32,7 +38,10 @@ fn rust_files(folder: &str) -> Vec<PathBuf> {
                 if path.components().count() > 2 || !path.ends_with("target") {
                     folders.push(path);
                 }
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == wanted)
+            {
                 files.push(path);
             }
         }

@@ -1,6 +1,7 @@
-//! Checks the sources against ARCHITECTURE.md: which paths each module may use, the files with
-//! `unsafe`, the length of files, and the list of modules.
+//! Checks the sources against ARCHITECTURE.md (paths each module may use, files with `unsafe`, length of
+//! files, list of modules), and the documents against the sources.
 
+mod documents;
 mod rooms;
 mod source;
 
@@ -21,6 +22,11 @@ fn repository() -> PathBuf {
 
 /// Returns the Rust files below `folder`, as paths from the repository root.
 fn rust_files(folder: &str) -> Vec<PathBuf> {
+    files_below(folder, "rs")
+}
+
+/// Returns the files below `folder` with the extension `wanted`, as paths from the repository root.
+fn files_below(folder: &str, wanted: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
     while let Some(folder) = folders.pop() {
@@ -32,7 +38,10 @@ fn rust_files(folder: &str) -> Vec<PathBuf> {
                 if path.components().count() > 2 || !path.ends_with("target") {
                     folders.push(path);
                 }
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == wanted)
+            {
                 files.push(path);
             }
         }

@@ -346,6 +346,25 @@ impl Contexts {
         gone
     }
 
+    /// `cuDevicePrimaryCtxReset`: the contexts that were known to be the device's primary one, or the
+    /// thread's own where none was.
+    ///
+    /// That is how a copy of the runtime resets the thread's device, whose context it got unseen. A program
+    /// that made such a context itself before memprobe came, has it current and resets another would be
+    /// misunderstood; memory that stays counted after every `cudaDeviceReset` of a copy would be worse.
+    pub fn reset_primary_on(&mut self, tid: Tid, device: DeviceIndex) -> Vec<u64> {
+        let gone = self.reset_primary(device);
+        let top = self.thread(tid).top();
+        let is_unknown = |context: &u64| self.known.device_of(*context).is_none();
+        match top.context.filter(is_unknown) {
+            Some(context) if gone.is_empty() => {
+                self.replace(context);
+                vec![context]
+            }
+            _ => gone,
+        }
+    }
+
     /// `cudaDeviceReset`: the thread's device, and the contexts that were known to be its primary one.
     pub fn reset_device(&mut self, tid: Tid) -> (Option<DeviceIndex>, Vec<u64>) {
         let device = self.of(tid, Caller::Runtime).device;

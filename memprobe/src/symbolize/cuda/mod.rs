@@ -275,7 +275,8 @@ impl Cuda {
             }
             Effect::ResetsPrimary => {
                 if let Some(device) = contexts::device(first) {
-                    self.end_primary(device, call, segments);
+                    let contexts = self.contexts.reset_primary_on(tid, device);
+                    end(&contexts, Some(Some(device)), call, segments);
                 }
             }
             Effect::ResetsDevice => {

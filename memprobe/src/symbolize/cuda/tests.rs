@@ -320,6 +320,30 @@ fn a_reset_device_takes_along_what_was_allocated_before_its_context_was_known() 
 }
 
 #[test]
+fn a_copy_of_the_runtime_resets_the_device_of_its_thread() {
+    let reset = |process: &mut Process| {
+        process
+            .call("cuCtxSetCurrent", args([0xc1, 0, 0, 0]))
+            .call("cuMemAlloc_v2", gave(0x1000, 10))
+            .on(2)
+            .call("cuCtxSetCurrent", args([0xc2, 0, 0, 0]))
+            .call("cuMemAlloc_v2", gave(0x2000, 20))
+            .on(1)
+            .call("cuDevicePrimaryCtxReset", args([1, 0, 0, 0]));
+        process.seen()[2..].to_vec()
+    };
+    let gone = [(Action::CudaFree, 0x1000, 10, None)];
+    assert_eq!(reset(&mut Process::from_the_start()), gone);
+    assert_eq!(reset(&mut Process::default()), gone);
+    let mut device_1_has_another = Process::default();
+    device_1_has_another.call("cudaSetDevice", bound([1, 0, 0, 0], 0xc5));
+    assert_eq!(reset(&mut device_1_has_another), []);
+    let mut context_is_known = Process::default();
+    context_is_known.call("cudaSetDevice", bound([0, 0, 0, 0], 0xc1));
+    assert_eq!(reset(&mut context_is_known), []);
+}
+
+#[test]
 fn memory_of_a_green_context_goes_with_the_primary_one() {
     let mut process = Process::from_the_start();
     let green = CudaRecord {

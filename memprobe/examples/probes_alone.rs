@@ -1,11 +1,13 @@
-//! memprobe's probes in a process, without the rest of memprobe: what the kernel's side costs.
+//! Attaches memprobe's probes without the rest of memprobe, to measure the cost on the kernel's side.
 //!
-//! `probes_alone PID filtered` attaches them with a filter that lets nothing through, which is the
-//! floor of what any uprobe at these places costs. `probes_alone PID discarded` runs them in full
-//! and throws away what they send. Both print `ready` and stay until standard input ends.
-//! `probes_alone PID timed` does as `discarded` does and has the kernel time the programs: for
-//! every line on standard input it prints `RUNS NANOSECONDS` of the allocator's program so far. The probes are those of
-//! `--detail lines`, or with a third word `tensors` those of that.
+//! `probes_alone PID filtered` attaches them with a filter that rejects every process: the minimum cost of a
+//! uprobe at these places. `probes_alone PID discarded` runs them in full and discards their records. Both
+//! print `ready` and run until standard input ends.
+//!
+//! `probes_alone PID timed` works like `discarded`, and lets the kernel time the programs. For every line on
+//! standard input it prints the totals so far of the allocator's program as `RUNS NANOSECONDS`.
+//!
+//! The probes are those of `--detail lines`, or of `--detail tensors` with a third argument `tensors`.
 
 use std::io::BufRead as _;
 use std::sync::Arc;
@@ -19,19 +21,19 @@ use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
 use memprobe::probe::attaching::{Attaching, Step};
-use memprobe::probe::catalog::{Allocators, Detail, Graph, PROBES};
+use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, Graph, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
 use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
 use memprobe::target::maps::Maps;
 
-/// memprobe's own default.
+/// memprobe's default size.
 const RING_BYTES: u32 = 8 << 20;
 
-/// How often memprobe looks at the ring buffer.
+/// memprobe's polling interval of the ring buffer.
 const POLL: Duration = Duration::from_millis(5);
 
-/// The allocator's program.
+/// Name of the allocator's eBPF program.
 const ALLOCATOR: &str = "report_memory_usage";
 
 fn main() -> Result<()> {
@@ -55,7 +57,7 @@ fn main() -> Result<()> {
             wait_for_end(|| Ok(()))
         }
         "timed" => {
-            // The kernel counts until this descriptor is closed.
+            // The kernel keeps statistics until this descriptor is closed.
             let _counting =
                 enable_stats(Stats::RunTime).context("asking the kernel to time programs")?;
             let _discarding = Discarding::start(loader.take_records()?);
@@ -70,14 +72,16 @@ fn main() -> Result<()> {
     }
 }
 
-/// Attaches every probe on PyTorch where memprobe would, and lets no process through. (Those on CUDA are
-/// attached many at once, and seldom hit.)
+/// Attaches every probe on PyTorch as memprobe would, but admits no process. CUDA's probes are left out:
+/// many share one link (uprobe_multi, from Linux 6.6 on), and they are seldom hit.
 fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<Vec<Link>> {
     let mut links = Vec::new();
     let maps = Maps::of(tgid)?;
-    for probe in PROBES.iter().filter(|probe| {
-        probe.cookie.is_none() && probe.is_wanted(detail, Allocators::Cuda, Graph::Followed)
-    }) {
+    let wanted = wanted(detail);
+    for probe in PROBES
+        .iter()
+        .filter(|probe| probe.cookie.is_none() && probe.is_wanted(wanted))
+    {
         let located = Located::find(probe, tgid, &maps)
             .with_context(|| format!("{} is not mapped", probe.library))??;
         links.extend(located.attach(loader, Reach::Process(tgid))?);
@@ -85,18 +89,21 @@ fn attach_unwatched(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<V
     Ok(links)
 }
 
-/// Attaches as memprobe does.
+/// Capture of one process as `memprobe record` requests it.
+fn wanted(detail: Detail) -> Wanted {
+    Wanted {
+        watch: Watch::One,
+        detail,
+        allocators: Allocators::Cuda,
+        graph: Graph::Followed,
+        driver: DriverCalls::Probed,
+    }
+}
+
+/// Attaches the probes as memprobe does.
 fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles> {
     let mut files = ProbedFiles::default();
-    let mut attaching = Attaching::new(
-        tgid,
-        Wanted {
-            watch: Watch::One,
-            detail,
-            allocators: Allocators::Cuda,
-            graph: Graph::Followed,
-        },
-    );
+    let mut attaching = Attaching::new(tgid, wanted(detail));
     loader.admit(tgid, attaching.config(TimeNs(0)))?;
     loop {
         match attaching.step(loader, &mut files, TimeNs(0))? {
@@ -107,7 +114,7 @@ fn attach(loader: &mut Loader, tgid: Tgid, detail: Detail) -> Result<ProbedFiles
     }
 }
 
-/// Says that the probes are in place, answers every line, and returns when there are no more.
+/// Prints `ready`, answers every line of standard input, and returns at its end.
 fn wait_for_end(mut answer: impl FnMut() -> Result<()>) -> Result<()> {
     println!("ready");
     for line in std::io::stdin().lock().lines() {
@@ -117,7 +124,7 @@ fn wait_for_end(mut answer: impl FnMut() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
-/// A thread that empties the ring buffer.
+/// Thread that drains the ring buffer.
 struct Discarding {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -144,7 +151,7 @@ impl Drop for Discarding {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It cannot panic: it only reads and sleeps.
+            // The thread cannot panic: it only reads and sleeps.
             let _ = thread.join();
         }
     }

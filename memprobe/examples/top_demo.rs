@@ -1,8 +1,8 @@
-//! The live screen of a host with made-up processes, for working on the screen itself:
+//! Host screen with made-up processes, for work on the screen itself:
 //! `cargo run -p memprobe --example top_demo [busy|empty|alone]`.
 //!
-//! No process is looked at and nothing is measured: every event is invented here. It goes through
-//! the real ledgers, so rows, trends and the screen of one process are made as they are live.
+//! No process is measured: every event is made up. Events pass through the real ledgers, so that rows, trends
+//! and a process's screen are built as in live use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -60,10 +60,10 @@ fn main() -> anyhow::Result<()> {
         .map_err(|_| anyhow::anyhow!("the screen panicked"))?
 }
 
-/// One process, and how its memory comes and goes.
+/// Made-up process with its allocation pattern.
 struct Actor {
     tgid: Tgid,
-    /// MiB of its blocks, oldest first.
+    /// Sizes of its blocks in MiB, oldest first.
     blocks: Vec<u64>,
     most: u64,
     grows: bool,
@@ -173,7 +173,7 @@ impl Stage {
                 }
             }
         }
-        // One rank dies now and then and is started again.
+        // The last process (the server) ends periodically and is started again.
         if self.round % 200 == 190
             && let Some(last) = self.actors.pop_if(|actor| actor.tgid.0 == 6001)
         {
@@ -209,10 +209,12 @@ impl Stage {
             DriverDevice {
                 index,
                 name: "NVIDIA H100 80GB HBM3".to_owned(),
-                memory: Some(DriverMemory {
+                memory: Ok(DriverMemory {
                     used: Bytes(used),
                     total: Bytes(80 << 30),
                 }),
+                mig_devices: None,
+                processes: Ok(()),
             }
         });
         let devices = devices.collect();
@@ -254,7 +256,7 @@ impl Stage {
     }
 }
 
-/// The process that is looked at. Of why its memory is there only modules are told.
+/// Process opened on the screen. Only its modules have an attribution table.
 struct Opened {
     tgid: Tgid,
     grouping: Grouping,
@@ -312,7 +314,7 @@ impl Opened {
 }
 
 impl Actor {
-    /// Memory grows to its most, then goes, block by block.
+    /// Returns the next event: memory grows to `most`, then shrinks to a quarter of it, block by block.
     fn act(&mut self, time: TimeNs, dice: u64) -> Option<Event> {
         let held: u64 = self.blocks.iter().sum();
         if held >= self.most {
@@ -377,7 +379,7 @@ fn stack(line: u32) -> Event {
     Event::Stack(StackId(line), Arc::new(stack))
 }
 
-/// There is no file behind the made-up lines.
+/// Source without files: the processes are made up.
 struct NoSource;
 
 impl SourceText for NoSource {

@@ -1,18 +1,18 @@
-//! Numbers of bytes as people read them.
+//! Formats byte counts for people.
 
 use crate::event::Bytes;
 
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-/// Two decimals and a binary unit, such as `4.12 GiB`; whole bytes below one KiB, such as `512 B`.
-/// Never wider than 11 columns.
+/// Formats with two decimals and a binary unit, such as `4.12 GiB`; below one KiB whole bytes, such as `512
+/// B`. Never wider than 11 columns.
 pub fn human(bytes: Bytes) -> String {
     if bytes.0 < 1024 {
         return format!("{} B", bytes.0);
     }
     let mut value = bytes.0 as f64;
     let mut unit = 0;
-    // 1023.995 would print as 1024.00: such a value belongs to the next unit.
+    // 1023.995 would print as 1024.00, so it takes the next unit.
     while value >= 1023.995 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -20,8 +20,8 @@ pub fn human(bytes: Bytes) -> String {
     format!("{value:.2} {}", UNITS[unit])
 }
 
-/// Three figures and a binary unit, such as `4.12 GiB`, `31.2 GiB` or `640 MiB`; whole bytes below
-/// one KiB. Never wider than 8 columns: for tables that have many.
+/// Formats with three figures and a binary unit, such as `4.12 GiB`, `31.2 GiB` or `640 MiB`; below one KiB
+/// whole bytes. Never wider than 8 columns, for tables with many columns.
 pub fn short(bytes: Bytes) -> String {
     if bytes.0 < 1024 {
         return format!("{} B", bytes.0);
@@ -32,7 +32,7 @@ pub fn short(bytes: Bytes) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    // What would round to one figure more is written with one decimal less.
+    // A value that rounds up to one more digit gets one decimal less.
     let decimals = if value < 9.995 {
         2
     } else if value < 99.95 {
@@ -43,7 +43,7 @@ pub fn short(bytes: Bytes) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// A difference of bytes with its sign, such as `+1.00 MiB` or `-512 B`; `0 B` has none.
+/// Formats a signed difference, such as `+1.00 MiB` or `-512 B`; `0 B` has no sign.
 pub fn signed(bytes: i64) -> String {
     let size = human(Bytes(bytes.unsigned_abs()));
     match bytes {

@@ -1,7 +1,7 @@
-//! The seam of memprobe: plain data that flows from the probes (or a recording) to the model.
+//! Plain data that flows from the probes, or from a recording, to the model.
 //!
-//! Live and replay differ only in where the stream of [`Event`]s comes from. Nothing here does
-//! I/O, reads a clock or knows an interpreter.
+//! Live capture and replay differ only in the source of the [`Event`]s. Nothing here does I/O, reads a clock
+//! or knows an interpreter.
 
 mod context;
 mod names;
@@ -20,11 +20,11 @@ pub use told::{Detail, Graph, Told};
 
 use crate::tensors::DType;
 
-/// A process as the kernel's initial PID namespace numbers it.
+/// A process, as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Tgid(pub u32);
 
-/// A thread as the kernel's initial PID namespace numbers it.
+/// A thread, as the kernel's initial PID namespace numbers it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Tid(pub u32);
 
@@ -32,11 +32,10 @@ pub struct Tid(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct TimeNs(pub u64);
 
-/// An address in device memory, as the allocator hands it out.
+/// An address in device memory, as the allocator returns it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Address(pub u64);
 
-/// A number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub struct Bytes(pub u64);
 
@@ -44,26 +43,26 @@ pub struct Bytes(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceIndex(pub u8);
 
-/// Names an interned [`Stack`]. Defined by an [`Event::Stack`] before its first use.
+/// The ID of an interned [`Stack`]. An [`Event::Stack`] defines it before its first use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub u32);
 
-/// Names what a block is for, an interned [`Use`]. Defined by an [`Event::Use`] before it is first used.
+/// The ID of an interned [`Use`], the purpose of a block. An [`Event::Use`] defines it before its first use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ShapeId(pub u32);
 
 impl DeviceIndex {
-    /// Stands for the device of memory of which it is not known on which one it lies.
+    /// Memory whose device is unknown.
     pub const UNKNOWN: Self = Self(u8::MAX);
 
-    /// Stands for the CPU: memory of PyTorch's CPU allocator.
+    /// Memory of PyTorch's CPU allocator.
     pub const CPU: Self = Self(u8::MAX - 1);
 
     const CPU_NAME: &str = "cpu";
 }
 
 impl Serialize for DeviceIndex {
-    /// The ordinal, or `"cpu"`.
+    /// Writes the ordinal, or `"cpu"`.
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match *self {
             Self::CPU => to.serialize_str(Self::CPU_NAME),
@@ -101,7 +100,7 @@ impl<'de> Deserialize<'de> for DeviceIndex {
 }
 
 impl fmt::Display for DeviceIndex {
-    /// `cuda:0`, as PyTorch calls it.
+    /// Writes `cuda:0`, as PyTorch does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::UNKNOWN => f.pad("cuda:?"),
@@ -112,7 +111,7 @@ impl fmt::Display for DeviceIndex {
 }
 
 impl Tid {
-    /// The thread of what memprobe found: nobody knows who allocated it.
+    /// The unknown thread of a block that memprobe found at attach.
     pub const UNKNOWN: Self = Self(0);
 }
 
@@ -122,15 +121,14 @@ impl StackId {
 }
 
 impl ShapeId {
-    /// Nothing is known of a tensor: tensors are not watched, the event is a free, or the block is from
-    /// before attach.
+    /// No information: tensors are not recorded, the event is a free, or the block is from before attach.
     pub const NONE: Self = Self(0);
 
-    /// It is known that PyTorch was making no tensor when the memory was asked for: it is a
-    /// workspace of a library, or a storage that was made or resized by itself. Which is not known.
+    /// PyTorch was creating no tensor when it requested the memory: a library's workspace, or a storage
+    /// created or resized on its own. The two cases cannot be told apart.
     pub const NO_TENSOR: Self = Self(1);
 
-    /// The first that names a [`Use`].
+    /// The first ID that names a [`Use`].
     pub const FIRST: Self = Self(2);
 }
 
@@ -140,28 +138,28 @@ impl fmt::Display for Address {
     }
 }
 
-/// One step of the stream.
+/// One item of the event stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Defines a stack. Comes before the first event that names it.
+    /// Defines a stack. Precedes the first event that refers to it.
     Stack(StackId, Arc<Stack>),
-    /// Defines what blocks are for. Comes before the first event that names it.
+    /// Defines the purpose of blocks. Precedes the first event that refers to it.
     Use(ShapeId, Arc<Use>),
-    /// Names a thread (its `comm`). Comes before the thread's first memory event.
+    /// Names a thread (its `comm`). Precedes the thread's first memory event.
     Thread(Tid, Arc<str>),
-    /// What an allocator held when memprobe attached. Comes before all memory events of its device.
+    /// The allocator's totals when memprobe attached. Precedes all memory events of its device.
     AtAttach(AtAttach),
-    /// Something happened to memory.
+    /// An allocation, a free or a failed request.
     Memory(MemoryEvent),
-    /// PyTorch said what the program is about to do.
+    /// A `record_function` range of PyTorch that marks a phase of the program.
     Mark(Mark),
-    /// The process's objects were read: what is live is for what they say.
+    /// The state of the process's Python objects: labels for the live blocks.
     Names(Arc<Names>),
-    /// The running totals of what was lost, after a loss was noticed.
+    /// The running totals of lost records, sent after a loss was noticed.
     Loss(Losses),
 }
 
-/// What happened to memory.
+/// The kind of a memory event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
     /// The caching allocator handed out a block.
@@ -170,20 +168,20 @@ pub enum Action {
     Free,
     /// CUDA gave the caching allocator a segment.
     SegmentAlloc,
-    /// The caching allocator gave a segment back.
+    /// The caching allocator returned a segment to CUDA.
     SegmentFree,
-    /// CUDA gave out memory to somebody else.
+    /// CUDA allocated memory for a caller other than the caching allocator.
     CudaAlloc,
-    /// Memory that CUDA had given to somebody else was given back.
+    /// A caller other than the caching allocator freed CUDA memory.
     CudaFree,
     /// The caching allocator gave up: an out-of-memory error follows in the target.
     OutOfMemory,
-    /// Nothing happened: the block was live when memprobe attached, by the allocator's own tables.
+    /// The block was live when memprobe attached, according to the allocator's own tables.
     Held,
 }
 
 impl Action {
-    /// The word used in recordings and reports.
+    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",
@@ -197,7 +195,7 @@ impl Action {
         }
     }
 
-    /// The action that [`Self::as_str`] wrote.
+    /// Parses a word of [`Self::as_str`].
     pub fn parse(word: &str) -> Option<Self> {
         [
             Self::Alloc,
@@ -214,26 +212,26 @@ impl Action {
     }
 }
 
-/// Where memory lies that CUDA gives out.
+/// The kind of memory that CUDA allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Space {
-    /// On a device.
+    /// Device memory.
     Device,
-    /// On a device, with addresses that are chosen and mapped apart from it (`cuMemCreate`).
+    /// Physical device memory, mapped to addresses in separate calls (`cuMemCreate`).
     Virtual,
-    /// On a device, in an order of its own (`cudaMallocArray`). The sizes are those asked for; a
-    /// device may pad them.
+    /// Device memory in a layout of its own (`cudaMallocArray`). Sizes are the requested ones; a device may
+    /// pad them.
     Array,
-    /// On a device or on the host, as it is used (`cudaMallocManaged`).
+    /// Memory that migrates between device and host on use (`cudaMallocManaged`).
     Managed,
-    /// On the host (`cudaHostAlloc`).
+    /// Page-locked host memory (`cudaHostAlloc`).
     Pinned,
-    /// On the host: memory of the process that was pinned later (`cudaHostRegister`).
+    /// Host memory of the process that was page-locked later (`cudaHostRegister`).
     Registered,
 }
 
 impl Space {
-    /// All of them, as they are told apart in tables.
+    /// Every space, in the order of tables.
     pub const ALL: [Self; 6] = [
         Self::Device,
         Self::Virtual,
@@ -243,7 +241,7 @@ impl Space {
         Self::Registered,
     ];
 
-    /// The word used in recordings and reports.
+    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Device => "device",
@@ -255,12 +253,12 @@ impl Space {
         }
     }
 
-    /// The space that [`Self::as_str`] wrote.
+    /// Parses a word of [`Self::as_str`].
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|space| space.as_str() == word)
     }
 
-    /// Whether it takes memory of a device for certain.
+    /// True if the memory certainly lies on a device.
     pub const fn is_on_device(self) -> bool {
         matches!(self, Self::Device | Self::Virtual | Self::Array)
     }
@@ -269,49 +267,46 @@ impl Space {
 /// A call into CUDA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CudaCall {
-    /// The function, as CUDA's documentation names it; one of [`crate::cuda::FUNCTIONS`].
+    /// The function's name in CUDA's documentation; one of [`crate::cuda::FUNCTIONS`].
     pub function: &'static str,
-    /// Where the memory lies.
     pub space: Space,
 }
 
 /// One event of the allocator or of CUDA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEvent {
-    /// When it happened.
     pub time: TimeNs,
-    /// The process.
     pub tgid: Tgid,
-    /// The thread that called; [`Tid::UNKNOWN`] for [`Action::Held`].
+    /// The calling thread; [`Tid::UNKNOWN`] for [`Action::Held`].
     pub tid: Tid,
-    /// What happened.
     pub action: Action,
-    /// The block, the segment or what CUDA gave out: an address, but a handle for
-    /// [`Space::Virtual`] and [`Space::Array`]; 0 for an out-of-memory event.
+    /// The address of the block, the segment or the CUDA memory. A handle for [`Space::Virtual`] and
+    /// [`Space::Array`]; 0 for an out-of-memory event.
     pub addr: Address,
-    /// Bytes of the block (rounded by the allocator), of the segment or of what CUDA gave out (0
-    /// where what is freed was not seen before), or of the request that failed.
+    /// Bytes of the block (rounded by the allocator), the segment, the CUDA memory or the failed request. 0
+    /// for a CUDA free whose allocation was not seen.
     pub size: Bytes,
-    /// The device; `None` where it cannot be known (a segment that no block lies in).
+    /// The device; `None` if it cannot be known (a segment that contains no block).
     pub device: Option<DeviceIndex>,
-    /// The allocator's own totals on that device after this event; `None` for segments, which the
-    /// allocator does not report.
+    /// The allocator's own totals on that device after this event; `None` for segments, for which the
+    /// allocator reports no totals.
     pub totals: Option<Totals>,
-    /// Where it was asked for; [`StackId::NONE`] for frees.
+    /// The stack of the allocation; [`StackId::NONE`] for frees.
     pub stack: StackId,
-    /// What it happened for; [`ShapeId::NONE`] where nothing is known of that.
+    /// The purpose of the block; [`ShapeId::NONE`] if unknown.
     pub shape: ShapeId,
-    /// The call into CUDA; `None` for blocks. For what is freed, `space` is that of the memory.
+    /// The call into CUDA; `None` for blocks. For a free, `space` describes the freed memory.
     pub call: Option<CudaCall>,
 }
 
 impl MemoryEvent {
-    /// The allocator's own totals on the device just before this event, as far as it tells: reserved ones as after it.
+    /// Returns the allocator's totals on the device just before this event. `reserved` is the value after the
+    /// event, because the allocator reports no other.
     pub fn totals_before(&self) -> Totals {
         self.undo(self.totals.unwrap_or_default())
     }
 
-    /// The totals before this event, by those after it; reserved ones as after it.
+    /// Computes the totals before this event from those after it. `reserved` stays as it is.
     pub fn undo(&self, after: Totals) -> Totals {
         let allocated = match self.action {
             Action::Alloc => after.allocated.0.saturating_sub(self.size.0),
@@ -325,22 +320,21 @@ impl MemoryEvent {
     }
 }
 
-/// What the caching allocator held on one device when memprobe attached. The blocks that are known
-/// follow as [`Action::Held`].
+/// The state of the caching allocator on one device when memprobe attached. The known blocks follow as
+/// [`Action::Held`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AtAttach {
-    /// When memprobe attached, or the time of the first event, whichever was first.
+    /// The time of attach or of the first event, whichever is earlier.
     pub time: TimeNs,
-    /// The process.
     pub tgid: Tgid,
-    /// The device; `None` where nothing is known but why.
+    /// The device; `None` if the event carries only the reason in `unread`.
     pub device: Option<DeviceIndex>,
     /// The allocator's own totals before the first event.
     pub totals: Totals,
-    /// The highest totals before, by the allocator's own statistics where they could be read
-    /// (`torch.cuda.max_memory_allocated()`); else as `totals`.
+    /// The highest totals so far, from the allocator's statistics (`torch.cuda.max_memory_allocated()`).
+    /// Equal to `totals` if those could not be read.
     pub peak: Totals,
-    /// Why the single blocks are not known; `None` where they are.
+    /// The reason why the individual blocks are unknown; `None` if they are known.
     pub unread: Option<Arc<str>>,
 }
 
@@ -359,14 +353,14 @@ impl Frame {
 }
 
 impl Stack {
-    /// The library that called into CUDA, where the stack is one of such a call.
+    /// Returns the library that called into CUDA, if the stack belongs to a CUDA call.
     pub fn calling_library(&self) -> Option<&Arc<str>> {
         self.frames.first()?.library.as_ref()
     }
 }
 
 impl Totals {
-    /// The higher of each total.
+    /// Returns the maximum of each total.
     pub fn higher(self, other: Self) -> Self {
         Self {
             allocated: self.allocated.max(other.allocated),
@@ -375,79 +369,73 @@ impl Totals {
     }
 }
 
-/// One line of Python on a stack, or a place in native code.
+/// A source line of Python on a stack, or a location in native code.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
-    /// `co_filename`; in native code the source file, empty where that is not known.
+    /// `co_filename`; for native code the source file, empty if unknown.
     pub file: Arc<str>,
-    /// The line being executed; 0 where the code object has none for this instruction, or the
-    /// source is not known.
+    /// The executing line; 0 if the code object has none for this instruction, or the source is unknown.
     pub line: u32,
-    /// `co_name`; in native code the function, or the offset in the library where it has no symbol
-    /// there.
+    /// `co_name`; for native code the function, or the offset in the library if it has no symbol there.
     pub function: Arc<str>,
-    /// The library or program, for native code; `None` for Python.
+    /// The library or program of native code; `None` for Python.
     pub library: Option<Arc<str>>,
 }
 
-/// A stack and what is known of it.
+/// A call stack with the context it was captured in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Stack {
-    /// Whose stack it is.
     pub kind: StackKind,
-    /// Innermost first. For [`StackKind::Unknown`] there is at most the native code that called
-    /// into CUDA.
+    /// Innermost first. [`StackKind::Unknown`] has at most one frame, the native code that called into CUDA.
     pub frames: Vec<Frame>,
-    /// There were more outer frames than could be kept.
+    /// True if outer frames were cut off.
     pub truncated: bool,
-    /// What the thread was doing. A stack is another one in another context.
+    /// The thread's context. Equal frames in different contexts are different stacks.
     pub context: Context,
 }
 
-/// Whose stack it is.
+/// The origin of a stack's frames.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum StackKind {
-    /// The Python stack of the thread that called. Where it called into CUDA, the innermost frame is
-    /// the native code that did.
+    /// The Python stack of the calling thread. For a CUDA call, the innermost frame is the native caller.
     Python,
     /// The native stack of a thread that runs no Python.
     Native,
-    /// The thread that called runs no Python (autograd); the frames are those of the thread that
-    /// waits for it in `backward()`.
+    /// The stack of the thread that waits in `backward()`; the calling thread (autograd's) runs no Python
+    /// itself.
     Waiting {
-        /// The name of the thread that called.
+        /// The name of the calling thread.
         thread: Arc<str>,
     },
-    /// There is no stack, and this is why.
+    /// No stack is known.
     Unknown {
-        /// The name of the thread that called.
+        /// The name of the calling thread.
         thread: Arc<str>,
-        /// Why.
         reason: NoStack,
     },
 }
 
-/// Why an event has no stack.
+/// The reason why an event has no stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NoStack {
     /// The thread has never run Python.
     NoPythonThread,
-    /// The thread belongs to Python but runs no Python now, and nobody is known to wait for it.
+    /// The thread has a Python thread state but runs no Python now, and no thread is known to wait for it.
     NoPythonFrames,
-    /// Several threads wait in `backward()` and it is not known for which one this thread works.
+    /// Several threads wait in `backward()`; this thread may work for any of them.
     SeveralWaiting,
-    /// The stack could not be read in the kernel.
+    /// The kernel programs could not read the stack.
     Unreadable,
-    /// The stack was read but its record was lost (the ring buffer was full).
+    /// The kernel programs read the stack, but the ring buffer had no room for its frames.
     Lost,
     /// memprobe does not know this Python's layout.
     UnknownPython,
-    /// The program runs no Python, and its native stack was not asked for.
+    /// The program runs no Python, and its native stack was not recorded.
     NoPython,
 }
 
 impl NoStack {
-    /// A few words for people and recordings.
+    /// A short text for people and recordings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NoPythonThread => "thread without Python",
@@ -460,7 +448,7 @@ impl NoStack {
         }
     }
 
-    /// The reason that [`Self::as_str`] wrote.
+    /// Parses a text of [`Self::as_str`].
     pub fn parse(words: &str) -> Option<Self> {
         [
             Self::NoPythonThread,
@@ -476,31 +464,30 @@ impl NoStack {
     }
 }
 
-/// What PyTorch was making when it asked for memory: a tensor, as `torch.empty` knows it.
+/// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape {
     /// Elements in each dimension.
     pub sizes: Vec<u64>,
-    /// How many dimensions there are beyond those of `sizes`.
+    /// The number of dimensions beyond those in `sizes`.
     pub more: u32,
-    /// The element type.
     pub dtype: DType,
-    /// Bytes that were asked for: up to the end of the last element. The allocator rounds them. `None` where not all
-    /// sizes are known, or not the size of an element.
+    /// Requested bytes, up to the end of the last element; the allocator rounds them up. `None` if a size or
+    /// the element size is unknown.
     pub requested: Option<Bytes>,
 }
 
-/// What a block is for.
+/// The purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Use {
-    /// A tensor, as PyTorch began to make it.
+    /// A tensor, as PyTorch started to create it.
     Tensor(Shape),
-    /// No tensor.
+    /// Memory without a tensor.
     Other(Purpose),
 }
 
 impl Use {
-    /// The tensor, where there is one.
     pub fn shape(&self) -> Option<&Shape> {
         match self {
             Self::Tensor(shape) => Some(shape),
@@ -508,7 +495,6 @@ impl Use {
         }
     }
 
-    /// What it is for, where that is no tensor.
     pub fn purpose(&self) -> Option<&Purpose> {
         match self {
             Self::Other(purpose) => Some(purpose),
@@ -517,16 +503,17 @@ impl Use {
     }
 }
 
-/// What a block is for that PyTorch made no tensor for, inferred from the native functions on the stack of the
-/// thread that asked for it.
+/// The purpose of a block that belongs to no tensor. It is inferred from the native stack of the requesting
+/// thread.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Purpose {
-    /// Such as `cuBLAS workspace`; `None` where no function tells.
+    /// The purpose, such as `cuBLAS workspace`; `None` if no function on the stack determines it.
     pub what: Option<Arc<str>>,
-    /// The function that `what` is inferred from, otherwise the innermost one outside of the allocator: without
-    /// parameters and template arguments, or its offset in the library where it has no symbol there.
+    /// The function that `what` is inferred from; without it, the innermost function outside the allocator.
+    /// The name has no parameters or template arguments, and is an offset in the library where no symbol
+    /// exists.
     pub function: Arc<str>,
-    /// The file name of its library.
+    /// The file name of the library.
     pub library: Arc<str>,
 }
 
@@ -540,33 +527,31 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// What the [`ShapeId`]s of a stream stand for by now. Numbers grow, and a use that was not met
-/// for long is defined anew before it is: the oldest are forgotten.
+/// The current meaning of a stream's [`ShapeId`]s. IDs only grow, and a source redefines a use under a new ID
+/// once it has forgotten it. Therefore the oldest entries can be dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Uses(BTreeMap<ShapeId, Arc<Use>>);
 
 impl Uses {
-    /// The most that a source of events may have in use at once: it forgets them all then, and defines
-    /// them anew under other numbers.
+    /// The most uses that an event source keeps. A source that exceeds it forgets all of them and redefines
+    /// each under a new ID.
     pub const MOST: usize = 1 << 16;
 
-    /// Takes a definition.
     pub fn define(&mut self, id: ShapeId, is: &Arc<Use>) {
         self.0.insert(id, Arc::clone(is));
-        // Those of one time after the last forgetting and one before it.
+        // Room for the uses of one full period of the source and the one before it.
         if self.0.len() > 2 * Self::MOST {
             self.0.pop_first();
         }
     }
 
-    /// The use of that number.
     pub fn get(&self, id: ShapeId) -> Option<&Arc<Use>> {
         self.0.get(&id)
     }
 }
 
 impl fmt::Display for Shape {
-    /// `(32, 1024)`, as PyTorch writes it; `(2, 2, …)` where not all sizes are known.
+    /// Writes `(32, 1024)`, as PyTorch does; `(2, 2, …)` if not all sizes are known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(")?;
         for (at, size) in self.sizes.iter().enumerate() {
@@ -581,22 +566,21 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What was lost since memprobe attached. Every view and recording shows it.
+/// Counts of records lost since attach. Every view and recording shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Losses {
     /// Memory events for which the ring buffer had no room.
     pub events: u64,
     /// Stacks for which the ring buffer had no room (their events were kept).
     pub stacks: u64,
-    /// Records that user space could not make sense of.
+    /// Records that user space could not decode.
     pub malformed: u64,
-    /// Blocks without a tensor that came without a copy of the stack, because the ring buffer was half full: what
-    /// they are for is not known. Told with [`Detail::Full`] alone.
+    /// Blocks without a tensor whose stack copy was dropped because the ring buffer was half full; their
+    /// purpose is unknown. Counted with [`Detail::Full`] only.
     pub uses: u64,
 }
 
 impl Losses {
-    /// Whether anything was lost at all.
     pub fn any(&self) -> bool {
         *self != Self::default()
     }

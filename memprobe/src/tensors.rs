@@ -1,8 +1,8 @@
-//! The tensors of a process at one moment, as plain data: what `inspect` finds in the memory of the target,
-//! and what a file of `memprobe snapshot` keeps.
+//! The tensors of a process at one moment, as plain data: the result of `inspect` and the content of a
+//! `memprobe snapshot` file.
 //!
-//! Three layers, as PyTorch has them: the caching allocator's blocks, the storages that lie in them, the
-//! tensors that look at storages. Nothing is added up here; that is `model::tensors`.
+//! Three layers, as in PyTorch: the caching allocator's blocks, the storages in them, and the tensors that
+//! view storages. Sums are computed in `model::tensors`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,84 +11,78 @@ use std::time::Duration;
 use crate::event::{Address, Bytes, DeviceIndex, Frame, TimeNs, Totals};
 use crate::model::snapshot::Target;
 
-/// Everything that was found.
+/// A snapshot of a process's blocks, storages and tensors.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorSnapshot {
-    /// The process. Texts come from it and may hold anything: views clean them.
+    /// The process. Its strings come from the target and may contain anything; views sanitize them.
     pub target: Target,
-    /// When, in milliseconds since 1970 (UTC).
+    /// The wall-clock time, in milliseconds since 1970 (UTC).
     pub taken_ms: u64,
-    /// The same on the clock of the events; 0 where it is not known to the nanosecond.
+    /// The same moment on the clock of the events; 0 if not known to the nanosecond.
     pub moment: TimeNs,
-    /// How far what was read belongs to one moment.
     pub consistency: Consistency,
-    /// The caching allocator's own totals, by device; empty where there is none.
+    /// The caching allocator's own totals, by device; empty without an allocator.
     pub devices: Vec<DeviceTotals>,
     /// The allocator's live blocks, by device and address.
     pub blocks: Vec<Block>,
-    /// Storages, in no particular order; none twice.
+    /// Storages, in no particular order, without duplicates.
     pub storages: Vec<Storage>,
-    /// Tensors, in no particular order; none twice.
+    /// Tensors, in no particular order, without duplicates.
     pub tensors: Vec<Tensor>,
-    /// Python objects that were looked at.
+    /// The number of Python objects that were examined.
     pub objects: u64,
-    /// What could not be read, and why, in words for people.
+    /// Data that could not be read, with the reason, as text for people.
     pub unread: Vec<Arc<str>>,
 }
 
-/// How far what was read belongs to one moment.
+/// The consistency of the data that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Consistency {
-    /// The process stood still while it was read.
+    /// The process was paused while memprobe read it.
     Paused {
-        /// For how long.
         pause: Duration,
-        /// How often it was stopped before it could be read: it was stopped in the middle of a
-        /// garbage collection, and was let go on.
+        /// The number of earlier stops that hit a garbage collection; the process was resumed after each.
         retries: u32,
     },
-    /// The process ran on.
+    /// The process kept running.
     #[default]
     Running,
 }
 
-/// The allocator's own word on one device.
+/// The caching allocator's own totals on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceTotals {
-    /// The device.
     pub device: DeviceIndex,
-    /// Its totals.
     pub totals: Totals,
 }
 
 /// A live block of the caching allocator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
-    /// Its address in device memory.
+    /// The address in device memory.
     pub addr: Address,
-    /// Its bytes, as the allocator rounded them.
+    /// Bytes, as the allocator rounded them.
     pub size: Bytes,
-    /// The bytes that were asked for; `None` where this is not known.
+    /// The requested bytes; `None` if unknown.
     pub requested: Option<Bytes>,
-    /// Its device.
     pub device: DeviceIndex,
-    /// The line that allocated it; `None` where that was not watched.
+    /// The line that allocated it; `None` if the allocation was not recorded.
     pub site: Option<Frame>,
-    /// What it was asked for, in words, by the events: a library's workspace, scratch, a tensor. `None`
-    /// where that was not watched, or not told.
+    /// The purpose according to the events, as text: a library's workspace, scratch, a tensor. `None` if it
+    /// was not recorded.
     pub purpose: Option<Arc<str>>,
 }
 
-/// Where a storage or a tensor lies.
+/// The device of a storage or a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Device {
     /// `cpu`.
     Cpu,
     /// `cuda:0`.
     Cuda(DeviceIndex),
-    /// `meta`: it has no memory.
+    /// `meta`, which has no memory.
     Meta,
-    /// Another, by its number in `c10::DeviceType` (c10/core/DeviceType.h@v2.15.0).
+    /// Any other device, by its number in `c10::DeviceType` (c10/core/DeviceType.h@v2.15.0).
     Other(u8),
 }
 
@@ -99,96 +93,94 @@ pub struct DType(pub u16);
 /// A `c10::StorageImpl`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Storage {
-    /// Where the object lies in the target's own memory.
+    /// The object's address in the target's host memory.
     pub object: u64,
-    /// Its data: `untyped_storage().data_ptr()`; 0 where there are none.
+    /// `untyped_storage().data_ptr()`; 0 without data.
     pub data: Address,
     /// `untyped_storage().nbytes()`.
     pub bytes: Bytes,
-    /// Where the data lie.
     pub device: Device,
-    /// Who keeps it alive; `None` where no name leads to it.
+    /// The retainer; `None` if no named object leads to the storage.
     pub kept: Option<Arc<Kept>>,
 }
 
-/// Who keeps memory alive: a way of references from a variable to it.
+/// The retainer of memory: a reference path from a variable to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kept {
     /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
     pub by: Arc<str>,
-    /// The class of that container, of the module or of the optimizer: `list`. `None` where `by` is a variable of
-    /// the tensor itself.
+    /// The class of the container, the module or the optimizer: `list`. `None` if `by` is a variable that
+    /// refers to the tensor itself.
     pub class: Option<Arc<str>>,
-    /// The tensor of it that leads there: `train.py:12 main() -> losses[17]`; `None` where it has no name of its own.
+    /// The tensor in it that leads there: `train.py:12 main() -> losses[17]`; `None` if that tensor has no
+    /// name of its own.
     pub slot: Option<Arc<str>>,
-    /// The first step beyond that tensor: `grad_fn AddmmBackward0`, `.grad`; `None` where the memory is its own.
+    /// The first reference beyond that tensor: `grad_fn AddmmBackward0`, `.grad`; `None` if the memory is the
+    /// tensor's own.
     pub through: Option<Arc<str>>,
-    /// Nobody else was found who keeps it.
+    /// True if no other retainer was found.
     pub alone: bool,
 }
 
 /// A `c10::TensorImpl`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Where the object lies in the target's own memory.
+    /// The object's address in the target's host memory.
     pub object: u64,
-    /// What it is for.
     pub kind: TensorKind,
-    /// Its names, the best first; empty where it has none.
+    /// The names, best first; empty if it has none.
     pub names: Vec<Name>,
-    /// `shape`, in elements; `None` where it cannot be told (nested tensors, sizes that are symbols).
+    /// `shape`, in elements; `None` if it cannot be determined (nested tensors, symbolic sizes).
     pub shape: Option<Vec<u64>>,
-    /// `stride()`, in elements; empty where they cannot be told (sparse tensors).
+    /// `stride()`, in elements; empty if it cannot be determined (sparse tensors).
     pub strides: Vec<u64>,
     /// `storage_offset()`, in elements.
     pub offset: u64,
-    /// Its element type.
     pub dtype: DType,
-    /// Where it lies.
     pub device: Device,
-    /// Which of [`TensorSnapshot::storages`] it looks at; `None` where it has none (meta, sparse).
+    /// The index in [`TensorSnapshot::storages`]; `None` without a storage (meta, sparse).
     pub storage: Option<usize>,
     /// `requires_grad`.
     pub requires_grad: bool,
     /// `grad_fn.name()`, such as `AddmmBackward0`; `None` for a leaf.
     pub grad_fn: Option<Arc<str>>,
-    /// It is the `.grad` of these of [`TensorSnapshot::tensors`].
+    /// Indices in [`TensorSnapshot::tensors`] of the tensors whose `.grad` this is.
     pub gradient_of: Vec<usize>,
-    /// The operation that keeps it for the backward pass, such as `MulBackward0`.
+    /// The operation that saves it for the backward pass, such as `MulBackward0`.
     pub saved_by: Option<Arc<str>>,
     /// The path of the module that it belongs to, such as `model.layers.0.mlp`.
     pub module: Option<Arc<str>>,
-    /// The same from the class of the module at the top of its tree, such as `GPT.layers.0.mlp`; of parameters and buffers,
-    /// where they were read just now.
+    /// The module path that starts at the class of the root module, such as `GPT.layers.0.mlp`. Set for
+    /// parameters and buffers of a live process only, not for those read from a file.
     pub called: Option<Arc<str>>,
-    /// The name of its Python type (`Tensor`, `Parameter`); `None` where no Python object stands for it.
+    /// The name of its Python type (`Tensor`, `Parameter`); `None` if no Python object wraps it.
     pub class: Option<Arc<str>>,
 }
 
-/// What a tensor is for, by exact rules alone.
+/// The role of a tensor, from exact rules only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TensorKind {
-    /// In the `_parameters` of a module.
+    /// An entry in a module's `_parameters`.
     Parameter,
-    /// In the `_buffers` of a module.
+    /// An entry in a module's `_buffers`.
     Buffer,
-    /// The `.grad` of another.
+    /// The `.grad` of another tensor.
     Gradient,
-    /// In the `state` of an optimizer.
+    /// An entry in an optimizer's `state`.
     OptimizerState,
-    /// Kept for the backward pass by a live node of the graph, and by nothing else that is known.
+    /// Saved for the backward pass by a live node of the graph, with no other known reference.
     Saved,
-    /// Anything else.
+    /// None of the other kinds.
     Tensor,
 }
 
 /// A name of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
-    /// Such as `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`,
+    /// Examples: `layers.0.weight`, `Adam.exp_avg[layers.0.weight]`, `train.py:31 train() -> x`,
     /// `cache['kv'][0]`.
     pub text: Arc<str>,
-    /// The rule that inferred it; `None` for a name that follows references alone.
+    /// The rule that inferred it; `None` for a name that follows references only.
     pub inferred: Option<&'static str>,
 }
 
@@ -216,13 +208,13 @@ impl Default for Tensor {
 }
 
 impl Tensor {
-    /// `numel()`; `None` where the shape is not known.
+    /// `numel()`; `None` if the shape is unknown.
     pub fn elements(&self) -> Option<u64> {
         let sizes = self.shape.as_ref()?.iter();
         Some(sizes.fold(1, |product, &size| product.saturating_mul(size)))
     }
 
-    /// `numel() * element_size()`; `None` for a shape or an element type that memprobe does not know.
+    /// `numel() * element_size()`; `None` for an unknown shape or element type.
     pub fn bytes(&self) -> Option<Bytes> {
         let size = self.dtype.size()?;
         Some(Bytes(self.elements()?.saturating_mul(size)))
@@ -230,7 +222,7 @@ impl Tensor {
 }
 
 impl TensorKind {
-    /// All of them, the most telling first.
+    /// Every kind, most specific first.
     pub const ALL: [Self; 6] = [
         Self::Parameter,
         Self::Buffer,
@@ -240,7 +232,7 @@ impl TensorKind {
         Self::Tensor,
     ];
 
-    /// The word used in files and tables.
+    /// The word in files and tables.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Parameter => "parameter",
@@ -252,34 +244,34 @@ impl TensorKind {
         }
     }
 
-    /// The kind that [`Self::as_str`] wrote.
+    /// Parses a word of [`Self::as_str`].
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == word)
     }
 }
 
 impl Name {
-    /// The rules that infer names. What is read from a file is one of these.
+    /// The rules that infer names. A name read from a file has one of these, or [`Self::UNKNOWN_RULE`].
     pub const RULES: &[&str] = &[Self::BY_CLASS];
     /// The rule for a module that no variable leads to.
     pub const BY_CLASS: &str = "no variable leads to its module: named by the module's class";
-    /// Stands for a rule that this memprobe does not know.
+    /// A rule that this version of memprobe does not know.
     pub const UNKNOWN_RULE: &str = "a rule that this memprobe does not know";
 
-    /// The rule of these words.
+    /// Returns the rule with this text.
     pub fn rule(words: &str) -> &'static str {
         let known = Self::RULES.iter().find(|rule| **rule == words);
         known.copied().unwrap_or(Self::UNKNOWN_RULE)
     }
 }
 
-/// How a device is written whose type memprobe knows by its number alone.
+/// Prefix of a device that is known only by its number.
 const OTHER_DEVICE: &str = "device type ";
-/// Likewise of an element type.
+/// Prefix of an element type that is known only by its number.
 const OTHER_DTYPE: &str = "dtype ";
 
 impl Device {
-    /// The device that its `Display` wrote.
+    /// Parses the output of `Display`.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "cpu" => Some(Self::Cpu),
@@ -293,14 +285,14 @@ impl Device {
     }
 }
 
-/// A plain number, without a sign.
+/// Parses a number without a sign.
 fn digits<N: std::str::FromStr>(text: &str) -> Option<N> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok())?
 }
 
 impl fmt::Display for Device {
-    /// As PyTorch writes it.
+    /// Writes the device as PyTorch does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.pad("cpu"),
@@ -311,8 +303,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Name and bytes of an element of each type, by number; those of `None` are unused. Those that pack
-/// several numbers into a byte have one byte (torch/headeronly/core/ScalarType.h@v2.15.0).
+/// Name and element size in bytes of each type, by number; unused numbers are `None`. Types that pack several
+/// numbers into a byte have size 1 (torch/headeronly/core/ScalarType.h@v2.15.0).
 const DTYPES: &[Option<(&str, u64)>] = &[
     Some(("uint8", 1)),
     Some(("int8", 1)),
@@ -370,17 +362,17 @@ impl DType {
     /// `torch.float64`.
     pub const FLOAT64: Self = Self(7);
 
-    /// As PyTorch writes it, without `torch.`; `None` for a number that memprobe does not know.
+    /// PyTorch's name without `torch.`; `None` for an unknown number.
     pub fn name(self) -> Option<&'static str> {
         Some(self.row()?.0)
     }
 
-    /// Bytes of an element; `None` for a number that memprobe does not know.
+    /// The element size in bytes; `None` for an unknown number.
     pub fn size(self) -> Option<u64> {
         Some(self.row()?.1)
     }
 
-    /// The type that its `Display` wrote.
+    /// Parses the output of `Display`.
     pub fn parse(name: &str) -> Option<Self> {
         let is_it = |row: &Option<(&str, u64)>| row.is_some_and(|(word, _)| word == name);
         match DTYPES.iter().position(is_it) {

@@ -1,7 +1,7 @@
-//! The live screen with a made-up training run, for working on the screen itself:
+//! Live screen of a made-up training run, for work on the screen itself:
 //! `cargo run -p memprobe --example tui_demo [waiting|empty|devices|lossy|gone|panic]`.
 //!
-//! No process is looked at and nothing is measured: every number is invented here.
+//! No process is measured: every number is made up.
 
 mod reasons;
 
@@ -21,7 +21,7 @@ use tokio::sync::{mpsc, watch};
 
 const MIB: f64 = 1024.0 * 1024.0;
 const STEP: u64 = 100_000_000;
-/// Points of the timeline that are kept.
+/// Points kept of each timeline.
 const KEPT: usize = 1200;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -97,7 +97,7 @@ fn main() -> anyhow::Result<()> {
         .map_err(|_| anyhow::anyhow!("the screen panicked"))?
 }
 
-/// What a caller of the screen does on signals: says so, and lets the screen restore the terminal.
+/// Sets `quit` on SIGTERM, so that the screen restores the terminal. Callers of the screen handle signals.
 fn quit_on_sigterm(quit: Arc<watch::Sender<bool>>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -113,8 +113,8 @@ fn quit_on_sigterm(quit: Arc<watch::Sender<bool>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A training loop: parameters and optimizer state stay, activations come with the forward pass
-/// and go with the backward pass.
+/// Training loop: parameters and optimizer state stay, activations are allocated in the forward pass and
+/// freed in the backward pass.
 struct Run {
     scene: Scene,
     ticks: u64,
@@ -160,7 +160,8 @@ impl Run {
         }
     }
 
-    /// Activations as a part of their most: up in the forward pass, down in the backward pass.
+    /// Returns the share of activations that is live: it rises in the forward pass and falls in the backward
+    /// pass.
     fn activations(&self, device: usize) -> f64 {
         let phase = (self.ticks as usize + device * 17) % 90;
         if phase < 40 {
@@ -224,7 +225,7 @@ impl Run {
         lines
     }
 
-    /// One line: its stacks with their MiB, the place of the user's frame in them, and the rest.
+    /// Builds one line from its stacks with their MiB. `user` is the index of the user's frame in them.
     fn line(
         &self,
         stacks: &[(Vec<Frame>, f64)],
@@ -408,7 +409,7 @@ fn torch(file: &str, line: u32, function: &str) -> Frame {
     )
 }
 
-/// The text of the made-up script.
+/// Source text of the made-up script.
 struct Script;
 
 const MODEL: &[(u32, &str)] = &[

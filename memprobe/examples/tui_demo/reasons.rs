@@ -1,4 +1,4 @@
-//! A made-up training run as events, through the ledgers that tell why memory is there.
+//! Made-up training run as events, applied to the attribution ledgers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use memprobe::tui::{Explain, Reasons};
 
 const MIB: u64 = 1 << 20;
 const LAYERS: u64 = 24;
-/// What one thing that the program does takes.
+/// Nanoseconds between two actions of the program.
 const PACE: u64 = 20_000_000;
 
-/// What the program does next.
+/// Next action of the program.
 #[derive(Clone, Copy)]
 enum Doing {
     Forward(u64),
@@ -27,7 +27,7 @@ enum Doing {
     Step,
 }
 
-/// The program, and who listens to it.
+/// The program, and the ledgers that receive its events.
 pub struct Trainer {
     model: Model,
     modules: ModuleLedger,
@@ -65,7 +65,7 @@ impl Trainer {
         trainer
     }
 
-    /// Does the next things up to a moment.
+    /// Runs the program until `time`, in nanoseconds.
     pub fn advance_to(&mut self, time: u64) {
         while self.time < time {
             self.time += PACE;
@@ -77,7 +77,7 @@ impl Trainer {
         }
     }
 
-    /// What a screen that wants to know is told.
+    /// Returns the attribution table that a screen requests.
     pub fn told(&self, wanted: Explain) -> Reasons {
         let snapshot = self.model.snapshot(TimeNs(self.time), Grouping::User);
         match wanted {
@@ -220,7 +220,7 @@ impl Trainer {
     }
 }
 
-/// A line of `train.py` that calls a module; none is `""`.
+/// Returns a stack in `train.py` that calls `module`; an empty `module` means none.
 fn called(module: &str, line: u32) -> Stack {
     Stack {
         kind: StackKind::Python,
@@ -237,7 +237,7 @@ fn called(module: &str, line: u32) -> Stack {
     }
 }
 
-/// A thread of autograd that goes back through a module.
+/// Returns the stack of an autograd thread in the backward pass of `module`.
 fn backward(module: &str) -> Stack {
     let mut stack = called("", 33);
     stack.kind = StackKind::Waiting {
@@ -250,7 +250,7 @@ fn backward(module: &str) -> Stack {
     stack
 }
 
-/// A line inside of PyTorch.
+/// Returns a stack with an inner frame in PyTorch.
 fn torch(file: &str, function: &str, line: u32) -> Stack {
     let file = format!("/opt/venv/lib/python3.12/site-packages/torch/{file}");
     let mut stack = called("", line);

@@ -13,9 +13,8 @@ use crate::pipeline::top::{Keep, Top};
 
 /// Watch the memory of a running process, line by line
 ///
-/// The process is not changed or restarted, and paused only where `t` reads its tensors, for a fraction
-/// of a second that is told. If it has not imported PyTorch yet, memprobe waits for it. Press ? for the
-/// keys.
+/// The process is not changed or restarted. Only `t` pauses it, to read its tensors, for a fraction of a
+/// second that is shown. If it has not imported PyTorch yet, memprobe waits. Press ? for the keys.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,9 +34,8 @@ pub struct Attach {
     /// without CUDA
     #[arg(long, conflicts_with = "children")]
     cpu: bool,
-    /// How much is told of each block, for the screens of categories (`c`) and tensors (`t`); more costs the process more:
-    /// `tensors` a trap for each tensor that is made, `full` a copy of the stack too for each block that no tensor is
-    /// made for
+    /// Detail of each block, for the screens of categories (`c`) and tensors (`t`). Cost to the process: `tensors` a
+    /// trap for each new tensor, `full` also a copy of the stack for each block without a tensor
     #[arg(long, value_enum, default_value_t = Detail::Lines)]
     detail: Detail,
     /// Do not lead the memory of backward passes back to the lines of the forward pass; saves the process two traps for each

@@ -28,10 +28,10 @@ Examples:
   memprobe diff a.json b.json --group shape
   memprobe diff a.json b.json --format json | jq '.devices[].came[] | [.count, .name, .holds]'")]
 pub struct Diff {
-    /// What was: a file that `memprobe snapshot -o` wrote
+    /// Earlier snapshot, written by `memprobe snapshot -o`
     #[arg(value_name = "BEFORE")]
     before: PathBuf,
-    /// What is: another such file
+    /// Later snapshot
     #[arg(value_name = "AFTER")]
     after: PathBuf,
     #[command(flatten)]

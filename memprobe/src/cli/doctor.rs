@@ -26,7 +26,7 @@ pub struct Doctor {
     /// Look at this process too
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
-    /// How it is written
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
     /// Write here why the kernel's verifier refuses a program, if it does

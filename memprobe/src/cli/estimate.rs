@@ -50,7 +50,7 @@ pub struct Estimate {
     /// times for a fraction of a second
     #[arg(long, requires = "command")]
     no_names: bool,
-    /// How it is written
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
     /// Write the estimate to this file, apart from what the command prints

@@ -20,7 +20,7 @@ use crate::pipeline;
 /// Exit status of every error.
 const ERROR: u8 = 2;
 
-/// Which line of Python holds the GPU memory of a PyTorch process that is already running
+/// Shows the lines of Python that hold the GPU memory of a running PyTorch process
 #[derive(Parser)]
 #[command(name = "memprobe", version, max_term_width = 100, after_help = EXAMPLES)]
 struct Arguments {
@@ -73,7 +73,7 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// How much is told of each block.
+/// Detail of each block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Detail {
     /// The line that allocated it
@@ -112,7 +112,7 @@ impl Driver {
     }
 }
 
-/// Whose memory is watched.
+/// Allocators to watch.
 fn allocators(cpu: bool) -> pipeline::Allocators {
     if cpu {
         pipeline::Allocators::CudaAndCpu
@@ -121,7 +121,7 @@ fn allocators(cpu: bool) -> pipeline::Allocators {
     }
 }
 
-/// Whether backward passes are led back to the forward pass.
+/// Attribution of backward passes to the forward pass.
 fn graph(ignored: bool) -> pipeline::Graph {
     if ignored {
         pipeline::Graph::Ignored

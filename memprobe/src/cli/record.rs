@@ -40,8 +40,8 @@ pub struct Record {
     /// Record the processes that descend from it too
     #[arg(short, long, requires = "pid")]
     children: bool,
-    /// How much to record of each block; more costs the process more: `tensors` a trap for each tensor that is made, `full` a
-    /// copy of the stack too for each block that no tensor is made for
+    /// Detail of each block. Cost to the process: `tensors` a trap for each new tensor, `full` also a copy of the stack for
+    /// each block without a tensor
     #[arg(long, value_enum, default_value_t = Detail::Tensors)]
     detail: Detail,
     /// Read the objects of each process now and then, so that blocks have the names and kinds of their tensors

@@ -21,8 +21,8 @@ const PIPED_WIDTH: usize = 100;
 
 /// Print what a recording holds: by line, tensor, module, iteration, category and more, or every event
 ///
-/// Of a directory that `record` wrote, every recording in turn and what they come to. Needs no root,
-/// no GPU and none of the recorded process's files.
+/// For a directory that `record` wrote, prints every recording in turn and their sum. Needs no root, no
+/// GPU and none of the recorded process's files.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -42,10 +42,10 @@ pub struct Report {
     /// The recording that `memprobe record` wrote, or a directory of them
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// What a row stands for
+    /// Meaning of a row
     #[arg(long, value_enum, default_value_t = RowOf::Line)]
     by: RowOf,
-    /// How rows are written
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
     /// The order of lines, tensors and modules, largest first [default: peak]
@@ -57,7 +57,7 @@ pub struct Report {
     /// Show all rows
     #[arg(short, long)]
     all: bool,
-    /// Which frame of a stack names its line [default: user]
+    /// Frame of a stack that names its line [default: user]
     #[arg(short, long, value_enum)]
     grouping: Option<Naming>,
     /// With --by module, layer or size: show this many levels below the outermost modules
@@ -76,12 +76,12 @@ pub struct Report {
     iteration: Vec<OfIterations>,
 }
 
-/// What is said of iterations.
+/// Options for iterations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum OfIterations {
-    /// Where one begins.
+    /// Start of an iteration.
     BeginAt(IterationLine),
-    /// Which are shown.
+    /// Iterations to show.
     Show(LayersOf),
 }
 
@@ -96,21 +96,21 @@ enum RowOf {
     Event,
     /// A module (torch.nn.Module) that asked for memory, below those that it is part of
     Module,
-    /// What each device held when it held most: by line, by module, by tensor
+    /// Memory at the peak of each device: by line, by module, by tensor
     Peak,
     /// A line, a module or a tensor that holds more from iteration to iteration: suspects of leaks
     Growth,
     /// An iteration of a training loop: its peak, and what memory was for at that moment
     Iteration,
-    /// What memory is for (parameters, gradients, activations, ...), and the rule that says so
+    /// Category of memory (parameters, gradients, activations, ...), and the rule behind it
     Category,
-    /// What the program was doing when it asked for memory: forward, backward, step, ...
+    /// Phase of the program that asked for memory: forward, backward, step, ...
     Phase,
-    /// What modules, operations and lines saved for backward passes
+    /// Memory saved for backward passes, by module, operation and line
     Saved,
-    /// How large a model is: parameters, and what each module makes in one iteration, without and with backward
+    /// Size of a model: parameters, and memory of each module in one iteration, without and with backward
     Size,
-    /// What each module held when its device held most, in all or in an iteration: feature maps, weights, gradients, intermediate
+    /// Memory of each module at its device's peak, in all or in an iteration: activations, weights, gradients, intermediate
     /// gradients
     Layer,
 }
@@ -149,7 +149,7 @@ enum Naming {
 }
 
 impl RowOf {
-    /// As it is given.
+    /// The expression as given.
     fn name(&self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())
@@ -252,7 +252,7 @@ impl Report {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// One recording after the other, and what they come to.
+    /// Reports one recording after the other, then their sum.
     fn run_on_directory(&self) -> Result<ExitCode> {
         let options = self.options();
         let files = recordings_in(&self.file)?;
@@ -348,7 +348,7 @@ impl Report {
     }
 }
 
-/// What a recording lacks.
+/// Recording without the data for a report.
 fn warnings(outcome: &Outcome) -> Vec<String> {
     let mut warnings = Vec::new();
     if outcome.truncated {

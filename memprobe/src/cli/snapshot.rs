@@ -49,9 +49,8 @@ pub struct Snapshot {
     cpu: bool,
     #[command(flatten)]
     table: Table,
-    /// With --watch: how much is told of each block that is allocated meanwhile, for those that no tensor reaches: `tensors`
-    /// costs the process a trap for each tensor that is made, `full` a copy of the stack too for each block that no
-    /// tensor is made for
+    /// With --watch: detail of each block allocated meanwhile, for blocks that no tensor reaches. Cost to the process:
+    /// `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor
     #[arg(long, value_enum, default_value_t = Detail::Lines, requires = "watch")]
     detail: Detail,
     /// With --watch: room for events that were not read yet
@@ -90,7 +89,7 @@ impl Snapshot {
     }
 }
 
-/// How a file is written, by its ending.
+/// File format, chosen by the ending of the name.
 fn writing(path: &Path) -> Writing {
     match path.extension().and_then(|ending| ending.to_str()) {
         Some("csv") => Writing::Csv,

@@ -10,13 +10,13 @@ use crate::report::{Colour, TensorFormat, TensorNames, TensorOptions, Top};
 /// Columns of a table that does not go to a terminal.
 const PIPED_WIDTH: usize = 140;
 
-/// How a table of tensors looks.
+/// Options for tables of tensors.
 #[derive(Args)]
 pub(super) struct Table {
-    /// How it is written [default: text]
+    /// Output format [default: text]
     #[arg(short, long, value_enum)]
     pub(super) format: Option<Writing>,
-    /// Which rows are shown as one
+    /// Rows to merge into one
     #[arg(short, long, alias = "by", value_enum, default_value_t = Grouping::Unnamed)]
     group: Grouping,
     /// The order of rows
@@ -62,7 +62,7 @@ enum Grouping {
     Kind,
     /// All of a module
     Module,
-    /// All that a line has allocated, where that was watched
+    /// Line that allocated it, if memprobe watched the allocation
     Site,
     /// All that one variable or container keeps alive, also through the graphs of its tensors
     Keeper,
@@ -70,16 +70,16 @@ enum Grouping {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Sorting {
-    /// What holds the most bytes of the allocator first
+    /// Most bytes of the allocator first
     #[value(alias = "bytes")]
     Holds,
-    /// What has the most bytes of its own elements first, whether or not it shares them
+    /// Most bytes of own elements first, shared or not
     Size,
     /// By name
     Name,
     /// By kind
     Kind,
-    /// What stands for the most tensors first
+    /// Most tensors first
     Count,
 }
 

@@ -28,22 +28,21 @@ pub struct Top {
     /// Print the table once and leave
     #[arg(short = '1', long)]
     once: bool,
-    /// How the table is printed
+    /// Output format
     #[arg(short, long, value_enum, default_value_t = Writing::Text)]
     format: Writing,
-    /// How long to listen before the table is printed: what processes held before is known to the
-    /// driver, and to their allocators as soon as they allocate
+    /// Time to watch before the table is printed. The driver knows older memory at once, each allocator
+    /// reports it with its next allocation
     #[arg(short, long, value_name = "TIME", default_value = "2s", value_parser = parse_duration)]
     duration: Duration,
     /// Print processes that hold nothing too, such as workers that load data
     #[arg(short, long)]
     all: bool,
-    /// How long a process that has ended stays on the screen
+    /// Time that an ended process stays on the screen
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     keep_ended: Duration,
-    /// How much is told of each block, for the screens of categories (`c`) and tensors (`t`) of a process that is opened; more
-    /// costs every process more: `tensors` a trap for each tensor that is made, `full` a copy of the stack too for each
-    /// block that no tensor is made for. The table that is printed once does not need it
+    /// Detail of each block, for the screens of categories (`c`) and tensors (`t`) of an opened process. Cost to every
+    /// process: `tensors` a trap for each new tensor, `full` also a copy of the stack for each block without a tensor
     #[arg(long, value_enum, default_value_t = Detail::Lines, conflicts_with = "once")]
     detail: Detail,
     /// Lead the memory of backward passes back to the lines of the forward pass; costs each process two traps for each

@@ -1,4 +1,4 @@
-//! Bytes from the ring buffer to records, every length and kind checked.
+//! Decodes ring-buffer bytes into records and checks every length and kind.
 
 use std::mem::offset_of;
 
@@ -13,26 +13,25 @@ use crate::event::Tgid;
 /// One record from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// An event of the allocator or of autograd's engine, with what says what it happened for.
+    /// An event of the allocator or of autograd's engine, with the reason for the memory.
     Memory(MemoryKind, MemoryRecord, Reason),
-    /// A call into CUDA that succeeded, with a copy of the stack where the thread runs no Python.
+    /// A call into CUDA that succeeded, with a copy of the stack if the thread runs no Python.
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
-    /// The frames behind a stack hash.
+    /// The frames of a stack hash.
     Stack(StackHead, Vec<FrameRecord>),
-    /// A code object of a sent stack was freed.
+    /// A code object of a previously sent stack was freed.
     CodeFreed(Box<FreedCode>),
-    /// A node of autograd's graph was made.
+    /// An autograd node was created.
     NodeMade(NodeMadeRecord),
-    /// A node of autograd's graph is evaluated.
+    /// An autograd node starts to be evaluated.
     NodeEntered(NodeEnteredRecord),
-    /// PyTorch said what the program is about to do.
+    /// A `record_function` range of PyTorch started.
     Mark(Box<MarkRecord>),
-    /// Something in the life of a process.
+    /// A lifecycle event of a process.
     Process(ProcessStep, ProcessRecord),
 }
 
 impl Record {
-    /// The process that it tells of.
     pub fn tgid(&self) -> Tgid {
         Tgid(match self {
             Self::Memory(_, memory, _) => memory.tgid,
@@ -46,9 +45,9 @@ impl Record {
         })
     }
 
-    /// Whether a block of a CUDA device was handed out for which nothing tells what it is for. Where a copy of the stack is
-    /// wanted of each block without a tensor, there was no room for it (`memprobe-ebpf/src/stack.rs`); of threads without
-    /// room (`stack_state::UNREADABLE`) none is wanted.
+    /// True for a CUDA block that was handed out with neither a tensor nor a stack copy. If stack copies are
+    /// recorded, the ring buffer had no room for this one (`memprobe-ebpf/src/stack.rs`).
+    /// `stack_state::UNREADABLE` is excluded: such threads may lack the scratch memory that a copy needs.
     pub fn is_block_without_reason(&self) -> bool {
         let Self::Memory(MemoryKind::Block, memory, Reason::None) = self else {
             return false;
@@ -57,77 +56,73 @@ impl Record {
     }
 }
 
-/// What happened to a process.
+/// A lifecycle event of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessStep {
-    /// Another process made it.
+    /// The process was forked.
     Forked,
-    /// It runs another program.
+    /// The process executed another program.
     Executed,
-    /// It is ending; nothing of it follows.
+    /// The process is exiting; no record of it follows.
     Exited,
-    /// Its loader maps libraries.
+    /// The dynamic loader of the process maps libraries.
     LibraryMapped,
-    /// It used a probed library for the first time.
+    /// The process used a probed library for the first time.
     Found,
 }
 
-/// A code object that was freed, and what it pointed to.
+/// A freed code object and the memory that it pointed to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FreedCode {
-    /// The process.
     pub tgid: u32,
-    /// Where the code object was.
+    /// The address of the code object.
     pub code: u64,
-    /// Stretches of the process's memory as they stood: address and bytes.
+    /// Copies of process memory at the time of the free, as address and bytes.
     pub memory: [(u64, Vec<u8>); 4],
 }
 
-/// What the kernel's side tells of what a memory record happened for.
+/// The kernel's information on the purpose of a memory record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Nothing.
     None,
-    /// The tensor that the thread had begun to make.
+    /// The tensor that the thread had started to create.
     Tensor(Box<ShapeRecord>),
-    /// The thread had begun no tensor; this is its stack, the return address first.
+    /// The thread was creating no tensor; a copy of its stack, return address first.
     Stack(Box<StackCopy>),
 }
 
-/// What the stack of a thread is unwound from.
+/// A copy of a thread's stack with the registers that unwinding needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackCopy {
-    /// Address of the first byte: the stack pointer.
+    /// The stack pointer, which is the address of the first byte.
     pub address: u64,
-    /// The frame pointer.
     pub frame_pointer: u64,
     /// The innermost part of the stack.
     pub bytes: Vec<u8>,
 }
 
-/// What a memory record tells.
+/// The kind of a memory record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// A block was handed out or taken back.
+    /// The caching allocator handed out a block or took it back.
     Block,
     /// The CPU allocator handed out a block.
     CpuBlock,
     /// The CPU allocator takes a block back.
     CpuFree,
-    /// The allocator ran out of memory.
     OutOfMemory,
     /// The thread entered autograd's engine.
     Backward,
 }
 
-/// A record that makes no sense: another version's, or damaged.
+/// A record that cannot be decoded: from another version, or damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
 /// Decodes one record.
 ///
 /// # Errors
-/// [`Malformed`] where kind and length do not fit.
+/// [`Malformed`] if kind and length do not match.
 pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     let kind = match *bytes.first().ok_or(Malformed)? {
         record::BLOCK => MemoryKind::Block,
@@ -163,7 +158,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
     Ok(Record::Memory(kind, decode_memory(memory)?, reason))
 }
 
-/// Decodes a block that comes with a copy of the stack.
+/// Decodes a block record that carries a copy of the stack.
 fn decode_block_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (memory, stack) = bytes
         .split_at_checked(size_of::<MemoryRecord>())
@@ -210,13 +205,12 @@ fn decode_memory(bytes: &[u8]) -> Result<MemoryRecord, Malformed> {
     })
 }
 
-/// Decodes a call into CUDA.
 fn decode_call(bytes: &[u8]) -> Result<Record, Malformed> {
     let bytes: &[u8; size_of::<CudaRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
     Ok(Record::Cuda(Box::new(cuda_record(bytes)), None))
 }
 
-/// Decodes a call into CUDA that comes with a copy of the stack.
+/// Decodes a CUDA call that carries a copy of the stack.
 fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (call, stack) = bytes
         .split_first_chunk::<{ size_of::<CudaRecord>() }>()
@@ -228,7 +222,7 @@ fn decode_call_with_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     ))
 }
 
-/// Decodes a copy of a stack: as much of it as could be read.
+/// Decodes a stack copy; only the bytes that the kernel could read are kept.
 fn decode_thread_stack<const N: usize>(bytes: &[u8]) -> Result<StackCopy, Malformed> {
     const STACK: usize = offset_of!(ThreadStack<0>, stack);
     const BYTES: usize = STACK + size_of::<Stretch<0>>();
@@ -257,13 +251,14 @@ fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
         caller: word64(bytes, offset_of!(CudaRecord, caller)),
         on_stack: words(bytes, offset_of!(CudaRecord, on_stack)),
         description: words(bytes, offset_of!(CudaRecord, description)),
+        context: word64(bytes, offset_of!(CudaRecord, context)),
         out: words(bytes, offset_of!(CudaRecord, out)),
         second_out: word64(bytes, offset_of!(CudaRecord, second_out)),
         stack: word64(bytes, offset_of!(CudaRecord, stack)),
     }
 }
 
-/// Decodes the 40 bytes of a node that was made.
+/// Decodes the 40 bytes of a created node.
 fn decode_node_made(bytes: &[u8]) -> Result<Record, Malformed> {
     let bytes: &[u8; size_of::<NodeMadeRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
     Ok(Record::NodeMade(NodeMadeRecord {
@@ -279,7 +274,7 @@ fn decode_node_made(bytes: &[u8]) -> Result<Record, Malformed> {
     }))
 }
 
-/// Decodes the 56 bytes of a node that is evaluated.
+/// Decodes the 56 bytes of an evaluated node.
 fn decode_node_entered(bytes: &[u8]) -> Result<Record, Malformed> {
     let bytes: &[u8; size_of::<NodeEnteredRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
     Ok(Record::NodeEntered(NodeEnteredRecord {
@@ -327,7 +322,7 @@ fn decode_process(step: ProcessStep, bytes: &[u8]) -> Result<Record, Malformed> 
     Ok(Record::Process(step, process))
 }
 
-/// Decodes a stack record: its head and as many frames as it says.
+/// Decodes a stack record: the head and `count` frames.
 fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     let (head, frames) = bytes
         .split_at_checked(size_of::<StackHead>())
@@ -355,7 +350,7 @@ fn decode_stack(bytes: &[u8]) -> Result<Record, Malformed> {
     Ok(Record::Stack(head, frames))
 }
 
-/// Decodes a freed code object: each stretch is its address and as many bytes as could be read.
+/// Decodes a freed code object. Each stretch has an address and the bytes that the kernel could read.
 fn decode_freed(bytes: &[u8]) -> Result<Record, Malformed> {
     const STRETCHES: [usize; 4] = [
         offset_of!(CodeRecord, code),

@@ -1,38 +1,37 @@
-//! What a thread was doing when it asked for memory, beyond the lines that it was on.
+//! The context of an allocation beyond its source lines: module, grad mode and autograd node.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::{Stack, StackId, Tgid, Tid, TimeNs};
 
-/// What a thread was doing, as far as it is known.
+/// The state of a thread when its stack was captured, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Context {
     /// The module that was being called.
     pub module: Module,
-    /// Whether PyTorch took note of operations for a backward pass.
+    /// The grad mode of the thread.
     pub grad: Grad,
-    /// In a backward pass: what was being computed.
+    /// The autograd node that was being evaluated; `None` outside a backward pass.
     pub node: Option<Arc<Node>>,
 }
 
-/// The innermost `torch.nn.Module` that was being called on a stack.
+/// The innermost `torch.nn.Module` call on a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Module {
-    /// None was.
+    /// No module was being called.
     #[default]
     Outside,
-    /// One was, by its path from the outermost one that was being called: that one's class, then the names
-    /// of its attributes, as in `GPT.layers.3.mlp`. Where several modules of one class are outermost, the later ones
-    /// are numbered: `GPT#2.layers.3.mlp`. One that is called alone (as a checkpoint does in the backward pass) has the
-    /// path of the tree that it was met in. Of several paths in a tree, the first, as in `named_modules()`.
+    /// The module's path: the class of the outermost module being called, then attribute names, as in
+    /// `GPT.layers.3.mlp`. Later outermost modules of the same class are numbered: `GPT#2.layers.3.mlp`. A
+    /// module called on its own (as checkpointing does in the backward pass) keeps the path of the tree that
+    /// it was seen in. If a tree has several paths to it, the first counts, as in `named_modules()`.
     Called(Arc<str>),
-    /// One was, but not which.
+    /// A module was being called, but its path is unknown.
     Unknown,
 }
 
 impl Module {
-    /// The path, where it is known.
     pub fn path(&self) -> Option<&Arc<str>> {
         match self {
             Self::Called(path) => Some(path),
@@ -41,18 +40,16 @@ impl Module {
     }
 }
 
-/// Whether PyTorch took note of a thread's operations, to go back through them later
-/// (`torch.is_grad_enabled()`, `torch.is_inference_mode_enabled()`).
+/// The grad mode of a thread (`torch.is_grad_enabled()`, `torch.is_inference_mode_enabled()`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Grad {
-    /// Nobody knows.
     #[default]
     Unknown,
-    /// It did.
+    /// Autograd records operations.
     Enabled,
-    /// It did not (`torch.no_grad()`).
+    /// Autograd records nothing (`torch.no_grad()`).
     Disabled,
-    /// It did not, and never can (`torch.inference_mode()`).
+    /// Autograd records nothing, and results can never take part in autograd (`torch.inference_mode()`).
     Inference,
 }
 
@@ -64,7 +61,7 @@ impl Grad {
         Self::Inference,
     ];
 
-    /// The word used in recordings and reports.
+    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -74,41 +71,38 @@ impl Grad {
         }
     }
 
-    /// What [`Self::as_str`] wrote.
+    /// Parses a word of [`Self::as_str`].
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|grad| grad.as_str() == word)
     }
 }
 
-/// A step of a backward pass: a node of autograd's graph (`torch.autograd.graph.Node`).
+/// A node of autograd's graph (`torch.autograd.graph.Node`), which the backward pass evaluates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
-    /// As PyTorch names it: `AddmmBackward0`.
+    /// PyTorch's name: `AddmmBackward0`.
     pub name: Arc<str>,
-    /// The stack of the operation that made it, in the forward pass; `None` where that was before attach, or
-    /// nobody was told (`AccumulateGrad`, which belongs to a parameter and to no operation).
+    /// The forward-pass stack of the operation that created the node. `None` if it was created before attach
+    /// or without a record (`AccumulateGrad`, which belongs to a parameter and to no operation).
     pub forward: Option<Arc<Stack>>,
 }
 
-/// Something that PyTorch itself says about what a program is doing.
+/// A phase marker that PyTorch itself emits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// When it began.
+    /// The start of the phase.
     pub time: TimeNs,
-    /// The process.
     pub tgid: Tgid,
-    /// The thread.
     pub tid: Tid,
-    /// What began.
     pub begins: Beginning,
-    /// The class that does it: `Adam`, `_SingleProcessDataLoaderIter`.
+    /// The class that runs the phase: `Adam`, `_SingleProcessDataLoaderIter`.
     pub class: Arc<str>,
-    /// From where.
+    /// The stack of the call.
     pub stack: StackId,
 }
 
-/// What a [`Mark`] says the beginning of. PyTorch wraps these in a `record_function` of its own, whether a profiler runs
-/// or not (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
+/// The phase that a [`Mark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
+/// profiler (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Beginning {
     /// `Optimizer.step()`.
@@ -122,7 +116,7 @@ pub enum Beginning {
 impl Beginning {
     const ALL: [Self; 3] = [Self::Step, Self::ZeroGrad, Self::NextBatch];
 
-    /// The word used in recordings and reports.
+    /// The word in recordings and reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Step => "step",
@@ -131,7 +125,7 @@ impl Beginning {
         }
     }
 
-    /// What [`Self::as_str`] wrote.
+    /// Parses a word of [`Self::as_str`].
     pub fn parse(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|begins| begins.as_str() == word)
     }

@@ -1,16 +1,16 @@
-//! How much a stream of events tells.
+//! Options for the amount of detail that a stream of events carries.
 
-/// What the kernel was asked to tell of blocks.
+/// The detail that the kernel programs record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// Of each block.
+    /// Detail of each block.
     pub detail: Detail,
-    /// Of backward passes.
+    /// Detail of backward passes.
     pub graph: Graph,
 }
 
 impl Default for Told {
-    /// What costs the process least.
+    /// The cheapest setting for the process.
     fn default() -> Self {
         Self {
             detail: Detail::Lines,
@@ -19,20 +19,20 @@ impl Default for Told {
     }
 }
 
-/// How much is told of each block. Every probe costs the target a trap wherever it passes, so what is not
-/// asked for is not attached.
+/// The detail recorded for each block. Every probe costs the target a trap, so memprobe attaches only those
+/// that the detail needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
     /// The line that allocated it.
     Lines,
-    /// The tensor too that it was allocated for: shape, element type and bytes asked for.
+    /// In addition the tensor: shape, element type and requested bytes.
     Tensors,
-    /// What a block without a tensor is for, too.
+    /// In addition the purpose of a block without a tensor.
     Full,
 }
 
 impl Detail {
-    /// The word for it on the command line.
+    /// The word on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Lines => "lines",
@@ -42,12 +42,10 @@ impl Detail {
     }
 }
 
-/// Whether backward passes are led back to the forward pass. It costs the target a trap for each operation that makes a
-/// node of autograd's graph, and one when the node is evaluated.
+/// Option to attribute backward passes to the forward pass. It costs the target a trap for each operation
+/// that creates an autograd node, and one when the node is evaluated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Graph {
-    /// They are not.
     Ignored,
-    /// They are.
     Followed,
 }

@@ -1,4 +1,4 @@
-//! A directory of recordings: one a process, and an index that says which is which.
+//! Directory of recordings: one file a process, and an index.
 
 use std::fmt;
 use std::fs;
@@ -9,29 +9,29 @@ use serde::Serialize;
 
 use super::output::{OutputError, OutputPlan};
 
-/// The name of the index.
+/// File name of the index.
 pub const INDEX: &str = "index.json";
 
-/// The version of the index. Fields may be added without a new one.
+/// Version of the index format. New fields do not change it.
 const FORMAT: u32 = 1;
 
-/// The longest word of a command that names a file, in bytes.
+/// Longest part of a command in a file name, in bytes.
 const LONGEST_WORD: usize = 40;
 
-/// A directory that recordings go to.
+/// Directory for recordings.
 #[derive(Debug)]
 pub struct OutputDirectory {
     path: PathBuf,
 }
 
-/// Why a directory cannot be recorded to. Its text ends with what to do.
+/// Reason why a directory cannot be recorded to. The message ends with a remedy.
 #[derive(Debug)]
 pub enum DirectoryError {
-    /// It holds an earlier recording.
+    /// The directory holds an earlier recording.
     Taken(PathBuf),
-    /// Its parent is not there.
+    /// The parent directory does not exist.
     NoParent(PathBuf, PathBuf),
-    /// The operating system refuses.
+    /// The operating system reports an error.
     Io(PathBuf, io::Error),
 }
 
@@ -59,16 +59,16 @@ impl fmt::Display for DirectoryError {
     }
 }
 
-// The text holds what the operating system said: as a source it would be printed twice.
+// Without `source`: the message already contains the I/O error's.
 impl std::error::Error for DirectoryError {}
 
-/// Whether a path is meant for a directory: it is one, or ends in `/`.
+/// Returns true if a path denotes a directory: it is one, or ends in `/`.
 pub fn is_directory(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().ends_with(b"/") || path.is_dir()
 }
 
 impl OutputDirectory {
-    /// Looks whether a directory can be recorded to; creates nothing.
+    /// Checks that a directory can be recorded to; creates nothing.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -93,12 +93,11 @@ impl OutputDirectory {
         })
     }
 
-    /// Where it lies.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it, unless it is there.
+    /// Creates the directory unless it exists.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -111,8 +110,8 @@ impl OutputDirectory {
         }
     }
 
-    /// Where the recording of a process goes. A process that runs a second program gets a second
-    /// file, and so does another one that comes to have its number.
+    /// Returns the file name and plan for a process's recording. If the name exists, a number is appended:
+    /// the process runs a second program, or another process got its PID.
     ///
     /// # Errors
     /// As [`OutputPlan::check`].
@@ -127,7 +126,7 @@ impl OutputDirectory {
         Ok((name, plan))
     }
 
-    /// Writes the index, in place of the one that is there.
+    /// Writes the index, replacing an earlier one atomically.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -141,21 +140,21 @@ impl OutputDirectory {
     }
 }
 
-/// What the recordings of a directory are.
+/// Index of the recordings in a directory.
 #[derive(Debug, Serialize)]
 pub struct Index {
     format: u32,
     version: &'static str,
-    /// Whether memprobe ended the recording; it was killed otherwise, or still records.
+    /// True if memprobe ended the recording; false while it records, or if it was killed.
     pub finished: bool,
-    /// The command that memprobe started, joined by spaces.
+    /// Command that memprobe started, joined by spaces.
     pub command: Option<String>,
-    /// Every process that was watched, in the order in which they came.
+    /// All watched processes, in order of appearance.
     pub processes: Vec<Entry>,
 }
 
 impl Index {
-    /// Of no process yet.
+    /// Creates an index without processes.
     pub fn new(command: Option<String>) -> Self {
         Self {
             format: FORMAT,
@@ -167,28 +166,27 @@ impl Index {
     }
 }
 
-/// One process of an [`Index`].
+/// Process in an [`Index`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
-    /// Its number.
     pub pid: u32,
-    /// The number of the process that made it, where that was watched.
+    /// Parent process, if that was watched.
     pub parent: Option<u32>,
-    /// Its rank among those that train together, where it says so.
+    /// Rank in a distributed job, if the process states it.
     pub rank: Option<u32>,
-    /// Its command line, joined by spaces.
+    /// Command line, joined by spaces.
     pub command: String,
-    /// Its recording; none where it used no GPU memory.
+    /// File name of the recording; `None` if the process used no GPU memory.
     pub file: Option<String>,
-    /// Memory events in it.
+    /// Memory events in the recording.
     pub events: u64,
-    /// Why it ended; none while it runs.
+    /// Reason why the recording ended; `None` while it runs.
     pub end: Option<&'static str>,
-    /// What whoever looks at it should know.
+    /// Notices for readers of the recording.
     pub notices: Vec<String>,
 }
 
-/// What the file of a process is called, without its ending: `rank0-1234-train`.
+/// Returns the file name of a process's recording without its extension: `rank0-1234-train`.
 pub fn file_stem(pid: u32, rank: Option<u32>, command: &str) -> String {
     let word = program_word(command);
     let mut stem = match rank {
@@ -202,8 +200,8 @@ pub fn file_stem(pid: u32, rank: Option<u32>, command: &str) -> String {
     stem
 }
 
-/// The word of a command line that people call the program by: the script or module of a Python, the
-/// program otherwise. Nothing in it means anything to a shell or a path.
+/// Returns the name of the program: the script or module for Python, the executable otherwise. The result has
+/// no character with a meaning in shells or paths.
 fn program_word(command: &str) -> String {
     let mut words = command.split_whitespace();
     let mut program = basename(words.next().unwrap_or_default());
@@ -227,7 +225,7 @@ fn program_word(command: &str) -> String {
     plain.trim_matches(['-', '.']).to_owned()
 }
 
-/// The program among the arguments of a dynamic loader that was called by name (ld.so(8)).
+/// Returns the program among the arguments of an explicitly invoked dynamic loader (ld.so(8)).
 fn loaded<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<&'a str> {
     while let Some(word) = words.next() {
         match word {
@@ -247,13 +245,13 @@ fn loaded<'a>(words: &mut impl Iterator<Item = &'a str>) -> Option<&'a str> {
     None
 }
 
-/// The script or module among the arguments of a Python (`python --help`).
+/// Returns the script or module among the arguments of Python (`python --help`).
 fn script<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     while let Some(word) = words.next() {
         match word {
             "-m" => return words.next(),
             "-c" => return None,
-            // These have a value of their own.
+            // Options with a separate value.
             "-W" | "-X" | "--check-hash-based-pycs" => {
                 words.next();
             }

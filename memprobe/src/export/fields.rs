@@ -1,4 +1,4 @@
-//! The fields of a record, appended to a line.
+//! Fields of a record, appended to a line.
 
 use super::json;
 use crate::event::{
@@ -7,10 +7,10 @@ use crate::event::{
 };
 use crate::recording::MAX_LINE;
 
-/// Characters of a command line or thread name that are written.
+/// Most characters written of a command line, thread name or other text.
 const MAX_TEXT: usize = 32 << 10;
 
-/// Process and thread. Readers take a thread that is left out for [`Tid::UNKNOWN`].
+/// Appends `pid` and `tid`. Readers take a missing `tid` for [`Tid::UNKNOWN`].
 pub(super) fn push_process(line: &mut Vec<u8>, pid: u32, tid: u32) {
     line.extend_from_slice(b",\"pid\":");
     json::push_number(line, pid);
@@ -32,7 +32,7 @@ pub(super) fn push_id(line: &mut Vec<u8>, addr: u64) {
     line.extend_from_slice(b"\"}");
 }
 
-/// The numbers of an event, as an object that is left open for more.
+/// Appends the numbers of an event as an object without its closing brace.
 pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
     line.extend_from_slice(b"{\"addr\":\"");
     json::push_hex(line, event.addr.0);
@@ -59,7 +59,7 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
     }
 }
 
-/// The tensor that an event happened for, in an object that is left open for more.
+/// Appends the tensor of an event to an open object.
 pub(super) fn push_shape(line: &mut Vec<u8>, shape: &Shape) {
     line.extend_from_slice(b",\"shape\":[");
     for (at, size) in shape.sizes.iter().enumerate() {
@@ -85,7 +85,7 @@ pub(super) fn push_shape(line: &mut Vec<u8>, shape: &Shape) {
     }
 }
 
-/// What an event happened for that is no tensor, in an object that is left open for more.
+/// Appends the purpose of a block without a tensor to an open object.
 pub(super) fn push_purpose(line: &mut Vec<u8>, purpose: &Purpose) {
     line.extend_from_slice(b",\"tensor\":false,\"inferred\":{");
     if let Some(what) = &purpose.what {
@@ -106,7 +106,7 @@ pub(super) fn push_name(line: &mut Vec<u8>, name: &str) {
     line.push(b'}');
 }
 
-/// Records of our own are plain data, which serde_json never refuses.
+/// Appends a record as JSON. Serialization cannot fail: the records are plain data.
 pub(super) fn push_record(line: &mut Vec<u8>, record: &impl serde::Serialize) {
     let begin = line.len();
     if serde_json::to_writer(&mut *line, record).is_err() {
@@ -115,7 +115,7 @@ pub(super) fn push_record(line: &mut Vec<u8>, record: &impl serde::Serialize) {
     }
 }
 
-/// A stack's own record. Outer frames for which a line has no room are left out, and that is said.
+/// Appends a stack's record. Outer frames that exceed the line length are dropped, and `truncated` is set.
 pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     let end = line.len() + MAX_LINE - 1024;
     line.extend_from_slice(b"{\"id\":");
@@ -126,7 +126,7 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
         .node
         .as_ref()
         .and_then(|node| node.forward.as_ref());
-    // Both have a share, so that neither is left out for the other.
+    // Each stack gets half of the line, so that neither displaces the other.
     let first = match forward {
         Some(_) => end - MAX_LINE / 2,
         None => end,
@@ -145,8 +145,8 @@ pub(super) fn push_stack(line: &mut Vec<u8>, id: StackId, stack: &Stack) {
     line.push(b'}');
 }
 
-/// What there is of a stack but the node that it belongs to, in an object that is left open for more. `end` is how long
-/// the line may become.
+/// Appends the fields of a stack, without its node, to an open object. `end` is the maximum length of the
+/// line.
 fn push_stack_fields(line: &mut Vec<u8>, stack: &Stack, end: usize) {
     let (kind, thread, reason) = match &stack.kind {
         StackKind::Python => ("python", None, None),
@@ -182,7 +182,7 @@ fn push_stack_fields(line: &mut Vec<u8>, stack: &Stack, end: usize) {
     line.extend_from_slice(if truncated { b"true" } else { b"false" });
 }
 
-/// The frames as far as the line does not become longer than `end`; whether those are all.
+/// Appends frames until the line would exceed `end`. Returns true if all fit.
 fn push_frames(line: &mut Vec<u8>, frames: &[Frame], end: usize) -> bool {
     line.extend_from_slice(b",\"frames\":[");
     for (depth, frame) in frames.iter().enumerate() {
@@ -211,7 +211,7 @@ fn push_frames(line: &mut Vec<u8>, frames: &[Frame], end: usize) -> bool {
     true
 }
 
-/// What PyTorch said of a program.
+/// Appends a mark as an object.
 pub(super) fn push_mark(line: &mut Vec<u8>, mark: &Mark) {
     line.extend_from_slice(b"{\"begins\":");
     json::push_string(line, mark.begins.as_str());

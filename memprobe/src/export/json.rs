@@ -1,13 +1,13 @@
-//! Numbers and strings in JSON, appended to a line without a detour through the heap.
+//! JSON numbers and strings, appended to a line without heap allocation.
 
-/// Appends `text` as a JSON string, quotes included. Whatever `text` holds, the result is valid.
+/// Appends `text` as a JSON string, quotes included. The result is valid for any `text`.
 pub fn push_string(line: &mut Vec<u8>, text: &str) {
     line.push(b'"');
     push_escaped(line, text);
     line.push(b'"');
 }
 
-/// Appends `text` as the inside of a JSON string.
+/// Appends `text` escaped for use inside a JSON string.
 pub fn push_escaped(line: &mut Vec<u8>, text: &str) {
     for byte in text.bytes() {
         match byte {
@@ -15,7 +15,7 @@ pub fn push_escaped(line: &mut Vec<u8>, text: &str) {
             b'\n' => line.extend_from_slice(b"\\n"),
             b'\t' => line.extend_from_slice(b"\\t"),
             b'\r' => line.extend_from_slice(b"\\r"),
-            // DEL is legal in JSON, but no terminal or editor should meet it raw.
+            // DEL is legal in JSON, but terminals and editors should not get it raw.
             0..=0x1f | 0x7f => {
                 line.extend_from_slice(b"\\u00");
                 line.push(HEX[usize::from(byte >> 4)]);
@@ -26,7 +26,7 @@ pub fn push_escaped(line: &mut Vec<u8>, text: &str) {
     }
 }
 
-/// Appends a whole number.
+/// Appends an integer.
 pub fn push_number(line: &mut Vec<u8>, number: impl itoa::Integer) {
     line.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
@@ -40,8 +40,8 @@ pub fn push_hex(line: &mut Vec<u8>, number: u64) {
     }
 }
 
-/// Appends the microseconds from `start` to `time` (both in nanoseconds) with three decimals, so
-/// that no nanosecond is lost.
+/// Appends the time from `start` to `time` (both in nanoseconds) in microseconds, with three decimals to keep
+/// every nanosecond.
 pub fn push_micros(line: &mut Vec<u8>, start: u64, time: u64) {
     if time < start {
         line.push(b'-');

@@ -1,4 +1,4 @@
-//! Recordings and other files that outlive memprobe, for people and for other tools.
+//! Recordings and other files for people and for other tools.
 
 pub mod directory;
 mod fields;

@@ -1,5 +1,4 @@
-//! The file that a recording goes to. What was there before is kept until the new recording is
-//! whole.
+//! Output file of a recording. An earlier file is kept until the new recording is whole.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -8,23 +7,23 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// Unfinished recordings of earlier runs that may lie beside a file before we give up.
+/// Unfinished recordings of earlier runs beside a file at which creation gives up.
 const MAX_PARTIAL: u32 = 1000;
 
-/// Where a recording is to go, checked as far as that can be done without touching anything.
+/// Destination of a recording, checked as far as possible without creating anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OutputPlan {
-    /// To standard output (`-`).
+    /// Standard output (`-`).
     Stdout,
-    /// To a file that does not exist yet.
+    /// File that does not exist yet.
     New(PathBuf),
-    /// In place of a regular file, once the recording is whole.
+    /// Regular file, replaced once the recording is whole.
     Replace(PathBuf),
-    /// Into a pipe or device.
+    /// Pipe, socket or device.
     Special(PathBuf),
 }
 
-/// Why a file cannot be recorded to. Its text ends with what to do.
+/// Reason why a file cannot be recorded to. The message ends with a remedy.
 #[derive(Debug)]
 pub struct OutputError {
     path: PathBuf,
@@ -64,11 +63,11 @@ impl fmt::Display for OutputError {
     }
 }
 
-// The text holds what the operating system said: as a source it would be printed twice.
+// Without `source`: the message already contains the I/O error's.
 impl std::error::Error for OutputError {}
 
 impl OutputPlan {
-    /// Looks at what `path` is; `-` means standard output. Creates and opens nothing.
+    /// Inspects `path`; `-` means standard output. Creates and opens nothing.
     pub fn check(path: &Path) -> Result<Self, OutputError> {
         if path.as_os_str() == "-" {
             return Ok(Self::Stdout);
@@ -80,7 +79,7 @@ impl OutputPlan {
         match fs::metadata(path) {
             Ok(there) if there.is_dir() => Err(fail(Problem::Directory)),
             Ok(there) if is_special(&there) => Ok(Self::Special(path.to_owned())),
-            // The file behind a symbolic link is replaced, not the link.
+            // The target of a symbolic link is replaced, not the link.
             Ok(_) => fs::canonicalize(path)
                 .map(Self::Replace)
                 .map_err(|error| fail(Problem::Io(error))),
@@ -95,7 +94,7 @@ impl OutputPlan {
         }
     }
 
-    /// Opens the file. Call it only when the recording really starts.
+    /// Opens the file. To be called when the recording starts, because it creates files.
     pub fn create(self) -> Result<OutputFile, OutputError> {
         let (path, opened) = match self {
             Self::Stdout => return Ok(OutputFile::Stdout(io::stdout())),
@@ -107,7 +106,7 @@ impl OutputPlan {
                 )
             }
             Self::New(path) => match create_new(&path) {
-                // Somebody else was faster; what they wrote is not ours to overwrite.
+                // Another process created the file since `check`: do not overwrite it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     (path.clone(), partial(path))
                 }
@@ -124,7 +123,8 @@ impl OutputPlan {
         })
     }
 
-    /// As [`Self::create`], where a new file too appears under its name only when it is whole.
+    /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is
+    /// whole.
     pub fn create_beside(self) -> Result<OutputFile, OutputError> {
         let Self::New(path) = self else {
             return self.create();
@@ -136,32 +136,28 @@ impl OutputPlan {
     }
 }
 
-/// A file that is being recorded to. Dropped without [`OutputFile::commit`], what was written
-/// stays where [`OutputFile::lies_at`] says, and what was there before stays too.
+/// File being recorded to. If it is dropped without [`OutputFile::commit`], the data stays at
+/// [`OutputFile::lies_at`], and an earlier file stays too.
 #[derive(Debug)]
 pub enum OutputFile {
-    /// Standard output.
     Stdout(io::Stdout),
-    /// A new file, a pipe or a device.
+    /// New file, pipe or device.
     Direct {
-        /// The open file.
         file: File,
-        /// Its path.
         path: PathBuf,
     },
-    /// A file beside the one that it will replace.
+    /// Temporary file beside the one that it will replace.
     Beside {
-        /// The open file.
         file: File,
-        /// Its path.
+        /// Path of the temporary file.
         partial: PathBuf,
-        /// The file that it will replace.
+        /// File that it will replace.
         path: PathBuf,
     },
 }
 
 impl OutputFile {
-    /// Where what is being written can be found; `None` for standard output.
+    /// Returns the path of the data being written; `None` for standard output.
     pub fn lies_at(&self) -> Option<&Path> {
         match self {
             Self::Stdout(_) => None,
@@ -170,7 +166,7 @@ impl OutputFile {
         }
     }
 
-    /// How errors and progress call it.
+    /// Returns the name for errors and progress.
     pub fn name(&self) -> String {
         self.lies_at().map_or_else(
             || "standard output".to_owned(),
@@ -178,16 +174,15 @@ impl OutputFile {
         )
     }
 
-    /// Takes away what was written, where it has not yet taken the place of anything.
+    /// Deletes a temporary file; keeps any other output.
     pub fn discard(self) {
         if let Self::Beside { partial, .. } = self {
-            // Where this fails too, the unfinished file says by its name what it is.
+            // If this fails, the extension `.partial` marks the file as unfinished.
             let _ = fs::remove_file(partial);
         }
     }
 
-    /// Puts a whole recording where it was asked for; gives that place (`None` for standard
-    /// output).
+    /// Flushes, and moves a temporary file to its final path. Returns that path (`None` for standard output).
     pub fn commit(mut self) -> Result<Option<PathBuf>, OutputError> {
         let flushed = self.flush();
         let (path, done) = match self {
@@ -213,8 +208,8 @@ impl Write for OutputFile {
         }
     }
 
-    /// Of lines that do not all fit on a disk, those stay that fit whole: chrome://tracing opens a
-    /// recording without its end, but none that ends inside a record.
+    /// Removes a partial last line if not all of `bytes` can be written. chrome://tracing opens a recording
+    /// without its end, but not one that ends inside a record.
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = match self {
             Self::Stdout(out) => return out.write_all(bytes),
@@ -227,7 +222,7 @@ impl Write for OutputFile {
                 Ok(taken) => rest = &rest[taken..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    // Where this fails, the torn line stays, and the first error says more.
+                    // If this fails, the partial line stays, and the first error says more.
                     let _ = remove_torn_line(file, &bytes[..bytes.len() - rest.len()]);
                     return Err(error);
                 }
@@ -244,8 +239,8 @@ impl Write for OutputFile {
     }
 }
 
-/// Takes the line that is not whole off the end of a regular file. `written` is what was written
-/// last, beginning with a line.
+/// Removes a partial last line from a regular file. `written` holds the bytes written last, starting at the
+/// beginning of a line.
 fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     let torn = written.iter().rev().take_while(|byte| **byte != b'\n');
     let torn = i64::try_from(torn.count()).map_err(io::Error::other)?;
@@ -256,12 +251,12 @@ fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
     file.set_len(end)
 }
 
-/// Creates a file next to `path` that will take its place, its owner and its permissions.
+/// Creates a file next to `path` that will replace it, with its owner and permissions.
 fn partial(path: PathBuf) -> io::Result<OutputFile> {
     let before = fs::metadata(&path)?;
     beside(&path, |file| {
         file.set_permissions(before.permissions())?;
-        // Without the right to give files away the recording is simply ours.
+        // Without the right to change owners, the file stays ours.
         match fchown(file, Some(before.uid()), Some(before.gid())) {
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied => Err(error),
             _ => Ok(()),
@@ -269,7 +264,7 @@ fn partial(path: PathBuf) -> io::Result<OutputFile> {
     })
 }
 
-/// Creates a file next to `path` that will take its place, and prepares it.
+/// Creates a file next to `path` that will replace it, and calls `prepare` on it.
 fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<OutputFile> {
     for attempt in 0..MAX_PARTIAL {
         let mut name = OsString::from(path);
@@ -287,7 +282,7 @@ fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<
                     path: path.to_owned(),
                 });
             }
-            // An unfinished recording of an earlier run: not ours to lose.
+            // Unfinished recording of an earlier run: keep it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
@@ -298,7 +293,7 @@ fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<
     ))
 }
 
-/// Never follows a symbolic link that somebody laid there (memprobe often runs as root).
+/// Creates a file; never follows an existing symbolic link, because memprobe often runs as root.
 fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).open(path)
 }

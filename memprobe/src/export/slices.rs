@@ -1,4 +1,4 @@
-//! Blocks, segments and other memory of CUDA as async slices: how their records begin, and which are open.
+//! Async slices for blocks, segments and other CUDA memory: their record prefixes, and the open ones.
 
 use hashbrown::HashMap;
 
@@ -6,7 +6,7 @@ use super::stack_text::{Definition, StackTexts};
 use crate::event::DeviceIndex;
 use crate::label::BEFORE_ATTACH;
 
-/// What differs between the slices of blocks and those of segments.
+/// Properties that differ between kinds of slices.
 pub(super) struct SliceKind {
     pub of: Slices,
     pub begin: &'static [u8],
@@ -51,7 +51,7 @@ pub(super) const CUDA: SliceKind = SliceKind {
     unpaired_name: "free of CUDA memory allocated unseen",
 };
 
-/// Blocks of the CPU allocator, whose addresses lie in a space of their own.
+/// Blocks of the CPU allocator, whose addresses are in a separate address space.
 pub(super) const CPU: SliceKind = SliceKind {
     of: Slices::Cpu,
     begin: b"b\",\"cat\":\"cpu",
@@ -62,7 +62,7 @@ pub(super) const CPU: SliceKind = SliceKind {
 };
 
 impl SliceKind {
-    /// The kind of the blocks of a device.
+    /// Returns the kind of a device's blocks.
     pub(super) fn of_blocks(device: Option<DeviceIndex>) -> &'static Self {
         match device {
             Some(DeviceIndex::CPU) => &CPU,
@@ -82,17 +82,17 @@ impl SliceKind {
     }
 }
 
-/// What names a slice.
+/// Source of a slice's name.
 #[derive(Clone, Copy)]
 pub(super) enum Namer {
-    /// The stack that allocated it.
+    /// Stack that allocated the memory.
     Stack(Definition),
-    /// Nobody knows the stack: it was live when memprobe attached.
+    /// The stack is unknown: the memory was live when memprobe attached.
     BeforeAttach,
 }
 
-/// Memory of one kind that is live, with what names their slice. Addresses of all
-/// devices of a process lie in one space (CUDA's unified virtual addressing).
+/// Live memory of one kind, by address, with the names of the slices. All devices of a process share one
+/// address space (CUDA's unified virtual addressing).
 pub(super) struct OpenSlices {
     pub live: HashMap<u64, Namer>,
     pub most: usize,

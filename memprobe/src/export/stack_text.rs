@@ -1,4 +1,4 @@
-//! A stack in the words that people see on a timeline.
+//! Text of a stack on the timeline.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use crate::model::snapshot::Grouping;
 
 use super::json;
 
-/// Frames of a stack that are spelt out beside every allocation; the rest is in the stack's own
-/// record. Keeps a deep recursion from writing kilobytes for every event.
+/// Frames written beside every allocation; the stack's own record has all. Keeps a deep recursion from
+/// writing kilobytes for every event.
 const SHOWN_FRAMES: usize = 24;
 
-/// Stacks whose frames are kept (shared with the rest of memprobe) to spell them out.
+/// Most stacks kept for formatting (shared with the rest of memprobe).
 const MAX_STACKS: usize = 1 << 20;
 
-/// Spelt-out stacks that are kept (about 1 KiB each); all are dropped when there are more.
+/// Most formatted stacks cached (about 1 KiB each); the cache is cleared when full.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// Columns of a file or function name that are spelt out.
+/// Most columns of a file or function name.
 const SHOWN_COLUMNS: usize = 120;
 
-/// What is written beside an event about its stack; both texts are the insides of JSON strings.
+/// Text written beside an event about its stack; both fields are escaped for JSON strings.
 pub(super) struct StackText {
     /// `train.py:31 forward`.
     pub name: Vec<u8>,
-    /// The frames, innermost first.
+    /// Frames, innermost first.
     pub frames: Vec<u8>,
 }
 
@@ -43,17 +43,17 @@ impl StackText {
     }
 }
 
-/// A definition of a stack. A stack's number may come to stand for another stack, but what was
-/// drawn under the definition before keeps its name.
+/// Number of a stack's definition. A [`StackId`] may be redefined, but slices begun under the earlier
+/// definition keep its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Definition(u32);
 
 impl Definition {
-    /// No stack, or one of which nothing is known.
+    /// No stack, or an undefined one.
     pub(super) const NONE: Self = Self(u32::MAX);
 }
 
-/// Stacks and their texts, which are made once and used for many events.
+/// Stacks and their texts, formatted once and used for many events.
 pub(super) struct StackTexts {
     grouping: Grouping,
     current: HashMap<StackId, Definition>,
@@ -71,7 +71,7 @@ impl StackTexts {
         }
     }
 
-    /// From now on `id` stands for `stack`.
+    /// Defines `id` as `stack` from now on.
     pub(super) fn define(&mut self, id: StackId, stack: &Arc<Stack>) {
         if self.stacks.get(self.current(id).0 as usize) == Some(stack) {
             return;
@@ -85,7 +85,7 @@ impl StackTexts {
         self.stacks.push(Arc::clone(stack));
     }
 
-    /// What `id` stands for now.
+    /// Returns the current definition of `id`.
     pub(super) fn current(&self, id: StackId) -> Definition {
         self.current.get(&id).copied().unwrap_or(Definition::NONE)
     }
@@ -104,7 +104,7 @@ impl StackTexts {
     }
 }
 
-/// What the table of lines calls the row that the stack belongs to.
+/// Returns the name of the stack's row in the table of lines.
 fn name(stack: &Stack, grouping: Grouping) -> Vec<u8> {
     escaped(&named_site(&site(stack, grouping), shown_frame))
 }
@@ -113,7 +113,7 @@ fn frames(stack: &Stack) -> Vec<u8> {
     escaped(&named_stack(stack, SHOWN_FRAMES, shown_frame))
 }
 
-/// A frame whose names are cut where they are endless.
+/// Formats a frame, and cuts overlong names.
 fn shown_frame(frame: &Frame) -> String {
     if let Some(place) = native_place(frame) {
         return fit(&place, SHOWN_COLUMNS, CUT);

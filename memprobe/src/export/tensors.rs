@@ -1,8 +1,7 @@
-//! A snapshot of tensors as one JSON document: for `memprobe diff` and for other programs.
+//! Tensor snapshot as one JSON document, for `memprobe diff` and for other programs.
 //!
-//! Each tensor, storage and block is one line, so that the file can be searched by line and is
-//! written as a stream. [`crate::recording::read_tensors`] reads it back; what each field means is
-//! said there.
+//! Each tensor, storage and block is one line, so that the file can be searched by line and written as a
+//! stream. [`crate::recording::read_tensors`] reads it, and its module describes the fields.
 
 use std::io::{self, Write};
 
@@ -13,17 +12,17 @@ use crate::model::tensors::{Account, DeviceTable, Row, TensorTable, explain};
 use crate::recording::{KeptRecord, TENSOR_FORMAT};
 use crate::tensors::{Block, Consistency, DType, Device, Name, Storage, Tensor, TensorSnapshot};
 
-/// Writes the document. `version` is that of memprobe.
+/// Writes the document. `version` is memprobe's.
 ///
 /// # Errors
-/// When `out` cannot be written.
+/// If `out` cannot be written.
 pub fn write_tensors(
     snapshot: &TensorSnapshot,
     version: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
     let table = explain(snapshot);
-    // The first field says what the file is; all but the lists stands before them.
+    // The first field identifies the file; all fields but the lists come first.
     let head = serde_json::to_string(&Head::of(snapshot, version))?;
     out.write_all(head.strip_suffix('}').unwrap_or(&head).as_bytes())?;
     list(out, "totals", table.devices.iter().map(DeviceRecord::from))?;
@@ -72,7 +71,7 @@ struct Head<'a> {
     taken_ms: u64,
     #[serde(skip_serializing_if = "is_zero")]
     moment_ns: u64,
-    /// How long the process stood still; `null` where it ran on.
+    /// Duration of the pause; `null` if the process was not paused.
     pause_ms: Option<f64>,
     retries: u32,
     objects: u64,
@@ -105,7 +104,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// The account of a device: `allocated` is the sum of what follows up to `remainder`.
+/// Accounting of a device: `allocated` is the sum of the fields from `tensors` up to `remainder`.
 #[derive(Serialize)]
 struct DeviceRecord {
     #[serde(serialize_with = "as_text")]
@@ -146,12 +145,12 @@ impl From<&DeviceTable> for DeviceRecord {
     }
 }
 
-/// A tensor, or memory without one (`kind` `block`).
+/// Tensor, or memory without one (`kind` `block`).
 #[derive(Serialize)]
 struct Item<'a> {
     name: Option<&'a str>,
     names: Vec<&'a str>,
-    /// For each name the rule that inferred it, or `null`; left out where none was inferred.
+    /// For each name, the rule that inferred it, or `null`; omitted if none was inferred.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     inferred: Vec<Option<&'static str>>,
     kind: &'static str,
@@ -162,13 +161,13 @@ struct Item<'a> {
     device: Device,
     /// `numel() * element_size()`, or the size of the storage or block.
     bytes: Option<u64>,
-    /// What of the allocator's bytes it answers for, rounding included: these add up to
-    /// `allocated - remainder`. Tensors that share a storage have them at one.
+    /// The allocator's bytes that this row accounts for, rounding included. The sum over all rows is
+    /// `allocated - remainder`. A shared storage counts at one of its tensors.
     holds: u64,
-    /// Bytes of memory that is not the allocator's.
+    /// Bytes of memory outside the allocator.
     #[serde(skip_serializing_if = "Option::is_none")]
     outside: Option<u64>,
-    /// The tensor, by its place here, that answers for the storage.
+    /// Index here of the tensor that accounts for the shared storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     shares_with: Option<usize>,
     #[serde(serialize_with = "as_hex")]
@@ -184,7 +183,7 @@ struct Item<'a> {
     class: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     saved_by: Option<&'a str>,
-    /// Who keeps its storage alive.
+    /// Root that keeps its storage alive.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<KeptRecord<'a>>,
     #[serde(skip_serializing_if = "is_empty")]
@@ -199,10 +198,10 @@ struct Item<'a> {
     object: Option<u64>,
 }
 
-/// A row and the table that it stands in.
+/// Row with the table of its device.
 type Place<'a> = (&'a DeviceTable, &'a Row);
 
-/// The row of each tensor, and those of memory without one.
+/// Returns the row of each tensor, and the rows of memory without one.
 fn rows(table: &TensorTable, tensors: usize) -> (Vec<Option<Place<'_>>>, Vec<Place<'_>>) {
     let mut of_tensors = vec![None; tensors];
     let mut others = Vec::new();
@@ -252,7 +251,7 @@ impl<'a> Item<'a> {
 
     fn of_tensor(row: &'a Row, table: &DeviceTable, tensor: &'a Tensor) -> Self {
         Self {
-            // Its own word, which can differ from that of its storage.
+            // The tensor's own device, which can differ from that of its storage.
             device: tensor.device,
             gradient_of: &tensor.gradient_of,
             strides: &tensor.strides,
@@ -263,7 +262,7 @@ impl<'a> Item<'a> {
     }
 }
 
-/// The rule of each name; none at all where all follow references alone.
+/// Returns the rule of each name; empty if no name was inferred.
 fn inferred(names: &[Name]) -> Vec<Option<&'static str>> {
     if names.iter().all(|name| name.inferred.is_none()) {
         return Vec::new();
@@ -321,7 +320,7 @@ struct BlockRecord<'a> {
     #[serde(serialize_with = "as_hex")]
     addr: Option<u64>,
     bytes: u64,
-    /// What was asked for; `null` where this is not known.
+    /// Bytes requested; `null` if unknown.
     requested: Option<u64>,
     #[serde(serialize_with = "as_text")]
     device: Device,
@@ -343,7 +342,7 @@ impl<'a> From<&'a Block> for BlockRecord<'a> {
     }
 }
 
-// serde gives references to these.
+// serde's `serialize_with` passes references.
 fn as_text<S: Serializer>(shown: &impl std::fmt::Display, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(shown)
 }

@@ -1,13 +1,12 @@
-//! A recording as Chrome trace events: what ui.perfetto.dev and chrome://tracing open and what
-//! [`crate::recording`] reads back.
+//! Recording as Chrome trace events, for ui.perfetto.dev, chrome://tracing and [`crate::recording`].
 //!
-//! The JSON *array* form is used because both viewers accept it when its end is missing ("Trace
-//! Event Format", JSON Array Format; Perfetto later than v47, google/perfetto#926), so that what was
-//! written before a crash or a full disk still opens: chrome://tracing where whole lines are left,
-//! Perfetto in any case. A block is an async slice from its
-//! allocation to its free. Perfetto pairs begin and end by process, category, id and name
-//! (`json_trace_parser_impl.cc`, `track_compressor.cc`), so the end repeats the name, and all
-//! blocks of one line of Python lie together.
+//! The format is the JSON *array* form: both viewers accept it without its end ("Trace Event Format", JSON
+//! Array Format; Perfetto later than v47, google/perfetto#926). A file cut off by a crash or a full disk
+//! therefore still opens: chrome://tracing needs whole lines, Perfetto does not.
+//!
+//! A block is an async slice from its allocation to its free. Perfetto pairs begin and end by process,
+//! category, id and name (`json_trace_parser_impl.cc`, `track_compressor.cc`). The end therefore repeats the
+//! name, and all blocks of one Python line share a track.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -33,14 +32,14 @@ use crate::recording::{
     AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord, NamedRecord,
 };
 
-/// Bytes that are gathered before they are written out.
+/// Bytes gathered before a write.
 const BUFFER: usize = 64 << 10;
 
-/// Live blocks that are drawn as slices (16 bytes each); what comes on top is drawn as an instant.
+/// Most live blocks drawn as slices (16 bytes each); further ones are drawn as instants.
 const MAX_OPEN: usize = 1 << 22;
 
-/// Writes a recording as a stream: memory is bounded, and at every moment the file holds whole
-/// records up to the last [`TraceWriter::flush`].
+/// Writes a recording as a stream in bounded memory. The file always holds whole records up to the last
+/// [`TraceWriter::flush`].
 pub struct TraceWriter<W: Write> {
     out: W,
     place: String,
@@ -61,7 +60,7 @@ pub struct TraceWriter<W: Write> {
     counters: HashMap<DeviceIndex, Totals>,
 }
 
-/// A recording could not be written.
+/// Error of writing a recording.
 #[derive(Clone, Debug)]
 pub struct WriteError {
     place: String,
@@ -80,18 +79,18 @@ impl fmt::Display for WriteError {
     }
 }
 
-// The text holds what the operating system said: as a source it would be printed twice.
+// Without `source`: the message already contains the I/O error's.
 impl std::error::Error for WriteError {}
 
 impl WriteError {
-    /// What the operating system said.
+    /// Returns the kind of the I/O error.
     pub fn kind(&self) -> io::ErrorKind {
         self.source.kind()
     }
 }
 
 impl<W: Write> TraceWriter<W> {
-    /// Begins a recording on `out`; `place` names it in errors, `grouping` says which frame names an
+    /// Starts a recording on `out`. `place` names it in errors; `grouping` selects the frame that names an
     /// allocation on the timeline.
     pub fn new(
         out: W,
@@ -123,8 +122,8 @@ impl<W: Write> TraceWriter<W> {
         Ok(writer)
     }
 
-    /// Says again what is known of the target, where more is known than at the start (such as its
-    /// version of torch). The start of the recording stays.
+    /// Writes the header again when more is known of the target, such as its version of torch. The start time
+    /// stays.
     pub fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
         if self.failed.is_some() {
             return Ok(());
@@ -142,14 +141,14 @@ impl<W: Write> TraceWriter<W> {
         self.drain_when_full()
     }
 
-    /// Writes one step of the stream. After an error nothing is written any more.
+    /// Writes one event. After an error, writes nothing more.
     pub fn event(&mut self, event: &Event) -> Result<(), WriteError> {
         if self.failed.is_some() {
             return Ok(());
         }
         match event {
             Event::Stack(id, stack) => self.stack(*id, stack),
-            // Each event says its own use: viewers know nothing of numbers for them.
+            // Each event repeats its purpose: viewers do not resolve numbers.
             Event::Use(id, is) => self.uses.define(*id, is),
             Event::Thread(Tid(tid), name) => {
                 self.metadata("thread_name", *tid, |line| push_name(line, clip(name)));
@@ -163,14 +162,14 @@ impl<W: Write> TraceWriter<W> {
         self.drain_when_full()
     }
 
-    /// Hands everything to the operating system. Call it about once a second.
+    /// Flushes everything to the operating system. To be called about once a second.
     pub fn flush(&mut self) -> Result<(), WriteError> {
         self.drain()?;
         self.io(|out, _| out.flush())
     }
 
-    /// Draws how the memory of each device divided over time, by what it was for: a counter with a series for each
-    /// category, which chrome://tracing stacks. It is known at the end only: what comes later decides.
+    /// Writes memory by category over time as a counter with one series a category, which chrome://tracing
+    /// stacks. Called at the end: later events decide the category of earlier blocks.
     pub fn categories(&mut self, devices: &[DeviceCategories]) -> Result<(), WriteError> {
         if self.failed.is_some() {
             return Ok(());
@@ -192,7 +191,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// One value of each series. Those that never hold anything are left out.
+    /// Writes one counter value, without series that are always empty.
     fn divided(&mut self, device: &DeviceCategories, point: &Portions, time: TimeNs) {
         self.begin_counter(device.index, " by category (inferred)", time, self.pid);
         for (portion, bytes) in Portion::ALL.iter().zip(point) {
@@ -209,8 +208,7 @@ impl<W: Write> TraceWriter<W> {
         self.lines.extend_from_slice(b"}},\n");
     }
 
-    /// Writes the end and gives back what was written to. An error that was returned before is
-    /// returned again.
+    /// Writes the end and returns the output. Returns an earlier write error again.
     pub fn finish(mut self, reason: EndReason) -> Result<W, WriteError> {
         self.end_open_slices(&BLOCK)?;
         self.end_open_slices(&SEGMENT)?;
@@ -233,22 +231,22 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// What is written to.
+    /// Returns the output.
     pub fn get_ref(&self) -> &W {
         &self.out
     }
 
-    /// Memory events so far.
+    /// Returns the memory events written so far.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Bytes so far, those not yet flushed included.
+    /// Returns the bytes written so far, buffered ones included.
     pub fn bytes(&self) -> u64 {
         self.bytes + self.lines.len() as u64
     }
 
-    /// The error that ended the recording, if one did.
+    /// Returns the error that ended the recording, if any.
     pub fn failure(&self) -> Option<&WriteError> {
         self.failed.as_ref()
     }
@@ -302,7 +300,7 @@ impl<W: Write> TraceWriter<W> {
         self.stacks.define(id, stack);
     }
 
-    /// Something that began on a thread: an instant there.
+    /// Writes a mark as an instant on its thread.
     fn mark(&mut self, mark: &Mark) {
         self.last = mark.time;
         let line = &mut self.lines;
@@ -315,7 +313,7 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"},\n");
     }
 
-    /// What each live block is for: a record for each, and an instant that ends them.
+    /// Writes the name of each live block as a record, followed by an instant.
     fn names(&mut self, names: &Names) {
         for block in &names.blocks {
             let record = NamedRecord::from(block);
@@ -394,7 +392,7 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// A block that was live when memprobe attached: its slice begins there.
+    /// Begins the slice of a block that was live when memprobe attached.
     fn hold(&mut self, event: &MemoryEvent) {
         let phase = match self.blocks.open(event.addr.0, Namer::BeforeAttach) {
             Opened::Slice => BLOCK.begin,
@@ -414,7 +412,7 @@ impl<W: Write> TraceWriter<W> {
     fn begin(&mut self, event: &MemoryEvent, kind: &SliceKind) {
         let addr = event.addr.0;
         if let Some(before) = self.open(kind).close(addr) {
-            // The free of the block that was here before got lost.
+            // The free of the earlier block at this address was lost.
             self.end_line(event, kind, before);
             self.lines
                 .extend_from_slice(b",\"args\":{\"unseen_free\":true}},\n");
@@ -459,7 +457,7 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// The end of the slice that is named so, up to its `args`.
+    /// Writes the end of the slice with this name, up to its `args`.
     fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: Namer) {
         self.open_line(event, kind.end, |line, stacks| {
             kind.push_name(line, stacks, namer)
@@ -467,9 +465,9 @@ impl<W: Write> TraceWriter<W> {
         push_id(&mut self.lines, event.addr.0);
     }
 
-    /// Draws what is still live up to the last event: chrome://tracing gives a slice that has no
-    /// end no length (catapult `trace_event_importer.html`, `createNestableAsyncSlices_`), and what
-    /// is never freed is what people look for.
+    /// Ends the slices of live memory at the last event. chrome://tracing gives a slice without an end no
+    /// length (catapult `trace_event_importer.html`, `createNestableAsyncSlices_`), although memory that is
+    /// never freed matters most.
     fn end_open_slices(&mut self, kind: &SliceKind) -> Result<(), WriteError> {
         let mut live: Vec<_> = std::mem::take(&mut self.open(kind).live)
             .into_iter()
@@ -490,7 +488,7 @@ impl<W: Write> TraceWriter<W> {
         Ok(())
     }
 
-    /// A line up to its name. `phase` goes on into the fields that are the same for all of a kind.
+    /// Writes a line up to its name. `phase` includes the fields that all records of a kind share.
     fn open_line(
         &mut self,
         event: &MemoryEvent,
@@ -512,8 +510,8 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b"{\"ph\":\"");
         line.extend_from_slice(phase);
         line.push(b'"');
-        // Before the name: some versions of Perfetto look for the time with a parser that knows
-        // not all that a JSON string may hold.
+        // Before the name: some versions of Perfetto search for the time with a parser that does not support
+        // all JSON strings.
         push_ts(line, self.start, time);
         push_process(line, pid, tid);
         line.extend_from_slice(b",\"name\":\"");
@@ -521,7 +519,7 @@ impl<W: Write> TraceWriter<W> {
         line.push(b'"');
     }
 
-    /// The `args` of an event and the end of its line.
+    /// Writes the `args` of an event and the end of its line.
     fn close_line(&mut self, event: &MemoryEvent) {
         let line = &mut self.lines;
         line.extend_from_slice(b",\"args\":");
@@ -556,8 +554,8 @@ impl<W: Write> TraceWriter<W> {
         }
     }
 
-    /// Draws the counters up to the last event: chrome://tracing draws one only up to its last
-    /// value, and the reserved memory seldom changes.
+    /// Repeats all counters at the last event. chrome://tracing draws a counter only up to its last value,
+    /// and reserved memory seldom changes.
     fn repeat_counters(&mut self) {
         let mut devices: Vec<_> = std::mem::take(&mut self.counters).into_iter().collect();
         devices.sort_unstable_by_key(|(device, _)| *device);
@@ -577,7 +575,7 @@ impl<W: Write> TraceWriter<W> {
         self.lines.extend_from_slice(b"}},\n");
     }
 
-    /// All but the values.
+    /// Writes a counter record up to its values.
     fn begin_counter(&mut self, device: DeviceIndex, name: &str, time: TimeNs, pid: u32) {
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"C\",\"name\":\"");
@@ -596,15 +594,15 @@ impl<W: Write> TraceWriter<W> {
     }
 }
 
-/// Whether a device has such a total: nothing is reserved on the CPU.
+/// Returns true if a device has this total: the CPU allocator reserves nothing.
 fn is_counted(device: DeviceIndex, name: &str) -> bool {
     device != DeviceIndex::CPU || name == ALLOCATED
 }
 
 const ALLOCATED: &str = " allocated";
 
-/// A counter for each total: in chrome://tracing two series of one counter would be stacked and
-/// show a sum that means nothing.
+/// Returns a counter for each total. chrome://tracing would stack two series of one counter into a
+/// meaningless sum.
 fn series(totals: Totals) -> [(&'static str, u64); 2] {
     [
         (ALLOCATED, totals.allocated.0),

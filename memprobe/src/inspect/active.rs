@@ -1,4 +1,4 @@
-//! Which allocator stands behind `torch.cuda`.
+//! Identifies the allocator behind `torch.cuda`.
 
 use std::fmt;
 
@@ -7,32 +7,30 @@ use crate::target::elf::LoadedImage;
 use crate::target::maps::Maps;
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// The library that holds the caching allocator.
 const LIBRARY: &str = "libc10_cuda.so";
 
-/// `c10::cuda::CUDACachingAllocator::allocator`, the atomic pointer to the allocator in use
+/// `c10::cuda::CUDACachingAllocator::allocator`, the atomic pointer to the active allocator
 /// (c10/cuda/CUDACachingAllocator.h@v2.0.0 to @v2.15.0), exported by every wheel.
 const VARIABLE: &str = "_ZN3c104cuda20CUDACachingAllocator9allocatorE";
 
-/// The names of classes as their type information has them (Itanium C++ ABI, 2.9.5).
+/// Mangled class names, as type information stores them (Itanium C++ ABI, 2.9.5).
 const NATIVE: &str = "N3c104cuda20CUDACachingAllocator6Native22NativeCachingAllocatorE";
 const CUDA_MALLOC_ASYNC: &str =
     "N3c104cuda20CUDACachingAllocator15CudaMallocAsync24CudaMallocAsyncAllocatorE";
 const PLUGGABLE: &str = "N5torch4cuda22CUDAPluggableAllocator22CUDAPluggableAllocatorE";
 
-/// Bytes of the longest class name that is read.
+/// Longest class name that is read, in bytes.
 const LONGEST_NAME: usize = 256;
 
 /// The allocator behind `torch.cuda` (`torch.cuda.memory.get_allocator_backend()`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// PyTorch's caching allocator.
     Native,
     /// `PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync`.
     CudaMallocAsync,
     /// `torch.cuda.memory.CUDAPluggableAllocator`.
     Pluggable,
-    /// Another class, by its name as the compiler mangled it.
+    /// Another class, by its mangled name.
     Other(String),
 }
 
@@ -47,31 +45,28 @@ impl fmt::Display for Backend {
     }
 }
 
-/// The allocator in use and where it lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveAllocator {
-    /// What it is.
     pub backend: Backend,
-    /// Its address in the target's memory.
+    /// Address of the allocator object in the target.
     pub object: u64,
 }
 
-/// Where a process keeps the pointer to its allocator.
+/// Address of the target's pointer to its allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocatorVariable(pub u64);
 
-/// Why the allocator in use cannot be told.
+/// Reasons for failing to identify the active allocator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoAllocator {
-    /// The process cannot be looked at.
+    /// The process cannot be inspected.
     Process(String),
-    /// The library that holds it cannot be read, or is not as expected.
+    /// libc10_cuda.so cannot be read or lacks the symbol.
     Library(String),
-    /// The process has loaded the library more than once.
+    /// The process has loaded libc10_cuda.so more than once.
     Several,
-    /// The target's memory could not be read.
     Unreadable(Unreadable),
-    /// What lies there is no C++ object with a name.
+    /// The pointer leads to no C++ object with a class name.
     NoObject,
 }
 
@@ -94,10 +89,10 @@ impl From<Unreadable> for NoAllocator {
 }
 
 impl AllocatorVariable {
-    /// Finds the pointer in a process; `None` while the library that holds it is not loaded.
+    /// Finds the pointer in a process. Returns `None` while libc10_cuda.so is not loaded.
     ///
     /// # Errors
-    /// Where the library cannot be read, has no such pointer, or is loaded more than once.
+    /// If the library cannot be read, lacks the symbol, or is loaded more than once.
     pub fn find(tgid: Tgid, maps: &Maps) -> Result<Option<Self>, NoAllocator> {
         let libraries = maps.libraries(LIBRARY);
         let library = match libraries.as_slice() {
@@ -114,8 +109,8 @@ impl AllocatorVariable {
     }
 }
 
-/// The allocator in use; `None` before the library has set it up, when nothing can have been
-/// allocated.
+/// Reads the active allocator. Returns `None` before the library has set it up; nothing is allocated until
+/// then.
 ///
 /// # Errors
 /// [`NoAllocator`].
@@ -137,15 +132,15 @@ pub fn active_allocator(
     Ok(Some(ActiveAllocator { backend, object }))
 }
 
-/// The name of an object's class: the word before the functions of its virtual table points to the
-/// type information, whose second word points to the name (Itanium C++ ABI, 2.5.2 and 2.9.4).
+/// Reads the mangled name of an object's class. The word before the virtual table's functions points to the
+/// type information. Its second word points to the name (Itanium C++ ABI, 2.5.2 and 2.9.4).
 fn class_of(memory: &impl ReadMemory, object: u64) -> Result<String, NoAllocator> {
     let table = memory.read_u64(object)?;
     let information = memory.read_u64(table.wrapping_sub(8))?;
     let name = memory.read_u64(information.wrapping_add(8))?;
     let mut bytes = Vec::new();
     while bytes.len() < LONGEST_NAME {
-        // Up to the next multiple of the length: never beyond the page that the name ends in.
+        // Reads end at multiples of 16, so none crosses into the page after the name's last.
         let at = name.wrapping_add(bytes.len() as u64);
         let piece = memory.read_bytes(at, 16 - at % 16, 16)?;
         let end = piece.iter().position(|byte| *byte == 0);
@@ -157,7 +152,7 @@ fn class_of(memory: &impl ReadMemory, object: u64) -> Result<String, NoAllocator
     Err(NoAllocator::NoObject)
 }
 
-/// A mangled name has letters, digits and underscores alone.
+/// Accepts mangled names only: letters, digits and underscores.
 fn plain(bytes: Vec<u8>) -> Option<String> {
     let is_name = !bytes.is_empty()
         && bytes
@@ -173,7 +168,7 @@ mod tests {
 
     const VARIABLE_AT: AllocatorVariable = AllocatorVariable(0x1000);
 
-    /// A process whose allocator is of this class.
+    /// A process whose allocator has this class.
     fn process(class: &[u8]) -> FakeMemory {
         let mut memory = FakeMemory::default();
         let word = |word: u64| word.to_le_bytes().to_vec();

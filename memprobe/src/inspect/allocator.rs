@@ -1,4 +1,4 @@
-//! The tables of the native caching allocator: its live blocks and its own totals.
+//! Reads the tables of the native caching allocator: its live blocks and its own totals.
 
 use std::fmt;
 
@@ -13,43 +13,43 @@ use crate::target::memory::{ReadMemory, Unreadable};
 
 pub use super::counters::DeviceCounters;
 
-/// Blocks that are read at most; each costs memprobe some 100 bytes.
+/// Most blocks that are read. Each costs memprobe about 100 bytes.
 const MOST_BLOCKS: usize = 1 << 23;
 
 /// A block that was live when the tables were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldBlock {
-    /// Its address in device memory.
+    /// Device address.
     pub addr: Address,
-    /// Its bytes, as the allocator rounded them.
+    /// Size after the allocator's rounding.
     pub size: Bytes,
-    /// The bytes that were asked for.
+    /// Size that the program requested.
     pub requested: Bytes,
-    /// The device that it lies on.
     pub device: DeviceIndex,
-    /// The `cudaStream_t` that it was allocated for.
+    /// The `cudaStream_t` that the block was allocated for.
     pub stream: u64,
 }
 
-/// What the tables said, read while the process ran on.
+/// Contents of the allocator's tables, read while the process kept running.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct AllocatorTables {
-    /// Each device's own totals, by index.
+    /// Totals of each device, ordered by device index.
     pub devices: Vec<DeviceCounters>,
-    /// The live blocks, by address; none twice.
+    /// Live blocks, sorted by address, without duplicates.
     pub blocks: Vec<HeldBlock>,
-    /// Blocks that were in the tables but gone when they were looked at; an event tells of each.
+    /// Blocks that the tables listed but whose `Block` object was no longer valid. Each of them has a free
+    /// event.
     pub gone: Vec<Address>,
 }
 
 impl AllocatorTables {
-    /// Bytes of the blocks on a device.
+    /// Bytes of the blocks on one device.
     pub fn bytes_on(&self, device: DeviceIndex) -> u64 {
         let here = self.blocks.iter().filter(|block| block.device == device);
         here.fold(0, |sum, block| sum.saturating_add(block.size.0))
     }
 
-    /// Leaves out what the allocator counts itself: nothing proves that it was found.
+    /// Drops the allocator's own totals: nothing proves that they were read from the right place.
     fn without_counters(self) -> Self {
         Self {
             devices: Vec::new(),
@@ -57,7 +57,7 @@ impl AllocatorTables {
         }
     }
 
-    /// Whether nothing moved while the tables were read and they add up to the allocator's totals.
+    /// True if the blocks add up to the totals and neither changed while the tables were read.
     pub fn is_consistent(&self) -> bool {
         let known = |device| {
             self.devices
@@ -72,18 +72,16 @@ impl AllocatorTables {
     }
 }
 
-/// Why the tables could not be read.
+/// Reasons for failing to read the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// The allocator was not found.
     NoAllocator(NoAllocator),
-    /// The allocator in use keeps no such tables.
+    /// The active allocator keeps no such tables.
     Backend(Backend),
-    /// The target's memory could not be read.
     Unreadable(Unreadable),
-    /// The tables do not lie where they do in versions that memprobe knows, and were not found.
+    /// No known layout fits and calibration found none. Holds the target's version of PyTorch, if known.
     UnknownLayout(Option<String>),
-    /// There are more blocks than memprobe reads.
+    /// There are more than `MOST_BLOCKS` blocks.
     TooManyBlocks,
 }
 
@@ -115,11 +113,11 @@ impl From<NoAllocator> for Why {
     }
 }
 
-/// Reads the tables of the allocator that this variable points to. `version` is the target's
-/// version of PyTorch, where known. An allocator that is not set up has no devices and no blocks.
+/// Reads the tables of the allocator that `variable` points to. `version` is the target's version of PyTorch,
+/// if known. An allocator that is not set up yet has no devices and no blocks.
 ///
 /// # Errors
-/// [`Why`]. As the process runs on, a second try may succeed.
+/// [`Why`]. A second try may succeed, because the process keeps running.
 pub fn read(
     memory: &impl ReadMemory,
     variable: AllocatorVariable,
@@ -147,7 +145,7 @@ pub fn read(
             Err(Misfit::Layout) => {}
         }
     }
-    // What nearly fits may be another version's. A layout that is calibrated adds up.
+    // A layout that nearly fits may belong to another version. A calibrated layout always adds up.
     let calibrated = calibrate::calibrate(memory, object);
     let calibrated = calibrated.and_then(|layout| read_as(memory, object, &layout).ok());
     if let Some(tables) = calibrated {
@@ -160,12 +158,12 @@ pub fn read(
     Err(Why::UnknownLayout(version.map(str::to_owned)))
 }
 
-/// Why the tables cannot be read by a layout.
+/// Reasons why a layout does not yield the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Misfit {
-    /// It is not theirs: a wrong one leads anywhere.
+    /// The layout is wrong: its offsets lead to unrelated memory.
     Layout,
-    /// There is more than memprobe reads.
+    /// There are more than `MOST_BLOCKS` blocks.
     TooManyBlocks,
 }
 
@@ -181,7 +179,7 @@ impl From<NoCounters> for Misfit {
     }
 }
 
-/// Reads everything by one layout.
+/// Reads totals and blocks by one layout.
 pub(super) fn read_as(
     memory: &impl ReadMemory,
     object: u64,
@@ -190,7 +188,7 @@ pub(super) fn read_as(
     let before = counters::read(memory, object, &layout.counters)?;
     let elements = read_elements(memory, object, layout.tables)?;
     let mut tables = look_at(memory, elements, layout.block);
-    // Of the blocks of another layout none makes sense.
+    // A wrong layout yields no valid block at all.
     if tables.blocks.is_empty() && !tables.gone.is_empty() {
         return Err(Misfit::Layout);
     }
@@ -201,7 +199,7 @@ pub(super) fn read_as(
     Ok(tables)
 }
 
-/// Reads the elements of all tables.
+/// Reads the elements of all shards.
 pub(super) fn read_elements(
     memory: &impl ReadMemory,
     object: u64,
@@ -218,7 +216,7 @@ pub(super) fn read_elements(
     Ok(elements)
 }
 
-/// Looks at the blocks that the tables name.
+/// Reads the `Block` object behind each element.
 pub(super) fn look_at(
     memory: &impl ReadMemory,
     mut elements: Vec<Element>,
@@ -238,7 +236,7 @@ pub(super) fn look_at(
             None => tables.gone.push(addr),
         }
     });
-    // An element that moved while its table was read was met twice.
+    // An element that moved while its table was read may appear twice.
     tables.blocks.sort_unstable_by_key(|block| block.addr);
     tables.blocks.dedup_by_key(|block| block.addr);
     tables

@@ -1,4 +1,4 @@
-//! `Block` objects: what the caching allocator knows of one piece of device memory
+//! `Block` objects: the caching allocator's record of one piece of device memory
 //! (c10/cuda/CUDACachingAllocator.cpp@v2.0.0 to @v2.15.0).
 
 use super::hash_table::Element;
@@ -8,15 +8,15 @@ use crate::target::memory::ReadMemory;
 /// The allocator's granularity (`kMinBlockSize`, c10/core/AllocatorConfig.h@v2.9.0).
 pub(super) const ROUNDING: u64 = 512;
 
-/// No device has memory beyond (1 EiB).
+/// Upper bound on device addresses: 1 EiB.
 const MOST: u64 = 1 << 60;
 
-/// Distances from `size` to what follows it, the same in every version.
+/// Distances in bytes from `size` to the fields after it, the same in every version.
 pub(super) const TO_REQUESTED: usize = 8;
 pub(super) const TO_PTR: usize = 24;
 pub(super) const TO_ALLOCATED: usize = 32;
 
-/// What a `Block` says.
+/// The fields of a `Block` that memprobe uses. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) device: u8,
@@ -26,13 +26,13 @@ pub(super) struct Block {
 }
 
 impl BlockLayout {
-    /// Bytes that are read of a `Block`.
+    /// Bytes to read for one `Block`.
     pub(super) fn bytes(self) -> usize {
         self.size + TO_ALLOCATED + 1
     }
 
-    /// Reads a `Block` that stands in the tables under `key`; `None` where its fields contradict
-    /// that or one another, as in one that has been freed.
+    /// Parses a `Block` that the tables list under `key`. Returns `None` if a field contradicts the key or
+    /// another field, as in a freed block.
     pub(super) fn parse(self, bytes: &[u8], key: u64) -> Option<Block> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let block = Block {
@@ -53,12 +53,12 @@ impl BlockLayout {
     }
 }
 
-/// Bytes that are read at once, and of a gap that is read over.
+/// `SPAN`: most bytes between the first and last object of one read. `GAP`: largest gap that a read bridges.
 const SPAN: u64 = 64 << 10;
 const GAP: u64 = 4 << 10;
 
-/// Reads `len` bytes at the value of each element and passes them on with it; `None` where they
-/// cannot be read. Objects that lie close together are read together. Sorts the elements by value.
+/// Reads `len` bytes at the value of each element and calls `each` with them, or with `None` if they cannot
+/// be read. Objects that lie close together share one read. Sorts the elements by value.
 pub(super) fn read_each(
     memory: &impl ReadMemory,
     elements: &mut [Element],

@@ -1,8 +1,7 @@
-//! Finding the allocator's tables in a version whose layout is not known: by their shape, and by
-//! what they must add up to.
+//! Finds the allocator's tables in a version of unknown layout, by their structure and by their sums.
 //!
-//! Nothing is taken that only looks right. The blocks of each device must add up to a number of
-//! bytes that its allocator keeps as a statistic, with their number in its place among the others.
+//! Structure alone is not enough. The bytes and the number of each device's blocks must equal two counters in
+//! its allocator's statistics.
 
 use super::allocator::{HeldBlock, look_at, read_elements};
 use super::block::{TO_ALLOCATED, TO_PTR};
@@ -12,25 +11,25 @@ use super::layout::{BlockLayout, CounterLayout, Layout, STAT_ARRAY, TableLayout}
 use crate::event::DeviceIndex;
 use crate::target::memory::ReadMemory;
 
-/// Bytes of the largest allocator object that is searched (22,720 in 2.15).
+/// Bytes searched of the allocator object, which has 22,720 bytes in 2.15.
 const LARGEST_OBJECT: usize = 128 << 10;
 
-/// Bytes that are read at once: what follows the object need not be mapped.
+/// Bytes per read: the memory after the object may be unmapped.
 const PAGE: u64 = 4096;
 
-/// Bytes of a `Block` and of a `DeviceCachingAllocator` that are searched.
+/// Bytes searched of a `Block` and of a `DeviceCachingAllocator`.
 const BLOCK_BYTES: usize = 0x90;
 const STATISTICS_BYTES: u64 = 0x400;
 
-/// Tables of the largest allocator, and elements that are looked at for the layout of blocks.
+/// `MOST_SHARDS`: most adjacent tables. `SAMPLES`: elements that determine the layout of blocks.
 const MOST_SHARDS: usize = 1024;
 const SAMPLES: usize = 64;
 
-/// `allocation`, the number of blocks, comes four statistics before `allocated_bytes`
-/// (`DeviceStats`, c10/core/CachingDeviceAllocator.h@v2.6.0).
+/// Distance from `allocation`, the number of blocks, to `allocated_bytes`: four statistics (`DeviceStats`,
+/// c10/core/CachingDeviceAllocator.h@v2.6.0).
 const COUNT_TO_BYTES: u64 = 4 * STAT_ARRAY;
 
-/// The layout of the allocator at `object`; `None` where there is not exactly one that adds up.
+/// Determines the layout of the allocator at `object`. Returns `None` unless exactly one layout adds up.
 pub(super) fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout> {
     let bytes = readable(memory, object);
     let mut fitting = tables_in(&bytes)
@@ -40,7 +39,7 @@ pub(super) fn calibrate(memory: &impl ReadMemory, object: u64) -> Option<Layout>
     fitting.next().is_none().then_some(only)
 }
 
-/// As much of the object as can be read.
+/// Reads the object up to the first unreadable page.
 fn readable(memory: &impl ReadMemory, object: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while bytes.len() < LARGEST_OBJECT {
@@ -53,7 +52,7 @@ fn readable(memory: &impl ReadMemory, object: u64) -> Vec<u8> {
     bytes
 }
 
-/// Hash tables side by side that have elements.
+/// Finds runs of adjacent hash tables of which at least one has elements.
 fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     let mut found = Vec::new();
     let mut at = 0;
@@ -74,7 +73,7 @@ fn tables_in(bytes: &[u8]) -> Vec<TableLayout> {
     found
 }
 
-/// The layout in which these are the tables of the live blocks.
+/// Determines the rest of the layout, assuming that `tables` hold the live blocks.
 fn fit(memory: &impl ReadMemory, object: u64, bytes: &[u8], tables: TableLayout) -> Option<Layout> {
     let elements = read_elements(memory, object, tables).ok()?;
     let block = block_layout(memory, &elements)?;
@@ -110,7 +109,7 @@ fn fit(memory: &impl ReadMemory, object: u64, bytes: &[u8], tables: TableLayout)
     })
 }
 
-/// Where in blocks the fields are: where all repeat the address under which they are listed.
+/// Determines the layout of blocks: every sample must repeat the address that it is listed under.
 fn block_layout(memory: &impl ReadMemory, elements: &[Element]) -> Option<BlockLayout> {
     let samples = elements.iter().take(SAMPLES);
     let objects: Vec<(u64, [u8; BLOCK_BYTES])> = samples
@@ -127,10 +126,10 @@ fn block_layout(memory: &impl ReadMemory, elements: &[Element]) -> Option<BlockL
     fitting.next().is_none().then_some(only)
 }
 
-/// Where the allocators of the devices count the bytes of these blocks.
+/// Offset in the device allocators of the statistic that counts the bytes of these blocks.
 ///
-/// The first place is taken: over all pools comes before each pool, and allocated comes before
-/// active, which are equal now and then.
+/// The lowest fitting offset wins. The total over all pools precedes each pool, and `allocated` precedes
+/// `active`, which can have equal values.
 fn statistics(memory: &impl ReadMemory, allocators: &[u64], blocks: &[HeldBlock]) -> Option<u64> {
     let mut sums = vec![(0_u64, 0_u64); allocators.len()];
     for block in blocks {
@@ -150,8 +149,8 @@ fn statistics(memory: &impl ReadMemory, allocators: &[u64], blocks: &[HeldBlock]
     })
 }
 
-/// The bytes and the number of blocks by the statistic at `address`, where the reserved bytes that
-/// follow cover them.
+/// Bytes and number of blocks according to the statistic at `address`. Returns `None` unless the reserved
+/// bytes that follow are at least as many.
 fn counted(memory: &impl ReadMemory, address: u64) -> Option<(u64, u64)> {
     let allocated = Stat::read(memory, address).ok()?;
     let reserved = Stat::read(memory, address.wrapping_add(STAT_ARRAY)).ok()?;

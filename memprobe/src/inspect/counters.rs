@@ -1,31 +1,30 @@
-//! The allocator's own statistics, device by device.
+//! The allocator's own statistics, by device.
 
 use super::block::ROUNDING;
 use super::layout::CounterLayout;
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// Devices of the largest machine that is believed (`C10_COMPILE_TIME_MAX_GPUS` is 120).
+/// Most devices that are accepted (`C10_COMPILE_TIME_MAX_GPUS` is 120).
 pub(super) const MOST_DEVICES: u64 = 128;
 
-/// What a device's allocator counts itself.
+/// Totals that a device's allocator counts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// The device.
     pub device: DeviceIndex,
     /// `torch.cuda.memory_allocated()` and `memory_reserved()`.
     pub totals: Totals,
     /// `torch.cuda.max_memory_allocated()` and `max_memory_reserved()`.
     pub peak: Totals,
-    /// The totals were the same before and after the tables were read.
+    /// True if the totals were equal before and after the tables were read.
     pub steady: bool,
 }
 
-/// Why the statistics could not be read.
+/// Reasons for failing to read the statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoCounters {
     Unreadable(Unreadable),
-    /// What lies there are none.
+    /// The values cannot be statistics.
     Implausible,
 }
 
@@ -35,7 +34,7 @@ impl From<Unreadable> for NoCounters {
     }
 }
 
-/// The allocators of all devices, by index: the elements of a `std::vector` of pointers.
+/// Addresses of the device allocators, by device index: the elements of a `std::vector` of pointers.
 pub(super) fn device_allocators(
     memory: &impl ReadMemory,
     [begin, end]: [u64; 2],
@@ -86,7 +85,7 @@ fn totals(allocated: u64, reserved: u64) -> Totals {
     }
 }
 
-/// `Stat`: current, peak, and what was ever taken and given back (c10/core/Allocator.h@v2.5.0).
+/// `Stat`: current and peak value, then the bytes ever allocated and freed (c10/core/Allocator.h@v2.5.0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     pub(super) current: u64,
@@ -94,7 +93,7 @@ pub(super) struct Stat {
 }
 
 impl Stat {
-    /// Reads a number of bytes that can be one.
+    /// Reads a `Stat` that counts bytes. Fails if the values cannot be byte counts.
     pub(super) fn read(memory: &impl ReadMemory, address: u64) -> Result<Self, NoCounters> {
         let bytes: [u8; 16] = memory.read_array(address)?;
         let (current, peak) = bytes.split_at(8);
@@ -103,7 +102,7 @@ impl Stat {
             current: word(current),
             peak: word(peak),
         };
-        // A peak is raised after the current value.
+        // The allocator raises the peak after the current value.
         let plausible = [stat.current, stat.peak]
             .into_iter()
             .all(|bytes| bytes.is_multiple_of(ROUNDING) && bytes < 1 << 60);

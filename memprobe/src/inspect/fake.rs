@@ -1,11 +1,11 @@
-//! A process for tests whose allocator has chosen blocks.
+//! A fake process for tests whose allocator holds given blocks.
 
 use super::active::AllocatorVariable;
 use super::block::{ROUNDING, TO_ALLOCATED, TO_PTR, TO_REQUESTED};
 use super::layout::{BlockLayout, Layout, STAT_ARRAY};
 use crate::target::memory::fake::FakeMemory;
 
-/// Where things lie.
+/// Addresses in the fake process.
 const VARIABLE: u64 = 0x1000;
 const OBJECT: u64 = 0x10_0000;
 const CLASS: u64 = 0x3000;
@@ -18,7 +18,6 @@ const BLOCKS: u64 = 0x5500_0000_0000;
 const BLOCK_STEP: u64 = 0xa0;
 const ALLOCATOR_STEP: u64 = 0x1000;
 
-/// A block that is live in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Live {
     pub(super) addr: u64,
@@ -33,7 +32,7 @@ impl Live {
     }
 }
 
-/// A process with these blocks on `devices` devices, laid out so.
+/// Builds a process with `devices` devices and these blocks, in the given layout.
 pub(super) fn process(
     layout: &Layout,
     devices: u8,
@@ -104,7 +103,7 @@ pub(super) fn process(
     (memory, AllocatorVariable(VARIABLE))
 }
 
-/// The type information of the native allocator.
+/// Maps the type information of the native allocator.
 fn map_class(memory: &mut FakeMemory) {
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect();
     memory.map(CLASS, words(&[CLASS + 0x100, 0]));
@@ -115,8 +114,8 @@ fn map_class(memory: &mut FakeMemory) {
     memory.map(CLASS + 0x200, bytes);
 }
 
-/// The header and the slots of a hash table with these elements, as PyTorch's own would have
-/// them: Robin Hood hashing with Fibonacci hashes (c10/util/flat_hash_map.h@v2.15.0).
+/// The header and the slots of a hash table with these elements, in PyTorch's format: Robin Hood hashing with
+/// Fibonacci hashes (c10/util/flat_hash_map.h@v2.15.0).
 pub(super) fn hash_table(slots_at: u64, elements: &[(u64, u64)]) -> (Vec<u8>, Vec<u8>) {
     let mut slots = match elements.len() as u64 {
         0 => 1,
@@ -163,7 +162,7 @@ pub(super) fn hash_table(slots_at: u64, elements: &[(u64, u64)]) -> (Vec<u8>, Ve
 
 type Slot = Option<(i8, u64, u64)>;
 
-/// Puts elements into their slots; `None` where one would lie too far from its home.
+/// Puts elements into their slots. Returns `None` if one would lie too far from its home slot.
 fn place(slots: u64, shift: u32, lookups: u64, elements: &[(u64, u64)]) -> Option<Vec<Slot>> {
     let mut entries: Vec<Slot> = vec![None; (slots - 1 + lookups) as usize];
     for &(key, value) in elements {

@@ -1,45 +1,44 @@
-//! The hash tables of the caching allocator: `ska::flat_hash_map<void*, Block*>`
-//! (c10/util/flat_hash_map.h@v2.0.0 to @v2.15.0).
+//! The allocator's hash tables: `ska::flat_hash_map<void*, Block*>` (c10/util/flat_hash_map.h@v2.0.0 to
+//! @v2.15.0).
 
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// Bytes of a table's header.
+/// Size of a table's header in bytes.
 pub(super) const HEADER: usize = 32;
 
-/// Bytes of an entry: the distance from its home slot, the key, the value.
+/// Size of an entry in bytes: the distance from its home slot, the key, the value.
 const ENTRY: usize = 24;
 
-/// Entries that are read at once: a little below a megabyte.
+/// Entries per read: slightly less than 1 MB.
 const AT_ONCE: u64 = 40_000;
 
 /// The multiplier of `fibonacci_hash_policy`.
 const GOLDEN: u64 = 11_400_714_819_323_198_485;
 
-/// Slots of the largest table that is read (the allocator has 67 of them from 2.3 on).
+/// Slots of the largest table that is read. From 2.3 on the allocator has 67 tables.
 const MOST_SLOTS: u64 = 1 << 26;
 
-/// How often one table is read when it changes meanwhile.
+/// Attempts to read a table that changes during the read.
 const ATTEMPTS: usize = 4;
 
-/// User addresses of x86-64 end here.
+/// End of the user address space on x86-64.
 const USER_END: u64 = 1 << 47;
 
 /// The header of a table (`sherwood_v3_table`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     entries: u64,
-    /// Slots that can be a home, less one; a power of two less one.
+    /// Number of home slots minus one: a power of two minus one.
     mask: u64,
-    /// By how much a hash is shifted to give the home slot.
+    /// Right shift that turns a hash into its home slot.
     shift: u8,
-    /// How far from its home an entry can lie, plus one.
+    /// Largest distance of an entry from its home slot, plus one.
     lookups: u8,
-    /// Elements.
     pub(super) count: u64,
 }
 
 impl Header {
-    /// Reads a header, if these can be one: every field must fit the others.
+    /// Parses a header. Returns `None` unless all fields are plausible together.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let header = Self {
@@ -55,7 +54,7 @@ impl Header {
         let plausible = load
             && slots.is_power_of_two()
             && slots <= MOST_SLOTS
-            // One slot is shifted like two.
+            // A table of one slot has the shift of a table of two.
             && u32::from(header.shift) == 64 - bits.max(1)
             && (1..=64).contains(&header.lookups)
             && header.count <= slots
@@ -64,7 +63,7 @@ impl Header {
         plausible.then_some(header)
     }
 
-    /// Slots that can hold an element. One more follows them that marks the end.
+    /// Slots that can hold an element. The table ends with one more slot, an end marker.
     pub(super) fn slots(&self) -> u64 {
         self.mask + u64::from(self.lookups)
     }
@@ -74,18 +73,17 @@ impl Header {
     }
 }
 
-/// An element of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Element {
     pub(super) key: u64,
     pub(super) value: u64,
 }
 
-/// Reads the table at `address` and adds its elements. Those that do not lie where they must are
-/// left out: they are on the move.
+/// Reads the table at `address` and appends its elements. Skips elements outside their slot: they are being
+/// moved.
 ///
-/// A table that changes while it is read is read again, a few times; what is left out or doubled
-/// then is for the sums to find.
+/// Reads a table again, up to [`ATTEMPTS`] times, if it changes meanwhile. The check against the allocator's
+/// totals catches elements that are then still missing or duplicated.
 pub(super) fn read(
     memory: &impl ReadMemory,
     address: u64,
@@ -101,7 +99,7 @@ pub(super) fn read(
         let last = attempt == ATTEMPTS;
         match read_elements(memory, &header, elements) {
             Ok(()) => {}
-            // A table that has grown gives its old slots back.
+            // A table that grows frees its old slots.
             Err(_) if !last => continue,
             Err(error) => return Err(error.into()),
         }
@@ -116,11 +114,11 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Why a table could not be read.
+/// Reasons for failing to read a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoTable {
     Unreadable(Unreadable),
-    /// What lies there is none.
+    /// The memory holds no valid header.
     NotATable,
 }
 
@@ -153,7 +151,7 @@ fn read_elements(
     Ok(())
 }
 
-/// The element in a slot, if there is one and it belongs there.
+/// The element in a slot, or `None` if the slot is empty or its key belongs elsewhere.
 fn element(header: &Header, entry: &[u8], slot: u64) -> Option<Element> {
     let distance = u64::try_from(i8::from_le_bytes([*entry.first()?])).ok()?;
     let word = |at: usize| Some(u64::from_le_bytes(entry.get(at..at + 8)?.try_into().ok()?));

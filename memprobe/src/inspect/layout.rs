@@ -1,49 +1,49 @@
-//! Where the caching allocator keeps what memprobe reads, by version of PyTorch.
+//! Offsets of the caching allocator's fields, by version of PyTorch.
 
-/// Offsets in bytes, all within objects of the x86-64 wheels. What is read by them was compared with
-/// `torch.cuda.memory_snapshot()` on 2.0.1, 2.2.2, 2.3.1, 2.6.0, 2.10.0, 2.11.0 and 2.15.0, and with the
-/// totals on 2.4.1 and 2.5.1; the offsets alone were looked up in 2.1.2. A row whose version lies
-/// between is believed, like all, only where its blocks add up.
+/// Offsets of one range of versions, in bytes, within objects of the x86-64 wheels.
+///
+/// Values read by them were compared with `torch.cuda.memory_snapshot()` on 2.0.1, 2.2.2, 2.3.1, 2.6.0,
+/// 2.10.0, 2.11.0 and 2.15.0, and with the totals on 2.4.1 and 2.5.1. For 2.1.2 only the offsets were looked
+/// up. For versions in between, as for all others, the result counts only if its blocks add up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// The versions of PyTorch, from and to, as `(major, minor)`.
+    /// First and last version of PyTorch, as `(major, minor)`.
     pub(super) versions: [(u32, u32); 2],
     /// `NativeCachingAllocator::allocated_blocks`.
     pub(super) tables: TableLayout,
-    /// `Block`.
     pub(super) block: BlockLayout,
-    /// The statistics.
+    /// The statistics of each device.
     pub(super) counters: CounterLayout,
 }
 
-/// Where in a `NativeCachingAllocator` the tables of its live blocks lie.
+/// Position of the tables of live blocks in a `NativeCachingAllocator`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TableLayout {
-    /// The first hash table.
+    /// Offset of the first hash table.
     pub(super) offset: u64,
-    /// How many there are, side by side (`kNumMutexShard`).
+    /// Number of adjacent tables (`kNumMutexShard`).
     pub(super) shards: u64,
 }
 
-/// Offsets in a `Block`. Its device is the first byte, its stream the second word.
+/// Offsets in a `Block`. The device is its first byte, the stream its second word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockLayout {
-    /// `size`; `requested_size` is the word behind it.
+    /// Offset of `size`. `requested_size` is the next word.
     pub(super) size: usize,
 }
 
-/// Where the statistics of each device are.
+/// Offsets of the statistics of each device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CounterLayout {
     /// `NativeCachingAllocator::device_allocator`, a `std::vector<std::unique_ptr<…>>`.
     pub(super) devices: u64,
-    /// In a `DeviceCachingAllocator`, `stats.allocated_bytes`: the `Stat` over all pools.
+    /// `stats.allocated_bytes` in a `DeviceCachingAllocator`: the `Stat` over all pools.
     pub(super) allocated: u64,
-    /// `stats.reserved_bytes`, likewise.
+    /// `stats.reserved_bytes` in a `DeviceCachingAllocator`: the `Stat` over all pools.
     pub(super) reserved: u64,
 }
 
-/// `reserved_bytes` follows `allocated_bytes`, and each has three `Stat`s of four words
+/// Distance from `allocated_bytes` to `reserved_bytes`: three `Stat`s of four words
 /// (c10/core/CachingDeviceAllocator.h@v2.6.0).
 pub(super) const STAT_ARRAY: u64 = 3 * 32;
 
@@ -55,19 +55,18 @@ const fn counters(devices: u64) -> CounterLayout {
     }
 }
 
-/// The table of versions that have one for all blocks.
+/// One table for all blocks: versions before 2.3.
 const ONE: TableLayout = TableLayout {
     offset: 48,
     shards: 1,
 };
 
-/// The tables of versions that have shards.
+/// Sharded tables: versions from 2.3 on.
 const SHARDED: TableLayout = TableLayout {
     offset: 4352,
     shards: 67,
 };
 
-/// The layouts that are known.
 pub(super) const LAYOUTS: &[Layout] = &[
     Layout {
         versions: [(2, 0), (2, 1)],
@@ -102,21 +101,20 @@ pub(super) const LAYOUTS: &[Layout] = &[
 ];
 
 impl Layout {
-    /// Whether this version has it.
     pub(super) fn is_of(&self, version: &str) -> bool {
         let [from, to] = self.versions;
         major_minor(version).is_some_and(|version| (from..=to).contains(&version))
     }
 }
 
-/// The layouts to try, those of this version first.
+/// Returns all layouts, those of `version` first.
 pub(super) fn candidates(version: Option<&str>) -> Vec<Layout> {
     let mut layouts = LAYOUTS.to_vec();
     layouts.sort_by_key(|layout| !version.is_some_and(|version| layout.is_of(version)));
     layouts
 }
 
-/// `(2, 15)` of `2.15.0+cu132`.
+/// Parses `2.15.0+cu132` to `(2, 15)`.
 fn major_minor(version: &str) -> Option<(u32, u32)> {
     let (major, rest) = version.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;

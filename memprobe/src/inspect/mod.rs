@@ -1,10 +1,12 @@
-//! What Python's and PyTorch's own structures in the target's memory say, read-only.
+//! Reads Python's and PyTorch's own data structures from the target's memory, without writing to it.
 //!
-//! [`tensors::take`] takes a snapshot of every tensor with its names, while the process stands still or
-//! while it runs on. The rest is about the blocks that the caching allocator had handed out before
-//! memprobe attached: the process runs on while its tables are read. What is read is checked entry by entry
-//! ([`allocator::read`]), set straight by the events that came meanwhile, and believed only where it
-//! adds up to the allocator's own total ([`reconcile::Reconciler`]). And [`modules`] names the modules that are called.
+//! - [`tensors::take`] takes a snapshot of every tensor and its names. The process is paused or keeps
+//!   running.
+//! - [`allocator`] reads the blocks that the caching allocator had handed out before attach. The process
+//!   keeps running, so [`allocator::read`] checks each entry and [`reconcile::Reconciler`] corrects the
+//!   result by the events that arrived meanwhile. The result counts only if it adds up to the allocator's own
+//!   total.
+//! - [`modules`] names the modules that are being called.
 
 pub mod active;
 pub mod allocator;

@@ -1,4 +1,4 @@
-//! The tables of random allocators, read back; memory that lies; processes that do not wait.
+//! Properties of random allocators: exact reading, corrupt memory, and processes that keep running.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::target::memory::{ReadMemory, Unreadable, fake::FakeMemory};
 
 const DEVICES: u8 = 3;
 
-/// Blocks that do not overlap, on a few devices.
+/// Strategy: blocks that do not overlap, on a few devices.
 fn live() -> impl Strategy<Value = Vec<Live>> {
     let block = (
         1..5000_u64,
@@ -40,7 +40,7 @@ fn live() -> impl Strategy<Value = Vec<Live>> {
     })
 }
 
-/// A layout of no version.
+/// Strategy: a layout that no version has.
 fn foreign() -> impl Strategy<Value = Layout> {
     (1..500_u64, 1..80_u64, 1..500_u64, 1..12_usize, 48..80_u64).prop_map(
         |(tables, shards, devices, size, allocated)| {
@@ -73,7 +73,7 @@ fn expected(live: &[Live]) -> Vec<HeldBlock> {
     blocks.collect()
 }
 
-/// Memory that counts how much is read of it.
+/// Memory that counts its reads and bytes.
 struct Counting<'a> {
     memory: &'a FakeMemory,
     reads: std::cell::Cell<u64>,
@@ -161,7 +161,7 @@ proptest! {
             }
             states.push(program.live.clone());
         }
-        // Each place is looked at at a moment of its own.
+        // Each address is read at a moment of its own.
         let mut tables = AllocatorTables::default();
         for (place, moment) in (0..PLACES).zip(&moments) {
             let state = &states[moment.index(states.len())];
@@ -206,7 +206,7 @@ fn block(addr: u64, size: u64) -> HeldBlock {
     }
 }
 
-/// A program that allocates and frees in a few places.
+/// A program that allocates and frees at a few addresses.
 #[derive(Default)]
 struct Program {
     live: BTreeMap<u64, u64>,

@@ -1,11 +1,13 @@
-//! What was live when memprobe attached: the allocator's tables, set straight by the events that
-//! came while they were read.
+//! Determines the blocks that were live at attach, from the allocator's tables and from the events that
+//! arrived while they were read.
 //!
-//! The process runs on, so the tables show no moment, but the events since attaching tell what
-//! moved. A block whose first event is a free was live at attach, one whose first event is an
-//! allocation was not, and one without an event was if the tables have it. Whether that is the
-//! whole truth the allocator itself says: the sizes must add up to its total before the first
-//! event.
+//! The process keeps running, so the tables show no single moment. The events since attach correct them:
+//!
+//! - A block whose first event is a free was live at attach.
+//! - A block whose first event is an allocation was not.
+//! - A block without an event was live at attach if the tables list it.
+//!
+//! The result counts only if the sizes add up to the allocator's own total before the first event.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -19,17 +21,16 @@ use crate::event::{
     TimeNs, Totals,
 };
 
-/// Events that are kept back at most while the tables are read.
+/// Most events held back while the tables are read.
 pub const MOST_EVENTS: usize = 1 << 18;
 
-/// The tables and the allocator's own total do not agree.
+/// Disagreement between the tables and the allocator's own total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// On which device.
     pub device: DeviceIndex,
-    /// What the tables add up to.
+    /// Sum of the blocks in the tables, corrected by events.
     pub tables: Bytes,
-    /// What the allocator says.
+    /// The allocator's own total.
     pub allocated: Bytes,
 }
 
@@ -43,30 +44,30 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Keeps the events of a process back until what was live before them is known, and puts it first.
+/// Holds back the events of a process until its blocks at attach are known, and emits those blocks first.
 #[derive(Debug)]
 pub struct Reconciler {
     tgid: Tgid,
     since: TimeNs,
-    /// Until `settled`: events in their order; from then on, what is to be passed on.
+    /// Before `settled`: held-back events in order. After: events to emit.
     events: VecDeque<Event>,
     settled: bool,
     latest: TimeNs,
     has_lost: bool,
 }
 
-/// The state of a device just before its first event.
+/// State of a device just before its first event.
 #[derive(Clone, Copy, Debug, Default)]
 struct Before {
     totals: Totals,
     peak: Totals,
-    /// The allocator's own word is known, from an event or from statistics that did not move.
+    /// True if the allocator's totals are known, from an event or from statistics that did not change.
     certain: bool,
     /// Bytes of the blocks that were live.
     held: u64,
 }
 
-/// What the first event of a block says of it.
+/// First event of a block.
 #[derive(Clone, Copy, Debug)]
 struct First {
     action: Action,
@@ -75,7 +76,7 @@ struct First {
 }
 
 impl Reconciler {
-    /// For a process whose probes are in place since `since`.
+    /// Creates the reconciler of a process whose probes have been attached since `since`.
     pub fn new(tgid: Tgid, since: TimeNs) -> Self {
         Self {
             tgid,
@@ -87,7 +88,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes the next event of the process.
+    /// Accepts the next event of the process.
     pub fn push(&mut self, event: Event) {
         match &event {
             Event::Memory(memory) => self.latest = self.latest.max(memory.time),
@@ -97,36 +98,37 @@ impl Reconciler {
         self.events.push_back(event);
     }
 
-    /// The time of the latest event, or of attaching.
+    /// Time of the latest memory event, or of attach if there is none.
     pub fn latest(&self) -> TimeNs {
         self.latest
     }
 
-    /// Whether events are passed on by now.
+    /// True once events are emitted.
     pub fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// Whether events are missing among those that were taken. Then a right sum proves nothing: one
-    /// block may stand for another of its size.
+    /// True if events are missing among the accepted ones. A correct sum then proves nothing: one block may
+    /// stand for another of the same size.
     pub fn has_lost(&self) -> bool {
         self.has_lost
     }
 
-    /// Whether so many events wait that no more should.
+    /// True once [`MOST_EVENTS`] events are held back.
     pub fn is_full(&self) -> bool {
         self.events.len() >= MOST_EVENTS
     }
 
-    /// The next event, in order; none before it is settled what was live before all of them.
+    /// Returns the next event in order. Returns `None` until the blocks at attach are settled.
     pub fn pop(&mut self) -> Option<Event> {
         self.settled.then(|| self.events.pop_front())?
     }
 
-    /// Settles it by the tables. Every event up to the moment when they were read has been taken.
+    /// Settles the blocks at attach by the tables. The caller has pushed every event up to the moment of
+    /// reading them.
     ///
     /// # Errors
-    /// [`Mismatch`], when nothing has changed: the tables can be read again.
+    /// [`Mismatch`]. The reconciler is then unchanged, and the tables can be read again.
     pub fn settle(&mut self, tables: &AllocatorTables) -> Result<(), Mismatch> {
         let firsts = self.firsts();
         let mut held: Vec<(DeviceIndex, Address, Bytes)> = Vec::new();
@@ -159,14 +161,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Settles it without the tables: what was live is one number, and `why` says why.
+    /// Settles without the tables: memory at attach is reported as one number, and `why` gives the reason.
     pub fn give_up(&mut self, tables: Option<&AllocatorTables>, why: &str) {
         let none = AllocatorTables::default();
         let devices = self.before(tables.unwrap_or(&none));
         self.tell(&devices, &[], Some(why.into()));
     }
 
-    /// The first event of each block.
+    /// Returns the first event of each block.
     fn firsts(&self) -> HashMap<Address, First> {
         let mut firsts = HashMap::new();
         for event in self.memory_events() {
@@ -183,14 +185,14 @@ impl Reconciler {
 
     fn memory_events(&self) -> impl Iterator<Item = &MemoryEvent> {
         self.events.iter().filter_map(|event| match event {
-            // The CPU's memory is not in the tables.
+            // The tables do not list CPU memory.
             Event::Memory(memory) if memory.device != Some(DeviceIndex::CPU) => Some(memory),
             _ => None,
         })
     }
 
-    /// Each device's own totals before its first event: by that event, or by its statistics where
-    /// nothing happened.
+    /// Totals of each device before its first event. They come from that event, or from the statistics if the
+    /// device has no event.
     fn before(&self, tables: &AllocatorTables) -> BTreeMap<DeviceIndex, Before> {
         let mut devices = BTreeMap::new();
         for counters in &tables.devices {
@@ -213,7 +215,7 @@ impl Reconciler {
         devices
     }
 
-    /// The totals before the first event of each device that has one with totals.
+    /// Totals before the first event, for each device that has an event with totals.
     fn totals_before_events(&self) -> BTreeMap<DeviceIndex, Totals> {
         let mut segments: HashMap<DeviceIndex, u64> = HashMap::new();
         let mut totals = BTreeMap::new();
@@ -222,7 +224,7 @@ impl Reconciler {
             if totals.contains_key(&device) {
                 continue;
             }
-            // Modulo 2^64, in which a sum that is not negative in the end comes out right.
+            // Modulo 2^64: intermediate values may be negative, the final sum is not.
             let grown = segments.entry(device).or_default();
             match event.action {
                 Action::SegmentAlloc => *grown = grown.wrapping_add(event.size.0),
@@ -236,7 +238,7 @@ impl Reconciler {
         totals
     }
 
-    /// Puts what was live before all events.
+    /// Puts the state at attach in front of all held-back events.
     fn tell(
         &mut self,
         devices: &BTreeMap<DeviceIndex, Before>,
@@ -257,7 +259,7 @@ impl Reconciler {
             })
         };
         for (device, before) in devices {
-            // A machine has devices that a process never uses.
+            // Skip devices that the process never used.
             if before.peak.higher(before.totals) == Totals::default() {
                 continue;
             }
@@ -288,7 +290,7 @@ impl Reconciler {
     }
 }
 
-/// The totals before an event, by those after it and by how much segments have grown since.
+/// The totals before an event, from those after it and from the growth of segments up to it.
 fn undo(event: &MemoryEvent, after: Totals, grown: u64) -> Totals {
     let before = event.undo(after);
     Totals {
@@ -305,7 +307,7 @@ mod tests {
 
     const CUDA_0: DeviceIndex = DeviceIndex(0);
 
-    /// An allocator whose events are passed on, on two devices.
+    /// An allocator on two devices whose events go to a reconciler.
     struct Scene {
         reconciler: Reconciler,
         totals: [Totals; 2],
@@ -364,7 +366,7 @@ mod tests {
             }
         }
 
-        /// What is passed on: what was held, and how many events follow.
+        /// The emitted blocks at attach, and the number of other memory events.
         fn told(&mut self) -> (Vec<(u64, u64)>, usize) {
             let events: Vec<_> = std::iter::from_fn(|| self.reconciler.pop()).collect();
             let held: Vec<_> = events
@@ -410,7 +412,7 @@ mod tests {
         scene.event(Action::Alloc, 4096, 2048);
         scene.event(Action::Alloc, 0, 512);
         scene.event(Action::Free, 0, 512);
-        // The tables were read at some moment between.
+        // The tables were read at some moment in between.
         let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
         assert_eq!(scene.reconciler.settle(&tables), Ok(()));
         assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 4));

@@ -1,11 +1,13 @@
-//! What processes are called, and what is said of them in a few columns.
+//! Text for processes on the host screen: state, top line, command, rank and device list.
 
 use super::names::{BEFORE_ATTACH, FileNames};
-use super::number::percent;
+use super::number::{counted, percent};
 use super::text::clean;
-use crate::model::snapshot::host::{Holder, ProcessRow, ProcessState, Rank};
+use crate::model::snapshot::host::{
+    DriverDevice, DriverSnapshot, Holder, ProcessRow, ProcessState, Rank,
+};
 
-/// Why a process has no figures, or what has become of it.
+/// Returns the reason why a process has no figures, or that it has ended; `None` for a probed process.
 pub fn process_state(row: &ProcessRow) -> Option<String> {
     match &row.state {
         ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
@@ -15,7 +17,7 @@ pub fn process_state(row: &ProcessRow) -> Option<String> {
     }
 }
 
-/// The line that holds most, with its part of the process's memory.
+/// Returns the source line with the most live bytes, preceded by its share of the process's allocated bytes.
 pub fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
     let top = row.top.as_ref()?;
     let name = match &top.holder {
@@ -27,14 +29,14 @@ pub fn top_line(row: &ProcessRow, names: &FileNames) -> Option<String> {
     Some(format!("{share:>6} {name}"))
 }
 
-/// The command with its program's name in place of the path: `python train.py`.
+/// Returns the command line with the program's path cut to its file name: `python train.py`.
 pub fn short_command(command: &str) -> String {
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
     let name = program.rsplit('/').next().filter(|name| !name.is_empty());
     clean(format!("{} {arguments}", name.unwrap_or(program)).trim_end())
 }
 
-/// `3/8`, or `3` where it is not known of how many.
+/// Returns the global rank: `3/8`, or `3` if the world size is unknown.
 pub fn rank(rank: Rank) -> String {
     match rank.world {
         Some(world) => format!("{}/{world}", rank.global),
@@ -42,8 +44,8 @@ pub fn rank(rank: Rank) -> String {
     }
 }
 
-/// The devices as the process numbers them, such as `0-3` or `0,2`; as the driver does, such as
-/// `gpu5`, where only the driver knows of them.
+/// Returns the devices by the ordinals of the process, such as `0-3` or `0,2`. Falls back to the driver's
+/// numbering (`gpu5`) if only the driver reports any.
 pub fn device_list(row: &ProcessRow) -> Option<String> {
     if !row.devices.is_empty() {
         let own = row.devices.iter().map(|device| u32::from(device.index.0));
@@ -56,7 +58,48 @@ pub fn device_list(row: &ProcessRow) -> Option<String> {
     Some(format!("gpu{}", ranges(drivers)))
 }
 
-/// Climbing numbers as ranges.
+/// Reason why the driver's bytes of a process are unknown as a sum over all devices; `None` where they
+/// are known, and where the driver names the process on no device.
+pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
+    let silent = row.driver.iter().filter(|held| held.bytes.is_none());
+    let silent = ranges(silent.map(|held| held.device));
+    if !silent.is_empty() {
+        return Some(format!("the driver gives no bytes on GPU {silent} ([N/A])"));
+    }
+    let unlisted = driver.unlisted().next().filter(|_| row.driver_is_partial)?;
+    let why = unlisted.processes.as_ref().err()?;
+    let index = unlisted.index;
+    Some(format!(
+        "processes of GPU {index} are unknown: {}",
+        clean(why)
+    ))
+}
+
+/// Reasons why something about a device is unknown, and what its memory is the sum of.
+pub fn device_gaps(device: &DriverDevice) -> Vec<String> {
+    let mut gaps = Vec::new();
+    if let Some(number) = device.mig_devices {
+        gaps.push(format!("sum of {}", counted(number.into(), "MIG device")));
+    }
+    match (&device.memory, &device.processes) {
+        (Err(why), Err(same)) if why == same => {
+            gaps.push(format!("memory and processes unknown: {}", clean(why)));
+        }
+        (memory, processes) => {
+            let unknown = |what: &str, why: &String| format!("{what} unknown: {}", clean(why));
+            gaps.extend(memory.as_ref().err().map(|why| unknown("memory", why)));
+            gaps.extend(
+                processes
+                    .as_ref()
+                    .err()
+                    .map(|why| unknown("processes", why)),
+            );
+        }
+    }
+    gaps
+}
+
+/// Formats ascending numbers as ranges.
 fn ranges(numbers: impl Iterator<Item = u32>) -> String {
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     for number in numbers {

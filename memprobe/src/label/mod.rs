@@ -1,6 +1,6 @@
-//! The words of every view: names, texts and numbers, cleaned, shortened, and fitted to columns.
+//! Text of every view: names, messages and numbers, cleaned, shortened and fitted to columns.
 //!
-//! Every text that comes from the target passes [`clean`] before a person sees it.
+//! Every text from the target passes [`clean`] before it is shown.
 
 mod host;
 mod names;
@@ -10,7 +10,9 @@ mod tensors;
 mod text;
 mod why;
 
-pub use host::{device_list, process_state, rank, short_command, top_line};
+pub use host::{
+    device_gaps, device_list, driver_gap, process_state, rank, short_command, top_line,
+};
 pub use names::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, named_site, named_stack, native_place, place,
     whole_frame,

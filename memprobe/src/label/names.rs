@@ -1,4 +1,4 @@
-//! What files, frames, stacks and rows are called, in every view.
+//! Names of files, frames, stacks and rows, the same in every view.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,25 +7,24 @@ use super::text::{CUT, clean};
 use crate::event::{Frame, Stack, StackKind};
 use crate::model::snapshot::Site;
 
-/// The name of the row of memory from before attach.
+/// Row name for memory allocated before attach.
 pub const BEFORE_ATTACH: &str = "(allocated before attach)";
 
-/// Memory that was live when somebody opened the process, where only what came later is known.
+/// Row name for memory that was live when the process was opened, where accounting starts at opening.
 pub(super) const BEFORE_OPENING: &str = "(live before opening)";
-/// The name of the row of the allocator's total less what is known.
+/// Row name for the difference between the allocator's total and the known blocks.
 pub const UNACCOUNTED: &str = "(unaccounted)";
-/// The head of the column of live blocks.
+/// Head of the column of live blocks.
 pub const BLOCKS: &str = "BLOCKS";
 
-/// Shortest names of files that still tell them apart: `model.py`, or `vision/model.py` where
-/// there is a `text/model.py` too.
+/// Shortest unambiguous file names: `model.py`, or `vision/model.py` if there is also a `text/model.py`.
 #[derive(Clone, Debug, Default)]
 pub struct FileNames {
     short: HashMap<Arc<str>, String>,
 }
 
 impl FileNames {
-    /// Names for these files.
+    /// Computes the names of `files`.
     pub fn of<'a>(files: impl Iterator<Item = &'a Arc<str>>) -> Self {
         let files: HashSet<&Arc<str>> = files.collect();
         let mut alike: HashMap<&str, Vec<&Arc<str>>> = HashMap::new();
@@ -42,7 +41,6 @@ impl FileNames {
         Self { short }
     }
 
-    /// The short name of a file.
     pub fn short(&self, file: &str) -> String {
         match self.short.get(file) {
             Some(name) => name.clone(),
@@ -50,7 +48,7 @@ impl FileNames {
         }
     }
 
-    /// `model.py:88 forward`, or `main (libtrain.so)` for native code of which no line is known.
+    /// Returns `model.py:88 forward`, or `main (libtrain.so)` for native code without line information.
     pub fn frame(&self, frame: &Frame) -> String {
         if let Some(place) = native_place(frame) {
             return place;
@@ -62,13 +60,12 @@ impl FileNames {
         )
     }
 
-    /// What the row of a site is called.
     pub fn site(&self, site: &Site) -> String {
         named_site(site, |frame| self.frame(frame))
     }
 }
 
-/// A frame by the whole path of its file.
+/// Formats a frame with the whole path of its file.
 pub fn whole_frame(frame: &Frame) -> String {
     if let Some(place) = native_place(frame) {
         return place;
@@ -76,7 +73,7 @@ pub fn whole_frame(frame: &Frame) -> String {
     place(&clean(&frame.file), frame.line, &clean(&frame.function))
 }
 
-/// What the row of a site is called where frames are called what `frame` says.
+/// Returns the row name of a site; `frame` formats its frames.
 pub fn named_site(site: &Site, frame: impl Fn(&Frame) -> String) -> String {
     match site {
         Site::Line(line) => frame(line),
@@ -89,8 +86,8 @@ pub fn named_site(site: &Site, frame: impl Fn(&Frame) -> String) -> String {
     }
 }
 
-/// A whole stack on one line, innermost first, where frames are called what `frame` says. No more
-/// than `most` frames are spelt out; the others are counted.
+/// Formats a whole stack on one line, innermost frame first; `frame` formats each frame. At most `most`
+/// frames are spelt out; the rest are counted.
 pub fn named_stack(stack: &Stack, most: usize, frame: impl Fn(&Frame) -> String) -> String {
     let mut steps: Vec<String> = stack.frames.iter().take(most).map(frame).collect();
     let hidden = stack.frames.len() - steps.len();
@@ -110,7 +107,7 @@ pub fn named_stack(stack: &Stack, most: usize, frame: impl Fn(&Frame) -> String)
     }
 }
 
-/// `main (libtrain.so)`, for native code of which no line is known.
+/// Returns `main (libtrain.so)` for native code without line information; `None` for other frames.
 pub fn native_place(frame: &Frame) -> Option<String> {
     let library = frame.library.as_ref().filter(|_| frame.file.is_empty())?;
     Some(format!(
@@ -120,7 +117,7 @@ pub fn native_place(frame: &Frame) -> Option<String> {
     ))
 }
 
-/// `model.py:88 forward` of cleaned names; the line is `?` where there is none.
+/// Returns `model.py:88 forward`, with `?` for an unknown line. The caller has cleaned the names.
 pub fn place(file: &str, line: u32, function: &str) -> String {
     match line {
         0 => format!("{file}:? {function}"),
@@ -128,7 +125,7 @@ pub fn place(file: &str, line: u32, function: &str) -> String {
     }
 }
 
-/// `__init__.py` says nothing without its folder.
+/// Returns the path components that a name needs: `__init__.py` is meaningless without its directory.
 fn least_parts(file: &str) -> usize {
     if matches!(tail(file, 1), "__init__.py" | "__main__.py") {
         2
@@ -146,7 +143,7 @@ fn parts_that_differ(files: &[&Arc<str>]) -> usize {
     (least..8).find(differ).unwrap_or(8)
 }
 
-/// The last `parts` parts of a path.
+/// Returns the last `parts` components of a path.
 fn tail(file: &str, parts: usize) -> &str {
     let cut = file.rmatch_indices('/').nth(parts.saturating_sub(1));
     match cut {

@@ -1,8 +1,8 @@
-//! Numbers and lengths of time as people read them. Bytes have a room of their own.
+//! Numbers and durations as text. `crate::bytes` formats sizes.
 
 use std::time::Duration;
 
-/// A count with separators: `3,292,114`.
+/// Formats a count with separators: `3,292,114`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -15,13 +15,13 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// `1 event`, `2,000 events`.
+/// Formats a count with its noun: `1 event`, `2,000 events`.
 pub fn counted(number: u64, noun: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{} {noun}{plural}", count(number))
 }
 
-/// A count in at most six columns: `99,999`, then `100k`, `12.3M`.
+/// Formats a count in at most six columns: `99,999`, then `100k`, `12.3M`.
 pub fn short_count(number: u64) -> String {
     match number {
         0..100_000 => count(number),
@@ -31,7 +31,7 @@ pub fn short_count(number: u64) -> String {
     }
 }
 
-/// A rate per second in at most seven columns.
+/// Formats a rate per second in at most seven columns.
 pub fn rate(per_second: f64) -> String {
     if !per_second.is_finite() || per_second < 0.0 {
         "-".to_owned()
@@ -42,7 +42,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// A share of a whole in at most six columns; a dash where there is no whole.
+/// Formats a share in at most six columns; `-` if the whole is not positive.
 pub fn percent(part: i128, whole: i128) -> String {
     if whole <= 0 {
         return "-".to_owned();
@@ -55,7 +55,7 @@ pub fn percent(part: i128, whole: i128) -> String {
     }
 }
 
-/// A length of time as `00:12:31`, with days before it where there are any.
+/// Formats a duration as `00:12:31`, preceded by days if there are any.
 pub fn clock(length: Duration) -> String {
     let seconds = length.as_secs();
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -67,7 +67,7 @@ pub fn clock(length: Duration) -> String {
     }
 }
 
-/// A length of time as `0.25 s`, `2 min 03 s` or `1 h 02 min`.
+/// Formats a duration as `0.25 s`, `2 min 03 s` or `1 h 02 min`.
 pub fn duration(length: Duration) -> String {
     let seconds = length.as_secs();
     match seconds {
@@ -77,7 +77,7 @@ pub fn duration(length: Duration) -> String {
     }
 }
 
-/// A length of time in few columns: `850 ms`, `40 s`, `2 min`, `1.5 h`.
+/// Formats a duration in few columns: `850 ms`, `40 s`, `2 min`, `1.5 h`.
 pub fn span(length: Duration) -> String {
     let seconds = length.as_secs_f64();
     if seconds < 1.0 {

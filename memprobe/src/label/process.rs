@@ -1,13 +1,13 @@
-//! What a process is called: its numbers and its container.
+//! Name of a process: its PIDs and its container.
 
 use super::text::{CUT, clean, fit};
 use crate::model::snapshot::Target;
 
-/// Columns of the name of a container.
+/// Columns of a container's name.
 const CONTAINER: usize = 32;
 
-/// Such as `PID 20292`, and of a process that is elsewhere `PID 20292 (7 in trainer-0)`: its number
-/// as memprobe sees it, its number in its own PID namespace, its container.
+/// Returns `PID 20292`, or `PID 20292 (7 in trainer-0)` for a process in another PID namespace or container:
+/// its PID in memprobe's namespace, its PID in its own, its container.
 pub fn process(target: &Target) -> Option<String> {
     let tgid = target.tgid?;
     let container = target.container.as_deref().map(clean);

@@ -1,4 +1,4 @@
-//! What tensors are called.
+//! Names of tensors, storages and blocks.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use super::text::{CUT, clean};
 use crate::model::tensors::{Row, RowKind};
 use crate::tensors::{Consistency, Kept, Name, TensorKind};
 
-/// Dimensions that are spelt out.
+/// Dimensions shown before a shape is cut.
 const DIMENSIONS: usize = 12;
 
-/// A shape as Python writes a tuple: `(256, 3)`, `(64,)`, `()`.
+/// Formats a shape like a Python tuple: `(256, 3)`, `(64,)`, `()`.
 pub fn shape(sizes: &[u64]) -> String {
     let mut text = String::from("(");
     for (at, size) in sizes.iter().take(DIMENSIONS).enumerate() {
@@ -32,7 +32,7 @@ pub fn shape(sizes: &[u64]) -> String {
     text
 }
 
-/// The kind of a row, in one short word.
+/// Returns the kind of a row in one short word.
 pub const fn tensor_kind(kind: RowKind) -> &'static str {
     match kind {
         RowKind::Tensor(TensorKind::OptimizerState) => "optimizer",
@@ -42,7 +42,7 @@ pub const fn tensor_kind(kind: RowKind) -> &'static str {
     }
 }
 
-/// What a row is called: by its best name, or by what is known of it.
+/// Returns the best name of a row, or else a description in parentheses.
 pub fn tensor_name(row: &Row) -> String {
     if let Some(name) = row.name() {
         return match name.inferred {
@@ -63,7 +63,7 @@ pub fn tensor_name(row: &Row) -> String {
     }
 }
 
-/// Likewise, with `(->other)` where the row `at` shares the storage of another.
+/// Returns [`tensor_name`], followed by `(->other)` if the row at `at` shares another row's storage.
 pub fn tensor_label(rows: &[Row], at: usize) -> String {
     let Some(row) = rows.get(at) else {
         return String::new();
@@ -75,10 +75,11 @@ pub fn tensor_label(rows: &[Row], at: usize) -> String {
     }
 }
 
-/// Likewise of rows that are shown as one: with `(->12 others)` where they share the storages of so many rows.
+/// Returns the label of rows shown as one, followed by `(->12 others)` if they share several other rows'
+/// storages.
 ///
 /// # Panics
-/// Where there are none, or a row is missing.
+/// If `group` is empty or a row is out of range.
 pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
     let owners: BTreeSet<usize> = group.iter().filter_map(|&at| rows[at].owner).collect();
     match owners.len() {
@@ -91,7 +92,7 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
     }
 }
 
-/// Who keeps memory alive: a variable, or a container with its class.
+/// Returns the root that keeps memory alive: a variable, or a container with its class.
 pub fn keeper(kept: Option<&Kept>) -> String {
     let Some(kept) = kept else {
         return "(no name leads to it)".to_owned();
@@ -102,7 +103,7 @@ pub fn keeper(kept: Option<&Kept>) -> String {
     }
 }
 
-/// Likewise, with the way from there.
+/// Returns [`keeper`] with the reference path and whether it is the only root found.
 pub fn whole_keeper(kept: &Kept) -> String {
     let mut words = keeper(Some(kept));
     if let Some(slot) = kept.slot.as_ref().filter(|slot| **slot != kept.by) {
@@ -118,7 +119,7 @@ pub fn whole_keeper(kept: &Kept) -> String {
     words
 }
 
-/// A name with the rule that inferred it.
+/// Returns a name with the rule that inferred it, if one did.
 pub fn whole_tensor_name(name: &Name) -> String {
     match name.inferred {
         None => clean(&name.text),
@@ -126,7 +127,7 @@ pub fn whole_tensor_name(name: &Name) -> String {
     }
 }
 
-/// How far a snapshot belongs to one moment, and what it cost the process.
+/// Describes whether a snapshot is of a single moment, and how long it paused the process.
 pub fn consistency(consistency: Consistency) -> String {
     match consistency {
         Consistency::Running => {
@@ -145,7 +146,7 @@ pub fn consistency(consistency: Consistency) -> String {
     }
 }
 
-/// `12.3 ms`; whole milliseconds from 100 on.
+/// Formats `12.3 ms`; whole milliseconds from 100 on.
 pub fn milliseconds(length: Duration) -> String {
     let milliseconds = length.as_secs_f64() * 1e3;
     if milliseconds < 99.95 {

@@ -1,20 +1,19 @@
-//! Texts from the target without anything that a terminal would obey, fitted to columns.
+//! Text from the target: stripped of terminal control sequences and fitted to columns.
 
 use unicode_width::UnicodeWidthChar;
 
-/// No cleaned text is longer than this, in characters: what follows could never be seen.
+/// Longest cleaned text, in characters; more would not fit on a screen.
 const LONGEST: usize = 2048;
-/// Marks that may stand on one letter; more is an attack on the lines above and below.
+/// Combining marks kept per character; more would draw over the lines above and below.
 const MARKS_A_LETTER: usize = 2;
 const TAB: &str = "    ";
-/// The mark of a cut by [`clean`], which does not know what its terminal can draw.
+/// Mark for text cut by [`clean`]. ASCII, because [`clean`] does not know the terminal's character set.
 const ENDED: &str = "...";
-/// The mark of a cut where no other is asked for.
+/// Default mark for cut text.
 pub const CUT: &str = "…";
 
-/// The text with everything taken out or spelled out that a terminal would act upon: control
-/// characters, changes of writing direction, invisible characters. Bounded in length; what is cut
-/// is marked.
+/// Removes or escapes all characters that a terminal would interpret: control characters, changes of writing
+/// direction and invisible characters. Cuts and marks text beyond `LONGEST` characters.
 pub fn clean(text: &str) -> String {
     let mut cleaned = String::with_capacity(text.len().min(LONGEST));
     let mut marks = 0;
@@ -42,8 +41,8 @@ pub fn clean(text: &str) -> String {
     cleaned
 }
 
-/// Characters that change how their neighbours are drawn and cannot be seen themselves: soft
-/// hyphen, zero-width and direction marks, separators, selectors, tags.
+/// Returns true for invisible characters that change how their neighbours are drawn: soft hyphen, zero-width
+/// and direction marks, separators, variation selectors, tags.
 fn is_invisible(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180f}'
@@ -52,12 +51,12 @@ fn is_invisible(letter: char) -> bool {
         | '\u{fff0}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Columns that a cleaned text takes.
+/// Returns the columns that a cleaned text occupies.
 pub fn width(text: &str) -> usize {
     text.chars().map(|letter| letter.width().unwrap_or(0)).sum()
 }
 
-/// The beginning of a cleaned text that fits into `columns`, with `mark` where it was cut.
+/// Cuts a cleaned text to `columns`; `mark` replaces the part that was cut off.
 pub fn fit(text: &str, columns: usize, mark: &str) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -76,15 +75,14 @@ pub fn fit(text: &str, columns: usize, mark: &str) -> String {
     fitted + mark
 }
 
-/// The end of a cleaned text that fits into `columns`, with `mark` where it was cut: for paths,
-/// which say most at their end.
+/// Cuts the beginning of a cleaned text to fit `columns`, for paths, whose end says most.
 pub fn fit_end(text: &str, columns: usize, mark: &str) -> String {
     let reversed: String = text.chars().rev().collect();
     fit(&reversed, columns, mark).chars().rev().collect()
 }
 
-/// The beginning and the end of a cleaned text that fits into `columns`, with `mark` between them
-/// where it was cut: for names that say what they are at their beginning and whose at their end.
+/// Cuts the middle of a cleaned text to fit `columns`, and puts `mark` there. Suits module paths and tensor
+/// names, which differ at both ends.
 pub fn fit_middle(text: &str, columns: usize, mark: &str) -> String {
     if width(text) <= columns {
         return text.to_owned();
@@ -95,7 +93,7 @@ pub fn fit_middle(text: &str, columns: usize, mark: &str) -> String {
     begin + &end
 }
 
-/// Breaks a text between words into lines of so many columns.
+/// Wraps a text at spaces to lines of at most `columns`; every line but the first is indented by two spaces.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -1,4 +1,4 @@
-//! The words for why memory is there.
+//! Text for memory attribution: modules, categories and iterations.
 
 use crate::model::snapshot::why::{
     CategoryRule, IterationKind, Place, Portion, Since, Source, Standing,
@@ -6,7 +6,7 @@ use crate::model::snapshot::why::{
 
 use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
 
-/// What a place that is no module is called.
+/// Returns the row name of memory that belongs to no known module.
 pub fn no_module(place: &Place) -> &'static str {
     match place {
         Place::Outside => "(outside of modules)",
@@ -16,7 +16,7 @@ pub fn no_module(place: &Place) -> &'static str {
     }
 }
 
-/// What is called so that was live when it began to be known why memory is there.
+/// Returns the row name of memory that was live when attribution started.
 pub fn before(since: Since) -> &'static str {
     match since {
         Since::Attach => BEFORE_ATTACH,
@@ -24,7 +24,7 @@ pub fn before(since: Since) -> &'static str {
     }
 }
 
-/// What the highest moment is called of those that are known.
+/// Returns the label of the highest peak observed.
 pub fn peak(since: Since) -> &'static str {
     match since {
         Since::Attach => "peak",
@@ -32,7 +32,7 @@ pub fn peak(since: Since) -> &'static str {
     }
 }
 
-/// What a part of a device's memory is called.
+/// Returns the row name of a portion of a device's memory.
 pub fn portion(portion: Portion) -> &'static str {
     match portion {
         Portion::BeforeAttach => BEFORE_ATTACH,
@@ -41,19 +41,19 @@ pub fn portion(portion: Portion) -> &'static str {
     }
 }
 
-/// How sure a category is that follows from a rule.
+/// Returns the confidence of a rule's category: exact, inferred or provisional.
 pub fn sureness(rule: CategoryRule) -> &'static str {
     match (rule, rule.standing()) {
-        // What PyTorch itself made it for.
+        // PyTorch's own function names reveal the purpose.
         (CategoryRule::NoTensor | CategoryRule::NamedUse, _) => "exact",
-        // What its objects say.
+        // Read from PyTorch's objects in memory.
         _ if rule.is_exact() => "exact",
         (_, Standing::Settled) => "inferred",
         (_, Standing::Provisional) => "so far",
     }
 }
 
-/// What a row of the table of iterations is called.
+/// Returns the row name of an iteration.
 pub fn iteration(number: u64, kind: IterationKind) -> String {
     match kind {
         IterationKind::Before => "before".to_owned(),
@@ -64,7 +64,7 @@ pub fn iteration(number: u64, kind: IterationKind) -> String {
     }
 }
 
-/// What iterations are told apart by.
+/// Returns the events that delimit iterations.
 pub fn iterations_by(source: Source) -> &'static str {
     match source {
         Source::Nothing => "nothing marks iterations",

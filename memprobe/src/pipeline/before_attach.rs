@@ -1,4 +1,4 @@
-//! What was live before the first event, read while the process runs and put first.
+//! Baseline: the blocks live before the first event, read from the running process and put first.
 
 use crate::event::{AtAttach, DeviceIndex, Event, Tgid, TimeNs};
 use crate::inspect::active::{AllocatorVariable, NoAllocator};
@@ -8,11 +8,10 @@ use crate::label::clean;
 use crate::target::maps::Maps;
 use crate::target::memory::ProcessMemory;
 
-/// How often the tables are read before what does not add up is given up: a process may change
-/// them while they are read.
+/// Attempts to read consistent tables: a running process may change them meanwhile.
 const ATTEMPTS: u32 = 40;
 
-/// What whoever looks at the process should know, where `event` says that its blocks are one row.
+/// Sentence for people if `event` says that the baseline's blocks are one row.
 pub(super) fn notice(event: &Event) -> Option<String> {
     let Event::AtAttach(AtAttach {
         unread: Some(why),
@@ -41,9 +40,8 @@ pub(super) struct BeforeAttach {
     tables: Result<AllocatorTables, Why>,
     /// When the tables had been read.
     read: TimeNs,
-    /// How often they were; 0 while the probes are not in place.
+    /// Attempts so far; 0 until the probes are in place.
     attempts: u32,
-    /// Whether there was any event.
     has_events: bool,
     /// The events that were taken last may be older than the tables.
     is_ahead: bool,
@@ -66,7 +64,7 @@ impl BeforeAttach {
         }
     }
 
-    /// The probes are in place: reads for the first time. `version` is that of PyTorch.
+    /// Reads for the first time, once the probes are in place. `version` is PyTorch's.
     pub(super) fn begin(&mut self, version: Option<String>) {
         if self.attempts == 0 {
             self.version = version;
@@ -75,7 +73,7 @@ impl BeforeAttach {
         }
     }
 
-    /// Whether the probes are in place and what came before them is not settled yet.
+    /// True if the probes are in place and the baseline is not settled yet.
     pub(super) fn is_reading(&self) -> bool {
         self.attempts > 0 && !self.reconciler.is_settled()
     }
@@ -86,7 +84,7 @@ impl BeforeAttach {
         self.read = super::now();
     }
 
-    /// Where PyTorch's library is not loaded yet, nothing was allocated.
+    /// Reads the allocator's tables; empty if PyTorch's library is not loaded yet.
     fn read_tables(&mut self) -> Result<AllocatorTables, Why> {
         let variable = match self.variable {
             Some(variable) => variable,

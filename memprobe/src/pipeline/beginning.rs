@@ -1,26 +1,26 @@
-//! Whether the first events of a process are the first that it ever had.
+//! Startup check: tests that the first event of a process is the first that its allocator ever had.
 //!
-//! Of a process that is watched from its birth on the allocator must know nothing before its first
-//! event. If it does, memprobe came too late, which is said; or the process is the child of a `fork`,
-//! whose allocator still has the books of its parent. CUDA does not survive a fork ("Asynchronous
-//! errors, fork" in the CUDA Programming Guide; torch/cuda/__init__.py, `_lazy_init`): what those
-//! books hold is its parent's, and the child holds nothing.
+//! The allocator of a process watched from its start must be empty before its first event. If it is
+//! not, the probes attached too late, and memprobe says so; or the process is the child of a `fork`,
+//! whose allocator has a copy of its parent's tables. CUDA does not survive a fork ("Asynchronous
+//! errors, fork" in the CUDA Programming Guide; torch/cuda/__init__.py, `_lazy_init`): the memory in
+//! those tables is the parent's, and the child holds nothing.
 
 use crate::bytes::human;
 use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, Totals};
 
-/// How much of a process's life was watched.
+/// Part of a process's life that was watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Birth {
-    /// It was there before memprobe.
+    /// Running before memprobe.
     Unseen,
-    /// It was watched from its first instruction on.
+    /// Watched from its first instruction.
     Seen,
-    /// As [`Self::Seen`], and its allocator was there, and probed, before its parent forked.
+    /// [`Self::Seen`], and its parent's allocator was probed before the fork.
     Forked,
 }
 
-/// What is known of the beginning of a process.
+/// Result of the check.
 #[derive(Clone, Debug)]
 pub(super) struct Beginning {
     birth: Birth,
@@ -29,7 +29,7 @@ pub(super) struct Beginning {
     untold: bool,
 }
 
-/// What the first event said.
+/// Evidence of the first event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     /// There was none so far.
@@ -63,12 +63,12 @@ impl Beginning {
         }
     }
 
-    /// Whether its first event was seen and nothing came before that.
+    /// True if its first event was seen and nothing came before it.
     pub(super) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Whether an event is about memory that the process holds.
+    /// True if an event is about memory of the process itself.
     pub(super) fn admits(&mut self, event: &MemoryEvent) -> bool {
         // The totals of the CPU are memprobe's own, and a child has its parent's memory there.
         if event.device == Some(DeviceIndex::CPU) {
@@ -102,7 +102,7 @@ impl Beginning {
         }
     }
 
-    /// What is to be said of it, once.
+    /// Sentence for people, once.
     pub(super) fn tell(&mut self) -> Option<String> {
         if !std::mem::take(&mut self.untold) {
             return None;

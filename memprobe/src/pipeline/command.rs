@@ -45,7 +45,7 @@ impl Started {
         self.exit_status().map(ExitCode::from)
     }
 
-    /// As [`Self::exit_code`], as a number.
+    /// [`Self::exit_code`] as a number.
     pub(super) fn exit_status(&mut self) -> Result<u8> {
         let status = self
             .child

@@ -37,7 +37,6 @@ const NAME: usize = 60;
 /// Processes whose books are kept at once; the later ones of a command are counted.
 const MOST_PROCESSES: usize = 256;
 
-/// What to estimate by.
 pub enum Subject {
     /// A recording with the CPU's memory.
     Recording(PathBuf),
@@ -47,15 +46,14 @@ pub enum Subject {
 
 /// One run of `memprobe estimate`.
 pub struct Estimation {
-    /// What to estimate by.
     pub subject: Subject,
     /// Lines whose tensors stay with the host.
     pub on_host: Vec<OnHost>,
-    /// Whether the objects of a command's processes are read, for the parameters of each module.
+    /// Reading of the processes' objects, for the parameters of each module.
     pub naming: Naming,
-    /// How the estimate is written.
+    /// Output options.
     pub options: EstimateOptions,
-    /// Where to; `None` for standard output.
+    /// Output file; `None` for standard output.
     pub output: Option<PathBuf>,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
@@ -191,7 +189,7 @@ impl Estimation {
     }
 }
 
-/// What to do about a script that wants a GPU.
+/// Advice for a script that requires a GPU.
 const ON_THE_CPU: &str = "A script must run on the CPU for this: if it calls .cuda() or .to(\"cuda\"), make the device a \
                           parameter of it, such as torch.device(\"cuda\" if torch.cuda.is_available() else \"cpu\")";
 
@@ -204,11 +202,11 @@ fn create(path: &Path) -> Result<File> {
 struct Running {
     target: Target,
     estimator: Estimator,
-    /// How it went to read its objects last; `None` where that was not done.
+    /// Outcome of the last reading of its objects; `None` if there was none.
     read: Option<String>,
 }
 
-/// Those of one that has ended.
+/// Estimate of a process that has ended.
 struct Whole {
     target: Target,
     estimate: Estimate,
@@ -224,7 +222,7 @@ struct Run<'a> {
     ended: Option<Whole>,
     others: Vec<(u64, String)>,
     uncounted: u64,
-    /// Why the command itself cannot be probed.
+    /// Reason not to probe the command itself.
     refusal: Option<AttachError>,
     names: NameReader,
 }
@@ -376,7 +374,7 @@ impl<'a> Run<'a> {
         self.pass_over(&less.target, &less.estimate);
     }
 
-    /// Keeps what is to be said of a process that is not the one that is shown.
+    /// Adds a note on a process other than the one shown.
     fn pass_over(&mut self, target: &Target, estimate: &Estimate) {
         if self.others.len() >= MOST_PROCESSES {
             self.uncounted += 1;
@@ -391,7 +389,7 @@ impl<'a> Run<'a> {
         ));
     }
 
-    /// Why the parameters of each module are not known; `None` where they are, or nobody asked.
+    /// Reason why the parameters of each module are unknown; `None` if they are known, or not asked for.
     fn why_unnamed(&self, whole: &Whole) -> Option<String> {
         let is_named = whole
             .estimate

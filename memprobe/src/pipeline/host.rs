@@ -28,7 +28,7 @@ use crate::target::status::Status;
 use crate::target::{census, facts, rank, user};
 use crate::tui::{Command, News};
 
-/// Whose memory is looked at.
+/// Processes to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Every process that uses CUDA.
@@ -44,25 +44,25 @@ pub(super) struct Watching {
     pub(super) host: Host,
     scope: Scope,
     told: Told,
-    /// Those that somebody looks at.
+    /// Processes opened by the user.
     opened: Shelf,
     /// Processes that the session tells of and that have no row.
     others: HashMap<Tgid, Other>,
     /// Names of users by number: a directory service may be slow.
     users: HashMap<u32, String>,
-    /// Whether there is something new since that was last asked.
+    /// True if something changed since [`Self::take_news`].
     news: bool,
-    /// How often was looked.
+    /// Number of scans.
     looks: u64,
 }
 
 /// A process that has no row, since it is not known to use CUDA.
 struct Other {
     target: Target,
-    /// Whose it is, and the watched process that it is a copy of, if it has not run a program of its own. Read when
-    /// it was met: it may be gone by its first event.
+    /// Its user, and the watched process of which it is a fork, if any. Read when it was found, since it
+    /// may be gone by its first event.
     facts: ProcessFacts,
-    /// What it was told of.
+    /// Its wait, probes and refusal.
     waiting: Option<String>,
     attached: Option<Attached>,
     refused: Option<String>,
@@ -135,7 +135,7 @@ impl Watching {
 
     /// Brings the ledgers up to date with all that is there.
     pub(super) fn drain(&mut self) -> Result<()> {
-        // The session is told apart from what its events change.
+        // Borrowed apart: the session is not among the fields that its events change.
         let mut events = Vec::new();
         loop {
             let taken = self.session.drain(|event| {
@@ -154,13 +154,12 @@ impl Watching {
         Ok(())
     }
 
-    /// Whether there is something new since this was last asked.
+    /// True if something changed since the last call.
     pub(super) fn take_news(&mut self) -> bool {
         std::mem::replace(&mut self.news, false)
     }
 
-    /// Whether everything was looked at once, and every process with a row is probed or is known
-    /// to be none that can be.
+    /// True if a scan has finished and every process with a row is probed or refused.
     pub(super) fn is_settled(&mut self) -> bool {
         let snapshot = self.host.snapshot(super::now());
         let states = snapshot.processes.iter().map(|row| &row.state);
@@ -189,7 +188,7 @@ impl Watching {
         Ok(())
     }
 
-    /// Watches what was found: those that use CUDA, and one for each loader that tells of others.
+    /// Watches processes that use CUDA, and one process for each dynamic loader, which reports others.
     fn found(&mut self, found: Found) -> Result<()> {
         for tgid in found.users {
             self.watch(tgid)?;
@@ -212,9 +211,9 @@ impl Watching {
         }
     }
 
-    /// Gives a process a row, unless it has one or its end was told.
+    /// Gives a process a row, unless it has one or has ended.
     fn show(&mut self, tgid: Tgid) {
-        // The session may know of the end of one whose beginning is told only now.
+        // The session may already know the end of a process whose start is only now processed.
         let is_told = self.others.contains_key(&tgid) || self.session.is_watched(tgid);
         if self.host.is_live(tgid) || !is_told {
             return;
@@ -329,7 +328,7 @@ impl Watching {
         }
     }
 
-    /// Shows the process that is looked at as it is now, and gives what its screens see; `None` where there is none.
+    /// Updates the opened process and returns its views; `None` if no process is open.
     pub(super) fn show_opened(&mut self, now: TimeNs) -> Option<(Tgid, News)> {
         let host = &self.host;
         self.opened.keep(|tgid| host.ledgers(tgid).is_some());
@@ -398,7 +397,7 @@ impl Watching {
     }
 
     fn waiting(&mut self, tgid: Tgid, what: &str) {
-        // The word before it is that of the screen.
+        // The screen writes "waiting for" itself.
         let what = what.strip_prefix("waiting for ").unwrap_or(what);
         match self.others.get_mut(&tgid) {
             Some(other) => other.waiting = Some(what.to_owned()),
@@ -429,7 +428,7 @@ impl Watching {
     }
 }
 
-/// Why a process cannot be probed, for a row that names the process already.
+/// Reason not to probe a process, for a row that names the process already.
 fn reason(error: &AttachError, tgid: Tgid) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
@@ -437,32 +436,49 @@ fn reason(error: &AttachError, tgid: Tgid) -> String {
     first.strip_prefix(&named).unwrap_or(first).to_owned()
 }
 
-/// What views see of what the driver said.
+/// Reason why processes are unknown in a PID namespace other than the first.
+const OTHER_PIDS: &str =
+    "memprobe runs in a PID namespace of its own, and the driver has other process ids";
+
+/// Tells whether memprobe sees processes under the numbers that the driver gives.
+pub(super) fn has_pids_of_the_driver() -> bool {
+    Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID)
+}
+
+/// Converts a sample of the driver for the views.
 fn driver(sample: Sample) -> (DriverSnapshot, BTreeMap<Tgid, Vec<DriverUse>>) {
+    // memprobe does not start in a PID namespace of its own. If it ever does, the driver's process ids
+    // may be those of other processes: older drivers give the host's, newer ones translate them
+    // (`os_find_ns_pid`, open-gpu-kernel-modules 595.45.04), and 560.35.03 gave 0 bytes with translated
+    // ones (HAMi-core issue 112).
+    let same = has_pids_of_the_driver();
     let device = |device: crate::driver::DeviceMemory| DriverDevice {
         index: device.index,
         name: device.name,
-        memory: device
-            .used_of
-            .map(|(used, total)| DriverMemory { used, total }),
+        memory: device.memory.map(|memory| DriverMemory {
+            used: memory.used,
+            total: memory.total,
+        }),
+        mig_devices: device.mig_devices,
+        processes: match same {
+            true => device.processes,
+            false => Err(OTHER_PIDS.to_owned()),
+        },
     };
     let devices = sample.devices.into_iter().map(device).collect();
-    // The driver numbers processes as the kernel does. Where memprobe sees other numbers, they
-    // would name other processes.
-    let same = Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID);
     let held = sample.held.into_iter().filter(|_| same);
     let used = |(device, bytes)| DriverUse { device, bytes };
     let held = held.map(|(tgid, on)| (tgid, on.into_iter().map(used).collect()));
     (DriverSnapshot::Devices(devices), held.collect())
 }
 
-/// How long `top` looks at most until it prints what it has seen.
+/// Time limit of `top --once`.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::DeviceMemory;
+    use crate::driver::{DeviceMemory, Usage};
     use crate::event::Bytes;
 
     #[test]
@@ -479,7 +495,12 @@ mod tests {
             devices: vec![DeviceMemory {
                 index: 3,
                 name: "Simulated GPU".to_owned(),
-                used_of: Some((Bytes(5), Bytes(9))),
+                memory: Ok(Usage {
+                    used: Bytes(5),
+                    total: Bytes(9),
+                }),
+                mig_devices: None,
+                processes: Ok(()),
             }],
             held: BTreeMap::from([(Tgid(7), vec![(3, Some(Bytes(5)))])]),
         };
@@ -487,9 +508,10 @@ mod tests {
         let DriverSnapshot::Devices(devices) = devices else {
             unreachable!("it answered")
         };
-        let memory = devices[0].memory.unwrap();
+        let memory = devices[0].memory.clone().unwrap();
         assert_eq!((memory.used, memory.total), (Bytes(5), Bytes(9)));
-        let same = Namespace::of_memprobe(Kind::Pid) == Some(Namespace::FIRST_PID);
+        let same = has_pids_of_the_driver();
         assert_eq!(held.contains_key(&Tgid(7)), same);
+        assert_eq!(devices[0].processes.is_ok(), same);
     }
 }

@@ -23,18 +23,15 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::tui::{self, Command};
 
-/// How often the screen gets something new to show.
+/// Interval of screen updates.
 const REFRESH: Duration = Duration::from_millis(200);
 
 /// One run of `memprobe attach`.
 pub struct Live {
     /// The process to watch.
     pub tgid: Tgid,
-    /// How much of each block is told.
     pub detail: Detail,
-    /// Whose memory is watched.
     pub allocators: Allocators,
-    /// Whether backward passes are led back to the forward pass.
     pub graph: Graph,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
@@ -137,14 +134,14 @@ impl Live {
     }
 }
 
-/// How far a process has come before the eyes of the user.
+/// Progress of the process on the screen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     /// Nothing was seen of it.
     Nothing,
     /// Its probes were in place.
     Probes,
-    /// It has ended after that.
+    /// Ended after its probes were in place.
     End,
 }
 

@@ -5,28 +5,31 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use tokio::sync::mpsc as channel;
 
+use super::host::has_pids_of_the_driver;
 use super::priority;
-use crate::driver::{Driver, Sample};
+use crate::driver::{Driver, Pids, Sample};
 use crate::target::census::{Census, Found};
 
-/// How often is looked.
+/// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// How many looks pass before a driver that could not be asked is asked again.
+/// Scans between attempts to open a driver that could not be opened.
 const DRIVER_AGAIN: u32 = 30;
 
-/// What a look has seen.
+/// Result of a scan.
 #[derive(Debug)]
 pub(super) struct Seen {
     /// Processes that were not known to use CUDA before.
     pub(super) found: Found,
-    /// What the driver says, or why it cannot be asked.
+    /// Sample of the driver, or the reason why there is none.
     pub(super) driver: Result<Sample, String>,
 }
 
-/// What is looked for in `/proc`.
+/// Search in `/proc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
     /// Every process that uses CUDA.
@@ -72,7 +75,7 @@ impl Lookout {
         Ok((lookout, first))
     }
 
-    /// Waits for the next look. What is told while nobody waits is kept.
+    /// Waits for the next scan. Results queue up meanwhile.
     pub(super) async fn next(&mut self) -> Seen {
         match self.seen.recv().await {
             Some(seen) => seen,
@@ -87,6 +90,20 @@ struct Looking {
     census: Census,
     driver: Result<Driver, String>,
     driver_again: u32,
+    pids: HostPids,
+}
+
+/// Process ids of the host, if memprobe sees them.
+struct HostPids {
+    are_visible: bool,
+}
+
+impl Pids for HostPids {
+    fn exists(&self, pid: u32) -> Option<bool> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let exists = pid.is_some_and(|pid| test_kill_process(pid) != Err(Errno::SRCH));
+        self.are_visible.then_some(exists)
+    }
 }
 
 impl Looking {
@@ -96,6 +113,9 @@ impl Looking {
             census,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
+            pids: HostPids {
+                are_visible: has_pids_of_the_driver(),
+            },
         }
     }
 
@@ -108,7 +128,7 @@ impl Looking {
             }
         }
         let driver = match &self.driver {
-            Ok(driver) => driver.sample(),
+            Ok(driver) => driver.sample(&self.pids),
             Err(why) => Err(why.clone()),
         };
         let found = match self.search {
@@ -117,5 +137,23 @@ impl Looking {
             Search::Nobody => Found::default(),
         };
         Seen { found, driver }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_exists_until_it_has_ended() {
+        let pids = HostPids { are_visible: true };
+        assert_eq!(pids.exists(std::process::id()), Some(true));
+        // The first process is another user's, mostly.
+        assert_eq!(pids.exists(1), Some(true));
+        for nobody in [0, u32::MAX, i32::MAX as u32] {
+            assert_eq!(pids.exists(nobody), Some(false));
+        }
+        let others = HostPids { are_visible: false };
+        assert_eq!(others.exists(std::process::id()), None);
     }
 }

@@ -1,9 +1,9 @@
-//! Reads what the objects of recorded processes hold, so that their blocks have names, and puts that into its place
-//! among their events.
+//! Heap snapshots of recorded processes: reads their objects for block names, and puts the names into the event
+//! stream at the moment of reading.
 //!
-//! Reading takes a good part of a second, for a fraction of which the process stands still. Its events are held
-//! back meanwhile: those up to that moment go before the names, the others behind them. A process may end while what
-//! was read of it is still being looked at; then its end is held back too.
+//! A snapshot takes several hundred milliseconds and pauses the process for a fraction of that. Its events are held
+//! back meanwhile: earlier ones go before the names, later ones behind. If the process ends before the snapshot has
+//! been analysed, its end is held back too.
 
 use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
@@ -17,88 +17,86 @@ use crate::model::tensors::named;
 use crate::probe::catalog::Allocators;
 use crate::tensors::Consistency;
 
-/// Which step of an optimizer a process is read at first: by then its state has been made, and gradients are there.
+/// Optimizer step of the first snapshot: by then optimizer state and gradients exist.
 const STEP: u64 = 2;
 
-/// It is read again when it has made so many times as many: what grows is seen to be kept, and of a long run little is paused.
+/// Factor between the steps of two snapshots: growing memory is found, and long runs are paused little.
 const AGAIN: u64 = 8;
 
 /// The most events of a process that are held back; then its names are given up.
 const MOST: usize = 1 << 20;
 
-/// What to do about a process that was too quick.
+/// Advice for a process that ended too soon.
 const LIVE_LONGER: &str =
     "Have it make more steps, or end with time.sleep(2) where its model is still there";
 
-/// Whether processes are read.
+/// Schedule of heap snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
-    /// They are not.
+    /// No snapshots.
     Off,
     /// When a module is called first, at the second step of an optimizer, the 16th, the 128th and so on, and when the
     /// recording ends before they do.
     NowAndThen,
 }
 
-/// How far a process has come.
+/// Progress of a process.
 struct Course {
     /// Steps of optimizers that it has made.
     steps: u64,
     /// The next at which it is read, or the first after it at which it is not being read.
     next: u64,
-    /// Whether it has called a module and was not read since.
+    /// True if it has called a module since its last snapshot.
     has_called: bool,
-    /// Whether some of its blocks have names.
     has_names: bool,
 }
 
 /// A process that is being read.
 #[derive(Default)]
 struct Held {
-    /// What is told of it meanwhile.
+    /// Events held back.
     events: Vec<HostEvent>,
-    /// Whether it has ended, or runs another program.
+    /// True if it has ended, or runs another program.
     is_over: bool,
-    /// What came of it, where events from before the moment may still be missing.
+    /// Snapshot, while events from before its moment may still arrive.
     read: Option<Read>,
 }
 
-/// What becomes of an event.
+/// Treatment of an event.
 pub(super) enum Passed {
-    /// It goes on.
+    /// Passed on.
     On(HostEvent),
-    /// It waits.
+    /// Held back.
     Held,
     /// These go on, which waited.
     All(Vec<HostEvent>),
 }
 
-/// What was read, and how.
+/// Names, and the consistency of the snapshot.
 type Read = Result<(Names, Consistency)>;
 
-/// What came of reading a process.
+/// Snapshot of a process.
 pub(super) type Reading = (Tgid, Read);
 
-/// What goes on once a process was read.
+/// Events released after a snapshot.
 pub(super) struct Placed {
-    /// Of which process.
     pub(super) tgid: Tgid,
-    /// What was held back, and the names in their place.
+    /// Events held back, with the names at their moment.
     pub(super) events: Vec<HostEvent>,
-    /// How it went, in words.
+    /// Outcome for people.
     pub(super) said: String,
 }
 
 /// Reads the processes of a recording.
 pub(super) struct NameReader {
     naming: Naming,
-    /// How they are read.
+    /// Manner of reading.
     manner: Manner,
     extent: Extent,
     courses: HashMap<Tgid, Course>,
-    /// Those that are being read.
+    /// Processes being read.
     held: HashMap<Tgid, Held>,
-    /// Those whose reading goes on though its events are not held any more.
+    /// Processes still being read whose events are no longer held back.
     given_up: HashSet<Tgid>,
     send: mpsc::UnboundedSender<Reading>,
     read: mpsc::UnboundedReceiver<Reading>,
@@ -112,12 +110,11 @@ impl Course {
         has_names: false,
     };
 
-    /// Whether it is to be read.
     fn is_due(&self) -> bool {
         self.has_called || self.steps >= self.next
     }
 
-    /// It is being read.
+    /// Marks the start of a snapshot.
     fn is_read(&mut self) {
         self.has_called = false;
         if self.steps >= self.next {
@@ -185,7 +182,7 @@ impl NameReader {
         Passed::All(held.events)
     }
 
-    /// A process has come to where it may be worth reading.
+    /// Handles a process's arrival at a point worth a snapshot.
     fn come(&mut self, tgid: Tgid, come: Come) {
         if self.naming == Naming::Off {
             return;
@@ -235,7 +232,7 @@ impl NameReader {
         self.naming = Naming::Off;
     }
 
-    /// Whether a process is being read.
+    /// True if any process is being read.
     pub(super) fn is_reading(&self) -> bool {
         !self.held.is_empty()
     }
@@ -312,7 +309,7 @@ impl NameReader {
 }
 
 impl Held {
-    /// Whether it was read, and all events up to the moment are there.
+    /// True if the snapshot and all events before it have arrived.
     fn is_whole(&self, is_settled: impl Fn() -> bool) -> bool {
         match &self.read {
             None => false,
@@ -339,7 +336,7 @@ fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: Names) {
     events.insert(place, event);
 }
 
-/// How it was read. What is in vain is waited for, and nobody has to do anything.
+/// Consistency of a snapshot, for people.
 fn in_words(how: Consistency) -> String {
     let in_vain = match how {
         Consistency::Paused { retries: 1.., .. } => {

@@ -14,11 +14,11 @@ use crate::model::tensors::Ledgers;
 use crate::model::{Applied, Model};
 use crate::tui::{Command, Explain, News};
 
-/// Of a family or a host, the processes that were opened last go on being followed, so many. Of others nothing is kept but
-/// their lines.
+/// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
+/// kept.
 const MOST: usize = 4;
 
-/// What feeds the screens of one process.
+/// Sources of the screens of one process.
 pub(super) struct Opened {
     tgid: Tgid,
     grouping: Grouping,
@@ -29,7 +29,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Of this process, as far as the ledgers know it by now.
+    /// Starts with the state of the process's ledgers.
     pub(super) fn new(tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> Self {
         let first = known.lines.snapshot(now, Grouping::default());
         let (snapshots, shown) = watch::channel(Arc::new(first));
@@ -50,7 +50,7 @@ impl Opened {
         }
     }
 
-    /// What its screens see.
+    /// Views for its screens.
     pub(super) fn news(&self) -> News {
         self.news.clone()
     }
@@ -97,7 +97,7 @@ impl Opened {
         self.tensors.taken().await;
     }
 
-    /// What was read of its tensors: to be shown, and an event for the model. Call it when the events up to now have been taken.
+    /// Publishes a finished heap snapshot, and returns its event for the model. To be called after all events up to now.
     pub(super) fn names(&mut self, model: &Model) -> Option<Event> {
         self.tensors.show(model)
     }
@@ -149,7 +149,6 @@ impl Shelf {
         &mut self.all[0]
     }
 
-    /// That of a process, if it is followed.
     pub(super) fn of(&mut self, tgid: Tgid) -> Option<&mut Opened> {
         self.all.iter_mut().find(|opened| opened.tgid == tgid)
     }
@@ -161,7 +160,6 @@ impl Shelf {
             .retain(|opened| Some(opened.tgid) == shown || is_there(opened.tgid));
     }
 
-    /// Those that are followed.
     pub(super) fn each(&mut self) -> impl Iterator<Item = (Tgid, &mut Opened)> {
         self.all.iter_mut().map(|opened| (opened.tgid, opened))
     }

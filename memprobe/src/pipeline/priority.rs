@@ -1,7 +1,7 @@
-//! How soon memprobe's threads run where all processors are busy.
+//! Scheduling priority of memprobe's threads.
 //!
-//! A reader that waits for its turn among ranks that never rest loses what they tell meanwhile, however little time it
-//! needs: of eight ranks on two processors half of the events were lost while the reader had used 6 % of one.
+//! On busy processors a reader at ordinary priority waits for its turn and loses events, however little time it needs:
+//! with eight ranks on two processors half of the events were lost while the reader used 6 % of one.
 
 use rustix::process::{getpriority_process, setpriority_process};
 
@@ -10,8 +10,8 @@ use rustix::process::{getpriority_process, setpriority_process};
 const FIRST: i32 = -10;
 const ORDINARY: i32 = 0;
 
-/// Has the calling thread run before those of ordinary priority. It takes no more time for that, only sooner. Where
-/// somebody gave memprobe another priority it keeps that, and where the kernel refuses, what is lost is counted.
+/// Raises the calling thread above ordinary priority. It uses no more time, only sooner. A priority given to memprobe
+/// by the user is kept; if the kernel refuses, losses are counted.
 pub(super) fn come_first() {
     change(ORDINARY, FIRST);
 }

@@ -18,47 +18,47 @@ use crate::target::facts;
 use crate::target::memory::ProcessMemory;
 use crate::target::status::Status;
 
-/// How often a process is looked at that is not ready to be probed and was running before.
+/// Polling interval for a process that is not ready to be probed and was running before.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// How often a process is looked at that has only just started: its first allocation must be seen.
-/// Between the mapping of PyTorch's libraries and that lies the rest of `import torch`.
+/// Polling interval for a process that has just started: its first allocation must be seen. The rest of
+/// `import torch` lies between the mapping of PyTorch's libraries and that allocation.
 const LOOK_SOON: Duration = Duration::from_millis(2);
 
-/// How often where the process's loader tells of libraries: only the start of Python or of a library
-/// is waited for, which is over before the first allocation.
+/// Polling interval if the dynamic loader reports libraries: only the start of Python or of a library is
+/// awaited, which ends before the first allocation.
 const LOOK_TOLD: Duration = Duration::from_millis(20);
 
-/// How often at least.
+/// Longest polling interval.
 const LOOK_SELDOM: Duration = Duration::from_secs(2);
 
-/// How long after the last record a segment waits for its thread to tell the device. On a busy machine
-/// the thread may be kept from running just then.
+/// Time that a segment waits, after the last record, for its thread to name the device. On a busy machine
+/// the thread may not run at once.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Nanoseconds that it takes to make a tensor at most: CUDA may have to find memory for it first.
 const GRACE: u64 = 1_000_000_000;
 
-/// What share of the time may be spent with looking at one process.
+/// Inverse of the share of time spent on polling one process.
 const LOOKING_SHARE: u32 = 5;
 
-/// How a process came to be watched.
+/// Origin of a watched process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// It was running.
+    /// Already running.
     Running,
-    /// It was started just now: by memprobe, by a watched process, or as another program.
+    /// Just started: by memprobe, by a watched process, or as another program.
     Started,
 }
 
-/// How far a process has come.
+/// State of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It is not ready to be probed.
+    /// Not ready to be probed.
     Looking,
-    /// It is probed.
+    /// Probed.
     Attached,
-    /// It cannot be probed.
+    /// Impossible to probe.
     Refused,
 }
 
@@ -74,21 +74,21 @@ pub(super) struct Process {
     pub(super) attaching: Attaching,
     pub(super) symbolizer: Symbolizer<ProcessMemory>,
     pub(super) beginning: Beginning,
-    /// What it held before its first event; the child of a probed process holds nothing.
+    /// Baseline before its first event; a child of a probed process has none.
     before: Option<BeforeAttach>,
     /// The last that was said to be waited for.
     pub(super) waiting_for: String,
-    /// How many probes were told of.
+    /// Number of probes announced.
     pub(super) told_probes: usize,
-    /// What was lost before it came.
+    /// Losses before it appeared.
     pub(super) lost_before: Losses,
-    /// What was lost of it that its events tell of.
+    /// Losses announced in its events.
     lost: Losses,
     /// Its blocks that came without the copy of a stack that was wanted.
     pub(super) without_use: u64,
-    /// Whether its symbolizer has something to do.
+    /// True if its symbolizer has work.
     pub(super) is_busy: bool,
-    /// Whether a call of a module was seen.
+    /// True if a call of a module was seen.
     has_called: bool,
     /// When the last record of it was read.
     pub(super) heard: Instant,
@@ -182,7 +182,7 @@ impl Process {
         }
     }
 
-    /// It runs another program from now on.
+    /// Starts anew: the process runs another program.
     pub(super) fn execute(&mut self, now: Instant) {
         self.origin = Origin::Started;
         self.phase = Phase::Looking;
@@ -198,7 +198,6 @@ impl Process {
         self.next_look = Some(now);
     }
 
-    /// What is known of it.
     pub(super) fn target(&self) -> Target {
         let python = self.attaching.python();
         Target {
@@ -215,7 +214,7 @@ impl Process {
         }
     }
 
-    /// How long it has run this program, as far as is known.
+    /// Time since it was first seen running this program.
     pub(super) fn age(&self, now: Instant) -> Duration {
         now.duration_since(self.since)
     }
@@ -234,7 +233,7 @@ impl Process {
         self.next_look = Some(self.next_look.map_or(due, |next| next.min(due)));
     }
 
-    /// It was looked at from `start` to `end`; decides when it is looked at again.
+    /// Schedules the next look after one from `start` to `end`.
     pub(super) fn was_looked_at(&mut self, start: Instant, end: Instant, again: bool) {
         self.looked = end;
         self.look_took = end.duration_since(start);
@@ -277,7 +276,7 @@ impl Process {
         }
     }
 
-    /// Says from when on every tensor is told of, where that is so.
+    /// Notes the time from which every tensor is reported, if the probes for it are in place.
     fn watch_tensors(&mut self) {
         if !self.attaching.has_tensors() {
             return;
@@ -289,14 +288,13 @@ impl Process {
         });
     }
 
-    /// It cannot be probed; what is heard of it is passed on.
+    /// Gives up probing; its records are still passed on.
     pub(super) fn refused(&mut self) {
         self.phase = Phase::Refused;
         self.finish("its allocator is not known");
     }
 
-    /// Makes events of the records that were brought to it; `all` says that no record is left that
-    /// was there by now.
+    /// Turns its records into events. `all` is true if every record written by now was read.
     pub(super) fn settle(&mut self, now: Instant, all: bool) {
         if self.symbolizer.is_unsettled() {
             self.heard = now;
@@ -331,7 +329,7 @@ impl Process {
         told.err().map(without_modules)
     }
 
-    /// Whether the first call of a module was seen since this was asked last.
+    /// True once, after the first call of a module.
     pub(super) fn calls_first(&mut self) -> bool {
         let had_called = self.has_called;
         self.has_called = self.symbolizer.module_call().is_some();
@@ -348,7 +346,7 @@ impl Process {
         told.err().map(without_modules)
     }
 
-    /// Whether there may be something to settle without another record.
+    /// True if events may become ready without another record.
     pub(super) fn is_unsettled(&self) -> bool {
         self.symbolizer.is_unsettled()
             || self.symbolizer.is_waiting()
@@ -403,6 +401,9 @@ impl Process {
         if lost.stacks != self.lost.stacks {
             self.symbolizer.forget_waiting();
         }
+        if lost.events != self.lost.events {
+            self.symbolizer.forget_devices();
+        }
         self.lost = lost;
         self.symbolizer.push_event(Event::Loss(lost));
         true
@@ -429,12 +430,12 @@ impl Process {
     }
 }
 
-/// What a user should know where the kernel refuses to be told of modules.
+/// Sentence for people if the kernel refuses the configuration for modules.
 fn without_modules(error: AttachError) -> String {
     format!("the modules that are called may be unknown or out of date: {error}")
 }
 
-/// What a process can have done with CUDA before memprobe looked.
+/// Use of CUDA before memprobe looked.
 fn past(origin: Origin) -> Past {
     match origin {
         Origin::Running => Past::Unknown,
@@ -442,7 +443,7 @@ fn past(origin: Origin) -> Past {
     }
 }
 
-/// Who a process is, whatever runs in it.
+/// Identity of a process: number, command line, user.
 pub(super) fn identified(tgid: Tgid) -> Target {
     Target {
         tgid: Some(tgid),

@@ -8,10 +8,10 @@ use crate::bytes;
 use crate::event::{Bytes, Losses};
 use crate::label::{clock, count, counted};
 
-/// How often the line is rewritten on a terminal.
+/// Interval of the progress line on a terminal.
 const ON_TERMINAL: Duration = Duration::from_millis(500);
 
-/// How often it is written elsewhere, where each is a line of its own.
+/// Interval of the progress line elsewhere, where each is a new line.
 const ELSEWHERE: Duration = Duration::from_secs(10);
 
 /// Progress on standard error.
@@ -23,7 +23,7 @@ pub(super) struct Progress {
     said: HashSet<String>,
 }
 
-/// What there is to tell.
+/// Figures of the progress line.
 #[derive(Clone, Copy)]
 pub(super) struct Told {
     pub(super) events: u64,
@@ -50,7 +50,7 @@ impl Progress {
         }
     }
 
-    /// As [`Self::say`], unless it was said before: of many processes it is said of one.
+    /// [`Self::say`], but once for all processes.
     pub(super) fn say_once(&mut self, text: &str) {
         if self.said.insert(text.to_owned()) {
             self.say(text);

@@ -1,4 +1,4 @@
-//! Why memory is there, for the screen: the ledgers of modules and categories, beside that of lines.
+//! Attribution for the screen: the ledgers of modules and categories, beside that of lines.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ const LATEST: usize = 100;
 /// Snapshots for which the table of iterations serves. It goes through all that are kept.
 const SERVES: u32 = 5;
 
-/// What the screens of modules and of categories are fed by.
+/// Source of the screens of modules and categories.
 pub(super) struct Reasoner {
     modules: ModuleLedger,
     categories: WhyLedger,
@@ -31,7 +31,7 @@ pub(super) struct Reasoner {
 }
 
 impl Reasoner {
-    /// Of a process that is known so far by now; and what the screen sees of it.
+    /// Starts with the state of the process's ledgers; returns the views too.
     pub(super) fn new(known: Ledgers<'_>, now: TimeNs) -> (Self, watch::Receiver<Reasons>) {
         let (shown, seen) = watch::channel(Reasons::default());
         let (model, uses) = (known.lines, known.uses.definitions());
@@ -82,7 +82,7 @@ impl Reasoner {
             }
             Explain::Layers(which) => {
                 let (iterations, serves) = self.latest();
-                // They hold what they held: as long as the table serves, so does what was told.
+                // Finished iterations do not change, so a table that is still valid is reused.
                 let told = (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
                 self.iterations = Some((iterations, serves - 1));
                 let Some(told) = told else { return };

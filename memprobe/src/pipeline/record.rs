@@ -26,10 +26,9 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::recording::EndReason;
 
-/// How often what was written is handed to the operating system.
+/// Interval of flushing the file.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// What to record.
 pub enum Subject {
     /// A process that runs already.
     Process(Tgid),
@@ -41,17 +40,13 @@ pub enum Subject {
 
 /// One run of `memprobe record`.
 pub struct Recording {
-    /// What to record.
     pub subject: Subject,
-    /// Where to.
+    /// Output file or directory.
     pub output: PathBuf,
-    /// How much of each block is told.
     pub detail: Detail,
-    /// Whether the objects of the processes are read, for names.
+    /// Schedule of heap snapshots, for names.
     pub naming: Naming,
-    /// Whose memory is watched.
     pub allocators: Allocators,
-    /// Whether backward passes are led back to the forward pass.
     pub graph: Graph,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
@@ -59,7 +54,7 @@ pub struct Recording {
     pub duration: Option<Duration>,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
-    /// Whether to say nothing.
+    /// No output while recording.
     pub quiet: bool,
 }
 
@@ -196,7 +191,7 @@ impl Run {
     }
 }
 
-/// What becomes of what the session tells.
+/// Consumer of the session's events.
 struct Intake {
     watch: Watch,
     /// The process that was asked for, or the command.
@@ -206,17 +201,17 @@ struct Intake {
     progress: Progress,
     duration: Option<Duration>,
     deadline: Option<Instant>,
-    /// Why the root cannot be probed.
+    /// Reason not to probe the root.
     refusal: Option<AttachError>,
 }
 
-/// What a recording goes on with.
+/// Reason to wake up.
 enum Woken {
     /// There may be records.
     Records,
     /// A process was read.
     Read(Reading),
-    /// It is time to end.
+    /// End of the recording.
     End(EndReason),
 }
 
@@ -262,7 +257,7 @@ impl Intake {
         useless.into_iter().try_for_each(|it| self.take_named(it))
     }
 
-    /// Puts what was read of processes into its place, where that is known.
+    /// Inserts finished heap snapshots at their moment, once it is reached.
     fn place(&mut self, session: &HostSession) -> Result<()> {
         let placed = self.names.place(|tgid| session.is_settled(tgid));
         placed.into_iter().try_for_each(|it| self.take_named(it))

@@ -1,4 +1,4 @@
-//! Where the events of a recording go: to one file, or to a file a process.
+//! Writing of a recording: one file, or a file for each process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::model::snapshot::Target;
 use crate::recording::{EndReason, Header};
 use crate::target::rank::Rank;
 
-/// Where a recording goes.
+/// Destination of a recording.
 pub(super) enum Destination {
     /// The first process that uses GPU memory goes to this file.
     File(PathBuf, Option<OutputPlan>),
@@ -72,14 +72,14 @@ struct Sum {
 struct Recorded {
     header: Header,
     rank: Option<u32>,
-    /// Where it is in the index.
+    /// Position in the index.
     entry: usize,
-    /// What came before its first event of memory.
+    /// Events before its first memory event.
     kept: Vec<Event>,
     output: Output,
 }
 
-/// Where the events of one process go.
+/// Destination of one process's events.
 enum Output {
     /// There were none.
     None,
@@ -104,7 +104,7 @@ impl Recorder {
         }
     }
 
-    /// Whether the probes of a process are in place, or were.
+    /// True if the probes of any process are or were in place.
     pub(super) fn has_attached(&self) -> bool {
         self.has_attached
     }
@@ -383,7 +383,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Where nothing was probed nothing is left behind.
+    /// Writes the index, unless no process was probed.
     fn write_index(&mut self) -> Result<()> {
         if let Destination::Directory(directory, index) = &self.destination
             && self.has_attached
@@ -410,7 +410,7 @@ impl Recorder {
         self.write_index()
     }
 
-    /// What there is to tell while it goes on.
+    /// Figures for the progress line.
     pub(super) fn told(&self, losses: Losses) -> Told {
         let mut sum = self.finished;
         for recorded in self.processes.values() {
@@ -486,7 +486,7 @@ fn named(tgid: Tgid, target: &Target) -> String {
     format!("PID {} ({short})", tgid.0)
 }
 
-/// What is known when the recording of a process starts.
+/// Header at the start of a process's recording.
 fn header(target: Target) -> Header {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).ok();
     Header {

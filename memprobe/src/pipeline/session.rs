@@ -26,77 +26,70 @@ use crate::symbolize::python::CodeCache;
 use crate::target::facts;
 use crate::target::maps::Maps;
 
-/// How often the ring buffer is looked at while nobody wakes us: the programs send in silence.
+/// Polling interval of the ring buffer: the programs do not wake the reader.
 const POLL: Duration = Duration::from_millis(5);
 
-/// As [`POLL`], once nothing has happened for [`QUIET`].
+/// [`POLL`] after [`QUIET`] without records.
 const POLL_QUIET: Duration = Duration::from_millis(50);
 const QUIET: Duration = Duration::from_secs(2);
 
-/// How long a process that has only just been started may be something other than Python (a
-/// shell script, a launcher).
+/// Time in which a new process may be something other than Python (a shell script, a launcher).
 const STARTING: Duration = Duration::from_secs(20);
 
-/// How often processes are asked whether they are still there, should the word of their end be
-/// lost.
+/// Interval of checking that processes still exist, in case the record of their end is lost.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// How often probed functions are compared with the memory of the processes that use them.
+/// Interval of comparing probed functions with the memory of the processes that use them.
 const CHECK_CODE: Duration = Duration::from_secs(1);
 
-/// How long a process can take from the kernel's word of its end to that: it gives back its memory.
+/// Time limit from the kernel's record of a process's exit to its end, while it frees its memory.
 const ENDING: Duration = Duration::from_secs(10);
 
 /// The most records taken in one go, so that a flood does not starve screen and signals.
 const BATCH: usize = 65_536;
 
-/// What a session tells, in order: of each process first [`HostItem::Found`], last
-/// [`HostItem::Ended`]; after that its number may come to mean another process, which is found anew.
+/// Output of a session, in order. [`HostItem::Found`] is the first of a process, [`HostItem::Ended`] the
+/// last; after that its number may be another process's, which is found anew.
 #[derive(Debug)]
 pub(super) struct HostEvent {
-    /// Of which process.
     pub(super) tgid: Tgid,
-    /// What.
     pub(super) item: HostItem,
 }
 
-/// What a session tells of one process.
+/// News of one process.
 #[derive(Debug)]
 pub(super) enum HostItem {
-    /// It is watched from now on.
+    /// Watched from now on.
     Found {
-        /// The process that made it, where that is watched too.
+        /// Parent process, if it is watched too.
         parent: Option<Tgid>,
-        /// What is known of it.
         target: Target,
     },
-    /// It is not ready to be probed, and this is what is waited for.
+    /// Not ready to be probed; says what is missing.
     Waiting(String),
     /// Probes are in place, or more of them than before.
     Attached {
-        /// What is known of it.
         target: Target,
-        /// Where they sit.
         probes: Vec<ProbeStatus>,
-        /// What is missing for want of a probe, or of a kernel that can do more.
+        /// Sentences on what is not seen, for lack of a probe or of a kernel feature.
         missing: Vec<String>,
     },
     /// The next of its events.
     Event(Event),
-    /// It has come to where its objects are worth reading. Told at once, before the events that led there.
+    /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
     Come(Come),
     /// Something that whoever looks at it should know.
     Notice(String),
-    /// It cannot be probed, and why. It may still be heard of, without lines.
+    /// Impossible to probe. Its events may still arrive, without lines.
     Refused(AttachError),
-    /// It runs another program from now on: what it held is freed. Events and probes told of before
-    /// were the old one's.
+    /// Runs another program from now on; its memory is freed. Earlier events and probes were the old
+    /// program's.
     Executed(Target),
-    /// It has ended: what it held is freed.
+    /// Ended; its memory is freed.
     Ended,
 }
 
-/// Where a program comes to in its course.
+/// Point of a program that is worth a heap snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Come {
     /// The first call of a module that is seen: there is a model.
@@ -109,9 +102,9 @@ pub(super) enum Come {
 pub(super) struct HostSession {
     wanted: Wanted,
     processes: HashMap<u32, Process>,
-    /// Those whose end was heard of, and when: see [`Self::sweep_entries`].
+    /// Ended processes with the time of the record: see [`Self::sweep_entries`].
     ended: Vec<(Tgid, Instant)>,
-    /// What is to be told before the next events.
+    /// News to send before the next events.
     told: VecDeque<HostEvent>,
     /// Processes whose symbolizer has something to do.
     busy: Vec<Tgid>,
@@ -125,7 +118,7 @@ pub(super) struct HostSession {
     /// Records of the life of processes that were lost, as far as was heeded.
     processes_lost: u64,
     refused_rooms: u64,
-    /// Whether the records were all read that were there when that was begun last.
+    /// True if the last drain read every record that existed when it began.
     is_drained: bool,
     swept: Instant,
     code_checked: Instant,
@@ -227,12 +220,10 @@ impl HostSession {
         }
     }
 
-    /// How many processes are watched.
     pub(super) fn len(&self) -> usize {
         self.processes.len()
     }
 
-    /// Whether a process is watched and was not heard to have ended.
     pub(super) fn is_watched(&self, tgid: Tgid) -> bool {
         self.processes.contains_key(&tgid.0)
     }
@@ -312,13 +303,13 @@ impl HostSession {
         }
     }
 
-    /// Whether all is told of a process that was there when records were read last.
+    /// True if all events of a process up to the last drain were passed on.
     pub(super) fn is_settled(&self, tgid: Tgid) -> bool {
         let process = self.processes.get(&tgid.0);
         self.is_drained && process.is_none_or(|process| !process.is_busy)
     }
 
-    /// What was lost so far, of all processes together.
+    /// Losses so far, of all processes together.
     pub(super) fn losses(&self) -> Losses {
         self.losses
     }
@@ -388,12 +379,12 @@ impl HostSession {
         }
     }
 
-    /// Takes in a process that the kernel's programs tell of and nobody has heard of.
+    /// Starts tracking a process first seen through its kernel records.
     fn adopt(&mut self, tgid: Tgid) {
         let now = Instant::now();
         let attaching = Attaching::new(tgid, self.wanted);
         let watched = Watched::if_there(tgid);
-        // It may be admitted already, which is well.
+        // An error means that it is admitted already.
         let _ = self.loader.admit(tgid, attaching.config(super::now()));
         self.dismiss_if_ended(tgid, watched.as_ref());
         let process = Process::new(watched, tgid, Origin::Running, attaching, now);
@@ -405,7 +396,7 @@ impl HostSession {
         match self.processes.get(&tgid.0) {
             Some(process) => {
                 let config = process.attaching.config(super::now());
-                // It may be gone, which is well.
+                // An error means that it is gone.
                 let _ = self.loader.revise(tgid, config);
             }
             None => self.adopt(tgid),
@@ -660,9 +651,9 @@ impl HostSession {
         })
     }
 
-    /// Takes away the kernel's entries of processes that have ended. Its programs do so themselves, but one
-    /// that was admitted between that and its very end got another, which whoever gets its number
-    /// would find.
+    /// Removes the kernel's entries of ended processes. The programs do so themselves, but a process admitted
+    /// between its exit record and its end got another entry, which the next owner of its number would
+    /// inherit.
     fn sweep_entries(&mut self, now: Instant) {
         let (processes, loader) = (&self.processes, &mut self.loader);
         self.ended.retain(|&(tgid, since)| {
@@ -726,8 +717,8 @@ impl HostSession {
     }
 }
 
-/// What was lost of a process. Of the word of processes' starts and ends, without which lines are not known,
-/// and of what could not be read it is not known whose it was: each is told of all of it.
+/// Losses of a process. Lost records of process starts and ends, and malformed records, have no known owner:
+/// they count for every process.
 fn lost_of(process: &Process, counters: &Counters, malformed: u64) -> Losses {
     Losses {
         events: counters.events_lost_of(process.tgid),
@@ -737,7 +728,7 @@ fn lost_of(process: &Process, counters: &Counters, malformed: u64) -> Losses {
     }
 }
 
-/// Whether a step of an optimizer begins.
+/// True if an optimizer step begins.
 fn is_step(record: &Record) -> bool {
     match record {
         Record::Mark(mark) => {
@@ -747,16 +738,15 @@ fn is_step(record: &Record) -> bool {
     }
 }
 
-/// Whether a process has something to be probed.
+/// True if a process has a library of the catalog.
 fn uses_cuda(tgid: Tgid) -> bool {
     Maps::of(tgid).is_ok_and(|maps| attaching::uses_cuda(&maps))
 }
 
-/// Whether an error is none that a user has to hear of: it may pass, or the process is one of many
-/// that are no business of memprobe.
+/// True if a user need not hear of an error: it may pass, or the process is irrelevant to memprobe.
 fn is_bearable(error: &AttachError, process: &Process, watch: Watch, now: Instant) -> bool {
     if matches!(error, AttachError::Gone(..)) {
-        // Its end is told in its place.
+        // The session reports its end by itself.
         return true;
     }
     let starting = process.origin == Origin::Started && process.age(now) < STARTING;

@@ -13,19 +13,19 @@ use crate::model::tensors::{BlockUses, Ledgers, Sites, explain, named};
 use crate::tensors::TensorSnapshot;
 use crate::tui::Tensors;
 
-/// What the screen of tensors is fed by.
+/// Source of the screen of tensors.
 pub(super) struct TensorReader {
     tgid: Tgid,
     shown: watch::Sender<Tensors>,
     taking: Option<JoinHandle<Result<TensorSnapshot>>>,
-    /// What was read, until the events up to its moment have been taken.
+    /// Heap snapshot, until the events before its moment have been applied.
     read: Option<Result<TensorSnapshot>>,
     sites: Sites,
     uses: BlockUses,
 }
 
 impl TensorReader {
-    /// Of this process, whose live blocks are for this; and what the screen sees of it.
+    /// Starts with the purposes of the process's live blocks; returns the view too.
     pub(super) fn new(tgid: Tgid, uses: BlockUses) -> (Self, watch::Receiver<Tensors>) {
         let (shown, seen) = watch::channel(Tensors::default());
         let reader = Self {
@@ -76,8 +76,8 @@ impl TensorReader {
         self.uses = BlockUses::default();
     }
 
-    /// Shows what was read, and gives what it says of the blocks that are still what they were then. Call it when the events up
-    /// to now have been taken.
+    /// Publishes a finished heap snapshot, and returns the names of the blocks that are unchanged since. To be called after
+    /// all events up to now.
     pub(super) fn show(&mut self, model: &Model) -> Option<Event> {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,

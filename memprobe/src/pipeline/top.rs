@@ -22,46 +22,40 @@ use crate::report;
 use crate::tui::host::{HostCommand, HostView, Title};
 use crate::tui::{self, SourceText};
 
-/// How often the screen gets something new to show.
+/// Interval of screen updates.
 const REFRESH: Duration = Duration::from_millis(250);
 
-/// How often where nothing is new: trends and the clock go on.
+/// Interval of screen updates without news, for trends and the clock.
 const REFRESH_QUIET: Duration = Duration::from_secs(1);
 
 /// One run of the live screen of many processes.
 pub struct Top {
-    /// Whose memory is shown.
     pub scope: Scope,
-    /// What is told of each block.
     pub told: Told,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
-    /// How long a process that has ended keeps its row.
     pub keep_ended: Keep,
 }
 
-/// How long a process that has ended keeps its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// As long as there is room.
+    /// Until the cap is reached.
     Always,
-    /// So long.
+    /// A limited time.
     For(Duration),
 }
 
 /// One table of many processes.
 pub struct Once {
-    /// Whose memory is shown.
     pub scope: Scope,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
     /// Bytes of the ring buffer.
     pub ring_bytes: u32,
-    /// How long to listen before the table is printed.
+    /// Time to watch before the table is printed.
     pub listen: Duration,
-    /// How it is printed.
     pub options: report::HostOptions,
 }
 
@@ -131,7 +125,7 @@ impl Once {
     /// Listens for as long as is asked, and until every process is probed or known not to be.
     async fn look(&self) -> Result<HostSnapshot> {
         let mut interrupts = Interrupts::new()?;
-        // One table of what is held says neither what for nor from which line of the forward pass.
+        // The table shows neither purposes nor lines of the forward pass.
         let told = Told {
             detail: Detail::Lines,
             graph: Graph::Ignored,
@@ -161,7 +155,7 @@ impl Once {
     }
 }
 
-/// What the screen wants next.
+/// Next action of the screen.
 enum Turn {
     Nothing,
     Refresh,

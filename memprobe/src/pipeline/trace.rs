@@ -39,12 +39,12 @@ impl Trace {
         Ok(())
     }
 
-    /// As [`TraceWriter::describe`].
+    /// Calls [`TraceWriter::describe`].
     pub(super) fn describe(&mut self, header: &Header) -> Result<(), WriteError> {
         self.writer.describe(header)
     }
 
-    /// As [`TraceWriter::flush`].
+    /// Calls [`TraceWriter::flush`].
     pub(super) fn flush(&mut self) -> Result<(), WriteError> {
         self.writer.flush()
     }

@@ -28,7 +28,6 @@ const PYTHON_BINDINGS: &str = "libtorch_python.so";
 /// One probe and where in this process it goes.
 #[derive(Debug)]
 pub struct Located {
-    /// What is probed.
     pub probe: &'static Probe,
     /// The library file, as the kernel can open it.
     pub file: PathBuf,
@@ -38,9 +37,9 @@ pub struct Located {
     pub code: FileCode,
     /// Address of the function in the library's own terms.
     pub vaddr: u64,
-    /// Where in the function the programs go.
+    /// Place of the programs in the function.
     pub place: Place,
-    /// What the entry program is told.
+    /// Cookie of the entry program.
     cookie: Option<u64>,
 }
 
@@ -134,7 +133,7 @@ impl Located {
                 }
             }
         }
-        // Blocks of which only half is told would never go, or come from nowhere.
+        // With only one of the two, blocks would never be freed, or be freed without an allocation.
         let has = |probe: &Probe| {
             let mut known = located.iter().filter(|(_, found)| found.is_ok());
             known.any(|(known, _): &(&Probe, _)| known.function == probe.function)
@@ -189,7 +188,7 @@ impl Located {
         self.code.offset + self.place.offset
     }
 
-    /// What is told of it.
+    /// Status for people: function, library and place.
     pub fn status(&self) -> ProbeStatus {
         ProbeStatus {
             function: self.probe.function.to_owned(),
@@ -257,10 +256,10 @@ pub fn attach_cuda(
         })
 }
 
-/// Where in a library a thread-local variable is described.
+/// Description of a thread-local variable in its library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VariableSymbol {
-    /// Of the variable, in the library's thread-local block.
+    /// Offset of the variable in the library's thread-local block, in bytes.
     offset: u64,
     /// Address, in the file, of the word that holds the library's number among those with
     /// thread-local storage.
@@ -278,8 +277,8 @@ impl VariableSymbol {
         })
     }
 
-    /// Where the threads of a process keep the variable; `None` as long as the
-    /// loader has not given the library a number.
+    /// Place of the variable in the threads of a process; `None` until the dynamic loader has
+    /// numbered the library.
     pub fn place(self, tgid: Tgid, library: &MappedFile) -> Option<ThreadLocal> {
         let loaded = LoadedImage::open(library, tgid).ok()?;
         let module = ProcessMemory::new(tgid)
@@ -293,8 +292,8 @@ impl VariableSymbol {
     }
 }
 
-/// Whether the PyTorch of a process has no CUDA allocator. While it is being imported, its
-/// libraries are mapped one by one; those that will be lie beside one another as files.
+/// True if the PyTorch of a process has no CUDA allocator. During the import its libraries are
+/// mapped one by one, so the files beside those already mapped are looked at too.
 pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
         return false;
@@ -307,12 +306,12 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     maps.library(CUDA_ALLOCATOR).is_none() && !bindings.deleted && is_missing()
 }
 
-/// Why a process cannot be probed.
+/// Reason not to probe a process.
 #[derive(Debug)]
 pub enum AttachError {
     /// The process has ended or may not be looked at.
     Gone(Tgid, String),
-    /// It is not a Python that memprobe knows.
+    /// Not a Python that memprobe knows.
     Python(Tgid, DetectError),
     /// Its PyTorch was built without CUDA.
     NoCuda(Tgid),
@@ -320,7 +319,7 @@ pub enum AttachError {
     Library {
         /// The library.
         library: String,
-        /// Why.
+        /// Reason in words.
         why: String,
     },
     /// A library lacks a function.
@@ -341,22 +340,21 @@ pub enum AttachError {
     },
     /// The kernel refused.
     Refused {
-        /// What was to be attached.
         function: &'static str,
-        /// What it said.
+        /// Reason in words.
         why: String,
     },
-    /// As for another process that uses the same file.
+    /// Error of an earlier attempt on the same file, made for another process.
     Shared(Arc<AttachError>),
 }
 
 impl AttachError {
-    /// Whether it can pass by itself while a process is starting: a shell that will become Python.
+    /// True if the error can pass while a process starts: a shell that will become Python.
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::Python(..) | Self::Gone(..))
     }
 
-    /// Whether the process is none that memprobe has anything to say of: a shell, a launcher.
+    /// True if the process is irrelevant to memprobe: a shell, a launcher.
     pub fn is_no_python(&self) -> bool {
         matches!(
             self,

@@ -19,7 +19,7 @@ use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::maps::{Device, MappedFile, Maps};
 
-/// How far attaching has come.
+/// Progress of attaching.
 #[derive(Debug)]
 pub enum Step {
     /// There is more to do at once.
@@ -55,7 +55,7 @@ pub struct Attaching {
     is_starting: bool,
 }
 
-/// How far the search for a thread-local variable has come.
+/// Progress of the search for a thread-local variable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Search {
     /// Its library is not mapped.
@@ -63,11 +63,11 @@ enum Search {
     Unneeded,
     /// The loader has not set it up.
     Waiting,
-    /// It was found, or cannot be.
+    /// Found, or not to be found.
     Over,
 }
 
-/// How the probes on tracepoints are told apart from others of the same file.
+/// Family of the probes on tracepoints, distinct from others in the same file.
 const TRACEPOINT_FAMILY: &str = "tracepoints";
 
 /// A file of the process that is still to be probed.
@@ -124,7 +124,7 @@ impl Attaching {
         copy
     }
 
-    /// What the programs in the kernel are to know of the process.
+    /// Configuration of the kernel programs for the process.
     pub fn config(&self, now: TimeNs) -> ProcessConfig {
         ProcessConfig {
             generation: now.0,
@@ -152,17 +152,16 @@ impl Attaching {
         self.python.as_ref()
     }
 
-    /// Whether it was looked at and runs no Python.
+    /// True if memprobe has looked and found no Python.
     pub fn runs_no_python(&self) -> bool {
         self.python.is_none() && self.not_python.is_some()
     }
 
-    /// Where the probes sit.
     pub fn probes(&self) -> &[ProbeStatus] {
         &self.probes
     }
 
-    /// What is missing for want of a probe.
+    /// Sentences on what is not seen, one for each missing probe.
     pub fn missing(&self) -> Vec<String> {
         let allocator = self.lacks_allocator.as_ref().map(|looked_for| {
             let instead = match self.has_tracepoints() {
@@ -179,18 +178,18 @@ impl Attaching {
         allocator.into_iter().chain(driver).chain(others).collect()
     }
 
-    /// Whether both tracepoints of the allocator are probed: blocks that are never freed would be wrong.
+    /// True if both tracepoints of the allocator are probed; one alone would give wrong totals.
     fn has_tracepoints(&self) -> bool {
         TRACEPOINTS.iter().all(|probe| self.has(probe))
     }
 
-    /// Whether the process's own loader tells when it maps a library: nothing else need be looked
-    /// for.
+    /// True if the dynamic loader of the process reports each library it maps, so that polling is
+    /// not needed.
     pub fn is_told_of_libraries(&self) -> bool {
         self.has_loader
     }
 
-    /// Whether something will be there soon that nobody tells of.
+    /// True if memprobe must poll for something that no probe reports.
     pub fn is_impatient(&self) -> bool {
         self.is_starting || self.variables.contains(&Search::Waiting)
     }
@@ -342,7 +341,7 @@ impl Attaching {
         self.tell(loader, now)
     }
 
-    /// What is to be probed, in the order of attaching.
+    /// Probes to attach, in order.
     fn catalog(&self) -> impl DoubleEndedIterator<Item = &'static Probe> {
         wanted_probes(self.wanted)
     }
@@ -547,7 +546,7 @@ impl Attaching {
         Search::Over
     }
 
-    /// Whether every probe is in place that memprobe cannot do without.
+    /// True if every required probe is in place.
     fn is_complete(&self) -> bool {
         if self.python.is_none() {
             return !self.probes.is_empty();
@@ -565,14 +564,13 @@ impl Attaching {
         functions.any(|function| function == name)
     }
 
-    /// Whether every tensor that PyTorch makes is told of.
+    /// True if both functions that make PyTorch's tensors are probed.
     pub fn has_tensors(&self) -> bool {
         [EMPTY, EMPTY_STRIDED]
             .iter()
             .all(|name| self.has_function(name))
     }
 
-    /// Whether the allocator of PyTorch is probed.
     pub fn has_allocator(&self) -> bool {
         PROBES
             .iter()
@@ -585,7 +583,7 @@ fn wanted_probes(wanted: Wanted) -> impl DoubleEndedIterator<Item = &'static Pro
     PROBES.iter().filter(move |probe| probe.is_wanted(wanted))
 }
 
-/// Whether a library is mapped that is probed.
+/// True if a library of the catalog is mapped.
 pub fn uses_cuda(maps: &Maps) -> bool {
     PROBES
         .iter()

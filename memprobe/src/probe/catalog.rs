@@ -1,19 +1,19 @@
-//! Which functions are probed: the table that leads from a symbol to a program.
+//! Catalog of probes: the functions, their symbols, and the kernel programs attached to them.
 
 use std::sync::LazyLock;
 
 use iced_x86::Register;
-use memprobe_common::{CudaCookie, ProcessConfig, ThreadLocal};
+use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal};
 
 use super::loader::Wanted;
-use crate::cuda::{Api, FUNCTIONS, Function};
+use crate::cuda::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, Graph};
 use crate::target::elf::ThreadLocalName;
 
 /// One probed function.
 #[derive(Debug)]
 pub struct Probe {
-    /// How people call the function.
+    /// Name of the function for people.
     pub function: &'static str,
     /// The file name of its library begins with this.
     pub library: &'static str,
@@ -25,20 +25,19 @@ pub struct Probe {
     pub returns: Option<&'static str>,
     /// The registers that the entry program reads.
     pub reads: &'static [Register],
-    /// What the programs are told of the function, where they serve several.
+    /// Cookie by which programs that serve several functions tell them apart.
     pub cookie: Option<u64>,
-    /// Whether memprobe can do its work without it.
     pub need: Need,
     /// From which detail on it is attached.
     pub detail: Detail,
-    /// Whose memory it is for.
+    /// Allocators whose memory it reports.
     pub allocators: Allocators,
-    /// Whether it is for autograd's graph alone.
+    /// [`Graph::Followed`] if it serves autograd's graph alone.
     pub graph: Graph,
 }
 
 impl Probe {
-    /// Whether it is attached where so much is asked for.
+    /// True if the requested capture includes it.
     pub fn is_wanted(&self, wanted: Wanted) -> bool {
         let is_left = wanted.driver == DriverCalls::LeftAlone;
         self.detail <= wanted.detail
@@ -48,7 +47,7 @@ impl Probe {
     }
 }
 
-/// Whether memprobe can do its work without a probe.
+/// Necessity of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The caching allocator speaks through it. Without it, memprobe hears only what is below: see
@@ -60,45 +59,45 @@ pub enum Need {
     WhereItIs,
 }
 
-/// Whose memory is watched.
+/// Allocators whose memory is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Allocators {
-    /// That of CUDA devices.
+    /// CUDA devices only.
     Cuda,
-    /// That of the CPU too.
+    /// CUDA devices, and PyTorch's CPU allocator.
     CudaAndCpu,
 }
 
 /// Treatment of the functions of libcuda.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DriverCalls {
-    /// They are probed.
+    /// Probed.
     #[default]
     Probed,
     /// Nothing in libcuda is probed, for processes in which others rewrite its functions.
     LeftAlone,
 }
 
-/// What is missing with [`DriverCalls::LeftAlone`].
+/// Consequence of [`DriverCalls::LeftAlone`], for people.
 pub const WITHOUT_DRIVER: &str = "libcuda is left alone (--no-driver): memory that NCCL, cuBLAS and other libraries with \
                                   their own copy of the runtime ask for is not seen, nor are expandable segments";
 
 /// The libraries with functions of CUDA, as [`Probe::library`] names them.
 pub const CUDA_LIBRARIES: [&str; 2] = [Api::Runtime.library(), Api::Driver.library()];
 
-/// What is left where the caching allocator cannot be heard.
+/// Consequence of a caching allocator without a probe, for people.
 pub const WITHOUT_BLOCKS: &str = "PyTorch's caching allocator cannot be heard; what is shown is \
                                   what it gets from CUDA";
 
-/// What is different where the caching allocator is heard through its tracepoints.
+/// Consequence of watching the caching allocator by its tracepoints, for people.
 pub const BY_TRACEPOINTS: &str = "PyTorch's caching allocator is heard through its tracepoints (USDT), \
                                   which tell what was asked for; totals are memprobe's own sums";
 
 /// The libraries that may have the allocator's tracepoints.
 pub const TRACEPOINT_LIBRARIES: &[&str] = &["libc10_cuda.so", "libtorch_cuda.so", "libtorch.so"];
 
-/// The probes on the allocator's tracepoints, for builds without [`Need::Allocator`]'s function. What
-/// they read is told by the library's notes.
+/// The probes on the allocator's tracepoints, for builds without [`Need::Allocator`]'s function. Their
+/// operands come from the library's notes.
 pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
     let tracepoints = crate::cuda::tracepoints().map(|(_, function)| Probe {
         function: function.name,
@@ -126,9 +125,9 @@ pub struct ThreadVariable {
     pub library: &'static str,
     /// The names that it has had.
     pub names: &'static [ThreadLocalName],
-    /// Where the programs are told of it.
+    /// Field of the kernel programs' configuration for it.
     pub told: fn(&mut ProcessConfig) -> &mut ThreadLocal,
-    /// What is different without it.
+    /// Consequence of its absence, for people.
     pub without: &'static str,
 }
 
@@ -187,16 +186,16 @@ const AUTOGRAD_STATE: &str = "_ZN3c1012_GLOBAL__N_118autograd_state_tlsE";
 /// One of the two functions that make every tensor which has memory of its own
 /// (aten/src/ATen/EmptyTensor.cpp@v2.15.0).
 pub const EMPTY: &str = "at::detail::empty_generic";
-/// As [`EMPTY`], with strides.
+/// [`EMPTY`] with strides.
 pub const EMPTY_STRIDED: &str = "at::detail::empty_strided_generic";
 
-/// What is left without the probes on autograd's graph.
+/// Consequence of missing probes on autograd's graph.
 const WITHOUT_GRAPH: &str = "memory of backward passes is not led back to the forward pass";
 
-/// What is left without [`EMPTY`] or [`EMPTY_STRIDED`].
+/// Consequence of missing [`EMPTY`] or [`EMPTY_STRIDED`].
 const WITHOUT_SHAPES: &str = "tensors that it makes have no shape";
 
-/// What is left without the CPU allocator's reports.
+/// Consequence of missing probes on the CPU allocator's reports.
 const WITHOUT_CPU: &str = "memory of the CPU is not seen, or not seen being freed";
 
 /// Every probe, in the order of attaching: the one with the most events last.
@@ -223,7 +222,11 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
         function: number,
         wants_stack: function.effect.wants_stack(),
-        description: function.effect.description(),
+        sets_context: function.effect == Effect::SetsContext,
+        description: function
+            .effect
+            .description()
+            .map(|(argument, bytes)| Description { argument, bytes }),
     };
     Probe {
         function: function.symbol,

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use aya::maps::{MapData, RingBuf};
 use tokio::io::unix::AsyncFd;
 
-/// What owns a descriptor: always gives the same one, and closes it only when dropped.
+/// Owner of a descriptor: returns the same one every time and closes it only when dropped.
 ///
 /// # Safety
 /// The runtime watches the descriptor by number: an implementation must hold the sentence above.

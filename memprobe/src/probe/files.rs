@@ -16,9 +16,8 @@ use crate::target::census;
 use crate::target::maps::{Device, MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 
-/// How long the probes of a file stay that nobody uses any more: the next run of a program is
-/// probed from its first instruction. They cost nothing meanwhile but that a deleted file keeps its
-/// room on the disk.
+/// Lifetime of a file's probes after its last user has ended, so that the next run of a program is
+/// probed from its first instruction. Their only cost is the disk space of a deleted file.
 const KEPT: Duration = Duration::from_secs(300);
 
 /// The most files whose probes are kept so.
@@ -29,28 +28,27 @@ const MOST_KEPT: usize = 64;
 pub struct FileKey {
     dev: Device,
     inode: u64,
-    /// What its probes begin with in the catalog ([`Probe::library`]).
+    /// [`Probe::library`] of its probes.
     family: &'static str,
     /// Set where the probes are for one process alone.
     reach: Reach,
 }
 
-/// What came of probing a file.
+/// Result of probing a file.
 #[derive(Clone, Debug, Default)]
 pub struct Probed {
-    /// Where the probes sit.
     pub probes: Vec<ProbeStatus>,
-    /// What is missing for want of a probe.
+    /// Sentences on what is not seen, one for each missing probe.
     pub missing: Vec<String>,
-    /// It is a PyTorch whose caching allocator has no function to be heard by: what was looked for.
+    /// Error of looking for the caching allocator's report function, where PyTorch has none.
     pub lacks_allocator: Option<String>,
-    /// Why a probe that memprobe cannot do without is not there.
+    /// Reason why a required probe is missing.
     pub refused: Option<Arc<AttachError>>,
     /// Functions that are not probed, since a process has rewritten them; a sentence for each process.
     pub left_alone: Vec<String>,
 }
 
-/// What a file is like, whatever path and device it is seen through.
+/// Identity of a file across paths and devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Likeness {
     inode: u64,
@@ -74,13 +72,13 @@ impl Likeness {
 struct ProbedFile {
     probed: Arc<Probed>,
     likeness: Option<Likeness>,
-    /// Where in the file the first breakpoint is.
+    /// Offset in the file of the first breakpoint, in bytes.
     breakpoint: Option<u64>,
     /// Held as long as the probes are to stay.
     _links: Vec<Link>,
     /// The functions of CUDA that are probed.
     cuda: Vec<Located>,
-    /// As `_links`, for `cuda`.
+    /// Links of `cuda`, held as long as the probes are to stay.
     cuda_links: Vec<Link>,
     users: HashSet<Tgid>,
     unused_since: Option<Instant>,
@@ -98,7 +96,7 @@ pub struct ProbedFiles {
 }
 
 impl ProbedFiles {
-    /// How a file and a family of probes are called here.
+    /// Key of a file and a family of probes.
     pub fn key(file: &MappedFile, family: &'static str, reach: Reach) -> FileKey {
         FileKey {
             dev: file.dev,
@@ -117,9 +115,9 @@ impl ProbedFiles {
         Some(file.probed.clone())
     }
 
-    /// As [`Self::share`], for a file that is seen as another one and is probed already all the same:
-    /// containers that were made from one image have a device each (overlayfs), and the file below
-    /// them is one. Probed twice, it would tell everything twice.
+    /// [`Self::share`] for a file already probed under another device number: containers made from
+    /// one image share the file below their overlayfs mounts. Probed twice, it would send every
+    /// event twice.
     pub fn share_twin(
         &mut self,
         key: FileKey,
@@ -266,7 +264,7 @@ impl ProbedFiles {
         Ok(())
     }
 
-    /// What came of probing a file, where it is probed.
+    /// Result of probing a file; `None` if it is not probed.
     pub fn probed(&self, key: FileKey) -> Option<&Probed> {
         let key = self.twins.get(&key).unwrap_or(&key);
         Some(&self.files.get(key)?.probed)
@@ -307,8 +305,8 @@ impl ProbedFiles {
         }
     }
 
-    /// Where a library says how to find a thread-local variable. Looking through its symbols takes a while:
-    /// each copy once.
+    /// Finds a thread-local variable in a library, once for each copy: searching its symbols takes
+    /// milliseconds.
     pub fn variable(
         &mut self,
         tgid: Tgid,
@@ -327,12 +325,10 @@ impl ProbedFiles {
         found
     }
 
-    /// How many files are probed.
     pub fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
     }
@@ -358,14 +354,13 @@ fn reached(
 
 /// Functions that a process has rewritten where they are probed, or would be.
 struct PatchedFunctions {
-    /// Those that can be left alone from now on.
+    /// Functions from which the probes can be taken away.
     left: Vec<&'static str>,
     /// All of them, for people.
     sentences: Vec<String>,
 }
 
-/// Finds the functions that a process has rewritten where they are probed; `None` where it has
-/// rewritten none. `state` says whether they are probed already.
+/// Finds functions rewritten by a process at the place of their probe; `None` if there are none.
 fn patched_functions(
     located: &[Located],
     tgid: Tgid,
@@ -415,7 +410,6 @@ fn patched_functions(
     Some(PatchedFunctions { left, sentences })
 }
 
-/// Whether functions are probed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Unprobed,
@@ -435,7 +429,7 @@ fn unpatched(located: &Located, user: Tgid, mapped: &MappedFile) -> Result<(), A
     }
 }
 
-/// Whether a breakpoint is in the memory of a process at an offset of a file.
+/// True if a breakpoint is in the memory of a process at an offset of a file.
 fn has_breakpoint(mapped: &MappedFile, tgid: Tgid, offset: u64) -> bool {
     mapped.address_of(offset).is_some_and(|address| {
         ProcessMemory::new(tgid).read_array::<1>(address) == Ok([BREAKPOINT])

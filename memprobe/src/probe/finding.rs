@@ -1,16 +1,15 @@
-//! What was found when memprobe looked whether it can work: a sentence, how bad it is, and what to
-//! do about it.
+//! Findings of the checks whether memprobe can work: a sentence, its severity and the remedy.
 
 use std::fmt;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// Worth knowing; memprobe works.
     Note,
@@ -35,13 +34,12 @@ impl Level {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What was looked at: a name that stays the same from version to version (`kernel_types`).
+    /// Name of the check, stable across versions (`kernel_types`).
     pub check: &'static str,
-    /// How bad it is.
     pub level: Level,
-    /// What was found, without a full stop.
+    /// Sentence for people, without a full stop.
     pub found: String,
-    /// What to do: one or more sentences.
+    /// Remedy: one or more sentences.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
     /// The same as values, for programs.
@@ -70,7 +68,7 @@ impl Finding {
         Self::new(check, Level::Fail, found.into(), Some(remedy.into()))
     }
 
-    /// As memprobe's errors are written: what is wrong, and on the next line what to do.
+    /// Splits an error of memprobe's form: the problem, and on the next line the remedy.
     pub fn from_error(check: &'static str, level: Level, error: impl fmt::Display) -> Self {
         let text = format!("{error:#}");
         let (found, remedy) = match text.split_once('\n') {
@@ -97,7 +95,7 @@ impl Finding {
         self
     }
 
-    /// What was looked at, for people: `kernel types`, `PID namespace`.
+    /// Name of the check for people: `kernel types`, `PID namespace`.
     pub fn title(&self) -> String {
         let word = |word: &str| match word {
             "pid" | "bpf" | "jit" => word.to_ascii_uppercase(),
@@ -113,7 +111,7 @@ impl Finding {
     }
 }
 
-/// As an error: what is wrong, and what to do on the next line.
+/// Form of an error: the problem, and on the next line the remedy.
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.found)?;

@@ -1,4 +1,4 @@
-//! What this kernel is: its version, and what its own types tell.
+//! The running kernel: its version, and field offsets from its own types (BTF).
 
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ pub use super::preflight::preflight;
 /// uprobes (5.15).
 pub const OLDEST: Release = Release(5, 15, 0);
 
-/// Where the kernel publishes its own types.
+/// File of the kernel's own types (BTF).
 pub const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 
 /// The first releases of each stable series in which uprobes need CAP_SYS_ADMIN again, whatever
@@ -44,7 +44,7 @@ impl Release {
         ))
     }
 
-    /// Whether uprobes need CAP_SYS_ADMIN by the number alone; before that CAP_PERFMON was enough.
+    /// True if this version requires CAP_SYS_ADMIN for uprobes; earlier ones accept CAP_PERFMON.
     pub fn has_uprobes_for_sys_admin_only(self) -> bool {
         let same_series = |fixed: &&Self| (fixed.0, fixed.1) == (self.0, self.1) && **fixed <= self;
         let newest = UPROBES_NEED_SYS_ADMIN[UPROBES_NEED_SYS_ADMIN.len() - 1];
@@ -81,7 +81,7 @@ pub struct TaskOffsets {
 }
 
 impl TaskOffsets {
-    /// Those of the kernel that runs.
+    /// Reads the offsets of the running kernel.
     ///
     /// # Errors
     /// When the kernel's types cannot be read or have no such field.

@@ -45,46 +45,42 @@ const LIFECYCLE: [(&str, &str); 3] = [
 const THREADS_OF_ONE: u32 = 1024;
 const THREADS_OF_MANY: u32 = 4096;
 
-/// How many instructions a verifier follows before it gives up (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h).
+/// Instructions that the verifier follows before it gives up (`BPF_COMPLEXITY_LIMIT_INSNS`, include/linux/bpf.h).
 pub const MOST_FOLLOWED: u32 = 1_000_000;
 
-/// What is watched.
+/// Requested capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Which processes.
     pub watch: Watch,
-    /// How much of each block.
     pub detail: Detail,
-    /// Whose memory.
     pub allocators: Allocators,
-    /// Whether backward passes are led back to the forward pass.
     pub graph: Graph,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
 }
 
-/// Which processes the programs let through.
+/// Processes whose events the programs let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
     /// One, and nobody else runs into its probes.
     One,
-    /// Those that were admitted, and the processes that they make.
+    /// Admitted processes and their children.
     Family,
     /// Every one that uses a probed library.
     Everyone,
 }
 
-/// Whether the programs tell which modules are called.
+/// Reporting of module calls by the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Modules {
-    /// They do.
+    /// Reported.
     Told,
     /// The kernel's verifier cannot follow that.
     LeftOut,
 }
 
 impl Modules {
-    /// What a user is to know of it, where something is missing.
+    /// Consequence for people, where modules are left out.
     pub const fn missing(self) -> Option<&'static str> {
         match self {
             Self::Told => None,
@@ -96,12 +92,12 @@ impl Modules {
     }
 }
 
-/// Whose use of a library runs into a probe.
+/// Processes in which a probe fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
     /// One process's.
     Process(Tgid),
-    /// That of every process, also of those that are started later.
+    /// Every process, also those started later.
     Everyone,
 }
 
@@ -111,7 +107,7 @@ pub struct Link(
     #[expect(dead_code, reason = "dropping it takes the probe away")] Held,
 );
 
-/// What holds an attachment.
+/// Owner of an attachment.
 #[expect(dead_code, reason = "dropping it takes the probe away")]
 enum Held {
     /// One function.
@@ -151,7 +147,7 @@ impl Loader {
         }
     }
 
-    /// Whether the programs tell which modules are called.
+    /// Reporting of module calls by the programs.
     pub fn modules(&self) -> Modules {
         self.modules
     }
@@ -219,7 +215,6 @@ impl Loader {
         })
     }
 
-    /// How many programs were loaded.
     pub fn programs(&self) -> usize {
         self.ebpf.programs().count()
     }
@@ -384,7 +379,7 @@ impl Loader {
         Ok(links)
     }
 
-    /// How often a program ran and for how long. The kernel counts only while somebody asks it to
+    /// Runs and run time of a program. The kernel counts only while asked to
     /// (`kernel.bpf_stats_enabled`, `BPF_ENABLE_STATS`); otherwise both are zero.
     ///
     /// # Errors
@@ -405,7 +400,7 @@ impl Loader {
     }
 }
 
-/// What the kernel counted of a program.
+/// Kernel statistics of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunTime {
     /// Runs.
@@ -414,7 +409,7 @@ pub struct RunTime {
     pub total: Duration,
 }
 
-/// What the programs could not send.
+/// Counters of records that the programs could not send.
 pub struct Counters {
     all: Array<MapData, u64>,
     /// By [`counter::of_process`]. Entries are pushed out where thousands of processes lose something.
@@ -437,7 +432,7 @@ impl Counters {
         self.all(counter::STACKS_LOST)
     }
 
-    /// As [`Self::events_lost_of`], of stack records.
+    /// Stack records of one process lost so far.
     pub fn stacks_lost_of(&self, tgid: Tgid) -> u64 {
         self.of(tgid, counter::STACKS_LOST)
     }
@@ -455,7 +450,7 @@ impl Counters {
         self.all(counter::PROCESSES_LOST)
     }
 
-    /// Processes that could not be watched so far, for want of room.
+    /// Processes not watched so far because the map was full.
     pub fn processes_refused(&self) -> u64 {
         self.all(counter::PROCESSES_REFUSED)
     }

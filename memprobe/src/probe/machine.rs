@@ -9,18 +9,18 @@ use crate::target::container::{self, Container};
 use crate::target::namespace::{Kind, Namespace};
 use crate::target::status::{Capabilities, Status};
 
-/// What was read. `None` is what could not be.
+/// Facts about the machine; `None` for what could not be read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// `uname -r`.
     pub release: String,
     /// Its numbers.
     pub version: Option<Release>,
-    /// Whether the kernel publishes its types.
+    /// True if the kernel publishes its types (BTF).
     pub types: bool,
-    /// What memprobe may now.
+    /// Effective capabilities of memprobe.
     pub effective: Capabilities,
-    /// What memprobe can ever be given.
+    /// Bounding set of memprobe's capabilities.
     pub bounding: Capabilities,
     /// `Seccomp` of memprobe: 0 off, 1 strict, 2 filter.
     pub seccomp: u8,
@@ -40,9 +40,9 @@ pub struct Machine {
     pub jit: Option<i64>,
     /// `kernel.yama.ptrace_scope`.
     pub ptrace_scope: Option<i64>,
-    /// Whether the kernel offers uprobes to `perf_event_open`.
+    /// True if `perf_event_open` offers uprobes.
     pub uprobes: bool,
-    /// Where tracefs is mounted.
+    /// Mount point of tracefs.
     pub tracefs: Option<PathBuf>,
     /// Bytes that memprobe may lock (`RLIMIT_MEMLOCK`); `None` for no limit.
     pub locked_memory: Option<u64>,
@@ -53,7 +53,7 @@ pub struct Machine {
 /// The perf PMU of uprobes (4.17, CONFIG_UPROBE_EVENTS).
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
 
-/// Where tracefs is found: its own place, and the one that it had under debugfs.
+/// Mount points of tracefs: its own, and the older one under debugfs.
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 impl Machine {

@@ -66,10 +66,10 @@ struct LinkCreate {
     pad: u32,
 }
 
-/// One of many functions: its offset in the file, and what the program is told of it.
+/// One of many functions: the place of its probe, and its cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// Where it begins.
+    /// Offset in the file of the probed instruction, in bytes.
     pub offset: u64,
     /// The cookie of its probes.
     pub cookie: u64,

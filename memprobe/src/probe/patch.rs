@@ -35,22 +35,22 @@ pub struct FileCode {
 /// State of a function's first bytes in the memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// As in the file, but for breakpoints.
+    /// Equal to the file, apart from breakpoints.
     AsInFile,
     /// Rewritten, but only before the probed instruction: a probe there is safe. It sees the calls
     /// that the new code passes on to the old.
     PatchedBefore(Patch),
     /// Rewritten at the probed instruction or behind it: no probe may be there.
     PatchedOver(Patch),
-    /// As in the file, in memory that the process may write: the kernel puts no probe there, and
-    /// reports none missing (`valid_vma`, kernel/events/uprobes.c@v6.18).
+    /// Equal to the file, in memory that the process may write: the kernel puts no probe there, and
+    /// reports no error (`valid_vma`, kernel/events/uprobes.c@v6.18).
     Writable,
 }
 
 /// Code that stands in the place of a function's first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// The address to which it jumps, where it is a jump that can be followed.
+    /// Destination, if the new code begins with a jump that can be followed.
     pub target: Option<u64>,
     /// A breakpoint is where the probed instruction was: the kernel has put a probe into the new code.
     pub holds_breakpoint: bool,
@@ -72,8 +72,8 @@ pub const REMEDY: &str = "memprobe leaves the function alone, and does not see i
      (for UCX: UCX_MEM_CUDA_HOOK_MODE=none or =reloc), if they matter.";
 
 impl FileCode {
-    /// The code of a function at an offset of its file; `bytes` are those that follow in the file, and
-    /// `size` the function's own, 0 where it is not known.
+    /// Code of a function at an offset of its file. `bytes` begin at the function, `size` is its length
+    /// in bytes, 0 if unknown.
     pub fn new(offset: u64, mut bytes: Vec<u8>, size: u64, place: Place) -> Self {
         // What follows a function's end is another's, and may be rewritten for itself.
         let own = if size == 0 { place.end() } else { size };
@@ -179,7 +179,7 @@ fn is_writable(mapped: &MappedFile, offset: u64) -> bool {
 }
 
 impl Patch {
-    /// Name of the file that the patch jumps into, where that can be seen.
+    /// Name of the file into which the patch jumps, if it is one.
     fn library(self, maps: &Maps) -> Option<String> {
         let mapping = maps.find(self.target?)?;
         let name = mapping.path.file_name()?.to_string_lossy();

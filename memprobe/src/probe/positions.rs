@@ -1,4 +1,4 @@
-//! How far a ring buffer was written and read.
+//! Read and write positions of a ring buffer.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -39,14 +39,14 @@ impl Positions {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// How far it was read.
+    /// Position of the reader.
     pub(super) fn read(&self) -> u64 {
         // SAFETY: mapped as long as `self` lives and aligned to a page; the kernel and the reader
         // write it as one word.
         unsafe { self.0.as_ref() }.load(Ordering::Acquire)
     }
 
-    /// How far room for records was given out.
+    /// Position up to which the programs have reserved records.
     pub(super) fn reserved(&self) -> u64 {
         // SAFETY: as above; two pages were mapped.
         unsafe { self.0.byte_add(PAGE).as_ref() }.load(Ordering::Acquire)

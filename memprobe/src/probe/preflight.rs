@@ -1,5 +1,5 @@
-//! Whether memprobe can work on this machine, with these rights: judged from what was read, before
-//! anything is touched.
+//! Checks of the machine and of memprobe's rights, from facts that were read before anything is
+//! changed.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use super::machine::Machine;
 use crate::target::namespace::Namespace;
 use crate::target::status::{Capabilities, Capability};
 
-/// What memprobe needs at the very most beside its ring buffer: programs, maps, its own data.
+/// Upper bound of memprobe's memory beside its ring buffer: programs, maps, its own data.
 const COMFORTABLE: u64 = 128 << 20;
 
 /// Since this release memory of maps is charged to the control group and not to `RLIMIT_MEMLOCK`
@@ -48,7 +48,7 @@ impl Machine {
         findings
     }
 
-    /// What memprobe cannot work without, in the order in which it is to be put right.
+    /// Problems that keep memprobe from working, in the order in which to solve them.
     fn needed(&self) -> Vec<Finding> {
         vec![
             self.kernel(),

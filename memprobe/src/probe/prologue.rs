@@ -1,4 +1,4 @@
-//! Where in a function to put its probe.
+//! Placement of a probe within its function.
 //!
 //! A uprobe whose instruction the kernel can emulate costs a fraction of one that it must
 //! single-step out of line. So the probe goes to the first instruction that is emulated and before
@@ -11,17 +11,17 @@ use iced_x86::{
     InstructionInfoFactory, IntelFormatter, OpAccess, Register,
 };
 
-/// How far into a function the search goes, in bytes.
+/// Bytes of a function that are searched for a place.
 pub const SEARCHED: usize = 64;
 
-/// Where a probe sits.
+/// Place of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Bytes from the function's first instruction.
     pub offset: u64,
     /// Bytes of the instruction there, which the probe replaces; 1 where it cannot be decoded.
     pub length: u64,
-    /// Whether the kernel emulates the instruction.
+    /// True if the kernel emulates the instruction.
     pub emulated: bool,
 }
 
@@ -78,7 +78,7 @@ impl Place {
     }
 }
 
-/// Whether an instruction writes one of these registers, or memory.
+/// True if an instruction writes one of these registers, or memory.
 fn writes(info: &InstructionInfo, needed: &[Register]) -> bool {
     let is_write = |access: OpAccess| {
         !matches!(
@@ -93,14 +93,14 @@ fn writes(info: &InstructionInfo, needed: &[Register]) -> bool {
         || memory.any(|used| is_write(used.access()))
 }
 
-/// Whether an emulated branch leads back to itself or before it: a probe there would fire more than
-/// once a call.
+/// True if a branch leads back to itself or before it: a probe there would fire more than once a
+/// call.
 fn repeats(instruction: &Instruction) -> bool {
     let is_jump = instruction.is_jcc_short_or_near() || instruction.is_jmp_short_or_near();
     is_jump && instruction.near_branch_target() <= instruction.ip()
 }
 
-/// Whether the kernel emulates this instruction instead of single-stepping it: `push` of a
+/// True if the kernel emulates this instruction instead of single-stepping it: `push` of a
 /// register, `nop`, and jumps and calls relative to the instruction pointer
 /// (`branch_setup_xol_ops` and `push_setup_xol_ops`, arch/x86/kernel/uprobes.c, Linux 6.1). It
 /// takes none with an operand-size prefix but `nop`.
@@ -115,9 +115,9 @@ fn is_emulated(instruction: &Instruction) -> bool {
     }
 }
 
-/// The first instruction of `code` as an assembler would write it, such as `push r14`; `None` where
-/// these bytes are none. `address` is that of the code in its library, by which branches name their
-/// target; operands relative to the instruction pointer are written so.
+/// First instruction of `code` in assembler syntax, such as `push r14`; `None` if the bytes are not
+/// one. Branches name their target by `address`, that of the code; operands relative to the
+/// instruction pointer are written with `rip`.
 pub fn written(code: &[u8], address: u64) -> Option<String> {
     let instruction = Decoder::with_ip(64, code, address, DecoderOptions::NONE).decode();
     if instruction.is_invalid() {

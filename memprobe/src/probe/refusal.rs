@@ -1,4 +1,4 @@
-//! What the kernel refused, in words: the system call's error, what it means here, and what to do.
+//! Refusals of the kernel in words: the system call's error, its meaning here, and the remedy.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use aya::{EbpfError, maps::MapError};
 
 use super::machine::Machine;
 
-/// What memprobe asked the kernel for.
+/// Request that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// To make a map, by its name.
@@ -22,20 +22,18 @@ pub enum Asked {
 /// The kernel's refusal.
 #[derive(Debug)]
 pub struct Refusal {
-    /// What it refused.
     pub asked: Asked,
     /// Its error; `None` where it was aya that gave up.
     pub errno: Option<i32>,
-    /// What the verifier wrote about a program; empty where it was not asked. Never shown: it can
-    /// be written to a file.
+    /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a
+    /// file.
     pub log: String,
     /// aya's words, for what has no errno.
     other: String,
     /// `uname -r`.
     release: String,
-    /// Whether memprobe runs under a filter of system calls.
+    /// True if memprobe runs under a filter of system calls (seccomp).
     filtered: bool,
-    /// Whether the kernel is locked down.
     locked_down: bool,
 }
 
@@ -53,7 +51,7 @@ impl Refusal {
         }
     }
 
-    /// Of loading the maps.
+    /// Refusal to load the maps.
     pub fn of_maps(error: &EbpfError) -> Self {
         let (name, io_error) = match error {
             EbpfError::MapError(MapError::CreateError { name, io_error }) => {
@@ -64,7 +62,7 @@ impl Refusal {
         Self::new(Asked::Map(name), io_error, String::new(), chain(error))
     }
 
-    /// Of loading a program.
+    /// Refusal to load a program.
     pub fn of_program(name: &str, error: &ProgramError) -> Self {
         let asked = Asked::Program(name.to_owned());
         match error {
@@ -79,18 +77,18 @@ impl Refusal {
         }
     }
 
-    /// Of attaching a probe to a function.
+    /// Refusal to attach a probe to a function.
     pub fn of_probe(function: &str, error: &ProgramError) -> Self {
         let asked = Asked::Probe(function.to_owned());
         Self::new(asked, errno_of(error), String::new(), chain(error))
     }
 
-    /// Whether the verifier gave up on a program before it had followed all of it.
+    /// True if the verifier gave up on a program before it had followed all of it.
     pub fn is_too_long(&self) -> bool {
         matches!(self.asked, Asked::Program(_)) && self.errno == Some(libc::E2BIG)
     }
 
-    /// What the errno means for what was asked.
+    /// Meaning of the errno for the request.
     fn why(&self) -> String {
         let Some(errno) = self.errno else {
             return self.other.clone();

@@ -29,13 +29,13 @@ impl Records {
         })
     }
 
-    /// Where the records that programs have begun until now end. One that a program is still
-    /// writing hides those behind it: that there is no next one does not say that all were read.
+    /// End of the records that programs have begun so far. A record still being written hides those
+    /// behind it, so the absence of a next one does not mean that all were read.
     pub fn end(&self) -> Place {
         Place(self.positions.reserved())
     }
 
-    /// Whether all records before this place were read.
+    /// True if all records before this place were read.
     pub fn has_passed(&self, place: Place) -> bool {
         self.positions.read() >= place.0
     }

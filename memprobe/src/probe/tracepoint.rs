@@ -101,7 +101,7 @@ fn code_between(code: &[u8], address: u64, start: u64, end: u64) -> Option<&[u8]
     code.get(from..to)
 }
 
-/// Whether what follows an instruction may be executed after it.
+/// True if execution can continue behind an instruction.
 fn falls_through(instruction: &Instruction) -> bool {
     !matches!(
         instruction.flow_control(),

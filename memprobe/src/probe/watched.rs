@@ -11,7 +11,7 @@ use rustix::process::{
 
 use crate::event::Tgid;
 
-/// A process that memprobe looks at; its number cannot come to mean another one unnoticed.
+/// Watched process, held by a pidfd: a reuse of its number is noticed.
 #[derive(Debug)]
 pub struct Watched {
     /// Its number.
@@ -40,7 +40,7 @@ impl Watched {
         }
     }
 
-    /// As [`Self::open`], where a process that is no more is nothing to speak of.
+    /// [`Self::open`], with `None` for a process that has ended.
     pub fn if_there(tgid: Tgid) -> Option<Self> {
         let exit = match pidfd(tgid) {
             Ok(exit) => Some(exit),
@@ -50,7 +50,6 @@ impl Watched {
         Some(Self { tgid, exit })
     }
 
-    /// Whether the process has ended.
     pub fn has_ended(&self) -> bool {
         let Some(exit) = &self.exit else {
             return number(self.tgid).is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH));

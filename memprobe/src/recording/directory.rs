@@ -1,17 +1,16 @@
-//! The recordings in a directory that `record` wrote.
+//! Recordings in a directory that `record` wrote.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The file beside the recordings that says which is which.
+/// Index file written beside the recordings.
 const INDEX: &str = "index.json";
 
-/// The files of a directory that may be recordings, in the order in which people count: rank 2 comes
-/// before rank 10.
+/// Lists the `.json` files of a directory except the index, in natural order: rank 2 before rank 10.
 ///
 /// # Errors
-/// When the directory cannot be read.
+/// If the directory cannot be read.
 pub fn recordings_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory)? {
@@ -29,7 +28,8 @@ pub fn recordings_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// A name as texts and numbers by turns; each number with its digits in front of it.
+/// Splits a name into alternating text and numbers as a sort key. Each number keeps its digits, so that
+/// leading zeros break ties.
 fn counting_key(name: &str) -> Vec<(u128, String)> {
     let mut key = Vec::new();
     let mut rest = name;

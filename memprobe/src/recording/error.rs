@@ -1,33 +1,32 @@
-//! Why a recording cannot be read, and what to do.
+//! Errors of reading a recording. Each message ends with a remedy.
 
 use std::fmt;
 use std::io;
 
 use super::FORMAT;
 
-/// Why a recording cannot be read. Its text ends with what to do.
+/// Reason why a recording cannot be read. The message ends with a remedy.
 #[derive(Debug)]
 pub enum RecordingError {
     /// The file cannot be opened or read.
     Io(io::Error),
-    /// The file holds nothing at all, or ends before the first record is whole.
+    /// The file is empty, or ends before its first whole record.
     Empty,
-    /// The file is something else.
+    /// The file is not a recording of memprobe.
     Foreign,
     /// The file was written by a later memprobe.
     Newer {
-        /// The format of the file.
+        /// Format version of the file.
         format: u32,
     },
-    /// A record is not what memprobe wrote, and others follow it.
+    /// A record is invalid, and others follow it.
     Damaged {
-        /// Which line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Where the line begins, in bytes from the start of the file.
+        /// Offset of the line, in bytes from the start of the file.
         offset: u64,
-        /// What is wrong with it.
         why: String,
-        /// Memory events that were read before it.
+        /// Memory events that precede it.
         events: u64,
     },
 }
@@ -77,7 +76,7 @@ impl fmt::Display for Counted {
 impl std::error::Error for RecordingError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its words are this error's own.
+            // This error's message already contains that of the I/O error.
             Self::Io(error) => error.source(),
             _ => None,
         }

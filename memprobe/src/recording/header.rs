@@ -1,4 +1,4 @@
-//! The first and the last record of a recording.
+//! Header and end records of a recording.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,50 +6,46 @@ use super::FORMAT;
 use crate::event::{AtAttach, Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
 use crate::model::snapshot::{ProbeStatus, Target};
 
-/// What is known when a recording starts.
+/// Facts known when a recording starts.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Header {
-    /// The memprobe that recorded, such as `0.1.0`.
+    /// Version of memprobe that recorded, such as `0.1.0`.
     pub version: String,
-    /// The monotonic time that `ts` 0 stands for.
+    /// Monotonic time of `ts` 0.
     pub start: TimeNs,
-    /// The same moment in milliseconds since 1970 (UTC); `None` where the clock was not set.
+    /// The same moment in milliseconds since 1970 (UTC); `None` if the wall clock was not set.
     pub wall_start_ms: Option<u64>,
-    /// Who was recorded.
     pub target: Target,
-    /// The probes that were attached.
+    /// Probes that were attached.
     pub probes: Vec<ProbeStatus>,
 }
 
-/// What is known when a recording ends.
+/// Facts known when a recording ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Why it ended.
     pub reason: EndReason,
-    /// Memory events that were written.
+    /// Memory events written.
     pub events: u64,
-    /// What was lost over the whole recording.
+    /// Losses over the whole recording.
     pub losses: Losses,
 }
 
-/// Why a recording ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EndReason {
-    /// The time asked for was over.
+    /// The requested duration has passed.
     Duration,
-    /// The person at the terminal (or a signal) ended it.
+    /// The user or a signal ended it.
     Interrupted,
-    /// The target has ended.
     TargetExited,
-    /// The command that memprobe started, or the process that it was asked for, has ended; this one,
-    /// which descends from it, runs on.
+    /// The command started by memprobe, or the process given to it, has ended. This process, a descendant,
+    /// still runs.
     ParentExited,
-    /// memprobe could not go on.
+    /// memprobe failed.
     Failed,
 }
 
 impl EndReason {
-    /// A few words for people and recordings.
+    /// Returns the reason as text for users and recordings.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Duration => "duration over",
@@ -60,7 +56,7 @@ impl EndReason {
         }
     }
 
-    /// The reason that [`Self::as_str`] wrote.
+    /// Parses the text of [`Self::as_str`].
     pub fn parse(words: &str) -> Option<Self> {
         [
             Self::Duration,
@@ -74,7 +70,7 @@ impl EndReason {
     }
 }
 
-/// [`Header`] as it lies in the file.
+/// Serialized form of [`Header`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct HeaderRecord {
     pub format: u32,
@@ -82,7 +78,7 @@ pub(crate) struct HeaderRecord {
     pub start_ns: u64,
     pub wall_start_ms: Option<u64>,
     pub pid: Option<u32>,
-    /// The number in the process's own PID namespace, where that is another.
+    /// PID in the process's own PID namespace, if that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inner_pid: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -151,7 +147,7 @@ impl From<HeaderRecord> for Header {
     }
 }
 
-/// [`AtAttach`] as it lies in the file, less its time and process.
+/// Serialized form of [`AtAttach`], without its time and process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct AtAttachRecord {
     device: Option<DeviceIndex>,
@@ -192,7 +188,7 @@ impl AtAttachRecord {
     }
 }
 
-/// [`End`] as it lies in the file.
+/// Serialized form of [`End`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct EndRecord {
     pub end: String,
@@ -218,7 +214,7 @@ impl From<&End> for EndRecord {
 }
 
 impl EndRecord {
-    /// `None` where the reason is none that we know.
+    /// Returns `None` for an unknown reason.
     pub(crate) fn into_end(self) -> Option<End> {
         Some(End {
             reason: EndReason::parse(&self.end)?,

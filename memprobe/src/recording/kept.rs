@@ -1,4 +1,4 @@
-//! Who keeps memory alive, as it is written.
+//! Serialized form of the root that keeps a storage alive.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::MAX_CONTEXT;
 use crate::tensors::Kept;
 
-/// [`Kept`], field by field.
+/// Serialized form of [`Kept`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct KeptRecord<'a> {
     #[serde(borrow)]
@@ -36,7 +36,7 @@ impl<'a> From<&'a Kept> for KeptRecord<'a> {
 }
 
 impl KeptRecord<'_> {
-    /// What it says; the error says what is wrong, in a few words.
+    /// Checks the lengths of the texts and interns them. An error describes the fault in a few words.
     pub(super) fn read(&self, mut intern: impl FnMut(&str) -> Arc<str>) -> Result<Kept, String> {
         let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
         let all = texts.iter().flatten().copied().chain([&*self.by]);
@@ -54,7 +54,7 @@ impl KeptRecord<'_> {
     }
 }
 
-/// As much of a text as a recording may have.
+/// Cuts a text to [`MAX_CONTEXT`] bytes at a character boundary.
 pub(super) fn clipped(text: &str) -> Cow<'_, str> {
     let mut end = text.len().min(MAX_CONTEXT);
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! One line of a recording: text to record. What comes in is hostile; what comes out is checked.
+//! Parser of one line of a recording. The input is untrusted; the record returned is checked.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ use crate::event::{
 };
 use crate::tensors::DType;
 
-/// What a line says.
+/// Parsed line.
 pub(super) enum Record<'a> {
     Header(HeaderRecord),
     Stack(StackRecord<'a>),
@@ -26,11 +26,11 @@ pub(super) enum Record<'a> {
         name: Cow<'a, str>,
     },
     AtAttach(AtAttach),
-    /// An event, and what it happened for: its number is not known here.
+    /// A memory event and its purpose; the reader assigns the purpose's number.
     Memory(MemoryEvent, Option<Use>),
     Mark(MarkRecord<'a>),
     Named(NamedRecord<'a>),
-    /// The moment of the blocks that were named before, and how many there are.
+    /// Ends the preceding `Named` records: their time, and their count.
     Names {
         time: TimeNs,
         tgid: Tgid,
@@ -38,13 +38,13 @@ pub(super) enum Record<'a> {
     },
     Loss(Losses),
     End(EndRecord),
-    /// A header in a later format.
+    /// Header in a later format.
     Newer(u32),
-    /// Something that only viewers need.
+    /// Record for viewers only.
     Other,
 }
 
-/// A stack before its strings are interned.
+/// Stack before its strings are interned.
 #[derive(Deserialize)]
 pub(super) struct StackRecord<'a> {
     #[serde(default)]
@@ -68,7 +68,7 @@ pub(super) struct StackRecord<'a> {
     pub node: Option<NodeRecord<'a>>,
 }
 
-/// A node of autograd's graph before its strings are interned.
+/// Autograd node before its strings are interned.
 #[derive(Deserialize)]
 pub(super) struct NodeRecord<'a> {
     #[serde(borrow)]
@@ -89,7 +89,7 @@ pub(super) struct FrameRecord<'a> {
 }
 
 impl StackRecord<'_> {
-    /// Whether it is no more than a recording may have.
+    /// Checks the stack against the limits of a recording.
     fn check(&self) -> Result<(), String> {
         let forward = self.forward();
         if forward.is_some_and(|forward| forward.node.is_some()) {
@@ -114,12 +114,12 @@ impl StackRecord<'_> {
         }
     }
 
-    /// The stack of the operation that made the node.
+    /// Returns the stack of the forward operation that created the node.
     pub(super) fn forward(&self) -> Option<&StackRecord<'_>> {
         self.node.as_ref()?.forward.as_deref()
     }
 
-    /// Why there is no stack, for stacks that say so.
+    /// Returns the reason for a missing stack, if it is a known one.
     pub(super) fn no_stack(&self) -> Option<NoStack> {
         NoStack::parse(self.reason.as_deref()?)
     }
@@ -172,7 +172,7 @@ struct MemoryArgs<'a> {
     held: bool,
 }
 
-/// A mark before its strings are interned.
+/// Mark before its strings are interned.
 pub(super) struct MarkRecord<'a> {
     pub time: TimeNs,
     pub tgid: Tgid,
@@ -191,7 +191,7 @@ struct MarkArgs<'a> {
     stack_id: u32,
 }
 
-/// What a block is for that is no tensor's.
+/// Purpose of a block that is not a tensor's.
 #[derive(Deserialize)]
 struct Inferred<'a> {
     #[serde(borrow, default, rename = "use")]
@@ -237,8 +237,8 @@ struct LossArgs {
     uses: u64,
 }
 
-/// Reads one line (without its comma and newline). `start` is what `ts` counts from. The error
-/// says what is wrong, in a few words.
+/// Parses one line, without its comma and newline. `start` is the time of `ts` 0. An error describes the
+/// fault in a few words.
 pub(super) fn parse(line: &[u8], start: TimeNs) -> Result<Record<'_>, String> {
     // Half of all lines are counters, which only viewers need.
     if line.starts_with(b"{\"ph\":\"C\",") && line.ends_with(b"}}") {
@@ -399,7 +399,7 @@ fn event(
     })
 }
 
-/// The tensor, where the event says one.
+/// Returns the tensor that the event names, if any.
 fn shape(args: &MemoryArgs<'_>) -> Result<Option<Shape>, String> {
     let (sizes, dtype) = match (&args.shape, &args.dtype) {
         (Some(sizes), Some(dtype)) => (sizes, dtype),
@@ -421,7 +421,7 @@ fn shape(args: &MemoryArgs<'_>) -> Result<Option<Shape>, String> {
     }))
 }
 
-/// What it happened for that is no tensor, where the event says so.
+/// Returns the purpose that the event names for a block without a tensor, if any.
 fn purpose(args: &MemoryArgs<'_>) -> Result<Option<Purpose>, String> {
     let Some(inferred) = &args.inferred else {
         return Ok(None);
@@ -444,7 +444,7 @@ fn purpose(args: &MemoryArgs<'_>) -> Result<Option<Purpose>, String> {
     }))
 }
 
-/// The call into CUDA, where the event says one.
+/// Returns the CUDA call that the event names, if any.
 fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
     let (function, space) = match (&args.function, &args.space) {
         (Some(function), Some(space)) => (function, space),
@@ -469,14 +469,14 @@ fn args<'a, T: Deserialize<'a>>(line: &Line<'a>) -> Result<T, String> {
     serde_json::from_str(line.args.get()).map_err(|error| cause(&error))
 }
 
-/// As much of a text as an error has room for.
+/// Cuts a text to 40 characters, for error messages.
 fn first(text: &str) -> &str {
     text.char_indices()
         .nth(40)
         .map_or(text, |(end, _)| &text[..end])
 }
 
-/// What serde_json says, less its own line number (ours is that of the file).
+/// Returns serde_json's message without its line number, which is not that of the file.
 fn cause(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rfind(" at line ") {
@@ -493,7 +493,7 @@ fn address(text: &str) -> Option<Address> {
     u64::from_str_radix(digits, 16).ok().map(Address)
 }
 
-/// `text` is microseconds after `start` with up to three decimals.
+/// Parses `text` as microseconds relative to `start`, with up to three decimals.
 fn time(text: &str, start: TimeNs) -> Option<TimeNs> {
     let (before, distance) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),

@@ -1,27 +1,27 @@
-//! Recordings: what a `trace.json` of memprobe holds, and how it is read back.
+//! Recordings: format of memprobe's `trace.json`, and its reader.
 //!
-//! The file is a Chrome trace-event array (written by [`crate::export::trace_event`]), one record
-//! a line, with metadata records of our own that make the stream of [`crate::event::Event`]s
-//! restorable exactly. Record by record:
+//! The file is a Chrome trace-event array, written by [`crate::export::trace_event`], with one record a line.
+//! Additional metadata records let the reader restore the stream of [`crate::event::Event`]s exactly.
+//! Records:
 //!
 //! | `ph` | `cat` or `name` | meaning |
 //! |---|---|---|
 //! | `M` | `memprobe` | [`Header`]; first line, and again when more is known of the target |
-//! | `M` | `memprobe_stack` | defines a stack; `module`, `module_unknown` and `grad` say what its thread was doing, `node` (with the stack `forward` that made it) which step of a backward pass it belongs to |
+//! | `M` | `memprobe_stack` | defines a stack; `module`, `module_unknown` and `grad` are the state of its thread, `node` (with the stack `forward` that created it) is the autograd node being evaluated |
 //! | `M` | `thread_name` | names a thread |
-//! | `i` | `attach` | what an allocator held when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
+//! | `i` | `attach` | an allocator's totals when memprobe attached ([`crate::event::AtAttach`]; from format 2 on) |
 //! | `b`, `i` | `alloc` | a block was allocated (`i`: too many are live to be drawn as slices); with `held`, it was live when memprobe attached |
-//! | | | of the tensor that it was allocated for: `shape`, `more_dimensions` where those are not all, `dtype`, `requested` bytes; `tensor` is false where it was for none, and then `inferred` may say what for: `use` where that is known, `function` and `library` that asked |
-//! | `e` | `alloc` | it was freed; with `unseen_free`, its free was lost and its address is used again; with `live_at_end`, it is live and drawn up to the last event |
-//! | `i` | `free` | a block was freed that was not seen being allocated |
+//! | | | the tensor it was allocated for: `shape`, `more_dimensions` (count of those omitted), `dtype`, `requested` bytes; if `tensor` is false, it is not a tensor's, and `inferred` may name its purpose: `use` if known, and the requesting `function` and `library` |
+//! | `e` | `alloc` | the block was freed; with `unseen_free`, its free was lost and its address was reused; with `live_at_end`, it is live and drawn up to the last event |
+//! | `i` | `free` | a block was freed whose allocation was not seen |
 //! | `b`, `i`, `e` | `segment` | likewise for segments |
-//! | `i` | `segment_free` | a segment was freed that was not seen being allocated |
+//! | `i` | `segment_free` | a segment was freed whose allocation was not seen |
 //! | `b`, `i`, `e` | `cpu` | likewise for blocks of the CPU allocator, whose `device` is `"cpu"` (from format 3 on) |
-//! | `i` | `cpu_free` | a block of the CPU was freed that was not seen being allocated; its `size` is 0 |
+//! | `i` | `cpu_free` | a CPU block was freed whose allocation was not seen; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
-//! | `i` | `mark` | PyTorch said what its program was about to do ([`crate::event::Mark`]; from format 4 on) |
-//! | `M`, `i` | `memprobe_named`, `names` | what each live block was for when the process's objects were read and who kept it (`kept`), and the moment of that ([`crate::event::Names`]; from format 4 on) |
-//! | `i` | `loss` | running totals of what was lost |
+//! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::Mark`]; from format 4 on) |
+//! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`kept`), read from the process's objects, then the time of the reading ([`crate::event::Names`]; from format 4 on) |
+//! | `i` | `loss` | running totals of losses |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |
 
@@ -45,26 +45,26 @@ pub(crate) use names::NamedRecord;
 pub use reader::Reader;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
-/// The version of the format. A reader refuses what is newer.
+/// Format version. The reader refuses later ones.
 pub const FORMAT: u32 = 4;
 
-/// Bytes of the longest line that is written or read.
+/// Longest line written or read, in bytes.
 pub const MAX_LINE: usize = 4 << 20;
 
-/// Frames of the deepest stack that is read.
+/// Deepest stack read, in frames.
 pub const MAX_FRAMES: usize = 4096;
 
-/// Bytes of each text that says what a block without a tensor is for.
+/// Longest text about the purpose of a block without a tensor, in bytes.
 pub const MAX_PURPOSE: usize = 4096;
 
-/// Bytes of a module's path, a node's or a class's name.
+/// Longest module path, node name or class name, in bytes.
 pub const MAX_CONTEXT: usize = 128 << 10;
 
-/// Dimensions of a tensor that are read.
+/// Most dimensions read of a tensor.
 pub const MAX_DIMENSIONS: usize = 64;
 
-/// Stacks that one recording may define.
+/// Most stacks that one recording may define.
 pub const MAX_STACKS: usize = 1 << 20;
 
-/// Frames of all stacks of one recording together.
+/// Most frames of all stacks of one recording together.
 pub const MAX_ALL_FRAMES: usize = 1 << 25;

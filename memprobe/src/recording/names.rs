@@ -1,4 +1,4 @@
-//! What each live block was for at one moment, block by block.
+//! Serialized names of live blocks, one record a block.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use super::kept::{KeptRecord, clipped};
 use crate::event::{Address, Bytes, DeviceIndex, NamedBlock};
 use crate::tensors::{Name, TensorKind};
 
-/// The most blocks of one moment.
+/// Most blocks of one `names` record.
 const MOST: usize = 1 << 22;
 
-/// A block as it is written.
+/// Serialized form of [`NamedBlock`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct NamedRecord<'a> {
     addr: u64,
@@ -55,12 +55,12 @@ impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
     }
 }
 
-/// Blocks that wait for the moment that they belong to.
+/// Blocks read before the `names` record that they belong to.
 #[derive(Default)]
 pub(super) struct Naming(Vec<NamedBlock>);
 
 impl Naming {
-    /// Takes a block; the error says what is wrong, in a few words.
+    /// Adds a block. An error describes the fault in a few words.
     pub(super) fn push(
         &mut self,
         record: &NamedRecord<'_>,
@@ -101,7 +101,7 @@ impl Naming {
         Ok(())
     }
 
-    /// Those of the moment that is told now, which says how many there are.
+    /// Returns the blocks collected, and checks their number against `told`, the count in the `names` record.
     pub(super) fn end(&mut self, told: u64) -> Result<Vec<NamedBlock>, String> {
         let blocks = std::mem::take(&mut self.0);
         if blocks.len() as u64 == told {

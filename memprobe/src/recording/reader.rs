@@ -16,17 +16,17 @@ use crate::event::{
     Stack, StackId, StackKind, TimeNs, Use, Uses,
 };
 
-/// Bytes that are asked of the file at once.
+/// Read buffer, in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// How every recording's second line begins.
+/// Start of every recording's second line.
 const FIRST_RECORD: &[u8] = b"{\"ph\":\"M\",\"name\":\"memprobe\"";
 
-/// The events of a recording, in the order in which they were written.
+/// Iterator over the events of a recording, in the order written.
 ///
-/// A recording whose end is missing gives all its whole records; [`Reader::truncated`] then says
-/// so. Damage in the middle is an error, after which nothing more comes. Memory is bounded by
-/// the distinct strings and stacks of the recording.
+/// A recording without its end yields all its whole records, and [`Reader::truncated`] is then true. Damage
+/// in the middle is an error, which ends the iteration. Memory is bounded by the distinct strings and stacks
+/// of the recording.
 pub struct Reader<R> {
     input: R,
     line: Vec<u8>,
@@ -42,17 +42,15 @@ pub struct Reader<R> {
     uses: HashMap<Arc<Use>, ShapeId>,
     next_use: ShapeId,
     naming: Naming,
-    /// The event that waits for its definitions to be taken, and those.
+    /// Events already read but not yet returned: definitions, and then the event that needs them.
     waiting: VecDeque<Event>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// Records follow.
     Records,
-    /// The last record was read; the closing bracket follows.
+    /// The end record was read; the closing bracket follows.
     Ended,
-    /// Nothing follows.
     Closed(Close),
 }
 
@@ -63,21 +61,20 @@ enum Close {
     Failed,
 }
 
-/// What a line turned out to be.
+/// Result of one line.
 enum Step {
     Give(Event),
     Skip,
 }
 
 impl Reader<BufReader<File>> {
-    /// Opens a recording and reads its header.
     pub fn open(path: &Path) -> Result<Self, RecordingError> {
         Self::new(BufReader::with_capacity(BUFFER, File::open(path)?))
     }
 }
 
 impl<R: BufRead> Reader<R> {
-    /// Reads the header of a recording that comes from anywhere, such as a pipe.
+    /// Reads the header of a recording from any source, such as a pipe.
     pub fn new(input: R) -> Result<Self, RecordingError> {
         let mut reader = Self {
             input,
@@ -100,23 +97,23 @@ impl<R: BufRead> Reader<R> {
         Ok(reader)
     }
 
-    /// What is known of the target and of the recording; more may be known after the last event.
+    /// Returns the latest header; a later record of the file may add facts about the target.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How the recording ended; known after the last event, unless it is truncated.
+    /// Returns the end record; `None` before the last event, and for a truncated recording.
     pub fn end(&self) -> Option<&End> {
         self.end.as_ref()
     }
 
-    /// Whether the end of the recording is missing (memprobe was killed, the disk was full, or it
-    /// is still recording); known after the last event.
+    /// Returns true if the end of the recording is missing: memprobe was killed, the disk was full, or it is
+    /// still recording. Known after the last event.
     pub fn truncated(&self) -> bool {
         self.state == State::Closed(Close::Truncated)
     }
 
-    /// Memory events so far.
+    /// Returns the number of memory events read so far.
     pub fn events(&self) -> u64 {
         self.events
     }
@@ -143,7 +140,7 @@ impl<R: BufRead> Reader<R> {
         Ok(())
     }
 
-    /// Reads the next line into `self.line`, newline included; false where there is none.
+    /// Reads the next line into `self.line`, newline included. Returns false at the end of the file.
     fn next_line(&mut self) -> Result<bool, RecordingError> {
         self.offset += self.line.len() as u64;
         self.line.clear();
@@ -203,7 +200,7 @@ impl<R: BufRead> Reader<R> {
             match step {
                 Ok(Step::Give(event)) => return Ok(Some(event)),
                 Ok(Step::Skip) => {}
-                // A last line that makes no sense was cut while it was written.
+                // An invalid last line was cut off while being written.
                 Err(_) if self.end.is_none() && self.at_end()? => {
                     self.state = State::Closed(Close::Truncated);
                 }
@@ -266,8 +263,8 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The event, or first the definition of its use where it is new, and that of its stack where
-    /// the recording has none.
+    /// Returns the event, or first the definitions it needs: its purpose if new, its stack if the recording
+    /// lacks it.
     fn memory(&mut self, mut event: MemoryEvent, is: Option<Use>) -> Event {
         self.events += u64::from(event.action != Action::Held);
         if let Some(is) = is {
@@ -277,7 +274,7 @@ impl<R: BufRead> Reader<R> {
         self.after_definitions(stack, Event::Memory(event))
     }
 
-    /// The number of a use; it is defined where it is new.
+    /// Returns the number of a purpose, and queues its definition if it is new.
     fn used(&mut self, is: Use) -> ShapeId {
         if let Some(id) = self.uses.get(&is) {
             return *id;
@@ -296,7 +293,7 @@ impl<R: BufRead> Reader<R> {
         id
     }
 
-    /// The definition of an event's stack, where the recording has none.
+    /// Returns a definition for an event's stack if the recording has none.
     fn missing_stack(&mut self, id: StackId) -> Option<Event> {
         if id == StackId::NONE || self.stacks.contains(&id.0) || self.stacks.len() >= MAX_STACKS {
             return None;
@@ -334,7 +331,7 @@ impl<R: BufRead> Reader<R> {
         Ok(Event::Stack(StackId(record.id), Arc::new(stack)))
     }
 
-    /// A stack without the node that it belongs to.
+    /// Builds a stack without its autograd node.
     fn stack(&mut self, record: &StackRecord<'_>) -> Result<Stack, String> {
         self.frames += record.frames.len();
         if self.frames > MAX_ALL_FRAMES {
@@ -387,7 +384,7 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    /// The mark, or first the definition of its stack where the recording has none.
+    /// Returns the mark, or first a definition of its stack if the recording has none.
     fn mark(&mut self, mark: MarkRecord<'_>) -> Event {
         let event = Event::Mark(Mark {
             time: mark.time,
@@ -401,7 +398,7 @@ impl<R: BufRead> Reader<R> {
         self.after_definitions(stack, event)
     }
 
-    /// The first of what waits to be given before `event`, or that.
+    /// Returns the first queued definition and queues `event`, or `event` itself if none is queued.
     fn after_definitions(&mut self, stack: Option<Event>, event: Event) -> Event {
         self.waiting.extend(stack);
         match self.waiting.pop_front() {
@@ -426,7 +423,7 @@ impl<R: BufRead> Iterator for Reader<R> {
     }
 }
 
-/// A line without its newline and comma.
+/// Strips the newline and comma of a line.
 fn content(line: &[u8]) -> &[u8] {
     let line = line.trim_ascii();
     line.strip_suffix(b",").unwrap_or(line)

@@ -56,7 +56,7 @@ pub(crate) fn stack(id: u32, kind: StackKind, frames: Vec<Frame>) -> Event {
     )
 }
 
-/// One event on `cuda:0` by the main thread, `micros` after the start.
+/// Returns an event on `cuda:0` by the main thread, `micros` after the start.
 pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> MemoryEvent {
     MemoryEvent {
         time: TimeNs(5_000_000_000 + micros * 1000),
@@ -73,7 +73,7 @@ pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> Memor
     }
 }
 
-/// The totals of the allocator after an event, in bytes.
+/// Returns the allocator's totals after an event, in bytes.
 pub(crate) fn totals(allocated: u64, reserved: u64) -> Option<Totals> {
     Some(Totals {
         allocated: Bytes(allocated),
@@ -81,8 +81,8 @@ pub(crate) fn totals(allocated: u64, reserved: u64) -> Option<Totals> {
     })
 }
 
-/// A little of everything: Python and backward stacks, two devices, blocks from before attach, a
-/// loss, an out-of-memory error.
+/// Events of most kinds: Python and backward stacks, two devices, blocks from before attach, a loss, an
+/// out-of-memory error.
 pub(crate) fn story() -> Vec<Event> {
     let kind = |thread: &str| StackKind::Waiting {
         thread: thread.into(),
@@ -183,7 +183,7 @@ pub(crate) fn story() -> Vec<Event> {
     ]
 }
 
-/// Blocks for two tensors (one of more dimensions than are told), for none, and for nobody knows what.
+/// Blocks for two tensors (one with omitted dimensions), for none, and with an unknown purpose.
 pub(crate) fn tensors() -> Vec<Event> {
     let define = |id, shape| Event::Use(ShapeId(id), Arc::new(Use::Tensor(shape)));
     let block = |at: u64, size, allocated, shape| {
@@ -224,8 +224,8 @@ pub(crate) fn tensors() -> Vec<Event> {
     ]
 }
 
-/// Blocks without a tensor: two of one use, one of which only the function is known that asked for it, and one of
-/// which nothing is known.
+/// Blocks without a tensor: two with the same purpose, one with only the requesting function known, one with
+/// nothing known.
 pub(crate) fn purposes() -> Vec<Event> {
     let define = |id, what: Option<&str>, function: &str| {
         let purpose = Purpose {
@@ -260,7 +260,7 @@ pub(crate) fn purposes() -> Vec<Event> {
     ]
 }
 
-/// Attached to a process that has made tensors on the CPU before: one more, and one of those freed.
+/// Attach to a process with CPU tensors: one more is allocated, and one of the earlier ones is freed.
 pub(crate) fn on_the_cpu() -> Vec<Event> {
     let block = |action, at, addr, size, live| {
         Event::Memory(MemoryEvent {
@@ -296,7 +296,7 @@ pub(crate) fn on_the_cpu() -> Vec<Event> {
     ]
 }
 
-/// Attached to a process that runs: two blocks are found, one of them is freed.
+/// Attach to a running process: two blocks are found, and one of them is freed.
 pub(crate) fn late_attach() -> Vec<Event> {
     let held = |addr, size| {
         Event::Memory(MemoryEvent {
@@ -318,7 +318,7 @@ pub(crate) fn late_attach() -> Vec<Event> {
     ]
 }
 
-/// What was there at attach, with or without its blocks.
+/// Totals at attach; `unread` is the reason why its blocks were not read.
 pub(crate) fn at_attach(unread: Option<&str>) -> Event {
     let totals = |allocated, reserved| Totals {
         allocated: Bytes(allocated),
@@ -334,7 +334,7 @@ pub(crate) fn at_attach(unread: Option<&str>) -> Event {
     })
 }
 
-/// The file that holds these events.
+/// Returns the file that holds these events.
 pub(crate) fn recording(events: &[Event]) -> Vec<u8> {
     let mut writer = TraceWriter::new(Vec::new(), "memory", &header(), Grouping::User).unwrap();
     for event in events {

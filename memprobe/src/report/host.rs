@@ -1,4 +1,4 @@
-//! The processes of a host, once: as a table for people, or as JSON for programs.
+//! Report of the processes of a host, as text or JSON.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -10,49 +10,45 @@ use super::document::json;
 use super::structured::FrameRow;
 use crate::bytes::short;
 use crate::label::{
-    self, CUT, FileNames, clean, device_list, fit, percent, process_state, short_command, top_line,
-    width as columns,
+    self, CUT, FileNames, clean, device_gaps, device_list, driver_gap, fit, percent, process_state,
+    short_command, top_line, width as columns,
 };
 use crate::model::snapshot::Site;
 use crate::model::snapshot::host::{
     DriverSnapshot, Holder, HostSnapshot, ProcessRow, ProcessState,
 };
 
-/// How the processes of a host are written.
+/// Content and format of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    /// For whom.
     pub format: HostFormat,
-    /// Which processes.
     pub extent: HostExtent,
-    /// Columns of text; `None` for as many as it takes.
+    /// Width of text, in columns; `None` for unlimited.
     pub width: Option<usize>,
-    /// Whether text is coloured.
     pub colour: Colour,
 }
 
-/// For whom they are written.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFormat {
-    /// For people.
     Text,
     /// One JSON document.
     Json,
 }
 
-/// Which processes are written.
+/// Selection of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostExtent {
-    /// Those that hold memory, or may.
+    /// Processes that hold memory, or may.
     Holders,
-    /// All that have loaded CUDA.
+    /// All processes that have loaded CUDA.
     All,
 }
 
-/// Writes the processes of a host, who holds most first.
+/// Writes the processes of a host, the one that holds most first.
 ///
 /// # Errors
-/// Where `out` cannot be written.
+/// If `out` cannot be written.
 pub fn write_host(
     snapshot: &HostSnapshot,
     options: &HostOptions,
@@ -76,7 +72,7 @@ pub fn write_host(
     }
 }
 
-/// A column: its head, whether it stands at the right, and what it says of a process.
+/// A column: heading, right alignment, and the cell of a process.
 type Column<'a> = (
     &'static str,
     bool,
@@ -85,15 +81,20 @@ type Column<'a> = (
 
 fn text(snapshot: &HostSnapshot, rows: &[&ProcessRow], options: &HostOptions) -> String {
     let mut text = String::new();
-    for line in devices(snapshot).iter().chain(&warnings(snapshot)) {
+    let gaps = unavailable(rows);
+    for line in devices(snapshot)
+        .iter()
+        .chain(&gaps)
+        .chain(&warnings(snapshot))
+    {
         push(&mut text, line, options.width);
     }
     if rows.is_empty() {
-        push(
-            &mut text,
-            "No process on this host holds CUDA memory.",
-            options.width,
-        );
+        let none = match snapshot.driver.unlisted().next() {
+            None => "No process on this host holds CUDA memory.",
+            Some(_) => "No process on this host is known to hold CUDA memory.",
+        };
+        push(&mut text, none, options.width);
         return text;
     }
     text.push('\n');
@@ -154,7 +155,7 @@ fn push(text: &mut String, line: &str, width: Option<usize>) {
     text.push('\n');
 }
 
-/// The devices as the driver sees them, or why it cannot be asked.
+/// Devices as the driver reports them, or the reason that it cannot be queried.
 fn devices(snapshot: &HostSnapshot) -> Vec<String> {
     match &snapshot.driver {
         DriverSnapshot::Unasked => Vec::new(),
@@ -162,16 +163,32 @@ fn devices(snapshot: &HostSnapshot) -> Vec<String> {
         DriverSnapshot::Devices(devices) => devices
             .iter()
             .map(|device| {
-                let name = clean(&device.name);
-                let Some(memory) = device.memory else {
-                    return format!("GPU {}  {name}", device.index);
-                };
-                let share = percent(memory.used.0.into(), memory.total.0.into());
-                let (used, total) = (short(memory.used), short(memory.total));
-                format!("GPU {}  {used} of {total} ({share})  {name}", device.index)
+                let mut parts = vec![format!("GPU {}", device.index)];
+                parts.extend(device.memory.as_ref().ok().map(|memory| {
+                    let share = percent(memory.used.0.into(), memory.total.0.into());
+                    let (used, total) = (short(memory.used), short(memory.total));
+                    format!("{used} of {total} ({share})")
+                }));
+                parts.push(clean(&device.name));
+                parts.extend(device_gaps(device));
+                parts.join("  ")
             })
             .collect(),
     }
+}
+
+/// Says why the driver's column has no number for processes that the driver names without bytes.
+fn unavailable(rows: &[&ProcessRow]) -> Option<String> {
+    let has_gap = |row: &&&ProcessRow| row.driver.iter().any(|held| held.bytes.is_none());
+    let number = rows.iter().filter(has_gap).count() as u64;
+    let processes = match number {
+        0 => return None,
+        1 => "1 process".to_owned(),
+        number => format!("{number} processes"),
+    };
+    Some(format!(
+        "DRIVER is - for {processes}: the driver does not give the bytes on every GPU ([N/A])"
+    ))
 }
 
 fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
@@ -228,7 +245,7 @@ fn table_columns<'a>(rows: &[&ProcessRow], names: &'a FileNames) -> Vec<Column<'
     columns
 }
 
-/// Longer commands are cut, so that the line that holds most stays on the screen.
+/// Maximum width of a command, so that the column of the top line stays on the screen.
 const LONGEST_COMMAND: usize = 40;
 
 fn cells(row: &ProcessRow, rows: &[&ProcessRow], names: &FileNames) -> Vec<String> {
@@ -263,6 +280,12 @@ struct Gpu<'a> {
     name: &'a str,
     used: Option<u64>,
     total: Option<u64>,
+    /// Reason why `used` and `total` are null.
+    memory_unknown: Option<&'a str>,
+    /// MIG devices that `used` and `total` are the sum of.
+    mig_devices: Option<u32>,
+    /// Reason why the driver's list of processes is missing or has gaps.
+    processes_unknown: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -283,6 +306,8 @@ struct Process<'a> {
     allocated: Option<u64>,
     reserved: Option<u64>,
     driver: Option<u64>,
+    /// Reason why `driver` is null for a process in the driver's list.
+    driver_unknown: Option<String>,
     peak_allocated: Option<u64>,
     peak_reserved: Option<u64>,
     devices: Vec<Device>,
@@ -304,7 +329,7 @@ struct DriverDevice {
     bytes: Option<u64>,
 }
 
-/// The line that holds most. `kind` is as in a report: `line`, `backward`, `no_line` or
+/// Line that holds most. `kind` is one of a report: `line`, `backward`, `backward_of`, `no_line` or
 /// `before_attach`.
 #[derive(Serialize)]
 struct Top<'a> {
@@ -323,8 +348,11 @@ fn document<'a>(snapshot: &'a HostSnapshot, rows: &[&'a ProcessRow]) -> Document
             let gpus = devices.iter().map(|device| Gpu {
                 gpu: device.index,
                 name: &device.name,
-                used: device.memory.map(|memory| memory.used.0),
-                total: device.memory.map(|memory| memory.total.0),
+                used: device.memory.as_ref().ok().map(|memory| memory.used.0),
+                total: device.memory.as_ref().ok().map(|memory| memory.total.0),
+                memory_unknown: device.memory.as_ref().err().map(String::as_str),
+                mig_devices: device.mig_devices,
+                processes_unknown: device.processes.as_ref().err().map(String::as_str),
             });
             (None, gpus.collect())
         }
@@ -339,11 +367,14 @@ fn document<'a>(snapshot: &'a HostSnapshot, rows: &[&'a ProcessRow]) -> Document
         lost_uses: health.losses.uses,
         malformed: health.losses.malformed,
         disagreements: health.disagreements,
-        processes: rows.iter().map(|row| process(row)).collect(),
+        processes: rows
+            .iter()
+            .map(|row| process(row, &snapshot.driver))
+            .collect(),
     }
 }
 
-fn process(row: &ProcessRow) -> Process<'_> {
+fn process<'a>(row: &'a ProcessRow, driver: &DriverSnapshot) -> Process<'a> {
     let totals = row.totals();
     let (state, reason) = match &row.state {
         ProcessState::Probed => ("probed", None),
@@ -368,6 +399,7 @@ fn process(row: &ProcessRow) -> Process<'_> {
         allocated: totals.map(|totals| totals.allocated.0),
         reserved: totals.map(|totals| totals.reserved.0),
         driver: row.driver_total().map(|bytes| bytes.0),
+        driver_unknown: driver_gap(row, driver),
         peak_allocated: totals.map(|_| row.peak.allocated.0),
         peak_reserved: totals.map(|_| row.peak.reserved.0),
         devices: row
@@ -411,7 +443,8 @@ mod tests {
     use crate::event::{Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
     use crate::model::snapshot::Target;
     use crate::model::snapshot::host::{
-        DeviceRow, DriverUse, HostHealth, ProcessFacts, Rank, TopHolder, Trend,
+        self as model, DeviceRow, DriverMemory, DriverUse, HostHealth, ProcessFacts, Rank,
+        TopHolder, Trend,
     };
 
     fn row(tgid: u32, mib: u64) -> ProcessRow {
@@ -447,6 +480,7 @@ mod tests {
                 device: 2,
                 bytes: Some(Bytes((mib + 400) << 20)),
             }],
+            driver_is_partial: false,
             trend: Trend::default(),
             top: Some(TopHolder {
                 holder: Holder::Site(Site::Line(frame)),
@@ -499,6 +533,62 @@ mod tests {
     #[test]
     fn the_table_begins_with_who_holds_most_and_says_why_one_is_not_probed() {
         insta::assert_snapshot!("host_table", written(TEXT));
+    }
+
+    /// The second process has no bytes; of the second device the processes are unknown.
+    fn with_gaps() -> HostSnapshot {
+        let mut host = host();
+        let device = |index, memory, processes| model::DriverDevice {
+            index,
+            name: "NVIDIA A100".to_owned(),
+            memory,
+            mig_devices: None,
+            processes,
+        };
+        let memory = DriverMemory {
+            used: Bytes(3 << 30),
+            total: Bytes(40 << 30),
+        };
+        let lost = "the driver does not answer: the GPU is lost".to_owned();
+        host.driver = DriverSnapshot::Devices(vec![
+            model::DriverDevice {
+                mig_devices: Some(2),
+                ..device(0, Ok(memory), Ok(()))
+            },
+            device(1, Ok(memory), Err("the driver is too old".to_owned())),
+            device(2, Err(lost.clone()), Err(lost)),
+        ]);
+        for row in &mut host.processes {
+            row.driver_is_partial = true;
+        }
+        host.processes[1].driver[0].bytes = None;
+        host
+    }
+
+    #[test]
+    fn what_the_driver_does_not_say_has_a_reason() {
+        let mut out = Vec::new();
+        write_host(&with_gaps(), &TEXT, &mut out).unwrap();
+        insta::assert_snapshot!("host_gaps", String::from_utf8(out).unwrap());
+        let mut out = Vec::new();
+        let options = HostOptions {
+            format: HostFormat::Json,
+            ..TEXT
+        };
+        write_host(&with_gaps(), &options, &mut out).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(json["gpus"][0]["mig_devices"], 2);
+        assert_eq!(
+            json["gpus"][1]["processes_unknown"],
+            "the driver is too old"
+        );
+        assert!(json["gpus"][2]["used"].is_null());
+        let why = json["gpus"][2]["memory_unknown"].as_str().unwrap();
+        assert!(why.contains("lost"), "{why}");
+        for process in json["processes"].as_array().unwrap() {
+            assert!(process["driver"].is_null());
+            assert!(process["driver_unknown"].is_string(), "{process}");
+        }
     }
 
     #[test]

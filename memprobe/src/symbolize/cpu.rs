@@ -1,25 +1,26 @@
-//! The books of PyTorch's CPU allocator, which keeps none: what is live, counted by its own events.
+//! Live memory of PyTorch's CPU allocator, which keeps no list of blocks itself; the events are summed up
+//! here.
 
 use hashbrown::HashMap;
 
 use super::Past;
 use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Tgid, TimeNs, Totals};
 
-/// Live blocks that are known; the sizes of those on top are not, and so not in the sum.
+/// The most live blocks that are tracked. Further ones are not part of the sum.
 const MOST: usize = 1 << 24;
 
-/// What the CPU allocator has handed out since it was first heard.
+/// The blocks that the CPU allocator has handed out since the first event.
 #[derive(Debug)]
 pub struct CpuBooks {
     tgid: Tgid,
     sizes: HashMap<Address, Bytes>,
     live: u64,
-    /// Something may have been live before the first event, and nobody was told.
+    /// True until the first event, if blocks from before it may be live.
     is_untold: bool,
 }
 
 impl CpuBooks {
-    /// Nothing was heard yet.
+    /// Starts without any block.
     pub fn new(tgid: Tgid, past: Past) -> Self {
         Self {
             tgid,
@@ -29,7 +30,8 @@ impl CpuBooks {
         }
     }
 
-    /// What is to be said before the first event.
+    /// Returns the event that must precede the first one of the CPU allocator: earlier allocations are
+    /// unknown.
     pub fn begin(&mut self, time: TimeNs) -> Option<AtAttach> {
         std::mem::take(&mut self.is_untold).then(|| AtAttach {
             time,
@@ -44,25 +46,25 @@ impl CpuBooks {
         })
     }
 
-    /// A block was handed out.
+    /// Records an allocation.
     pub fn alloc(&mut self, addr: Address, size: Bytes) {
         if self.sizes.len() >= MOST && !self.sizes.contains_key(&addr) {
             return;
         }
         let before = self.sizes.insert(addr, size);
-        // The free of the block that was here before got lost.
+        // The free of the previous block at this address was lost.
         let gone = before.map_or(0, |size| size.0);
         self.live = self.live.saturating_sub(gone).saturating_add(size.0);
     }
 
-    /// A block is taken back; its bytes, 0 for one that is not known.
+    /// Records a free and returns the block's bytes; 0 for an unknown block.
     pub fn free(&mut self, addr: Address) -> Bytes {
         let size = self.sizes.remove(&addr).unwrap_or_default();
         self.live = self.live.saturating_sub(size.0);
         size
     }
 
-    /// Bytes that are live by these books: what they are worth as the totals of an allocator.
+    /// Returns the tracked live bytes in the form of an allocator's totals.
     pub fn totals(&self) -> Totals {
         Totals {
             allocated: Bytes(self.live),

@@ -1,24 +1,24 @@
-//! Names of functions of C++ as people write them, from those that the compiler made.
+//! Demangles C++ and Rust function names.
 
 use std::fmt;
 
 use cpp_demangle::{DemangleOptions, ParseOptions, Symbol};
 
-/// How deep the parts of a name may lie in each other: names come from files of the target.
+/// The deepest nesting of a name that is demangled; names come from files of the target.
 const DEEPEST: u32 = 192;
 
-/// Bytes of the longest name that is written out: repetitions can make it exponential.
+/// The longest name that is written out, in bytes; substitutions can make a name exponentially long.
 const LONGEST: usize = 64 << 10;
 
-/// Letters of the longest name that is kept.
+/// The longest name that is kept, in characters.
 const MOST_LETTERS: usize = 200;
 
-/// What stands in names for a namespace without one.
+/// The demangled name of an unnamed namespace.
 const ANONYMOUS: &str = "(anonymous namespace)";
 
-/// `at::native::mbtopk::launch` of its symbol: namespaces, classes and the name, without what is returned,
-/// parameters and template arguments. A symbol that is no mangled name is taken as it is. Functions of Rust have
-/// the paths of Rust.
+/// Returns the function name of a symbol, such as `at::native::mbtopk::launch`: namespaces, classes and name,
+/// without return type, parameters and template arguments. A symbol that is not mangled stays as it is. Rust
+/// symbols become Rust paths.
 pub fn function(symbol: &[u8]) -> String {
     let name = of_rust(symbol).unwrap_or_else(|| {
         let name =
@@ -31,7 +31,7 @@ pub fn function(symbol: &[u8]) -> String {
     }
 }
 
-/// Of a symbol that Rust's compiler made: also its old ones, which are like those of C++, end in a hash.
+/// Demangles a Rust symbol; a legacy one has the C++ form but ends in a hash.
 fn of_rust(symbol: &[u8]) -> Option<String> {
     let symbol = rustc_demangle::try_demangle(std::str::from_utf8(symbol).ok()?).ok()?;
     let mut name = Bounded(String::new());
@@ -54,7 +54,7 @@ fn demangled(symbol: &[u8]) -> Option<String> {
     Some(name.0)
 }
 
-/// A text that refuses to grow without end.
+/// A string with a maximum length; writes beyond it fail.
 struct Bounded(String);
 
 impl fmt::Write for Bounded {
@@ -67,7 +67,7 @@ impl fmt::Write for Bounded {
     }
 }
 
-/// Leaves out what stands in brackets, and what follows the name.
+/// Removes everything in brackets, and everything after the name.
 fn without_arguments(name: &str) -> String {
     let mut plain = String::new();
     let mut depth = 0u32;
@@ -83,7 +83,7 @@ fn without_arguments(name: &str) -> String {
             taken = length;
             plain.push_str(&rest[..length]);
         } else if rest.starts_with("->") {
-            // No bracket.
+            // `->` is no bracket.
             taken = 2;
         } else {
             match letter {
@@ -99,7 +99,7 @@ fn without_arguments(name: &str) -> String {
     plain.strip_suffix(" const").unwrap_or(plain).to_owned()
 }
 
-/// The length of the name of an operator that is written with brackets, such as `operator<<`.
+/// Returns the length of an operator's name that contains brackets, such as `operator<<`.
 fn operator(before: &str, rest: &str) -> Option<usize> {
     const WORD: &str = "operator";
     const SIGNS: [&str; 11] = [
@@ -180,7 +180,7 @@ mod tests {
         let mut deep = b"_ZN".to_vec();
         deep.extend(b"1AIN".repeat(5000));
         assert!(function(&deep).chars().count() <= MOST_LETTERS + 1);
-        // Each doubles the one before.
+        // Each type doubles the previous one.
         let mut wide = b"_Z1fI1aIiiE".to_vec();
         for at in 0..30u8 {
             let at = [b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"[usize::from(at)]];

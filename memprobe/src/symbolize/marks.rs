@@ -1,19 +1,19 @@
-//! What PyTorch says about the program, from the names that it gives to it.
+//! Parses the names of PyTorch's own `record_function` ranges.
 
 use memprobe_common::MARK_NAME;
 
 use crate::event::Beginning;
 
-/// How the names of marks begin and end, around the class that is spoken of (torch/optim/optimizer.py,
-/// torch/utils/data/dataloader.py@v2.15.0, and the same in 2.0.1).
+/// Prefix and suffix of these names around the class (torch/optim/optimizer.py,
+/// torch/utils/data/dataloader.py@v2.15.0, the same in 2.0.1).
 const FORMS: [(&str, &str, Beginning); 3] = [
     ("Optimizer.step#", ".step", Beginning::Step),
     ("Optimizer.zero_grad#", ".zero_grad", Beginning::ZeroGrad),
     ("enumerate(DataLoader)#", ".__next__", Beginning::NextBatch),
 ];
 
-/// What begins, and the class that does it; `None` where the program named something of its own. Of a name that
-/// is longer than what the kernel's side passes on, the class is as long as that.
+/// Returns the phase that starts and the class that runs it; `None` for a range of the program's own. The
+/// kernel programs truncate long names, in which case the class is truncated too.
 pub fn parse(name: &[u8; MARK_NAME]) -> Option<(Beginning, String)> {
     let length = name.iter().position(|byte| *byte == 0)?;
     let is_whole = length + 1 < MARK_NAME;

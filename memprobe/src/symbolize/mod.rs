@@ -1,5 +1,5 @@
-//! Records to events: hashes become stacks with files, lines and functions, threads get names,
-//! segments get devices.
+//! Turns records into events: resolves stack hashes to files, lines and functions, names threads, and assigns
+//! devices to segments.
 
 mod cpu;
 mod cuda;
@@ -34,7 +34,7 @@ use crate::event::{
 use crate::target::memory::ReadMemory;
 
 use cpu::CpuBooks;
-use cuda::{Call, Cuda, Owner};
+use cuda::{Call, Caller, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
 use segments::Segments;
@@ -42,16 +42,16 @@ use shapes::Shapes;
 use stacks::{Interned, Pending, Stacks, Wait};
 use waiting::{GraphTasks, Waiters};
 
-/// Threads whose names are remembered; beyond that they are read again.
+/// The most thread names in the cache; it is cleared when full.
 const THREAD_NAMES: usize = 65_536;
 
-/// The most records that wait with a stack for the name of its module.
+/// The most records that wait behind a stack whose module has no name yet.
 const MOST_WAITING: usize = 1 << 14;
 
 /// Turns the records of one process into events, in order.
 pub struct Symbolizer<M> {
     tgid: Tgid,
-    /// Why there is no stack where the kernel's programs know no Python.
+    /// The reason for missing stacks while the kernel programs have no Python layout.
     no_python: NoStack,
     stacks: Stacks<M>,
     shapes: Shapes,
@@ -63,30 +63,30 @@ pub struct Symbolizer<M> {
     native: NativeCode,
     cuda: Cuda,
     ready: Segments,
-    /// Records in order, not yet events.
+    /// Records in order that are not events yet.
     queue: VecDeque<Queued>,
-    /// How many of them were taken before the last [`Symbolizer::settle`].
+    /// The number of queued records that were there at the last [`Symbolizer::settle`].
     certain: usize,
-    /// 0, or the last stack's place in the queue, counted from 1.
+    /// The position in the queue of the last stack, counted from 1; 0 for none.
     unsettled: usize,
 }
 
-/// A record that waits for those behind it.
+/// A record that waits in the queue.
 enum Queued {
     Memory(MemoryKind, MemoryRecord, Reason),
     Cuda(Box<CudaRecord>, Option<Box<StackCopy>>),
     Stack(Pending),
     NodeMade(NodeMadeRecord),
-    /// With what it is called.
+    /// The record and the name of its node.
     NodeEntered(NodeEnteredRecord, Arc<str>),
     Mark(Box<MarkRecord>),
 }
 
-/// Where native code called into CUDA.
+/// The native code that called into CUDA.
 enum Called {
-    /// A thread whose Python stack is known.
+    /// The direct caller, if the record carries no stack copy.
     From(Frame),
-    /// A thread that runs no Python.
+    /// The native stack, unwound from the copy that the kernel programs take of a thread without Python.
     Native(Unwound),
 }
 
@@ -99,27 +99,27 @@ impl Called {
     }
 }
 
-/// A Python stack that is known.
+/// A known Python stack.
 #[derive(Clone, Copy)]
 enum Known {
-    /// The thread's own.
+    /// The stack of the thread itself.
     Own(StackId),
-    /// That of the thread that waits for it.
+    /// The stack of the thread that waits for it.
     Waiting(StackId),
 }
 
-/// What a process did before memprobe looked at it.
+/// The possible CUDA use of a process before memprobe observed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Past {
-    /// Nothing with CUDA.
+    /// No use of CUDA.
     None,
-    /// Anything.
+    /// Any use of CUDA.
     Unknown,
 }
 
 impl<M: ReadMemory> Symbolizer<M> {
-    /// A symbolizer for one process, whose code objects are read through `memory`.
-    /// Without `code`, as long as its Python is not known, stacks have no lines of Python.
+    /// Creates a symbolizer for one process that reads code objects through `memory`. Stacks have no Python
+    /// lines as long as `code` is `None`, that is, while the process's Python is unknown.
     pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: Past) -> Self {
         Self {
             tgid,
@@ -143,8 +143,8 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// Takes the next record and reads what it names of the process's memory. Records of other
-    /// processes are ignored.
+    /// Accepts the next record and reads the process memory that it refers to. Records of other processes are
+    /// ignored.
     pub fn push(&mut self, record: Record) {
         match record {
             Record::Memory(kind, memory, reason) if memory.tgid == self.tgid.0 => {
@@ -191,45 +191,46 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// Takes note of the libraries that are there now: the process may end before it has called into
-    /// CUDA long enough.
+    /// Reads the process's mappings now, because the process may end soon after its first calls into CUDA.
     pub fn look_at_code(&mut self) {
         self.native.look();
     }
 
-    /// Reads code objects by this from now on: the process's Python has become known, or it runs
-    /// another one now.
+    /// Reads code objects through `code` from now on: the process's Python has been detected, or the process
+    /// has executed another one.
     pub fn set_code(&mut self, code: python::CodeCache) {
         self.no_python = NoStack::UnknownPython;
         self.stacks.set_code(code);
     }
 
-    /// The program was looked at and runs no Python: there is none whose version could be unknown.
+    /// Records that the process runs no Python; missing stacks then have another reason than an unknown
+    /// version.
     pub fn runs_no_python(&mut self) {
         self.no_python = NoStack::NoPython;
     }
 
-    /// What the CPU allocator gave to the process that this one is a copy of is not known.
+    /// Restarts the CPU allocator's totals in a forked child: the blocks inherited from the parent are
+    /// unknown.
     pub fn inherit_cpu_memory(&mut self) {
         self.cpu = CpuBooks::new(self.tgid, Past::Unknown);
     }
 
-    /// Every tensor that the process has begun to make since then is told of: a block that comes without
-    /// one is none's.
+    /// Records that probes report every tensor created since `since`. From then on, a block without a tensor
+    /// record belongs to no tensor.
     pub fn watch_tensors(&mut self, since: TimeNs) {
         self.shapes.watch(since);
     }
 
-    /// As [`Self::settle`], where nothing of the process can follow.
+    /// Like [`Self::settle`], for a process whose last record has arrived.
     pub fn settle_all(&mut self) {
         self.settle_up_to(Wait::Over);
         self.settle_up_to(Wait::Over);
         self.ready.give_up();
     }
 
-    /// Says that all records were taken that were there. A stack becomes an event only when all
-    /// records that came before its code objects were read are taken too: they may say that one
-    /// was freed. One whose module is still to be named waits for that too.
+    /// Marks that every available record was pushed. A stack becomes an event only after every record older
+    /// than the read of its code objects was pushed: one of them may report a freed code object. A stack whose
+    /// module still has no name waits for the name too.
     pub fn settle(&mut self) {
         self.settle_up_to(match self.queue.len() < MOST_WAITING {
             true => Wait::Allowed,
@@ -256,7 +257,7 @@ impl<M: ReadMemory> Symbolizer<M> {
                 Queued::Memory(kind, memory, reason) => {
                     self.push_memory(kind, &memory, &reason);
                 }
-                // Not before: reading symbols takes time, in which code objects may go.
+                // Symbols are read only now: it takes time in which code objects may be freed.
                 Queued::Cuda(call, copy) => {
                     let called = match copy {
                         Some(copy) => Called::Native(self.native.unwind(call.caller, &copy)),
@@ -282,34 +283,38 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.unsettled = self.unsettled.saturating_sub(ready);
     }
 
-    /// Whether records wait to be settled.
+    /// True if records wait for [`Self::settle`].
     pub fn is_unsettled(&self) -> bool {
         !self.queue.is_empty()
     }
 
-    /// Forgets who waits in `backward()`: a record that said so was lost, and what is known may be
-    /// out of date.
+    /// Forgets the threads that wait in `backward()`: records were lost, so that the state may be outdated.
     pub fn forget_waiting(&mut self) {
         self.waiters = Waiters::default();
         self.graph_tasks = GraphTasks::default();
     }
 
-    /// Passes on an event that is not the kernel's, in its place in the stream.
+    /// Forgets the device of every thread, after a call that could have changed it was lost.
+    pub fn forget_devices(&mut self) {
+        self.cuda.forget_contexts();
+    }
+
+    /// Inserts an event that is not from the kernel, in its place in the stream.
     pub fn push_event(&mut self, event: Event) {
         self.ready.push(event);
     }
 
-    /// The next event, in order.
+    /// Returns the next event, in order.
     pub fn pop(&mut self) -> Option<Event> {
         self.ready.pop()
     }
 
-    /// Lets go of events that wait for another which did not come.
+    /// Releases events that wait for another event which did not arrive.
     pub fn give_up(&mut self) {
         self.ready.give_up();
     }
 
-    /// Whether an event waits for another.
+    /// True if an event waits for another one.
     pub fn is_waiting(&self) -> bool {
         self.ready.is_waiting()
     }
@@ -353,7 +358,8 @@ impl<M: ReadMemory> Symbolizer<M> {
         }));
     }
 
-    /// An event of the CPU allocator. It is none of the caching allocator's, whose events tell of segments.
+    /// Emits an event of the CPU allocator. It bypasses the segment logic, which follows the caching
+    /// allocator's events.
     fn push_cpu(&mut self, kind: MemoryKind, record: &MemoryRecord, reason: &Reason) {
         let tid = Tid(record.tid);
         let stack = self.stack_of_memory(record);
@@ -385,7 +391,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }));
     }
 
-    /// What a record happened for, defined in the stream before it is used.
+    /// Returns the purpose of a record's memory and defines it in the stream if it is new.
     fn use_of(&mut self, record: &MemoryRecord, reason: &Reason) -> ShapeId {
         let (id, new) = match reason {
             Reason::None => self.shapes.of(record, None, None),
@@ -401,7 +407,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         id
     }
 
-    /// A call into CUDA that succeeded.
+    /// Handles a call into CUDA that succeeded.
     fn push_call(&mut self, record: &CudaRecord, called: Called) {
         let Some(function) = crate::cuda::function(record.function) else {
             return;
@@ -409,6 +415,10 @@ impl<M: ReadMemory> Symbolizer<M> {
         let owner = match called.library() {
             Some(library) if is_caching_allocator(library) => Owner::Allocator,
             _ => Owner::Other,
+        };
+        let caller = match called.library() {
+            Some(library) if is_runtime(library) => Caller::Runtime,
+            _ => Caller::Other,
         };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {
@@ -421,12 +431,13 @@ impl<M: ReadMemory> Symbolizer<M> {
             function,
             record,
             owner,
+            caller,
             stack,
         };
         self.cuda.apply(&call, &mut self.ready);
     }
 
-    /// The stack of a call into CUDA: the native code that called, and the Python behind it.
+    /// Returns the stack of a call into CUDA: the native caller, then the Python stack.
     fn calling_stack(&mut self, tid: Tid, record: &CudaRecord, called: Called) -> StackId {
         let thread = self.name(tid);
         let waiting = self.stack_behind(&thread, record.stack_state, record.stack);
@@ -457,7 +468,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.defined(interned)
     }
 
-    /// What PyTorch said that the program is about to do.
+    /// Emits a phase marker of PyTorch.
     fn push_mark(&mut self, record: &MarkRecord) {
         let Some((begins, class)) = marks::parse(&record.name) else {
             return;
@@ -474,7 +485,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }));
     }
 
-    /// The stack of an allocator's event, with the node that its thread evaluates.
+    /// Returns the stack of an allocator's event, with the node that its thread evaluates.
     fn stack_of_memory(&mut self, record: &MemoryRecord) -> StackId {
         let tid = Tid(record.tid);
         let stack = self.stack_of(tid, record.stack_state, record.stack);
@@ -490,7 +501,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
     }
 
-    /// The stack that a record names, defined in the stream before it is used.
+    /// Returns the stack of a record and defines it in the stream if it is new.
     fn stack_of(&mut self, tid: Tid, state: u8, word: u64) -> StackId {
         let thread = self.name(tid);
         if state == stack_state::NONE {
@@ -504,7 +515,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.defined(interned)
     }
 
-    /// The Python stack behind a record of a thread, as far as it is known.
+    /// Returns the Python stack of a thread's record, as far as it is known.
     fn stack_behind(&self, thread: &str, state: u8, word: u64) -> Result<Known, NoStack> {
         let reason = match state {
             stack_state::PYTHON => match self.stacks.by_hash(word) {
@@ -536,7 +547,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         id
     }
 
-    /// The thread's name, told in the stream before its first event.
+    /// Returns the thread's name and emits it before the thread's first event.
     fn name(&mut self, tid: Tid) -> Arc<str> {
         if let Some(name) = self.names.get(&tid) {
             return name.clone();
@@ -555,13 +566,21 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 }
 
-/// Whether a library is the one of PyTorch's caching allocator.
+/// True for the library of PyTorch's CUDA caching allocator.
 fn is_caching_allocator(library: &str) -> bool {
-    let name = library.rsplit('/').next().unwrap_or(library);
-    name.starts_with("libc10_cuda.so")
+    file_name(library).starts_with("libc10_cuda.so")
 }
 
-/// Autograd's engine names its device threads so (torch/csrc/autograd/engine.cpp@v2.15.0,
+/// True for CUDA's runtime, whose functions are probed.
+fn is_runtime(library: &str) -> bool {
+    file_name(library).starts_with(crate::cuda::Api::Runtime.library())
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// True for the name of a device thread of autograd's engine (torch/csrc/autograd/engine.cpp@v2.15.0,
 /// `Engine::thread_init`).
 fn is_engine_thread(name: &str) -> bool {
     name.starts_with("pt_autograd_")
@@ -573,7 +592,7 @@ mod tests {
     use crate::event::StackKind;
     use crate::target::memory::fake::FakeMemory;
 
-    /// Why a block has no stack of which the kernel's programs know no Python.
+    /// Returns the reason for a missing stack while the kernel programs have no Python layout.
     fn why(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
         let record = MemoryRecord {
             tgid: symbolizer.tgid.0,

@@ -1,8 +1,8 @@
-//! Places in native code: which library and function an address belongs to, and who called whom.
+//! Native code: libraries and functions of addresses, and unwinding.
 //!
-//! Stacks are unwound by the tables that compilers write for exceptions (`.eh_frame`), since
-//! native code seldom keeps frame pointers. The kernel's side copies the registers and a piece of
-//! the stack; the tables are read from the files that the process has mapped.
+//! Stacks are unwound by the tables for exceptions (`.eh_frame`), since native code seldom keeps frame
+//! pointers. The kernel programs copy the registers and a part of the stack; the tables come from the files
+//! that the process has mapped.
 
 mod callers;
 
@@ -29,31 +29,31 @@ use crate::target::maps::{MappedFile, Maps};
 
 pub use callers::Caller;
 
-/// Addresses whose names are remembered.
+/// The most addresses in the cache of names.
 const REMEMBERED: usize = 65_536;
 
-/// How often the mappings are read anew for an address that lies in none of them.
+/// The shortest time between two reads of the mappings because of unknown addresses.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// The most that is read of one file's tables, and of all.
+/// The most bytes read of one file's unwind tables, and of all files together.
 const LARGEST_TABLES: u64 = 128 << 20;
 const ALL_TABLES: u64 = 512 << 20;
 
-/// The largest table of symbols (24 bytes each) by which functions are named. That of libtorch_cuda
-/// would take seconds, and keep memprobe from reading what the process does meanwhile.
+/// The largest symbol table (24 bytes a symbol) for which blazesym names functions. That of libtorch_cuda
+/// would take seconds, in which memprobe would miss what the process does.
 const LARGEST_SYMBOLS: u64 = 12 << 20;
 
-/// The largest file in which lines of source are looked for.
+/// The largest file in which source lines are looked up.
 const LARGEST_WITH_LINES: u64 = 64 << 20;
 
-/// Stands for a library where code lies in no file: compiled while the program runs.
+/// The library name for code outside any file, such as JIT-compiled code.
 const NO_FILE: &str = "[generated code]";
 
 /// The native code of one process.
 pub struct NativeCode {
     tgid: Tgid,
     libraries: Vec<Library>,
-    /// By rising address: where code of `libraries` lies.
+    /// The code ranges of `libraries`, by ascending address.
     code: Vec<(Range<u64>, Place)>,
     looked: Option<Instant>,
     symbolizer: Option<Symbolizer>,
@@ -64,27 +64,27 @@ pub struct NativeCode {
     tables: u64,
 }
 
-/// Where a stretch of code comes from.
+/// The origin of a code range.
 #[derive(Clone, Copy)]
 struct Place {
     library: usize,
-    /// Its offset in the file.
+    /// The range's offset in the file.
     offset: u64,
 }
 
 struct Library {
     mapped: MappedFile,
     path: Arc<str>,
-    /// Held open, so that it can be read when the process is gone.
+    /// Kept open, so that it can be read after the process is gone.
     file: Option<File>,
     unwinds: Unwinds,
-    /// Whether its symbols are few enough to be read, once that was asked.
+    /// True if the symbol table is small enough to be read; `None` before the first check.
     named: Option<bool>,
-    /// Its functions by address, once one was asked for; `None` where they cannot be read.
+    /// The functions by address. The outer `None`: not read yet; the inner one: they cannot be read.
     functions: Option<Option<FunctionNames>>,
 }
 
-/// Whether calls can be followed through a library.
+/// The state of a library's unwind tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Unwinds {
     NotYetTried,
@@ -97,12 +97,12 @@ enum Unwinds {
 pub struct Unwound {
     /// Innermost first.
     pub frames: Vec<Frame>,
-    /// Whether callers may be missing.
+    /// True if callers may be missing.
     pub truncated: bool,
 }
 
 impl NativeCode {
-    /// Of a process; nothing of it is read yet.
+    /// Creates an empty state; nothing is read yet.
     pub fn of(tgid: Tgid) -> Self {
         Self {
             tgid,
@@ -118,7 +118,8 @@ impl NativeCode {
         }
     }
 
-    /// The place that a call returns to, as the last of the inlined functions there.
+    /// Returns the location of the call that returns to `return_address`: the innermost inlined function
+    /// there.
     pub fn caller(&mut self, return_address: u64) -> Frame {
         self.frames_at(return_address)
             .first()
@@ -126,7 +127,7 @@ impl NativeCode {
             .unwrap_or_else(|| nowhere(return_address))
     }
 
-    /// The stack of a call that returns to `return_address`.
+    /// Returns the stack of a call that returns to `return_address`.
     pub fn unwind(&mut self, return_address: u64, copy: &StackCopy) -> Unwound {
         let mut frames = Vec::new();
         let mut truncated = self.walk(return_address, copy, |code, address| {
@@ -138,8 +139,8 @@ impl NativeCode {
         Unwound { frames, truncated }
     }
 
-    /// Goes from a call outwards, each with the address that it returns to, as long as `visit` wants more. Whether
-    /// callers may be missing.
+    /// Unwinds from a call outwards and passes each return address to `visit`, until `visit` returns false.
+    /// Returns true if callers may be missing.
     fn walk(
         &mut self,
         return_address: u64,
@@ -155,7 +156,7 @@ impl NativeCode {
         };
         let mut address = return_address;
         loop {
-            // Without tables only a guess would be left.
+            // Without tables, unwinding would be a guess.
             let followed = visit(self, address) && self.can_unwind(address);
             let returns = FrameAddress::from_return_address(address);
             let (true, Some(returns)) = (followed, returns) else {
@@ -170,7 +171,7 @@ impl NativeCode {
         }
     }
 
-    /// What lies before a return address, the innermost of inlined functions first.
+    /// Returns the frames before a return address, the innermost inlined function first.
     fn frames_at(&mut self, return_address: u64) -> Arc<[Frame]> {
         if let Some(frames) = self.frames.get(&return_address) {
             return Arc::clone(frames);
@@ -184,7 +185,7 @@ impl NativeCode {
     }
 
     fn look_up(&mut self, return_address: u64) -> Arc<[Frame]> {
-        // The call itself: what follows it may belong to another line or function.
+        // The address of the call itself: the instruction after it may belong to another line or function.
         let address = return_address.wrapping_sub(1);
         let Some((place, offset)) = self.place_of(address) else {
             return [nowhere(return_address)].into();
@@ -201,7 +202,7 @@ impl NativeCode {
             return [unnamed(path, offset)].into();
         }
         let source = Source::Elf(elf);
-        // Names are written as those of the other functions are.
+        // blazesym must not demangle, so that all names go through the `demangle` module.
         let symbolizer = self
             .symbolizer
             .get_or_insert_with(|| Symbolizer::builder().enable_demangling(false).build());
@@ -214,7 +215,7 @@ impl NativeCode {
         }
     }
 
-    /// The library that an address lies in, and the offset in its file.
+    /// Returns the library that contains an address, and the offset in its file.
     fn place_of(&mut self, address: u64) -> Option<(Place, u64)> {
         if self.find(address).is_none()
             && self
@@ -236,7 +237,7 @@ impl NativeCode {
             .filter(|(range, _)| range.contains(&address))
     }
 
-    /// Reads the mappings. What was known stays if the process is gone.
+    /// Reads the mappings. If the process is gone, the previous ones stay.
     pub fn look(&mut self) {
         self.looked = Some(Instant::now());
         let Ok(maps) = Maps::of(self.tgid) else {
@@ -286,7 +287,7 @@ impl NativeCode {
         self.code.sort_by_key(|(range, _)| range.start);
     }
 
-    /// Whether there are tables for the code that a call at `return_address` lies in.
+    /// True if there are unwind tables for the code of a call that returns to `return_address`.
     fn can_unwind(&mut self, return_address: u64) -> bool {
         let Some((place, _)) = self.place_of(return_address.wrapping_sub(1)) else {
             return false;
@@ -306,7 +307,7 @@ impl NativeCode {
 }
 
 impl Library {
-    /// Its file, opened once.
+    /// Returns the library's file, opened once.
     fn opened(&mut self, tgid: Tgid) -> Option<&File> {
         if self.file.is_none() {
             let open = self.mapped.open(tgid).map(|(file, _)| file);
@@ -315,7 +316,7 @@ impl Library {
         self.file.as_ref()
     }
 
-    /// Whether its symbols are few enough to be read.
+    /// True if the symbol table is small enough to be read.
     fn is_named(&mut self) -> bool {
         if let Some(named) = self.named {
             return named;
@@ -330,7 +331,8 @@ impl Library {
         named
     }
 
-    /// The file at its path as memprobe sees it, if it is the very one that the process had mapped.
+    /// Opens the file by its path in memprobe's file system, if device and inode are those of the mapped
+    /// file.
     fn open_without_process(&self) -> Option<File> {
         let facts = std::fs::metadata(&self.mapped.path).ok()?;
         let same = facts.is_file()
@@ -340,7 +342,7 @@ impl Library {
         same.then(|| File::open(&self.mapped.path).ok()).flatten()
     }
 
-    /// What the unwinder needs of it, and how many bytes that is.
+    /// Returns the unwinder's module for the library, and the size of its tables in bytes.
     fn module(&mut self, tgid: Tgid, room: u64) -> Option<(Module<Vec<u8>>, u64)> {
         let file = self.opened(tgid)?.try_clone().ok()?;
         let image = ElfImage::from_file(file).ok()?;
@@ -368,7 +370,7 @@ impl Library {
     }
 }
 
-/// A symbol and the functions that are inlined there, the innermost first.
+/// Returns the frames of a symbol and of the functions inlined there, innermost first.
 fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
     let frame = |name: &str, code: Option<&blazesym::symbolize::CodeInfo<'_>>| Frame {
         file: code.map_or_else(|| "".into(), |code| code.to_path().to_string_lossy().into()),
@@ -384,7 +386,7 @@ fn named(path: &Arc<str>, symbol: &Sym<'_>) -> Vec<Frame> {
     frames
 }
 
-/// A place in a library that has no symbol there.
+/// Returns the frame of code without a symbol.
 fn unnamed(library: Arc<str>, offset: u64) -> Frame {
     Frame {
         file: "".into(),
@@ -394,7 +396,7 @@ fn unnamed(library: Arc<str>, offset: u64) -> Frame {
     }
 }
 
-/// A place in no library.
+/// Returns the frame of code outside any library.
 fn nowhere(address: u64) -> Frame {
     Frame {
         file: "".into(),

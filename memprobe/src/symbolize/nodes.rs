@@ -1,4 +1,4 @@
-//! The nodes of autograd's graph: which operation of the forward pass made each, and what it is called.
+//! Autograd nodes: the forward operation that created each node, and its name.
 
 use std::sync::Arc;
 
@@ -9,43 +9,43 @@ use crate::event::{StackId, Tid};
 use crate::target::memory::ReadMemory;
 use crate::target::{cpp_class, node_name};
 
-/// Nodes that are remembered, before the older half of them is forgotten. A node has 40 bytes here.
+/// Nodes in one of two generations; when the newer is full, the older is dropped. A node takes 40 bytes here.
 const HALF_OF_NODES: usize = 1 << 19;
 
-/// Classes that are remembered; some 2,000 of PyTorch are nodes.
+/// The most classes in the cache; PyTorch has some 2,000 node classes.
 const MOST_CLASSES: usize = 1 << 14;
 
-/// Threads of which it is remembered what they evaluate.
+/// The most threads whose evaluated node is remembered.
 const MOST_THREADS: usize = 65_536;
 
 /// The name of a node whose class could not be read.
 const UNNAMED: &str = "(unknown node)";
 
-/// The name of a node of a `torch.autograd.Function` whose Python type could not be read.
+/// The name of a `torch.autograd.Function` node whose Python type could not be read.
 const PYTHON_NODE: &str = "PyNode";
 
-/// Python types of such nodes are called after the function, with this behind
+/// The suffix that PyTorch adds to the function's name for the Python type of its nodes
 /// (torch/autograd/function.py@v2.15.0, `FunctionMeta`).
 const PYTHON_SUFFIX: &str = "Backward";
 
-/// What is known of nodes. An address is used again by later nodes, so each has an identity too.
+/// The known nodes. Addresses are reused by later nodes, so each node also has an identity.
 #[derive(Default)]
 pub struct Nodes {
-    /// Those since the last forgetting, and those before.
+    /// The newer and the older generation, by node address.
     made: [HashMap<u64, Made>; 2],
     entered: HashMap<Tid, Evaluated>,
-    /// By virtual table.
+    /// By address of the virtual table.
     classes: HashMap<u64, Class>,
 }
 
-/// Where a node comes from.
+/// The origin of a node.
 #[derive(Clone, Copy)]
 struct Made {
     identity: u64,
     forward: StackId,
 }
 
-/// What a thread evaluates.
+/// The node that a thread evaluates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Evaluated {
     number: u32,
@@ -53,16 +53,16 @@ struct Evaluated {
     forward: Option<StackId>,
 }
 
-/// What the nodes of a class are called.
+/// The source of a class's node names.
 #[derive(Clone)]
 enum Class {
     Named(Arc<str>),
-    /// After their own Python type.
+    /// Nodes are named after their own Python type.
     Python,
 }
 
 impl Nodes {
-    /// An operation made a node; `forward` is its stack.
+    /// Records that an operation created a node; `forward` is the operation's stack.
     pub fn make(&mut self, record: &NodeMadeRecord, forward: StackId) {
         if self.made[0].len() >= HALF_OF_NODES {
             self.made.swap(0, 1);
@@ -75,7 +75,7 @@ impl Nodes {
         self.made[0].insert(record.node, made);
     }
 
-    /// What a node is called, read while its class is there.
+    /// Returns the name of a node. It must be called while the node's library is still loaded.
     pub fn name(&mut self, memory: &impl ReadMemory, record: &NodeEnteredRecord) -> Arc<str> {
         match self.class(memory, record.table) {
             Some(Class::Named(name)) => name,
@@ -84,7 +84,7 @@ impl Nodes {
                     .python_types
                     .iter()
                     .filter_map(|kind| node_name::of_python_type(memory, *kind));
-                // Of the two places one holds something else.
+                // One of the two candidate addresses is not that of a type.
                 names
                     .find(|name| name.ends_with(PYTHON_SUFFIX))
                     .map_or_else(|| PYTHON_NODE.into(), Into::into)
@@ -108,7 +108,7 @@ impl Nodes {
         Some(class)
     }
 
-    /// A thread evaluates a node of that name.
+    /// Records that a thread evaluates a node with this name.
     pub fn enter(&mut self, record: &NodeEnteredRecord, name: Arc<str>) {
         let tid = Tid(record.tid);
         if self.entered.len() >= MOST_THREADS && !self.entered.contains_key(&tid) {
@@ -126,8 +126,8 @@ impl Nodes {
         self.entered.insert(tid, evaluated);
     }
 
-    /// The node that a thread evaluates, as its records name it: what it is called, and the stack of the operation
-    /// that made it.
+    /// Returns the node that a thread evaluates, if its number is `number`: the name, and the stack of the
+    /// operation that created it.
     pub fn evaluated(&self, tid: Tid, number: u32) -> Option<(Arc<str>, Option<StackId>)> {
         let evaluated = self.entered.get(&tid)?;
         let is_meant = number != 0 && evaluated.number == number;
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(name(0x5_0000, [0; 2]), "(unknown node)");
     }
 
-    /// Three classes of C++ and two types of Python.
+    /// Three C++ classes and two Python types.
     fn memory() -> Stretches {
         let classes = [
             "N5torch8autograd9generated14AddmmBackward0E",

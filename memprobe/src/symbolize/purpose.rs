@@ -1,26 +1,27 @@
-//! What a block is for that PyTorch made no tensor for: told from the functions that asked for it.
+//! Infers the purpose of a block without a tensor from the functions that requested it.
 //!
-//! The rows are functions of PyTorch that ask its caching allocator for memory without making a tensor. In the wheel of
-//! 2.15.0 every function that touches the allocator was looked up by its references to
-//! `c10::cuda::CUDACachingAllocator::allocator`. What has no row keeps its function's name and no use.
+//! The rows are PyTorch functions that request memory from the caching allocator without creating a tensor.
+//! They were found in the wheel of 2.15.0, as all functions that refer to
+//! `c10::cuda::CUDACachingAllocator::allocator`. A block whose functions have no row gets a function name but
+//! no purpose.
 
 use super::native::Caller;
 use crate::event::Purpose;
 
-/// The libraries of the allocator begin so.
+/// Prefix of the allocator's libraries.
 const ALLOCATOR: &str = "libc10";
 
-/// Functions that pass on what others ask for: PyTorch's core, whose allocator and smart pointers are templates that
-/// lie in any library, and the standard library.
+/// Namespaces of functions that request memory on behalf of their callers: PyTorch's core, whose templates
+/// for allocators and smart pointers are instantiated in any library, and the standard library.
 const PASSING_ON: [&str; 2] = ["c10::", "std::"];
 
-/// Where an operator of PyTorch is called. What its callers do says nothing of its own memory.
+/// Prefix of operator dispatch functions. Callers of an operator say nothing about the operator's memory.
 const OPERATOR: &str = "at::_ops::";
 
-/// Callers that are looked at.
+/// The most callers that are examined.
 const MOST_CALLERS: usize = 64;
 
-/// Functions that begin with one of these ask for memory of this use.
+/// A purpose, and the prefixes of the functions that request memory for it.
 struct Row {
     what: &'static str,
     functions: &'static [&'static str],
@@ -34,8 +35,8 @@ const ROWS: &[Row] = &[
         functions: &["at::cuda::getCurrentCUDABlasHandle"],
     },
     // aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0 (`getCUDABlasLtWorkspace`, which `CublasLtWorkspace` of
-    // ATen/cuda/detail/CublasLtUtils.h calls) and CUDABlas.cpp@v2.0.1 (`gemm_and_bias`). What is asked for there through
-    // a handle of cuBLAS lies further in, in the row above.
+    // ATen/cuda/detail/CublasLtUtils.h calls) and CUDABlas.cpp@v2.0.1 (`gemm_and_bias`). Requests through a
+    // cuBLAS handle have an inner frame that matches the row above.
     Row {
         what: "cuBLASLt workspace",
         functions: &["at::cuda::getCUDABlasLtWorkspace", "at::cuda::blas::"],
@@ -124,12 +125,14 @@ const ROWS: &[Row] = &[
         what: "cuSOLVER workspace",
         functions: &["at::cuda::solver::"],
     },
-    // aten/src/ATen/cuda/tunable/GemmCommon.h@v2.15.0: copies of a call's operands, to try kernels on.
+    // aten/src/ATen/cuda/tunable/GemmCommon.h@v2.15.0: copies of a call's operands, for trial runs of
+    // kernels.
     Row {
         what: "TunableOp trial",
         functions: &["at::cuda::tunable::"],
     },
-    // torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu@v2.15.0: the addresses of the peers' buffers.
+    // torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemory.cu@v2.15.0: the addresses of the peers'
+    // buffers.
     Row {
         what: "symmetric memory's tables",
         functions: &["c10d::symmetric_memory::"],
@@ -141,13 +144,13 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// What a function asks for memory for, where that is known.
+/// Returns the known purpose of memory that a function requests.
 fn what(function: &str) -> Option<&'static str> {
     let is_of = |row: &&Row| row.functions.iter().any(|it| function.starts_with(it));
     ROWS.iter().find(is_of).map(|row| row.what)
 }
 
-/// A look at the callers of the allocator, from the innermost outwards.
+/// A search through the callers of the allocator, from the innermost outwards.
 #[derive(Default)]
 pub struct Search {
     innermost: Option<Caller>,
@@ -156,7 +159,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// Takes the next caller; whether those further out are wanted too.
+    /// Examines the next caller; true if the search needs callers further out.
     pub fn goes_on_after(&mut self, caller: Option<Caller>) -> bool {
         let Some(caller) = caller else { return false };
         self.callers += 1;
@@ -178,7 +181,7 @@ impl Search {
         !is_operator && self.callers < MOST_CALLERS
     }
 
-    /// What was found; `None` where nobody but the allocator was seen.
+    /// Returns the result; `None` if the stack has no function outside the allocator.
     pub fn found(self) -> Option<Purpose> {
         let unknown = |caller: Caller| Purpose {
             what: None,
@@ -193,7 +196,7 @@ impl Search {
 mod tests {
     use super::*;
 
-    /// What is found of a stack of functions, innermost first; how many of them were asked for.
+    /// Returns the result for a stack of functions, innermost first, and the number of functions examined.
     fn look(functions: &[&str]) -> (Option<Purpose>, usize) {
         let mut search = Search::default();
         let mut asked = 0;

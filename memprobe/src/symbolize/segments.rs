@@ -1,8 +1,8 @@
-//! What CUDA gave out and to whom: to the caching allocator (a segment) or to somebody else.
+//! Tells segments of the caching allocator from other CUDA allocations.
 //!
-//! CUDA's calls do not say what they are for. The caching allocator asks for a segment and at once
-//! hands out a block in it, on the same thread; that block's event also names the device. So memory
-//! of a device that is new is held back, with everything behind it, until its thread's next event.
+//! CUDA calls do not state their purpose. The caching allocator allocates a segment and immediately hands out
+//! a block in it, on the same thread; the block's event also names the device. Therefore new device memory,
+//! and every event after it, is held back until the next event of its thread.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,28 +12,30 @@ use crate::event::{
     Action, Address, Bytes, CudaCall, DeviceIndex, Event, MemoryEvent, Space, Tid, TimeNs,
 };
 
-/// The most events that are held back for a segment's sake.
+/// The most events that are held back for a segment.
 const HELD: usize = 65_536;
 
-/// What CUDA gave out and is remembered, so that a free can tell what was freed.
+/// The most live CUDA allocations that are tracked, so that a free finds its allocation.
 const REMEMBERED: usize = 1 << 20;
 
-/// Events on their way, in order, with what CUDA gave out told apart.
+/// Events in order, with CUDA allocations attributed to the caching allocator or to others.
 #[derive(Default)]
 pub struct Segments {
     held: VecDeque<Event>,
-    /// Positions in `held`, counted from the first event ever, of memory that may be a segment.
+    /// CUDA memory in `held` that may be a segment.
     waiting: Vec<Waiting>,
-    /// The position of the front of `held`.
+    /// The position of the front of `held`, counted from the first event ever.
     front: u64,
     live: HashMap<Place, Live>,
-    /// Blocks of an allocator that is heard through its tracepoints, by address: their frees do not
-    /// say how much it was.
+    /// Live blocks of an allocator that is observed through its tracepoints, by address. Their free events do
+    /// not contain a size.
     blocks: HashMap<u64, Live>,
-    /// Where memory of devices lies that is taken for no segment: address and size.
+    /// Device memory that is not a segment: size by address.
     others: BTreeMap<u64, u64>,
-    /// Whether the caching allocator has said anything.
+    /// True after the first event of the caching allocator.
     allocator_speaks: bool,
+    /// Threads that got memory of another device than they were believed to work on.
+    disputed: Vec<Tid>,
 }
 
 struct Waiting {
@@ -43,7 +45,7 @@ struct Waiting {
     size: Bytes,
 }
 
-/// What names live memory. Handles and addresses may have the same number.
+/// The name of live CUDA memory. Handles and addresses may have the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Place {
     /// An address.
@@ -55,39 +57,44 @@ pub enum Place {
 }
 
 impl Place {
-    /// The number.
     pub const fn number(self) -> u64 {
         let (Self::Address(number) | Self::Array(number) | Self::Handle(number)) = self;
         number
     }
 }
 
-/// Memory that CUDA gave out and has not taken back.
+/// Latest end of memory that nobody frees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// End of a context; `None` for the device's primary one.
+    ContextEnds(Option<u64>),
+    /// End of the process.
+    ProcessEnds,
+}
+
+/// CUDA memory that has not been freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
-    /// Its size.
     pub size: Bytes,
-    /// Its device, where that is known.
+    /// The device, if known.
     pub device: Option<DeviceIndex>,
-    /// The context that it goes with; `None` for the device's primary one.
-    pub context: Option<u64>,
-    /// Whether it outlives every context: physical memory.
-    pub outlives_contexts: bool,
+    /// Latest end of the memory.
+    pub until: Until,
     call: CudaCall,
     is_segment: bool,
 }
 
-/// Who gives memory back, where it is not known what it was.
+/// The caller that frees memory whose allocation was not seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Giver {
     /// The library of the caching allocator.
     Allocator,
-    /// Any other.
+    /// Any other library.
     Other,
 }
 
 impl Segments {
-    /// Takes the next event of the stream.
+    /// Accepts the next event of the stream.
     pub fn push(&mut self, event: Event) {
         if let Event::Memory(memory) = &event {
             self.settle(memory);
@@ -101,14 +108,14 @@ impl Segments {
         self.hold(event);
     }
 
-    /// Takes the next event of the stream, which says nothing of memory of CUDA.
+    /// Accepts an event that does not concern CUDA memory.
     pub fn pass(&mut self, event: Event) {
         self.hold(event);
     }
 
-    /// CUDA gave out memory; `event` says so and by which call, as [`Action::CudaAlloc`] or, where it is certain that
-    /// the caching allocator asked, as [`Action::SegmentAlloc`].
-    pub fn give(&mut self, place: Place, context: Option<u64>, event: MemoryEvent) {
+    /// Records a CUDA allocation. `event` contains the call; its action is [`Action::CudaAlloc`], or
+    /// [`Action::SegmentAlloc`] if the caller certainly is the caching allocator.
+    pub fn give(&mut self, place: Place, until: Until, event: MemoryEvent) {
         self.settle(&event);
         let Some(call) = event.call else {
             return;
@@ -117,8 +124,7 @@ impl Segments {
         let live = Live {
             size: event.size,
             device: event.device,
-            context,
-            outlives_contexts: call.space == Space::Virtual,
+            until,
             call,
             is_segment,
         };
@@ -137,7 +143,7 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
-    /// The caching allocator handed out a block, by its tracepoint.
+    /// Records that the caching allocator handed out a block, according to its tracepoint.
     pub fn give_block(&mut self, event: MemoryEvent) {
         let Some(call) = event.call else {
             return;
@@ -148,8 +154,7 @@ impl Segments {
         let block = Live {
             size: event.size,
             device: event.device,
-            context: None,
-            outlives_contexts: false,
+            until: Until::ProcessEnds,
             call,
             is_segment: false,
         };
@@ -159,7 +164,7 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
-    /// The caching allocator took a block back, by its tracepoint.
+    /// Records that the caching allocator took a block back, according to its tracepoint.
     pub fn take_block(&mut self, mut event: MemoryEvent) {
         self.settle(&event);
         if let Some(block) = self.blocks.remove(&event.addr.0) {
@@ -168,7 +173,7 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
-    /// Memory was given back; `event` says so, but neither what it was nor how much.
+    /// Records a free. `event` lacks the size and the kind of memory, which the tracked allocation supplies.
     pub fn take(&mut self, place: Place, giver: Giver, mut event: MemoryEvent) {
         self.settle(&event);
         match self.live.remove(&place) {
@@ -184,7 +189,7 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
-    /// Everything for which `gone` holds was given back.
+    /// Frees all memory that `gone` matches.
     pub fn take_all(&mut self, gone: impl Fn(Place, &Live) -> bool, event: MemoryEvent) {
         let live = self.live.iter();
         let mut places: Vec<_> = live
@@ -208,7 +213,7 @@ impl Segments {
         }
     }
 
-    /// What `event` says of the memory that waits to be told apart.
+    /// Decides whether waiting memory is a segment, if `event` is the next event of the same thread.
     fn settle(&mut self, event: &MemoryEvent) {
         if self.waiting.is_empty() {
             return;
@@ -236,9 +241,17 @@ impl Segments {
         }
         let at = usize::try_from(waiting.position - self.front).unwrap_or(usize::MAX);
         if let Some(Event::Memory(segment)) = self.held.get_mut(at) {
+            if segment.device.is_some() && device.is_some() && segment.device != device {
+                self.disputed.push(segment.tid);
+            }
             segment.action = Action::SegmentAlloc;
             segment.device = device;
         }
+    }
+
+    /// Threads that were believed to work on another device than the caching allocator says that they do.
+    pub fn take_disputed(&mut self) -> Vec<Tid> {
+        std::mem::take(&mut self.disputed)
     }
 
     fn is_other(&mut self, waiting: &Waiting) {
@@ -247,8 +260,8 @@ impl Segments {
         }
     }
 
-    /// A block lies in memory that was taken for no segment: its event was long in coming. From
-    /// here on it is one.
+    /// Reclassifies memory as a segment: a late block event shows that it is one. A free and a segment
+    /// allocation are emitted for it.
     fn claim(&mut self, block: &MemoryEvent) {
         if self.others.is_empty() {
             return;
@@ -280,7 +293,7 @@ impl Segments {
         }));
     }
 
-    /// The next event that need not wait any more.
+    /// Returns the next event that need not wait any longer.
     pub fn pop(&mut self) -> Option<Event> {
         if self
             .waiting
@@ -294,21 +307,21 @@ impl Segments {
         Some(event)
     }
 
-    /// Stops waiting: what was held back so far is no segment.
+    /// Stops waiting: memory held back so far is not a segment.
     pub fn give_up(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
             self.is_other(&waiting);
         }
     }
 
-    /// Whether an event is held back.
+    /// True if an event is held back.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 }
 
 impl Live {
-    /// Says of what an event takes back what it was.
+    /// Completes a free event with the facts of the allocation.
     fn describe(&self, event: &mut MemoryEvent) {
         event.action = if self.is_segment {
             Action::SegmentFree
@@ -324,7 +337,7 @@ impl Live {
     }
 }
 
-/// Whether an event tells of a block that the caching allocator handed out.
+/// True if an event reports that the caching allocator handed out a block.
 fn is_block(event: &MemoryEvent) -> bool {
     let by_tracepoint = |call: CudaCall| crate::cuda::is_tracepoint(call.function);
     match event.action {
@@ -334,7 +347,7 @@ fn is_block(event: &MemoryEvent) -> bool {
     }
 }
 
-/// An event of a call into CUDA about which nothing is known yet but when and by whom.
+/// Returns an event of a CUDA call with only time, process and thread set.
 pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent {
     MemoryEvent {
         time,
@@ -388,7 +401,7 @@ mod tests {
             call: Some(CALL),
             ..event(Action::CudaAlloc, tid, addr, 0x1000, None)
         };
-        segments.give(Place::Address(addr), None, event);
+        segments.give(Place::Address(addr), Until::ContextEnds(None), event);
     }
 
     fn free(segments: &mut Segments, tid: u32, addr: u64, giver: Giver) {
@@ -421,6 +434,25 @@ mod tests {
         let seen = drain(&mut segments);
         assert_eq!(seen[0], (Action::SegmentAlloc, Some(3), 0x1000));
         assert_eq!(seen.len(), 3);
+    }
+
+    #[test]
+    fn a_segment_on_another_device_than_its_thread_is_disputed() {
+        let mut segments = Segments::default();
+        for (tid, addr, believed, device) in [
+            (1, 0x1000, Some(1), 1),
+            (2, 0x3000, Some(0), 1),
+            (3, 0x5000, None, 1),
+        ] {
+            let event = MemoryEvent {
+                call: Some(CALL),
+                ..event(Action::CudaAlloc, tid, addr, 0x1000, believed)
+            };
+            segments.give(Place::Address(addr), Until::ContextEnds(None), event);
+            block(&mut segments, tid, addr, device);
+        }
+        assert_eq!(segments.take_disputed(), [Tid(2)]);
+        assert_eq!(segments.take_disputed(), []);
     }
 
     #[test]
@@ -513,11 +545,11 @@ mod tests {
                 call: Some(CALL),
                 ..event(Action::CudaAlloc, 1, addr, addr, Some(0))
             };
-            segments.give(Place::Address(addr), context, event);
+            segments.give(Place::Address(addr), Until::ContextEnds(context), event);
         }
         segments.give_up();
         let gone = event(Action::CudaFree, 1, 0, 0, None);
-        segments.take_all(|_, live| live.context == Some(7), gone);
+        segments.take_all(|_, live| live.until == Until::ContextEnds(Some(7)), gone);
         let seen = drain(&mut segments);
         assert_eq!(
             seen[3..],

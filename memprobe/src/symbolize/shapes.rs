@@ -1,4 +1,4 @@
-//! What memory was asked for: tensors are checked against their blocks, and each use is told once.
+//! Interns the purposes of blocks, and checks reported tensors against their blocks.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use memprobe_common::{
 use crate::event::{Bytes, Purpose, Shape, ShapeId, TimeNs, Use};
 use crate::tensors::DType;
 
-/// Bytes that a block can have beyond twice those that were asked for. The allocator rounds up to a power of
-/// two at most (`roundup_power2_divisions`), and hands out the rest of a segment that is not worth
-/// splitting, up to its `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0,
+/// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power
+/// of two at most (`roundup_power2_divisions`). It also hands out the rest of a segment if splitting is not
+/// worthwhile, up to its `kLargeBuffer` of 20 MiB (c10/cuda/CUDACachingAllocator.cpp@v2.15.0,
 /// `should_split`).
 const MOST_REST: u64 = 20 << 20;
 
-/// Every use that was told.
+/// The interned purposes.
 #[derive(Debug)]
 pub struct Shapes {
     ids: HashMap<Arc<Use>, ShapeId>,
     next: ShapeId,
-    /// From when on every tensor is told of.
+    /// The time from which on probes report every tensor.
     watched_since: Option<TimeNs>,
 }
 
@@ -35,24 +35,24 @@ impl Default for Shapes {
     }
 }
 
-/// What a record says of the tensor that its memory is for.
+/// The tensor that a record's memory belongs to.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     Shape(Shape),
-    /// The tensor that was begun last cannot be this memory's.
+    /// The most recent tensor does not fit this memory, so the memory is not for it.
     Another,
-    /// The tensor could not be read, or the block is too large for it, which no rule explains.
+    /// The tensor could not be read, or the block is larger than any allocator rule explains.
     Unknown,
 }
 
 impl Shapes {
-    /// Every tensor that was begun since then is told of.
+    /// Records that probes report every tensor created since `since`.
     pub fn watch(&mut self, since: TimeNs) {
         self.watched_since = Some(since);
     }
 
-    /// What memory was asked for; the use itself where it is new. `purpose` says it of memory that is no
-    /// tensor's.
+    /// Returns the purpose of a record's memory, and its definition if it is new. `purpose` is that of memory
+    /// without a tensor.
     pub fn of(
         &mut self,
         memory: &MemoryRecord,
@@ -73,9 +73,9 @@ impl Shapes {
         }
     }
 
-    /// Whether a tensor before this memory would be known.
+    /// True if probes would have reported a tensor for this memory.
     fn is_watched(&self, memory: &MemoryRecord) -> bool {
-        // There was no room to keep anything of the thread.
+        // The kernel programs had no scratch memory for the thread, so they recorded no tensor.
         let is_kept = memory.stack_state != stack_state::UNREADABLE;
         let since = self.watched_since;
         is_kept && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
@@ -99,7 +99,7 @@ impl Shapes {
     }
 }
 
-/// Whether a block of `size` bytes can be that of a tensor.
+/// Checks that a block of `size` bytes fits a tensor.
 fn check(record: &ShapeRecord, size: u64) -> Found {
     if record.layout == shape_layout::UNREADABLE {
         return Found::Unknown;
@@ -111,11 +111,11 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
         .try_fold(1u64, |all, size| all.checked_mul(*size));
     let is_whole = dimensions <= MAX_DIMENSIONS;
     let elements = match (record.layout, told) {
-        // Such a tensor gets no memory, or is refused.
+        // A tensor of no elements gets no memory, and PyTorch rejects an overflowing size.
         (_, None | Some(0)) => return Found::Another,
         (shape_layout::STRIDED, Some(_)) if is_whole => record.extent,
         (shape_layout::DENSE, Some(told)) => told,
-        // Strides can be 0, so that even the sizes that are known say nothing.
+        // Strides can be 0, so the known sizes give no lower bound.
         _ => 1,
     };
     let dtype = DType(record.dtype.into());
@@ -126,7 +126,7 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
     if least > size {
         return Found::Another;
     }
-    // The CPU allocator hands out what was asked for; another size is another request.
+    // The CPU allocator does not round, so a different size belongs to a different request.
     if record.device_type == DEVICE_TYPE_CPU && requested.is_some_and(|asked| size != asked.0) {
         return Found::Another;
     }

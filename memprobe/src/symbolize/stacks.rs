@@ -1,4 +1,4 @@
-//! Interned stacks: from the kernel's hashes to files, lines and functions.
+//! Interned stacks: resolves the kernel's stack hashes to files, lines and functions.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,68 +13,67 @@ use crate::symbolize::python::module_calls::{Asked, Innermost, ModuleCalls, Name
 use crate::symbolize::python::{CodeCache, Resolved};
 use crate::target::memory::{ReadMemory, Stretches};
 
-/// The most stacks that are told apart; those beyond count as lost.
+/// The most distinct stacks; further ones count as lost.
 const MOST: usize = 1 << 20;
 
-/// Hashes that are remembered before the older half of them is forgotten.
+/// Hashes in one of two generations; when the newer is full, the older is dropped.
 const HASHES: usize = 1 << 19;
 
-/// How long a stack waits for the name of its module at most, and all that comes after it.
+/// The longest wait of a stack, and of everything after it, for the name of its module.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// After it has waited so long in vain, none waits for so many times as long.
+/// After a wait of [`PATIENCE`] without an answer, no stack waits for this many times as long.
 const RESTS: u32 = 8;
 
-/// Every stack that was defined, and how the kernel names it.
+/// Every defined stack, with the kernel's hashes of it.
 pub struct Stacks<M> {
     memory: M,
     code: Option<CodeCache>,
     modules: ModuleCalls,
-    /// Until when no stack waits for the name of its module.
+    /// The time until which no stack waits for the name of its module.
     rests: Option<Instant>,
-    /// The kernel's names, those since the last forgetting and those before.
+    /// Stacks by the kernel's hash, in a newer and an older generation.
     by_hash: [HashMap<u64, StackId>; 2],
-    /// Every stack, by what it is: different hashes can stand for the same.
+    /// Every stack by content; different hashes can stand for the same stack.
     ids: HashMap<Arc<Stack>, StackId>,
     waiting: HashMap<(Arc<str>, StackId), StackId>,
-    /// Stacks of calls into CUDA, by the stack behind and the native code that called.
+    /// Stacks of CUDA calls, by the stack behind and the native caller.
     called: HashMap<(StackId, Frame), StackId>,
-    /// Stacks of a node's evaluation, by the stack, the node's name and the stack of the operation that made it.
+    /// Stacks of a node's evaluation, by the stack, the node's name and the stack of the operation that
+    /// created it.
     evaluating: HashMap<(StackId, Arc<str>, Option<StackId>), StackId>,
-    /// Stacks by id, as others are made from them.
+    /// Stacks by ID, from which other stacks are derived.
     defined: HashMap<StackId, Arc<Stack>>,
     next: u32,
 }
 
-/// A stack's name, and the stack itself where it is new.
+/// A stack's ID, and the stack itself if it is new.
 pub type Interned = (StackId, Option<Arc<Stack>>);
 
-/// A stack whose frames were read, but whose code objects may have been freed before that.
+/// A stack that was read although some of its code objects may already have been freed.
 #[derive(Debug)]
 pub struct Pending {
     head: StackHead,
     frames: Vec<FrameRecord>,
     resolved: Vec<Reading>,
     context: Context,
-    /// The modules of which the name is not known yet, and since when it is asked for.
+    /// The modules that have no name yet, and the time of the first question.
     asked: Option<(Asked, Instant)>,
 }
 
-/// Whether a stack may wait for the name of its module.
+/// Permission for a stack to wait for the name of its module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// For a moment.
     Allowed,
-    /// Not any longer.
     Over,
 }
 
-/// What was read of a frame.
+/// The result of reading a frame.
 #[derive(Debug)]
 enum Reading {
-    /// From the process's memory: right unless the code object was freed before that.
+    /// Read from the process's memory: correct unless the code object had been freed before.
     Tentative(Resolved),
-    /// From what the kernel kept of a code object that was freed: right whatever comes after.
+    /// Read from the copy that the kernel programs took of a freed code object: final.
     Kept(Resolved),
 }
 
@@ -93,7 +92,7 @@ impl Reading {
 }
 
 impl<M: ReadMemory> Stacks<M> {
-    /// No stacks yet; frames are resolved through `code`, which reads `memory`.
+    /// Creates an empty state; frames are resolved through `code`, which reads `memory`.
     pub fn new(memory: M, code: Option<CodeCache>) -> Self {
         Self {
             memory,
@@ -110,7 +109,6 @@ impl<M: ReadMemory> Stacks<M> {
         }
     }
 
-    /// The memory of the process.
     pub fn memory(&self) -> &M {
         &self.memory
     }
@@ -120,28 +118,27 @@ impl<M: ReadMemory> Stacks<M> {
         self.code = Some(code);
     }
 
-    /// Names modules by this from now on.
+    /// Names modules through `names` from now on.
     pub fn set_module_names(&mut self, names: Box<dyn NameModules + Send>) {
         self.modules.set_names(names);
     }
 
-    /// What is known of the calls of modules.
     pub fn modules(&mut self) -> &mut ModuleCalls {
         &mut self.modules
     }
 
-    /// The code object that every call of a module passes, once it is known.
+    /// Returns the code object that every call of a module passes, once it is known.
     pub fn module_call(&self) -> Option<u64> {
         self.modules.code()
     }
 
-    /// What the process knows that this one is a copy of holds here too.
+    /// Takes over what the parent knows of module calls.
     pub fn inherit(&mut self, parent: &Self) {
         self.modules.inherit(&parent.modules);
     }
 
-    /// Reads the code objects of a stack, as soon as it is known; `None` if the hash was known
-    /// already. The kernel sends a stack again when it has forgotten that it was sent.
+    /// Reads the code objects of a stack as soon as it arrives; `None` if its hash is known already. The
+    /// kernel programs send a stack again after they have forgotten that they sent it.
     pub fn read(&mut self, head: StackHead, frames: Vec<FrameRecord>) -> Option<Pending> {
         if self.by_hash(head.hash).is_some() {
             return None;
@@ -182,8 +179,8 @@ impl<M: ReadMemory> Stacks<M> {
         })
     }
 
-    /// Asks again for the module of a stack where its name was not known yet; whether there is an answer, if only
-    /// that it cannot be known.
+    /// Asks again for the name of a stack's module. Returns true if the stack need not wait any longer, even
+    /// if the name stays unknown.
     pub fn answer(&mut self, pending: &mut Pending, wait: Wait) -> bool {
         let Some((asked, since)) = &pending.asked else {
             return true;
@@ -207,8 +204,8 @@ impl<M: ReadMemory> Stacks<M> {
         true
     }
 
-    /// Mends the pending stacks that name a code object which was freed: it may have gone before
-    /// it was read, or another may have been read in its place.
+    /// Re-reads a freed code object in the pending stacks that refer to it, from the kernel's copy. The first
+    /// read may have failed, or found another object at the address.
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
         self.modules.forget(freed.code);
         let Some(code) = &mut self.code else { return };
@@ -226,7 +223,7 @@ impl<M: ReadMemory> Stacks<M> {
         code.forget(freed.code);
     }
 
-    /// Defines a stack that was read; gives it where it is new.
+    /// Defines a stack that was read, and returns it if it is new.
     pub fn define(&mut self, pending: Pending) -> Option<(StackId, Arc<Stack>)> {
         let frames =
             pending
@@ -254,7 +251,7 @@ impl<M: ReadMemory> Stacks<M> {
         Some((id, new?))
     }
 
-    /// The stack that the kernel names by a hash.
+    /// Returns the stack with this hash.
     pub fn by_hash(&self, hash: u64) -> Option<StackId> {
         self.by_hash
             .iter()
@@ -262,7 +259,7 @@ impl<M: ReadMemory> Stacks<M> {
             .copied()
     }
 
-    /// The stack of a thread without Python for which the thread at `waiting` waits.
+    /// Returns the stack of a thread without Python, for which the thread with the stack `waiting` waits.
     pub fn waiting(&mut self, thread: &Arc<str>, waiting: StackId) -> Interned {
         let key = (thread.clone(), waiting);
         if let Some(id) = self.waiting.get(&key) {
@@ -277,7 +274,7 @@ impl<M: ReadMemory> Stacks<M> {
             },
             frames: python.frames.clone(),
             truncated: python.truncated,
-            // That thread waits within its module; what it is to take note of says nothing of this one.
+            // The waiting thread is still in its module, but its grad mode does not apply to this thread.
             context: Context {
                 module: python.context.module.clone(),
                 ..Context::default()
@@ -290,7 +287,7 @@ impl<M: ReadMemory> Stacks<M> {
         (id, new)
     }
 
-    /// The stack of a call into CUDA by native code at `caller`, behind which lies the stack `id`.
+    /// Returns the stack of a call into CUDA by native code at `caller`, with the stack `id` behind it.
     pub fn called(&mut self, id: StackId, caller: &Frame) -> Interned {
         let key = (id, caller.clone());
         if let Some(id) = self.called.get(&key) {
@@ -315,8 +312,8 @@ impl<M: ReadMemory> Stacks<M> {
         (called, new)
     }
 
-    /// The stack `id` of a thread that evaluates a node of this name, made by the operation of which `forward` is
-    /// the stack.
+    /// Returns the stack `id` with the context of a node that the thread evaluates. `forward` is the stack of
+    /// the operation that created the node.
     pub fn evaluating(
         &mut self,
         id: StackId,
@@ -342,7 +339,7 @@ impl<M: ReadMemory> Stacks<M> {
         (evaluating, new)
     }
 
-    /// The stack of native code alone.
+    /// Returns a stack of native code only.
     pub fn native(&mut self, unwound: Unwound) -> Interned {
         let stack = Stack {
             kind: StackKind::Native,
@@ -353,7 +350,7 @@ impl<M: ReadMemory> Stacks<M> {
         self.intern(stack).unwrap_or((StackId::NONE, None))
     }
 
-    /// The stack of a thread of which no stack is known.
+    /// Returns the stack of a thread whose stack is unknown.
     pub fn unknown(&mut self, thread: &Arc<str>, reason: NoStack) -> Interned {
         let kind = StackKind::Unknown {
             thread: thread.clone(),
@@ -368,7 +365,7 @@ impl<M: ReadMemory> Stacks<M> {
         self.intern(stack).unwrap_or((StackId::NONE, None))
     }
 
-    /// The name of a stack, new or known; `None` where there are too many.
+    /// Returns the ID of a stack, new or known; `None` if there are too many stacks.
     fn intern(&mut self, stack: Stack) -> Option<Interned> {
         if let Some(id) = self.ids.get(&stack) {
             return Some((*id, None));
@@ -385,7 +382,7 @@ impl<M: ReadMemory> Stacks<M> {
     }
 }
 
-/// What the kernel says of a thread's grad mode.
+/// Converts the kernel's grad mode.
 fn grad_of(mode: u8) -> Grad {
     match mode {
         grad_mode::ENABLED => Grad::Enabled,
@@ -395,7 +392,7 @@ fn grad_of(mode: u8) -> Grad {
     }
 }
 
-/// A frame whose code object could not be read.
+/// Returns the frame of an unreadable code object.
 fn unreadable() -> Frame {
     Frame {
         file: Frame::UNREADABLE.into(),

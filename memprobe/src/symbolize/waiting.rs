@@ -1,12 +1,12 @@
-//! Who waits in `backward()` for the threads that run no Python.
+//! Threads that wait in `backward()` for the engine's threads, which run no Python.
 
 use hashbrown::HashMap;
 
 use crate::event::{NoStack, StackId, Tid};
 
-/// The backward passes that were seen beginning: which stack waits for which `GraphTask`.
+/// The backward passes seen to start: the stack that waits for each `GraphTask`.
 ///
-/// A `GraphTask`'s address can be used again; each use begins with a new entry into the engine.
+/// Addresses of `GraphTask`s are reused; each new one starts with another entry into the engine.
 #[derive(Default)]
 pub struct GraphTasks {
     stacks: HashMap<u64, StackId>,
@@ -16,7 +16,7 @@ pub struct GraphTasks {
 const MOST_TASKS: usize = 65_536;
 
 impl GraphTasks {
-    /// `stack` waits for `graph_task`.
+    /// Records that `stack` waits for `graph_task`.
     pub fn begin(&mut self, graph_task: u64, stack: StackId) {
         if self.stacks.len() >= MOST_TASKS {
             self.stacks.clear();
@@ -24,16 +24,17 @@ impl GraphTasks {
         self.stacks.insert(graph_task, stack);
     }
 
-    /// The stack that waits for `graph_task`; `None` for one that began before attach.
+    /// Returns the stack that waits for `graph_task`; `None` for one that started before attach.
     pub fn waiting_for(&self, graph_task: u64) -> Option<StackId> {
         self.stacks.get(&graph_task).copied()
     }
 }
 
-/// The threads that have entered autograd's engine and were not seen leaving it.
+/// The threads that have entered autograd's engine and are not known to have left it.
 ///
-/// For a PyTorch that does not tell which `GraphTask` a thread works for. Leaving is not probed (a return probe would cost more than the fact is worth): a thread has
-/// left when it does anything from another stack.
+/// Used for PyTorch versions in which the `GraphTask` of a thread is unknown. The return from the engine is
+/// not probed, because a return probe would cost more than the fact is worth. A thread has left once it acts
+/// from another stack.
 #[derive(Default)]
 pub struct Waiters {
     inside: HashMap<Tid, StackId>,
@@ -43,25 +44,25 @@ pub struct Waiters {
 const MOST: usize = 1024;
 
 impl Waiters {
-    /// `tid` entered the engine from `stack`.
+    /// Records that `tid` entered the engine from `stack`.
     pub fn enter(&mut self, tid: Tid, stack: StackId) {
         if self.inside.len() < MOST || self.inside.contains_key(&tid) {
             self.inside.insert(tid, stack);
         }
     }
 
-    /// `tid` did something from `stack`.
+    /// Records that `tid` acted from `stack`.
     pub fn seen(&mut self, tid: Tid, stack: StackId) {
         if !self.inside.is_empty() && self.inside.get(&tid).is_some_and(|inside| *inside != stack) {
             self.inside.remove(&tid);
         }
     }
 
-    /// The stack that waits for a thread without Python, where only one can be meant: one thread
-    /// waits, or all that wait do so from the same lines.
+    /// Returns the stack that waits for a thread without Python, if it is unique: one thread waits, or all
+    /// waiting threads have the same stack.
     ///
     /// # Errors
-    /// Why none is named.
+    /// The reason why there is none.
     pub fn the_one(&self) -> Result<StackId, NoStack> {
         let mut stacks = self.inside.values();
         let Some(first) = stacks.next() else {

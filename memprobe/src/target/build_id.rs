@@ -1,18 +1,18 @@
-//! The build id of a library: which build of it this is, whatever its name.
+//! Build IDs of libraries.
 
 use super::elf::ElfImage;
 
-/// The section that linkers write it to (`--build-id`).
+/// The section that `ld --build-id` writes.
 const SECTION: &str = ".note.gnu.build-id";
 
-/// The most that is read of the section: 12 bytes of header, `GNU`, and 20 bytes of SHA-1.
+/// The most bytes read of the section: 12 of header, `GNU`, and 20 of SHA-1 are usual.
 const MOST: usize = 256;
 
 /// `NT_GNU_BUILD_ID` (elf.h).
 const KIND: u32 = 3;
 
 impl ElfImage {
-    /// The build id in hexadecimal digits; `None` where the linker wrote none.
+    /// Returns the build ID as hexadecimal digits; `None` if the linker wrote none.
     pub fn build_id(&self) -> Option<String> {
         let section = self.section(SECTION)?;
         let size = usize::try_from(section.size).ok()?.min(MOST);
@@ -20,7 +20,7 @@ impl ElfImage {
     }
 }
 
-/// The content of a note: sizes of name and content, kind, name, content.
+/// Parses a note: sizes of name and content, type, name, content.
 fn parse(note: &[u8]) -> Option<String> {
     let word = |at: usize| {
         let bytes = note.get(at..at + 4)?;

@@ -1,4 +1,4 @@
-//! Which processes of the host use CUDA: by the libraries that they have mapped.
+//! Finds the host's processes that use CUDA, by their mapped libraries.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -9,51 +9,50 @@ use memchr::memmem;
 use super::maps::{Device, MappedFile, Maps};
 use crate::event::Tgid;
 
-/// Parts of the names of libraries that only users of CUDA map: the driver's and the runtime's, and
-/// the one that holds PyTorch's allocator.
+/// Path fragments of libraries that only CUDA programs map: the driver, the runtime, and PyTorch's library
+/// with the CUDA caching allocator.
 const LIBRARIES: [&[u8]; 3] = [b"/libcuda.so", b"/libcudart.so", b"/libc10_cuda.so"];
 
-/// The dynamic loader of glibc, through which a process maps its libraries.
+/// The dynamic loader of glibc, which maps a process's libraries.
 const LOADER: &[u8] = b"/ld-linux-x86-64.so";
 
-/// The most that is read of one maps file; what is beyond is not looked at.
+/// The most bytes read of one maps file; the rest is ignored.
 const MOST: u64 = 16 << 20;
 
-/// What one look has found.
+/// The result of one scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Processes that have mapped a CUDA library, and were not found before.
+    /// Processes that have mapped a CUDA library and were not reported before.
     pub users: Vec<Tgid>,
-    /// A process for each file of a dynamic loader that was not seen before: through it, the
-    /// processes that share it can be heard to map libraries.
+    /// One process for each dynamic loader file not seen before. A probe on that file reports when processes
+    /// that share it map libraries.
     pub loaders: Vec<Tgid>,
 }
 
-/// The processes of the host, looked at again and again.
+/// A repeated scan of the host's processes.
 #[derive(Debug, Default)]
 pub struct Census {
     known: HashMap<u32, Known>,
     loaders: HashSet<Vec<u8>>,
 }
 
-/// What is known of a process.
+/// The state of a known process.
 #[derive(Clone, Copy, Debug)]
 enum Known {
-    /// It uses CUDA.
+    /// Uses CUDA.
     User,
-    /// It did not when it was last looked at: it is again in so many looks, and then in twice as
-    /// many.
+    /// No CUDA at the last check. The next check is due in `due` scans; then the interval `pause` doubles.
     Other { due: u32, pause: u32 },
 }
 
-/// A process that has run for long without CUDA is looked at every so many looks.
+/// The longest interval between two checks of a process, in scans.
 const LONGEST_PAUSE: u32 = 64;
 
 impl Census {
-    /// Looks at every process that is new, and ever more seldom at the others: most never use CUDA.
+    /// Checks every new process, and the others at growing intervals, since most never use CUDA.
     ///
     /// # Errors
-    /// Where `/proc` cannot be read.
+    /// If `/proc` cannot be read.
     pub fn look(&mut self) -> io::Result<Found> {
         let own = std::process::id();
         let mut there = HashSet::new();
@@ -105,16 +104,16 @@ impl Census {
     }
 }
 
-/// Whether a process has mapped a CUDA library by now.
+/// True if the process has mapped a CUDA library by now.
 pub fn is_user(tgid: Tgid) -> bool {
     uses_cuda(&read_maps(tgid))
 }
 
-/// The processes of the host that can run code of a file, each with its mappings; memprobe itself is
-/// left out, as are processes that may not be looked at, which cannot be probed either.
+/// Returns the processes that have mapped a file as executable, each with its mappings. memprobe itself is
+/// left out, and so is every process that it may not inspect, because it cannot probe those either.
 ///
 /// # Errors
-/// Where `/proc` cannot be read.
+/// If `/proc` cannot be read.
 pub fn users_of(dev: Device, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> {
     let own = std::process::id();
     let number = format!(" {inode} ");
@@ -126,7 +125,7 @@ pub fn users_of(dev: Device, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> 
             continue;
         };
         let maps = read_maps(tgid);
-        // Most processes do not have it, and parsing takes longer than searching.
+        // Most processes do not map the file, and searching is faster than parsing.
         if memmem::find(&maps, number.as_bytes()).is_none() {
             continue;
         }
@@ -137,11 +136,11 @@ pub fn users_of(dev: Device, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> 
     Ok(users)
 }
 
-/// Nothing where the process is gone or may not be looked at: then it cannot be probed either.
+/// Empty if the process is gone or memprobe may not inspect it; it cannot be probed then either.
 fn read_maps(tgid: Tgid) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(format!("/proc/{}/maps", tgid.0)) {
-        // What was read before an error is as good as what a moment earlier was there.
+        // After an error, the part read so far is still valid.
         let _ = file.take(MOST).read_to_end(&mut bytes);
     }
     bytes
@@ -151,12 +150,12 @@ fn uses_cuda(maps: &[u8]) -> bool {
     LIBRARIES.iter().any(|name| lines(maps, name).any(is_code))
 }
 
-/// Device, inode and path of the dynamic loader, as they stand in its lines.
+/// Returns device, inode and path of the dynamic loader, as its maps lines contain them.
 fn loader(maps: &[u8]) -> Option<&[u8]> {
     lines(maps, LOADER).next()?.splitn(4, is_space).nth(3)
 }
 
-/// Whether a mapping is of code: a file that is only read, as memprobe does, is not used.
+/// True if the mapping is executable. A file that is only read, as memprobe does, does not count.
 fn is_code(line: &[u8]) -> bool {
     // "start-end perms offset device inode path".
     let perms = line.splitn(3, is_space).nth(1);
@@ -167,7 +166,7 @@ fn is_space(byte: &u8) -> bool {
     *byte == b' '
 }
 
-/// The lines that have this in them.
+/// The lines that contain `name`.
 fn lines<'a>(maps: &'a [u8], name: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
     memmem::find_iter(maps, name).map(|place| {
         let start = maps[..place].iter().rposition(|byte| *byte == b'\n');
@@ -227,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_loader_is_told_from_another_by_its_file() {
-        // The offset of the first mapping differs from that of the second; the file does not.
+        // The offsets of the two mappings differ; the file is the same.
         let first = loader(PYTHON).unwrap();
         assert_eq!(first, b"08:01 41 /usr/lib64/ld-linux-x86-64.so.2");
         assert_eq!(loader(b"1-2 r--p 0 08:01 9 /usr/bin/python\n"), None);

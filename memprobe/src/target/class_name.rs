@@ -1,10 +1,9 @@
-//! Names of classes as people write them, from those that the compiler made (Itanium C++ ABI, 5.1):
-//! as much of the scheme as names of classes need.
+//! Demangles class names: the part of the mangling scheme that class names need (Itanium C++ ABI, 5.1).
 
-/// How deep templates may stand in one another.
+/// The deepest nesting of templates.
 const DEEPEST: usize = 8;
 
-/// Whether a text has the letters of a mangled name.
+/// True if a text consists of the characters of a mangled name.
 pub fn is_mangled(name: &str) -> bool {
     !name.is_empty()
         && name
@@ -12,15 +11,15 @@ pub fn is_mangled(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// `torch::autograd::AccumulateGrad` of `N5torch8autograd14AccumulateGradE`; `None` for a name with
-/// more in it than namespaces, classes and templates of classes.
+/// Returns `torch::autograd::AccumulateGrad` for `N5torch8autograd14AccumulateGradE`. `None` for a name with
+/// anything but namespaces, classes and class templates.
 pub fn class_name(mangled: &str) -> Option<String> {
     let mut rest = mangled;
     let name = class(&mut rest, 0)?;
     rest.is_empty().then_some(name)
 }
 
-/// Takes a class from the beginning of a text.
+/// Consumes one class from the front of a text.
 fn class(rest: &mut &str, depth: usize) -> Option<String> {
     if depth > DEEPEST {
         return None;
@@ -40,7 +39,7 @@ fn class(rest: &mut &str, depth: usize) -> Option<String> {
     part(rest, depth)
 }
 
-/// Takes one name, with what stands in its angle brackets.
+/// Consumes one name with its template arguments.
 fn part(rest: &mut &str, depth: usize) -> Option<String> {
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
     let (length, tail) = rest.split_at(digits);

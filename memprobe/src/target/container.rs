@@ -1,5 +1,4 @@
-//! The container, pod or batch job that a process runs in: from the names of its control groups, and
-//! from what its environment calls it.
+//! The container, pod or batch job of a process, from its control group paths and its environment.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -9,45 +8,44 @@ use super::namespace::{self, Kind};
 use super::root::Root;
 use crate::event::Tgid;
 
-/// The most that is read of a control group file or of an environment.
+/// The most bytes read of a control group file or an environment.
 const MOST: u64 = 256 << 10;
 
-/// The longest name or number that is believed. A Docker container's has 64 digits, the name of a
-/// host or a pod up to 253 letters.
+/// The longest name or ID that is accepted. A Docker container ID has 64 digits; a host or pod name has up to
+/// 253 characters.
 const LONGEST: usize = 253;
 
-/// Digits of a container's number that people are shown, as `docker ps` does.
+/// Digits of a container ID that people are shown, as in `docker ps`.
 const SHORT: usize = 12;
 
-/// What runs containers.
+/// A container engine or batch system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// Docker, also below Kubernetes.
+    /// Docker, also under Kubernetes.
     Docker,
-    /// containerd below Kubernetes.
+    /// containerd under Kubernetes.
     Containerd,
     /// CRI-O.
     CriO,
     /// Podman (libpod).
     Podman,
-    /// containerd's own command.
+    /// nerdctl, the command line of containerd.
     Nerdctl,
-    /// systemd-nspawn and machined.
+    /// systemd-nspawn and systemd-machined.
     Nspawn,
     /// LXC, LXD, Incus, Proxmox.
     Lxc,
-    /// Apptainer, once Singularity.
+    /// Apptainer, formerly Singularity.
     Apptainer,
-    /// Amazon's ECS.
+    /// Amazon ECS.
     Ecs,
-    /// A job of Slurm: not a container, but what people on a cluster know a process by.
+    /// A Slurm job: not a container, but the name by which users of a cluster know a process.
     Slurm,
-    /// A container by its number, of an engine that its group does not name.
+    /// An engine that the control group path does not name.
     Unknown,
 }
 
 impl Engine {
-    /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Docker => "docker",
@@ -65,35 +63,32 @@ impl Engine {
     }
 }
 
-/// A container, as far as it is known. Texts come from the target and may hold anything: views
-/// clean them.
+/// A container, as far as it is known. Its strings come from the target and may contain anything; views
+/// sanitize them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Container {
-    /// What runs it.
     pub engine: Engine,
-    /// Its number, or the name that the engine knows it by; empty where only the engine is known.
+    /// The container's ID or name in the engine; empty if only the engine is known.
     pub id: String,
-    /// The Kubernetes or Podman pod that it belongs to.
+    /// The Kubernetes or Podman pod that contains it.
     pub pod: Option<Pod>,
-    /// The name of its host, which Docker sets to the beginning of its number, and people to
-    /// something that they know.
+    /// The host name inside the container. Docker sets it to the start of the container ID; users often set
+    /// it to a name of their own.
     pub host: Option<String>,
 }
 
-/// A pod.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Pod {
-    /// Its number: a UUID in Kubernetes.
+    /// The pod's ID: a UUID in Kubernetes.
     pub uid: String,
-    /// Its name.
     pub name: Option<String>,
-    /// The Kubernetes namespace that the name is of.
+    /// The Kubernetes namespace of the pod.
     pub namespace: Option<String>,
 }
 
 impl Container {
-    /// The shortest that people know it by, for a column: the pod's name, the host's name where
-    /// somebody gave it one, or `docker:3f1e9abc0123`.
+    /// Returns the shortest familiar name, for a column: the pod's name, a host name that a user chose, or
+    /// `docker:3f1e9abc0123`.
     pub fn label(&self) -> String {
         if let Some(name) = self.pod.as_ref().and_then(|pod| pod.name.as_ref()) {
             return name.clone();
@@ -104,7 +99,7 @@ impl Container {
         }
     }
 
-    /// The beginning of its number, or its whole name.
+    /// Returns the first digits of an ID, or a whole name.
     pub fn short_id(&self) -> &str {
         match is_hex(&self.id) {
             true => self.id.get(..SHORT).unwrap_or(&self.id),
@@ -120,7 +115,7 @@ impl Container {
     }
 }
 
-/// Such as `pod trainer-0 in ml, containerd 3f1e9abc0123` or `docker 3f1e9abc0123 (trainer)`.
+/// Writes `pod trainer-0 in ml, containerd 3f1e9abc0123` or `docker 3f1e9abc0123 (trainer)`.
 impl fmt::Display for Container {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(pod) = &self.pod {
@@ -139,7 +134,7 @@ impl fmt::Display for Container {
     }
 }
 
-/// The container of a process; `None` where it runs on the host itself, or memprobe may not look.
+/// Returns the container of a process; `None` if it runs on the host itself or memprobe may not inspect it.
 pub fn of(tgid: Tgid) -> Option<Container> {
     let folder = format!("/proc/{}", tgid.0);
     let mut container = parse(&read(&format!("{folder}/cgroup"))?)?;
@@ -161,8 +156,8 @@ pub fn of(tgid: Tgid) -> Option<Container> {
     Some(container)
 }
 
-/// The container that memprobe itself runs in. A control group namespace may hide its group; then
-/// the marks tell that the engines leave in a container's files.
+/// Returns the container that memprobe itself runs in. A control group namespace may hide its path; then
+/// marker files that engines create in a container identify it.
 pub fn of_memprobe() -> Option<Container> {
     const MARKS: [(&str, Engine); 3] = [
         ("/.dockerenv", Engine::Docker),
@@ -182,8 +177,8 @@ pub fn of_memprobe() -> Option<Container> {
     })
 }
 
-/// Variables by which people pass the name of a pod to it (the downward API's documentation, and
-/// OpenTelemetry's).
+/// Environment variables by which users pass a pod its own name (from the documentation of the downward API
+/// and of OpenTelemetry).
 const POD_NAMES: [&str; 4] = [
     "POD_NAME",
     "K8S_POD_NAME",
@@ -196,10 +191,10 @@ const POD_NAMESPACES: [&str; 4] = [
     "MY_POD_NAMESPACE",
     "KUBERNETES_NAMESPACE",
 ];
-/// Where Kubernetes tells every pod its namespace.
+/// The file in which Kubernetes gives every pod its namespace.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// `/proc/PID/environ`: the environment that the process was started with.
+/// `/proc/PID/environ`: the initial environment of the process.
 struct Environment(String);
 
 impl Environment {
@@ -218,7 +213,7 @@ fn believable(name: &str) -> Option<String> {
     (!name.is_empty() && name.len() <= LONGEST).then(|| name.to_owned())
 }
 
-/// What a file of the process's own says, where it does not see memprobe's.
+/// Reads a name from a file in the process's mount namespace; `None` if the process shares memprobe's.
 fn told_by(tgid: Tgid, foreign: &[Kind], path: &str) -> Option<String> {
     if !foreign.contains(&Kind::Mount) {
         return None;
@@ -231,19 +226,19 @@ fn read(path: &str) -> Option<String> {
     text_of(File::open(path).ok()?)
 }
 
-/// Up to [`MOST`] bytes of a file.
+/// Reads up to [`MOST`] bytes of a file.
 fn text_of(file: File) -> Option<String> {
     let mut bytes = Vec::new();
     file.take(MOST).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Finds a container in the text of `/proc/PID/cgroup` (`cgroups(7)`), of version 1 or 2.
+/// Finds a container in the text of `/proc/PID/cgroup` (`cgroups(7)`), version 1 or 2.
 pub fn parse(groups: &str) -> Option<Container> {
     let paths = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let mut found: Option<Container> = None;
     for container in paths.filter_map(in_path) {
-        // A group of version 1 may lie higher for one controller than for another.
+        // In version 1, controllers may place the process at different depths.
         let better = match &found {
             None => true,
             Some(first) => first.engine == Engine::Unknown && container.engine != Engine::Unknown,
@@ -255,13 +250,13 @@ pub fn parse(groups: &str) -> Option<Container> {
     found
 }
 
-/// The innermost container on the path of a control group.
+/// Returns the innermost container on a control group path.
 fn in_path(path: &str) -> Option<Container> {
     let mut found = None;
     let mut pod = None;
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     for (at, part) in parts.iter().enumerate() {
-        // containerd below systemd, told to use cgroupfs: SLICE:cri-containerd:ID.
+        // containerd under systemd, configured for cgroupfs: SLICE:cri-containerd:ID.
         if let [slice, engine, id] = part.split(':').collect::<Vec<_>>()[..] {
             pod = pod_of(slice).or(pod);
             if is_id(id) {
@@ -284,7 +279,7 @@ fn in_path(path: &str) -> Option<Container> {
     })
 }
 
-/// The pod that a group is of: `kubepods-burstable-podUID.slice` (systemd writes `-` as `_` there),
+/// Returns the pod ID in a group name: `kubepods-burstable-podUID.slice` (systemd writes `-` as `_`),
 /// `podUID` (cgroupfs), `machine-libpod_pod_ID.slice` (Podman).
 fn pod_of(part: &str) -> Option<String> {
     let uid = match part.strip_suffix(".slice") {
@@ -299,7 +294,7 @@ fn pod_of(part: &str) -> Option<String> {
     is_uid.then_some(uid)
 }
 
-/// Prefixes of groups that systemd makes for engines: `docker-ID.scope`, `crio-ID` and so on.
+/// Prefixes of the groups that systemd creates for engines: `docker-ID.scope`, `crio-ID` and so on.
 const PREFIXES: [(&str, Engine); 5] = [
     ("docker-", Engine::Docker),
     ("cri-containerd-", Engine::Containerd),
@@ -314,13 +309,13 @@ fn engine_named(name: &str) -> Engine {
     known.map_or(Engine::Unknown, |(_, engine)| *engine)
 }
 
-/// The container that one group is of, by its name and those above it.
+/// Returns the container of one group, by its name and the names of its parents.
 fn container_of(part: &str, above: &[&str]) -> Option<(Engine, String)> {
     let parent = above.last().copied().unwrap_or_default();
     let scope = part.strip_suffix(".scope").unwrap_or(part);
     let prefixed = PREFIXES.iter().find_map(|(prefix, engine)| {
         let id = scope.strip_prefix(prefix)?;
-        // What remains of `crio-conmon-ID` is no number: that is the container's keeper.
+        // `crio-conmon-ID` leaves `conmon-ID`, which is no ID: that group holds the container's monitor.
         is_id(id).then(|| (*engine, id.to_owned()))
     });
     prefixed
@@ -352,8 +347,8 @@ fn container_of(part: &str, above: &[&str]) -> Option<(Engine, String)> {
         })
 }
 
-/// A machine of systemd: `machine-NAME.scope` or `systemd-nspawn@NAME.service`, with letters
-/// escaped. Virtual machines are named likewise and are none.
+/// Returns the name of a systemd machine: `machine-NAME.scope` or `systemd-nspawn@NAME.service`, with
+/// escapes. Virtual machines have the same form and are excluded.
 fn machine(part: &str) -> Option<String> {
     let name = part
         .strip_prefix("machine-")
@@ -366,7 +361,7 @@ fn machine(part: &str) -> Option<String> {
     (!name.starts_with("qemu-")).then_some(name)
 }
 
-/// A container of LXC: `lxc/NAME`, `lxc.payload/NAME`, `lxc.payload.NAME`.
+/// Returns an LXC container: `lxc/NAME`, `lxc.payload/NAME`, `lxc.payload.NAME`.
 fn lxc(part: &str, parent: &str) -> Option<(Engine, String)> {
     let name = match part.strip_prefix("lxc.payload.") {
         Some(name) => name,
@@ -376,7 +371,7 @@ fn lxc(part: &str, parent: &str) -> Option<(Engine, String)> {
     Some((Engine::Lxc, name.to_owned()))
 }
 
-/// Undoes systemd's escapes (`systemd-escape(1)`): `\x2d` for `-`.
+/// Undoes systemd's escapes (`systemd-escape(1)`): `\x2d` is `-`.
 fn unescape(name: &str) -> String {
     let mut parts = name.split("\\x");
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -398,7 +393,7 @@ fn unescape(name: &str) -> String {
     plain
 }
 
-/// The number of a container: 64 hexadecimal digits.
+/// True for a container ID: 64 hexadecimal digits.
 fn is_id(text: &str) -> bool {
     text.len() == 64 && is_hex(text)
 }

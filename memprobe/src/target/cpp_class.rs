@@ -1,22 +1,22 @@
-//! What class an object of C++ is of, by the type information that the compiler put beside its
-//! virtual table: it needs no symbols and knows every library that is loaded.
+//! The class of a C++ object, from the type information next to its virtual table. This needs no symbols and
+//! covers every loaded library.
 
 use super::class_name;
 use super::memory::ReadMemory;
 
-/// Bytes of the longest class name that is read.
+/// The longest class name that is read, in bytes.
 const LONGEST_NAME: usize = 512;
 
-/// No table lies in the first pages, and each begins at a multiple of this.
+/// The lowest plausible address of a virtual table: none lies in the first page.
 pub const LOWEST: u64 = 0x1000;
-/// As [`LOWEST`].
+/// The alignment of a virtual table.
 pub const ALIGNMENT: u64 = 8;
 
-/// The type information beside a virtual table, and the name that it holds, as the compiler mangled it; `None`
-/// where no table lies.
+/// Returns the address of the type information of a virtual table, and the mangled name in it; `None` if
+/// there is no virtual table at `table`.
 ///
-/// The word before the functions of a table points to the type information, whose second word points to the
-/// name (Itanium C++ ABI, 2.5.2 and 2.9.5).
+/// The word before the table's functions points to the type information, whose second word points to the name
+/// (Itanium C++ ABI, 2.5.2 and 2.9.5).
 pub fn of_table(memory: &impl ReadMemory, table: u64) -> Option<(u64, String)> {
     if table < LOWEST || !table.is_multiple_of(ALIGNMENT) {
         return None;
@@ -25,20 +25,20 @@ pub fn of_table(memory: &impl ReadMemory, table: u64) -> Option<(u64, String)> {
     Some((information, name_of(memory, information)?))
 }
 
-/// The name that a type information holds.
+/// Returns the mangled name in a type information.
 pub fn name_of(memory: &impl ReadMemory, information: u64) -> Option<String> {
     let at = memory.read_u64(information.checked_add(8)?).ok()?;
     let name = text(memory, at, LONGEST_NAME)?;
-    // A class that only one file knows is marked (`*`).
+    // A leading `*` marks a class that is local to one translation unit.
     let name = name.strip_prefix('*').unwrap_or(&name);
     class_name::is_mangled(name).then(|| name.to_owned())
 }
 
-/// The text at an address, which ends with a zero byte within `most` bytes.
+/// Returns the text at an address; `None` if no zero byte ends it within `most` bytes.
 pub fn text(memory: &impl ReadMemory, address: u64, most: usize) -> Option<String> {
     let mut bytes = Vec::new();
     while bytes.len() < most {
-        // Up to the next multiple of the length: never beyond the page that the text ends in.
+        // Pieces end at multiples of 32 bytes, so that no read goes beyond the page in which the text ends.
         let at = address.checked_add(bytes.len() as u64)?;
         let piece = memory.read_bytes(at, 32 - at % 32, 32).ok()?;
         let end = piece.iter().position(|byte| *byte == 0);

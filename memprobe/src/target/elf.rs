@@ -1,8 +1,8 @@
-//! ELF files of the target: symbols, segments and where they were loaded.
+//! ELF files of the target: symbols, segments and load addresses.
 //!
-//! Libraries of PyTorch have hundreds of megabytes. A file is read in the few ranges that are
-//! needed and never mapped into memprobe: a mapping of a file that someone truncates ends the
-//! reader by SIGBUS, a read of it ends in an error.
+//! PyTorch's libraries have hundreds of megabytes. memprobe reads only the ranges that it needs and never
+//! maps a file: if somebody truncates a mapped file, the reader dies of SIGBUS, whereas `read` returns an
+//! error.
 
 use std::fmt;
 use std::fs::File;
@@ -24,13 +24,13 @@ pub use names::FunctionNames;
 pub use thread_local::ThreadLocalName;
 pub use tracepoints::Tracepoint;
 
-/// The most that is read of one section. The string table of libtorch_cuda has some 100 MiB.
+/// The most bytes read of one section. The string table of libtorch_cuda has some 100 MiB.
 const MAX_SECTION_BYTES: u64 = 1 << 30;
 
-/// Granularity of mappings (x86-64; memprobe supports no other machine yet).
+/// Granularity of mappings (x86-64, the only machine that memprobe supports yet).
 const PAGE: u64 = 4096;
 
-/// The most that is read of all section names, and of one.
+/// The most bytes read of the section name table, and the longest section name.
 const MAX_NAMES_BYTES: u64 = 1 << 20;
 const MAX_NAME_BYTES: usize = 256;
 
@@ -48,38 +48,36 @@ pub struct ElfImage {
     sections: Vec<Section>,
 }
 
-/// How an image chooses its addresses.
+/// The addressing of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageKind {
-    /// Loaded at the very addresses in the file (`ET_EXEC`).
+    /// Loaded at the addresses in the file (`ET_EXEC`).
     Fixed,
     /// Loaded anywhere: shared libraries and position-independent programs (`ET_DYN`).
     Relocatable,
 }
 
-/// A part of the file that is loaded (`PT_LOAD`).
+/// A loaded part of the file (`PT_LOAD`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where the part begins in the file.
+    /// Offset in the file.
     pub offset: u64,
     /// Bytes in the file.
     pub file_size: u64,
-    /// The address in the file's own terms.
+    /// The address before relocation (`p_vaddr`).
     pub vaddr: u64,
     /// Bytes in memory.
     pub memory_size: u64,
-    /// The segment holds code.
     pub executable: bool,
 }
 
-/// A section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Its name, lossy where it is no UTF-8.
+    /// The section's name; bytes that are not UTF-8 are replaced.
     pub name: String,
-    /// The address in the file's own terms; 0 where it is not loaded.
+    /// The address before relocation; 0 if the section is not loaded.
     pub vaddr: u64,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub offset: u64,
     /// Bytes.
     pub size: u64,
@@ -91,18 +89,18 @@ pub struct Section {
 /// A symbol that the image defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// The address in the file's own terms: add the load bias for the address in memory.
+    /// The address before relocation; add the load bias for the address in memory.
     pub vaddr: u64,
-    /// Bytes; 0 where the file does not say.
+    /// Bytes; 0 if the file does not say.
     pub size: u64,
 }
 
-/// Why an image could not be read.
+/// The reason why an image could not be read.
 #[derive(Debug)]
 pub enum ElfError {
-    /// The file could not be opened or read, or ends too early.
+    /// The file could not be opened or read, or is too short.
     Io(io::Error),
-    /// Not a 64-bit little-endian ELF program or library, or a broken one.
+    /// Not a 64-bit little-endian ELF program or library, or a corrupt one.
     Malformed(&'static str),
 }
 
@@ -159,7 +157,7 @@ impl ElfImage {
         Ok(image)
     }
 
-    /// Names the sections, as far as the file does.
+    /// Sets the names of the sections, as far as the file has them.
     fn name_sections(&mut self, names: usize) -> Result<(), ElfError> {
         let Some(names) = self
             .sections
@@ -180,22 +178,20 @@ impl ElfImage {
         Ok(())
     }
 
-    /// How the image chooses its addresses.
     pub fn kind(&self) -> ImageKind {
         self.kind
     }
 
-    /// The parts that are loaded.
+    /// Returns the loaded parts of the file.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The section of that name.
     pub fn section(&self, name: &str) -> Option<&Section> {
         self.sections.iter().find(|section| section.name == name)
     }
 
-    /// The symbol of exactly that name (as mangled), as [`Self::symbols`] finds it.
+    /// Returns the symbol with this mangled name, as [`Self::symbols`] finds it.
     ///
     /// # Errors
     /// As [`Self::symbols`].
@@ -203,18 +199,18 @@ impl ElfImage {
         self.first_symbol(&[name])
     }
 
-    /// The symbols of exactly these names (as mangled) that the image defines, in the order of
-    /// `names`; `None` for each that it does not. The dynamic symbols go before `.symtab`, which is
-    /// read only for what they lack. One pass over each table, whatever the number of names.
+    /// Returns the symbols with these mangled names that the image defines, in the order of `names`; `None`
+    /// for each that it does not define. The dynamic symbols come first, and `.symtab` is read only for names
+    /// that they lack. Each table is scanned once, whatever the number of names.
     ///
     /// # Errors
-    /// [`ElfError`] where a symbol table cannot be read; a file without one defines none.
+    /// [`ElfError`] if a symbol table cannot be read; a file without one defines no symbols.
     pub fn symbols(&self, names: &[&str]) -> Result<Vec<Option<Symbol>>, ElfError> {
         self.find(names, |found| found.iter().all(Option::is_some))
     }
 
-    /// The first of these names (as mangled) that the image defines, as [`Self::symbols`] finds it;
-    /// `.symtab` is read only where no dynamic symbol has any of them.
+    /// Returns the first of these mangled names that the image defines, as [`Self::symbols`] finds it.
+    /// `.symtab` is read only if no dynamic symbol has any of the names.
     ///
     /// # Errors
     /// As [`Self::symbols`].
@@ -223,7 +219,7 @@ impl ElfImage {
         Ok(found.into_iter().flatten().next())
     }
 
-    /// The addressed symbols of these names, from one table after the other until they are enough.
+    /// Returns the addressed symbols of these names; it reads further tables until `are_enough` holds.
     fn find(
         &self,
         names: &[&str],
@@ -268,11 +264,11 @@ impl ElfImage {
         Ok(())
     }
 
-    /// Whether the loader loads a library of this name (as [`super::maps::Maps::libraries`] takes
-    /// it) together with this image: whether the image names it as needed (`DT_NEEDED`).
+    /// True if the image lists a library as needed (`DT_NEEDED`), so that the loader loads both together.
+    /// `library` is matched as in [`super::maps::Maps::libraries`].
     ///
     /// # Errors
-    /// [`ElfError`] where that list cannot be read; a file without one needs nothing.
+    /// [`ElfError`] if the list cannot be read; a file without one needs nothing.
     pub fn needs(&self, library: &str) -> Result<bool, ElfError> {
         let Some(table) = self
             .sections
@@ -293,12 +289,12 @@ impl ElfImage {
             .any(|needed| is_named(needed, library)))
     }
 
-    /// The strings that the entries of a table refer to.
+    /// Returns the string table that a table's entries refer to.
     fn strings_of(&self, table: &Section) -> Result<Vec<u8>, ElfError> {
         self.section_bytes(self.string_section_of(table)?)
     }
 
-    /// Where those strings lie.
+    /// Returns the section of that string table.
     fn string_section_of(&self, table: &Section) -> Result<&Section, ElfError> {
         usize::try_from(table.link)
             .ok()
@@ -307,8 +303,8 @@ impl ElfImage {
             .ok_or(ElfError::Malformed("a table without its strings"))
     }
 
-    /// The offset in the file of what is loaded at `vaddr`: what a uprobe is attached by. `None`
-    /// where nothing of the file is loaded (`.bss`).
+    /// Returns the file offset of `vaddr`, which a uprobe is attached by. `None` if no file content is loaded
+    /// there (`.bss`).
     pub fn file_offset_of(&self, vaddr: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| {
             let within = vaddr.checked_sub(segment.vaddr)?;
@@ -316,11 +312,10 @@ impl ElfImage {
         })
     }
 
-    /// Up to `len` bytes of the file from `vaddr` on: fewer where the segment ends.
+    /// Reads up to `len` bytes of the file from `vaddr` on, fewer if the segment ends before.
     ///
     /// # Errors
-    /// [`ElfError::Malformed`] where nothing of the file is loaded at `vaddr`; otherwise
-    /// [`ElfError::Io`].
+    /// [`ElfError::Malformed`] if no file content is loaded at `vaddr`; otherwise [`ElfError::Io`].
     pub fn bytes_at(&self, vaddr: u64, len: usize) -> Result<Vec<u8>, ElfError> {
         let outside = ElfError::Malformed("an address outside of its segments");
         let Some((segment, within)) = self.segments.iter().find_map(|segment| {
@@ -333,11 +328,11 @@ impl ElfImage {
         self.range(segment.offset.checked_add(within).ok_or(outside)?, size)
     }
 
-    /// What to add to an address of the file for the address in memory, given the mappings of this
-    /// file (wrapping: use [`u64::wrapping_add`]). `None` where they do not show it.
+    /// Returns the load bias: the difference between addresses in memory and in the file, given the mappings
+    /// of this file. It wraps, so use [`u64::wrapping_add`]. `None` if the mappings do not match any segment.
     ///
-    /// The loader maps the beginning of a segment at the page its file offset lies in. Every
-    /// mapping that begins like this votes, since pieces of the file may be mapped elsewhere too.
+    /// The loader maps a segment from the page of its file offset on. Every mapping that matches a segment
+    /// votes, since parts of the file may be mapped elsewhere too.
     pub fn load_bias(&self, mappings: &[Mapping]) -> Option<u64> {
         if self.kind == ImageKind::Fixed {
             return Some(0);
@@ -364,7 +359,7 @@ impl ElfImage {
             .map(|(bias, _)| bias)
     }
 
-    /// Where a section of that name lies and what it holds, if it has no more than `most` bytes.
+    /// Returns the address range and the content of a section, if it has at most `most` bytes.
     pub fn section_contents(&self, name: &str, most: u64) -> Option<(Range<u64>, Vec<u8>)> {
         let section = self.section(name).filter(|section| section.size <= most)?;
         let bytes = self.section_bytes(section).ok()?;
@@ -391,24 +386,23 @@ impl ElfImage {
     }
 }
 
-/// Whether a symbol is the name of an address, not of a place in each thread's own storage.
+/// True if a symbol names an address rather than an offset in thread-local storage.
 fn is_addressed(symbol: &RawSymbol) -> bool {
     symbol.st_type() != elf::STT_TLS
 }
 
-/// The whole entries of a table; what is left at its end is none.
+/// Returns the complete entries of a table; an incomplete last one is ignored.
 fn entries<T: pod::Pod>(table: &[u8]) -> Result<&[T], ElfError> {
     pod::slice_from_bytes(table, table.len() / size_of::<T>())
         .map(|(entries, _)| entries)
         .map_err(|()| ElfError::Malformed("a broken table"))
 }
 
-/// A file of the target with its image and its place in memory.
+/// A mapped file of the target with its load bias.
 #[derive(Debug)]
 pub struct LoadedImage {
-    /// The image.
     pub image: ElfImage,
-    /// What to add to its addresses for those in the target's memory (wrapping).
+    /// The value to add to the image's addresses for addresses in the target (wrapping).
     pub bias: u64,
 }
 
@@ -416,7 +410,7 @@ impl LoadedImage {
     /// Opens a file that the target has mapped.
     ///
     /// # Errors
-    /// [`ElfError`], also where its mappings do not show where it was loaded.
+    /// [`ElfError`], also if the mappings do not determine the load bias.
     pub fn open(file: &MappedFile, tgid: Tgid) -> Result<Self, ElfError> {
         let image = ElfImage::from_file(file.open(tgid)?.0)?;
         let bias = image
@@ -425,7 +419,7 @@ impl LoadedImage {
         Ok(Self { image, bias })
     }
 
-    /// Where a symbol lies in the target's memory.
+    /// Returns the address of a symbol in the target's memory.
     pub fn address_of(&self, symbol: Symbol) -> u64 {
         symbol.vaddr.wrapping_add(self.bias)
     }
@@ -435,7 +429,7 @@ struct Headers {
     kind: ImageKind,
     segments: Vec<Segment>,
     sections: Vec<Section>,
-    /// The index of the section that holds the names of the sections.
+    /// The index of the section that holds the section names.
     names: usize,
     dynamic: Option<DynamicSegment>,
 }
@@ -479,9 +473,9 @@ fn read_headers(cache: &ReadCache<File>) -> Result<Headers, ElfError> {
             executable: segment.p_flags(endian).contains(elf::PF_X),
         })
         .collect();
-    // Without section headers (a file passed through `sstrip`, or cut behind its segments) the
-    // dynamic segment is all there is. More than 65,279 sections are kept elsewhere; no linked image
-    // has them.
+    // A file without section headers (`sstrip`, or truncated after its segments) has only the dynamic
+    // segment. Files with more than 65,279 sections store their number elsewhere; no linked image has so
+    // many.
     let table = match header.section_headers(endian, cache) {
         _ if header.e_shnum(endian) == 0 => &[],
         Ok(table) => table,

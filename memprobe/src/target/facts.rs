@@ -1,4 +1,4 @@
-//! What a process says of itself.
+//! Facts from a process's `/proc` files and from files of its Python packages.
 
 use std::fs;
 use std::io::Read as _;
@@ -8,10 +8,10 @@ use super::maps::Maps;
 use super::root::Root;
 use crate::event::Tgid;
 
-/// The most that is read of a command line, an environment or a version file.
+/// The most bytes read of a command line, an environment or a version file.
 const MOST: u64 = 256 << 10;
 
-/// The command line, joined by spaces; empty where it cannot be read.
+/// Returns the command line, joined by spaces; empty if it cannot be read.
 pub fn command_line(tgid: Tgid) -> String {
     let words = read_own(tgid, "cmdline");
     let words: Vec<_> = words
@@ -21,7 +21,7 @@ pub fn command_line(tgid: Tgid) -> String {
     words.join(" ").trim_end().to_owned()
 }
 
-/// The processes that descend from one, without itself, parents before children.
+/// Returns the descendants of a process, parents before children, without the process itself.
 pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -46,19 +46,19 @@ pub fn descendants(tgid: Tgid) -> Vec<Tgid> {
     family
 }
 
-/// For how long all threads of a process have run together, in hundredths of a second (`utime` and `stime` in proc(5), in
-/// `USER_HZ`); `None` where it cannot be read.
+/// Returns the CPU time of all threads of a process in 1/100 s (`utime` plus `stime` in proc(5), in
+/// `USER_HZ`); `None` if it cannot be read.
 pub fn ran(tgid: Tgid) -> Option<u64> {
     let stat = read_own(tgid, "stat");
     let stat = String::from_utf8_lossy(&stat);
-    // The name before it may have spaces and brackets.
+    // The name in front may contain spaces and parentheses.
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ').skip(11);
     let mut next = || fields.next()?.parse::<u64>().ok();
     next()?.checked_add(next()?)
 }
 
-/// The process that made another one, or has taken it over.
+/// Returns the parent process, or the process that adopted it.
 pub fn parent(tgid: Tgid) -> Option<Tgid> {
     let status = read_own(tgid, "status");
     let status = String::from_utf8_lossy(&status);
@@ -66,14 +66,14 @@ pub fn parent(tgid: Tgid) -> Option<Tgid> {
     line.trim().parse().ok().map(Tgid)
 }
 
-/// Device and inode of the program that a process runs; `None` where memprobe may not look.
+/// Returns device and inode of the program that a process runs; `None` if memprobe may not inspect it.
 pub fn program(tgid: Tgid) -> Option<(u64, u64)> {
     let file = fs::metadata(format!("/proc/{}/exe", tgid.0)).ok()?;
     Some((file.dev(), file.ino()))
 }
 
-/// PyTorch's version, such as `2.15.0+cu132`, from the `version.py` beside its libraries. Where these
-/// were deleted or replaced since they were loaded, what lies there now may speak of another.
+/// Returns PyTorch's version, such as `2.15.0+cu132`, from the `version.py` next to its libraries. `None` if
+/// those were deleted or replaced after loading, because the file may then belong to another version.
 pub fn torch_version(tgid: Tgid) -> Option<String> {
     let maps = Maps::of(tgid).ok()?;
     let library = maps.library("libc10.so").filter(|file| !file.deleted)?;
@@ -83,7 +83,7 @@ pub fn torch_version(tgid: Tgid) -> Option<String> {
     parse_version(&String::from_utf8_lossy(&read(file)))
 }
 
-/// The value of `__version__ = '…'`.
+/// Returns the value of `__version__ = '…'`.
 fn parse_version(text: &str) -> Option<String> {
     let line = text
         .lines()
@@ -100,15 +100,15 @@ fn parse_version(text: &str) -> Option<String> {
     (plausible && !value.is_empty()).then(|| value.to_owned())
 }
 
-/// What `/proc` says of a process in one of its files; nothing where that cannot be read.
+/// Reads one of the process's files in `/proc`; empty if that fails.
 fn read_own(tgid: Tgid, name: &str) -> Vec<u8> {
     fs::File::open(format!("/proc/{}/{name}", tgid.0)).map_or_else(|_| Vec::new(), read)
 }
 
-/// Up to [`MOST`] bytes of a file.
+/// Reads up to [`MOST`] bytes of a file.
 pub(super) fn read(file: fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // What was read before an error is good enough for a description.
+    // The part read before an error is good enough for a description.
     let _ = file.take(MOST).read_to_end(&mut bytes);
     bytes
 }

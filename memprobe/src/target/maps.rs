@@ -1,4 +1,4 @@
-//! `/proc/PID/maps`: where the files of a process lie in its memory, and how to open them.
+//! `/proc/PID/maps`: the mapped files of a process, and the paths by which to open them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,21 +9,19 @@ use std::path::{Path, PathBuf};
 
 use crate::event::Tgid;
 
-/// The most that is read of a maps file. The kernel allows 65,530 mappings by default
-/// (`vm.max_map_count`); at some 100 bytes a line this holds ten times as many.
+/// The most bytes read of a maps file. The kernel allows 65,530 mappings by default (`vm.max_map_count`); at
+/// some 100 bytes a line, this limit is ten times as much.
 const MAX_MAPS_BYTES: u64 = 64 << 20;
 
-/// What the kernel appends to the path of a file that has no name any more (`d_path`).
+/// The suffix that the kernel adds to the path of an unlinked file (`d_path`).
 const DELETED: &[u8] = b" (deleted)";
 
 /// One line of `/proc/PID/maps` (`proc_pid_maps(5)`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// First address.
     pub start: u64,
     /// The address after the last.
     pub end: u64,
-    /// What the process may do with it.
     pub perms: Permissions,
     /// Offset in the file of the first byte.
     pub offset: u64,
@@ -31,53 +29,44 @@ pub struct Mapping {
     pub dev: Device,
     /// Inode of the file; 0 for memory without one.
     pub inode: u64,
-    /// Path as the kernel shows it to memprobe (not always as the target sees it), or a name in
-    /// brackets such as `[stack]`; empty for anonymous memory.
+    /// The path as the kernel shows it to memprobe, which may differ from the target's view. A name in
+    /// brackets for special memory, such as `[stack]`; empty for anonymous memory.
     pub path: PathBuf,
     /// The file was unlinked or replaced after it was mapped.
     pub deleted: bool,
 }
 
-/// The permissions of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Permissions {
-    /// Readable.
     pub read: bool,
-    /// Writable.
     pub write: bool,
-    /// Executable.
     pub execute: bool,
     /// Shared with other processes rather than private (copy on write).
     pub shared: bool,
 }
 
-/// A device number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Device {
-    /// Major.
     pub major: u32,
-    /// Minor.
     pub minor: u32,
 }
 
 impl Mapping {
-    /// Bytes of the mapping.
     pub fn size(&self) -> u64 {
         self.end - self.start
     }
 
-    /// Whether `address` lies in it.
     pub fn contains(&self, address: u64) -> bool {
         (self.start..self.end).contains(&address)
     }
 
-    /// Whether a file lies behind it.
+    /// True if the mapping is backed by a file.
     pub fn is_file(&self) -> bool {
         self.inode != 0 && self.path.as_os_str().as_bytes().first() == Some(&b'/')
     }
 
-    /// The kernel's own link to the mapped file: right even where the path is of another mount
-    /// namespace, a chroot, or unlinked. Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (`proc(5)`).
+    /// Returns the kernel's own link to the mapped file. It is valid even if the path is unlinked or belongs
+    /// to a chroot or another mount namespace. Needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE (`proc(5)`).
     pub fn map_files_link(&self, tgid: Tgid) -> PathBuf {
         PathBuf::from(format!(
             "/proc/{}/map_files/{:x}-{:x}",
@@ -89,7 +78,7 @@ impl Mapping {
 /// A file that a process has mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MappedFile {
-    /// Path as the kernel shows it, without its mark for deleted files.
+    /// The path as the kernel shows it, without the suffix for deleted files.
     pub path: PathBuf,
     /// Device of the file.
     pub dev: Device,
@@ -97,29 +86,28 @@ pub struct MappedFile {
     pub inode: u64,
     /// The file was unlinked or replaced after it was mapped.
     pub deleted: bool,
-    /// Its mappings, by rising address; at least one.
+    /// The file's mappings, by ascending address; at least one.
     pub mappings: Vec<Mapping>,
 }
 
 impl MappedFile {
-    /// The last part of the path.
+    /// Returns the last component of the path.
     pub fn basename(&self) -> &OsStr {
         self.path.file_name().unwrap_or_default()
     }
 
-    /// Whether code of it can run: tells a loaded library from a file that is only read.
+    /// True if any mapping is executable, as in a loaded library; false for a file that is only read.
     pub fn is_executable(&self) -> bool {
         self.mappings.iter().any(|mapping| mapping.perms.execute)
     }
 
-    /// Address in the process of the code at an offset of the file, in bytes; `None` where it is not
-    /// mapped to be run.
+    /// Returns the address of the code at a file offset; `None` if it is not mapped as executable.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         let mapping = self.code_mapping(offset)?;
         Some(mapping.start + (offset - mapping.offset))
     }
 
-    /// The mapping from which the process runs the code at an offset of the file, in bytes.
+    /// Returns the executable mapping that contains a file offset.
     pub fn code_mapping(&self, offset: u64) -> Option<&Mapping> {
         self.mappings.iter().find(|mapping| {
             let end = mapping.offset.saturating_add(mapping.size());
@@ -127,8 +115,8 @@ impl MappedFile {
         })
     }
 
-    /// Paths under which memprobe can open the file, best first. A deleted file is offered only
-    /// through `map_files`, since its path may by now name another file.
+    /// Returns paths by which memprobe can open the file, best first. A deleted file has only `map_files`
+    /// paths, because its own path may now name another file.
     pub fn paths(&self, tgid: Tgid) -> Vec<PathBuf> {
         let mut paths: Vec<_> = self
             .mappings
@@ -137,7 +125,7 @@ impl MappedFile {
             .collect();
         if !self.deleted {
             let root = format!("/proc/{}/root", tgid.0);
-            // Of a process in a chroot the path begins with the chroot's own.
+            // The path of a process in a chroot starts with the path of the chroot.
             let named = fs::read_link(&root).unwrap_or_default();
             let within = self.path.strip_prefix(named);
             let relative = within.or_else(|_| self.path.strip_prefix("/"));
@@ -146,7 +134,7 @@ impl MappedFile {
         paths
     }
 
-    /// Opens the file by the first of [`Self::paths`] that works, and says which one that was.
+    /// Opens the file by the first of [`Self::paths`] that works, and returns that path too.
     ///
     /// # Errors
     /// The error of the last path that was tried.
@@ -162,7 +150,7 @@ impl MappedFile {
     }
 }
 
-/// Opens a regular file for reading; never waits at a FIFO that the target put there.
+/// Opens a regular file for reading. Does not block on a FIFO that the target put there.
 pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     let file = fs::OpenOptions::new()
         .read(true)
@@ -178,7 +166,7 @@ pub(super) fn open_regular(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The mappings of a process at one moment, by rising address.
+/// The mappings of a process at one moment, by ascending address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Maps {
     mappings: Vec<Mapping>,
@@ -188,8 +176,8 @@ impl Maps {
     /// Reads the maps of a process.
     ///
     /// # Errors
-    /// `NotFound` where there is no such process, `PermissionDenied` where memprobe may not look
-    /// (`ptrace(2)`, PTRACE_MODE_READ_FSCREDS), and the error `ESRCH` where it just ended.
+    /// `NotFound` if there is no such process, `PermissionDenied` if memprobe may not inspect it
+    /// (`ptrace(2)`, PTRACE_MODE_READ_FSCREDS), and the OS error `ESRCH` if it has just ended.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         let mut bytes = Vec::new();
         File::open(format!("/proc/{}/maps", tgid.0))?
@@ -198,7 +186,7 @@ impl Maps {
         Ok(Self::parse(&bytes))
     }
 
-    /// Parses the text of a maps file. Lines that do not have its form are left out.
+    /// Parses the text of a maps file and skips malformed lines.
     pub fn parse(text: &[u8]) -> Self {
         let mut mappings: Vec<_> = text
             .split(|&byte| byte == b'\n')
@@ -208,12 +196,12 @@ impl Maps {
         Self { mappings }
     }
 
-    /// Every mapping, by rising address.
+    /// Returns every mapping, by ascending address.
     pub fn mappings(&self) -> &[Mapping] {
         &self.mappings
     }
 
-    /// The mapping that `address` lies in.
+    /// Returns the mapping that contains `address`.
     pub fn find(&self, address: u64) -> Option<&Mapping> {
         let after = self
             .mappings
@@ -223,7 +211,7 @@ impl Maps {
             .filter(|mapping| mapping.contains(address))
     }
 
-    /// The mapped files, each once, in the order of their first mapping.
+    /// Returns the mapped files without duplicates, in the order of their first mapping.
     pub fn files(&self) -> Vec<MappedFile> {
         let mut files: Vec<MappedFile> = Vec::new();
         let mut index = hashbrown::HashMap::new();
@@ -245,22 +233,22 @@ impl Maps {
         files
     }
 
-    /// The loaded libraries (files mapped for execution) whose basename is `name`, or begins with
-    /// it and goes on with neither letter nor digit: `libcudart` is `libcudart.so.13`, not
-    /// `libcudartish.so`. More than one where a process has loaded several.
+    /// Returns the loaded libraries (files mapped as executable) whose basename is `name`, or `name` followed
+    /// by neither letter, digit nor underscore. `libcudart` matches `libcudart.so.13`, not `libcudartish.so`.
+    /// A process may have loaded several.
     pub fn libraries(&self, name: &str) -> Vec<MappedFile> {
         let mut files = self.files();
         files.retain(|file| file.is_executable() && is_named(file.basename().as_bytes(), name));
         files
     }
 
-    /// The first of [`Self::libraries`].
+    /// Returns the first of [`Self::libraries`].
     pub fn library(&self, name: &str) -> Option<MappedFile> {
         self.libraries(name).into_iter().next()
     }
 }
 
-/// Whether a file name is `name`, or goes on with something that ends a word.
+/// True if a file name is `name`, or `name` followed by the end of a word.
 pub(super) fn is_named(basename: &[u8], name: &str) -> bool {
     basename
         .strip_prefix(name.as_bytes())
@@ -301,7 +289,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// Takes the text up to the next space.
+/// Consumes the text up to the next space.
 fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
     let end = rest
         .iter()
@@ -330,8 +318,8 @@ fn permissions(letters: &str) -> Option<Permissions> {
     })
 }
 
-/// The kernel writes a newline within a path as `\012` (`show_map_vma` in `fs/proc/task_mmu.c`)
-/// and nothing else, so this is the only escape to undo.
+/// Undoes the only escape in paths: the kernel writes a newline as `\012` (`show_map_vma` in
+/// `fs/proc/task_mmu.c`).
 fn unescape(path: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut plain = Vec::with_capacity(path.len());

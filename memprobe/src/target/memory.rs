@@ -7,13 +7,12 @@ use crate::event::Tgid;
 
 /// Memory that can be read by address.
 pub trait ReadMemory {
-    /// Fills `into` from `address` on, all of it or nothing that may be used.
+    /// Fills `into` from `address` on. After an error the content of `into` is unspecified.
     ///
     /// # Errors
-    /// [`Unreadable`] where any byte of it cannot be read.
+    /// [`Unreadable`] if any byte cannot be read.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable>;
 
-    /// Reads `N` bytes.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -23,7 +22,7 @@ pub trait ReadMemory {
         Ok(bytes)
     }
 
-    /// Reads a little-endian word of 32 bits.
+    /// Reads a little-endian 32-bit word.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -31,7 +30,7 @@ pub trait ReadMemory {
         self.read_array(address).map(u32::from_le_bytes)
     }
 
-    /// Reads a little-endian word of 64 bits.
+    /// Reads a little-endian 64-bit word.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -39,26 +38,25 @@ pub trait ReadMemory {
         self.read_array(address).map(u64::from_le_bytes)
     }
 
-    /// Reads `len` bytes, where the target said how many there are: never more than `limit`.
+    /// Reads `len` bytes, a length that the target claims, but never more than `limit`.
     ///
     /// # Errors
-    /// As [`Self::read`], and [`Cause::TooLong`] where `len` is above `limit`.
+    /// Those of [`Self::read`], and [`Cause::TooLong`] if `len` is above `limit`.
     fn read_bytes(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         let mut bytes = vec![0; bounded(address, len, limit)?];
         self.read(address, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// As [`Self::read_bytes`], but content with a beginning of them where no more is known
-    /// ([`Stretches`]).
+    /// Like [`Self::read_bytes`], but may return a prefix if only that much is known ([`Stretches`]).
     ///
     /// # Errors
-    /// As [`Self::read_bytes`]; where there are any, also when not even the first can be read.
+    /// Those of [`Self::read_bytes`]. [`Stretches`] also fails if the first byte is unknown.
     fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         self.read_bytes(address, len, limit)
     }
 
-    /// Reads several stretches; each says how it went.
+    /// Reads several pieces; each has an outcome of its own.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
         for piece in pieces {
             piece.outcome = self.read(piece.address, piece.into);
@@ -76,18 +74,18 @@ impl<M: ReadMemory + ?Sized> ReadMemory for &M {
     }
 }
 
-/// A stretch of memory that is read along with others.
+/// A piece of memory to be read together with others.
 #[derive(Debug)]
 pub struct Piece<'a> {
-    /// Where it begins.
+    /// The address of the first byte.
     pub address: u64,
-    /// Where its bytes go; there is at least one.
+    /// The destination, at least one byte long.
     pub into: &'a mut [u8],
-    /// Whether they did: all of them, or nothing that may be used.
+    /// The result; after an error the content of `into` is unspecified.
     pub outcome: Result<(), Unreadable>,
 }
 
-/// A length that the target named, if it is no more than `limit`.
+/// Returns a length that the target claims, if it is at most `limit`.
 fn bounded(address: u64, len: u64, limit: usize) -> Result<usize, Unreadable> {
     usize::try_from(len)
         .ok()
@@ -101,13 +99,12 @@ fn bounded(address: u64, len: u64, limit: usize) -> Result<usize, Unreadable> {
 /// Memory that could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// The first byte that was asked for.
+    /// The first byte that was requested.
     pub address: u64,
-    /// Why.
     pub cause: Cause,
 }
 
-/// Why memory could not be read.
+/// The reason why memory could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// Nothing is mapped there, or nothing readable.
@@ -116,11 +113,11 @@ pub enum Cause {
     NoProcess,
     /// memprobe may not read this process (`ptrace(2)`, PTRACE_MODE_ATTACH_REALCREDS).
     Denied,
-    /// The target claims more bytes than such a thing can have.
+    /// The target claims an implausible length.
     TooLong,
-    /// What lies there is not the kind of thing that should.
+    /// The memory holds another kind of object than expected.
     NotAsExpected,
-    /// It was not read while that was to be done, or is more than memprobe keeps.
+    /// The memory was not captured, or exceeds the part that memprobe keeps.
     NotKept,
     /// Another error of the kernel, by its `errno`.
     Os(i32),
@@ -143,37 +140,33 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-/// The memory of a live process, by `process_vm_readv(2)`. The process is not stopped: what is read
-/// is as consistent as the target happens to leave it.
+/// The memory of a live process, read by `process_vm_readv(2)`. The process is not stopped, so a result may
+/// mix states of different moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
     tgid: Tgid,
 }
 
 impl ProcessMemory {
-    /// The memory of this process.
     pub const fn new(tgid: Tgid) -> Self {
         Self { tgid }
     }
 
-    /// Whose memory it is.
     pub const fn tgid(&self) -> Tgid {
         self.tgid
     }
 }
 
-/// Stretches that one call of `process_vm_readv` takes (`UIO_MAXIOV`).
+/// The most vectors in one call of `process_vm_readv` (`UIO_MAXIOV`).
 const MOST_PIECES: usize = 1024;
 
 impl ProcessMemory {
-    /// Reads stretches one after the other, up to the first byte that cannot be read; returns how
-    /// many bytes that were.
+    /// Reads vectors in order, up to the first unreadable byte, and returns the number of bytes read.
     fn read_vectors(&self, local: &[libc::iovec], remote: &[libc::iovec]) -> Result<usize, Cause> {
         let pid = self.tgid.0.try_into().map_err(|_| Cause::NoProcess)?;
         let counts = (local.len() as libc::c_ulong, remote.len() as libc::c_ulong);
-        // SAFETY: each of `local` describes exactly a slice that the caller has borrowed
-        // exclusively; the kernel checks the remote ranges against the other process and never lets
-        // them touch ours.
+        // SAFETY: each of `local` describes exactly a slice that the caller has borrowed exclusively; the
+        // kernel checks the remote ranges against the other process and never lets them touch this one.
         let read = unsafe {
             libc::process_vm_readv(pid, local.as_ptr(), counts.0, remote.as_ptr(), counts.1, 0)
         };
@@ -186,7 +179,7 @@ impl ProcessMemory {
     }
 }
 
-/// The vectors of a stretch, here and there.
+/// Returns the local and the remote vector of a piece.
 fn vectors(address: u64, into: &mut [u8]) -> Result<(libc::iovec, libc::iovec), Unreadable> {
     let there = usize::try_from(address).map_err(|_| Unreadable {
         address,
@@ -203,8 +196,8 @@ fn vectors(address: u64, into: &mut [u8]) -> Result<(libc::iovec, libc::iovec), 
     Ok((local, remote))
 }
 
-/// Adds a range to ranges of another process. The kernel looks its pages up together with those of the last where they
-/// touch.
+/// Appends a remote range and merges it with the last one if they are adjacent; the kernel then looks up the
+/// pages of both together.
 fn extend(ranges: &mut Vec<libc::iovec>, range: libc::iovec) {
     if let Some(last) = ranges.last_mut()
         && last.iov_base.addr().checked_add(last.iov_len) == Some(range.iov_base.addr())
@@ -229,7 +222,7 @@ impl ReadMemory for ProcessMemory {
         }
     }
 
-    /// Where there are many, several threads read them: copying is all that it takes.
+    /// Splits many pieces among several threads, because the copying alone takes the time.
     fn read_each(&self, pieces: &mut [Piece<'_>]) {
         let threads = pieces.len().div_ceil(MOST_PIECES).min(most_threads());
         if threads <= 1 {
@@ -244,14 +237,14 @@ impl ReadMemory for ProcessMemory {
     }
 }
 
-/// Threads that read at once: more do not copy faster.
+/// The number of reading threads; more than four do not copy faster.
 fn most_threads() -> usize {
     const MOST: usize = 4;
     std::thread::available_parallelism().map_or(1, |threads| threads.get().min(MOST))
 }
 
 impl ProcessMemory {
-    /// Reads stretches, as many as possible by each call.
+    /// Reads pieces, as many as possible with each call.
     fn read_all(&self, pieces: &mut [Piece<'_>]) {
         for pieces in pieces.chunks_mut(MOST_PIECES) {
             let mut next = 0;
@@ -261,12 +254,11 @@ impl ProcessMemory {
         }
     }
 
-    /// Reads the first of some stretches, or as many as can be read by one call; returns how many
-    /// are done.
+    /// Reads as many of the first pieces as one call can, at least one, and returns how many are done.
     fn read_some(&self, pieces: &mut [Piece<'_>]) -> usize {
         let (mut local, mut remote) = (Vec::new(), Vec::new());
         for piece in pieces.iter_mut() {
-            // An address that is none here ends the call before it.
+            // An address that is invalid here ends the batch before it.
             let Ok((here, there)) = vectors(piece.address, piece.into) else {
                 break;
             };
@@ -283,7 +275,7 @@ impl ProcessMemory {
             piece.outcome = Ok(());
             done += 1;
         }
-        // The one that stopped it says why, by itself.
+        // The piece that stopped the call is read alone, for its own error.
         if let Some(piece) = pieces.get_mut(done) {
             piece.outcome = self.read(piece.address, piece.into);
             done += 1;
@@ -292,7 +284,7 @@ impl ProcessMemory {
     }
 }
 
-/// Memory of which only some stretches are known, which do not touch one another.
+/// Memory of which only some stretches are known; they do not touch one another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stretches(BTreeMap<u64, Vec<u8>>);
 
@@ -303,7 +295,7 @@ impl FromIterator<(u64, Vec<u8>)> for Stretches {
 }
 
 impl Stretches {
-    /// What is known from an address on: at least one byte.
+    /// Returns the known bytes from an address on, at least one.
     fn known_from(&self, address: u64) -> Result<&[u8], Unreadable> {
         self.0
             .range(..=address)
@@ -340,12 +332,12 @@ impl ReadMemory for Stretches {
     }
 }
 
-/// Memory for tests: a few regions at chosen addresses.
+/// Test memory: a few regions at chosen addresses.
 #[cfg(test)]
 pub(crate) mod fake {
     use super::{Cause, ReadMemory, Stretches, Unreadable};
 
-    /// The memory of a process that lives, until it ends.
+    /// The memory of a process that lives until [`Self::end`].
     #[derive(Clone, Debug, Default)]
     pub(crate) struct FakeMemory {
         regions: Stretches,
@@ -365,12 +357,12 @@ pub(crate) mod fake {
             region[offset..offset + bytes.len()].copy_from_slice(bytes);
         }
 
-        /// Ends the process.
         pub(crate) fn end(&mut self) {
             self.ended = true;
         }
 
-        /// What the kernel keeps of some stretches, each from its address on.
+        /// Returns copies of some stretches, as the kernel programs take them; each is an address and the
+        /// most bytes.
         pub(crate) fn kept(&self, stretches: &[(u64, usize)]) -> Stretches {
             let kept = stretches.iter().map(|&(address, most)| {
                 let known = self.regions.known_from(address).unwrap();
@@ -452,14 +444,14 @@ mod tests {
 
     #[test]
     fn stretches_that_touch_are_read_up_to_the_one_that_cannot_be() {
-        // SAFETY: a new mapping of two pages, of which nobody else knows.
+        // SAFETY: a new mapping of two pages that nothing else refers to.
         let at = unsafe {
             let nowhere = std::ptr::null_mut();
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(nowhere, 8192, libc::PROT_READ, flags, -1, 0)
         };
         assert_ne!(at, libc::MAP_FAILED);
-        // SAFETY: the second page of it.
+        // SAFETY: the second page of that mapping.
         let closed = unsafe { libc::mprotect(at.byte_add(4096), 4096, libc::PROT_NONE) };
         assert_eq!(closed, 0);
         let mut rooms = vec![[1_u8; 1024]; 9];

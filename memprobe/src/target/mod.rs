@@ -1,5 +1,5 @@
-//! Facts about a process, from `/proc` and its own memory. Everything read here is the target's
-//! word: bounded and checked.
+//! Facts about a process from `/proc` and its own memory. The target controls all of this data, so every read
+//! is bounded and checked.
 
 mod build_id;
 pub mod census;

@@ -1,4 +1,4 @@
-//! Namespaces: whether a process sees the machine as memprobe does.
+//! Namespaces: detects processes that see the machine differently from memprobe.
 
 use std::fs;
 use std::path::Path;
@@ -8,22 +8,20 @@ use crate::event::Tgid;
 /// A kind of namespace (`namespaces(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The mounted file systems.
+    /// Mounted file systems.
     Mount,
-    /// The numbers of processes.
+    /// Process IDs.
     Pid,
     /// Users and capabilities.
     User,
-    /// Networks.
     Net,
-    /// The name of the host.
+    /// The host name.
     Uts,
-    /// Control groups.
     Cgroup,
 }
 
 impl Kind {
-    /// All that memprobe looks at.
+    /// Every kind that memprobe examines.
     pub const ALL: [Self; 6] = [
         Self::Mount,
         Self::Pid,
@@ -33,7 +31,7 @@ impl Kind {
         Self::Cgroup,
     ];
 
-    /// The name of its link in `/proc/PID/ns`.
+    /// The name of the link in `/proc/PID/ns`.
     const fn link(self) -> &'static str {
         match self {
             Self::Mount => "mnt",
@@ -58,24 +56,23 @@ impl Kind {
     }
 }
 
-/// The number of a namespace: equal in two processes that share it.
+/// The ID of a namespace; processes that share the namespace have equal IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace(u64);
 
 impl Namespace {
-    /// The first PID namespace, which the kernel's own numbers are of (`PROC_PID_INIT_INO`,
+    /// The initial PID namespace, in which the kernel's own numbers are (`PROC_PID_INIT_INO`,
     /// include/linux/proc_ns.h; the same since Linux 3.8).
     pub const FIRST_PID: Self = Self(0xefff_fffc);
-    /// The first user namespace, in which capabilities count for the whole machine
-    /// (`PROC_USER_INIT_INO`).
+    /// The initial user namespace, whose capabilities apply to the whole machine (`PROC_USER_INIT_INO`).
     pub const FIRST_USER: Self = Self(0xefff_fffd);
 
-    /// That of a process; `None` where memprobe may not look, or the process has ended.
+    /// Returns a process's namespace; `None` if memprobe may not inspect it or the process has ended.
     pub fn of(tgid: Tgid, kind: Kind) -> Option<Self> {
         Self::read(&tgid.0.to_string(), kind)
     }
 
-    /// That of memprobe.
+    /// Returns memprobe's own namespace.
     pub fn of_memprobe(kind: Kind) -> Option<Self> {
         Self::read("self", kind)
     }
@@ -85,15 +82,14 @@ impl Namespace {
         Self::parse(link.to_str()?)
     }
 
-    /// Such as `pid:[4026531836]`.
+    /// Parses a link such as `pid:[4026531836]`.
     fn parse(link: &str) -> Option<Self> {
         let (_, number) = link.split_once(":[")?;
         number.strip_suffix(']')?.parse().ok().map(Self)
     }
 }
 
-/// The kinds of namespaces that a process does not share with memprobe. What cannot be read is
-/// left out.
+/// Returns the kinds of namespaces that a process does not share with memprobe. Unreadable ones are left out.
 pub fn foreign(tgid: Tgid) -> Vec<Kind> {
     let is_foreign = |kind: &Kind| {
         let theirs = Namespace::of(tgid, *kind);
@@ -102,12 +98,12 @@ pub fn foreign(tgid: Tgid) -> Vec<Kind> {
     Kind::ALL.into_iter().filter(is_foreign).collect()
 }
 
-/// Whether the root directory of a process is another one than memprobe's: a chroot, or that of a
-/// container. `None` where that cannot be read.
+/// True if the root directory of a process differs from memprobe's, as in a chroot or a container. `None` if
+/// it cannot be read.
 pub fn has_other_root(tgid: Tgid) -> Option<bool> {
     use std::os::unix::fs::MetadataExt as _;
     let link = format!("/proc/{}/root", tgid.0);
-    // The same directory may be mounted twice: the name tells that.
+    // One directory may be mounted twice; then only the name differs.
     if fs::read_link(&link).ok()? != Path::new("/") {
         return Some(true);
     }

@@ -1,9 +1,9 @@
-//! Stops every thread of a process for a moment, and lets it go on whatever happens.
+//! Stops every thread of a process for a moment, and resumes it in every case.
 //!
-//! By `PTRACE_SEIZE` and `PTRACE_INTERRUPT`: no signal is sent, so neither the process nor its parent
-//! notices. `PTRACE_O_EXITKILL` is not asked for: when the thread that traces ends, for whatever
-//! reason, the kernel lets every thread that it traced run on (`exit_ptrace` in
-//! kernel/ptrace.c@v6.12; ptrace(2), "Attaching and detaching").
+//! It uses `PTRACE_SEIZE` and `PTRACE_INTERRUPT`, which send no signal, so neither the process nor its parent
+//! notices. It does not set `PTRACE_O_EXITKILL`: if the tracing thread ends for any reason, the kernel
+//! resumes every thread that it traced (`exit_ptrace` in kernel/ptrace.c@v6.12; ptrace(2), "Attaching and
+//! detaching").
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,38 +14,37 @@ use std::time::{Duration, Instant};
 
 use crate::event::Tgid;
 
-/// How long the threads of a process may take to stop. Each does within a tenth of a millisecond,
-/// unless the kernel is in the middle of something for it.
+/// The longest wait for the threads of a process to stop. A thread takes less than 0.1 ms, unless the kernel
+/// is busy on its behalf.
 const MOST_WAIT: Duration = Duration::from_millis(500);
 
-/// A thread that has not stopped by then is looked at: one that waits within the kernel, where no
-/// signal reaches it, runs nothing of the program.
+/// The wait after which the state of a running thread is read. A thread in uninterruptible sleep within the
+/// kernel runs no user code, so it counts as stopped.
 const LOOK_AFTER: Duration = Duration::from_millis(10);
 
-/// How long the release waits for threads that are still within the kernel.
+/// The longest wait, at release, for threads that are still within the kernel.
 const MOST_RELEASE: Duration = Duration::from_millis(100);
 
-/// The most threads that are stopped.
+/// The most threads that memprobe stops.
 const MOST_THREADS: usize = 65_536;
 
-/// Waits shorter than this are spent looking.
+/// Waits shorter than this poll without sleeping.
 const SPIN: Duration = Duration::from_micros(300);
 
-/// Of `waitpid` for threads of other processes (`__WALL`), without waiting.
+/// Flags of `waitpid` for threads of other processes (`__WALL`), without blocking.
 const WAIT: i32 = libc::WNOHANG | libc::__WALL;
 
-/// Why a process cannot be stopped. Each ends with what to do.
+/// The reason why a process cannot be stopped. Each message ends with what to do.
 #[derive(Debug)]
 pub enum PauseError {
-    /// It has ended.
     Gone,
-    /// It may not be traced.
+    /// memprobe may not trace the process.
     Denied,
-    /// This process traces it already: a debugger.
+    /// A process with this PID, such as a debugger, traces it already.
     Traced(u32),
-    /// This thread did not stop in time.
+    /// The thread with this ID did not stop in time.
     Slow(u32),
-    /// It makes threads faster than memprobe stops them, or has more than memprobe stops.
+    /// The process creates threads faster than memprobe stops them, or has more than `MOST_THREADS`.
     TooManyThreads,
     /// Another error of the kernel.
     Os(io::Error),
@@ -101,16 +100,16 @@ impl From<io::Error> for PauseError {
     }
 }
 
-/// Does something while a process stands still; says for how long it stood.
+/// Runs `work` while a process is paused, and returns how long the pause was.
 ///
-/// A thread of memprobe's own does it, because the kernel ties what is traced to the thread that
-/// traces: as it ends, nothing stays stopped.
+/// A separate thread does this, because the kernel ties tracing to the tracing thread: once it ends, no
+/// thread of the process stays stopped.
 ///
 /// # Errors
-/// [`PauseError`]; then the process runs as before.
+/// [`PauseError`]; the process then runs as before.
 ///
 /// # Panics
-/// As `work` does, after the process was let go.
+/// If `work` panics, after the process was resumed.
 pub fn while_paused<R: Send>(
     tgid: Tgid,
     work: impl FnOnce() -> R + Send,
@@ -124,29 +123,29 @@ pub fn while_paused<R: Send>(
     ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Whether a process stands still already, because of a signal, and so will not move on by itself.
+/// True if a signal has stopped the process, so that it does not continue on its own.
 pub fn is_stopped(tgid: Tgid) -> bool {
     i32::try_from(tgid.0).is_ok_and(|main| state(tgid, main) == Some('T'))
 }
 
-/// A thread of the process, on its way to stand still.
+/// The state of a thread during a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thread {
-    /// It was asked to stop.
+    /// The thread was asked to stop.
     Asked,
-    /// It waits within the kernel and stops before it runs anything of the program.
+    /// The thread is in uninterruptible sleep and stops before it runs user code again.
     InKernel,
-    /// It stands still, with a signal that it was about to get (0: none).
+    /// The thread is stopped; the field is the signal to be delivered on resume (0: none).
     Stopped(i32),
-    /// It has ended.
+    /// The thread has ended or was resumed.
     Gone,
 }
 
-/// A process whose threads stand still.
+/// A process whose threads are stopped.
 struct Pause {
     threads: BTreeMap<i32, Thread>,
     since: Instant,
-    /// Keeps it in the thread that traces: the requests of another one fail (ptrace(2)).
+    /// Makes the type `!Send`, because ptrace requests of any thread but the tracer fail (ptrace(2)).
     _here: std::marker::PhantomData<*const ()>,
 }
 
@@ -158,7 +157,7 @@ impl Pause {
             _here: std::marker::PhantomData,
         };
         let deadline = pause.since + MOST_WAIT;
-        // A thread that still runs may make others meanwhile.
+        // A thread that still runs may create others meanwhile.
         while pause.ask_new(tgid)? {
             pause.wait(tgid, deadline)?;
         }
@@ -170,7 +169,7 @@ impl Pause {
         }
     }
 
-    /// Asks every thread to stop that was not asked yet; says whether there was any.
+    /// Asks every new thread to stop; true if there was any.
     fn ask_new(&mut self, tgid: Tgid) -> Result<bool, PauseError> {
         let mut any = false;
         for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
@@ -194,7 +193,7 @@ impl Pause {
         Ok(any)
     }
 
-    /// Waits until every thread that was asked stands still.
+    /// Waits until every thread that was asked has stopped.
     fn wait(&mut self, tgid: Tgid, deadline: Instant) -> Result<(), PauseError> {
         let start = Instant::now();
         loop {
@@ -213,7 +212,7 @@ impl Pause {
         }
     }
 
-    /// Asks the kernel which threads have stopped; says which one has not.
+    /// Polls the threads that were asked to stop, and returns one that has not.
     fn look(&mut self, also_in_kernel: bool, tgid: Tgid) -> Result<Option<i32>, PauseError> {
         let mut waiting = None;
         for (&tid, thread) in &mut self.threads {
@@ -231,7 +230,7 @@ impl Pause {
         Ok(waiting)
     }
 
-    /// Lets it go on; says for how long it stood.
+    /// Resumes the process and returns how long the pause was.
     fn release(mut self) -> Duration {
         self.let_go();
         self.since.elapsed()
@@ -247,8 +246,8 @@ impl Pause {
                     *thread = Thread::Gone;
                 }
             }
-            // What is still within the kernel can be let go only once it stops. The kernel does that
-            // itself when this thread ends.
+            // A thread within the kernel can be detached only once it stops. If it takes too long, the kernel
+            // detaches it when this thread ends.
             if !self.threads.values().any(held) || Instant::now() > deadline {
                 return;
             }
@@ -268,12 +267,12 @@ impl Drop for Pause {
     }
 }
 
-/// What it means that a thread could not be asked to stop.
+/// Interprets a failed request to stop a thread.
 fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseError> {
     if error.raw_os_error() == Some(libc::ESRCH) {
         return Ok(Thread::Gone);
     }
-    // One that has ended, but was not yet waited for, cannot be traced (`ptrace_attach`).
+    // A zombie cannot be traced (`ptrace_attach`).
     match state(tgid, tid) {
         None | Some('Z' | 'X') => return Ok(Thread::Gone),
         Some(_) => {}
@@ -284,15 +283,15 @@ fn not_asked(tgid: Tgid, tid: i32, error: io::Error) -> Result<Thread, PauseErro
     }
 }
 
-/// The state of a thread by its letter (`proc_pid_stat(5)`).
+/// Returns the state letter of a thread (`proc_pid_stat(5)`).
 fn state(tgid: Tgid, tid: i32) -> Option<char> {
     let stat = fs::read(format!("/proc/{}/task/{tid}/stat", tgid.0)).ok()?;
-    // Behind the name, which may hold anything.
+    // The field follows the name, which may contain anything.
     let after = stat.iter().rposition(|&byte| byte == b')')?;
     stat.get(after + 2).copied().map(char::from)
 }
 
-/// Which process traces a thread.
+/// Returns the process that traces a thread.
 fn tracer(tgid: Tgid, tid: i32) -> Option<u32> {
     let number = |path: String, field| {
         let status = fs::read_to_string(path).ok()?;
@@ -309,28 +308,28 @@ fn ask(tid: i32) -> io::Result<()> {
     request(libc::PTRACE_INTERRUPT, tid, 0)
 }
 
-/// Lets a thread that stands still go on, with the signal that it was about to get. One that was
-/// killed meanwhile needs no more.
+/// Resumes a stopped thread and delivers the signal it was about to get. Errors are ignored: a thread that
+/// was killed meanwhile needs no resume.
 fn detach(tid: i32, signal: i32) {
     let _ = request(libc::PTRACE_DETACH, tid, signal);
 }
 
-/// A request of ptrace(2) without an address.
+/// Sends a ptrace(2) request without an address.
 fn request(request: libc::c_uint, tid: i32, data: i32) -> io::Result<()> {
     let nothing = std::ptr::null_mut::<libc::c_void>();
     let data = libc::c_long::from(data);
-    // SAFETY: these requests (seize, interrupt, detach) take numbers alone and touch no memory of
-    // this process.
+    // SAFETY: these requests (seize, interrupt, detach) take only numbers and touch no memory of this
+    // process.
     match unsafe { libc::ptrace(request, tid, nothing, data) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// What has become of a thread that was asked to stop; `None` while it runs on.
+/// Polls a thread that was asked to stop; `None` while it runs.
 fn stopped(tid: i32) -> io::Result<Option<Thread>> {
     let mut status = 0;
-    // SAFETY: `status` is a place for an int, of this function alone.
+    // SAFETY: `status` is a local int.
     match unsafe { libc::waitpid(tid, &mut status, WAIT) } {
         0 => Ok(None),
         -1 => match io::Error::last_os_error() {
@@ -338,8 +337,8 @@ fn stopped(tid: i32) -> io::Result<Option<Thread>> {
             error => Err(error),
         },
         _ if !libc::WIFSTOPPED(status) => Ok(Some(Thread::Gone)),
-        // By the request, or together with its group (PTRACE_EVENT_STOP): nothing was to be
-        // delivered.
+        // Stopped by the request or together with its group (PTRACE_EVENT_STOP): there is no signal to
+        // deliver.
         _ if status >> 16 == libc::PTRACE_EVENT_STOP => Ok(Some(Thread::Stopped(0))),
         _ => Ok(Some(Thread::Stopped(libc::WSTOPSIG(status)))),
     }
@@ -351,7 +350,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that does nothing until it is dropped.
+    /// A process that sleeps until it is dropped.
     struct Sleeper(Child);
 
     impl Sleeper {

@@ -1,5 +1,4 @@
-//! The place of a process among those of a distributed job, by the variables that its launcher gave
-//! it.
+//! The rank of a process in a distributed job, from the variables that its launcher set.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,19 +6,19 @@ use std::fs::File;
 use super::facts;
 use crate::event::Tgid;
 
-/// A place among the processes of a distributed job.
+/// The rank of a process in a distributed job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Its number in the whole job.
+    /// The rank in the whole job.
     pub global: u32,
-    /// Its number on this machine.
+    /// The rank on this machine.
     pub local: Option<u32>,
-    /// How many there are in the whole job.
+    /// The number of processes in the whole job.
     pub world: Option<u32>,
 }
 
-/// What launchers call the number in the job, the number on the machine, and how many there are.
-/// A launcher within another tells the last word, so the innermost comes first.
+/// Variables that launchers set: rank, local rank, world size. A launcher inside another determines the
+/// values, so inner launchers come first.
 const LAUNCHERS: [[&str; 3]; 5] = [
     // torchrun, torch.distributed.launch, Accelerate, DeepSpeed (torch/distributed/run.py).
     ["RANK", "LOCAL_RANK", "WORLD_SIZE"],
@@ -42,13 +41,13 @@ const LAUNCHERS: [[&str; 3]; 5] = [
 ];
 
 impl Rank {
-    /// Of this process; `None` where no launcher gave it one, or it is alone in its job.
+    /// Returns the rank of a process; `None` if no launcher set one or the job has one process.
     pub fn of(tgid: Tgid) -> Option<Self> {
         let environment = File::open(format!("/proc/{}/environ", tgid.0)).ok()?;
         Self::parse(&facts::read(environment))
     }
 
-    /// Of a process that was started with this environment: `NAME=value`, each ended by a zero.
+    /// Parses an environment: `NAME=value` entries, each ended by a zero byte.
     fn parse(environment: &[u8]) -> Option<Self> {
         let variables: HashMap<&str, u32> = environment
             .split(|byte| *byte == 0)

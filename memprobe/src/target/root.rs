@@ -1,5 +1,4 @@
-//! The files of a process as the process itself sees them: below its own root directory, be that a
-//! container's or a chroot's.
+//! Files of a process by its own paths, below its own root directory (that of a container or a chroot).
 
 use std::fs::{self, File};
 use std::io;
@@ -11,21 +10,21 @@ use rustix::io::Errno;
 
 use crate::event::Tgid;
 
-/// The root directory of a process. Links are followed as the process would follow them: an
-/// absolute one begins at its root and not at memprobe's, and none leads out.
+/// The root directory of a process. Symbolic links resolve as for the process: an absolute one starts at the
+/// process's root, and none leads outside.
 pub struct Root {
     directory: OwnedFd,
-    /// How memprobe names that directory: `/` unless the process lives in a chroot.
+    /// memprobe's path of that directory: `/` unless the process is in a chroot.
     named: PathBuf,
-    /// How memprobe names the process's working directory.
+    /// memprobe's path of the process's working directory.
     working: Option<PathBuf>,
 }
 
 impl Root {
-    /// That of a process.
+    /// Opens the root directory of a process.
     ///
     /// # Errors
-    /// `NotFound` where there is no such process, `PermissionDenied` where memprobe may not look.
+    /// `NotFound` if there is no such process, `PermissionDenied` if memprobe may not inspect it.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{}", tgid.0));
         let link = process.join("root");
@@ -42,18 +41,18 @@ impl Root {
         })
     }
 
-    /// Opens a regular file by the path that the process has for it, relative ones from its working
-    /// directory; never waits at a FIFO.
+    /// Opens a regular file by the process's path; relative paths start at its working directory. Does not
+    /// block on a FIFO.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Any error of the operating system.
     pub fn open(&self, path: &Path) -> io::Result<File> {
         let path = self.below_root(path)?;
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let opened = match openat2(&self.directory, &path, flags, Mode::empty(), resolve) {
-            // A filter of system calls that does not know it (it is as old as Linux 5.6): only a
-            // path without links is the same for everybody.
+            // A seccomp filter may not know `openat2` (Linux 5.6). Then only a path without links is safe to
+            // open.
             Err(Errno::NOSYS | Errno::PERM) => {
                 let flags = flags | OFlags::NOFOLLOW;
                 openat(&self.directory, &path, flags, Mode::empty())
@@ -70,16 +69,16 @@ impl Root {
         }
     }
 
-    /// Opens a regular file by the path that `/proc/PID/maps` and the like show to memprobe for it:
-    /// of a process in a chroot that begins with the chroot's own path.
+    /// Opens a regular file by the path that `/proc/PID/maps` and the like show to memprobe. For a process in
+    /// a chroot, that path starts with the path of the chroot.
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// Those of [`Self::open`].
     pub fn open_shown(&self, path: &Path) -> io::Result<File> {
         self.open(&self.inside(path))
     }
 
-    /// The process's path for what memprobe is shown as `path`.
+    /// Converts a path shown to memprobe into the process's path.
     fn inside(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(&self.named) {
             Ok(within) => Path::new("/").join(within),
@@ -87,7 +86,7 @@ impl Root {
         }
     }
 
-    /// The path from the root on, without a leading `/`.
+    /// Returns the path relative to the root, without a leading `/`.
     fn below_root(&self, path: &Path) -> io::Result<PathBuf> {
         let whole = match (path.is_absolute(), &self.working) {
             (true, _) => path.to_owned(),
@@ -107,7 +106,7 @@ mod tests {
     use std::io::Read as _;
     use std::os::unix::fs::symlink;
 
-    /// A root made of a folder, as that of a process in a chroot.
+    /// Returns the root of a process in a chroot at `folder`.
     fn chroot(folder: &Path) -> Root {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         Root {

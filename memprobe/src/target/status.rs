@@ -1,49 +1,48 @@
-//! `/proc/PID/status`: who a process is, what it may, and how its namespaces number it.
+//! `/proc/PID/status`: a process's user, capabilities and IDs in its PID namespaces.
 
 use std::fs::File;
 use std::io::{self, Read as _};
 
 use crate::event::Tgid;
 
-/// The most that is read of a status file; the kernel writes some 2 KiB.
+/// The most bytes read of a status file; the kernel writes some 2 KiB.
 const MOST: u64 = 64 << 10;
 
-/// What the status file of a process says (`proc_pid_status(5)`).
+/// The content of a status file (`proc_pid_status(5)`).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Status {
-    /// `State`: one letter, such as `S` for sleeping, `T` for stopped, `Z` for ended and not yet
-    /// waited for.
+    /// `State`: one letter, such as `S` for sleeping, `T` for stopped, `Z` for a zombie.
     pub state: Option<char>,
-    /// `NStgid`: the process's number in each PID namespace from the reader's own to the process's
-    /// own, outermost first. One number where both live in the same.
+    /// `NStgid`: the process ID in each PID namespace from the reader's to the process's own, outermost
+    /// first. One entry if both share a namespace.
     pub tgids: Vec<Tgid>,
-    /// `NSpid`: as `tgids`, of the thread that the file is of.
+    /// `NSpid`: like `tgids`, for the thread that the file describes.
     pub tids: Vec<u32>,
-    /// The effective user of `Uid`.
+    /// The effective user ID in `Uid`.
     pub uid: Option<u32>,
     /// `Threads`.
     pub threads: Option<u64>,
-    /// `CapEff`: what it may now.
+    /// `CapEff`: the effective capabilities.
     pub effective: Capabilities,
-    /// `CapBnd`: what it and its children can ever be given.
+    /// `CapBnd`: the limit on capabilities that the process and its children can gain.
     pub bounding: Capabilities,
     /// `Seccomp`: 0 off, 1 strict, 2 filter.
     pub seccomp: u8,
 }
 
 impl Status {
-    /// Reads it.
+    /// Reads the status of a process.
     ///
     /// # Errors
-    /// `NotFound` where there is no such process, and `ESRCH` where it just ended.
+    /// `NotFound` if there is no such process, and `ESRCH` if it has just ended.
     pub fn of(tgid: Tgid) -> io::Result<Self> {
         Self::read(&format!("/proc/{}/status", tgid.0))
     }
 
-    /// Reads that of memprobe itself.
+    /// Reads the status of memprobe itself.
     ///
     /// # Errors
-    /// Where `/proc` is not mounted.
+    /// If `/proc` is not mounted.
     pub fn of_memprobe() -> io::Result<Self> {
         Self::read("/proc/self/status")
     }
@@ -54,7 +53,7 @@ impl Status {
         Ok(Self::parse(&String::from_utf8_lossy(&bytes)))
     }
 
-    /// Parses its text. What is missing is left at its default.
+    /// Parses a status text. Missing fields keep their defaults.
     pub fn parse(text: &str) -> Self {
         let mut status = Self::default();
         for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
@@ -79,7 +78,7 @@ impl Status {
         status
     }
 
-    /// The process's number in its own PID namespace, where that is not memprobe's.
+    /// Returns the process ID in its own PID namespace, if that is not memprobe's.
     pub fn inner_tgid(&self) -> Option<Tgid> {
         match self.tgids.as_slice() {
             [_, .., inner] => Some(*inner),
@@ -97,9 +96,9 @@ pub struct Capabilities(pub u64);
 pub struct Capability(u32, &'static str);
 
 impl Capability {
-    /// Trace processes of other users, and read their memory.
+    /// Trace processes of other users and read their memory.
     pub const SYS_PTRACE: Self = Self(19, "CAP_SYS_PTRACE");
-    /// Everything that has no capability of its own.
+    /// Every privileged operation without a capability of its own.
     pub const SYS_ADMIN: Self = Self(21, "CAP_SYS_ADMIN");
     /// `perf_event_open` on everything (5.8).
     pub const PERFMON: Self = Self(38, "CAP_PERFMON");
@@ -108,7 +107,7 @@ impl Capability {
     /// Open `/proc/PID/map_files` (5.9).
     pub const CHECKPOINT_RESTORE: Self = Self(40, "CAP_CHECKPOINT_RESTORE");
 
-    /// Those that memprobe has a use for.
+    /// The capabilities that memprobe needs.
     pub const USED: [Self; 5] = [
         Self::SYS_ADMIN,
         Self::SYS_PTRACE,
@@ -117,7 +116,7 @@ impl Capability {
         Self::CHECKPOINT_RESTORE,
     ];
 
-    /// Such as `CAP_BPF`.
+    /// The name, such as `CAP_BPF`.
     pub const fn name(self) -> &'static str {
         self.1
     }
@@ -128,12 +127,11 @@ impl Capabilities {
         Self(u64::from_str_radix(hex, 16).unwrap_or(0))
     }
 
-    /// Whether one is among them.
     pub const fn has(self, capability: Capability) -> bool {
         self.0 >> capability.0 & 1 == 1
     }
 
-    /// The names of those that memprobe has a use for.
+    /// Returns the names of those that memprobe needs.
     pub fn used(self) -> Vec<&'static str> {
         let used = Capability::USED.into_iter();
         used.filter(|capability| self.has(*capability))

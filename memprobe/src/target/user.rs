@@ -1,9 +1,7 @@
-//! Names of users.
-
 use nix::unistd::{Uid, User};
 
-/// The name that memprobe's system has for a user, as `ps` shows it; `None` where it has none, as
-/// for users that only a container knows.
+/// Returns the user name that memprobe's system has for an ID, as `ps` shows it. `None` for unknown users,
+/// such as those that exist only in a container.
 pub fn name(uid: u32) -> Option<String> {
     User::from_uid(Uid::from_raw(uid))
         .ok()

@@ -1,4 +1,4 @@
-//! What the screens beside that of lines have in common.
+//! Shared parts of the secondary screens: modules, layers and categories.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,36 +15,35 @@ use crate::event::DeviceIndex;
 use crate::label::{clock, process};
 use crate::model::snapshot::why::{DeviceCategories, DeviceModules, IterationLayers, Which};
 
-/// What is told of why memory is there. To make the tables costs time, so only what is shown is asked for.
+/// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Explain {
-    /// Nothing.
     #[default]
     Nothing,
-    /// The modules of each device.
+    /// Modules of each device.
     Modules,
-    /// What memory is for on each device, and iterations.
+    /// Categories of each device, and iterations.
     Categories,
-    /// What the modules of each device held in an iteration.
+    /// Memory by module at the peak of an iteration, for each device.
     Layers(Which),
 }
 
-/// What the caller answers to [`super::Command::Explain`], anew with each snapshot.
+/// Answer to [`super::Command::Explain`], renewed with each snapshot.
 #[derive(Clone, Debug, Default)]
 pub enum Reasons {
-    /// Nothing yet.
+    /// No answer yet.
     #[default]
     Nothing,
-    /// One for each device.
+    /// One element a device.
     Modules(Arc<Vec<DeviceModules>>),
-    /// One for each device.
+    /// One element a device.
     Categories(Arc<Vec<DeviceCategories>>),
-    /// One for each device.
+    /// One element a device.
     Layers(Arc<Vec<IterationLayers>>),
 }
 
 impl Reasons {
-    /// Whether nothing has come since `other`.
+    /// Returns true if both are the same answer.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Nothing, Self::Nothing) => true,
@@ -56,20 +55,20 @@ impl Reasons {
     }
 }
 
-/// What a screen asks of whoever holds it.
+/// Request from a screen to its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
-    /// End.
+    /// End the program.
     Quit,
-    /// Lead back to the screen of lines.
+    /// Return to the screen of lines.
     Leave,
-    /// Do as on the screen of lines: devices and pauses are one for all screens.
+    /// Handle the input as the screen of lines does: devices and pauses apply to all screens.
     AsOnLines(Wanted),
-    /// Have this told.
+    /// Request this attribution table.
     Explain(Explain),
 }
 
-/// The first line of a screen beside that of lines.
+/// Draws the title line of a secondary screen: name, process, time and device.
 pub fn draw_title_of(buffer: &mut Buffer, area: Rect, name: &str, lines: &State, theme: &Theme) {
     let snapshot = &lines.shown;
     let mut right: Vec<String> = process(&snapshot.target).into_iter().collect();
@@ -79,7 +78,7 @@ pub fn draw_title_of(buffer: &mut Buffer, area: Rect, name: &str, lines: &State,
     draw_title(buffer, area, name, &snapshot.target, &right, theme);
 }
 
-/// How the measurement is doing, or what is to be said of the last key.
+/// Draws the status line, or `note` about the last key in its place.
 pub fn draw_note(
     buffer: &mut Buffer,
     area: Rect,
@@ -90,7 +89,7 @@ pub fn draw_note(
     draw_status(buffer, area, lines, note.or(lines.note), theme);
 }
 
-/// What the caller told of each device, and which of them is shown.
+/// Data of all devices, and the device shown.
 #[derive(Debug)]
 pub struct OfDevices<T> {
     news: Option<Arc<Vec<T>>>,
@@ -107,17 +106,17 @@ impl<T> Default for OfDevices<T> {
 }
 
 impl<T: OnDevice> OfDevices<T> {
-    /// Takes what came from the caller.
+    /// Stores a new answer.
     pub fn update(&mut self, news: Arc<Vec<T>>) {
         self.news = Some(news);
     }
 
-    /// Shows another device; says whether it is another.
+    /// Selects a device; returns true if it changed.
     pub fn show(&mut self, device: Option<DeviceIndex>) -> bool {
         std::mem::replace(&mut self.device, device) != device
     }
 
-    /// What was told of the device shown; `None` where nothing came of it.
+    /// Returns the data of the device shown; `None` if there is none.
     pub fn shown(&self) -> Option<&T> {
         let mut devices = self.news.as_ref()?.iter();
         match self.device {
@@ -126,20 +125,19 @@ impl<T: OnDevice> OfDevices<T> {
         }
     }
 
-    /// Whether anything came from the caller.
+    /// Returns true once any answer has arrived.
     pub fn is_told(&self) -> bool {
         self.news.is_some()
     }
 
-    /// Of how many devices something was told.
+    /// Returns the number of devices with an answer.
     pub fn count(&self) -> usize {
         self.news.as_ref().map_or(0, |news| news.len())
     }
 }
 
-/// What is told of one device.
+/// Answer that belongs to one device.
 pub trait OnDevice {
-    /// Which.
     fn device(&self) -> DeviceIndex;
 }
 

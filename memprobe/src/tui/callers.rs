@@ -1,4 +1,4 @@
-//! The stacks of one line, merged into a tree: who called it, and what it called.
+//! Trees of the stacks of one line: its callers outwards, its callees inwards.
 //!
 //! Each tree divides the line's memory: the bytes of its branches add up to those of the line.
 
@@ -7,46 +7,44 @@ use std::collections::HashMap;
 use crate::event::{Bytes, Frame};
 use crate::model::snapshot::{LineRow, Site, StackRow};
 
-/// Deeper stacks are shown as cut there. Bounds the depth of the tree too.
+/// Most frames of a path; deeper stacks are shown as truncated. Bounds the recursion too.
 const DEEPEST: usize = 512;
 
-/// Which way a tree grows from its line.
+/// Direction in which a tree grows from its line.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
-    /// Outwards: who called the line.
+    /// Outwards, to the callers of the line.
     Callers,
-    /// Inwards: what the line called, down to the innermost frame of Python.
+    /// Inwards, to the innermost Python frame.
     Callees,
 }
 
-/// Why a branch goes no further.
+/// Reason why a branch ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum End {
-    /// The outermost frame of the stack.
+    /// The outermost frame of the stack was reached.
     Outermost,
-    /// The innermost frame of the stack: the line itself asked for memory.
+    /// The innermost frame was reached: the line itself allocated.
     Innermost,
-    /// There were more frames than could be kept.
+    /// The stack has more frames than were kept.
     Truncated,
-    /// The stacks of this memory were not kept one by one.
+    /// The stacks of this memory were not kept individually.
     NotKept,
 }
 
-/// One branch: a chain of frames without a fork, and what it forks into.
+/// Branch: a chain of frames without a fork, and the branches that it forks into.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Branch {
-    /// The chain, nearest to the line first. Empty where stacks end at a fork.
+    /// The chain, nearest to the line first. Empty if stacks end at the fork.
     pub chain: Vec<Frame>,
-    /// Why the branch ends, where it does not fork.
+    /// Reason of the end; `None` if the branch forks.
     pub end: Option<End>,
-    /// Bytes now live.
+    /// Live bytes.
     pub live: Bytes,
-    /// The highest that `live` has been; `None` for several stacks, whose peaks need not have
-    /// come at the same time.
+    /// Peak of `live`; `None` for several stacks, whose peaks need not coincide.
     pub peak: Option<Bytes>,
-    /// Blocks now live.
     pub live_blocks: u64,
-    /// What it forks into, largest first.
+    /// Branches after the chain, largest first.
     pub forks: Vec<Branch>,
 }
 
@@ -56,7 +54,7 @@ struct Path<'a> {
     row: &'a StackRow,
 }
 
-/// The tree of a line in one direction. Empty where no stack has a frame in that direction.
+/// Builds the tree of a line in one direction. Empty if no stack has a frame in that direction.
 pub fn tree(line: &LineRow, direction: Direction) -> Vec<Branch> {
     let paths: Vec<Path> = line
         .stacks
@@ -132,7 +130,7 @@ fn merge(paths: Vec<Path>, at: usize) -> Vec<Branch> {
     branches
 }
 
-/// One branch of paths that agree on the step at `at`, and on all before it.
+/// Builds one branch of paths that agree on frame `at` and all frames before it.
 fn branch(group: Vec<Path>, at: usize) -> Branch {
     let sum = |number: fn(&StackRow) -> u64| {
         group
@@ -176,7 +174,7 @@ fn branch(group: Vec<Path>, at: usize) -> Branch {
     }
 }
 
-/// Largest first; equal ones by name, so that they do not change places by themselves.
+/// Sorts largest first; equal branches by name, so that the order is stable across snapshots.
 fn sort(branches: &mut [Branch]) {
     let name = |branch: &Branch| {
         branch

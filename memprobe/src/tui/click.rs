@@ -1,4 +1,4 @@
-//! Clicks of the mouse: what lies under them, and what they do.
+//! Mouse clicks on the screen of lines.
 
 use ratatui::layout::Position;
 
@@ -9,7 +9,7 @@ use super::state::{Overlay, State};
 use super::table::Row;
 
 impl State {
-    /// A click on a cell of the screen.
+    /// Handles a click on a cell of the screen.
     pub(super) fn click(&mut self, column: u16, row: u16) {
         if self.overlay != Overlay::None {
             self.overlay = Overlay::None;
@@ -31,7 +31,7 @@ impl State {
         }
     }
 
-    /// The first click selects; on the mark, or on the selected row, it opens and closes.
+    /// Selects a row. A click on its fold mark, or on the row already selected, opens or closes it.
     fn click_row(&mut self, place: usize, column: u16) {
         let Some(row) = self.table.rows.get(place) else {
             return;

@@ -1,29 +1,29 @@
-//! Where the columns of the table stand at a given width.
+//! Column layout of the table of lines.
 
 use super::list::{self, GAP, Place};
 use super::sort::Column;
 
-/// A bar beside the share, where there is room.
+/// Width of the bar beside the share.
 const BAR: u16 = 10;
 
-/// The columns that have room, and where.
+/// Columns that fit a width, and their positions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Columns {
-    /// Columns of numbers.
+    /// Numeric columns.
     pub numbers: Vec<Place<Column>>,
-    /// Where the bar of the share starts and how wide it is.
+    /// Start and width of the share's bar, if shown.
     pub bar: Option<(u16, u16)>,
-    /// Where the name of the line starts.
+    /// Start of the line's name.
     pub line: u16,
-    /// Where the table ends.
+    /// End of the table.
     pub end: u16,
 }
 
 impl Columns {
-    /// The columns of a table of this width. Narrow tables leave out what is least missed.
+    /// Lays out the columns; narrow tables drop the least important.
     pub fn of(width: u16) -> Self {
         let wanted = [
-            // Column, its width, the least width of the table that shows it.
+            // Column, width, and minimum width of a table that shows it.
             (Column::Live, 11, 0),
             (Column::Peak, 11, 60),
             (Column::Blocks, 6, 70),
@@ -43,12 +43,12 @@ impl Columns {
         }
     }
 
-    /// The column at a cell of the head.
+    /// Returns the column at a cell of the head.
     pub fn at(&self, x: u16) -> Option<Column> {
         if x >= self.line {
             return Some(Column::Line);
         }
-        // The bar has no head of its own: it belongs to the share before it.
+        // The bar has no head: its cells count as the share's.
         list::column_at(&self.numbers, x)
     }
 }

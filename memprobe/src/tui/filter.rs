@@ -1,16 +1,16 @@
-//! Which lines are shown: those whose name matches a regular expression.
+//! Filter of lines by a regular expression on their names.
 
 use regex::{Regex, RegexBuilder};
 
 use super::input::Wanted;
 
-/// A filter may be this long, in characters.
+/// Longest pattern, in characters.
 const LONGEST_PATTERN: usize = 500;
 
-/// A program of a regular expression may take this many bytes.
+/// Largest compiled regular expression, in bytes.
 const LARGEST: usize = 1 << 20;
 
-/// What a person typed, and what it means.
+/// Pattern as typed, and its compiled form.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pattern: String,
@@ -26,7 +26,7 @@ enum Meaning {
 }
 
 impl Filter {
-    /// The filter of a pattern: capitals matter only where the pattern has one.
+    /// Compiles a pattern; case matters only if it contains an uppercase letter.
     pub fn new(pattern: &str) -> Self {
         let meaning = if pattern.is_empty() {
             Meaning::All
@@ -46,7 +46,7 @@ impl Filter {
         }
     }
 
-    /// The filter after a change at the end of its pattern; `None` where that changes nothing.
+    /// Returns the filter after an edit at the end of its pattern; `None` if the input does not edit it.
     pub fn edited(&self, wanted: Wanted) -> Option<Self> {
         let mut pattern = self.pattern.clone();
         match wanted {
@@ -68,12 +68,11 @@ impl Filter {
         Some(Self::new(&pattern))
     }
 
-    /// What was typed.
     pub fn pattern(&self) -> &str {
         &self.pattern
     }
 
-    /// Why the pattern means nothing; all lines are shown then.
+    /// Returns the reason why the pattern is invalid; all lines are shown then.
     pub fn error(&self) -> Option<&str> {
         match &self.meaning {
             Meaning::Invalid(reason) => Some(reason),
@@ -81,12 +80,12 @@ impl Filter {
         }
     }
 
-    /// Whether lines may be left out.
+    /// Returns true if the filter may hide lines.
     pub fn is_active(&self) -> bool {
         matches!(self.meaning, Meaning::Matching(_))
     }
 
-    /// Whether a line of this name is shown.
+    /// Returns true if the filter shows a line of this name.
     pub fn shows(&self, name: &str) -> bool {
         match &self.meaning {
             Meaning::Matching(regex) => regex.is_match(name),
@@ -95,7 +94,7 @@ impl Filter {
     }
 }
 
-/// The regex crate draws a picture over several lines; its last says what is wrong.
+/// Returns the last line of the regex crate's multi-line message, which states the reason.
 fn reason(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The totals over time: allocated as a filled area, reserved as a dotted line above it. The two
-//! differ in shape, so that they can be told apart without colour.
+//! Graph of the totals over time: allocated as a filled area, reserved as a dotted line above it. The shapes
+//! differ, so that the graph is readable without colour.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::model::snapshot::{DeviceSnapshot, Timeline};
 /// Columns of the labels at the left.
 const LABELS: u16 = 12;
 
-/// Draws the graph and, in its last row, the axis of time.
+/// Draws the graph and, in its last row, the time axis.
 pub fn draw_graph(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     if area.height < 2 || area.width <= LABELS {
         return;
@@ -50,7 +50,7 @@ pub fn draw_graph(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme)
     draw_axis(buffer, axis, timeline, theme);
 }
 
-/// The highest totals of each column. Fewer points than columns are stretched.
+/// Returns the highest totals of each column. Fewer points than columns are stretched.
 fn columns(points: &[Totals], width: usize) -> Vec<Totals> {
     if points.is_empty() {
         return Vec::new();
@@ -64,7 +64,7 @@ fn columns(points: &[Totals], width: usize) -> Vec<Totals> {
     (0..width).map(column).collect()
 }
 
-/// A height in steps of an eighth of a cell. What is not nothing is at least one step high.
+/// Scales bytes to eighths of a cell. A nonzero value is at least one eighth high.
 fn eighths(bytes: Bytes, top: Bytes, rows: u16) -> usize {
     if top.0 == 0 {
         return 0;

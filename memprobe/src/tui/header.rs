@@ -1,4 +1,4 @@
-//! The top of the screen: who is looked at, the devices, the totals.
+//! Top of the screen of lines: process, devices, totals.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::event::Bytes;
 use crate::label::{clean, clock, count, fit, percent, process, width};
 use crate::model::snapshot::{DeviceSnapshot, Layer, Snapshot, Target, TargetState};
 
-/// Between two tabs of devices.
+/// Columns between two device tabs.
 pub const BETWEEN_TABS: usize = 2;
-/// Wider screens name the versions of Python and PyTorch.
+/// Minimum width for the versions of Python and PyTorch.
 const ROOM_FOR_VERSIONS: u16 = 110;
-/// Narrower screens leave the peak out where the totals have one line.
+/// Minimum width for the peak if the totals have one line.
 const ROOM_FOR_PEAK: u16 = 60;
-/// Facts stand after the command only where both have room.
+/// Columns kept for the command; facts at the right are dropped to make space for it.
 const ROOM_FOR_COMMAND: usize = 12;
 
-/// Program, command, process, device, clock.
+/// Draws program, command, process, device and clock.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -33,7 +33,7 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     let mut right = facts(snapshot, state.device(), area.width >= ROOM_FOR_VERSIONS);
     let name = " memprobe  ";
     let columns = usize::from(area.width);
-    // The device is the last to go.
+    // The device is dropped last.
     while right.len() > 1 && width(&right.join("  ")) + width(name) + ROOM_FOR_COMMAND > columns {
         right.remove(0);
     }
@@ -49,7 +49,7 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     }
 }
 
-/// The first line of a screen beside that of lines: its name, the command, and what stands at the right.
+/// Draws the first line of another screen: its name, the command, and `right` at the right.
 pub(super) fn draw_title(
     buffer: &mut Buffer,
     area: Rect,
@@ -79,7 +79,7 @@ pub(super) fn draw_title(
     }
 }
 
-/// What stands at the right, the least important first.
+/// Returns the facts at the right, least important first.
 fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -> Vec<String> {
     let Target { python, torch, .. } = &snapshot.target;
     let mut facts = Vec::new();
@@ -113,14 +113,14 @@ fn facts(snapshot: &Snapshot, device: Option<&DeviceSnapshot>, versions: bool) -
     facts
 }
 
-/// One tab a device.
+/// Returns the text of each device's tab.
 pub fn tabs(devices: &[DeviceSnapshot]) -> Vec<String> {
     let tab =
         |device: &DeviceSnapshot| format!(" {} {} ", device.index, human(device.totals.allocated));
     devices.iter().map(tab).collect()
 }
 
-/// The devices to choose from; the one shown stands in brackets.
+/// Draws the device tabs; the selected one is in brackets.
 pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -152,7 +152,7 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
     }
 }
 
-/// What the allocator says it has.
+/// Draws the allocator's totals.
 pub fn draw_totals(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     let Some(device) = state.device() else { return };
     let lines = if area.height >= 2 {

@@ -1,4 +1,4 @@
-//! Keys and the mouse, and what they ask for.
+//! Keys and mouse, translated to input events.
 
 use crossterm::event::{
     Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
@@ -6,91 +6,88 @@ use crossterm::event::{
 
 use super::sort::Column;
 
-/// What a person asks for.
+/// Input event of a screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
-    /// Leave.
+    /// Quit memprobe.
     Quit,
-    /// Stop memprobe itself, as shells do.
+    /// Suspend memprobe (Ctrl-Z).
     Suspend,
-    /// Close what is open, step by step; leave when nothing is.
+    /// Close the topmost overlay, prompt, filter or source view; leave the screen if none is open.
     Back,
     /// Move the selection by rows.
     Move(isize),
-    /// Move the selection by screens.
+    /// Move the selection by pages.
     Page(isize),
     /// Go to the first row, and stay there as rows change.
     First,
-    /// Go to the last row.
     Last,
-    /// Open the selected row, or close it.
+    /// Open or close the selected row.
     Toggle,
-    /// Open the selected row.
     Open,
-    /// Close the selected row, or go to the one above it in the tree.
+    /// Close the selected row, or go to its parent.
     Close,
     /// Open everything beneath the selected line.
     OpenAll,
-    /// Type a filter.
+    /// Open the filter prompt.
     Filter,
-    /// Sort by the column that is so many further right.
+    /// Sort by the column so many places to the right.
     SortStep(isize),
-    /// Sort by a column.
     SortBy(Column),
-    /// Sort the other way.
+    /// Reverse the sort order.
     Reverse,
-    /// The device that is so many further.
+    /// Select the device so many places further.
     Device(isize),
-    /// Stop or go on.
+    /// Pause or resume.
     Pause,
-    /// Count memory under other frames.
+    /// Change the grouping.
     Regroup,
     /// Show or hide the source text.
     Source,
     /// Show or hide the probes.
     Probes,
-    /// Show what CUDA gave to others than the caching allocator, or no longer.
+    /// Show or hide CUDA memory outside the caching allocator.
     Outside,
-    /// The screen of the process's tensors, or back from it.
+    /// Open the screen of tensors, or return from it.
     Tensors,
-    /// The screen of the process's modules, or back from it.
+    /// Open the screen of modules, or return from it.
     Modules,
-    /// The screen of what its memory is for, or back from it.
+    /// Open the screen of categories, or return from it.
     Categories,
-    /// The screen of what modules held in an iteration, or back from it.
+    /// Open the screen of layers, or return from it.
     Layers,
-    /// The iteration that is so many later.
+    /// Go to the iteration so many later.
     Iteration(isize),
     /// Show or hide help.
     Help,
-    /// Click on a cell.
+    /// Click on a cell: column, row.
     Click(u16, u16),
-    /// The screen has another size.
+    /// New size of the terminal: columns, rows.
     Resize(u16, u16),
-    /// Draw all of it again.
+    /// Redraw the whole screen.
     Redraw,
-    /// A character of the prompt.
+    /// Character typed into the prompt.
     Type(char),
-    /// Take back a character of the prompt.
+    /// Delete the last character of the prompt.
     Erase,
-    /// Take back a word of the prompt.
+    /// Delete the last word of the prompt.
     EraseWord,
-    /// Take back all of the prompt.
+    /// Clear the prompt.
     EraseAll,
-    /// Keep what the prompt holds.
+    /// Accept the prompt's pattern.
     Accept,
 }
 
-/// Where keys go.
+/// Receiver of key events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Focus {
-    /// To the table, or to what lies over it.
+    /// The table, or an overlay on it.
     Table,
-    /// To the prompt.
+    /// The prompt.
     Prompt,
 }
 
-/// What an event of the terminal asks for, if anything.
+/// Translates a terminal event; `None` if it has no meaning here.
 pub fn wanted(event: &Event, focus: Focus) -> Option<Wanted> {
     match event {
         Event::Key(key) if key.kind == KeyEventKind::Release => None,
@@ -107,7 +104,7 @@ pub fn wanted(event: &Event, focus: Focus) -> Option<Wanted> {
     }
 }
 
-/// A key that is pressed in the table with none held beside it, or with Shift.
+/// Returns a key pressed in the table without Ctrl or Alt.
 pub(super) fn plain_key(event: &Event, focus: Focus) -> Option<KeyCode> {
     let Event::Key(key) = event else { return None };
     let held = KeyModifiers::CONTROL | KeyModifiers::ALT;

@@ -1,51 +1,51 @@
-//! Where everything stands on a screen of a given size.
+//! Layout of the screen of lines, and helpers for the layouts of all screens.
 
 use ratatui::layout::Rect;
 
-/// Beside the table from this width on, else beneath it.
+/// Minimum width for source text beside the table; below it goes beneath the table.
 const SIDE_BY_SIDE: u16 = 150;
-/// The graph and the source text beneath the table both have room from this height on.
+/// Minimum height for both the graph and source text beneath the table.
 const ROOM_FOR_BOTH: u16 = 32;
-/// Smaller screens are told so.
+/// Minimum columns and rows of a screen; smaller ones show a message.
 pub const SMALLEST: (u16, u16) = (24, 4);
 
-/// What the layout depends on.
+/// Inputs of the layout besides the size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Needs {
-    /// How many devices there are to choose from.
+    /// Number of devices.
     pub devices: usize,
-    /// Whether source text is shown.
+    /// True if source text is shown.
     pub source: bool,
 }
 
-/// The parts of the screen; those without room are empty.
+/// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// What is looked at, for how long.
+    /// Process, device and clock.
     pub header: Rect,
-    /// The devices to choose from.
+    /// Device tabs.
     pub devices: Rect,
     /// Allocated, reserved, peak, cached.
     pub totals: Rect,
-    /// The graph with its axis.
+    /// Graph with its axis.
     pub graph: Rect,
-    /// The heads of the columns.
+    /// Column heads.
     pub head: Rect,
-    /// The rows of the table.
+    /// Table rows.
     pub rows: Rect,
-    /// What the table adds up to.
+    /// Sum of the table.
     pub sum: Rect,
-    /// The selected line in full.
+    /// Summary of the selected row.
     pub detail: Rect,
-    /// The text around the selected line.
+    /// Source text around the selected line.
     pub source: Rect,
-    /// How the measurement is doing.
+    /// Status of the measurement.
     pub status: Rect,
-    /// Keys, or the prompt.
+    /// Key hints, or the prompt.
     pub keys: Rect,
 }
 
-/// Rows of a screen that are given away from its top and its bottom.
+/// Rows of a screen, allotted from its top and its bottom.
 pub(super) struct Bands {
     width: u16,
     top: u16,
@@ -53,7 +53,7 @@ pub(super) struct Bands {
 }
 
 impl Bands {
-    /// Those of a screen; `None` if it is too small for any layout.
+    /// Starts with a whole screen; `None` if it is too small for any layout.
     pub(super) fn of(width: u16, height: u16) -> Option<Self> {
         (width >= SMALLEST.0 && height >= SMALLEST.1).then_some(Self {
             width,
@@ -62,32 +62,32 @@ impl Bands {
         })
     }
 
-    /// The next rows from the top.
+    /// Takes the next rows from the top.
     pub(super) fn down(&mut self, rows: u16) -> Rect {
         self.top += rows;
         Rect::new(0, self.top - rows, self.width, rows)
     }
 
-    /// The next rows from the bottom.
+    /// Takes the next rows from the bottom.
     pub(super) fn up(&mut self, rows: u16) -> Rect {
         self.bottom -= rows;
         Rect::new(0, self.bottom, self.width, rows)
     }
 
-    /// What is left.
+    /// Returns the remaining rows.
     pub(super) fn between(&self) -> Rect {
         Rect::new(0, self.top, self.width, self.bottom - self.top)
     }
 }
 
-/// Whether the first and the last parts of a screen are within it: the terminal may have shrunk since
-/// its size was last told.
+/// Returns true if the first and the last parts of a layout are within `area`. The terminal may have shrunk
+/// since the last resize event.
 pub(super) fn are_within(area: Rect, header: Rect, last: [Rect; 2]) -> bool {
     let bottom = last[0].bottom().max(last[1].bottom());
     bottom <= area.height && header.width <= area.width
 }
 
-/// Where what lies over a screen has room: between its first line and its status.
+/// Returns the area of overlays: between the first line and the status line.
 pub(super) fn beneath_title(area: Rect, status: Rect) -> Rect {
     Rect {
         y: 1,
@@ -96,7 +96,7 @@ pub(super) fn beneath_title(area: Rect, status: Rect) -> Rect {
     }
 }
 
-/// The first row of a table that is shown, so that the selected one is on the screen and the screen full.
+/// Returns the first visible row of a table, so that the selected row is visible and the screen full.
 pub(super) fn scrolled(offset: usize, cursor: usize, rows: usize, height: u16) -> usize {
     let height = usize::from(height).max(1);
     let lowest = cursor.saturating_sub(height - 1);
@@ -104,12 +104,12 @@ pub(super) fn scrolled(offset: usize, cursor: usize, rows: usize, height: u16) -
     offset.clamp(lowest.min(cursor), cursor).min(last)
 }
 
-/// How many rows a page of a table of this height turns by.
+/// Returns the rows that a page key moves by.
 pub(super) fn page(height: u16) -> isize {
     isize::try_from(height).unwrap_or(1).max(2) - 1
 }
 
-/// Checks that the parts of a screen of any size fill it and do not overlap.
+/// Asserts that the areas fill screens of all sizes without overlapping.
 #[cfg(test)]
 pub(super) fn assert_filled(parts_of: impl Fn(u16, u16) -> Vec<Rect>) {
     for (width, height) in (24..260)
@@ -127,7 +127,7 @@ pub(super) fn assert_filled(parts_of: impl Fn(u16, u16) -> Vec<Rect>) {
     }
 }
 
-/// The layout of a screen; `None` if it is too small for any.
+/// Computes the layout; `None` if the screen is too small for any.
 pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
     let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };
@@ -139,7 +139,7 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
     } else {
         when(height >= 8, 1)
     });
-    // Source text beneath the table needs the room of the graph on a screen of usual height.
+    // Source text beneath the table takes the graph's place on a screen of usual height.
     let crowded = needs.source && width < SIDE_BY_SIDE && height < ROOM_FOR_BOTH;
     let graph = bands.down(when(height >= 19 && !crowded, height / 5 + 1));
     let keys = bands.up(when(height >= 7, 1));
@@ -205,7 +205,7 @@ fn split(body: Rect, source: bool) -> (Rect, Rect) {
             },
         )
     } else {
-        // No room for both: the table keeps its head and the selected row.
+        // Without space for both, the table keeps its head and one row.
         let table = Rect {
             height: body.height.min(2),
             ..body

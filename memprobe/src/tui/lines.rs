@@ -1,4 +1,4 @@
-//! The table of lines on the screen.
+//! Drawing of the table of lines.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -19,20 +19,20 @@ use crate::label::{
 };
 use crate::model::snapshot::Grouping;
 
-/// Columns of the mark that says whether a row can be opened.
+/// Columns of the fold mark.
 pub const MARK: u16 = 2;
-/// Source text in fewer columns says nothing.
+/// Minimum columns of source text.
 const LEAST_SOURCE: usize = 14;
-/// Narrower tables leave source text to the line beneath them.
+/// Minimum width of names and source text together; a narrower table has no source column.
 const LEAST_ROOM: usize = 44;
 
-/// Columns that a row of the tree stands further right.
+/// Returns the indentation of a tree level, in columns.
 pub fn indent(depth: usize) -> u16 {
-    // Deep trees stop moving right, or the names would leave the screen.
+    // Indentation stops at depth 8 to keep names on the screen.
     2 * depth.min(8) as u16
 }
 
-/// Heads of the columns; the one that orders has an arrow.
+/// Draws the column heads, with an arrow at the sort column.
 pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -63,7 +63,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) 
     }
 }
 
-/// The rows that are on the screen.
+/// Draws the visible rows.
 pub fn draw_rows(
     buffer: &mut Buffer,
     area: Rect,
@@ -104,7 +104,7 @@ pub fn draw_rows(
     }
 }
 
-/// A chain of several frames has no single line of source.
+/// Returns false for a closed chain of several frames, which has no single source line.
 fn shows_source(row: &Row) -> bool {
     match &row.subject {
         Subject::Branch(_, chain, ..) => chain.len() == 1 || row.fold == Fold::Open,
@@ -180,7 +180,7 @@ fn draw_figures(
     }
 }
 
-/// Bytes that can be negative where the ledger has more than the allocator.
+/// Formats bytes; negative ones occur if the ledger has more than the allocator.
 fn amount(bytes: i128) -> String {
     match u64::try_from(bytes) {
         Ok(bytes) => human(Bytes(bytes)),
@@ -205,7 +205,7 @@ fn draw_bar(buffer: &mut Buffer, area: Rect, part: i128, whole: i128, theme: &Th
     }
 }
 
-/// Where source text starts: after the longest name on the screen, if there is room.
+/// Returns the start column of source text: after the longest visible name, if space remains.
 fn source_start(visible: &[(usize, &Row, String)], columns: &Columns) -> Option<u16> {
     let room = usize::from(columns.end.saturating_sub(columns.line));
     let longest = visible
@@ -266,7 +266,7 @@ fn draw_source(
     buffer.set_stringn(start, line.y, text, room, theme.faint());
 }
 
-/// What a row is called.
+/// Returns the name of a row.
 fn name(row: &Row, state: &State, theme: &Theme) -> String {
     let glyphs = &theme.glyphs;
     let arrow = |direction: &Direction| match direction {
@@ -305,7 +305,7 @@ fn name(row: &Row, state: &State, theme: &Theme) -> String {
     }
 }
 
-/// What the table adds up to.
+/// Draws the sum of the table, and its difference to the allocator's total if there is one.
 pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     let Some(device) = state.device() else { return };
     if area.is_empty() {

@@ -1,5 +1,4 @@
-//! What the tables of all screens have in common: columns of which those with room are shown, heads of which one has an arrow, and a
-//! selected row.
+//! Shared parts of all tables: columns that fit a width, heads with a sort arrow, and the selected row.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -9,24 +8,23 @@ use super::sort::Order;
 use super::theme::Theme;
 use crate::label::width;
 
-/// Between two columns.
+/// Columns between two table columns.
 pub const GAP: u16 = 1;
-/// Before the first column: the mark of the selected row.
+/// Columns before the first table column, for the mark of the selected row.
 pub const MARGIN: u16 = 2;
 
-/// One column.
+/// Position of a table column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place<C> {
-    /// Which.
     pub column: C,
-    /// Where it starts.
+    /// Start, in cells.
     pub start: u16,
-    /// How wide it is.
+    /// Width, in cells.
     pub wide: u16,
 }
 
-/// The columns that have room in a table of this width, from left to right, and where the next would start. Each is `wanted` with its
-/// width, and the least width of the table that shows it.
+/// Returns the columns of `wanted` that fit the width, from left to right, and the start of the next one.
+/// Each entry is a column, its width, and the minimum width of a table that shows it.
 pub fn places<C: Copy>(width: u16, wanted: &[(C, u16, u16)]) -> (Vec<Place<C>>, u16) {
     let mut places = Vec::new();
     let mut start = MARGIN.min(width);
@@ -44,7 +42,7 @@ pub fn places<C: Copy>(width: u16, wanted: &[(C, u16, u16)]) -> (Vec<Place<C>>, 
     (places, start)
 }
 
-/// The column at a cell of the head. What is further right than all belongs to the last.
+/// Returns the column at a cell of the head; cells right of all belong to the last.
 pub fn column_at<C: Copy>(places: &[Place<C>], x: u16) -> Option<C> {
     let at = places
         .iter()
@@ -52,30 +50,30 @@ pub fn column_at<C: Copy>(places: &[Place<C>], x: u16) -> Option<C> {
     at.or(places.last()).map(|place| place.column)
 }
 
-/// The column of `all` that is so many further than another, around the ends; the first where the other is none of them.
+/// Returns the column `by` places after `from` in `all`, wrapping around; the first if `all` lacks `from`.
 pub fn further<C: Copy + PartialEq>(all: &[C], from: C, by: isize) -> Option<C> {
     let at = all.iter().position(|column| *column == from);
     let next = at.map_or(0, |at| around(at, by, all.len()));
     all.get(next).copied()
 }
 
-/// The place that is so many further, of so many, around the ends.
+/// Returns the index `by` places after `place`, modulo `count`.
 pub fn around(place: usize, by: isize, count: usize) -> usize {
     let count = count.max(1);
     let steps = by.rem_euclid(isize::try_from(count).unwrap_or(isize::MAX));
     place.wrapping_add_signed(steps) % count
 }
 
-/// At which end of its place a text stands.
+/// Alignment of a cell's text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
-    /// As words do.
+    /// For text.
     Left,
-    /// As numbers do.
+    /// For numbers.
     Right,
 }
 
-/// Draws the head of a column into the line of heads; with an arrow if it `orders` the rows.
+/// Draws the head of a column, with an arrow if `orders` is set.
 pub fn draw_head<C>(
     buffer: &mut Buffer,
     line: Rect,
@@ -91,7 +89,7 @@ pub fn draw_head<C>(
     };
     let text = format!("{arrow}{head}");
     let start = match side {
-        // An arrow may stand in the gap before a column.
+        // An arrow may extend into the gap before a column.
         Side::Right => (line.x + place.start + place.wide).saturating_sub(width(&text) as u16),
         Side::Left => line.x + place.start,
     };
@@ -99,20 +97,20 @@ pub fn draw_head<C>(
     buffer.set_stringn(start, line.y, text, room, style);
 }
 
-/// Draws what shows that the row on this line is the selected one.
+/// Highlights the selected row.
 pub fn draw_selected(buffer: &mut Buffer, line: Rect, theme: &Theme) {
     buffer.set_style(line, theme.bar());
     buffer.set_string(line.x, line.y, theme.glyphs.cursor, theme.bar_strong());
 }
 
-/// Which row is selected, and which is the first on the screen.
+/// Selected row and scroll position of a table.
 #[derive(Clone, Debug)]
 pub struct Selection<K> {
-    /// What the row is known by again when the table changes; `None` for the first row, whichever that is.
+    /// Key that identifies the row across tables; `None` selects the first row of each table.
     pub key: Option<K>,
-    /// The place of the row.
+    /// Index of the selected row.
     pub cursor: usize,
-    /// The place of the first row on the screen.
+    /// Index of the first visible row.
     pub offset: usize,
 }
 
@@ -127,8 +125,9 @@ impl<K> Default for Selection<K> {
 }
 
 impl<K> Selection<K> {
-    /// The table has so many rows now, and so many lines of the screen: finds the row again, by `place`, and keeps it on the screen, and
-    /// the screen full. A row that is gone leaves its place to the one that is there now.
+    /// Restores the selection in a table of `rows` rows, `height` of them visible. `place` finds the selected
+    /// key; if it is gone, the selection stays at its index. Scrolls to keep the selected row visible and the
+    /// screen full.
     pub fn settle(&mut self, rows: usize, height: u16, place: impl FnOnce(&K) -> Option<usize>) {
         let last = rows.saturating_sub(1);
         self.cursor = match &self.key {
@@ -138,25 +137,25 @@ impl<K> Selection<K> {
         self.offset = scrolled(self.offset, self.cursor, rows, height);
     }
 
-    /// Goes so many rows further. Whoever calls it says then by what the row is known.
+    /// Moves the selection by rows; the caller then updates `key`.
     pub fn step(&mut self, by: isize, rows: usize) {
         let last = rows.saturating_sub(1);
         self.cursor = self.cursor.saturating_add_signed(by).min(last);
     }
 
-    /// The place of the row at a line of the screen, where the table has one.
+    /// Returns the index of the row at screen line `y`, if there is one.
     pub fn at(&self, area: Rect, y: u16, rows: usize) -> Option<usize> {
         let place = self.offset + usize::from(y.checked_sub(area.y)?);
         (place < rows).then_some(place)
     }
 }
 
-/// Rows to move by for so many pages of a table of this height.
+/// Returns the rows that `by` pages amount to.
 pub fn pages(by: isize, height: Option<u16>) -> isize {
     by.saturating_mul(page(height.unwrap_or(1)))
 }
 
-/// Scrolls a text by so many lines. Whoever draws it knows how long it is and stops there.
+/// Scrolls a text by lines. The drawing code clamps the offset to the text's length.
 pub fn scroll(at: &mut usize, by: isize) {
     *at = at.saturating_add_signed(by).min(1000);
 }

@@ -1,5 +1,5 @@
-//! The live screen. It sees snapshots alone: [`run`] draws each new one and takes keys and the
-//! mouse until a person quits or the caller does.
+//! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
+//! until the user quits or the caller ends it.
 
 mod beside;
 mod callers;
@@ -40,28 +40,28 @@ pub use tensors::Tensors;
 
 use crate::model::snapshot::Grouping;
 
-/// What a person asks of the caller.
+/// Request to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// End. The screen is left already when this arrives.
+    /// End. The screen has already been left.
     Quit,
-    /// Snapshots from now on count memory under other frames.
+    /// Group memory by other frames in later snapshots.
     SetGrouping(Grouping),
-    /// Read the tensors of the process. The process is paused for a moment.
+    /// Read the tensors of the process, which pauses it briefly.
     TakeTensors,
-    /// From now on, tell this of why its memory is there, and nothing else of it.
+    /// Provide this attribution table, and no other, from now on.
     Explain(Explain),
 }
 
-/// The text of the target's source files, wherever it is read from.
+/// Source text of the target's files.
 ///
-/// Answers are drawn on each change of the screen: an implementation keeps what it has read.
-/// The text may hold anything; the screen cleans it.
+/// The screen asks on each drawing: implementations cache what they have read. The text may contain anything;
+/// the screen cleans it.
 pub trait SourceText {
-    /// One line, without its end; `None` if it cannot be read. Lines count from 1.
+    /// Returns one line without its newline; `None` if it cannot be read. Lines count from 1.
     fn line(&mut self, file: &str, line: u32) -> Option<String>;
 
-    /// Up to `radius` lines before and after a line, with their numbers; `None` if they cannot
-    /// be read.
+    /// Returns up to `radius` lines before and after a line, with their numbers; `None` if they cannot be
+    /// read.
     fn around(&mut self, file: &str, line: u32, radius: u32) -> Option<Vec<(u32, String)>>;
 }

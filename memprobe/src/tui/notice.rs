@@ -1,4 +1,4 @@
-//! What a screen says where it has nothing else to show.
+//! Messages in place of a table, and the line about the selected row.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -8,7 +8,7 @@ use super::layout::SMALLEST;
 use super::theme::Theme;
 use crate::label::{fit, width};
 
-/// Two lines of text in the middle of an area: what is the matter, and what to do.
+/// Draws two centred lines: the problem, and a remedy.
 pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, theme: &Theme) {
     let top = area.y + area.height.saturating_sub(2) / 2;
     let columns = usize::from(area.width);
@@ -20,7 +20,7 @@ pub fn draw_words(buffer: &mut Buffer, area: Rect, first: &str, second: &str, th
     }
 }
 
-/// On a screen that is too small for any layout: the most important number, and what would help.
+/// Draws the message of a screen too small for any layout: the most important number, and the minimum size.
 pub fn draw_too_small(buffer: &mut Buffer, number: &str) {
     let area = buffer.area;
     let (least_width, least_height) = SMALLEST;
@@ -31,7 +31,7 @@ pub fn draw_too_small(buffer: &mut Buffer, number: &str) {
     }
 }
 
-/// A line about the selected row.
+/// Draws the line about the selected row.
 pub fn draw_detail(buffer: &mut Buffer, area: Rect, text: &str, theme: &Theme) {
     if area.is_empty() {
         return;

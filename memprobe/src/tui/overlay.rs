@@ -1,4 +1,4 @@
-//! What lies over the table: help, the probes, and the memory outside the caching allocator.
+//! Overlays on the table: help, probes, and memory outside the caching allocator.
 
 mod outside;
 
@@ -12,10 +12,10 @@ use super::theme::{ASCII, Theme};
 use crate::event::{Detail, Graph, Told};
 use crate::label::{clean, fit, wrap};
 
-/// Not wider than is comfortable to read.
+/// Maximum width of a box, for readable lines.
 const WIDEST: u16 = 78;
 
-/// Draws the overlay, if there is one.
+/// Draws the overlay if one is open.
 pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     match state.overlay {
         Overlay::None => {}
@@ -39,7 +39,7 @@ pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
     }
 }
 
-/// Draws lines of text in a box in the middle of the area, scrolled down by so many lines.
+/// Draws text in a box in the middle of the area, scrolled down by `scroll` lines.
 pub(super) fn draw_box(
     buffer: &mut Buffer,
     area: Rect,
@@ -91,7 +91,7 @@ pub(super) fn draw_box(
     }
 }
 
-/// Keys, columns and words.
+/// Returns the help text: keys, columns and terms.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let arrows = theme.glyphs.arrows;
     let keys: [(&str, &str); 23] = [
@@ -178,7 +178,7 @@ fn help(theme: &Theme) -> Vec<Line<'static>> {
     all.map(|(key, text)| entry(key, text, theme)).collect()
 }
 
-/// A key or a word, and what it means.
+/// Formats a help entry: a key or a term, and its meaning.
 pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
     Line::from(vec![
         Span::styled(format!(" {key:<12}"), theme.strong()),
@@ -186,7 +186,7 @@ pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
     ])
 }
 
-/// What the probes tell, and how more is told.
+/// Describes what the probes record, and how to record more.
 fn told(told: Told) -> Vec<Line<'static>> {
     let blocks = match told.detail {
         Detail::Lines => "its line (--detail tensors: the tensor too)",
@@ -203,7 +203,7 @@ fn told(told: Told) -> Vec<Line<'static>> {
     ]
 }
 
-/// Each probe: where it sits and what it costs.
+/// Lists the probes: function, library and cost of each.
 fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
     let probes = &state.shown.health.probes;
     if probes.is_empty() {

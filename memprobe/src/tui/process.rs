@@ -1,5 +1,5 @@
-//! The live screens of one process, its lines, modules, categories and tensors: what comes from the caller, and what
-//! goes to it.
+//! Live screens of one process (lines, modules, layers, categories, tensors), and their channels to the
+//! caller.
 
 use std::sync::Arc;
 
@@ -21,27 +21,24 @@ use super::theme::Theme;
 use super::{Command, SourceText, view};
 use crate::model::snapshot::Snapshot;
 
-/// What the caller gives the screens of one process to show.
+/// Channels from the caller to the screens of one process.
 #[derive(Clone, Debug)]
 pub struct News {
-    /// Snapshots of the process.
     pub snapshots: Receiver<Arc<Snapshot>>,
-    /// What comes of [`Command::TakeTensors`].
+    /// Answers to [`Command::TakeTensors`].
     pub tensors: Receiver<Tensors>,
-    /// What comes of [`Command::Explain`].
+    /// Answers to [`Command::Explain`].
     pub reasons: Receiver<Reasons>,
 }
 
-/// Shows what comes until a person quits, `quit` becomes true or its sender is gone. Blocks: run
-/// it on a thread of its own. Commands go to the caller as they are given; [`Command::Quit`] is
-/// the last.
+/// Shows the screens until the user quits, `quit` becomes true or its sender is dropped. Blocks: run it on a
+/// separate thread. Requests go to the caller in order; [`Command::Quit`] is the last.
 ///
-/// The terminal is left as it was found when this returns, fails or panics, and when any other
-/// thread panics meanwhile.
+/// The terminal is restored if this returns, fails or panics, and if any other thread panics meanwhile.
 ///
 /// # Errors
 ///
-/// When standard output is no terminal, the terminal fails, or another thread panicked.
+/// If standard output is not a terminal, the terminal fails, or another thread panicked.
 pub fn run(
     news: News,
     commands: UnboundedSender<Command>,
@@ -55,30 +52,30 @@ pub fn run(
         &mut stage,
         "`memprobe record -o trace.json` and `memprobe report trace.json`",
     )?;
-    // The caller may be gone already, and then needs no telling.
+    // The send fails if the caller has already ended.
     let _ = commands.send(Command::Quit);
     Ok(())
 }
 
-/// Where nobody takes commands any more.
+/// Error if the caller no longer receives requests.
 pub(super) const ENDED: &str = "the measurement has ended";
 
-/// Brings a command to the caller.
+/// Sends a request to the caller.
 pub(super) type Ask = Box<dyn Fn(Command) -> Result<()> + Send>;
 
-/// The screens of one process, and their caller.
+/// Screens of one process, and the channels to the caller.
 pub(super) struct ProcessStage {
     news: News,
     ask: Ask,
     quit: Receiver<bool>,
     sources: Box<dyn SourceText + Send>,
-    /// The last that was taken.
+    /// Last snapshot taken from `news`.
     taken: Arc<Snapshot>,
     state: State,
-    /// Likewise.
+    /// Last tensors taken from `news`.
     taken_tensors: Tensors,
     tensors_state: TensorsState,
-    /// Likewise.
+    /// Last attribution table taken from `news`.
     taken_reasons: Reasons,
     modules_state: ModulesState,
     layers_state: ModulesState,
@@ -86,7 +83,6 @@ pub(super) struct ProcessStage {
     screen: Screen,
 }
 
-/// Which screen is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Screen {
     Lines,
@@ -97,7 +93,7 @@ enum Screen {
 }
 
 impl Screen {
-    /// The screen that a key leads to; it leads back from there.
+    /// Returns the screen that a key opens; the same key returns from it.
     const fn of(wanted: Wanted) -> Option<Self> {
         match wanted {
             Wanted::Tensors => Some(Self::Tensors),
@@ -110,7 +106,7 @@ impl Screen {
 }
 
 impl ProcessStage {
-    /// The screens of a process that is watched alone.
+    /// Creates the screens of a process that is watched alone.
     fn new(
         news: News,
         ask: Ask,
@@ -135,7 +131,7 @@ impl ProcessStage {
         }
     }
 
-    /// Those of one that was opened from the screen of the host, which Esc leads back to.
+    /// Creates the screens of a process opened from the host screen; Esc returns there.
     pub(super) fn opened(
         news: News,
         ask: Ask,
@@ -151,7 +147,7 @@ impl ProcessStage {
         (self.ask)(command)
     }
 
-    /// What has to be told for the screen that is shown.
+    /// Returns the attribution table that the current screen needs.
     fn explains(&self) -> Explain {
         match self.screen {
             Screen::Lines | Screen::Tensors => Explain::Nothing,
@@ -161,7 +157,7 @@ impl ProcessStage {
         }
     }
 
-    /// Shows another screen, and has the caller tell what that needs. Tensors are read where that was not done yet.
+    /// Opens a screen, and requests its data. Tensors are read only if they were not read before.
     fn open(&mut self, screen: Screen) -> Result<()> {
         let before = self.explains();
         self.screen = screen;
@@ -175,7 +171,7 @@ impl ProcessStage {
         Ok(())
     }
 
-    /// Where the screen of lines is left for.
+    /// Returns the step on leaving the screen of lines: back to the host screen, or out.
     fn way_out(&self, wanted: Wanted) -> Step {
         match (wanted, self.state.way_back) {
             (Wanted::Back, WayBack::Host) => Step::Back,
@@ -183,7 +179,7 @@ impl ProcessStage {
         }
     }
 
-    /// The device is one for all screens.
+    /// Applies the selected device to all screens.
     fn show_device(&mut self) {
         let device = self.state.device().map(|device| device.index);
         self.modules_state.show(device);
@@ -191,7 +187,7 @@ impl ProcessStage {
         self.categories_state.show(device);
     }
 
-    /// Where keys go.
+    /// Returns the receiver of key events.
     fn focus(&self) -> Focus {
         match self.screen {
             Screen::Lines => self.state.focus,
@@ -222,7 +218,7 @@ impl ProcessStage {
                 self.take_reasons();
             }
             Some(AskedBeside::Explain(wanted)) => self.send(Command::Explain(wanted))?,
-            // What the last key on the screen of lines was told is of no concern any more.
+            // The last note of the screen of lines no longer applies.
             None => self.state.note = None,
         }
         Ok(match wanted {
@@ -231,7 +227,7 @@ impl ProcessStage {
         })
     }
 
-    /// Takes what was told of why memory is there, but for a screen that stands still.
+    /// Takes new attribution tables, unless paused.
     fn take_reasons(&mut self) -> bool {
         let reasons = self.news.reasons.borrow().clone();
         if self.state.follow == Follow::Paused || reasons.is(&self.taken_reasons) {
@@ -268,7 +264,8 @@ impl Stage for ProcessStage {
     }
 
     fn take_news(&mut self) -> bool {
-        // Not asked whether it has changed: of a sender that is gone, the last is still to be shown.
+        // Compared by pointer: `has_changed` fails once the sender is dropped, and the last snapshot must
+        // still be shown.
         let latest = self.news.snapshots.borrow().clone();
         let news = !Arc::ptr_eq(&latest, &self.taken);
         if news {
@@ -366,7 +363,7 @@ mod tests {
     use crate::model::tensors::explain;
     use crate::model::tensors::samples::training;
 
-    /// The caller's side of the channels.
+    /// Caller's end of the channels.
     struct Caller {
         snapshots: watch::Sender<Arc<Snapshot>>,
         tensors: watch::Sender<Tensors>,
@@ -403,7 +400,7 @@ mod tests {
         Some(Event::Key(key))
     }
 
-    /// Runs the loop with what a person does; says what was on the screen at the end.
+    /// Runs the loop with these inputs. Returns the final screen.
     fn shown(
         stage: &mut ProcessStage,
         input: impl FnMut(Duration) -> io::Result<Option<Event>>,

@@ -62,8 +62,8 @@ pub(super) fn line(site: Site, per_second: f64, stacks: Vec<StackRow>) -> LineRo
     }
 }
 
-/// The lines of a small GPT: a line with a tree of callers, one that calls into PyTorch, the
-/// backward pass, a thread without a line, one that holds nothing now.
+/// Returns the lines of a small GPT: one with a tree of callers, one that calls into PyTorch, the backward
+/// pass, a thread without a line, one without live memory.
 pub(super) fn lines() -> Vec<LineRow> {
     let block = |line| model(line, "forward");
     let step = [
@@ -166,7 +166,7 @@ pub(super) fn device(
         allocated: Bytes(allocated.0 / 10 * 12),
         reserved: totals.reserved,
     };
-    // Rises, then goes up and down with each iteration, and ends with the totals of now.
+    // Rises, then oscillates with each iteration, and ends with the current totals.
     let wave = |at: u64| {
         let part = 120 - (at * 7 % 60).abs_diff(30);
         let allocated = Bytes((peak.allocated.0 / 120 * part).min(peak.allocated.0 / 90 * at));
@@ -226,7 +226,7 @@ pub(super) fn probes() -> Vec<ProbeStatus> {
     ]
 }
 
-/// A training script in the middle of its work.
+/// Returns a training script in the middle of its run.
 pub(super) fn normal() -> Snapshot {
     Snapshot {
         target: Target {
@@ -254,7 +254,7 @@ pub(super) fn normal() -> Snapshot {
     }
 }
 
-/// Libraries hold memory beside the caching allocator.
+/// Returns a process in which libraries hold memory outside the caching allocator.
 pub(super) fn with_memory_outside() -> Snapshot {
     let row = |library: &str, space, device: Option<u8>, live: u64, line: LineRow| OutsideRow {
         library: library.into(),
@@ -299,7 +299,7 @@ pub(super) fn with_memory_outside() -> Snapshot {
     }
 }
 
-/// Attached, and nothing has happened yet.
+/// Returns a process without events since attach.
 pub(super) fn empty() -> Snapshot {
     let mut snapshot = normal();
     snapshot.devices.clear();
@@ -308,7 +308,7 @@ pub(super) fn empty() -> Snapshot {
     snapshot
 }
 
-/// Torch is not imported yet.
+/// Returns a process that has not yet imported torch.
 pub(super) fn waiting() -> Snapshot {
     let mut snapshot = empty();
     snapshot.target.torch = None;
@@ -317,7 +317,7 @@ pub(super) fn waiting() -> Snapshot {
     snapshot
 }
 
-/// The ring buffer was too small for a while; one probe is stepped.
+/// Returns a process with losses, out-of-memory errors and a single-stepped probe.
 pub(super) fn lossy() -> Snapshot {
     let mut snapshot = normal();
     snapshot.devices = vec![device(0, lines(), 1126, -300 * MIB as i64)];
@@ -333,7 +333,7 @@ pub(super) fn lossy() -> Snapshot {
     snapshot
 }
 
-/// The kernel cannot do all of it.
+/// Returns a process on a kernel that lacks a feature.
 pub(super) fn lacking() -> Snapshot {
     let mut snapshot = normal();
     snapshot.health.missing = vec![
@@ -343,7 +343,7 @@ pub(super) fn lacking() -> Snapshot {
     snapshot
 }
 
-/// The process has ended.
+/// Returns a process that has ended.
 pub(super) fn gone() -> Snapshot {
     let mut snapshot = normal();
     snapshot.health.state = TargetState::Exited;
@@ -351,7 +351,7 @@ pub(super) fn gone() -> Snapshot {
     snapshot
 }
 
-/// Three devices, the last with one line.
+/// Returns three devices, the last with one line.
 pub(super) fn several_devices() -> Snapshot {
     let mut snapshot = normal();
     snapshot.devices.push(device(1, lines().split_off(1), 0, 0));
@@ -361,7 +361,7 @@ pub(super) fn several_devices() -> Snapshot {
     snapshot
 }
 
-/// Everything that comes from the target tries to break the screen.
+/// Returns a target whose texts and numbers try to break the screen.
 pub(super) fn hostile() -> Snapshot {
     let mut snapshot = normal();
     let evil = "\x1b[2J\x1b]0;owned\x07\r\n\t\u{202e}\u{200b}模型\u{301}\u{301}\u{301}\u{301}🦀"

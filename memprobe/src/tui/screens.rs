@@ -1,4 +1,4 @@
-//! Every screen and state as text, and what must hold on all of them.
+//! Snapshots of the screen of lines, and invariants of all of them.
 
 use std::sync::Arc;
 
@@ -187,7 +187,7 @@ fn source_text() {
         "source_beside",
         screen(samples::normal(), LARGE, &[Wanted::Source])
     );
-    // A frame of the library beneath the optimizer's line, whose file is not there.
+    // A library frame beneath the optimizer's line, without a source file.
     let unread = [
         Wanted::Source,
         Wanted::Move(1),
@@ -229,7 +229,7 @@ fn all_samples() -> Vec<Snapshot> {
     ]
 }
 
-/// Screens that between them draw everything there is.
+/// Returns inputs that together draw every part of the screen.
 fn all_wishes() -> Vec<Vec<Wanted>> {
     vec![
         vec![],
@@ -371,7 +371,7 @@ fn a_click_on_a_device_shows_it() {
     let y = state.layout().unwrap().devices.y;
     let text = drawn(&state, SMALL, &COLOUR).to_string();
     let line = text.lines().nth(usize::from(y)).unwrap();
-    // The display of the backend puts a quotation mark before each line.
+    // The backend's display puts a quotation mark before each line.
     let x = line.find("cuda:2").unwrap() as u16 - 1;
     state.handle(Wanted::Click(x, y));
     assert_eq!(state.device().unwrap().index.0, 2);

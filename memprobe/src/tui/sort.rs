@@ -1,4 +1,4 @@
-//! The order of the table of lines.
+//! Sort order of the table of lines.
 
 use std::cmp::Ordering;
 
@@ -6,26 +6,26 @@ use super::list;
 use crate::label::{BLOCKS, FileNames};
 use crate::model::snapshot::LineRow;
 
-/// A column that the table can be sorted by, from left to right.
+/// Sortable column of the table, from left to right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Column {
-    /// Bytes now live.
+    /// Live bytes.
     #[default]
     Live,
-    /// The highest that the live bytes have been.
+    /// Peak of the live bytes.
     Peak,
-    /// Blocks now live.
+    /// Live blocks.
     Blocks,
     /// Allocations per second.
     Rate,
-    /// Share of all allocated bytes. Orders as `Live`.
+    /// Share of all allocated bytes. Sorts as `Live`.
     Share,
-    /// The name of the line.
+    /// Name of the line.
     Line,
 }
 
 impl Column {
-    /// All of them, from left to right.
+    /// All columns, from left to right.
     pub const ALL: [Self; 6] = [
         Self::Live,
         Self::Peak,
@@ -35,7 +35,6 @@ impl Column {
         Self::Line,
     ];
 
-    /// The head of the column.
     pub fn head(self) -> &'static str {
         match self {
             Self::Live => "LIVE",
@@ -48,18 +47,17 @@ impl Column {
     }
 }
 
-/// Which end comes first.
+/// Direction of a sort order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
     /// Largest first.
     #[default]
     Falling,
-    /// Smallest first, or by the alphabet.
+    /// Smallest first, or alphabetical.
     Climbing,
 }
 
 impl Order {
-    /// The other.
     pub fn reversed(self) -> Self {
         match self {
             Self::Falling => Self::Climbing,
@@ -68,17 +66,15 @@ impl Order {
     }
 }
 
-/// The order of the table.
+/// Sort order of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sort {
-    /// By which column.
     pub column: Column,
-    /// Which end comes first.
     pub order: Order,
 }
 
 impl Sort {
-    /// By this column, the way it is mostly wanted; the other way if it was this one already.
+    /// Sorts by `column` in its default direction, or reverses the order if it is already the sort column.
     pub fn by(self, column: Column) -> Self {
         if self.column == column {
             return self.reversed();
@@ -91,19 +87,18 @@ impl Sort {
         Self { column, order }
     }
 
-    /// By the next column to the right (1) or left (-1), around the ends.
+    /// Sorts by the column `by` places to the right, wrapping around.
     pub fn step(self, by: isize) -> Self {
         list::further(&Column::ALL, self.column, by).map_or(self, |column| self.by(column))
     }
 
-    /// The same column the other way.
+    /// Reverses the order.
     pub fn reversed(self) -> Self {
         let order = self.order.reversed();
         Self { order, ..self }
     }
 
-    /// How two lines stand to each other. Equal ones are ordered by name, so that they do not
-    /// change places by themselves.
+    /// Compares two lines; ties are broken by name, so that the order is stable across snapshots.
     pub fn compare(self, a: &LineRow, b: &LineRow, names: &FileNames) -> Ordering {
         let by_name = || names.site(&a.site).cmp(&names.site(&b.site));
         let ordering = match self.column {
@@ -116,7 +111,7 @@ impl Sort {
         self.directed(ordering).then_with(by_name)
     }
 
-    /// An ordering of smaller and larger, turned the way of this order.
+    /// Applies the direction to an ascending comparison.
     pub fn directed(self, ordering: Ordering) -> Ordering {
         match self.order {
             Order::Falling => ordering.reverse(),

@@ -1,4 +1,4 @@
-//! The source text around the selected line.
+//! Source text around the selected line.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -9,7 +9,7 @@ use super::state::State;
 use super::theme::Theme;
 use crate::label::{clean, fit, fit_end, width};
 
-/// Draws the title and as many lines around the selected one as have room.
+/// Draws the title, and as many lines around the selected one as fit.
 pub fn draw_source(
     buffer: &mut Buffer,
     area: Rect,

@@ -1,4 +1,4 @@
-//! What the screen remembers between two drawings, and how input changes it. No I/O.
+//! State of the screen of lines between two drawings, and its input handling. No I/O.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,40 +14,39 @@ use crate::event::DeviceIndex;
 use crate::label::FileNames;
 use crate::model::snapshot::{DeviceSnapshot, Grouping, Snapshot, TargetState};
 
-/// What lies over the table.
+/// Overlay on the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Overlay {
-    /// Nothing.
     #[default]
     None,
-    /// Help, scrolled down by so many lines.
+    /// Help, with its scroll offset in lines.
     Help(usize),
-    /// The probes, scrolled down by so many lines.
+    /// Probes, with their scroll offset in lines.
     Probes(usize),
-    /// What CUDA gave to others than the caching allocator, scrolled down by so many lines.
+    /// CUDA memory outside the caching allocator, with its scroll offset in lines.
     Outside(usize),
 }
 
-/// Whether the screen follows the target.
+/// Display of new snapshots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Follow {
     /// Each new snapshot is shown.
     Live,
-    /// The one shown stays.
+    /// The current snapshot stays.
     Paused,
 }
 
-/// Where leaving the screen leads.
+/// Destination on leaving the screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WayBack {
-    /// Out.
+    /// Quit memprobe.
     #[default]
     Out,
-    /// To the screen of the host that it was opened from.
+    /// The host screen that opened the process.
     Host,
 }
 
-/// What the screen remembers.
+/// State of the screen.
 #[derive(Debug)]
 pub struct State {
     pub(super) way_back: WayBack,
@@ -70,7 +69,7 @@ pub struct State {
 }
 
 impl State {
-    /// The first screen.
+    /// Creates the state of the first drawing.
     pub fn new(snapshot: Arc<Snapshot>, size: (u16, u16)) -> Self {
         let mut state = Self {
             way_back: WayBack::default(),
@@ -95,7 +94,7 @@ impl State {
         state
     }
 
-    /// Takes a new snapshot; while paused it is kept for later.
+    /// Takes a new snapshot; shows it unless paused.
     pub fn update(&mut self, snapshot: Arc<Snapshot>) {
         self.latest = snapshot;
         if self.follow == Follow::Live {
@@ -104,7 +103,7 @@ impl State {
         }
     }
 
-    /// The device shown, if any was seen yet.
+    /// Returns the device shown; `None` before any device was used.
     pub fn device(&self) -> Option<&DeviceSnapshot> {
         let devices = &self.shown.devices;
         devices
@@ -113,7 +112,6 @@ impl State {
             .or_else(|| devices.first())
     }
 
-    /// Where everything stands.
     pub fn layout(&self) -> Option<Layout> {
         let needs = Needs {
             devices: self.shown.devices.len(),
@@ -122,12 +120,11 @@ impl State {
         layout(self.size.0, self.size.1, needs)
     }
 
-    /// The selected row.
     pub fn selected(&self) -> Option<&Row> {
         self.table.rows.get(self.selection.cursor)
     }
 
-    /// Does what is wanted; some of it only the caller can do.
+    /// Handles input. Returns a request if the caller must act.
     pub fn handle(&mut self, wanted: Wanted) -> Option<Command> {
         self.note = None;
         match wanted {
@@ -154,10 +151,10 @@ impl State {
             Wanted::Click(column, row) => self.click(column, row),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Redraw => {}
-            // They lead to screens of their own before they come here.
+            // `ProcessStage` handles these before they get here.
             Wanted::Tensors | Wanted::Modules | Wanted::Layers | Wanted::Categories => {}
             Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
-            // Who is stopped empties no buffers: events of the target would be lost.
+            // A stopped memprobe does not drain the ring buffer: events of the target would be lost.
             Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
             Wanted::Filter => self.ask_filter(),
             Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
@@ -250,7 +247,7 @@ impl State {
         self.keep_selected();
     }
 
-    /// The row that the selected one lies beneath.
+    /// Returns the index of the selected row's parent.
     fn parent(&self) -> Option<usize> {
         let row = self.selected()?;
         let is_frame = matches!(row.subject, Subject::Frame(..));

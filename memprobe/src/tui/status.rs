@@ -1,4 +1,4 @@
-//! The bottom of the screen: how the measurement is doing, the selected line in full, the keys.
+//! Bottom of the screen: status of the measurement, summary of the selected line, key hints.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
@@ -16,7 +16,7 @@ use crate::event::{Detail, Losses};
 use crate::label::{clean, count, counted, fit, fit_end, rate, whole_frame, width};
 use crate::model::snapshot::{Health, ProbeStatus, Site, TargetState};
 
-/// The word for what is going on, and how it looks.
+/// Returns the status word and its style.
 fn word(state: &State, theme: &Theme) -> (&'static str, Style) {
     match (&state.shown.health.state, state.follow) {
         (_, Follow::Paused) => ("PAUSED", theme.still()),
@@ -27,7 +27,7 @@ fn word(state: &State, theme: &Theme) -> (&'static str, Style) {
     }
 }
 
-/// Events, losses, probes, ledger.
+/// Draws events, losses, probes and accounting errors.
 pub fn draw_status(
     buffer: &mut Buffer,
     area: Rect,
@@ -45,19 +45,18 @@ pub fn draw_status(
     line.draw(buffer, area, theme);
 }
 
-/// How a measurement is doing, in one line.
+/// Status of a measurement, in one line.
 pub(super) struct StatusLine<'a> {
-    /// What is going on, and how that looks.
+    /// Status word and its style.
     pub(super) word: (&'static str, Style),
     pub(super) losses: &'a Losses,
-    /// What is to be said of the last key, in place of the facts.
+    /// Note about the last key, in place of the facts.
     pub(super) note: Option<String>,
-    /// Each with the rank at which it is left out where room is short.
+    /// Facts with their drop ranks: the highest is dropped first where space is short.
     pub(super) facts: Vec<(u8, String)>,
 }
 
 impl StatusLine<'_> {
-    /// Draws it.
     pub(super) fn draw(&self, buffer: &mut Buffer, area: Rect, theme: &Theme) {
         if area.is_empty() {
             return;
@@ -65,7 +64,7 @@ impl StatusLine<'_> {
         let (word, style) = self.word;
         let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
         if self.losses.any() {
-            // What was lost comes first: it must not be cut off.
+            // Losses come first, so that they are never cut off.
             let text = format!(" LOST {} ", lost(self.losses));
             spans.push(Span::styled(text, theme.bad()));
             spans.push(Span::raw(" "));
@@ -80,7 +79,7 @@ impl StatusLine<'_> {
     }
 }
 
-/// The facts that have room, in their order; those of the lowest rank are taken first.
+/// Returns the facts that fit, in their order. Facts of the lowest rank are kept first.
 fn fitting(facts: &[(u8, String)], room: usize) -> String {
     let joined = |places: &[usize]| {
         let texts: Vec<&str> = places.iter().map(|at| facts[*at].1.as_str()).collect();
@@ -100,7 +99,7 @@ fn fitting(facts: &[(u8, String)], room: usize) -> String {
     joined(&taken)
 }
 
-/// What was lost, in words.
+/// Describes the losses in words.
 fn lost(losses: &Losses) -> String {
     let Losses {
         events,
@@ -118,7 +117,7 @@ fn lost(losses: &Losses) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// What is going on, each with the rank at which it is left out where room is short.
+/// Returns the status facts, each with its drop rank: the highest is dropped first where space is short.
 fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
     let mut facts = Vec::new();
     if state.follow == Follow::Paused {
@@ -162,7 +161,7 @@ fn probes(health: &Health) -> Option<(u8, String)> {
     })
 }
 
-/// The selected line in full: its path and its source text.
+/// Draws the path and the source text of the selected line.
 pub fn draw_detail(
     buffer: &mut Buffer,
     area: Rect,
@@ -186,7 +185,7 @@ pub fn draw_detail(
             let source = source
                 .map(|text| clean(text.trim()).trim().to_owned())
                 .unwrap_or_default();
-            // The path gives way to the source text, but not below half.
+            // The path is cut in favour of the source text, but keeps half of the width.
             let least = (room / 2).max(room.saturating_sub(width(&source) + 2));
             let place = fit_end(&place, least, theme.glyphs.cut);
             format!("{place}  {source}")
@@ -214,7 +213,7 @@ pub fn draw_detail(
     notice::draw_detail(buffer, area, &text, theme);
 }
 
-/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+/// Draws the key hints, or the prompt. Returns the position of the prompt's cursor.
 pub fn draw_keys(
     buffer: &mut Buffer,
     area: Rect,
@@ -222,7 +221,7 @@ pub fn draw_keys(
     theme: &Theme,
 ) -> Option<Position> {
     let mut keys = vec![
-        // Key, what it does, how soon it is left out where room is short.
+        // Key, its action, and its drop rank: the highest is dropped first where space is short.
         (theme.glyphs.arrows, "move", 3),
         ("Enter", "open", 2),
         ("s", "source", 3),
@@ -253,7 +252,7 @@ pub fn draw_keys(
     draw_last_line(buffer, area, prompt, keys, theme)
 }
 
-/// The prompt where it is open, else the keys. Says where the cursor of the prompt stands.
+/// Draws the prompt if given, or else the key hints. Returns the position of the prompt's cursor.
 pub(super) fn draw_last_line(
     buffer: &mut Buffer,
     area: Rect,
@@ -270,7 +269,7 @@ pub(super) fn draw_last_line(
     prompt.map(|prompt| draw_prompt(buffer, area, &prompt, theme))
 }
 
-/// Keys, what each does, and how soon it is left out where room is short: the highest first.
+/// Draws key hints: key, action, and drop rank. The highest rank is dropped first where space is short.
 pub(super) fn draw_key_list(
     buffer: &mut Buffer,
     area: Rect,
@@ -307,10 +306,10 @@ pub(super) fn draw_key_list(
     );
 }
 
-/// The prompt of a filter, and what it says beside the pattern.
+/// Prompt of a filter, with the text beside the pattern.
 pub(super) struct Prompt<'a> {
     pub(super) filter: &'a Filter,
-    /// What a pattern is looked for in.
+    /// Description of the text that the pattern is matched against.
     pub(super) looks_in: &'static str,
     /// Rows that match.
     pub(super) shown: usize,
@@ -329,7 +328,7 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &The
     };
     let all = usize::from(area.width);
     let said = format!("{said}   Enter keep  Esc clear ");
-    // The pattern is worth more than the words beside it.
+    // The pattern takes precedence over the text beside it.
     let pattern = fit_end(
         &clean(filter.pattern()),
         all.saturating_sub(2),

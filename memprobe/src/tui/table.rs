@@ -1,4 +1,4 @@
-//! The rows of the table of lines, made from a snapshot of one device.
+//! Rows of the table of lines, built from a snapshot of one device.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -11,51 +11,51 @@ use crate::event::{Bytes, Frame};
 use crate::label::{BEFORE_ATTACH, FileNames, UNACCOUNTED, named_site, whole_frame};
 use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, LineRow, Site};
 
-/// Names a row across snapshots.
+/// Key of a row across snapshots.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RowKey {
-    /// A line, or why there is none.
+    /// Line, or the reason why there is none.
     Site(Site),
-    /// A branch of a line's tree, by the frames that lead to its first.
+    /// Branch of a line's tree, by the frames up to its first.
     Branch(Site, Direction, Vec<Frame>, Option<End>),
-    /// One frame of the chain of a branch.
+    /// One frame of a branch's chain.
     Frame(Site, Direction, Vec<Frame>, usize),
     /// Memory from before attach.
     BeforeAttach,
-    /// The allocator's total less what is known.
+    /// The allocator's total less the known blocks.
     Unaccounted,
 }
 
-/// What a row says about its memory; `None` where it cannot say it.
+/// Figures of a row; `None` if unknown.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Figures {
-    /// Bytes now live; negative only where the ledger has more than the allocator.
+    /// Live bytes; negative only if the ledger has more than the allocator.
     pub live: Option<i128>,
-    /// The highest that `live` has been.
+    /// Peak of `live`.
     pub peak: Option<Bytes>,
-    /// Blocks now live.
+    /// Live blocks.
     pub blocks: Option<u64>,
     /// Allocations per second.
     pub rate: Option<f64>,
 }
 
-/// What a row is about.
+/// Subject of a row.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Subject {
-    /// A line, or why there is none.
+    /// Line, or the reason why there is none.
     Site(Site),
-    /// A branch: its chain, why it ends, and into how many it forks.
+    /// Branch: its chain, the reason of its end, and its number of forks.
     Branch(Direction, Vec<Frame>, Option<End>, usize),
-    /// One frame of the chain above.
+    /// One frame of a branch's chain.
     Frame(Direction, Frame),
-    /// Memory from before attach, and why its blocks are not known.
+    /// Memory from before attach, with the reason if its blocks are unknown.
     BeforeAttach(Option<Arc<str>>),
-    /// The allocator's total less what is known.
+    /// The allocator's total less the known blocks.
     Unaccounted,
 }
 
 impl Subject {
-    /// The line of source that the row stands for.
+    /// Returns the source line of the row, if it has one.
     pub fn frame(&self) -> Option<&Frame> {
         match self {
             Self::Site(site) => site.frame(),
@@ -66,56 +66,53 @@ impl Subject {
     }
 }
 
-/// Whether a row has rows beneath it.
+/// Fold state of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fold {
-    /// None.
+    /// No rows beneath.
     Leaf,
-    /// Some, hidden.
+    /// Rows beneath are hidden.
     Closed,
-    /// Some, shown.
+    /// Rows beneath are shown.
     Open,
 }
 
-/// One row.
+/// Row of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// Names it across snapshots.
+    /// Key across snapshots.
     pub key: RowKey,
     /// 0 for lines, 1 for their branches, and so on.
     pub depth: usize,
-    /// Whether it has rows beneath it.
     pub fold: Fold,
-    /// What it says about its memory.
     pub figures: Figures,
-    /// What it is about.
     pub subject: Subject,
 }
 
-/// The table: its rows, and what they add up to.
+/// Table with its sums.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Table {
-    /// The rows shown, in order.
+    /// Visible rows, in order.
     pub rows: Vec<Row>,
-    /// Lines that pass the filter, and rows that stand beside them.
+    /// Lines that match the filter, and rows beside the lines that match.
     pub shown: usize,
-    /// All of them.
+    /// All lines, and the rows beside them.
     pub all: usize,
-    /// Bytes of those shown.
+    /// Bytes of the rows that match.
     pub shown_live: i128,
-    /// Bytes of all: the allocator's total exactly.
+    /// Bytes of all rows, which are exactly the allocator's total.
     pub all_live: i128,
 }
 
-/// How a person wants the table.
+/// Sort order, filter and open rows of the table.
 pub struct Wish<'a> {
-    /// The order of lines.
+    /// Sort order of the lines.
     pub sort: Sort,
-    /// Which lines.
+    /// Filter of the lines.
     pub filter: &'a Filter,
-    /// Which rows are open.
+    /// Open rows.
     pub open: &'a HashSet<RowKey>,
-    /// How files are called.
+    /// Short names of files.
     pub names: &'a FileNames,
 }
 
@@ -134,7 +131,8 @@ impl Entry<'_> {
         }
     }
 
-    /// What the filter looks at: the whole path, so that folders can be filtered too.
+    /// Returns the text that the filter matches, with the whole path, so that directories can be filtered
+    /// too.
     fn name(&self) -> String {
         match self {
             Self::Line(line) => named_site(&line.site, whole_frame),
@@ -144,7 +142,7 @@ impl Entry<'_> {
     }
 }
 
-/// The table of one device.
+/// Builds the table of one device.
 pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
     let mut entries: Vec<Entry> = device.lines.iter().map(Entry::Line).collect();
     if device.before_attach.live.0 != 0 {
@@ -171,7 +169,7 @@ pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
     table
 }
 
-/// Rows that are no lines take their place by bytes, and the end where another column orders.
+/// Compares two entries. Rows that are not lines are ordered by bytes, or come last if another column sorts.
 fn compare(a: &Entry, b: &Entry, wish: &Wish) -> Ordering {
     match (a, b) {
         (Entry::Line(a), Entry::Line(b)) => wish.sort.compare(a, b, wish.names),
@@ -250,7 +248,7 @@ fn push_line(rows: &mut Vec<Row>, line: &LineRow, open: &HashSet<RowKey>) {
     }
 }
 
-/// Whether a stack has frames besides that of its line.
+/// Returns true if a stack has frames besides that of its line.
 fn has_others(site: &Site, frames: &[Frame]) -> bool {
     let own = usize::from(!matches!(site, Site::NoLine { .. }));
     frames.len() > own
@@ -264,7 +262,7 @@ fn fold(has_beneath: bool, key: &RowKey, open: &HashSet<RowKey>) -> Fold {
     }
 }
 
-/// How a branch is reached.
+/// Path from a line to a branch.
 struct Trail<'a> {
     line: &'a LineRow,
     direction: Direction,
@@ -277,7 +275,7 @@ fn push_branch(rows: &mut Vec<Row>, branch: &Branch, trail: &mut Trail, open: &H
     let site = || trail.line.site.clone();
     let mut lead = trail.frames.clone();
     lead.extend(branch.chain.first().cloned());
-    // The end tells branches apart that have no frame of their own.
+    // The end distinguishes branches without frames.
     let end = if branch.chain.is_empty() {
         branch.end
     } else {
@@ -327,10 +325,10 @@ fn push_branch(rows: &mut Vec<Row>, branch: &Branch, trail: &mut Trail, open: &H
     trail.frames.truncate(before);
 }
 
-/// How many levels of a tree are opened at once; deeper ones are opened from there.
+/// Tree levels opened by one key press; deeper ones are opened from there.
 const LEVELS_AT_ONCE: usize = 32;
 
-/// The keys of all that can be opened at and beneath a line.
+/// Returns the keys of all rows that can be opened at and beneath a line, down to [`LEVELS_AT_ONCE`] levels.
 pub fn keys_beneath(line: &LineRow) -> HashSet<RowKey> {
     let mut keys = HashSet::from([RowKey::Site(line.site.clone())]);
     for _ in 0..LEVELS_AT_ONCE {

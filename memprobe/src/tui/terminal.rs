@@ -1,4 +1,4 @@
-//! The terminal: entered, left whatever happens, and the loop between.
+//! Terminal setup and restoration, and the event loop.
 
 use std::io::{self, IsTerminal, Write, stdin, stdout};
 use std::sync::Once;
@@ -21,57 +21,57 @@ use rustix::io::Errno;
 
 use super::theme::Theme;
 
-/// New snapshots are drawn at most so often; input at once.
+/// Minimum interval between drawings of new snapshots; input is drawn at once.
 pub(super) const BETWEEN_DRAWINGS: Duration = Duration::from_millis(100);
-/// How long input is waited for before the channels are looked at.
+/// Longest wait for input before the channels are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Whether the screen is ours. Whoever takes it back restores the terminal.
+/// True while memprobe owns the terminal. The code that clears it restores the terminal.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-/// What a screen shows and how it answers, apart from the terminal that it is on.
+/// Screen independent of its terminal.
 pub(super) trait Stage {
-    /// Whether the caller wants the screen to end.
+    /// Returns true if the caller wants the screen to end.
     fn is_over(&self) -> bool;
 
-    /// Takes what came from the caller since; says whether there is something new to draw.
+    /// Takes new data from the caller; returns true if the screen must be redrawn.
     fn take_news(&mut self) -> bool;
 
-    /// The terminal has so many columns and rows.
+    /// Sets the terminal's columns and rows.
     fn resize(&mut self, width: u16, height: u16);
 
-    /// Does what an event of the terminal asks for.
+    /// Handles a terminal event.
     ///
     /// # Errors
     ///
-    /// When the caller is gone that would have to do it.
+    /// If the caller needed for it has ended.
     fn handle(&mut self, event: &Event) -> Result<Step>;
 
-    /// Draws everything. Says where the cursor of the terminal belongs, if it is to be seen.
+    /// Draws the screen. Returns the position of the visible cursor, if any.
     fn draw(&mut self, buffer: &mut Buffer, theme: &Theme) -> Option<Position>;
 }
 
-/// What an event of the terminal leads to.
+/// Reaction to a terminal event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Nothing.
+    /// No reaction.
     Nothing,
-    /// A new drawing.
+    /// Redraw.
     Draw,
-    /// A new drawing on an empty screen.
+    /// Clear the terminal and redraw.
     DrawAll,
-    /// Back to the screen that this one was opened from.
+    /// Return to the screen that opened this one.
     Back,
-    /// The end.
+    /// End the loop.
     Leave,
 }
 
-/// Shows a stage until a person or the caller ends it. `instead` says what to do where there is
-/// no terminal.
+/// Shows a stage until the user or the caller ends it. `instead` is the alternative suggested without a
+/// terminal.
 ///
 /// # Errors
 ///
-/// When standard output is no terminal, the terminal fails, or another thread panicked.
+/// If standard output is not a terminal, the terminal fails, or another thread panicked.
 pub(super) fn run(stage: &mut impl Stage, instead: &str) -> Result<()> {
     if !stdout().is_terminal() {
         bail!(
@@ -87,8 +87,8 @@ pub(super) fn run(stage: &mut impl Stage, instead: &str) -> Result<()> {
     ended
 }
 
-/// Draws and takes input until it is over. `input` waits for an event no longer than it is told;
-/// `check` says whether the terminal is still ours.
+/// Draws and handles input until the stage ends. `input` waits for an event at most as long as its argument;
+/// `check` fails once the terminal is no longer ours.
 pub(super) fn show<B>(
     terminal: &mut Terminal<B>,
     theme: &Theme,
@@ -131,8 +131,8 @@ where
     }
 }
 
-/// The next event of the terminal, if one comes in time. Fails when the terminal is gone: crossterm
-/// would then read its end for ever.
+/// Returns the next terminal event within `patience`. Fails if the terminal has hung up: crossterm would read
+/// its end forever.
 fn next_event(patience: Duration) -> io::Result<Option<Event>> {
     let input = stdin();
     let mut waited = [PollFd::new(&input, PollFlags::IN)];
@@ -148,7 +148,7 @@ fn next_event(patience: Duration) -> io::Result<Option<Event>> {
                 "the terminal is gone",
             ));
         }
-        // A signal, such as that of a new size, which crossterm knows of.
+        // A signal such as SIGWINCH, which crossterm handles.
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
@@ -172,24 +172,24 @@ fn draw<B: Backend>(
     Ok(())
 }
 
-/// The terminal while it is ours; dropped, it is as before.
+/// Terminal in raw mode and alternate screen; restored on drop.
 struct Screen<W: Write> {
     out: W,
 }
 
 impl<W: Write> Screen<W> {
-    /// Takes the terminal: raw input, its other screen, the mouse.
+    /// Sets up the terminal: raw mode, alternate screen, mouse capture.
     fn enter(out: W) -> io::Result<Self> {
         restore_on_panic();
         enable_raw_mode()?;
         ENTERED.store(true, Ordering::SeqCst);
-        // From here on the drop restores, even if what follows fails halfway.
+        // From here on the drop restores, even if setup fails halfway.
         let mut screen = Self { out };
         take(&mut screen.out)?;
         Ok(screen)
     }
 
-    /// Fails if another thread panicked and the terminal was given back for its message.
+    /// Fails if another thread panicked and the panic hook restored the terminal.
     fn check(&self) -> Result<()> {
         if ENTERED.load(Ordering::SeqCst) {
             return Ok(());
@@ -201,7 +201,7 @@ impl<W: Write> Screen<W> {
 impl<W: Write> Drop for Screen<W> {
     fn drop(&mut self) {
         if ENTERED.swap(false, Ordering::SeqCst) {
-            // There is nobody left to tell if the terminal is gone.
+            // Errors are ignored: if the terminal is gone, nobody can see them.
             let _ = give_back(&mut self.out);
             let _ = disable_raw_mode();
         }
@@ -217,7 +217,8 @@ fn give_back(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// The message of a panic must not go to the other screen, where it would vanish.
+/// Installs a panic hook that restores the terminal first. The message would vanish with the alternate
+/// screen.
 fn restore_on_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

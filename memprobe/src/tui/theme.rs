@@ -1,59 +1,59 @@
-//! How things look: the terminal's own colours, emphasis, and the shapes of marks.
+//! Appearance: the terminal's own colours, emphasis, and glyphs.
 //!
-//! Colour and emphasis only repeat what a word, a mark or a place says already, so that nothing
-//! is lost on a terminal without them.
+//! Colour and emphasis only repeat what a word, a glyph or a position says, so that nothing is lost on a
+//! terminal without them.
 
 use std::ffi::OsString;
 
 use ratatui::style::{Color, Modifier, Style};
 
-/// What the terminal can show.
+/// Capabilities of the terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ink {
-    /// The terminal's own sixteen colours, which suit its background.
+    /// The terminal's sixteen colours, which suit its background.
     Colour,
-    /// Bold, dim and reverse alone.
+    /// Bold, dim and reverse, no colour.
     Emphasis,
-    /// Plain letters.
+    /// Plain text.
     Plain,
 }
 
-/// The shapes of marks.
+/// Glyphs of a terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Glyphs {
-    /// Fill of one cell in eighths, empty to full, bottom up.
+    /// Fill of one cell in eighths, empty to full, from the bottom.
     pub rising: [&'static str; 9],
     /// Fill of one cell in eighths, empty to full, from the left.
     pub growing: [&'static str; 9],
-    /// A dotted line through one cell at four heights, lowest first.
+    /// Dotted line through one cell at four heights, lowest first.
     pub dotted: [&'static str; 4],
-    /// A closed row that can be opened.
+    /// Fold mark of a closed row.
     pub closed: &'static str,
-    /// An open row.
+    /// Fold mark of an open row.
     pub open: &'static str,
-    /// The selected row.
+    /// Mark of the selected row.
     pub cursor: &'static str,
-    /// Where text was cut.
+    /// Mark of cut text.
     pub cut: &'static str,
-    /// From a line to its caller.
+    /// Arrow from a line to its caller.
     pub caller: &'static str,
-    /// From a line to what it calls.
+    /// Arrow from a line to its callee.
     pub callee: &'static str,
-    /// Sorted, largest or last first.
+    /// Sort arrow: largest or last first.
     pub falling: &'static str,
-    /// Sorted, smallest or first first.
+    /// Sort arrow: smallest or first first.
     pub climbing: &'static str,
-    /// A horizontal rule.
+    /// Horizontal rule.
     pub rule: &'static str,
-    /// A vertical rule.
+    /// Vertical rule.
     pub wall: &'static str,
-    /// Between parts of a sentence.
+    /// Separator between parts of a sentence.
     pub dot: &'static str,
-    /// Keys that move up and down.
+    /// Name of the keys that move up and down.
     pub arrows: &'static str,
 }
 
-/// Marks for terminals that draw Unicode.
+/// Glyphs of terminals with Unicode.
 pub const UNICODE: Glyphs = Glyphs {
     rising: [" ", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"],
     growing: [" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"],
@@ -72,7 +72,7 @@ pub const UNICODE: Glyphs = Glyphs {
     arrows: "↑↓",
 };
 
-/// Marks for terminals that do not.
+/// Glyphs of terminals without Unicode.
 pub const ASCII: Glyphs = Glyphs {
     rising: [" ", " ", " ", " ", "#", "#", "#", "#", "#"],
     growing: [" ", " ", " ", " ", "#", "#", "#", "#", "#"],
@@ -91,18 +91,16 @@ pub const ASCII: Glyphs = Glyphs {
     arrows: "Up/Down",
 };
 
-/// How things look on one terminal.
+/// Appearance on one terminal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Theme {
-    /// What the terminal can show.
     pub ink: Ink,
-    /// The shapes of marks.
     pub glyphs: Glyphs,
 }
 
 impl Theme {
-    /// The theme that fits an environment, given a way to look up its variables: `NO_COLOR`
-    /// (no-color.org), `TERM`, and the locale.
+    /// Selects a theme by the environment variables `NO_COLOR` (no-color.org), `TERM` and the locale, which
+    /// `variable` looks up.
     pub fn of_environment(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let text = |name: &str| {
             variable(name)
@@ -122,7 +120,7 @@ impl Theme {
         } else {
             Ink::Colour
         };
-        // A locale that is not set at all is common in containers, whose terminals draw Unicode.
+        // Containers often set no locale, but their terminals draw Unicode.
         let locale = text("LC_ALL")
             .or_else(|| text("LC_CTYPE"))
             .or_else(|| text("LANG"));
@@ -147,47 +145,45 @@ impl Theme {
         }
     }
 
-    /// The name of the program, and keys.
+    /// Program name, keys and key figures.
     pub fn strong(&self) -> Style {
         self.style(None, Modifier::BOLD)
     }
 
-    /// What is less important than its surroundings.
+    /// Less important text.
     pub fn faint(&self) -> Style {
         self.style(None, Modifier::DIM)
     }
 
-    /// Bars across the screen and the selected row.
+    /// Bars across the screen, and the selected row.
     pub fn bar(&self) -> Style {
         self.style(None, Modifier::REVERSED)
     }
 
-    /// A part of a bar that stands out.
+    /// Highlighted part of a bar.
     pub fn bar_strong(&self) -> Style {
         self.style(None, Modifier::REVERSED | Modifier::BOLD)
     }
 
-    /// Allocated memory.
     pub fn allocated(&self) -> Style {
         self.style(Some(Color::Cyan), Modifier::empty())
     }
 
-    /// Reserved memory.
     pub fn reserved(&self) -> Style {
         self.style(Some(Color::Magenta), Modifier::empty())
     }
 
-    /// All is well.
+    /// Normal operation.
     pub fn good(&self) -> Style {
         self.style(Some(Color::Green), Modifier::BOLD | Modifier::REVERSED)
     }
 
-    /// Something waits or stands still.
+    /// Waiting or paused.
     pub fn still(&self) -> Style {
         self.style(Some(Color::Yellow), Modifier::BOLD | Modifier::REVERSED)
     }
 
-    /// Something was lost or has ended.
+    /// Loss, error or end.
     pub fn bad(&self) -> Style {
         self.style(Some(Color::Red), Modifier::BOLD | Modifier::REVERSED)
     }

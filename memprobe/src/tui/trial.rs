@@ -1,4 +1,4 @@
-//! What the tests of all screens have in common.
+//! Shared helpers of the tests of all screens.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -10,13 +10,13 @@ use super::input::Wanted;
 use super::sort::Column;
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
-/// A terminal that can do all.
+/// Terminal with colour and Unicode.
 pub const COLOUR: Theme = Theme {
     ink: Ink::Colour,
     glyphs: UNICODE,
 };
 
-/// A terminal that can do little.
+/// Terminal without colour and Unicode.
 pub const BARE: Theme = Theme {
     ink: Ink::Plain,
     glyphs: ASCII,
@@ -25,10 +25,10 @@ pub const BARE: Theme = Theme {
 /// Columns and rows of a terminal.
 pub type Size = (u16, u16);
 
-/// As terminals are when they are new.
+/// Default size of terminals.
 pub const SMALL: Size = (80, 24);
 
-/// What a terminal shows after a drawing.
+/// Draws on a test terminal of this size.
 pub fn drawn(size: Size, draw: impl FnOnce(&mut Buffer) -> Option<Position>) -> TestBackend {
     let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
     terminal
@@ -41,12 +41,12 @@ pub fn drawn(size: Size, draw: impl FnOnce(&mut Buffer) -> Option<Position>) -> 
     terminal.backend().clone()
 }
 
-/// A screen to draw on without a terminal.
+/// Returns a buffer to draw on without a terminal.
 pub fn blank(size: Size) -> Buffer {
     Buffer::empty(Rect::new(0, 0, size.0, size.1))
 }
 
-/// What asks for a filter.
+/// Returns the inputs that type a filter.
 pub fn typed(pattern: &str) -> Vec<Wanted> {
     std::iter::once(Wanted::Filter)
         .chain(pattern.chars().map(Wanted::Type))
@@ -62,9 +62,9 @@ pub fn sizes() -> impl Iterator<Item = Size> {
         .flat_map(move |width| heights.map(|height| (width, height)))
 }
 
-/// Many more.
+/// Many more sizes, at and around the thresholds of the layouts.
 pub fn all_sizes() -> Vec<Size> {
-    // Each at which a part of the screen comes or goes, and its neighbours.
+    // Thresholds at which a part of a screen appears or disappears, and their neighbours.
     let heights = [
         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 19, 24, 25,
     ];
@@ -76,7 +76,7 @@ pub fn all_sizes() -> Vec<Size> {
     sizes.chain([(1000, 300), (3, 2000), (5000, 4)]).collect()
 }
 
-/// Checks that a screen says the same in other inks, and uses no colour then.
+/// Asserts that a screen has the same text without colour, and then no colours.
 pub fn assert_the_same_without_colour(draw: impl Fn(&Theme) -> TestBackend) {
     let coloured = draw(&COLOUR).to_string();
     for ink in [Ink::Emphasis, Ink::Plain] {
@@ -89,7 +89,7 @@ pub fn assert_the_same_without_colour(draw: impl Fn(&Theme) -> TestBackend) {
     }
 }
 
-/// Numbers that look random and are the same on each run (xorshift).
+/// Deterministic pseudo-random numbers (xorshift).
 pub struct Dice(u64);
 
 impl Dice {
@@ -97,7 +97,7 @@ impl Dice {
         Self(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// A number below that of the sides.
+    /// Returns a number below `sides`.
     pub fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -105,7 +105,7 @@ impl Dice {
         self.0 % sides
     }
 
-    /// Something that a person may ask for.
+    /// Returns a random input.
     pub fn wanted(&mut self) -> Wanted {
         let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
         match self.roll(27) {

@@ -1,4 +1,4 @@
-//! The whole screen, drawn from the state.
+//! Drawing of the whole screen of lines from its state.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
@@ -12,8 +12,7 @@ use crate::bytes::human;
 use crate::label::clean;
 use crate::model::snapshot::TargetState;
 
-/// Draws everything into a screen of the size that the state knows. Says where the cursor of the
-/// terminal belongs, if it is to be seen.
+/// Draws the screen at the size that `state` was given. Returns the position of the visible cursor, if any.
 pub fn draw(
     buffer: &mut Buffer,
     state: &State,
@@ -54,14 +53,14 @@ pub fn draw(
     cursor
 }
 
-/// What a screen of one process says where it is too small.
+/// Draws the message of a process's screen that is too small.
 pub(super) fn draw_too_small(buffer: &mut Buffer, state: &State) {
     let device = state.device();
     let allocated = device.map_or_else(|| "-".to_owned(), |it| human(it.totals.allocated));
     notice::draw_too_small(buffer, &allocated);
 }
 
-/// Why there are no rows, and what to do.
+/// Draws the reason for an empty table, and a remedy.
 fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
     let health = &state.shown.health;
     let (first, second) = match &health.state {

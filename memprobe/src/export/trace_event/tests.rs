@@ -16,14 +16,14 @@ fn records(file: &[u8]) -> Vec<Value> {
     serde_json::from_slice(file).expect("strict JSON")
 }
 
-/// Holds a file against the rules of the trace-event format.
+/// Checks a file against the rules of the trace-event format.
 fn check_format(file: &[u8]) {
     let mut open: Slices<(String, String), (String, f64)> = Slices::new();
     for record in records(file) {
         let text = |key: &str| record[key].as_str().map(str::to_owned);
         let phase = text("ph").expect("every record has a phase");
         let name = text("name").expect("every record has a name");
-        // Nobody knows the thread of what was found at attach.
+        // Blocks found at attach have no known thread.
         let has_thread = record["tid"].is_u64() || record["args"]["held"] == true;
         assert!(record["pid"].is_u64() && has_thread, "{record}");
         assert!(record["args"].is_object(), "{record}");
@@ -225,7 +225,7 @@ fn counters_are_written_when_they_change() {
             ("cuda:0 allocated", 13),
             ("cuda:1 allocated", 1),
             ("cuda:1 reserved", 2),
-            // Again at the end, so that they are drawn up to there.
+            // Repeated at the end, so that they are drawn up to there.
             ("cuda:0 allocated", 13),
             ("cuda:0 reserved", 22),
             ("cuda:1 allocated", 1),
@@ -293,7 +293,7 @@ fn a_stack_too_large_for_a_line_loses_outer_frames_and_says_so() {
     );
 }
 
-/// Takes some bytes and then fails for good, counting the calls after that.
+/// Accepts `room` bytes, then fails for good and counts further calls.
 struct Disk {
     room: usize,
     calls_when_full: usize,

@@ -1,10 +1,13 @@
-//! Reads the heap of a process at one moment: while it stands still, or while it runs on.
+//! Reads the heap of a process at one moment, while the process is paused or keeps running.
 //!
-//! Everything is looked at twice. The first time the process runs on, and what is found then is thrown
-//! away: it shows which pages matter. Then it stands still: these pages are copied at once, and only what is new
-//! since is looked for. It runs on while the copy is looked at the second time. Where that does not have
-//! all, because what an old object holds was moved meanwhile, all of it begins anew, and at last everything is looked
-//! at while the process stands still.
+//! In paused mode everything is scanned twice:
+//!
+//! 1. The first scan, while the process runs, only shows which pages are needed. Its results are discarded.
+//! 2. The process is paused. Those pages are copied at once, and only new objects are scanned.
+//! 3. The process resumes, and the second scan reads the copy.
+//!
+//! If the copy is incomplete, because contents of an old object were moved meanwhile, all steps are repeated.
+//! As a last resort everything is scanned while the process is paused.
 
 use std::fmt;
 use std::thread;
@@ -24,51 +27,52 @@ use crate::target::memory::{ProcessMemory, ReadMemory};
 use crate::target::pause::{PauseError, is_stopped, while_paused};
 use crate::tensors::Consistency;
 
-/// The most of a process's memory that is kept: that of some twenty million objects.
+/// Most bytes kept of a process's memory: enough for some twenty million objects.
 const MOST_BYTES: usize = 2 << 30;
 
-/// How often a process is stopped before it is given up: each time it was in the middle of a
-/// collection, or of a change to the lists of its objects.
+/// Most stops of a process before the capture fails. Each found a collection in progress or inconsistent
+/// object lists.
 const MOST_STOPS: u32 = 100;
 
-/// How many of these times the allocator may be at work, before what it is at is taken as it is.
+/// Most of these stops that wait for the allocator; after that its state is accepted as it is.
 const MOST_ALLOCATING: u32 = 10;
 
-/// How long it runs on in between, at first and at most. A collection of a million objects takes half
-/// a second.
+/// First and longest time that the process runs between two stops. A collection of a million objects takes
+/// half a second.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
 const MOST_WAIT: Duration = Duration::from_millis(50);
 
-/// How long the end of a collection is waited for, and how often it is looked for meanwhile.
+/// Longest wait for the end of a collection, and the polling interval.
 const MOST_COLLECTION: Duration = Duration::from_secs(1);
 const GLANCE: Duration = Duration::from_micros(100);
 
-/// How often a process that runs on is looked at before what was found has to be enough.
+/// Most scans of a running process before the result is accepted.
 const MOST_WALKS: u32 = 5;
 
-/// How often it may turn out that a copy does not have all, before everything is looked at while the process stands still.
+/// Most incomplete copies before everything is scanned while the process is paused.
 const MOST_COPIES: u32 = 2;
 
-/// How a process is read.
+/// Mode of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// It stands still while it is read; what can be is read before that, for the shortest pause.
+    /// Paused for the copy only; as much as possible is read before, to keep the pause short.
     #[default]
     Paused,
-    /// It stands still at once, and until all is read: some times longer, but before it can do much more.
+    /// Paused at once and until everything is read. The pause is several times longer, but the process hardly
+    /// advances before it.
     AtOnce,
-    /// It runs on.
+    /// Not paused.
     Running,
 }
 
-/// Why a heap could not be read.
+/// Reasons for failing to read a heap.
 #[derive(Debug)]
 pub enum Why {
-    /// The process could not be stopped.
+    /// The process could not be paused.
     Pause(PauseError),
-    /// It was never stopped at a moment at which its lists were whole.
+    /// No stop found the object lists consistent.
     NeverWhole(Broken),
-    /// Somebody has stopped it at a moment at which its lists are not whole.
+    /// A signal had stopped the process already, while its object lists were inconsistent.
     StandsBroken(Broken),
 }
 
@@ -106,44 +110,41 @@ impl From<PauseError> for Why {
     }
 }
 
-/// What was found of a heap while it was read.
+/// Result of one scan of a heap.
 #[derive(Debug, Default)]
 pub struct Moment {
-    /// When, on the clock of the events.
+    /// Time of the scan, on the clock of the events.
     pub at: TimeNs,
-    /// Whether the process stood still meanwhile.
+    /// Mode of the scan.
     pub manner: Manner,
-    /// The objects.
     pub census: Census,
-    /// Their classes.
     pub classes: Classes,
-    /// The modules of PyTorch.
+    /// The PyTorch modules.
     pub modules: Vec<Module>,
-    /// The optimizers.
     pub optimizers: Optimizers,
-    /// The variables of frames.
     pub variables: Variables,
-    /// Why not all objects are there; `None` where they are.
+    /// Reason why objects are missing; `None` if the lists are complete.
     pub broken: Option<Broken>,
-    /// Whether what was found contradicts itself, as it may where the process ran on meanwhile.
+    /// True if the result contradicts itself, as can happen while the process runs.
     pub is_torn: bool,
-    /// Why there are no variables.
+    /// Reason why there are no variables.
     pub no_frames: Option<crate::target::memory::Unreadable>,
 }
 
-/// What is looked at of a heap.
+/// Scope of a scan.
 #[derive(Clone, Copy, Debug)]
 enum Look<'a> {
-    /// Everything; what is needed to go on from there is read into the image.
+    /// Everything. Reads into the image whatever later steps need.
     Whole(Manner),
-    /// What is new since this was known, and that itself; likewise.
+    /// Objects that are new since an earlier scan, and its tensors, modules and so on. Also reads into the
+    /// image.
     New(&'a Known),
-    /// Everything, of an image that has it.
+    /// Everything, from an image that is already complete.
     Copy,
 }
 
 impl Moment {
-    /// Finds what there is in a heap.
+    /// Scans a heap.
     fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: Look<'_>) -> Self {
         let mut moment = Self {
             at: now(),
@@ -189,30 +190,27 @@ impl Moment {
     }
 }
 
-/// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
+/// Current time on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 fn now() -> TimeNs {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     TimeNs(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// A heap as it was read.
+/// A captured heap.
 #[derive(Debug)]
 pub struct Captured<T, R> {
-    /// What was found.
     pub moment: Moment,
-    /// What was found beside it.
+    /// Result of `more`.
     pub more: T,
-    /// What followed from that.
+    /// Result of `conclude`.
     pub result: R,
-    /// What was read came to this.
+    /// Size and completeness of the image.
     pub extent: Extent,
-    /// How far it belongs to one moment.
     pub consistency: Consistency,
 }
 
 impl<T, R> Captured<T, R> {
-    /// What was found in an image.
     fn of(
         moment: Moment,
         more: T,
@@ -230,8 +228,9 @@ impl<T, R> Captured<T, R> {
     }
 }
 
-/// Reads the heap of a process. `more` reads further things at the same moment; `conclude` finds out
-/// what follows when the process runs on again. Both are called before, to show which pages they need.
+/// Captures the heap of a process. `more` reads further structures at the same moment. `conclude` evaluates
+/// the result after the process has resumed. Both also run during the first scan, to show which pages they
+/// need.
 ///
 /// # Errors
 /// [`Why`].
@@ -250,8 +249,8 @@ pub fn capture<T: Send, R: Send>(
         return capture_at_once(python, &look, &conclude);
     }
     let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
-    // Of a process that runs on, what is missing is read later like the rest: it is of many moments
-    // anyway, and said to be.
+    // A running process is read at many moments anyway, and the result says so: missing memory is read on
+    // demand.
     let mut result = conclude(&image, &mut moment, &found);
     if manner == Manner::Running {
         let how = Consistency::Running;
@@ -273,7 +272,7 @@ pub fn capture<T: Send, R: Send>(
             let how = stops.paused_for(pause);
             return Ok(Captured::of(moment, found, result, &image, how));
         }
-        // What an old object holds was moved meanwhile, or the lists were put into another order.
+        // Contents of an old object were moved, or the collector reordered its lists.
         stops.number += 1;
         image.open();
         image.renew();
@@ -290,7 +289,7 @@ pub fn capture<T: Send, R: Send>(
     Ok(Captured::of(moment, more, result, &image, how))
 }
 
-/// Reads all of a heap while the process stands still.
+/// Captures a heap completely while the process is paused.
 fn capture_at_once<T: Send, R: Send>(
     python: &PythonProcess,
     look: &(impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T) + Sync),
@@ -308,7 +307,7 @@ fn capture_at_once<T: Send, R: Send>(
     Ok(Captured::of(moment, more, result, &image, how))
 }
 
-/// Looks at a process that runs on: until all that is found fits together, or as often as makes sense.
+/// Scans a running process until the result is consistent, at most [`MOST_WALKS`] times.
 fn look_at_running<T>(
     python: &PythonProcess,
     look: &impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T),
@@ -330,14 +329,14 @@ fn look_at_running<T>(
     }
 }
 
-/// How often a process was stopped in vain.
+/// Number of failed stops.
 #[derive(Debug, Default)]
 struct Stops {
     number: u32,
 }
 
 impl Stops {
-    /// What the last stop cost the process, after those.
+    /// Result of the final stop, with the number of failed ones before it.
     fn paused_for(&self, pause: Duration) -> Consistency {
         Consistency::Paused {
             pause,
@@ -345,7 +344,8 @@ impl Stops {
         }
     }
 
-    /// Looks at a process that stands still: at the first good moment. Says for how long it stood.
+    /// Scans the process while it is paused, at the first suitable moment. Also returns the duration of the
+    /// pause.
     fn look<T: Send>(
         &mut self,
         python: &PythonProcess,
@@ -361,7 +361,7 @@ impl Stops {
             }
             let image = &mut *image;
             let (found, pause) = while_paused(python.tgid, move || {
-                // At a wrong moment it stands still no longer than it takes to see that.
+                // At an unsuitable moment the pause lasts only as long as this check.
                 if let Some(broken) = at_work(python) {
                     return Err(broken);
                 }
@@ -371,7 +371,7 @@ impl Stops {
             let broken = match found {
                 Ok(found) => match found.0.broken {
                     None | Some(Broken::TooMany) => return Ok((found, pause)),
-                    // It may be that these tables never agree.
+                    // The allocator's tables may never agree.
                     Some(Broken::Allocating) if stands || allocating == MOST_ALLOCATING => {
                         return Ok((found, pause));
                     }
@@ -379,7 +379,7 @@ impl Stops {
                 },
                 Err(broken) => broken,
             };
-            // It may have been let run on meanwhile.
+            // Somebody may have resumed it meanwhile.
             if stands && is_stopped(python.tgid) {
                 return Err(Why::StandsBroken(broken));
             }
@@ -394,8 +394,8 @@ impl Stops {
     }
 }
 
-/// Waits, while the process runs on, until no collector is at work: one that collects nearly all the
-/// time would hardly ever be stopped between two collections by chance.
+/// Waits while a collection is in progress. A process that collects nearly all the time would hardly ever be
+/// paused between two collections by chance.
 fn wait_for_a_good_moment(python: &PythonProcess) {
     let start = Instant::now();
     while at_work(python).is_some() && start.elapsed() < MOST_COLLECTION {
@@ -403,7 +403,7 @@ fn wait_for_a_good_moment(python: &PythonProcess) {
     }
 }
 
-/// Whether a collector of the process is at work right now.
+/// Returns [`Broken::Collecting`] if any interpreter of the process is collecting garbage, or a read error.
 fn at_work(python: &PythonProcess) -> Option<Broken> {
     let memory = python.memory();
     let layout = &python.layout;

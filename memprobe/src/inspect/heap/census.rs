@@ -1,4 +1,4 @@
-//! Which objects there are: every one by its class, and those that matter to PyTorch.
+//! All Python objects of a process with their classes, and lists of those that matter to PyTorch.
 
 use hashbrown::HashSet;
 
@@ -8,28 +8,26 @@ use super::collector::{self, Age, Listed};
 use super::image::Image;
 use crate::target::memory::ReadMemory;
 
-/// An object and its class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Its address.
     pub address: u64,
-    /// The place of its class among [`Classes`].
+    /// Index of its class in [`Classes`].
     pub class: u32,
-    /// How long it has been there.
+    /// Generation of the garbage collector.
     pub age: Age,
 }
 
-/// What was known of a process before it stood still.
+/// Result of an earlier scan, made before the process was paused.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// The last objects of each list.
+    /// The last objects of each collector list.
     pub endings: HashSet<u64>,
-    /// What matters to PyTorch and to names, without the rest of the objects.
+    /// The lists of tensors, modules and so on, without the complete list of objects.
     chosen: Census,
 }
 
 impl Known {
-    /// What a census says.
+    /// Reduces a census to what the next scan needs.
     pub fn of(census: Census) -> Self {
         let objects = census.objects.iter();
         Self {
@@ -42,12 +40,12 @@ impl Known {
     }
 }
 
-/// The objects of a process, each list in the order in which the collector has them.
+/// Objects of a process, in the order of the collector's lists.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
     /// Every object whose class can be read.
     pub objects: Vec<Object>,
-    /// How many there are whose class cannot.
+    /// Number of objects whose class cannot be read.
     pub unknown: u64,
     /// `torch.Tensor`s.
     pub tensors: Vec<u64>,
@@ -55,16 +53,14 @@ pub struct Census {
     pub modules: Vec<u64>,
     /// `torch.optim.Optimizer`s.
     pub optimizers: Vec<u64>,
-    /// Module objects of Python.
+    /// Python module objects (`types.ModuleType`).
     pub globals: Vec<u64>,
-    /// Generators, coroutines and asynchronous generators.
     pub suspended: Vec<u64>,
-    /// Frame objects.
     pub frames: Vec<u64>,
 }
 
 impl Census {
-    /// Looks up the class of every object.
+    /// Determines the class of every object.
     pub fn of(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, listed: &[Listed]) -> Self {
         let mut census = Self {
             objects: Vec::with_capacity(listed.len()),
@@ -92,9 +88,9 @@ impl Census {
         census
     }
 
-    /// Which list objects of a class are in; `None` where they are in none.
+    /// The list for objects of this class; `None` if there is none.
     fn list_of(&mut self, class: &Class) -> Option<&mut Vec<u64>> {
-        // A class is an object too, and none of these.
+        // Class objects themselves have another class, so they are in no list.
         match (class.role, class.holds) {
             (Role::Tensor, _) => Some(&mut self.tensors),
             (Role::Module, _) => Some(&mut self.modules),
@@ -106,7 +102,8 @@ impl Census {
         }
     }
 
-    /// Adds what was known before of what matters to PyTorch and to names, as far as such objects still lie there.
+    /// Adds the tensors, modules and so on of an earlier scan, as long as such objects still lie at their
+    /// addresses.
     pub fn add_known(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -132,11 +129,11 @@ impl Census {
         }
     }
 
-    /// Reads into the image all that is needed to know what objects hold.
+    /// Reads into the image everything that the objects refer to directly.
     pub fn keep_contents(&self, heap: &Heap<'_, Image<impl ReadMemory>>, classes: &Classes) {
         for object in &self.objects {
             if let Some(class) = classes.get(object.class) {
-                // Whoever wants what cannot be read is told then.
+                // A later read of a missing part reports the error.
                 let _ = heap.keep_contents(class, object.address);
             }
         }

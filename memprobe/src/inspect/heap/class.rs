@@ -1,4 +1,4 @@
-//! Classes: what their objects are, and where they keep what they hold.
+//! Reads classes: the kind of their objects, and the location of attributes and members.
 
 use std::sync::Arc;
 
@@ -9,40 +9,38 @@ use super::{Heap, word_at};
 use crate::symbolize::python::layout::{Attributes, ClassLayout, HeapLayout};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most classes that are read.
+/// Most classes that are read.
 const MOST_CLASSES: usize = 1 << 18;
 
-/// The most classes above one another.
+/// Longest chain of base classes.
 const MOST_BASES: usize = 64;
 
-/// The most members of one class, and of all above it.
+/// Most members of one class, including its bases.
 const MOST_MEMBERS: usize = 256;
 
-/// The longest name in bytes.
+/// Longest name in bytes.
 const LONGEST_NAME: usize = 512;
 
 /// `sizeof(PyMemberDef)`: name, type, offset, flags, doc (`Include/structmember.h`@v3.9.18,
 /// `Include/descrobject.h`@v3.12.1 to @v3.15.2).
 const MEMBER: usize = 40;
 
-/// Members that are references to objects: `T_OBJECT` and `T_OBJECT_EX`, since 3.12 `_Py_T_OBJECT`
-/// and `Py_T_OBJECT_EX` (the same sources).
+/// Member types that are references to objects: `T_OBJECT` and `T_OBJECT_EX`, since 3.12 `_Py_T_OBJECT` and
+/// `Py_T_OBJECT_EX` (the same sources).
 const REFERENCES: [u32; 2] = [6, 16];
 
-/// A class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// Its address.
     pub address: u64,
-    /// `tp_name`: with its module, where it was not made by a `class` statement.
+    /// `tp_name`: includes the module unless a `class` statement made the class.
     pub name: Arc<str>,
-    /// What its objects are as containers.
+    /// Kind of container that its objects are.
     pub holds: Holds,
-    /// What its objects are to PyTorch.
+    /// Kind of PyTorch object that its objects are.
     pub role: Role,
-    /// `tp_dict`; 0 where the class does not have it itself.
+    /// `tp_dict`; 0 if the class itself does not hold it.
     pub dict: u64,
-    /// The references that its objects have as members, slots among them.
+    /// Member references of its objects, including slots.
     pub members: Vec<Member>,
     flags: u64,
     basic_size: u64,
@@ -51,7 +49,7 @@ pub struct Class {
     cached_keys: u64,
 }
 
-/// What objects are as containers.
+/// Kinds of containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Holds {
     /// Entries of a dict.
@@ -64,59 +62,59 @@ pub enum Holds {
     Set,
     /// Items of a `collections.deque`.
     Deque,
-    /// What a variable of an enclosing function refers to.
+    /// The value of a variable of an enclosing function.
     Cell,
     /// The globals of a module.
     Globals,
-    /// The attributes of a class: the object is itself one.
+    /// The attributes of a class: the object is a class.
     Class,
     /// The variables of a generator, a coroutine or an asynchronous generator.
     Suspended,
-    /// The variables of a frame: the object is itself one.
+    /// The variables of a frame: the object is a frame.
     Frame,
-    /// The object is a str.
+    /// None: the object is a str.
     Text,
-    /// The object is an int.
+    /// None: the object is an int.
     Number,
-    /// Nothing but attributes and members.
+    /// Only attributes and members.
     Other,
 }
 
-/// What objects are to PyTorch.
+/// Kinds of PyTorch objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A tensor: below `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to
+    /// A tensor: derived from `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to
     /// 2.1 `torch._C._TensorBase`).
     Tensor,
-    /// Below `torch.nn.modules.module.Module`.
+    /// Derived from `torch.nn.modules.module.Module`.
     Module,
-    /// Below `torch.optim.optimizer.Optimizer`.
+    /// Derived from `torch.optim.optimizer.Optimizer`.
     Optimizer,
-    /// Nothing of the kind.
+    /// None of these.
     Other,
 }
 
-/// A reference that objects have at a fixed place.
+/// A reference at a fixed offset in each object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The attribute's name.
+    /// Name of the attribute.
     pub name: Arc<str>,
-    /// Where in the object it lies.
+    /// Offset in the object.
     pub offset: u64,
 }
 
 impl Class {
-    /// Its name without its module.
+    /// Name without the module.
     pub fn short_name(&self) -> &str {
         self.name.rsplit('.').next().unwrap_or(&self.name)
     }
 
-    /// Whether its objects may have attributes of their own.
+    /// True if its objects can have a `__dict__` of their own.
     pub(super) fn has_attributes(&self) -> bool {
         self.dict_offset != 0 || self.has(ClassLayout::MANAGED_DICT)
     }
 
-    /// The names of its objects' attributes, where these have no dict.
+    /// Address of the keys table with the attribute names of objects that have no dict.
     pub(super) fn cached_keys(&self) -> u64 {
         self.cached_keys
     }
@@ -126,18 +124,17 @@ impl Class {
     }
 }
 
-/// Classes by their addresses.
+/// Classes by address.
 #[derive(Debug, Default)]
 pub struct Classes {
     known: Vec<Class>,
     places: HashMap<u64, Option<u32>>,
-    /// What was looked up last: objects of one class often follow one another.
+    /// The latest lookup: consecutive objects often have the same class.
     last: Option<(u64, Option<u32>)>,
 }
 
 impl Classes {
-    /// The place of the class at `address`, which is read where it is not known; `None` where no class
-    /// lies there.
+    /// Index of the class at `address`, reading it if necessary. Returns `None` if no class lies there.
     pub fn place(&mut self, heap: &Heap<'_, impl ReadMemory>, address: u64) -> Option<u32> {
         if let Some((_, place)) = self.last.filter(|(last, _)| *last == address) {
             return place;
@@ -164,24 +161,23 @@ impl Classes {
         self.get(place)
     }
 
-    /// The class at a place.
     pub fn get(&self, place: u32) -> Option<&Class> {
         self.known.get(place as usize)
     }
 
-    /// All of them, by place.
+    /// All classes, by index.
     pub fn all(&self) -> &[Class] {
         &self.known
     }
 }
 
-/// What one class says of itself.
+/// Fields that a class itself has, without those of its bases.
 struct Head {
     bytes: [u8; HEAD],
     name: Arc<str>,
 }
 
-/// Bytes that hold every field of a class that all have.
+/// Bytes that cover the fields that every class has.
 const HEAD: usize = ClassLayout::DICT_OFFSET as usize + 8;
 
 impl Head {
@@ -233,7 +229,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(Head { bytes, name })
     }
 
-    /// Takes over what follows from a class that another one is, or is below.
+    /// Merges the properties that follow from one class of the inheritance chain.
     fn learn_from(&self, class: &mut Class, head: &Head) {
         let made_by_statement = head.word(ClassLayout::FLAGS) & ClassLayout::HEAP_TYPE != 0;
         let is_of = |module: &str| self.module_of(head).as_deref() == Some(module);
@@ -246,7 +242,8 @@ impl<M: ReadMemory> Heap<'_, M> {
                 class.role = Role::Optimizer;
             }
             "set" | "frozenset" if !made_by_statement => class.holds = Holds::Set,
-            // Made as by a statement from 3.12 on, but named with its module as none of these is.
+            // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,
+            // unlike the names of such classes.
             "collections.deque" => class.holds = Holds::Deque,
             "cell" if !made_by_statement => class.holds = Holds::Cell,
             "module" if !made_by_statement => class.holds = Holds::Globals,
@@ -259,7 +256,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
         let members = head.word(ClassLayout::MEMBERS);
         if members != 0 {
-            // What cannot be read of them is not known; the rest is.
+            // An unreadable member table does not invalidate the rest.
             let _ = self.add_members(members, &mut class.members);
         }
     }
@@ -271,7 +268,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         self.text(module?)
     }
 
-    /// What functions give out by other means than members.
+    /// Adds references of functions that are not in their member table.
     fn add_defaults(&self, members: &mut Vec<Member>) {
         let first = u64::from(self.layout.heap.function_defaults);
         for (name, offset) in [("__defaults__", first), ("__kwdefaults__", first + 8)] {
@@ -298,11 +295,11 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    /// A string that ends with a zero.
+    /// Reads a zero-terminated string.
     fn c_string(&self, address: u64) -> Result<Arc<str>, Unreadable> {
         let mut bytes = Vec::new();
         while bytes.len() < LONGEST_NAME {
-            // Up to the next multiple of the length: never beyond the page that it ends in.
+            // Reads end at multiples of 32, so none crosses into the page after the string's last.
             let at = address.wrapping_add(bytes.len() as u64);
             let piece = self.memory.read_bytes(at, 32 - at % 32, 32)?;
             let end = piece.iter().position(|&byte| byte == 0);
@@ -317,11 +314,10 @@ impl<M: ReadMemory> Heap<'_, M> {
         })
     }
 
-    /// Calls `each` with the attributes that an object of a class has in its own `__dict__`, whether
-    /// that dict exists or not.
+    /// Calls `each` with the attributes in an object's own `__dict__`, even if the dict is not materialized.
     ///
     /// # Errors
-    /// [`Unreadable`]; the attributes before it were told.
+    /// [`Unreadable`]. `each` has been called with the attributes before it.
     pub fn attributes(
         &self,
         class: &Class,
@@ -335,7 +331,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
-    /// Where an object of a class keeps its attributes; `None` where it has none.
+    /// Location of an object's attributes, or `None` if it has none.
     pub(super) fn attribute_store(
         &self,
         class: &Class,
@@ -369,12 +365,12 @@ impl<M: ReadMemory> Heap<'_, M> {
         })
     }
 
-    /// The dict at `tp_dictoffset` of an object; 0 where it has none.
+    /// The dict at `tp_dictoffset` of an object; 0 if it has none.
     fn dict_at_offset(&self, class: &Class, object: u64) -> Result<u64, Unreadable> {
         let offset = match class.dict_offset {
             0 => return Ok(0),
             offset if offset > 0 => offset.cast_unsigned(),
-            // From the end of an object of variable size (`_PyObject_GetDictPtr` in
+            // Negative: counted from the end of an object of variable size (`_PyObject_GetDictPtr` in
             // `Objects/object.c`@v3.10.13).
             offset => {
                 let items = self.word(object, HeapLayout::SIZE)?.cast_signed();
@@ -388,12 +384,12 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 }
 
-/// Where an object keeps its attributes.
+/// Location of an object's attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Store {
-    /// In this dict.
+    /// A dict at this address.
     Dict(u64),
-    /// From here on, in the order of its class's names.
+    /// An array of values at this address, in the order of the class's attribute names.
     Values(u64),
 }
 

@@ -1,4 +1,4 @@
-//! The lists of Python's garbage collector: every object that can hold others.
+//! Walks the lists of Python's garbage collector, which have every object that can refer to others.
 
 use std::fmt;
 
@@ -7,42 +7,40 @@ use hashbrown::HashSet;
 use crate::symbolize::python::layout::{CollectorLayout, PythonLayout};
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// The most objects that are followed; each costs memprobe 16 bytes and what is read of it.
+/// Most objects that are followed. Each costs memprobe 16 bytes plus the memory read for it.
 const MOST_OBJECTS: usize = 1 << 24;
 
-/// So many of the last objects of a list are known again when it has grown.
+/// Number of last objects of each list by which the next walk recognizes the known part.
 const ENDING: usize = 4096;
 
-/// The most interpreters of one process.
+/// Most interpreters of one process.
 const MOST_INTERPRETERS: usize = 64;
 
-/// An object as the lists name it.
+/// An object in a collector list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its address.
     pub address: u64,
     /// `ob_type`: the address of its type.
     pub class: u64,
-    /// Which generation it is of.
     pub age: Age,
 }
 
-/// How long an object has been there.
+/// Generation of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// It was made since the last collection.
+    /// Generation 0: created since the last collection.
     New,
-    /// It was made since the collection before.
+    /// Generation 1: survived a collection.
     Young,
-    /// It has lived through collections.
+    /// Generation 2, the oldest.
     Old,
-    /// It was frozen (`gc.freeze()`): no collection looks at it.
+    /// Frozen by `gc.freeze()`, so that no collection looks at it.
     Frozen,
 }
 
 impl Age {
-    /// So many objects of a list are looked at whether they are known or not: what they hold is still being changed.
-    /// A list of them is shorter, as long as garbage is collected at all.
+    /// Number of last objects of a list that are always read again, because their contents may still change.
+    /// Lists of young objects are shorter than this as long as garbage collection is enabled.
     const fn restless(self) -> usize {
         match self {
             Self::New | Self::Young => 1 << 15,
@@ -51,30 +49,28 @@ impl Age {
     }
 }
 
-/// How far lists are followed.
+/// Extent of a walk.
 #[derive(Clone, Copy, Debug)]
 pub enum Reach<'a> {
-    /// From their beginnings to their ends.
+    /// All lists from beginning to end.
     All,
-    /// From their ends back to the first of these objects ([`endings`]): what was added since, as long as the
-    /// collector did not put them into another order. Of young objects more, if not all.
+    /// Each list from its end back to the first of these objects ([`endings`]). These are the objects added
+    /// since, unless the collector reordered the list. Young lists are followed further.
     Added(&'a HashSet<u64>),
 }
 
-/// Why the lists could not be followed to their ends.
+/// Reasons why the lists could not be followed completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// The collector is at work on them.
+    /// A collection is in progress.
     Collecting,
-    /// The head of an object does not point back to the one that led to it: they were changed while
-    /// they were read.
+    /// The header of an object does not point back to its predecessor: the list changed during the walk.
     Link(u64),
-    /// An object's head could not be read.
+    /// The header of an object could not be read.
     Unreadable(Unreadable),
-    /// There are more objects than memprobe follows.
+    /// There are more than `MOST_OBJECTS` objects.
     TooMany,
-    /// The lists are whole, but PyTorch's allocator is in the middle of handing out or taking back a
-    /// block.
+    /// The lists are consistent, but PyTorch's allocator was interrupted while it allocated or freed a block.
     Allocating,
 }
 
@@ -101,16 +97,16 @@ impl From<Unreadable> for Broken {
     }
 }
 
-/// The interpreters of a process, of which one is known.
+/// Returns the interpreters of a process.
 ///
 /// # Errors
-/// [`Broken`], also where there is no end of them.
+/// [`Broken`], also if there are too many or their list is circular.
 pub fn interpreters(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     runtime: u64,
 ) -> Result<Vec<u64>, Broken> {
-    // `interpreters.head` stands before `interpreters.main`.
+    // `interpreters.head` precedes `interpreters.main`.
     let head = runtime.wrapping_add(u64::from(layout.runtime.main_interpreter) - 8);
     let mut found = Vec::new();
     let mut next = memory.read_u64(head)?;
@@ -125,7 +121,7 @@ pub fn interpreters(
     Ok(found)
 }
 
-/// Whether the collector of an interpreter is at work.
+/// True if the interpreter is collecting garbage.
 ///
 /// # Errors
 /// [`Unreadable`].
@@ -138,8 +134,8 @@ pub fn is_collecting(
     Ok(memory.read_u32(collector.wrapping_add(layout.collecting.into()))? != 0)
 }
 
-/// Adds the objects of an interpreter to `objects`: its generations, the youngest first, and what was
-/// frozen. What was found before an error is good: each object was reached by links that fit.
+/// Appends the objects of an interpreter: its generations, youngest first, then the frozen objects. Objects
+/// found before an error are valid, because consistent links led to each of them.
 ///
 /// # Errors
 /// [`Broken`].
@@ -159,7 +155,7 @@ pub fn walk(
         .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
         .zip([Age::New, Age::Young, Age::Old]);
     let permanent = collector.wrapping_add(layout.permanent.into());
-    // Of one list that is torn the others may be whole.
+    // If one list is broken, the others may still be intact.
     let walked: Vec<_> = generations
         .chain([(permanent, Age::Frozen)])
         .map(|(head, age)| walk_list(memory, head, reach, age, objects))
@@ -167,7 +163,7 @@ pub fn walk(
     walked.into_iter().collect()
 }
 
-/// The last objects of each list, among objects as [`walk`] gave them.
+/// Returns the last objects of each list, for objects in the order of [`walk`].
 pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Age)>) -> HashSet<u64> {
     let mut endings = HashSet::new();
     let (mut list, mut taken) = (None, 0);
@@ -183,7 +179,7 @@ pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Age)>) -> HashSet<
     endings
 }
 
-/// Adds the objects of one list.
+/// Appends the objects of one list.
 fn walk_list(
     memory: &impl ReadMemory,
     head: u64,
@@ -191,7 +187,7 @@ fn walk_list(
     age: Age,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
-    // The head beyond a node, and that of the node from which it was reached.
+    // The node after this one in the direction of the walk, and the node before it.
     let links = |[next, previous, _, _]: [u64; 4]| {
         let (next, previous) = (
             next & !CollectorLayout::MARKS,
@@ -230,7 +226,7 @@ fn walk_list(
     Ok(())
 }
 
-/// A head, and the beginning of the object behind it.
+/// The two links of a header, then the first two words of its object.
 fn words(memory: &impl ReadMemory, node: u64) -> Result<[u64; 4], Unreadable> {
     let bytes: [u8; 32] = memory.read_array(node)?;
     let (words, _) = bytes.as_chunks::<8>();

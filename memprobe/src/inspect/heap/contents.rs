@@ -1,4 +1,4 @@
-//! What an object holds: the objects that it refers to, and by which step each is reached.
+//! Lists the objects that an object refers to, with the step that leads to each.
 
 use super::class::{Class, Holds, Role, Store};
 use super::dict::Entry;
@@ -7,29 +7,30 @@ use super::{Heap, word_at};
 use crate::symbolize::python::layout::{ClassLayout, HeapLayout};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most items of one list, tuple or set that are read.
+/// Most items of one list, tuple or set that are read.
 const MOST_ITEMS: u64 = 1 << 24;
 
-/// Items that are read at once.
+/// Items per read.
 const BLOCK: u64 = 256;
 
-/// The dicts in which a module of PyTorch keeps what it gives out as attributes
-/// (`Module.__getattr__` in `torch/nn/modules/module.py`@v2.15.0).
+/// Dicts whose entries a PyTorch module exposes as attributes (`Module.__getattr__` in
+/// `torch/nn/modules/module.py`@v2.15.0).
 pub(super) const PARAMETERS: &str = "_parameters";
 pub(super) const BUFFERS: &str = "_buffers";
 pub(super) const MODULES: &str = "_modules";
 
-/// How one object is reached from another.
+/// One step of a path, from an object to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// `.name`, by the address of the str.
+    /// `.name`, with the address of the str.
     Attribute(u64),
-    /// `.name` of a parameter, buffer or module that a module of PyTorch holds, by the address of the
+    /// `.name` of a parameter, buffer or submodule registered with a PyTorch module, with the address of the
     /// str.
     Registered(u64),
-    /// `.name`, by the member of a class: its place among the classes, and in its members.
+    /// `.name` of a class member, with the index of the class in [`Classes`](super::class::Classes) and of
+    /// the member in that class.
     Member(u32, u32),
-    /// `[key]`, by the address of the key.
+    /// `[key]`, with the address of the key.
     Key(u64),
     /// `[index]`.
     Index(u64),
@@ -40,10 +41,10 @@ pub enum Step {
 }
 
 impl<M: ReadMemory> Heap<'_, M> {
-    /// Calls `each` with what an object refers to. `place` is that of its class.
+    /// Calls `each` with every reference of an object. `place` is the index of its class.
     ///
     /// # Errors
-    /// [`Unreadable`]; what came before it was told, and what comes after it too where it can be read.
+    /// [`Unreadable`]. `each` has still been called with every reference that can be read.
     pub fn contents(
         &self,
         class: &Class,
@@ -53,7 +54,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     ) -> Result<(), Unreadable> {
         let attributes = self.attributes(class, object, |Entry { key, value, .. }| {
             if class.role == Role::Module && self.is_gate(key) {
-                // What they hold is reached as attributes of the module.
+                // The entries of these dicts count as attributes of the module.
                 let _ = self.entries(value, |entry| {
                     each(Step::Registered(entry.key), entry.value)
                 });
@@ -70,13 +71,13 @@ impl<M: ReadMemory> Heap<'_, M> {
         attributes.and(self.held(class, object, each))
     }
 
-    /// Whether this is the name of a dict whose entries a module gives out as attributes.
+    /// True for the name of a dict whose entries a module exposes as attributes.
     fn is_gate(&self, key: u64) -> bool {
         let name = self.text(key);
         name.is_some_and(|name| matches!(&*name, PARAMETERS | BUFFERS | MODULES))
     }
 
-    /// What an object holds as a container.
+    /// Calls `each` with the references of an object as a container.
     fn held(
         &self,
         class: &Class,
@@ -127,13 +128,13 @@ impl<M: ReadMemory> Heap<'_, M> {
                     }
                 })
             }
-            // The variables of a frame are roots of their own.
+            // The variables of frames are roots of their own.
             Holds::Suspended | Holds::Frame => Ok(()),
             Holds::Text | Holds::Number | Holds::Other => Ok(()),
         }
     }
 
-    /// The items of a list or tuple: where the first stands, and how many there are.
+    /// Address of the first item of a list or tuple, and the number of items.
     pub(super) fn items(&self, class: &Class, object: u64) -> Result<(u64, u64), Unreadable> {
         let count = self.word(object, HeapLayout::SIZE)?;
         let first = match class.holds {
@@ -143,7 +144,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         bounded(object, count).map(|count| (first, count))
     }
 
-    /// The table of a set: where it stands, and how many entries it has.
+    /// Address of a set's table, and its number of entries.
     fn table(&self, object: u64) -> Result<(u64, u64), Unreadable> {
         let head: [u8; 16] = self
             .memory
@@ -177,10 +178,10 @@ impl<M: ReadMemory> Heap<'_, M> {
 }
 
 impl<M: ReadMemory> Heap<'_, Image<M>> {
-    /// Reads into the image all that [`Self::contents`] of an object will want.
+    /// Reads everything into the image that [`Self::contents`] of an object will read.
     ///
     /// # Errors
-    /// [`Unreadable`] where it cannot be told what that is.
+    /// [`Unreadable`] if the ranges cannot be determined.
     pub fn keep_contents(&self, class: &Class, object: u64) -> Result<(), Unreadable> {
         match class.holds {
             Holds::Entries => self.keep_dict(object)?,
@@ -197,7 +198,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
                 let (table, count) = self.table(object)?;
                 self.memory.keep(table..table.saturating_add(16 * count));
             }
-            // Each block leads to the next: all are kept by being read.
+            // Each block leads to the next, so reading the items loads all blocks.
             Holds::Deque => {
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
@@ -231,7 +232,7 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
     }
 }
 
-/// A number of items, if it makes sense.
+/// Rejects a number of items above [`MOST_ITEMS`].
 fn bounded(address: u64, count: u64) -> Result<u64, Unreadable> {
     let strange = Unreadable {
         address,

@@ -1,27 +1,28 @@
-//! `collections.deque`: a chain of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to @v3.15.2).
+//! `collections.deque`: a linked list of blocks of items (`Modules/_collectionsmodule.c`@v3.9.18 to
+//! @v3.15.2).
 
 use super::{Heap, word_at};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// Where the first and the last block, and the place of the first item in the first, stand in the
-/// object: behind its size.
+/// `FIRST_BLOCK`: offset of the pointers to the first and last block, after the size. `FIRST_INDEX`: offset
+/// from there of the index of the first item in its block.
 const FIRST_BLOCK: u64 = 24;
 const FIRST_INDEX: usize = 16;
 
 /// `BLOCKLEN`: items of a block.
 const ITEMS: u64 = 64;
 
-/// `sizeof(block)`: the block before, the items, the block behind.
+/// `sizeof(block)`: the link to the previous block, the items, the link to the next block.
 const BLOCK: usize = 8 * (ITEMS as usize + 2);
 
-/// The most items of one deque that are read.
+/// Most items of one deque that are read.
 const MOST_ITEMS: u64 = 1 << 20;
 
 impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the items of a deque, in order.
     ///
     /// # Errors
-    /// [`Unreadable`]; the items before it were told.
+    /// [`Unreadable`]. `each` has been called with the items before it.
     pub(super) fn deque_items(
         &self,
         object: u64,
@@ -31,7 +32,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         let head: [u8; FIRST_INDEX + 8] =
             self.memory.read_array(object.wrapping_add(FIRST_BLOCK))?;
         let (mut block, mut index) = (word_at(&head, 0), word_at(&head, FIRST_INDEX as u16));
-        // The first index of an empty one may be behind its block's end.
+        // The first index of an empty deque may lie one past the end of its block.
         if count > MOST_ITEMS || index > ITEMS {
             return Err(Unreadable {
                 address: object,
@@ -59,7 +60,7 @@ mod tests {
     use crate::inspect::heap::fake::FakeHeap;
     use crate::symbolize::python::versions::LAYOUTS;
 
-    /// A deque of so many items, of which the first is the last of its block.
+    /// A deque of `count` items whose first item is the last of its block.
     fn deque(heap: &mut FakeHeap, count: u64) -> u64 {
         let class = heap.class("collections.deque", 0, 0);
         let object = heap.object(class, 64);

@@ -1,49 +1,48 @@
-//! The entries of dicts, of which Python has several kinds.
+//! Reads the entries of dicts, in every variant of Python's tables.
 
 use super::{Heap, word_at};
 use crate::symbolize::python::layout::{DictKeys, DictLayout};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most entries of one dict that are read.
+/// Most entries of one dict that are read.
 const MOST_ENTRIES: u64 = 1 << 24;
 
-/// Bytes that are read at once: a multiple of the size of every kind of entry.
+/// Bytes per read: a multiple of the size of every kind of entry.
 const BLOCK: usize = 24 * 64;
 
-/// Bytes at the start of a table of keys that tell what it is.
+/// Header bytes of a keys table that describe its format.
 const KEYS_HEAD: usize = 40;
 
-/// An entry of a dict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The address of the key.
+    /// Address of the key object.
     pub key: u64,
-    /// The address of the value.
+    /// Address of the value object.
     pub value: u64,
-    /// Where that stands.
+    /// Address of the word that refers to the value.
     pub at: u64,
 }
 
-/// A table of keys.
+/// A keys table (`PyDictKeysObject`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
-    /// The first entry.
+    /// Address of the first entry.
     start: u64,
-    /// How many there are, with those that were deleted.
+    /// Number of entries, including deleted ones.
     count: u64,
-    /// Bytes of one.
+    /// Bytes of one entry.
     size: u64,
-    /// Where in it the key stands; the value stands behind it.
+    /// Offset of the key in an entry. In a combined table the value follows it.
     key: usize,
 }
 
 impl Keys {
-    /// How many entries it has.
+    /// Number of entries, including deleted ones.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Where its entries lie.
+    /// Address range of the entries.
     pub(super) fn range(&self) -> std::ops::Range<u64> {
         let bytes = self.count * self.size;
         self.start..self.start.saturating_add(bytes)
@@ -54,7 +53,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     /// Calls `each` with the entries of a dict, in the order of the dict.
     ///
     /// # Errors
-    /// [`Unreadable`]; the entries before it were told.
+    /// [`Unreadable`]. `each` has been called with the entries before it.
     pub fn entries(&self, dict: u64, each: impl FnMut(Entry)) -> Result<(), Unreadable> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         let keys = self.keys(word_at(&head, DictLayout::KEYS))?;
@@ -68,13 +67,12 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
-    /// Where a dict keeps its entries: the table of keys, and where there are any the values.
+    /// Addresses of a dict's keys table and of its values table, which is 0 in a combined dict.
     pub(super) fn stores(&self, dict: u64) -> Result<[u64; 2], Unreadable> {
         let head: [u8; 48] = self.memory.read_array(dict)?;
         Ok([DictLayout::KEYS, DictLayout::VALUES].map(|at| word_at(&head, at)))
     }
 
-    /// The table of keys at `address`.
     pub(super) fn keys(&self, address: u64) -> Result<Keys, Unreadable> {
         let unreadable = |cause| Unreadable { address, cause };
         let head: [u8; KEYS_HEAD] = self.memory.read_array(address)?;
@@ -123,7 +121,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         })
     }
 
-    /// The entries of a table that has keys and values.
+    /// Reads the entries of a combined table, which has keys and values.
     fn combined(&self, keys: Keys, mut each: impl FnMut(Entry)) -> Result<(), Unreadable> {
         let mut block = [0; BLOCK];
         let per_block = BLOCK as u64 / keys.size;
@@ -148,7 +146,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    /// The entries of a table of keys whose values stand elsewhere, from `values` on.
+    /// Reads the entries of a split table, whose values lie at `values`.
     pub(super) fn split(
         &self,
         keys: Keys,
@@ -179,10 +177,10 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(())
     }
 
-    /// The values of a dict under keys that are these strings.
+    /// Returns the values under these string keys.
     ///
     /// # Errors
-    /// As [`Self::entries`].
+    /// Same as [`Self::entries`].
     pub fn values_of<const N: usize>(
         &self,
         dict: u64,
@@ -193,7 +191,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         Ok(found)
     }
 
-    /// Notes the value of an entry whose key is one of these strings.
+    /// Stores the value of an entry in `found` if its key is one of `names`.
     pub(in crate::inspect) fn note(&self, entry: Entry, names: &[&str], found: &mut [Option<u64>]) {
         let Some(key) = self.text(entry.key) else {
             return;

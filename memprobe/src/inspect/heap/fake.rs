@@ -1,4 +1,4 @@
-//! A Python heap that exists only in a test, laid out by the very table that readers use.
+//! A fake Python heap for tests, laid out by the same table that the readers use.
 
 use crate::symbolize::python::fake::map_str;
 use crate::symbolize::python::layout::{
@@ -7,20 +7,20 @@ use crate::symbolize::python::layout::{
 use crate::target::memory::ReadMemory as _;
 use crate::target::memory::fake::FakeMemory;
 
-/// Where it begins.
+/// Base address.
 const BASE: u64 = 0x5000_0000;
 
-/// Bytes before an object: the collector's head, and what 3.11 and 3.12 put before that.
+/// Bytes before an object: the collector's header, and the words that 3.11 and 3.12 put before it.
 const BEFORE: u64 = 32;
 
 /// Bytes of a class.
 const CLASS: u64 = 1024;
 
-/// Objects to be laid out.
+/// Objects in layout order.
 pub(in crate::inspect) struct FakeHeap {
     pub(in crate::inspect) layout: &'static PythonLayout,
     bytes: Vec<u8>,
-    /// Those that the collector lists.
+    /// Objects in the collector's lists.
     listed: Vec<u64>,
     pub(in crate::inspect) str_class: u64,
     pub(in crate::inspect) int_class: u64,
@@ -52,7 +52,7 @@ impl FakeHeap {
         heap
     }
 
-    /// Room for so many bytes, all zero.
+    /// Reserves `size` zero bytes.
     pub(in crate::inspect) fn room(&mut self, size: u64) -> u64 {
         let at = BASE + self.bytes.len() as u64;
         let end = self.bytes.len() + size.next_multiple_of(64) as usize;
@@ -86,7 +86,7 @@ impl FakeHeap {
         class
     }
 
-    /// A class made by a `class` statement, whose objects have attributes by these names.
+    /// A class made by a `class` statement whose objects have these attributes.
     pub(in crate::inspect) fn python_class(
         &mut self,
         name: &str,
@@ -115,7 +115,7 @@ impl FakeHeap {
         class
     }
 
-    /// An object that the collector lists.
+    /// An object in the collector's lists.
     pub(in crate::inspect) fn object(&mut self, class: u64, size: u64) -> u64 {
         let at = self.room(BEFORE + size) + BEFORE;
         self.put_word(at, 0_u64, 1);
@@ -159,7 +159,7 @@ impl FakeHeap {
         dict
     }
 
-    /// A table of keys. From 3.11 on it has a kind: 0 has hashes.
+    /// A keys table. From 3.11 on it has a kind: 0 stores hashes.
     pub(in crate::inspect) fn keys(&mut self, entries: &[(u64, u64)], kind: u8) -> u64 {
         let size = entries.len().next_power_of_two().max(8) as u64;
         let width = if size > 0xff { 2 } else { 1 };
@@ -221,7 +221,7 @@ impl FakeHeap {
         module
     }
 
-    /// An object whose attributes lie in a dict.
+    /// An object with its attributes in a dict.
     pub(in crate::inspect) fn with_dict(&mut self, class: u64, attributes: &[(&str, u64)]) -> u64 {
         let entries: Vec<_> = attributes
             .iter()
@@ -236,7 +236,7 @@ impl FakeHeap {
         object
     }
 
-    /// An object whose attributes lie without one, in the order of its class's names.
+    /// An object with its attributes in a values array, in the order of its class's names.
     pub(in crate::inspect) fn with_values(&mut self, class: u64, values: &[u64]) -> u64 {
         let table = self.room(16 + 8 * values.len() as u64);
         let object = self.object(class, 64 + 8 * values.len() as u64);
@@ -261,7 +261,8 @@ impl FakeHeap {
         object
     }
 
-    /// The memory, and in it the address of an interpreter whose lists have all objects: by turns.
+    /// Returns the memory and the address of an interpreter. Its four collector lists get the objects in
+    /// turn.
     pub(in crate::inspect) fn finish(mut self) -> (FakeMemory, u64) {
         let collector = self.layout.heap.collector;
         let interpreter = self.room(u64::from(collector.start) + 512);
@@ -279,12 +280,12 @@ impl FakeHeap {
             let nodes: Vec<u64> = listed.into_iter().map(|object| object - 16).collect();
             let ring: Vec<u64> = [&[head][..], &nodes, &[head]].concat();
             for pair in ring.windows(2) {
-                // With marks of the collector's.
+                // Set the flag bits that the collector sets.
                 self.put_word(pair[0], 0_u64, pair[1] | 1);
                 self.put_word(pair[1], 8_u64, pair[0] | 2);
             }
         }
-        // A last page to be whole.
+        // Pad the last page.
         self.room(16 << 10);
         let mut memory = FakeMemory::default();
         memory.map(BASE, self.bytes);

@@ -1,5 +1,5 @@
-//! The variables of frames: what each thread's functions refer to right now, what generators and coroutines
-//! will go on with, and what the frames of calls that are over still hold (as those of a traceback do).
+//! Reads the variables of frames: running functions in each thread, suspended generators and coroutines, and
+//! ended calls. An ended call keeps its frame if something refers to it, such as a traceback.
 
 use std::sync::Arc;
 
@@ -13,42 +13,41 @@ use crate::symbolize::python::threads::{self, RawFrame};
 use crate::symbolize::python::{CodeCache, PythonProcess, Resolved};
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// The most frames of one thread whose variables are looked at.
+/// Most frames of one thread whose variables are read.
 const MOST_FRAMES: usize = 512;
 
-/// The most variables of one frame.
+/// Most variables of one frame.
 const MOST_VARIABLES: u64 = 4096;
 
-/// The most variables of all, and the most frames that are passed on the way to them.
+/// Most variables overall, and most frames walked to find them.
 const MOST_OF_ALL: usize = 1 << 16;
 const MOST_PASSED: usize = 1 << 20;
 
-/// The longest name of a file, a function or a variable, in bytes.
+/// Longest name of a file, a function or a variable, in bytes.
 const LONGEST_NAME: usize = 128;
 
-/// The marks in a reference from 3.14 on (`Include/internal/pycore_stackref.h`@v3.14.10): with both
-/// bits it is a small number. Addresses have neither, in any version.
+/// Tag bits of a reference from 3.14 on (`Include/internal/pycore_stackref.h`@v3.14.10). With both bits set
+/// it is a small integer. Addresses have neither bit, in any version.
 const MARKS: u64 = 3;
 
-/// The most generators and frame objects that are looked at.
+/// Most generators and most frame objects that are read.
 const MOST_KEPT: usize = 1 << 16;
 
-/// `FRAME_OWNED_BY_FRAME_OBJECT`: the call is over (`Include/internal/pycore_frame.h`@v3.11.7 to @v3.15.2).
+/// `FRAME_OWNED_BY_FRAME_OBJECT`: the call has ended (`Include/internal/pycore_frame.h`@v3.11.7 to @v3.15.2).
 const OWNED_BY_OBJECT: u8 = 2;
 
-/// A variable of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
     /// `train.py:31 train() -> x`.
     pub text: Arc<str>,
     /// `x`.
     pub name: Arc<str>,
-    /// What is to be known of its frame: `suspended generator`; empty for one that runs.
+    /// Note about the frame, such as `suspended generator`; empty for a running frame.
     pub note: &'static str,
     /// The object that it refers to.
     pub value: u64,
-    /// How many frames are within its own; those that do not run come after these, and those of libraries
-    /// after all others.
+    /// Depth of the frame, 0 for the innermost. Frames that do not run rank after all running ones, and
+    /// frames of libraries after all others.
     pub rank: u32,
 }
 
@@ -58,28 +57,28 @@ const RESTING: u32 = 1 << 15;
 /// Added to the rank of a variable in a library's function.
 const LIBRARY: u32 = 1 << 16;
 
-/// The variables that were found.
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
-    /// The nearest first.
+    /// Variables by rank, innermost frames first.
     pub all: Vec<Variable>,
-    /// How many frames were left out: they are too many, or cannot be read.
+    /// Frames that were skipped because of a limit or because they cannot be read.
     pub frames_left_out: u64,
-    /// How many variables were left out of the others: they are too many.
+    /// Variables skipped because of a limit, in frames that were read.
     pub left_out: u64,
 }
 
 impl Variable {
-    /// Whether its function is of an installed package or of Python itself.
+    /// True if the function belongs to an installed package or to Python itself.
     pub(super) fn is_of_library(&self) -> bool {
         self.rank >= LIBRARY
     }
 }
 
-/// The variables of all threads of the main interpreter, and of all frames that are kept.
+/// Reads the variables of all threads of the main interpreter, and of all suspended and kept frames.
 ///
 /// # Errors
-/// [`Unreadable`] where the threads cannot be followed. What cannot be read of one is left out.
+/// [`Unreadable`] if the list of threads cannot be followed. Threads and frames that cannot be read are
+/// skipped.
 pub fn variables(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,
@@ -119,7 +118,7 @@ pub fn variables(
     Ok(found)
 }
 
-/// The dicts of modules: their variables are named as the module's.
+/// Dicts of modules: their variables are named as globals of the module.
 fn globals_of(heap: &Heap<'_, impl ReadMemory>, modules: &[u64]) -> HashSet<u64> {
     let dict = |&module: &u64| heap.word(module, HeapLayout::MODULE_DICT).ok();
     modules.iter().filter_map(dict).collect()
@@ -130,26 +129,26 @@ struct Reader<'a, 'b, M> {
     classes: &'a mut Classes,
     codes: CodeCache,
     globals: HashSet<u64>,
-    /// The frames that were looked at.
+    /// Frames already read, by address.
     seen: HashSet<u64>,
     found: Variables,
 }
 
-/// A frame, as it is shown, and where it ranks.
+/// A frame's text, note and rank.
 struct Shown {
     text: String,
     note: &'static str,
     rank: u32,
 }
 
-/// A frame that can be gone on with.
+/// A frame that can be resumed.
 struct Suspended {
     frame: u64,
     begun: bool,
 }
 
 impl<M: ReadMemory> Reader<'_, '_, M> {
-    /// Generators, coroutines and asynchronous generators that do not run.
+    /// Adds generators, coroutines and asynchronous generators that do not run.
     fn add_suspended(&mut self, objects: &[u64]) {
         self.found.frames_left_out += objects.len().saturating_sub(MOST_KEPT) as u64;
         for &object in objects.iter().take(MOST_KEPT) {
@@ -177,7 +176,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// The frame of a generator; `None` where it runs or is over.
+    /// The frame of a generator. Returns `None` if it is running or has finished.
     fn suspended(&self, object: u64) -> Result<Option<Suspended>, Unreadable> {
         let memory = self.heap.memory;
         match self.heap.layout.heap.generator {
@@ -207,7 +206,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// Frame objects of calls that are over.
+    /// Adds frame objects of ended calls.
     fn add_kept(&mut self, objects: &[u64]) {
         self.found.frames_left_out += objects.len().saturating_sub(MOST_KEPT) as u64;
         for &object in objects.iter().take(MOST_KEPT) {
@@ -227,7 +226,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         }
     }
 
-    /// A frame that does not run, unless it was seen before.
+    /// Adds a frame that does not run, unless it was read before.
     fn add_resting(&mut self, address: u64, note: &'static str) {
         if !self.seen.insert(address) {
             return;
@@ -257,7 +256,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
             note,
             rank: depth + if is_library(&source.file) { LIBRARY } else { 0 },
         };
-        // What cannot be read of a frame is not known; the others are.
+        // An unreadable variable does not affect other frames.
         if self.add_variables(frame, &shown).is_err() {
             self.found.frames_left_out += 1;
         }
@@ -309,7 +308,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         let holds = self.classes.of(self.heap, value).map(|class| class.holds);
         let value = match holds {
             Some(Holds::Cell) => self.heap.word(value, HeapLayout::CELL).unwrap_or(0),
-            // These lead nowhere.
+            // These refer to no other objects.
             Some(Holds::Text | Holds::Number) => 0,
             _ => value,
         };
@@ -331,7 +330,7 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
     }
 }
 
-/// Whether a file is of an installed package or of Python itself.
+/// True if a file belongs to an installed package or to Python itself.
 pub(super) fn is_library(file: &str) -> bool {
     let marks = [
         "/site-packages/",

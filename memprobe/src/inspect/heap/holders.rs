@@ -1,7 +1,7 @@
-//! Who holds tensors: a variable, or a container with all its slots as one.
+//! Roots that hold tensors: a variable, or a container with all its slots folded into one.
 //!
-//! A list of a thousand losses is one holder, `losses[*]`, as `history[*]['loss']` is. Where an object is passed from function to
-//! function, the variable that refers to it for longest holds it: a global, otherwise that of the outermost frame.
+//! A list of a thousand losses is one holder, `losses[*]`; so is `history[*]['loss']`. If functions pass an
+//! object on, the longest-lived variable holds it: a global, otherwise a variable of the outermost frame.
 
 use std::sync::Arc;
 
@@ -14,55 +14,54 @@ use super::contents::Step;
 use super::paths::{MOST_WAYS as MOST_OF_ONE, Origin, Paths, Way};
 use crate::target::memory::ReadMemory;
 
-/// Tensors in a dict from which on its keys are slots like those of a list.
+/// Number of tensors in a dict from which on its keys are folded like list slots.
 const MANY: u32 = 8;
 
-/// Ways that are followed to their holders, of all tensors together.
+/// Most paths resolved to holders, over all tensors.
 const MOST_WAYS: usize = 1 << 20;
 
-/// Stands for holders that are not told apart.
+/// Placeholder for holders beyond the limits.
 const MORE: &str = "(more ways than are followed)";
 
 /// Stands for every slot of a container.
 pub(in crate::inspect) const EVERY: &str = "[*]";
 
-/// Somebody who holds tensors.
+/// A root that holds tensors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// `train.py:12 main() -> losses[*]`.
     pub path: Arc<str>,
-    /// The class of what is named before the first `[*]`, of a module or of an optimizer.
+    /// Class of the container before the first `[*]`, of the module, or of the optimizer.
     pub class: Option<Arc<str>>,
 }
 
-/// That a holder holds a tensor.
+/// A tensor's holder and the path to the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// Its place among the holders.
+    /// Index among the holders.
     pub holder: u32,
-    /// How.
     pub way: Way,
 }
 
-/// All who hold tensors, each once.
+/// All holders, without duplicates.
 #[derive(Debug, Default)]
 pub struct Holders {
-    /// They.
+    /// Holders by index.
     pub all: Vec<Holder>,
     places: HashMap<Holder, u32>,
-    /// Containers whose slots are one.
+    /// Holders by the container whose slots they fold.
     containers: HashMap<u32, u32>,
-    /// Modules and optimizers.
+    /// Holders that are modules or optimizers, by address.
     objects: HashMap<u64, u32>,
-    /// Dicts with many tensors.
+    /// Dicts with at least [`MANY`] tensors.
     many: HashSet<u32>,
     followed: usize,
-    /// Tensors with more ways than were followed.
+    /// Tensors with more paths than were resolved.
     pub not_followed: u64,
 }
 
 impl Holders {
-    /// None yet, of tensors that these ways lead to.
+    /// Starts with no holders. `paths` determines the dicts whose keys are folded.
     pub fn of(paths: &Paths) -> Self {
         let mut tensors: HashMap<u32, u32> = HashMap::new();
         for way in paths.ways.values().flatten() {
@@ -86,7 +85,7 @@ impl Holders {
         place
     }
 
-    /// The module or the optimizer at an address, of a class.
+    /// The holder for a module or optimizer, by its address and class.
     pub fn object(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -110,7 +109,7 @@ impl Holders {
         holder
     }
 
-    /// Who holds a tensor by the ways that lead to it.
+    /// The holders of a tensor, one for each path to it unless paths share one.
     pub fn by_ways(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -135,7 +134,7 @@ impl Holders {
         }
         if !is_followed || ways.len() >= MOST_OF_ONE {
             self.not_followed += 1;
-            // So that none of the others is said to hold it alone.
+            // An extra holder prevents that one of the others counts as the only one.
             let holder = self.add(Holder {
                 path: MORE.into(),
                 class: None,
@@ -167,7 +166,7 @@ impl Holders {
         Some(holder)
     }
 
-    /// Whether a step from the object at a place is one of many that are alike.
+    /// True if a step from the object at `place` is one of many similar slots.
     fn is_slot(
         &self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -186,7 +185,7 @@ impl Holders {
         }
     }
 
-    /// The holder at the end of a way, its slots as one.
+    /// The holder at the end of a path, with slots folded.
     fn folded(
         &self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -215,7 +214,7 @@ impl Holders {
 }
 
 impl Paths {
-    /// A way to a tensor in full, from the variable that refers to it for longest.
+    /// A path to a tensor with every slot written out, from the longest-lived variable.
     pub fn slot(
         &self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -230,7 +229,7 @@ impl Paths {
         Some(path.into())
     }
 
-    /// The name of a root, or of the variable that refers to the same for longer.
+    /// The name of a root, or of the longest-lived variable for the same object.
     fn longest_name(&self, root: u32) -> Option<String> {
         let root = self.roots.get(root as usize)?;
         let longest = root.value.and_then(|value| self.longest.get(&value));

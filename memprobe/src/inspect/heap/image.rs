@@ -1,4 +1,4 @@
-//! What was read of a process, kept: everything that is looked at lies in it, of one moment.
+//! A cache of a process's memory, so that everything that is read belongs to one moment.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -7,25 +7,24 @@ use hashbrown::HashMap;
 
 use crate::target::memory::{Cause, Piece, ReadMemory, Unreadable};
 
-/// Bytes that are read at once: of these sizes, the one by which a heap of a million objects was
-/// walked fastest.
+/// Bytes per read: the fastest of several sizes for walking a heap of a million objects.
 const CHUNK: usize = 16 << 10;
 
-/// What the kernel maps or does not.
+/// Granularity of the kernel's mappings.
 const PAGE: usize = 4 << 10;
 
 const PAGES: usize = CHUNK / PAGE;
 
-/// Chunks that are read by one call.
+/// Chunks read by one call.
 const BATCH: usize = 1024;
 
-/// Chunks that are found without a search: 64 MiB of them.
+/// Slots of the direct-mapped lookup cache: 64 MiB of chunks.
 const RECENT: usize = 4096;
 
-/// Memory that keeps what was read of another.
+/// Caches everything read from another memory.
 ///
-/// While it is open, what is missing is read. Once it is [`Self::close`]d, only what was read before
-/// can be: nothing of a later moment comes in.
+/// While the image is open, missing memory is read. After [`Self::close`] only cached memory can be read, so
+/// nothing of a later moment comes in.
 #[derive(Debug)]
 pub struct Image<M> {
     memory: M,
@@ -35,12 +34,12 @@ pub struct Image<M> {
 #[derive(Debug)]
 struct Kept {
     chunks: Vec<Chunk>,
-    /// The place of each in `chunks`, by its address divided by [`CHUNK`].
+    /// Index in `chunks` by chunk number: the address divided by [`CHUNK`].
     places: HashMap<u64, usize>,
-    /// Chunks that were looked at lately, each with its place, where the lowest bits of its number
-    /// say: what was known of others there is forgotten.
+    /// Recently used chunks as (number, index), at the slot given by the lowest bits of the number. A newer
+    /// chunk replaces an older one in its slot.
     recent: Box<[(u64, usize)]>,
-    /// The most that are kept.
+    /// Most chunks that are kept.
     most: usize,
     open: bool,
     missed: u64,
@@ -50,29 +49,29 @@ struct Kept {
 struct Chunk {
     number: u64,
     bytes: Box<[u8]>,
-    /// Which of its pages are known: one bit each.
+    /// Pages with valid contents, one bit each.
     known: u8,
-    /// Which of them were read, with or without success.
+    /// Pages that were read, successfully or not, one bit each.
     tried: u8,
-    /// Which of them were looked at.
+    /// Pages that were looked at, one bit each.
     used: u8,
 }
 
 const ALL: u8 = ((1_u16 << PAGES) - 1) as u8;
 
-/// What the image came to.
+/// Size and completeness of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Bytes that it keeps.
     pub bytes: usize,
-    /// Reads that failed because it was closed, or full.
+    /// Reads that failed because the image was closed or full.
     pub missed: u64,
-    /// It keeps no more.
+    /// True if the image has reached its limit.
     pub full: bool,
 }
 
 impl<M: ReadMemory> Image<M> {
-    /// An image of `memory` of at most so many bytes, with nothing in it.
+    /// Creates an empty image of `memory` that keeps at most `most` bytes.
     pub fn of(memory: M, most: usize) -> Self {
         Self {
             memory,
@@ -87,18 +86,18 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads no more from now on.
+    /// Stops reading missing memory.
     pub fn close(&self) {
         self.kept.borrow_mut().open = false;
     }
 
-    /// Reads what is missing again. What is in it is of the moment at which it was read, until it is
-    /// renewed ([`Self::renew`]).
+    /// Resumes reading missing memory. Cached memory stays as of the moment it was read until
+    /// [`Self::renew`].
     pub fn open(&self) {
         self.kept.borrow_mut().open = true;
     }
 
-    /// What it came to.
+    /// Returns the image's size and completeness.
     pub fn extent(&self) -> Extent {
         let kept = self.kept.borrow();
         Extent {
@@ -108,8 +107,8 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads again, all at once, what was looked at so far, and forgets the rest: the image is then
-    /// of this moment. What nobody looked at is most likely not wanted now either.
+    /// Reads all pages again that were looked at so far, in one call, and forgets the rest. The image then
+    /// belongs to this moment. Pages that nobody looked at are unlikely to be needed now.
     pub fn renew(&self) {
         let kept = &mut *self.kept.borrow_mut();
         kept.missed = 0;
@@ -143,14 +142,14 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads what is missing of a range.
+    /// Reads the missing parts of a range.
     pub fn keep(&self, range: Range<u64>) {
         let kept = &mut *self.kept.borrow_mut();
         let mut at = range.start;
         while at < range.end {
             let within = (at % CHUNK as u64) as usize;
             let len = ((CHUNK - within) as u64).min(range.end - at);
-            // Whoever wants it is told then that it cannot be read.
+            // A later read of the range reports the error.
             let bytes = within..within + len as usize;
             if kept.get(&self.memory, at / CHUNK as u64, bytes) == Err(Cause::NotKept) {
                 return;
@@ -162,7 +161,7 @@ impl<M: ReadMemory> Image<M> {
         }
     }
 
-    /// Reads all of these ranges that is missing, with as few calls as possible.
+    /// Reads the missing chunks of these ranges, with as few calls as possible.
     pub fn fetch(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
         let kept = &mut *self.kept.borrow_mut();
         if !kept.open {
@@ -196,7 +195,7 @@ impl<M: ReadMemory> Image<M> {
     }
 }
 
-/// Reads whole chunks; of those that cannot be read as a whole, page by page.
+/// Reads whole chunks; falls back to single pages for a chunk that cannot be read completely.
 fn read_whole(memory: &impl ReadMemory, chunks: &mut [Chunk]) {
     let mut pieces: Vec<_> = chunks
         .iter_mut()
@@ -232,14 +231,14 @@ impl Chunk {
         self.number.wrapping_mul(CHUNK as u64)
     }
 
-    /// From the first of its pages that was looked at to the last.
+    /// Byte range from the first page that was looked at to the last.
     fn span(&self) -> Range<usize> {
         let first = self.used.trailing_zeros() as usize;
         let behind = (u8::BITS - self.used.leading_zeros()) as usize;
         first.min(behind) * PAGE..behind * PAGE
     }
 
-    /// Reads some of its pages, each by itself.
+    /// Reads some pages, each separately.
     fn read_pages(&mut self, memory: &impl ReadMemory, wanted: u8) {
         let start = self.start();
         self.tried |= wanted;
@@ -253,7 +252,7 @@ impl Chunk {
     }
 }
 
-/// The pages of a range of a chunk, one bit each.
+/// Pages of a range within a chunk, one bit each.
 fn pages(range: &Range<usize>) -> u8 {
     let first = range.start / PAGE;
     let behind = range.end.div_ceil(PAGE);
@@ -268,7 +267,7 @@ impl Kept {
         place
     }
 
-    /// The place of the chunk of this number, which is read where it is missing and may be.
+    /// Index of a chunk. Reads a missing chunk if the image is open and has not reached its limit.
     fn place(&mut self, memory: &impl ReadMemory, number: u64) -> Option<usize> {
         let recent = number as usize % RECENT;
         let (known, place) = self.recent[recent];
@@ -289,7 +288,7 @@ impl Kept {
         Some(place)
     }
 
-    /// The bytes of a range within a chunk; notes that they were looked at.
+    /// The bytes of a range within a chunk. Marks its pages as looked at.
     fn get(
         &mut self,
         memory: &impl ReadMemory,
@@ -435,7 +434,7 @@ mod tests {
         assert_ne!(image.read_u64(AT), Ok(u64::MAX));
         image.renew();
         assert_eq!(image.read_u64(AT), Ok(u64::MAX));
-        // A page that nobody had looked at is read when it is wanted.
+        // A page that nobody looked at is read on demand.
         assert_eq!(image.read_u64(AT + 0x1000), Ok(u64::MAX));
         image.close();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The keys of dicts, and the steps of paths, as Python writes them.
+//! Formats dict keys and path steps in Python's syntax.
 
 use std::fmt::Write as _;
 
@@ -8,27 +8,27 @@ use super::{Heap, shortened, word_at};
 use crate::symbolize::python::layout::HeapLayout;
 use crate::target::memory::ReadMemory;
 
-/// The longest text of a key, in characters; of a longer one the beginning is shown.
+/// Longest text of a key in characters; the rest is cut.
 const MOST_CHARS: usize = 64;
 
-/// The longest name in bytes.
+/// Longest name in bytes.
 const LONGEST_NAME: usize = 256;
 
-/// The longest path in bytes; a step more begins no more.
+/// Length in bytes after which a path gets no further step.
 const LONGEST_PATH: usize = 512;
 
-/// What stands for a key that is no str and no int.
+/// Placeholder for a key that is neither a str nor an int.
 const OTHER: &str = "…";
 
-/// What stands for a name that cannot be read.
+/// Placeholder for a name that cannot be read.
 const UNREAD: &str = "?";
 
-/// Bits of a digit of an int (`PyLong_SHIFT` in `Include/cpython/longintrepr.h`@v3.9.18 to @v3.15.2, as
-/// every 64-bit build has it).
+/// Bits in a digit of an int (`PyLong_SHIFT` in `Include/cpython/longintrepr.h`@v3.9.18 to @v3.15.2), the
+/// same in every 64-bit build.
 const DIGIT: u32 = 30;
 
 impl<M: ReadMemory> Heap<'_, M> {
-    /// Writes a step behind the path that it starts from.
+    /// Appends a step to the path that it starts from.
     pub fn write_step(&self, classes: &mut Classes, step: Step, path: &mut String) {
         if path.len() > LONGEST_PATH {
             return;
@@ -56,7 +56,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         }
     }
 
-    /// A key as Python writes it: `'kv'`, `3`.
+    /// Formats a key as Python does: `'kv'`, `3`.
     pub fn key(&self, classes: &mut Classes, key: u64) -> String {
         let holds = classes.of(self, key).map(|class| class.holds);
         let text = match holds {
@@ -68,7 +68,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         text.unwrap_or_else(|| UNREAD.to_owned())
     }
 
-    /// The value of an int; `None` of one beyond 60 bits.
+    /// Value of an int. Returns `None` if it has more than 60 bits.
     fn number(&self, object: u64) -> Option<i64> {
         let head: [u8; 8] = self
             .memory
@@ -88,7 +88,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     }
 }
 
-/// The first name of a path stands alone.
+/// The first name of a path has no leading dot.
 fn write_attribute(path: &mut String, name: &str) {
     if !path.is_empty() {
         path.push('.');

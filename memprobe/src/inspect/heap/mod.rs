@@ -1,8 +1,8 @@
-//! The Python heap of a process, from outside: which objects there are, of which classes, what each
-//! holds, and by which names a program reaches them.
+//! Reads the Python heap of a process from outside: the objects with their classes, their contents, and the
+//! names by which a program reaches them.
 //!
-//! Everything here is the target's word. Each length and pointer is bounded before it is followed,
-//! nothing recurses on it, and what cannot be read is left out.
+//! The target's memory is not trusted. Each length and pointer is bounded before it is followed, nothing
+//! recurses on it, and unreadable objects are skipped.
 
 pub mod capture;
 pub mod census;
@@ -35,24 +35,22 @@ use crate::symbolize::python::layout::PythonLayout;
 use crate::symbolize::python::text;
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most bytes of strings that are remembered, and the most of one that are.
+/// Most bytes of cached strings, and most bytes of one string; a longer one is cut.
 const MOST_TEXT: usize = 64 << 20;
 const LONGEST_TEXT: usize = 1024;
 
-/// The most entries and items that are looked at, of all objects together: some hundred for each of a
-/// million objects.
+/// Most entries and items read over all objects: some hundred for each of a million objects.
 const MOST_ITEMS: u64 = 1 << 28;
 
 /// Python's objects in the memory of a process.
 #[derive(Debug)]
 pub struct Heap<'a, M> {
-    /// The memory.
     pub memory: &'a M,
-    /// Where Python keeps things in it.
+    /// Offsets of the target's version of Python.
     pub layout: &'a PythonLayout,
-    /// Strings by their addresses: names are interned, so a few stand for many.
+    /// Cached strings by address: names are interned, so few strings serve many objects.
     strings: RefCell<Strings>,
-    /// The entries and items that may still be looked at.
+    /// Entries and items that may still be read.
     items: Cell<u64>,
 }
 
@@ -63,7 +61,7 @@ struct Strings {
 }
 
 impl<'a, M: ReadMemory> Heap<'a, M> {
-    /// The objects in `memory`, which must not change while this lives.
+    /// The objects in `memory`, which must not change while this value lives.
     pub fn of(memory: &'a M, layout: &'a PythonLayout) -> Self {
         Self {
             memory,
@@ -81,7 +79,7 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         self.word(object, self.layout.object.kind)
     }
 
-    /// The text of a str, of a long one its beginning; `None` where none can be read.
+    /// Returns the text of a str, cut if it is long. Returns `None` if it cannot be read.
     pub fn text(&self, object: u64) -> Option<Arc<str>> {
         if let Some(known) = self.strings.borrow().known.get(&object) {
             return known.clone();
@@ -98,10 +96,10 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         text
     }
 
-    /// Takes so many items from those that may be looked at.
+    /// Charges `items` to the budget of items.
     ///
     /// # Errors
-    /// [`Cause::TooLong`] where there are not so many left.
+    /// [`Cause::TooLong`] if the budget is exhausted.
     fn spend(&self, object: u64, items: u64) -> Result<(), Unreadable> {
         let left = self.items.get().checked_sub(items);
         self.items.set(left.ok_or(Unreadable {
@@ -111,13 +109,12 @@ impl<'a, M: ReadMemory> Heap<'a, M> {
         Ok(())
     }
 
-    /// A word of an object.
     fn word(&self, object: u64, offset: u16) -> Result<u64, Unreadable> {
         self.memory.read_u64(object.wrapping_add(offset.into()))
     }
 }
 
-/// The little-endian word that stands at `at`; 0 beyond the end.
+/// The little-endian word at offset `at`; 0 beyond the end.
 fn word_at(bytes: &[u8], at: u16) -> u64 {
     let bytes = bytes.get(usize::from(at)..).unwrap_or_default();
     bytes
@@ -125,7 +122,7 @@ fn word_at(bytes: &[u8], at: u16) -> u64 {
         .map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// A text of no more than so many bytes; one that is cut says so.
+/// Cuts a text to `most` bytes and marks the cut with `…`.
 fn shortened(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();

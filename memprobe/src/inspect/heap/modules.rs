@@ -1,4 +1,4 @@
-//! The tree of `torch.nn.Module`s, and the names that PyTorch gives to what is in it.
+//! The tree of `torch.nn.Module`s, and PyTorch's names for its members.
 
 use std::sync::Arc;
 
@@ -9,19 +9,17 @@ use super::contents::{BUFFERS, MODULES, PARAMETERS};
 use super::{Heap, shortened};
 use crate::target::memory::ReadMemory;
 
-/// The longest path in bytes.
+/// Longest path in bytes.
 const LONGEST_PATH: usize = 1024;
 
-/// The most modules, and the most that they hold together.
+/// Most modules, and most parameters, buffers and children of all modules together.
 const MOST_MODULES: usize = 1 << 17;
 const MOST_HELD: usize = 1 << 21;
 
-/// A `torch.nn.Module`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
-    /// Its address.
     pub object: u64,
-    /// The name of its class.
+    /// Class name.
     pub class: Arc<str>,
     /// `_parameters`: name and tensor.
     pub parameters: Vec<(Arc<str>, u64)>,
@@ -31,7 +29,7 @@ pub struct Module {
     pub children: Vec<(Arc<str>, u64)>,
 }
 
-/// Reads modules; of one that cannot be read what can be.
+/// Reads modules. Skips the parts that cannot be read.
 pub fn read(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,
@@ -56,7 +54,7 @@ fn module(
 ) -> Module {
     let names = [PARAMETERS, BUFFERS, MODULES];
     let mut dicts = [None; 3];
-    // What cannot be read is not there.
+    // Unreadable attributes count as absent.
     let _ = heap.attributes(class, object, |entry| heap.note(entry, &names, &mut dicts));
     let [parameters, buffers, children] = dicts.map(|dict| {
         let mut named = Vec::new();
@@ -79,30 +77,29 @@ fn module(
     }
 }
 
-/// Where a module stands.
+/// Position of a module in the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The module at the top, by its place among all.
+    /// Index of the root module.
     pub root: usize,
-    /// The path from there, as `named_modules()` gives it; empty for the top.
+    /// Path from the root, as `named_modules()` gives it; empty for the root.
     pub path: Arc<str>,
 }
 
-/// The modules of a process, each at its place.
+/// The modules of a process with their positions.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// Them.
     pub modules: Vec<Module>,
-    /// Where each is first met (`Module.named_modules` in `torch/nn/modules/module.py`@v2.15.0).
+    /// First position of each module (`Module.named_modules` in `torch/nn/modules/module.py`@v2.15.0).
     pub places: Vec<Place>,
-    /// In which order they are met, as in `named_modules()`.
+    /// Indices of the modules in the order of `named_modules()`.
     pub order: Vec<usize>,
-    /// Further places of modules that are in several: the module, and that place.
+    /// Further positions of modules that occur several times, as (index, position).
     pub others: Vec<(usize, Place)>,
 }
 
 impl Tree {
-    /// Puts modules at their places: as `named_modules()` does for every module that no other holds.
+    /// Assigns positions as `named_modules()` does, starting from every module that no other module holds.
     pub fn of(modules: Vec<Module>) -> Self {
         let by_object: HashMap<u64, usize> = modules
             .iter()
@@ -125,7 +122,7 @@ impl Tree {
                 walk.from(root);
             }
         }
-        // What is left holds itself, by a detour.
+        // The remaining modules are in cycles.
         for root in 0..modules.len() {
             walk.from(root);
         }
@@ -145,7 +142,7 @@ impl Tree {
         }
     }
 
-    /// Every place of every module: the first of each in order, then all others.
+    /// Every position of every module: first positions in order, then the others.
     pub fn every_place(&self) -> impl Iterator<Item = (&Module, &Place)> {
         let firsts = self.order.iter();
         let firsts = firsts.filter_map(|&at| Some((at, self.places.get(at)?)));
@@ -164,10 +161,9 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Gives places to a module and to what is below, each module before its children and these in
-    /// order.
+    /// Assigns positions to a module and its descendants, each module before its children and these in order.
     fn from(&mut self, root: usize) {
-        // A module, and as which child of which other one it is met.
+        // The index of a module, with the parent and child number by which it is met.
         let mut left = vec![(root, None)];
         while let Some((at, met)) = left.pop() {
             let known = self.places[at].is_some();
@@ -198,7 +194,7 @@ impl Walk<'_> {
     }
 }
 
-/// `layers.0` and `weight` are `layers.0.weight`.
+/// Joins `layers.0` and `weight` to `layers.0.weight`. Shortens long paths.
 pub fn joined(path: &str, name: &str) -> Arc<str> {
     if path.is_empty() {
         return name.into();

@@ -1,4 +1,4 @@
-//! Optimizers: the tensors of their state, by parameter.
+//! Reads the state of optimizers: tensors by parameter.
 
 use std::sync::Arc;
 
@@ -9,21 +9,20 @@ use super::class::{Classes, Holds, Role};
 use super::contents::Step;
 use crate::target::memory::ReadMemory;
 
-/// The most containers within one another in the state of a parameter.
+/// Deepest nesting of containers in the state of a parameter.
 const MOST_STEPS: usize = 3;
 
-/// The most values that are looked at of the state of one parameter.
+/// Most values read of the state of one parameter.
 const MOST_VALUES: usize = 4096;
 
-/// The most parameters of all optimizers.
+/// Most parameters over all optimizers.
 const MOST_PARAMETERS: usize = 1 << 20;
 
-/// What the optimizers hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Optimizers {
-    /// The tensors in `state`.
+    /// Tensors in `state`.
     pub state: Vec<StateTensor>,
-    /// Where each parameter stands in `param_groups`: `param_groups[0]['params'][3]`.
+    /// Position of each parameter in `param_groups`: `param_groups[0]['params'][3]`.
     pub positions: HashMap<u64, Arc<str>>,
 }
 
@@ -34,15 +33,15 @@ pub struct StateTensor {
     pub tensor: u64,
     /// The optimizer.
     pub object: u64,
-    /// The name of the optimizer's class.
+    /// Class name of the optimizer.
     pub optimizer: Arc<str>,
-    /// Such as `exp_avg`, `old_dirs[0]`.
+    /// Name in the state, such as `exp_avg` or `old_dirs[0]`.
     pub name: Arc<str>,
-    /// The parameter that it belongs to; `None` for a key that is none.
+    /// The parameter that it belongs to; `None` if the key of the state is not a tensor.
     pub parameter: Option<u64>,
 }
 
-/// Reads optimizers; of one that cannot be read what can be.
+/// Reads optimizers. Skips the parts that cannot be read.
 pub fn read(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,
@@ -135,7 +134,7 @@ const fn is_item(step: Step) -> bool {
     matches!(step, Step::Key(_) | Step::Index(_))
 }
 
-/// Notes where the parameters stand in the groups of an optimizer.
+/// Records the positions of the parameters in the groups of an optimizer.
 fn add_positions(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,
@@ -157,7 +156,6 @@ fn add_positions(
     }
 }
 
-/// The items of a list.
 fn list(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> Vec<u64> {
     let mut items = Vec::new();
     let class = classes.of(heap, object);

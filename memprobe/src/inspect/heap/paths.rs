@@ -1,5 +1,5 @@
-//! The shortest ways by which a program reaches its objects: from the globals of modules and the
-//! variables of frames, step by step.
+//! Shortest paths by which a program reaches its objects, from the globals of modules and the variables of
+//! frames.
 
 use std::sync::Arc;
 
@@ -13,70 +13,70 @@ use super::frames::{Variable, is_library};
 use crate::symbolize::python::layout::HeapLayout;
 use crate::target::memory::ReadMemory;
 
-/// The most steps of a path.
+/// Most steps of a path.
 pub const MOST_STEPS: usize = 12;
 
-/// Steps that the globals of a library's module are farther away than those of the program.
+/// Extra distance of the globals of a library's module.
 const LIBRARY: usize = 3;
 
-/// Steps that the globals of another module of the program are farther away than those of `__main__`.
+/// Extra distance of the globals of the program's modules other than `__main__`.
 const IMPORTED: usize = 1;
 
-/// The most ways to one tensor that are kept, and to all together.
+/// Most paths kept to one tensor, and to all tensors together.
 pub(super) const MOST_WAYS: usize = 32;
 const MOST_OF_ALL: usize = 1 << 22;
 
-/// Where a path begins.
+/// Start of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Root {
     /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
     pub(super) text: Arc<str>,
     /// The same without the frame: `x`.
     name: Arc<str>,
-    /// What is to be known of the frame; may be empty.
+    /// Note about the frame; may be empty.
     note: &'static str,
-    /// The object that it refers to, where it is a variable.
+    /// The object that the root refers to, if the root is a variable.
     pub(super) value: Option<u64>,
 }
 
-/// From where an object is reached first, and how.
+/// Last step of the shortest path to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Not at all, yet.
+    /// Not reached yet.
     Nowhere,
-    /// It is a root itself.
+    /// The object is itself a root.
     Root(u32),
-    /// From another object.
+    /// Reached from another object by a step.
     From(u32, Step),
 }
 
-/// A way to a tensor.
+/// A path to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
     pub(super) origin: Origin,
     steps: usize,
 }
 
-/// A way to an object, as text.
+/// A path to an object, as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// `train.py:31 train() -> batch['x']`, `cache['kv'][0]`.
     pub text: String,
     /// The same without the frame: `batch['x']`.
     pub name: String,
-    /// The object is a variable of a frame that runs itself.
+    /// True if the object is itself a variable of a running frame.
     pub is_variable: bool,
 }
 
-/// Which objects a program reaches, and how.
+/// Objects that a program reaches, with their paths.
 #[derive(Debug)]
 pub struct Paths {
     pub(super) roots: Vec<Root>,
     origins: Vec<Origin>,
     places: HashMap<u64, u32>,
-    /// The ways to each tensor, the shortest first.
+    /// Paths to each tensor, shortest first.
     pub(super) ways: HashMap<u64, Vec<Way>>,
-    /// The variables of frames by what they refer to: the one that refers to it for longest, a global or that of the
+    /// Longest-lived variable or global for each object: a global of the program, otherwise a variable of the
     /// outermost frame.
     pub(super) longest: HashMap<u64, u32>,
 }
@@ -113,7 +113,7 @@ impl Paths {
         search.paths
     }
 
-    /// The paths to a tensor, the shortest first.
+    /// Returns up to `most` paths to a tensor, shortest first.
     pub fn to_tensor(
         &self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -126,7 +126,7 @@ impl Paths {
             .collect()
     }
 
-    /// The shortest path to an object; `None` where there is none.
+    /// Returns the shortest path to an object, or `None` if it is unreachable.
     pub fn to_object(
         &self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -137,24 +137,24 @@ impl Paths {
         self.path(heap, classes, origin)
     }
 
-    /// The variable that refers to an object itself, and for longest; `None` where none does.
+    /// Name of the longest-lived variable that refers directly to an object, or `None`.
     pub fn longest_variable(&self, object: u64) -> Option<&str> {
         let root = *self.longest.get(&object)?;
         Some(&*self.roots.get(root as usize)?.name)
     }
 
-    /// The place of an object in the census; `None` of what the collector does not know.
+    /// Index of an object in the census. Returns `None` for an object that the collector does not track.
     pub fn place_of(&self, object: u64) -> Option<u32> {
         self.places.get(&object).copied()
     }
 
-    /// From where an object is reached first; `None` where it is not.
+    /// Last step of the shortest path to an object. Returns `None` if it is unreachable.
     pub(super) fn origin_of(&self, object: u64) -> Option<Origin> {
         let origin = *self.origins.get(*self.places.get(&object)? as usize)?;
         (origin != Origin::Nowhere).then_some(origin)
     }
 
-    /// The root of a way, and its steps from there: each with the place of the object that it leads on from.
+    /// Root and steps of a path. Each step comes with the index of the object that it starts from.
     pub(super) fn steps_to(&self, origin: Origin) -> Option<(u32, Vec<(u32, Step)>)> {
         let mut steps = Vec::new();
         let mut at = origin;
@@ -202,10 +202,10 @@ impl Paths {
 
 struct Search<'a> {
     paths: Paths,
-    /// The objects to visit, by how many steps away they are.
+    /// Objects to visit, by distance.
     next: Vec<Vec<u32>>,
     census: &'a Census,
-    /// How many ways are kept.
+    /// Number of paths kept.
     count: usize,
 }
 
@@ -225,9 +225,9 @@ impl Search<'_> {
             let file = file.and_then(|file| heap.text(file));
             let distance = match &*name {
                 "__main__" => 0,
-                // The same module once more, for the children of `multiprocessing`.
+                // A duplicate of `__main__`, which `multiprocessing` creates for its children.
                 "__mp_main__" => LIBRARY + 1,
-                // Modules without a file are those of the interpreter itself.
+                // Modules without a file are built into the interpreter.
                 _ if file.is_none_or(|file| is_library(&file)) => LIBRARY,
                 _ => IMPORTED,
             };
@@ -259,7 +259,7 @@ impl Search<'_> {
                 self.reach(variable.value, root, LIBRARY);
                 continue;
             }
-            // Those of libraries come last, and do not count.
+            // Variables of libraries come last and do not count as longest-lived.
             if let Origin::Root(root) = root
                 && !variable.is_of_library()
             {
@@ -272,7 +272,7 @@ impl Search<'_> {
         }
     }
 
-    /// The variables of frames that do not run: other ways to the same tensor say more.
+    /// Adds variables of frames that do not run last, because other paths to the same tensor say more.
     fn end_at_resting(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -308,7 +308,7 @@ impl Search<'_> {
         Origin::Root(self.paths.roots.len() as u32 - 1)
     }
 
-    /// Notes that an object is reached, if it was not before.
+    /// Records the first path to an object.
     fn reach(&mut self, object: u64, origin: Origin, steps: usize) {
         let Some(&place) = self.paths.places.get(&object) else {
             return;
@@ -333,7 +333,7 @@ impl Search<'_> {
         }
     }
 
-    /// Goes on from an object to what it holds.
+    /// Continues from an object to the objects that it refers to.
     fn visit(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -349,7 +349,7 @@ impl Search<'_> {
         };
         let (role, holds) = (class.role, class.holds);
         let mut held = Vec::new();
-        // What cannot be read is not reached.
+        // Objects that cannot be read are not reached.
         let _ = heap.contents(class, object.class, object.address, |step, value| {
             held.push((step, value));
         });
@@ -363,8 +363,8 @@ impl Search<'_> {
             let class = self.census.objects.get(at as usize);
             let class = class.and_then(|object| classes.get(object.class));
             let Some(class) = class else { continue };
-            // Another module's name for the same thing says less than its own; what modules and
-            // optimizers hold of tensors has names of its own.
+            // A module reached through another module says less than its own name. Tensors that modules and
+            // optimizers hold have names of their own.
             if class.holds == Holds::Globals && holds == Holds::Globals {
                 continue;
             }
@@ -387,7 +387,7 @@ fn is_tensor(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u6
 }
 
 impl Search<'_> {
-    /// Takes a global of the program for the variable that refers longest to what it is passed on as.
+    /// Prefers a global of the program to a frame's variable as the longest-lived name of `value`.
     fn prefer_global(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,

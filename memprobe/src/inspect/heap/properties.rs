@@ -1,4 +1,4 @@
-//! Whatever the memory of the target holds, reading it ends, and soon.
+//! Property: reading terminates soon, whatever the target's memory contains.
 
 use std::cell::Cell;
 
@@ -18,11 +18,10 @@ use crate::target::memory::{Cause, ReadMemory, Unreadable};
 const BASE: u64 = 0x7f00_0000_0000;
 const SIZE: u64 = 256 << 10;
 
-/// Memory that is full of pointers into itself, of lengths and of nothing; a part of it is another
-/// each time it is read.
+/// Memory full of pointers into itself, lengths and zeros. Part of it changes with each read.
 struct Hostile {
     seed: u64,
-    /// Of 256 words, how many change.
+    /// Changing words out of 256.
     restless: u64,
     reads: Cell<u64>,
 }
@@ -44,7 +43,7 @@ impl Hostile {
         word ^ word >> 27
     }
 
-    /// What stands at a multiple of eight.
+    /// The word at a multiple of eight.
     fn word(&self, at: u64) -> u64 {
         let mut random = self.mixed(at);
         if random & 0xff < self.restless {
@@ -53,7 +52,7 @@ impl Hostile {
         let pointer = BASE + (random >> 8) % SIZE / 16 * 16;
         match random & 7 {
             0..4 => pointer,
-            // A class that is ready, of every kind.
+            // Flags of a ready class, of every kind.
             4 => ClassLayout::READY | random & 0xffff_ffff & !0xff0,
             5 => random >> 8 & 0xff,
             6 => 0,
@@ -104,7 +103,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     let mut added = Vec::new();
     let reach = Reach::Added(&known.endings);
     let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, reach, &mut added);
-    // As if they were what PyTorch makes.
+    // Treat the objects as every kind that PyTorch makes.
     let all: Vec<_> = census.objects.iter().map(|object| object.address).collect();
     census.globals = all.clone();
     let tree = modules::Tree::of(modules::read(&heap, &mut classes, &all));

@@ -62,7 +62,7 @@ fn lists_that_are_taken_apart_are_not_followed() {
         (walked, listed.len())
     };
     assert_eq!(walk(&memory), (Ok(()), 9));
-    // A head that no longer points back; what the other lists have is good.
+    // A header that no longer points back. The other lists remain valid.
     memory.write(objects[4] - CollectorLayout::HEAD_SIZE + 8, &[0; 8]);
     let (walked, found) = walk(&memory);
     assert_eq!(walked, Err(Broken::Link(objects[4] - 16)));
@@ -77,7 +77,7 @@ fn lists_that_are_taken_apart_are_not_followed() {
 fn what_was_added_to_a_list_is_found_from_its_end() {
     for layout in &LAYOUTS {
         let mut heap = FakeHeap::new(layout);
-        // By turns: two generations of young ones, of old ones, of frozen ones.
+        // In turn: two generations of young objects, then old ones, then frozen ones.
         let objects: Vec<_> = (0..12).map(|_| heap.list(&[])).collect();
         let (memory, interpreter) = heap.finish();
         let found = |known: &[usize]| {
@@ -98,7 +98,7 @@ fn what_was_added_to_a_list_is_found_from_its_end() {
         };
         assert_eq!(found(&[2, 6, 3, 7, 11]), [10]);
         assert_eq!(found(&[2, 11]), [10, 6]);
-        // Without an object that is known, there is no end before the beginning.
+        // Without a known object, the walk ends at the beginning.
         assert_eq!(found(&[6]), [10, 11, 7, 3]);
     }
 }
@@ -159,7 +159,7 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
             (&found.optimizers, &found.globals),
             (&all.optimizers, &all.globals)
         );
-        // Something else lies there by now.
+        // Another object lies there now.
         let mut memory = program.memory.clone();
         memory.write(all.tensors[0] + u64::from(layout.object.kind), &[0; 8]);
         assert_eq!(again(&memory).tensors, all.tensors[1..]);
@@ -359,7 +359,7 @@ fn paths_are_the_shortest_that_python_could_write() {
         };
         assert_eq!(to(program.cached), ["cache['it\\'s'][-3][1]"]);
         assert_eq!(to(program.local.value), ["train.py:31 train() -> x"]);
-        // What modules and optimizers hold has other names.
+        // Tensors that modules and optimizers hold have other names.
         assert_eq!(to(program.average), [""; 0]);
         assert_eq!(
             to(program.weight),
@@ -384,7 +384,7 @@ fn an_image_of_a_heap_has_all_that_its_paths_need() {
     }
 }
 
-/// Who holds each of some tensors, and one by which way.
+/// The holders of some tensors, and the path of one of them.
 fn holders_of(
     (memory, layout, interpreter): (&FakeMemory, &PythonLayout, u64),
     variables: &[Variable],

@@ -1,10 +1,12 @@
-//! What is believed of modules that may be made and dropped at once.
+//! Confidence in modules that may be short-lived.
 //!
-//! A stack holds addresses, and they are looked up a moment later. By then another module can be there that looks
-//! the same: memory that was freed last is given out first, so who is made and dropped in each step has its place
-//! and its sign again and again, but not all the time. So nothing is believed but what was found unchanged at
-//! several moments, none of them chosen by its calls, and between any two of which the process has run: on a busy
-//! machine it may stand still for long, and then all that it has made stays.
+//! Stacks hold addresses, which are looked up a moment later. By then another, identical-looking module may
+//! have the address: the allocator hands out recently freed memory first. A module that is created and
+//! dropped in each step has the same address and sign again and again, but not all the time.
+//!
+//! So a tree or module is confirmed only after it was found unchanged at several moments, independent of its
+//! calls. The process must have run between two such moments: while a busy machine leaves it descheduled,
+//! everything that it has created stays.
 
 use std::time::{Duration, Instant};
 
@@ -14,50 +16,50 @@ use super::sign::{Fate, Sign};
 use crate::symbolize::python::layout::PythonLayout;
 use crate::target::memory::ReadMemory;
 
-/// At how many moments a tree must have been found unchanged, or a module that was called within a tree that it is
-/// not in.
+/// Moments at which a tree must have been found unchanged, or a module called inside a tree that does not
+/// hold it.
 pub(super) const STAYS: u32 = 6;
 
-/// As [`STAYS`], of a tree of which others of its class were seen to go.
+/// Same as [`STAYS`], for trees of a class of which another tree has gone.
 pub(super) const LASTS: u32 = 64;
 
-/// How long there is between two such moments at least.
+/// Least time between two such moments.
 const BETWEEN: Duration = Duration::from_millis(5);
 
-/// How long there is between them where the process has nothing to do.
+/// Time between them while the process does not run.
 const IDLE: Duration = Duration::from_millis(100);
 
-/// The most classes and modules of which anything is kept.
+/// Most classes and modules that are tracked.
 const MOST: usize = 1 << 12;
 
-/// How far something is believed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Faith {
-    /// It is what it seems.
+    /// Confirmed.
     Full,
-    /// It may be: it has not been there for long.
+    /// Possible: it has not been there for long enough.
     Growing,
-    /// There is no telling.
+    /// Unknown, and not expected to be confirmed soon.
     None,
 }
 
-/// A module that was called within a tree that it is not in.
+/// A module that was called inside a tree that does not hold it.
 #[derive(Clone, Copy, Debug)]
 struct Stranger {
     sign: Sign,
     moments: u32,
 }
 
-/// What was seen of modules that go and that stay.
+/// Record of the modules that go and that stay.
 #[derive(Debug, Default)]
 pub(super) struct Belief {
-    /// Classes of which a module has gone that was at the top of a tree, or called within one that it was not in.
+    /// Classes of modules that have gone: roots of trees, or modules called inside a tree that does not hold
+    /// them.
     fleeting: HashSet<u64>,
     strangers: HashMap<u64, Stranger>,
 }
 
 impl Belief {
-    /// A module of this class has gone.
+    /// Records that a module of this class has gone.
     pub(super) fn is_fleeting(&mut self, class: u64) {
         if self.fleeting.len() < MOST {
             self.fleeting.insert(class);
@@ -68,8 +70,7 @@ impl Belief {
         self.fleeting.len() >= MOST || self.fleeting.contains(&class)
     }
 
-    /// How far a tree is believed that was found unchanged at so many moments and has a module of this class at its
-    /// top.
+    /// Confidence in a tree that was found unchanged at `moments` moments and whose root has this class.
     pub(super) fn of_tree(&self, class: u64, moments: u32) -> Faith {
         match self.may_go(class) {
             false if moments >= STAYS => Faith::Full,
@@ -79,8 +80,8 @@ impl Belief {
         }
     }
 
-    /// How far a module is believed that is met where its place is not known; `None` of one that is met for the
-    /// first time.
+    /// Confidence in a module that was called inside a tree that does not hold it. Returns `None` when it is
+    /// first met.
     pub(super) fn of_stranger(&mut self, module: u64, sign: Sign) -> Option<Faith> {
         if self.strangers.len() >= MOST {
             self.strangers.clear();
@@ -98,15 +99,14 @@ impl Belief {
         })
     }
 
-    /// Whether there are modules that have not stayed long enough to be believed.
+    /// True if modules are waiting to be confirmed.
     pub(super) fn has_doubts(&self) -> bool {
         self.strangers
             .values()
             .any(|stranger| stranger.moments < STAYS)
     }
 
-    /// Looks whether those are there that have not stayed long enough to be believed, at a moment that they did not
-    /// choose.
+    /// Checks the modules that are waiting to be confirmed, at a moment independent of their calls.
     pub(super) fn look(&mut self, memory: &impl ReadMemory, layout: &PythonLayout) {
         let doubted = self.strangers.iter();
         let doubted = doubted.filter(|(_, stranger)| stranger.moments < STAYS);
@@ -129,27 +129,28 @@ impl Belief {
     }
 }
 
-/// For how long this thread has run: on a busy machine, others run meanwhile.
+/// CPU time of this thread: on a busy machine wall time includes the work of others.
 pub(super) fn worked() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// When what may go is looked at.
+/// Schedule of the checks.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     looked: Option<Instant>,
     took: Duration,
-    /// For how long the process had run by then.
+    /// CPU time of the process at the last check.
     ran: Option<u64>,
 }
 
 impl Watch {
-    /// What share of the time may be spent with it.
+    /// Checks take at most one part in `SHARE` of the time.
     const SHARE: u32 = 10;
 
-    /// Whether it is time to look, where the process has run for so long; then [`Self::looked`] is to follow.
+    /// True if a check is due. `ran` returns the CPU time of the process. The caller then checks and calls
+    /// [`Self::looked`].
     pub(super) fn is_due(&mut self, now: Instant, ran: &dyn Fn() -> Option<u64>) -> bool {
         let Some(looked) = self.looked else {
             self.ran = ran();
@@ -169,13 +170,13 @@ impl Watch {
         true
     }
 
-    /// It was looked, which took so long.
+    /// Records that a check has taken place and how long it took.
     pub(super) fn looked(&mut self, took: Duration) {
         self.took = took;
         self.looked = Some(Instant::now());
     }
 
-    /// As if it were time to look.
+    /// Makes the next check due at once.
     #[cfg(test)]
     pub(super) fn hurry(&mut self) {
         *self = Self::default();

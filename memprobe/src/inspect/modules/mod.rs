@@ -1,9 +1,10 @@
-//! The paths of the `torch.nn.Module`s that are called, by their addresses.
+//! Names the `torch.nn.Module`s that are being called, by their addresses.
 //!
-//! Everything is read while the process runs on. What cannot be read as a whole has no name. A tree of modules is
-//! read when the one at its top is first called with no other around it, and again when a module is called
-//! within it that was not there. Its names are answers to those who asked since it was first found so, once it was
-//! found unchanged often enough ([`belief`]); until then they are to ask again.
+//! Everything is read while the process keeps running, and a tree that cannot be read completely yields no
+//! names. A tree is read when its root is first called outside any other module. It is read again when an
+//! unknown module is called inside it. A tree's names answer only questions asked since it was first found in
+//! its present state. They count only after the tree was found unchanged often enough ([`belief`]); until
+//! then callers must ask again.
 
 mod belief;
 mod named;
@@ -27,53 +28,53 @@ use named::{Named, Rank};
 use sign::{Fate, Sign};
 use tree::Tree;
 
-/// The most modules of all trees, and the most trees.
+/// Most modules over all trees, and most trees.
 const MOST_MODULES: usize = 1 << 18;
 const MOST_TREES: usize = 1 << 12;
 
-/// How often modules are asked whether they are still there.
+/// Interval between checks that all modules are still there.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// As [`LOOK`], after the first stack without a name.
+/// Same as [`LOOK`], after the first stack without a name.
 const LOOK_SOON: Duration = Duration::from_millis(100);
 
-/// After how many looks at most what had no name is tried again.
+/// Most checks to wait before stacks without a name are tried again.
 const MOST_PATIENCE: u32 = 64;
 
-/// How long trees may be read at a stretch, and then what share of the time.
+/// Budget for reading trees: an initial amount of CPU time, refilled at one part in `READING_SHARE` of the
+/// elapsed time.
 const READING: Duration = Duration::from_millis(500);
 const READING_SHARE: u32 = 20;
 
-/// What share of the time may be spent with looking.
+/// Checks take at most one part in `LOOKING_SHARE` of the time.
 const LOOKING_SHARE: u32 = 50;
 
-/// The modules of one process that have names.
+/// Named modules of one process.
 pub struct ModuleNames<M> {
     memory: M,
     layout: PythonLayout,
-    /// By the address of the module at the top.
+    /// Trees by the address of their root.
     trees: HashMap<u64, Named>,
     belief: Belief,
     watch: Watch,
-    /// How many modules all trees have.
+    /// Number of modules over all trees.
     modules: usize,
-    /// Trees were read since the last look in which something has another path now.
+    /// True if a tree read since the last check gave a module another path.
     is_other: bool,
-    /// How long trees may still be read, as of that moment.
+    /// CPU time left for reading trees, and the moment of that value.
     reading: (Duration, Instant),
-    /// When modules are asked next.
     next_look: Instant,
-    /// The last question that was asked.
+    /// The latest question.
     asked: Question,
-    /// Stacks that got no name since the last look.
+    /// Stacks that got no name since the last retry.
     nameless: u64,
-    /// Looks that are let pass before what had no name is tried again, and those that have.
+    /// Checks to wait before stacks without a name are tried again, and checks already waited.
     patience: u32,
     passed: u32,
 }
 
 impl<M: ReadMemory> ModuleNames<M> {
-    /// Those of a process whose Python has this layout; none has a name yet.
+    /// Creates the names of a process whose Python has this layout, empty at first.
     pub fn of(memory: M, layout: PythonLayout) -> Self {
         Self {
             memory,
@@ -92,13 +93,13 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// The path of the last module of a stack; otherwise whether it may be known later.
+    /// Returns the path of a stack's last module; the error says if it may be known later.
     fn innermost(&mut self, calls: &Calls<'_>, question: Question) -> Result<Arc<str>, Faith> {
         if self.doubt_others(calls) {
-            // They may have been called before that or after it.
+            // It is unknown if the stack's modules were called before or after the change.
             return Err(Faith::None);
         }
-        // The tops of the trees that were entered, the outermost first.
+        // Roots of the trees entered so far, outermost first.
         let mut entered: Vec<u64> = Vec::new();
         let mut path = None;
         let mut is_growing = false;
@@ -129,8 +130,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// Reads the trees again of which these modules were, if other objects are at their places now or above them;
-    /// `true` where something has another name then.
+    /// Reads trees of these modules again if one of the modules or an ancestor was replaced. Returns `true`
+    /// if a name changed.
     fn doubt_others(&mut self, calls: &Calls<'_>) -> bool {
         let mut known = Vec::new();
         for called in calls.modules {
@@ -148,21 +149,20 @@ impl<M: ReadMemory> ModuleNames<M> {
         is_other
     }
 
-    /// The top of the tree that a module is in: of one that was entered before it, or of any.
+    /// Finds the root of the tree of a module: first among the entered trees, then among all.
     fn entered_with(&self, entered: &[u64], module: u64) -> Option<u64> {
         let holds = |top: &u64| self.trees.get(top).is_some_and(|tree| tree.holds(module));
         let inner = entered.iter().rev().copied().find(holds);
         inner.or_else(|| {
             let all = self.trees.iter().filter(|(_, tree)| tree.holds(module));
-            // One that it is within rather than its own, and then the first that was met.
+            // Prefer a tree that has the module below its root, then the tree met first.
             let best = all.min_by_key(|(top, tree)| (**top == module, tree.rank.order));
             best.map(|(top, _)| *top)
         })
     }
 
-    /// How far a tree is believed to have been there when a module of it was called, and not another since. The
-    /// class alone is the name of a module at the top that was called `in_place`: outside of all others, or where
-    /// its tree was entered.
+    /// Confidence that a tree held this module when it was called and is still the same tree. The class alone
+    /// names a root that was called `in_place`: outside all other modules, or inside its own tree.
     fn faith_in(&self, top: u64, module: u64, in_place: bool, question: Question) -> Faith {
         let Some(tree) = self.trees.get(&top) else {
             return Faith::None;
@@ -179,9 +179,9 @@ impl<M: ReadMemory> ModuleNames<M> {
         self.belief.of_tree(class, tree.moments)
     }
 
-    /// Finds a module that no tree has: it came to one that was entered, or is the top of another. That is
-    /// believed only where the trees around it are believed too, and it stays for a while: who is built and
-    /// dropped at once may be another one by now, of which it never was.
+    /// Handles a module that no tree holds: a new member of an entered tree, or the root of another tree. The
+    /// new root counts only if the trees around it are confirmed and it stays for a while. A module that is
+    /// dropped right after its call may already be replaced by one that never was a root.
     fn enter(&mut self, entered: &[u64], called: Called, question: Question) -> Result<u64, Faith> {
         let module = called.object;
         let mut faith = Faith::Growing;
@@ -212,7 +212,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// The first question that a tree is an answer to which is read for this one.
+    /// First question that a tree read for `question` can answer.
     fn since(&self, question: Question) -> Question {
         match question == self.asked {
             true => question,
@@ -224,7 +224,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         Question(self.asked.0 + 1)
     }
 
-    /// Reads a tree again; says whether it has the names that it had.
+    /// Reads a tree again. Returns `true` if its names are unchanged.
     fn read_again(&mut self, top: u64, question: Question) -> Result<bool, Faith> {
         let known = self.trees.get(&top).ok_or(Faith::None)?;
         let (rank, since, moments) = (known.rank, known.since, known.moments);
@@ -244,8 +244,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         Ok(is_same)
     }
 
-    /// Reads a tree that is new. What is of another class than was called came to its place since, and may be a part of
-    /// another tree.
+    /// Reads a new tree. If its root has another class than the called module, another object has taken the
+    /// address since. That object may be part of another tree, so the tree is rejected.
     fn add(&mut self, called: Called, faith: Faith, question: Question) -> Option<u64> {
         let top = called.object;
         let tree = self.read(top)?;
@@ -258,14 +258,14 @@ impl<M: ReadMemory> ModuleNames<M> {
         let rank = Rank { number, order };
         let mut named = Named::of(tree, rank, self.since(question));
         if faith == Faith::Full && named.len() == 1 {
-            // It was there since it was first asked for, and there is nothing else to know of it.
+            // A tree of one module: it was there when first asked for, and its class is its whole name.
             (named.since, named.moments) = (question, STAYS);
         }
         self.put(top, named)?;
         Some(top)
     }
 
-    /// Reads a tree, unless too much time was spent with that.
+    /// Reads a tree, unless the time for reading is used up.
     fn read(&mut self, top: u64) -> Option<Tree> {
         let start = Instant::now();
         let (left, since) = self.reading;
@@ -280,7 +280,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         tree.ok()
     }
 
-    /// Keeps a tree, if there is room for it.
+    /// Stores a tree, unless a limit is reached.
     fn put(&mut self, top: u64, named: Named) -> Option<()> {
         self.remove(top);
         let modules = self.modules + named.len();
@@ -298,7 +298,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// The lowest number that no tree of this class has, of which the top is still there.
+    /// Lowest number that no tree of this class with a live root has.
     fn free_number(&mut self, class: &str) -> u32 {
         let of_class = self.trees.iter().filter(|(_, tree)| *tree.class == *class);
         let tops: Vec<_> = of_class
@@ -321,7 +321,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         (1..).find(|number| !taken.contains(number)).unwrap_or(1)
     }
 
-    /// Asks all modules whether they are still there; `true` where what was named may be another by now.
+    /// Checks that all modules are still there. Returns `true` if a name may have changed.
     fn look(&mut self) -> bool {
         let mut known = Vec::with_capacity(self.modules);
         for (top, tree) in &self.trees {
@@ -335,7 +335,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         is_other
     }
 
-    /// The trees of which not all of these modules are still there: each with its top.
+    /// Returns the trees in which some of these modules changed, by root, with the fate of the root.
     fn doubted(&mut self, known: &[(u64, (u64, Sign))]) -> HashMap<u64, Fate> {
         let objects: Vec<_> = known.iter().map(|(_, object)| *object).collect();
         let fates = Sign::fates(&self.memory, &self.layout, &objects);
@@ -343,12 +343,12 @@ impl<M: ReadMemory> ModuleNames<M> {
         for ((top, (object, sign)), fate) in known.iter().zip(fates) {
             let is_over = self.trees.get(top).is_some_and(|tree| tree.is_over);
             match fate {
-                // At the place of one that was freed there is another.
+                // A live object at the root of a tree that is over is another object.
                 Fate::Same if is_over && object == top => {
                     doubted.insert(*top, Fate::Changed);
                 }
                 Fate::Same => {}
-                // What becomes of the top counts for all.
+                // The fate of the root counts for the whole tree.
                 _ if object == top => {
                     self.belief.is_fleeting(sign.class);
                     doubted.insert(*top, fate);
@@ -361,27 +361,27 @@ impl<M: ReadMemory> ModuleNames<M> {
         doubted
     }
 
-    /// Reads a tree again of which something has changed; `true` where names did.
+    /// Reads a tree again in which something changed. Returns `true` if names changed.
     fn doubt(&mut self, top: u64, fate: Fate) -> bool {
         let Some(known) = self.trees.get_mut(&top) else {
             return false;
         };
         if fate == Fate::Freed && known.len() == 1 {
-            // Whatever of its class comes to its place will have its name. Many are made and dropped in
-            // each step, as the `CrossEntropyLoss()` of a loss.
+            // A later object of the same class at this address gets the same name. Many are created and
+            // dropped in each step, such as the `CrossEntropyLoss()` of a loss.
             known.is_over = true;
             return false;
         }
         let (mut rank, since, is_over) = (known.rank, known.since, known.is_over);
         let class = known.sign(top).map(|sign| sign.class);
-        // What is there now may be a part of another tree: it is a top only if it is called as one.
+        // The object there may be part of another tree now: it is a root only once it is called as one.
         let tree = self.read(top);
         let Some(tree) = tree.filter(|tree| tree.class_of(top) == class) else {
             self.remove(top);
             return true;
         };
         if is_over {
-            // Another one may have its number by now.
+            // Another tree may have taken its number meanwhile.
             rank.number = self.free_number(&tree.class);
         }
         let mut named = Named::of(tree, rank, self.next_question());
@@ -393,7 +393,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         self.put(top, named).is_none() || is_other
     }
 
-    /// Looks at what is not believed yet, at a moment that nobody's calls have chosen.
+    /// Checks all unconfirmed trees and modules, at a moment independent of the process's calls.
     fn watch(&mut self, ran: &dyn Fn() -> Option<u64>) {
         let is_watched = |(top, tree): &(&u64, &Named)| {
             !tree.is_over && self.faith_in_tree(**top, tree) != Faith::Full
@@ -431,13 +431,14 @@ impl<M: ReadMemory> ModuleNames<M> {
             return;
         };
         tree.moments += 1;
-        // Now and then it is followed from its top on: a table that a dict has given up says for long what it said.
+        // Reads the tree again from its root now and then: a key table that a dict has replaced keeps its old
+        // contents for long.
         let is_due = [STAYS / 2, STAYS, LASTS].contains(&tree.moments);
         if is_due && tree.len() > 1 {
             match self.read_again(top, self.next_question()) {
                 Ok(true) => {}
                 Ok(false) => self.is_other = true,
-                // Another time.
+                // Try again at the next moment.
                 Err(_) => match self.trees.get_mut(&top) {
                     Some(tree) => tree.moments -= 1,
                     None => self.is_other = true,
@@ -451,13 +452,14 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
     }
 
-    /// Has stacks without a name told anew in a moment.
+    /// Schedules a retry of the stacks without a name.
     fn try_again_soon(&mut self) {
         (self.patience, self.passed) = (1, 0);
         self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
     }
 
-    /// Lets go of trees that are over where there are many.
+    /// Removes trees whose root was freed, once half of a limit is reached. Returns `true` if any was
+    /// removed.
     fn make_room(&mut self) -> bool {
         if self.trees.len() < MOST_TREES / 2 && self.modules < MOST_MODULES / 2 {
             return false;
@@ -486,7 +488,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
     fn path(&mut self, calls: &Calls<'_>) -> Answer {
         self.asked = self.next_question();
         let answer = self.answer(calls, self.asked);
-        // What is read for a question that is asked again is read after it was asked.
+        // A tree read for a postponed question is read after the question was asked.
         self.asked = self.next_question();
         answer
     }
@@ -497,7 +499,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
 
     fn give_up(&mut self) {
         if self.nameless == 0 && self.patience == 1 {
-            // Most have one as soon as they stay what they are.
+            // Most modules get a name as soon as their tree stays unchanged.
             self.next_look = self.next_look.min(Instant::now() + LOOK_SOON);
         }
         self.nameless += 1;
@@ -516,7 +518,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
             (self.patience, self.passed) = (1, 0);
             return is_other;
         }
-        // What had no name may have one now: the process changed it while it was read.
+        // Stacks without a name may have one now: the process may have changed its modules during the read.
         self.passed += 1;
         if self.passed >= self.patience {
             self.patience = (self.patience * 2).min(MOST_PATIENCE);

@@ -1,4 +1,4 @@
-//! A tree of modules and the names that it gives them.
+//! A tree of modules with the names of its members.
 
 use std::sync::Arc;
 
@@ -9,34 +9,32 @@ use super::tree::{Member, Tree};
 use crate::inspect::heap::modules::joined;
 use crate::symbolize::python::module_calls::Question;
 
-/// Where a tree stands among others.
+/// Position of a tree among all trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rank {
-    /// Of trees of one class in the order of being met, from 1 on.
+    /// Number among the trees of its class, in order of discovery, from 1.
     pub(super) number: u32,
-    /// Of all trees, in the order of being met.
+    /// Number among all trees, in order of discovery.
     pub(super) order: u64,
 }
 
-/// A tree and its name.
 #[derive(Debug)]
 pub(super) struct Named {
-    /// The class of the module at the top.
+    /// Class name of the root.
     pub(super) class: Arc<str>,
-    /// Where it stands.
     pub(super) rank: Rank,
-    /// The first question that its names are an answer to: they were read after those before it were asked.
+    /// First question that these names answer: the tree was read after earlier questions were asked.
     pub(super) since: Question,
-    /// At how many moments, none of them chosen by its calls, it was found unchanged.
+    /// Moments, independent of the process's calls, at which the tree was found unchanged.
     pub(super) moments: u32,
-    /// The modules by their addresses, with full paths.
+    /// Modules by address, with full paths.
     members: HashMap<u64, Member>,
-    /// The module at its top was freed: its number is free.
+    /// True if the root was freed, so its number is free.
     pub(super) is_over: bool,
 }
 
 impl Named {
-    /// The names that a tree gives which was only just read.
+    /// Names the modules of a tree that was just read.
     pub(super) fn of(mut tree: Tree, rank: Rank, since: Question) -> Self {
         let top: Arc<str> = match rank.number {
             1 => tree.class.clone(),
@@ -58,45 +56,42 @@ impl Named {
         }
     }
 
-    /// How many modules it has.
+    /// Number of modules.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether a module is in it.
     pub(super) fn holds(&self, module: u64) -> bool {
         self.members.contains_key(&module)
     }
 
-    /// Its name and what it is known by.
+    /// The path and the sign of a module.
     pub(super) fn get(&self, module: u64) -> Option<&Member> {
         self.members.get(&module)
     }
 
-    /// What a module is known by.
     pub(super) fn sign(&self, module: u64) -> Option<Sign> {
         self.get(module).map(|member| member.sign)
     }
 
-    /// What all are known by.
     pub(super) fn signs(&self) -> impl Iterator<Item = (u64, Sign)> {
         let members = self.members.iter();
         members.map(|(object, member)| (*object, member.sign))
     }
 
-    /// What a module and all above it are known by: its path is right where none of them is another.
+    /// Signs of a module and all its ancestors. Its path is still correct if none of them was replaced.
     pub(super) fn signs_up_from(&self, module: u64) -> impl Iterator<Item = (u64, Sign)> {
         let first = self.get(module).map(|member| (module, member));
         let up = std::iter::successors(first, |(_, member)| {
             let above = member.above;
             Some((above, self.get(above)?))
         });
-        // Each stands below one that was met before it, so this has an end.
+        // Each parent was met before its child, so the chain ends.
         up.map(|(object, member)| (object, member.sign))
             .take(self.len())
     }
 
-    /// Whether both have the same modules under the same names.
+    /// True if both trees have the same modules under the same names.
     pub(super) fn has_names_of(&self, other: &Self) -> bool {
         let same = |(object, member): (&u64, &Member)| {
             let its = other.members.get(object);

@@ -1,38 +1,35 @@
-//! By what an object is known again: at its address there may be another one by now.
+//! Recognizes an object again: its address may hold another object by now.
 
 use crate::symbolize::python::layout::{Attributes, PythonLayout};
 use crate::target::memory::{Cause, Piece, ReadMemory, Unreadable};
 
-/// Bytes of an object that are read.
+/// Bytes read of an object.
 const LENGTH: usize = 48;
 
-/// What does not change while an object of a class written in Python lives.
+/// Properties that stay constant during the life of an object whose class is written in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sign {
     /// `ob_type`.
     pub(super) class: u64,
-    /// Where its attributes are kept: a dict, or the values before there is one.
+    /// The attribute store: a dict, or the values before a dict exists.
     attributes: u64,
-    /// Where the word lies by which the module above refers to it; 0 for the one at the top.
+    /// Address of the word in the parent that refers to the object; 0 for a root.
     slot: u64,
 }
 
-/// What has become of an object.
+/// State of an object compared with its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It is there.
+    /// Still the same object.
     Same,
-    /// It was freed, and nothing is known to have come to its place.
+    /// Freed, and no other object is known to have taken its address.
     Freed,
-    /// Another one is there, its attributes are kept elsewhere, or it has another place in its tree.
+    /// Another object has its address, its attributes were moved, or its parent no longer refers to it in the
+    /// same slot.
     Changed,
 }
 
 impl Sign {
-    /// Reads the sign of an object.
-    ///
-    /// # Errors
-    /// [`Unreadable`].
     pub(super) fn read(
         memory: &impl ReadMemory,
         layout: &PythonLayout,
@@ -50,7 +47,7 @@ impl Sign {
 
     fn of(layout: &PythonLayout, bytes: &[u8; LENGTH]) -> Self {
         let at = |offset: i16| word(layout, bytes, offset);
-        // The places are those by which `heap/class.rs` reads attributes.
+        // The same offsets by which `heap/class.rs` reads attributes.
         let attributes = match layout.heap.attributes {
             Attributes::Dict => at(16),
             Attributes::ValuesOrDict => at(-32) ^ at(-24).rotate_left(32),
@@ -63,12 +60,12 @@ impl Sign {
         }
     }
 
-    /// That of an object which is referred to by the word at `slot`.
+    /// Sets the slot: the address of the word that refers to the object.
     pub(super) fn in_slot(self, slot: u64) -> Self {
         Self { slot, ..self }
     }
 
-    /// What has become of the objects of these signs.
+    /// Compares objects with their signs.
     pub(super) fn fates(
         memory: &impl ReadMemory,
         layout: &PythonLayout,
@@ -92,10 +89,10 @@ impl Sign {
             .map(|(((object, sign), (bytes, referred)), is_read)| {
                 let is_in_place = sign.slot == 0 || u64::from_le_bytes(*referred) == *object;
                 match Self::of(layout, bytes).in_slot(sign.slot) {
-                    // Its memory was given back.
+                    // The memory was unmapped.
                     _ if !is_read => Fate::Freed,
                     now if now.class != sign.class => Fate::Changed,
-                    // What is freed keeps its type until its memory is used again.
+                    // A freed object keeps its type until its memory is reused.
                     _ if is_freed(layout, bytes) => Fate::Freed,
                     now if now == *sign && is_in_place => Fate::Same,
                     _ => Fate::Changed,
@@ -113,18 +110,19 @@ fn piece(address: u64, into: &mut [u8]) -> Piece<'_> {
     }
 }
 
-/// Whether nobody refers to an object any more. From 3.14 on the count has 32 bits, and marks follow
-/// (`Include/refcount.h`@v3.14.10); no object has so many that the low 32 bits are all zero before.
+/// True if the reference count is zero. From 3.14 on the count has 32 bits, followed by flags
+/// (`Include/refcount.h`@v3.14.10). In earlier versions no count is large enough to have 32 zero bits at the
+/// bottom.
 fn is_freed(layout: &PythonLayout, bytes: &[u8; LENGTH]) -> bool {
     word(layout, bytes, layout.object.references.cast_signed()) as u32 == 0
 }
 
-/// Where the bytes that are read of an object begin.
+/// Address of the first byte that is read of an object.
 fn start(layout: &PythonLayout, object: u64) -> u64 {
     object.wrapping_sub(before(layout))
 }
 
-/// Bytes that are read before an object: up to 3.10 its attributes are behind its head.
+/// Bytes read before an object. Up to 3.10 the attributes lie behind its header.
 fn before(layout: &PythonLayout) -> u64 {
     match layout.heap.attributes {
         Attributes::Dict => 0,

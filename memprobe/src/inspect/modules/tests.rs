@@ -7,7 +7,7 @@ use crate::symbolize::python::versions::LAYOUTS;
 use crate::target::memory::Unreadable;
 use crate::target::memory::fake::FakeMemory;
 
-/// Memory that a test changes while names are made of it.
+/// Memory that a test changes while it is being read.
 #[derive(Clone)]
 struct Shared(Rc<RefCell<FakeMemory>>);
 
@@ -61,7 +61,7 @@ fn path(names: &mut ModuleNames<Shared>, modules: &[u64]) -> Module {
     path_of(names, modules, false)
 }
 
-/// As if the kernel had met them just now, and nothing changed until there is an answer.
+/// Asks as if the kernel had just met the modules; nothing changes until there is an answer.
 fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Module {
     let modules = called_now(names, modules);
     let calls = Calls {
@@ -84,7 +84,7 @@ fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<Called> {
     called.collect()
 }
 
-/// Asks only once; there is no answer yet.
+/// Asks once and expects no answer yet.
 fn ask(names: &mut ModuleNames<Shared>, modules: &[u64]) -> (Vec<Called>, Question) {
     let modules = called_now(names, modules);
     let calls = Calls {
@@ -126,7 +126,7 @@ fn called(path: &str) -> Module {
     Module::Called(path.into())
 }
 
-/// Lets so many moments pass at which it is looked what stays.
+/// Lets this many checks of unconfirmed modules pass.
 fn pass(names: &mut ModuleNames<Shared>, moments: u32) {
     for _ in 0..moments {
         names.watch.hurry();
@@ -134,7 +134,7 @@ fn pass(names: &mut ModuleNames<Shared>, moments: u32) {
     }
 }
 
-/// Looks again at once.
+/// Makes the regular check run at once.
 fn look(names: &mut ModuleNames<Shared>) -> bool {
     names.next_look = Instant::now();
     names.look_again(&|| None)
@@ -194,7 +194,7 @@ fn a_module_that_is_not_below_its_caller_starts_a_path() {
     let child = nets.module(net, &[]);
     let top = nets.module(net, &[("child", child)]);
     let (_, mut names) = nets.finish();
-    // When what is below it was read, it may have been another for long.
+    // By the time its children were read, it may have been another module for long.
     assert_eq!(path(&mut names, &[top, of_loss, inner]), Module::Unknown);
     assert_eq!(
         path(&mut names, &[top, of_loss, inner]),
@@ -216,7 +216,7 @@ fn a_module_that_is_called_alone_belongs_to_the_tree_that_it_was_met_in() {
     let (_, mut names) = nets.finish();
     assert_eq!(path(&mut names, &[child]), called("Net"));
     assert_eq!(path(&mut names, &[top]), called("Net#2"));
-    // As a checkpoint does in the backward pass.
+    // A checkpoint calls the child alone in the backward pass.
     assert_eq!(path(&mut names, &[child]), called("Net#2.child"));
 }
 
@@ -293,7 +293,7 @@ fn another_object_at_the_address_of_a_module_is_noticed() {
         assert!(!look(&mut names));
         let class = child + u64::from(layout.object.kind);
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
-        // It has the same path, being in the same place.
+        // It keeps its path, because it has the same slot.
         assert!(!look(&mut names));
         let class = top + u64::from(layout.object.kind);
         memory.0.borrow_mut().write(class, &other.to_le_bytes());
@@ -353,7 +353,7 @@ fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
         let references = first + u64::from(layout.object.references);
         memory.0.borrow_mut().write(references, &[0; 8]);
         look(&mut names);
-        // Its class is its name, whichever it is.
+        // Its class is its name, regardless of its identity.
         assert_eq!(path(&mut names, &[second]), called("Net"));
         assert_eq!(path(&mut names, &[second, child]), Module::Unknown);
         assert_eq!(path(&mut names, &[child]), Module::Unknown);
@@ -404,7 +404,7 @@ fn a_module_within_a_strange_tree_that_is_gone_at_some_moment_has_not_stayed() {
             memory.0.borrow_mut().write(references, &count);
         };
         let first = ask(&mut names, &[top, stranger]);
-        // Between its calls it was dropped, and made again at the same place.
+        // Between its calls it was dropped and created again at the same address.
         is_there(0);
         pass(&mut names, 1);
         is_there(1);

@@ -1,4 +1,4 @@
-//! One module and all that are below it, read while the process runs on.
+//! A module and all its descendants, read while the process keeps running.
 
 use std::sync::Arc;
 
@@ -13,38 +13,35 @@ use crate::inspect::heap::modules::joined;
 use crate::symbolize::python::layout::PythonLayout;
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most modules of one tree.
+/// Most modules of one tree.
 pub(super) const MOST_MODULES: usize = 1 << 16;
 
-/// The most children of one module.
+/// Most children of one module.
 const MOST_CHILDREN: usize = 1 << 16;
 
-/// The most bytes that are read for one tree.
+/// Most bytes read for one tree.
 const MOST_BYTES: usize = 256 << 20;
 
-/// How often a tree is read anew that the process changes meanwhile.
+/// Attempts to read a tree that the process changes meanwhile.
 const ATTEMPTS: usize = 3;
 
-/// The attribute of a module that holds its children (`torch/nn/modules/module.py`@v2.15.0).
+/// The attribute that holds a module's children (`torch/nn/modules/module.py`@v2.15.0).
 const CHILDREN: &str = "_modules";
 
-/// A module and all that are below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tree {
-    /// The class of the module at the top, without its module.
+    /// Class of the root, without its Python module.
     pub(super) class: Arc<str>,
-    /// Every module by its address; the one at the top too.
+    /// Every module by its address, including the root.
     pub(super) members: HashMap<u64, Member>,
 }
 
-/// A module in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Member {
-    /// The path from the top, as `named_modules()` gives it: of several the first. Empty for the top.
+    /// First path from the root, as `named_modules()` gives it. Empty for the root.
     pub(super) path: Arc<str>,
-    /// By what it is known again.
     pub(super) sign: Sign,
-    /// The module above it; 0 for the top.
+    /// The parent module; 0 for the root.
     pub(super) above: u64,
 }
 
@@ -52,7 +49,7 @@ impl Tree {
     /// Reads the tree below the module at `top`.
     ///
     /// # Errors
-    /// [`Unreadable`] where no module lies there, or where its tree cannot be read as a whole.
+    /// [`Unreadable`] if no module lies there, or if its tree cannot be read completely.
     pub(super) fn read(
         memory: &impl ReadMemory,
         layout: &PythonLayout,
@@ -60,7 +57,7 @@ impl Tree {
     ) -> Result<Self, Unreadable> {
         let mut attempt = 1;
         loop {
-            // Each time anew: what was read of a dict while it changed must not be kept.
+            // Use a new image each time: it must not keep a dict that was read while it changed.
             let image = Image::of(memory, MOST_BYTES);
             match Walk::of(&Heap::of(&image, layout)).from(top) {
                 Err(error) if attempt < ATTEMPTS && error.cause != Cause::NoProcess => attempt += 1,
@@ -71,28 +68,27 @@ impl Tree {
 }
 
 impl Tree {
-    /// The address of the class of a module in it.
+    /// Address of the class of a member.
     pub(super) fn class_of(&self, module: u64) -> Option<u64> {
         self.members.get(&module).map(|member| member.sign.class)
     }
 }
 
-/// A walk through a tree: each module before its children and these in order, as `named_modules()`
-/// does.
+/// Walks a tree in the order of `named_modules()`: each module before its children, and these in order.
 struct Walk<'a, 'b, M> {
     heap: &'a Heap<'b, M>,
     classes: Classes,
     members: HashMap<u64, Member>,
-    /// Modules that are still to be met.
+    /// Modules yet to be visited.
     left: Vec<Next>,
 }
 
-/// A module that is still to be met.
+/// A module yet to be visited.
 struct Next {
     object: u64,
     path: Arc<str>,
     above: u64,
-    /// Where the word lies that refers to it.
+    /// Address of the word that refers to it.
     slot: u64,
 }
 
@@ -126,7 +122,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         })
     }
 
-    /// The class of an object that is a module; `None` where it is none, as `None` among the children.
+    /// Class of a module. Returns `None` for other objects, such as a child that is `None`.
     fn class(&mut self, object: u64) -> Result<Option<Class>, Unreadable> {
         let address = self.heap.class_of(object)?;
         let place = self.classes.place(self.heap, address);
@@ -174,7 +170,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         Ok(())
     }
 
-    /// What `_modules` of a module holds, in order, with its names.
+    /// Entries of a module's `_modules`, in order, with their names.
     fn children(&self, class: &Class, object: u64) -> Result<Vec<(Arc<str>, Entry)>, Unreadable> {
         let unreadable = |cause| Unreadable {
             address: object,
@@ -184,7 +180,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         self.heap.attributes(class, object, |entry| {
             self.heap.note(entry, &[CHILDREN], &mut dict)
         })?;
-        // A module has it from the first line of its `__init__` on, before it can be called.
+        // `Module.__init__` sets `_modules` first, so a module that can be called has it.
         let dict = dict[0].ok_or_else(|| unreadable(Cause::NotAsExpected))?;
         let mut children = Vec::new();
         let mut is_whole = true;

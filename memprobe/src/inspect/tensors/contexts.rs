@@ -1,9 +1,9 @@
-//! What the `ctx` of custom autograd Functions holds beside what was saved for the backward pass: a node of the graph
-//! keeps the Python object of its Function (`PyNode` in `torch/csrc/autograd/python_function.h`@v2.0.1 to @v2.15.0),
-//! and that its attributes, as in `ctx.x = x`.
+//! Follows the attributes of the `ctx` of custom autograd Functions, as in `ctx.x = x`.
 //!
-//! Its other references (`to_save`, `dirty_tensors`, `non_differentiable`, `saved_for_forward`) are given up when the
-//! forward pass of the Function is over (`process_outputs` in `python_function.cpp`@v2.15.0), and are not followed.
+//! A graph node owns the Python object of its Function (`PyNode` in
+//! `torch/csrc/autograd/python_function.h`@v2.0.1 to @v2.15.0), and that owns its attributes. Its other
+//! references (`to_save`, `dirty_tensors`, `non_differentiable`, `saved_for_forward`) end with the forward
+//! pass of the Function (`process_outputs` in `python_function.cpp`@v2.15.0) and are not followed.
 
 use std::sync::Arc;
 
@@ -18,46 +18,47 @@ use crate::inspect::heap::paths::Paths;
 use crate::inspect::torch::graph::RawGraph;
 use crate::target::memory::ReadMemory;
 
-/// Objects and references that are followed at most.
+/// Most objects and references that are followed.
 const MOST_OBJECTS: usize = 1 << 18;
 const MOST_REFERENCES: usize = 1 << 19;
 
-/// What steps are written behind: a dot sets an attribute off from what it is of.
+/// Prefix while a step is formatted, so that an attribute gets its dot.
 const CTX: &str = "ctx";
 
-/// Where a reference leads.
+/// Target of a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
-    /// To the object of this number.
+    /// The object with this number.
     Object(u32),
-    /// To the tensor at this place of the snapshot.
+    /// The tensor at this index of the snapshot.
     Tensor(usize),
 }
 
-/// A reference from an object to another.
+/// A reference from one object to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// The number of the object.
+    /// Number of the referring object.
     pub(super) from: u32,
     pub(super) to: To,
-    /// `.x`, `[*]`.
+    /// Text of the step, such as `.x` or `[*]`.
     pub(super) step: Arc<str>,
 }
 
-/// The Python objects that the `ctx` of Functions lead to, themselves among them.
+/// Python objects reachable from the `ctx` of Functions, including these.
 #[derive(Debug, Default)]
 pub(super) struct Contexts {
-    /// How many objects there are.
+    /// Number of objects.
     pub(super) objects: usize,
-    /// The places of nodes in the graph, with the number of the `ctx` of each.
+    /// Index of a node in the graph, and the number of its `ctx`.
     pub(super) of_nodes: Vec<(usize, u32)>,
     pub(super) references: Vec<Reference>,
-    /// References that were not followed, since they are too many or could not be read.
+    /// References that were skipped because of a limit or because they could not be read.
     pub(super) left_out: u64,
 }
 
 impl Contexts {
-    /// Follows the references of the `ctx` of all nodes. `of_python` has the places of tensors by their Python objects.
+    /// Follows the references from the `ctx` of all nodes. `of_python` maps Python objects to the indices of
+    /// their tensors.
     pub(super) fn search(
         heap: &Heap<'_, impl ReadMemory>,
         classes: &mut Classes,
@@ -109,16 +110,16 @@ impl Contexts {
 
 struct Search {
     contexts: Contexts,
-    /// The numbers of objects, by their places in the census.
+    /// Numbers of objects by their index in the census.
     numbers: HashMap<u32, u32>,
-    /// Places and numbers of those that are to be looked at.
+    /// Index and number of each object yet to be read.
     open: Vec<(u32, u32)>,
-    /// The words of steps: most are alike.
+    /// Texts of steps, shared because most are equal.
     steps: HashMap<String, Arc<str>>,
 }
 
 impl Search {
-    /// The number of the object at a place of the census; `None` where there are too many.
+    /// Number of the object at an index of the census. Returns `None` beyond the limit.
     fn number(&mut self, place: u32) -> Option<u32> {
         if let Some(known) = self.numbers.get(&place) {
             return Some(*known);
@@ -133,7 +134,7 @@ impl Search {
         Some(number)
     }
 
-    /// The object that a step leads to, where that may lead to tensors.
+    /// The object at the end of a step, if it may lead to tensors.
     fn object(
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
@@ -144,7 +145,7 @@ impl Search {
         let place = paths.place_of(value)?;
         let class = census.objects.get(place as usize)?.class;
         let holds = classes.get(class)?.holds;
-        // Modules and classes are there without it.
+        // Modules and classes live independently of the `ctx`.
         if matches!(holds, Holds::Globals | Holds::Class) || is_globals(heap, classes, step) {
             return None;
         }
@@ -183,7 +184,7 @@ impl Search {
     }
 }
 
-/// Whether a step leads from a function to the variables of its module.
+/// True if a step leads from a function to the globals of its module.
 fn is_globals(heap: &Heap<'_, impl ReadMemory>, classes: &Classes, step: Step) -> bool {
     let name = match step {
         Step::Member(class, number) => classes

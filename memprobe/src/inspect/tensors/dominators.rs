@@ -1,19 +1,21 @@
-//! Who stands in every way: the immediate dominators of a graph, after Lengauer and Tarjan ("A fast algorithm for finding dominators
-//! in a flowgraph", 1979, the simple variant): in `O(m log n)`, without recursion.
+//! Immediate dominators of a graph, in `O(m log n)` and without recursion.
+//!
+//! Source: Lengauer and Tarjan, "A fast algorithm for finding dominators in a flowgraph", 1979, the simple
+//! variant.
 
 /// Stands for no vertex.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Edges between vertices that are numbers.
+/// A directed graph of numbered vertices, as adjacency arrays.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// Where the edges of each vertex begin, and where the last ones end.
+    /// Start of each vertex's edges in `to`, and the end of the last ones.
     first: Vec<u32>,
     to: Vec<u32>,
 }
 
 impl Graph {
-    /// The graph of these edges. Edges of vertices that there are not are left out.
+    /// Builds a graph from edges. Skips edges with a vertex out of range.
     pub(super) fn of(vertices: usize, edges: &[(u32, u32)]) -> Self {
         let is_there = |edge: &&(u32, u32)| edge.0.max(edge.1) < vertices as u32;
         let mut first = vec![0; vertices + 1];
@@ -37,23 +39,23 @@ impl Graph {
         self.first.len().saturating_sub(1)
     }
 
-    /// Where the edges of a vertex lead.
+    /// The targets of a vertex's edges.
     pub(super) fn next(&self, vertex: u32) -> &[u32] {
         let at = vertex as usize;
         &self.to[self.first[at] as usize..self.first[at + 1] as usize]
     }
 }
 
-/// What can be reached from a vertex.
+/// Dominator tree of the vertices reachable from a root.
 #[derive(Debug)]
 pub(super) struct Tree {
-    /// The vertices that can be reached, in an order in which a dominator comes before what it dominates.
+    /// The reachable vertices, each after its dominator.
     pub(super) order: Vec<u32>,
-    /// The immediate dominator of each vertex; [`NONE`] of the root and of those that cannot be reached.
+    /// Immediate dominator of each vertex; [`NONE`] for the root and for unreachable vertices.
     pub(super) dominators: Vec<u32>,
 }
 
-/// The immediate dominators of all that can be reached from `root`.
+/// Computes the immediate dominators of all vertices reachable from `root`.
 pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
     let walk = Walk::from(graph, root);
     let count = walk.order.len();
@@ -65,7 +67,7 @@ pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
     };
     let before = walk.predecessors(graph);
     let mut dominator = vec![NONE; count];
-    // Those whose semidominator is the vertex, as a list through `following`.
+    // Vertices with the same semidominator, as a linked list through `following`.
     let mut bucket = vec![NONE; count];
     let mut following = vec![NONE; count];
     for vertex in (1..count as u32).rev() {
@@ -101,13 +103,13 @@ pub(super) fn dominators(graph: &Graph, root: u32) -> Tree {
     }
 }
 
-/// A walk in depth. Vertices are numbered in the order in which they are met.
+/// A depth-first walk. Vertices are numbered in order of discovery.
 struct Walk {
-    /// The vertex of each number.
+    /// Vertex by number.
     order: Vec<u32>,
-    /// From which number each was met.
+    /// Number of each vertex's parent in the walk.
     parent: Vec<u32>,
-    /// The number of each vertex; [`NONE`] of those that were not met.
+    /// Number by vertex; [`NONE`] for vertices that were not reached.
     number: Vec<u32>,
 }
 
@@ -147,7 +149,7 @@ impl Walk {
         number
     }
 
-    /// The edges the other way round, between numbers.
+    /// The reversed edges, between numbers.
     fn predecessors(&self, graph: &Graph) -> Graph {
         let mut edges = Vec::new();
         for (from, vertex) in (0..).zip(&self.order) {
@@ -158,17 +160,17 @@ impl Walk {
     }
 }
 
-/// Trees of what was looked at, whose ways upwards are shortened as they are gone.
+/// Forest of the processed vertices, with path compression.
 struct Forest {
     ancestor: Vec<u32>,
-    /// The vertex of the lowest semidominator on the way that was shortened.
+    /// The vertex with the lowest semidominator on the compressed path.
     label: Vec<u32>,
     semi: Vec<u32>,
     way: Vec<u32>,
 }
 
 impl Forest {
-    /// The vertex of the lowest semidominator from this one upwards.
+    /// The vertex with the lowest semidominator on the path from this one upwards.
     fn least(&mut self, vertex: u32) -> u32 {
         let above = |forest: &Self, vertex: u32| forest.ancestor[vertex as usize];
         let mut at = vertex;
@@ -211,7 +213,7 @@ mod tests {
         assert_eq!(found[1_000_000], 999_999);
     }
 
-    /// Without this one, what cannot be reached any more?
+    /// Marks the vertices that are unreachable without this one.
     fn lost_without(graph: &Graph, left_out: u32) -> Vec<bool> {
         let mut met = vec![false; graph.vertices()];
         let mut open = vec![0];

@@ -1,4 +1,4 @@
-//! Joins what was found: Python's objects, PyTorch's, the allocator's.
+//! Joins Python's objects, PyTorch's objects and the allocator's blocks to one snapshot.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::symbolize::python::PythonProcess;
 use crate::target::memory::ReadMemory;
 use crate::tensors::{Block, DeviceTotals, Storage, Tensor, TensorKind, TensorSnapshot};
 
-/// The tensors, storages and blocks of a snapshot.
+/// Builds the tensors, storages and blocks of a snapshot.
 pub(super) fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
@@ -92,7 +92,7 @@ pub(super) fn join(
     snapshot
 }
 
-/// Who holds each tensor: modules and optimizers, and whatever names lead to.
+/// Determines the holders of each tensor: modules, optimizers, and the objects at the start of paths.
 fn holders(
     heap: &Heap<'_, impl ReadMemory>,
     moment: &mut Moment,
@@ -187,7 +187,7 @@ fn tensor(raw: &RawTensor, found: &Found) -> Tensor {
     }
 }
 
-/// Notes whose `.grad` each tensor is.
+/// Records for each tensor the tensors whose `.grad` it is.
 fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
         let Some(grad) = raw.grad else { continue };
@@ -198,8 +198,8 @@ fn add_gradients(found: &Found, tensors: &mut [Tensor]) {
     }
 }
 
-/// Notes which operation keeps each tensor for the backward pass: the first of them. It keeps as well
-/// what the tensor is a view of.
+/// Records the operation that saves each tensor for the backward pass, the first one if there are several. An
+/// operation that saves a view also keeps the view's base.
 fn add_saved(found: &Found, tensors: &mut [Tensor]) {
     for saved in &found.graph.saved {
         let place = tensors.binary_search_by_key(&saved.tensor, |tensor| tensor.object);
@@ -235,7 +235,7 @@ fn take_name(tensor: &mut Tensor, named: Named) {
     tensor.called = named.called;
 }
 
-/// Names the tensors within sparse ones after these.
+/// Names the tensors within sparse tensors after these.
 fn name_parts(found: &Found, places: &HashMap<u64, usize>, tensors: &mut [Tensor]) {
     for (of, raw) in found.graph.tensors.iter().enumerate() {
         for (number, part) in raw.parts.iter().enumerate() {

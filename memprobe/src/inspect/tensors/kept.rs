@@ -1,8 +1,8 @@
-//! Who keeps each storage alive: the ways from holders through tensors, their gradients and graphs, and what the `ctx` of a custom
-//! Function holds.
+//! Determines the holder that keeps each storage alive, through tensors, gradients, graphs and the `ctx` of
+//! custom Functions.
 //!
-//! A storage that all ways lead to through one holder is kept by that alone; one that several lead to is said to be kept by the one
-//! from which it is the fewest steps, of those the one that keeps most alone.
+//! A holder on every path to a storage keeps it alone. Otherwise the holder with the shortest path is named;
+//! among equally near ones, the one that keeps most storages alone.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::tensors::{Kept, Tensor, TensorSnapshot};
 
 const ROOT: u32 = 0;
 
-/// References that are followed at most; each takes some 20 bytes.
+/// Most references that are followed. Each takes about 20 bytes.
 const MOST_EDGES: usize = 1 << 24;
 
-/// References, up to the most.
+/// References up to the limit, and the number beyond it.
 #[derive(Default)]
 struct Edges {
     all: Vec<(u32, u32)>,
@@ -40,19 +40,20 @@ impl Edges {
     }
 }
 
-/// That a holder holds a tensor.
+/// A reference from a holder to a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
-    /// The place of the tensor in the snapshot.
+    /// Index of the tensor in the snapshot.
     pub(super) tensor: usize,
-    /// The place of the holder.
+    /// Index of the holder.
     pub(super) holder: u32,
-    /// The way to it; `None` where its own name says more.
+    /// The path to the tensor; `None` if the tensor's own name says more.
     pub(super) way: Option<Way>,
 }
 
-/// Says of each storage who keeps it. `slot` names the tensor that is held so. Gives how many references were not followed, since there are
-/// too many: then nobody is said to keep anything alone.
+/// Records for each storage the holder that keeps it. `slot` returns the text of a path to a held tensor.
+/// Returns the number of references that were not followed; if there are any, no holder is said to keep
+/// anything alone.
 pub(super) fn keep(
     found: &Found,
     contexts: &Contexts,
@@ -65,12 +66,12 @@ pub(super) fn keep(
     let holding = holding(numbers, held, holders.len());
     let (graph, left_out) = graph(found, contexts, &snapshot.tensors, numbers, &holding);
     let alone = alone(&graph, numbers, holders.len());
-    // Of those who keep as many, the one whose name is best comes first.
+    // Among equally near holders, the one that keeps most storages alone comes first.
     let mut held: Vec<&Held> = held.iter().collect();
     let ranks = ranks(&alone, numbers, holders.len());
     held.sort_by_key(|held| Reverse(ranks.get(held.holder as usize)));
     let ways = Ways::from(&graph, numbers, &held);
-    // Where some references were left out, others may keep it too.
+    // If references are missing, other holders may keep the storage too.
     let is_whole = found.graph.left_out.too_many == 0 && left_out == 0;
     let steps = Steps::of(contexts, numbers);
     let mut slots: HashMap<(usize, u32), Option<Arc<str>>> = HashMap::new();
@@ -108,7 +109,7 @@ pub(super) fn keep(
     left_out
 }
 
-/// Who refers to what, and how many references more there are.
+/// Builds the graph of references, and counts those that are left out.
 fn graph(
     found: &Found,
     contexts: &Contexts,
@@ -123,7 +124,8 @@ fn graph(
     edges.add(holding.iter().copied());
     edges.add(references(contexts, numbers).map(|(from, to, _)| (from, to)));
     add_edges(found, tensors, numbers, &mut edges);
-    // Objects of Python that no name leads to: a tensor that PyTorch keeps goes on having one. Somebody unknown keeps the others.
+    // Python tensors that no name leads to are attached to the root, as kept by an unknown holder. Tensors
+    // that named ones keep alive already have a path.
     let named = reached(&Graph::of(numbers.end as usize, &edges.all));
     let nameless = (0..tensors.len()).filter(|&at| {
         let vertex = numbers.tensor(at) as usize;
@@ -134,7 +136,7 @@ fn graph(
     (graph, edges.left_out)
 }
 
-/// The words for the step from a tensor to a vertex; `None` for what is its own.
+/// Text of the step from a tensor to a vertex. Returns `None` for the tensor's own storage.
 fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Arc<str>> {
     if to >= numbers.storages {
         return None;
@@ -156,7 +158,7 @@ fn through(found: &Found, numbers: Numbers, tensor: usize, to: u32) -> Option<Ar
     })
 }
 
-/// From the root to holders, and from these to the tensors that they hold.
+/// Edges from the root to holders, and from these to the tensors that they hold.
 fn holding(numbers: Numbers, held: &[Held], holders: usize) -> Vec<(u32, u32)> {
     let mut edges: Vec<(u32, u32)> = (0..holders as u32).map(|at| (ROOT, 1 + at)).collect();
     let tensors = held.iter();
@@ -164,7 +166,7 @@ fn holding(numbers: Numbers, held: &[Held], holders: usize) -> Vec<(u32, u32)> {
     edges
 }
 
-/// What PyTorch's objects refer to.
+/// Adds the references between PyTorch's objects.
 fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Edges) {
     let graph = &found.graph;
     let tensor = |object: u64| {
@@ -200,7 +202,7 @@ fn add_edges(found: &Found, tensors: &[Tensor], numbers: Numbers, edges: &mut Ed
     }
 }
 
-/// What can be reached from the root.
+/// Marks the vertices reachable from the root.
 fn reached(graph: &Graph) -> Vec<bool> {
     let mut met = vec![false; graph.vertices()];
     let mut open = vec![ROOT];
@@ -212,7 +214,7 @@ fn reached(graph: &Graph) -> Vec<bool> {
     met
 }
 
-/// The holder without which each vertex would not be reached; [`NONE`] where there is none.
+/// The holder that dominates each vertex; [`NONE`] if there is none.
 fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
     let tree = dominators(graph, ROOT);
     let mut alone = vec![NONE; numbers.end as usize];
@@ -227,7 +229,7 @@ fn alone(graph: &Graph, numbers: Numbers, holders: usize) -> Vec<u32> {
     alone
 }
 
-/// How many storages each holder keeps alone.
+/// Number of storages that each holder keeps alone.
 fn ranks(alone: &[u32], numbers: Numbers, holders: usize) -> Vec<u32> {
     let mut ranks = vec![0; holders];
     for holder in &alone[numbers.storages as usize..] {
@@ -292,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Two losses with graphs that share a node, a weight that both the model and a graph keep, a gradient of it, and a tensor of
-    /// Python that no name leads to.
+    /// Two losses whose graphs share a node, a weight that the model and a graph keep, and the weight's
+    /// gradient. One more Python tensor is without a name.
     fn found() -> Found {
         let mut weight = raw(0x50, None);
         weight.grad = Some(0x70);
@@ -350,7 +352,7 @@ mod tests {
         }
     }
 
-    /// By storage: who, through what, and whether nobody else.
+    /// For each storage: its holder, the step from the holder, and whether it is the only holder.
     fn told(held: &[(usize, u32)], holders: &[Holder]) -> Vec<String> {
         told_with(&Contexts::default(), held, holders)
     }
@@ -405,7 +407,7 @@ mod tests {
 
     #[test]
     fn what_the_context_of_a_function_holds_is_kept_by_whoever_keeps_its_node() {
-        // The node 0x300, at place 2, has a `ctx` with a list of the tensor at place 5.
+        // The node 0x300, at index 2, has a `ctx` with a list of the tensor at index 5.
         let refer = |from, to, step: &str| Reference {
             from,
             to,

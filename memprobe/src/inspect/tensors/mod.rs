@@ -1,5 +1,5 @@
-//! Every tensor of a live process: its Python objects, PyTorch's own, the allocator's blocks and the
-//! names that lead to them, joined to one [`TensorSnapshot`].
+//! Takes a [`TensorSnapshot`] of a live process: joins Python's objects, PyTorch's objects, the allocator's
+//! blocks and the names that lead to them.
 
 mod contexts;
 mod dominators;
@@ -28,21 +28,21 @@ use crate::tensors::TensorSnapshot;
 
 pub use super::heap::capture::Manner;
 
-/// The library that joins PyTorch to Python.
+/// The library with PyTorch's Python bindings.
 const LIBRARY: &str = "libtorch_python.so";
 
-/// Why there is no snapshot. Each ends with what to do.
+/// Reasons why there is no snapshot. Each message ends with the user's next step.
 #[derive(Debug)]
 pub enum Why {
     /// The process cannot be read as CPython.
     Python(DetectError),
-    /// It has not loaded PyTorch.
+    /// The process has not loaded PyTorch.
     NoTorch,
-    /// Its heap cannot be read.
+    /// The Python heap cannot be read.
     Heap(capture::Why),
     /// PyTorch's objects cannot be read.
     Torch(torch::Why),
-    /// PyTorch's objects could not be read while the process ran on.
+    /// PyTorch's objects could not be read while the process kept running.
     Torn,
 }
 
@@ -86,12 +86,11 @@ impl From<DetectError> for Why {
     }
 }
 
-/// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. It
-/// takes milliseconds to seconds; a thread of its own stops the process meanwhile, where it is to
-/// stand still.
+/// Takes a snapshot of every tensor of a process: on CUDA devices, on the CPU, and without memory. It takes
+/// milliseconds to seconds. In the pausing modes a separate thread stops the process meanwhile.
 ///
 /// # Errors
-/// [`Why`]. What is missing without spoiling the rest is said in [`TensorSnapshot::unread`].
+/// [`Why`]. Missing parts that do not invalidate the rest are listed in [`TensorSnapshot::unread`].
 pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
     let maps = Maps::of(tgid).map_err(DetectError::from)?;
     let python = PythonProcess::detect_in(tgid, &maps)?;
@@ -152,23 +151,23 @@ fn now_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-/// What is read of PyTorch's own memory at the moment of the snapshot.
+/// Reads PyTorch's own memory at the moment of the snapshot.
 struct Reader {
     version: Option<String>,
     variable: Result<Option<AllocatorVariable>, allocator::Why>,
 }
 
-/// What was found in it.
+/// Result of [`Reader::read`].
 struct Found {
-    /// How PyTorch's objects are laid out; `None` where Python knows no tensor.
+    /// Source of the layouts of PyTorch's objects; `None` if Python has no tensor object.
     layouts: Option<Result<Origin, torch::Why>>,
-    /// The Python objects of tensors, and the `TensorImpl` of each, by the former.
+    /// Pairs of a tensor's Python object and its `TensorImpl`.
     tensors: Vec<(u64, u64)>,
-    /// Python objects of tensors that have none: not made to the end, or taken apart.
+    /// Tensor objects without a `TensorImpl`: under construction or destruction.
     empty: u64,
-    /// Everything that these lead to.
+    /// All PyTorch objects reachable from these tensors.
     graph: RawGraph,
-    /// The allocator's blocks; `None` where CUDA is not loaded.
+    /// The allocator's blocks; `None` if CUDA is not loaded.
     allocator: Result<Option<AllocatorTables>, allocator::Why>,
 }
 
@@ -203,14 +202,14 @@ impl Reader {
 }
 
 impl Found {
-    /// Whether the allocator was stopped in the middle of what it does: its blocks do not come to its
-    /// own total.
+    /// True if the allocator was stopped in the middle of an operation: its blocks do not add up to its
+    /// total.
     fn is_at_work(&self) -> bool {
         let tables = self.allocator.as_ref().ok().and_then(Option::as_ref);
         tables.is_some_and(|tables| !tables.is_consistent())
     }
 
-    /// Whether its tensors contradict every layout.
+    /// True if the process's tensors fit no layout.
     fn has_no_layout(&self) -> bool {
         matches!(self.layouts, Some(Err(torch::Why::UnknownLayout(_))))
     }
@@ -229,11 +228,11 @@ impl Found {
     }
 }
 
-/// What could not be read, in words for people.
+/// Describes for users the parts that could not be read.
 fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     let (moment, found) = (&captured.moment, &captured.more);
     let mut words = Vec::new();
-    // What the allocator was at is told by what its blocks do not come to.
+    // An interrupted allocator shows in the difference between its blocks and its total.
     let broken = moment.broken.filter(|&broken| broken != Broken::Allocating);
     words.extend(broken.map(|broken| format!("not all objects: {broken}")));
     if moment.census.unknown > 0 {

@@ -1,5 +1,5 @@
-//! Names of tensors, the best first: parameter, buffer, optimizer state, gradient, variable of a
-//! function, way through attributes and containers.
+//! Names tensors. The best name comes first: parameter, buffer, optimizer state, gradient, variable of a
+//! function, path through attributes and containers.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use crate::inspect::torch::Class;
 use crate::target::memory::ReadMemory;
 use crate::tensors::{Name, Tensor, TensorKind};
 
-/// The most names of one tensor.
+/// Most names of one tensor.
 const MOST_NAMES: usize = 16;
 
-/// The most bytes of all names.
+/// Most bytes of path names.
 const MOST_TEXT: usize = 256 << 20;
 
-/// What a tensor is called.
+/// Names of a tensor and their meaning.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
-    /// What the names say that it is for; `None` where they do not.
+    /// Purpose of the tensor according to its names; `None` if they do not show one.
     pub(super) kind: Option<TensorKind>,
-    /// The best first.
+    /// Names, best first.
     pub(super) names: Vec<Name>,
-    /// The path of its module.
+    /// Path of its module, from the variable that holds the root.
     pub(super) module: Option<Arc<str>>,
-    /// The same from the class of the root.
+    /// The same path from the class of the root.
     pub(super) called: Option<Arc<str>>,
 }
 
@@ -52,7 +52,7 @@ impl Named {
     }
 }
 
-/// Names every tensor of a snapshot. `of_python` has the place of the tensor of each Python object.
+/// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
 pub(super) fn name(
     heap: &Heap<'_, impl ReadMemory>,
     moment: &mut Moment,
@@ -92,7 +92,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
             .zip(&tree.places)
             .enumerate()
             .map(|(at, (module, place))| {
-                // Only of a root is it asked.
+                // Only roots need a holder.
                 let is_root = place.root == at;
                 let name = is_root.then(|| self.holder(module.object)).flatten();
                 name.filter(|name| !name.is_empty())
@@ -124,15 +124,15 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
         }
     }
 
-    /// What leads to the root of modules: where variables refer to it themselves the one that does so for longest, for
-    /// within its own methods every module is `self`.
+    /// Name of the root of modules. If variables refer to it directly, this is the longest-lived one, because
+    /// in its own methods every module is `self`.
     fn holder(&mut self, module: u64) -> Option<String> {
         let path = self.paths.to_object(self.heap, self.classes, module)?;
         let longest = self.paths.longest_variable(module).map(str::to_owned);
         Some(longest.filter(|_| path.is_variable).unwrap_or(path.name))
     }
 
-    /// Names what optimizers keep after the parameters that it belongs to.
+    /// Names optimizer state after its parameters.
     fn name_optimizers(&mut self, optimizers: &Optimizers) {
         for state in &optimizers.state {
             let Some(&at) = self.of_python.get(&state.tensor) else {
@@ -156,7 +156,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
         }
     }
 
-    /// Names gradients after the tensors that they belong to.
+    /// Names gradients after their tensors.
     fn name_gradients(&mut self, tensors: &[Tensor]) {
         let variables: Vec<(usize, Name)> = self
             .of_python
@@ -191,7 +191,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
         }
     }
 
-    /// Names tensors by the ways that lead to them: variables of functions first.
+    /// Names tensors by the paths to them, variables of functions first.
     fn name_paths(&mut self) {
         let mut bytes = 0;
         for (&object, &at) in self.of_python {
@@ -211,7 +211,7 @@ impl<M: ReadMemory> Namer<'_, '_, M> {
     }
 }
 
-/// The tensors that a module holds as one kind.
+/// The parameters or the buffers of a module.
 fn tensors_of(module: &Module, kind: TensorKind) -> &[(Arc<str>, u64)] {
     match kind {
         TensorKind::Parameter => &module.parameters,
@@ -219,7 +219,7 @@ fn tensors_of(module: &Module, kind: TensorKind) -> &[(Arc<str>, u64)] {
     }
 }
 
-/// A name that follows references alone.
+/// A name that consists of references only.
 fn exact(text: Arc<str>) -> Name {
     Name {
         text,
@@ -227,7 +227,7 @@ fn exact(text: Arc<str>) -> Name {
     }
 }
 
-/// A name behind what leads to the root of its module.
+/// A name with the path to the root of its module in front.
 fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
     match holder {
         Some(holder) => exact(joined(holder, text)),
@@ -238,7 +238,7 @@ fn prefixed(holder: Option<&str>, root: &Module, text: &str) -> Name {
     }
 }
 
-/// The path of a module with the variable that holds its root.
+/// Path of a module from the variable that holds its root.
 fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
     match (holder, &*place.path) {
         (Some(holder), "") => Some(holder.into()),
@@ -248,7 +248,7 @@ fn module_path(holder: Option<&str>, place: &Place) -> Option<Arc<str>> {
     }
 }
 
-/// The path of a module with the class of its root.
+/// Path of a module from the class of its root.
 fn called(class: &Arc<str>, path: &str) -> Arc<str> {
     match path {
         "" => Arc::clone(class),
@@ -256,7 +256,7 @@ fn called(class: &Arc<str>, path: &str) -> Arc<str> {
     }
 }
 
-/// The names that parameters or buffers below more than one root have.
+/// Names of parameters or buffers that occur below more than one root.
 fn colliding(tree: &Tree) -> HashMap<Arc<str>, ()> {
     let mut roots: HashMap<Arc<str>, usize> = HashMap::new();
     let mut colliding = HashMap::new();
@@ -272,7 +272,7 @@ fn colliding(tree: &Tree) -> HashMap<Arc<str>, ()> {
     colliding
 }
 
-/// The name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
+/// Name of a tensor within a sparse one (`torch/_tensor_docs.py`@v2.15.0).
 pub(super) fn of_part(class: &Class, number: usize, names: &[Name]) -> Option<Name> {
     let Class::Other(class) = class else {
         return None;

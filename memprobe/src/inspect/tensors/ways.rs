@@ -1,4 +1,5 @@
-//! The ways from holders to all that they keep, and the words for those through the `ctx` of custom Functions.
+//! Shortest paths from holders to everything that they keep alive, and the text of paths through the `ctx` of
+//! custom Functions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use super::kept::Held;
 use crate::inspect::heap::paths::MOST_STEPS;
 use crate::tensors::TensorSnapshot;
 
-/// The vertices: the root, holders, tensors, nodes of autograd's graph, what their `ctx` lead to, storages.
+/// Numbering of the vertices: root, holders, tensors, autograd nodes, objects reachable from a `ctx`,
+/// storages. Each field is the first number of its kind.
 #[derive(Clone, Copy)]
 pub(super) struct Numbers {
     pub(super) tensors: u32,
@@ -51,37 +53,36 @@ impl Numbers {
         self.storages + at as u32
     }
 
-    /// The node of a vertex.
+    /// Index of the autograd node at a vertex.
     pub(super) fn as_node(self, vertex: u32) -> Option<usize> {
         let is_one = (self.nodes..self.objects).contains(&vertex);
         is_one.then(|| (vertex - self.nodes) as usize)
     }
 
-    /// Whether a vertex is one of the objects that a `ctx` leads to, or such a `ctx`.
+    /// True if a vertex is a `ctx` or an object reachable from one.
     pub(super) fn is_object(self, vertex: u32) -> bool {
         (self.objects..self.storages).contains(&vertex)
     }
 
-    /// The tensor of a vertex.
+    /// Index of the tensor at a vertex.
     pub(super) fn as_tensor(self, vertex: u32) -> Option<usize> {
         let is_one = (self.tensors..self.nodes).contains(&vertex);
         is_one.then(|| (vertex - self.tensors) as usize)
     }
 }
 
-/// The shortest ways from holders to all that they keep.
 pub(super) struct Ways {
     from: Vec<Option<Reached>>,
 }
 
-/// From where a vertex is reached.
+/// Predecessor of a vertex on its shortest path.
 #[derive(Clone, Copy)]
 struct Reached {
-    /// That of those who are held which it is reached from.
+    /// Index in `held` of the tensor at the start of the path.
     held: usize,
-    /// The first vertex beyond that tensor.
+    /// The first vertex after that tensor.
     first: Option<u32>,
-    /// The vertex before it; `None` of what is held.
+    /// The previous vertex; `None` for the tensor itself.
     before: Option<u32>,
 }
 
@@ -125,13 +126,13 @@ impl Ways {
         Some((from.held, from.first))
     }
 
-    /// The vertex before another on the way to it.
+    /// The previous vertex on the path to this one.
     pub(super) fn before(&self, vertex: u32) -> Option<u32> {
         (*self.from.get(vertex as usize)?)?.before
     }
 }
 
-/// What leads from nodes to their `ctx`, and on from there, each with its words.
+/// Edges from nodes to their `ctx`, and from there on, with the text of each step.
 pub(super) fn references(
     contexts: &Contexts,
     numbers: Numbers,
@@ -149,7 +150,7 @@ pub(super) fn references(
     of_nodes.chain(others)
 }
 
-/// The words of the steps from the `ctx` of Functions on.
+/// Texts of the steps from a `ctx` on.
 pub(super) struct Steps<'a> {
     numbers: Numbers,
     words: HashMap<(u32, u32), &'a Arc<str>>,
@@ -165,8 +166,8 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// The words for what leads to the storage at a vertex, where the last of it is what the `ctx` of a Function holds; `first` is
-    /// the first vertex beyond the tensor that is held.
+    /// Text of the path to the storage at a vertex, if the last part of the path starts at the `ctx` of a
+    /// Function. `first` is the first vertex after the held tensor.
     pub(super) fn beyond(
         &self,
         found: &Found,

@@ -1,4 +1,4 @@
-//! What autograd knows of a tensor, and the nodes of its graph.
+//! Reads the autograd metadata of tensors, and the names and edges of graph nodes.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use super::tensor::{is_tensor, some};
 use crate::target::memory::ReadMemory;
 use crate::target::node_name;
 
-/// What autograd keeps of a view.
+/// The metadata class of a view.
 const VIEW: &str = "N5torch8autograd22DifferentiableViewMetaE";
 
-/// Edges that lead on from one node; a concatenation has one for each of its tensors.
+/// Most edges of one node. A concatenation has one for each of its tensors.
 const MOST_EDGES: u64 = 1 << 16;
 
 /// Offset of `ob_type` in a Python object, in every version (Include/object.h).
 const TYPE: u64 = 8;
 
-/// What autograd knows of a tensor.
+/// Autograd's state of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct Autograd {
     pub(super) requires_grad: bool,
@@ -29,7 +29,7 @@ pub(super) struct Autograd {
     pub(super) outdated: bool,
 }
 
-/// What autograd knows of the tensor with these fields; `None` where that cannot be told.
+/// Reads autograd's state of the tensor with these fields. Returns `None` if the metadata cannot be read.
 pub(super) fn read(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -53,7 +53,7 @@ pub(super) fn read(
     Some(autograd)
 }
 
-/// Adds what a view has of the tensor that it looks at.
+/// Adds the state that a view takes from its base.
 fn look_at_base(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -70,14 +70,14 @@ fn look_at_base(
     if !autograd.requires_grad {
         let at = base.wrapping_add(layouts.tensor.autograd as u64);
         let meta = memory.read_u64(at).ok()?;
-        // What is looked at is never a view itself.
+        // The base is never a view itself.
         autograd.requires_grad = match some(meta) {
             Some(meta) => Meta::read(memory, &layouts.classes, layout, meta)?.requires_grad,
             None => false,
         };
     }
-    // A `c10::VariableVersion::VersionCounter` begins as every counted object, up to where a tensor
-    // has its storage.
+    // A `c10::VariableVersion::VersionCounter` begins like every `intrusive_ptr_target`. Its header ends at
+    // the offset of a tensor's first own field, the storage.
     if let Some(counter) = some(tensor.word(layouts.tensor.version)) {
         let at = counter.wrapping_add(layouts.tensor.storage as u64);
         let version = memory.read_u32(at).ok()?;
@@ -89,18 +89,18 @@ fn look_at_base(
 /// An `AutogradMeta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Meta {
-    /// It says so itself, or there is a `grad_fn`.
+    /// True if the flag is set or there is a `grad_fn`.
     pub(super) requires_grad: bool,
-    /// It says so itself, as leaves do.
+    /// The flag itself, which leaves have.
     pub(super) says_so: bool,
-    /// The pointer, which also stands for no tensor.
+    /// The pointer, which may lead to an `UndefinedTensorImpl`.
     pub(super) grad: u64,
     pub(super) grad_fn: Option<u64>,
     pub(super) is_view: bool,
 }
 
 impl Meta {
-    /// Reads the one at an address; `None` where none lies there, or not as this layout says.
+    /// Reads the metadata at an address. Returns `None` if none lies there or if the layout does not fit.
     pub(super) fn read(
         memory: &impl ReadMemory,
         classes: &Classes,
@@ -131,17 +131,17 @@ impl Meta {
     }
 }
 
-/// What a `DifferentiableViewMeta` adds.
+/// Additional fields of a `DifferentiableViewMeta`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct View {
-    /// The tensor that is looked at; `None` of what is a view for forward differentiation alone.
+    /// The base tensor; `None` if the view exists only for forward differentiation.
     pub(super) base: Option<u64>,
-    /// The version of the tensor that its `grad_fn` belongs to.
+    /// Version of the tensor for which its `grad_fn` was made.
     version: u32,
 }
 
 impl View {
-    /// Reads what the one at an address adds; `None` where it does not lie as this layout says.
+    /// Reads the additional fields at an address. Returns `None` if the layout does not fit.
     pub(super) fn read(
         memory: &impl ReadMemory,
         classes: &Classes,
@@ -165,8 +165,8 @@ impl View {
     }
 }
 
-/// The name of a node, as `grad_fn.name()` gives it; `None` where no node lies there, or one whose
-/// class has a name that memprobe cannot read.
+/// Returns the name of a node, as `grad_fn.name()` gives it. Returns `None` if no node lies there or if the
+/// name of its class cannot be parsed.
 pub(super) fn name(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -187,7 +187,7 @@ pub(super) fn name(
     name.map(Into::into)
 }
 
-/// The nodes that a node leads on to; `None` where they do not lie as this layout says.
+/// Returns the nodes at the ends of a node's edges, or `None` if the layout does not fit.
 pub(super) fn next(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -209,8 +209,8 @@ pub(super) fn next(
         .then_some(nodes)
 }
 
-/// The bytes in use of a `std::vector` of things of a size; `None` where these are not the three
-/// pointers of one, or of one with more than `most`.
+/// Bytes in use of a `std::vector` with elements of `size` bytes. Returns `None` if the three pointers are
+/// not those of a vector, or if it has more than `most` elements.
 pub(super) fn vector(begin: u64, end: u64, room: u64, size: usize, most: u64) -> Option<u64> {
     let used = end.checked_sub(begin)?;
     let held = room.checked_sub(begin)?;

@@ -1,6 +1,6 @@
-//! Fields of an object whose bytes were read.
+//! Typed access to the fields of an object.
 
-/// The bytes of an object. What lies beyond them reads as zero.
+/// The bytes of an object. Offsets beyond them read as zero.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
@@ -10,17 +10,17 @@ impl Fields<'_> {
         self.0.get(at).copied().unwrap_or_default()
     }
 
-    /// The word of 16 bits at an offset.
+    /// The 16-bit word at an offset.
     pub(super) fn half(self, at: usize) -> u16 {
         u16::from_le_bytes(self.array(at))
     }
 
-    /// The word of 32 bits at an offset.
+    /// The 32-bit word at an offset.
     pub(super) fn word32(self, at: usize) -> u32 {
         u32::from_le_bytes(self.array(at))
     }
 
-    /// The word of 64 bits at an offset.
+    /// The 64-bit word at an offset.
     pub(super) fn word(self, at: usize) -> u64 {
         u64::from_le_bytes(self.array(at))
     }

@@ -1,7 +1,7 @@
-//! Finding the layout of tensors in a version that is not known: by the classes of what their
-//! pointers lead to, and by numbers that must agree with one another.
+//! Determines the layout of tensors in an unknown version, by the classes of pointed-to objects and by
+//! numbers that must agree with one another.
 //!
-//! Nothing is taken that only looks right: each offset must be the only one that fits every sample.
+//! Plausibility alone is not enough: each offset must be the only one that fits every sample.
 
 use super::bytes::Fields;
 use super::class::{Classes, Family};
@@ -12,7 +12,7 @@ use crate::event::Bytes;
 use crate::target::memory::ReadMemory;
 use crate::tensors::{DType, Device};
 
-/// Bytes of a `TensorImpl` and of a `StorageImpl` that are searched.
+/// Bytes searched of a `TensorImpl` and of a `StorageImpl`.
 const TENSOR_BYTES: usize = 240;
 const STORAGE_BYTES: usize = 112;
 
@@ -22,7 +22,7 @@ struct Sample {
     tensor: Vec<u8>,
 }
 
-/// The layout that the samples show; `None` where they show none, or more than one.
+/// Determines the layout that the samples show. Returns `None` unless exactly one fits.
 pub(super) fn calibrate(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -34,7 +34,7 @@ pub(super) fn calibrate(
     only(found)
 }
 
-/// The only one of some things.
+/// The first item of an iterator, or `None` if there is not exactly one.
 fn only<T>(mut things: impl Iterator<Item = T>) -> Option<T> {
     let first = things.next()?;
     things.next().is_none().then_some(first)
@@ -64,7 +64,7 @@ fn by_handle(
     let points_back = |sample: &Sample, word: u64| word & !1 == sample.python;
     let python = only(words(TENSOR_BYTES).filter(|at| all(*at, &points_back)))?;
     let storage = only(words(python).filter(|at| all(*at, &is_storage)))?;
-    // In every version that is known these follow one another: storage, autograd, more, version.
+    // Every known version has these fields in this order: storage, autograd, one more word, version.
     let autograd = storage + 8;
     if !all(autograd, &is_autograd) {
         return None;
@@ -88,7 +88,7 @@ fn by_handle(
     }))
 }
 
-/// A plain tensor with a storage.
+/// Reads a sample: a plain `TensorImpl`.
 fn sample(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -105,7 +105,7 @@ fn sample(
     Some(Sample { python, tensor })
 }
 
-/// What a layout says of a sample.
+/// Fields of a sample, read by a layout.
 struct Read {
     geometry: Geometry,
     dtype: DType,
@@ -123,8 +123,8 @@ fn read(memory: &impl ReadMemory, layout: &TensorLayout, sample: &Sample) -> Opt
     })
 }
 
-/// Where storages keep their data: in the only place where each has its tensor's device, and behind
-/// that enough bytes for it. At least one must hold no more than its tensor needs.
+/// Determines the offset of the data pointer in storages. It must be the only one where every storage has its
+/// tensor's device and enough bytes for it. At least one storage must have exactly the size of its tensor.
 fn calibrate_storage(memory: &impl ReadMemory, tensors: &[Read]) -> Option<StorageLayout> {
     let storages = tensors.iter().map(|tensor| {
         let mut bytes = vec![0; STORAGE_BYTES];

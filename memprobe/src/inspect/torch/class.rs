@@ -1,6 +1,5 @@
-//! What class an object of C++ is of, by the type information that the compiler put beside its
-//! virtual table: it needs no symbols, knows every library that is loaded, and names what a class is
-//! derived from.
+//! Determines the class of a C++ object by the type information next to its virtual table. This needs no
+//! symbols, works in every loaded library, and gives the base classes.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,13 +10,13 @@ use super::deleter;
 use crate::target::cpp_class::{ALIGNMENT, LOWEST, name_of, of_table};
 use crate::target::memory::ReadMemory;
 
-/// How far a class may lie from the one that tells what it is.
+/// Longest chain of base classes up to the one that determines the family.
 const MOST_ANCESTORS: usize = 8;
 
-/// Virtual tables that are remembered; some 2,000 classes of PyTorch have what memprobe reads.
+/// Most virtual tables that are cached. About 2,000 of PyTorch's classes belong to a family.
 const MOST_CLASSES: usize = 1 << 14;
 
-/// The classes that tell what an object is, as the compiler mangles them (Itanium C++ ABI, 5.1).
+/// Base classes that determine the family, with mangled names (Itanium C++ ABI, 5.1).
 const FAMILIES: &[(&str, Family)] = &[
     ("N3c1010TensorImplE", Family::Tensor),
     ("N3c1011StorageImplE", Family::Storage),
@@ -26,40 +25,38 @@ const FAMILIES: &[(&str, Family)] = &[
     ("N5torch8autograd18SavedVariableHooksE", Family::Hooks),
 ];
 
-/// What kind of thing an object is.
+/// Kinds of objects that memprobe reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// A `c10::TensorImpl` or what is derived from it.
+    /// `c10::TensorImpl` or a derived class.
     Tensor,
-    /// A `c10::StorageImpl`, likewise.
+    /// `c10::StorageImpl` or a derived class.
     Storage,
-    /// A `torch::autograd::Node`, likewise.
+    /// `torch::autograd::Node` or a derived class.
     Node,
-    /// A `torch::autograd::AutogradMeta`, likewise.
+    /// `torch::autograd::AutogradMeta` or a derived class.
     Autograd,
-    /// A `torch::autograd::SavedVariableHooks`, likewise.
+    /// `torch::autograd::SavedVariableHooks` or a derived class.
     Hooks,
-    /// Anything else.
+    /// Any other class.
     Other,
 }
 
-/// A class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CppClass {
-    /// Its name as the compiler mangled it.
+    /// Mangled name.
     pub(super) name: Arc<str>,
-    /// What it is derived from.
     pub(super) family: Family,
-    /// Bytes of an object of it, for [`Family::Node`] and where it tells.
+    /// Bytes of an object; only for [`Family::Node`], and only if its destructor shows it.
     pub(super) size: Option<u64>,
 }
 
-/// Classes by the address of their virtual tables, each looked up once.
+/// Classes by the address of their virtual table, each read once.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Classes(RefCell<HashMap<u64, Option<CppClass>>>);
 
 impl Classes {
-    /// The class whose objects point to this virtual table; `None` where none lies there.
+    /// The class with this virtual table. Returns `None` if no virtual table lies there.
     pub(super) fn of_table(&self, memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
         if let Some(known) = self.0.borrow().get(&table) {
             return known.clone();
@@ -80,15 +77,15 @@ impl Classes {
         self.of_table(memory, memory.read_u64(object).ok()?)
     }
 
-    /// Whether the object at an address is of a family.
+    /// True if the object at an address belongs to a family.
     pub(super) fn is(&self, memory: &impl ReadMemory, object: u64, family: Family) -> bool {
         self.of(memory, object)
             .is_some_and(|class| class.family == family)
     }
 }
 
-/// Behind its name, the type information of a class has what it is derived from, alone (third word) or
-/// behind a word of counts (Itanium C++ ABI, 2.9.5).
+/// Reads a class. In type information the base class follows the name: directly (third word), or after a word
+/// of flags and count (Itanium C++ ABI, 2.9.5).
 fn read(memory: &impl ReadMemory, table: u64) -> Option<CppClass> {
     let (information, name) = of_table(memory, table)?;
     let mut family = family_of(&name);
@@ -120,7 +117,7 @@ fn family_of(name: &str) -> Option<Family> {
     found.map(|(_, family)| *family)
 }
 
-/// The type information of the first class that another is derived from, and its name.
+/// The type information and the name of the first base class.
 fn base_of(memory: &impl ReadMemory, information: u64) -> Option<(u64, String)> {
     [16, 24].into_iter().find_map(|at| {
         let base = memory.read_u64(information.checked_add(at)?).ok()?;

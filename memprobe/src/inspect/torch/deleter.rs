@@ -1,5 +1,7 @@
-//! How large the objects of a class are, by the function of the class that deletes one: it tells the allocator
-//! how many bytes it gives back. So no allocator need be known, and no part of an object is taken for another's.
+//! Determines the size of a class's objects from its deleting destructor, which passes the size to the
+//! allocator.
+//!
+//! This works with any allocator, and no subobject can be mistaken for the object.
 
 use hashbrown::HashSet;
 use iced_x86::{
@@ -9,17 +11,18 @@ use iced_x86::{
 
 use crate::target::memory::ReadMemory;
 
-/// Where a virtual table has the function, behind that which destroys an object and leaves its memory (Itanium C++ ABI,
-/// 2.5.2), in a class whose first virtual function is its destructor.
+/// Offset of the deleting destructor in the virtual table, after the complete object destructor (Itanium C++
+/// ABI, 2.5.2). It applies to classes whose first virtual function is the destructor.
 const SLOT: u64 = 8;
 
-/// Bytes of the function that are looked at; the longest of PyTorch 2.15's nodes has some 1,500.
+/// Bytes of the function that are decoded. The longest of PyTorch 2.15's nodes has about 1,500.
 const MOST_CODE: usize = 4 << 10;
 
-/// Instructions that are followed.
+/// Most instructions that are followed.
 const MOST_STEPS: usize = 2_000;
 
-/// The bytes of an object of the class with this virtual table; `None` where its function tells none.
+/// Size of the objects of the class with this virtual table. Returns `None` if its destructor does not show
+/// it.
 pub(super) fn object_size(memory: &impl ReadMemory, table: u64) -> Option<u64> {
     let start = memory.read_u64(table.checked_add(SLOT)?).ok()?;
     let code = memory
@@ -28,19 +31,19 @@ pub(super) fn object_size(memory: &impl ReadMemory, table: u64) -> Option<u64> {
     told_by(&code, start)
 }
 
-/// What is known where an instruction begins.
+/// Register state before an instruction.
 #[derive(Clone, Copy)]
 struct Known {
-    /// The register that keeps the object over calls.
+    /// Callee-saved register that holds the object.
     kept: Option<Register>,
-    /// The first argument of the next call is the object.
+    /// True if the first argument register holds the object.
     is_object: bool,
-    /// The second one.
+    /// Constant in the second argument register.
     second: Option<u64>,
 }
 
-/// Follows every way through a function that begins at `start` up to the jumps that leave it, each of which must give back
-/// the object that the function was called for, with the same size: `operator delete(this, size)`.
+/// Follows every path through the function at `start` to the jumps that leave it. Each must free the object
+/// for which the function was called, with the same size: `operator delete(this, size)`.
 fn told_by(code: &[u8], start: u64) -> Option<u64> {
     let mut facts = InstructionInfoFactory::new();
     let mut met = HashSet::new();
@@ -92,7 +95,7 @@ fn is_within(code: &[u8], start: u64, at: u64) -> bool {
     at.wrapping_sub(start) < code.len() as u64
 }
 
-/// The instruction at an address.
+/// Decodes the instruction at an address.
 fn decoded(code: &[u8], start: u64, at: u64) -> Option<Instruction> {
     let rest = code.get(at.wrapping_sub(start) as usize..)?;
     let instruction = Decoder::with_ip(64, rest, at, DecoderOptions::NONE).decode();
@@ -100,7 +103,7 @@ fn decoded(code: &[u8], start: u64, at: u64) -> Option<Instruction> {
 }
 
 impl Known {
-    /// Takes note of what an instruction does that only goes on.
+    /// Applies the effect of an instruction without control flow.
     fn after(&mut self, instruction: &Instruction, facts: &mut InstructionInfoFactory) {
         let before = *self;
         let used = facts.info(instruction).used_registers();
@@ -114,7 +117,7 @@ impl Known {
             match register {
                 Register::RDI => self.is_object = false,
                 Register::RSI => self.second = None,
-                // What is popped is the caller's, and the object is in its place by then.
+                // A pop restores the caller's value; by then the first argument holds the object again.
                 register if self.kept == Some(register) => self.kept = None,
                 _ => {}
             }
@@ -141,7 +144,7 @@ impl Known {
     }
 }
 
-/// Whether a function that is called leaves a register as it was (System V ABI, x86-64, 3.2.1).
+/// True for callee-saved registers (System V ABI, x86-64, 3.2.1).
 fn outlasts_calls(register: Register) -> bool {
     use Register::{R12, R13, R14, R15, RBP, RBX};
     [RBX, RBP, R12, R13, R14, R15].contains(&register)
@@ -154,8 +157,8 @@ mod tests {
     use super::super::fake::Heap;
     use super::*;
 
-    /// lea rax, [rip+0xfc47b09]; push rbx; mov rbx, rdi; mov [rdi], rax; call 0xfc85f0 (of a node without anything in
-    /// PyTorch 2.15)
+    /// lea rax, [rip+0xfc47b09]; push rbx; mov rbx, rdi; mov [rdi], rax; call 0xfc85f0 (of a node without own
+    /// fields in PyTorch 2.15)
     const BEGINNING: &[u8] = &[
         0x48, 0x8d, 0x05, 0x09, 0x7b, 0xc4, 0x0f, 0x53, 0x48, 0x89, 0xfb, 0x48, 0x89, 0x07, 0xe8,
         0x6d, 0x45, 0xe3, 0xfb,

@@ -1,23 +1,23 @@
-//! Where PyTorch's objects keep what memprobe reads, by version.
+//! Layouts of PyTorch's objects, by version.
 //!
-//! Offsets in bytes, of the x86-64 wheels: what `offsetof` gives with each wheel's own headers
-//! (`torch/include`) and its own ABI of `std::string`, for 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1,
-//! 2.9.1, 2.10.0, 2.12.1, 2.13.0 and 2.15.0. What was read by them was compared with what PyTorch says
-//! on 2.0.1, 2.2.2, 2.6.0, 2.9.1, 2.12.1 and 2.15.0. A row is believed for any version only where it
-//! proves itself on the objects of the process ([`super::layouts`]).
+//! Offsets in bytes, for the x86-64 wheels. They come from `offsetof` with each wheel's own headers
+//! (`torch/include`) and `std::string` ABI: 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.6.0, 2.7.1, 2.9.1, 2.10.0, 2.12.1,
+//! 2.13.0 and 2.15.0. Values read by them were compared with PyTorch's own on 2.0.1, 2.2.2, 2.6.0, 2.9.1,
+//! 2.12.1 and 2.15.0. For every version a row counts only if the objects of the process verify it
+//! ([`super::layouts`]).
 
 use std::ops::RangeInclusive;
 
-/// Versions of PyTorch, from and to, as `(major, minor)`.
+/// First and last version of PyTorch, as `(major, minor)`.
 pub(super) type Versions = [(u32, u32); 2];
 
-/// Where the pointer to the `TensorImpl` lies in a Python object of a tensor, past the head of every
-/// Python object (torch/csrc/autograd/python_variable.h).
+/// Form of the pointer to the `TensorImpl` in a tensor's Python object, after the header of every Python
+/// object (torch/csrc/autograd/python_variable.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handle {
     /// `Tensor cdata`.
     Plain,
-    /// `c10::MaybeOwned<Tensor> cdata`: a word that says whether it is owned comes first.
+    /// `c10::MaybeOwned<Tensor> cdata`: a word with the ownership flag comes first.
     MaybeOwned,
 }
 
@@ -33,12 +33,12 @@ impl Handle {
     }
 }
 
-/// How an optional device lies in memory.
+/// Memory layout of an optional device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeviceOrder {
-    /// `c10::optional`: whether there is one, type, index.
+    /// `c10::optional`: presence flag, type, index.
     PresenceFirst,
-    /// `std::optional`: type, index, whether there is one.
+    /// `std::optional`: type, index, presence flag.
     PresenceLast,
 }
 
@@ -49,7 +49,7 @@ impl DeviceOrder {
 /// Offsets in a `c10::TensorImpl` (c10/core/TensorImpl.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TensorLayout {
-    /// Where Python objects point to it.
+    /// Form of the pointer in Python objects.
     pub(super) handle: Handle,
     /// `storage_`.
     pub(super) storage: usize,
@@ -59,14 +59,14 @@ pub(super) struct TensorLayout {
     pub(super) version: usize,
     /// The pointer of `pyobj_slot_` back to the Python object.
     pub(super) python: usize,
-    /// `sizes_and_strides_`, behind which all else follows in the same order in every version.
+    /// `sizes_and_strides_`. All later fields follow in the same order in every version.
     pub(super) dimensions: usize,
-    /// How `device_opt_` lies.
+    /// Memory layout of `device_opt_`.
     pub(super) device: DeviceOrder,
 }
 
 impl TensorLayout {
-    /// Sizes of up to five dimensions; a pointer to sizes and strides where there are more
+    /// Sizes of up to five dimensions; with more, a pointer to sizes and strides
     /// (c10/core/impl/SizesAndStrides.h).
     pub(super) const fn sizes(&self) -> usize {
         self.dimensions + 8
@@ -97,12 +97,12 @@ impl TensorLayout {
         self.dimensions + 106
     }
 
-    /// The second byte of the flags, behind `device_opt_`; its bit 4 is `has_symbolic_sizes_strides_`.
+    /// The second byte of the flags, after `device_opt_`; its bit 4 is `has_symbolic_sizes_strides_`.
     pub(super) const fn flags(&self) -> usize {
         self.dimensions + 110
     }
 
-    /// Bytes of a `TensorImpl`; those of what is derived from it follow.
+    /// Bytes of a `TensorImpl`. The fields of a derived class follow.
     pub(super) const fn size(&self) -> usize {
         self.dimensions + 120
     }
@@ -126,13 +126,13 @@ impl StorageLayout {
         self.data + 32
     }
 
-    /// Bytes that are read of one.
+    /// Bytes to read of a storage.
     pub(super) const fn size(&self) -> usize {
         self.data + 40
     }
 }
 
-/// Offsets in a `torch::autograd::AutogradMeta` and, of a view, a `DifferentiableViewMeta`
+/// Offsets in a `torch::autograd::AutogradMeta` and, for a view, a `DifferentiableViewMeta`
 /// (torch/csrc/autograd/variable.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AutogradLayout {
@@ -140,11 +140,11 @@ pub(super) struct AutogradLayout {
     pub(super) grad: usize,
     /// `grad_fn_`.
     pub(super) grad_fn: usize,
-    /// `requires_grad_`; `is_view_` is the second byte behind it.
+    /// `requires_grad_`; `is_view_` is the second byte after it.
     pub(super) requires_grad: usize,
-    /// The `ViewInfo` of `backward_info_`, whose first word is the tensor that is looked at.
+    /// The `ViewInfo` of `backward_info_`, whose first word is the base tensor.
     pub(super) base: usize,
-    /// Whether there is a `backward_info_`.
+    /// Presence flag of `backward_info_`.
     pub(super) has_base: usize,
     /// `attr_version_`.
     pub(super) version: usize,
@@ -156,7 +156,7 @@ impl AutogradLayout {
         self.requires_grad + 2
     }
 
-    /// Bytes that are read of one that is no view, and of a view.
+    /// Bytes to read of the metadata of a tensor that is no view; [`Self::view_size`] is for views.
     pub(super) const fn size(&self) -> usize {
         self.requires_grad + 8
     }
@@ -166,28 +166,28 @@ impl AutogradLayout {
     }
 }
 
-/// Offsets in a `torch::autograd::Node` (torch/csrc/autograd/function.h) and what belongs to it.
+/// Offsets in a `torch::autograd::Node` (torch/csrc/autograd/function.h) and related objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeLayout {
     /// `sequence_nr_`.
     pub(super) sequence: usize,
     /// `next_edges_`, a `std::vector<Edge>`.
     pub(super) edges: usize,
-    /// Bytes of an `Edge`, whose first word is the node that it leads to.
+    /// Bytes of an `Edge`, whose first word is the next node.
     pub(super) edge: usize,
-    /// Bytes of a `Node`; those of what is derived from it follow.
+    /// Bytes of a `Node`. The fields of a derived class follow.
     pub(super) size: usize,
     /// The pointer of a `PyNode` to its Python object.
     pub(super) python: usize,
-    /// The saved variables that follow.
+    /// The saved variables in derived classes.
     pub(super) saved: SavedLayout,
 }
 
-/// Offsets in a `torch::autograd::SavedVariable` (torch/csrc/autograd/saved_variable.h), whose first
-/// word is the tensor.
+/// Offsets in a `torch::autograd::SavedVariable` (torch/csrc/autograd/saved_variable.h), whose first word is
+/// the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SavedLayout {
-    /// `was_default_constructed_` and four more flags of a byte each.
+    /// `was_default_constructed_` and four more flags of one byte each.
     pub(super) flags: usize,
     /// `requires_grad_`, the last field.
     pub(super) requires_grad: usize,
@@ -199,7 +199,7 @@ impl SavedLayout {
         self.flags + 8
     }
 
-    /// Bytes of one.
+    /// Bytes of a saved variable.
     pub(super) const fn size(&self) -> usize {
         self.requires_grad + 8
     }
@@ -209,7 +209,7 @@ const fn versions(from: (u32, u32), to: (u32, u32)) -> Versions {
     [from, to]
 }
 
-/// Tensors and storages.
+/// Layouts of tensors and storages.
 pub(super) const TENSORS: &[(Versions, TensorLayout, StorageLayout)] = &[
     (versions((2, 0), (2, 1)), OLDEST, StorageLayout { data: 24 }),
     (
@@ -264,7 +264,7 @@ const MIDDLE: TensorLayout = TensorLayout {
     device: DeviceOrder::PresenceLast,
 };
 
-/// What autograd knows of a tensor.
+/// Layouts of autograd metadata.
 pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
     (versions((2, 0), (2, 0)), autograd(16, 112, 160, (8, 0), 40)),
     (versions((2, 1), (2, 1)), autograd(16, 120, 168, (8, 0), 40)),
@@ -290,9 +290,11 @@ pub(super) const AUTOGRAD: &[(Versions, AutogradLayout)] = &[
     ),
 ];
 
-/// By the offsets of `grad_`, `requires_grad_` and `backward_info_`; of the `ViewInfo` and of whether
-/// there is one in that (`c10::optional` says so first, `std::optional` last); and the bytes of the
-/// `ViewInfo`. `grad_fn_` follows `grad_`; a `forward_info_` of the same kind and a flag come before
+/// Builds a row from the offsets of `grad_`, `requires_grad_` and `backward_info_`, from two offsets within
+/// `backward_info_`, and from the size of a `ViewInfo` in bytes.
+///
+/// The two offsets are those of the `ViewInfo` and of the presence flag: `c10::optional` has the flag first,
+/// `std::optional` last. `grad_fn_` follows `grad_`. A `forward_info_` of the same type and a flag precede
 /// `attr_version_`.
 const fn autograd(
     grad: usize,
@@ -311,7 +313,7 @@ const fn autograd(
     }
 }
 
-/// The graph.
+/// Layouts of graph nodes.
 pub(super) const NODES: &[(Versions, NodeLayout)] = &[
     (
         versions((2, 0), (2, 4)),
@@ -340,7 +342,7 @@ pub(super) const NODES: &[(Versions, NodeLayout)] = &[
     ),
 ];
 
-/// Nodes that `std::shared_ptr` holds.
+/// Layout of nodes that are held by `std::shared_ptr`.
 const SHARED: NodeLayout = NodeLayout {
     sequence: 24,
     edges: 96,
@@ -353,7 +355,7 @@ const SHARED: NodeLayout = NodeLayout {
     },
 };
 
-/// Whether a version lies in a range.
+/// True if a version lies in a range.
 pub(super) fn is_of([from, to]: &Versions, version: Option<&str>) -> bool {
     let range: RangeInclusive<_> = *from..=*to;
     version
@@ -361,7 +363,7 @@ pub(super) fn is_of([from, to]: &Versions, version: Option<&str>) -> bool {
         .is_some_and(|version| range.contains(&version))
 }
 
-/// `(2, 15)` of `2.15.0+cu132`.
+/// Parses `2.15.0+cu132` to `(2, 15)`.
 fn major_minor(version: &str) -> Option<(u32, u32)> {
     let (major, rest) = version.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;

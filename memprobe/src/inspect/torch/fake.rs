@@ -1,9 +1,9 @@
-//! A process for tests with tensors, storages and a graph, laid out by the very rows that readers use.
+//! A fake process with tensors, storages and a graph, laid out by the same rows that the readers use.
 
 use super::era::{AutogradLayout, DeviceOrder, NodeLayout, StorageLayout, TensorLayout};
 use crate::target::memory::fake::FakeMemory;
 
-/// Where each kind of thing lies.
+/// Base addresses of each kind of object.
 const CLASSES: u64 = 0x10_0000;
 const CODE: u64 = 0x1000_0000;
 const OBJECTS: u64 = 0x5500_0000_0000;
@@ -14,12 +14,12 @@ pub(super) struct Heap {
     pub(super) memory: FakeMemory,
     classes: u64,
     objects: u64,
-    /// Where each object begins and how many bytes it has, for those who spoil it.
+    /// Address and size of each object, for tests that corrupt them.
     pub(super) all: Vec<(u64, usize)>,
 }
 
 impl Heap {
-    /// Maps an object behind the header of a chunk of malloc, and gives its address.
+    /// Maps an object after the header of a malloc chunk, and returns its address.
     pub(super) fn object(&mut self, bytes: &[u8]) -> u64 {
         let chunk = (bytes.len() + 8).next_multiple_of(16).max(32);
         let at = OBJECTS + self.objects;
@@ -27,14 +27,14 @@ impl Heap {
         let mut all = vec![0; chunk + 16];
         all[8..16].copy_from_slice(&(chunk as u64 | 1).to_le_bytes());
         all[16..16 + bytes.len()].copy_from_slice(bytes);
-        // The neighbour knows that it is in use.
+        // The neighbour records that the chunk is in use.
         all[chunk + 8..chunk + 16].copy_from_slice(&0x21_u64.to_le_bytes());
         self.memory.map(at, all);
         self.all.push((at + 16, bytes.len()));
         at + 16
     }
 
-    /// A class that is derived from others, one from the other; gives its virtual table.
+    /// A class with a chain of base classes. Returns its virtual table.
     pub(super) fn class(&mut self, name: &str, bases: &[&str]) -> u64 {
         let mut base = 0;
         let names = std::iter::once(&name).chain(bases).collect::<Vec<_>>();
@@ -49,8 +49,8 @@ impl Heap {
         at + 8
     }
 
-    /// Gives a class the function that deletes its objects, which are of `size` bytes, as a compiler writes it:
-    /// `push rbx; mov rbx, rdi; call …; mov rdi, rbx; mov esi, size; pop rbx; jmp …`.
+    /// Gives a class a deleting destructor for objects of `size` bytes, as a compiler writes it: `push rbx;
+    /// mov rbx, rdi; call …; mov rdi, rbx; mov esi, size; pop rbx; jmp …`.
     pub(super) fn deleter(&mut self, table: u64, size: u32) {
         let at = CODE + self.classes;
         self.classes += 0x2000;
@@ -81,7 +81,7 @@ impl Heap {
     }
 }
 
-/// Fields that are written.
+/// Builder for the fields of an object.
 #[derive(Debug)]
 pub(super) struct Bytes(pub(super) Vec<u8>);
 
@@ -114,7 +114,7 @@ pub(super) struct Process {
     undefined: u64,
 }
 
-/// A tensor to be made; `new` is a float32 of 2 by 3 on the CPU.
+/// Parameters of a new tensor. The default is a 2 by 3 float32 tensor on the CPU.
 #[derive(Clone, Debug)]
 pub(super) struct New {
     pub(super) shape: Vec<u64>,
@@ -124,7 +124,7 @@ pub(super) struct New {
     pub(super) grad: u64,
     pub(super) grad_fn: u64,
     pub(super) base: u64,
-    /// Where its data lie; the storage is of as many bytes as the elements of 4 bytes need.
+    /// Address of the data. The storage has as many bytes as the elements need at 4 bytes each.
     pub(super) data: u64,
 }
 
@@ -256,7 +256,7 @@ impl Process {
         self.heap.object(&bytes.0)
     }
 
-    /// A Python object that stands for a tensor, and knows of it.
+    /// A Python object for a tensor, linked in both directions.
     pub(super) fn python(&mut self, tensor: u64) -> u64 {
         let mut bytes = Bytes::of(48);
         bytes.word(0, 1);
@@ -267,7 +267,7 @@ impl Process {
         python
     }
 
-    /// A node of a class, with the nodes that it leads to and bytes behind what every node has.
+    /// A node of a class, with edges and with the bytes after the base class `Node`.
     pub(super) fn node(&mut self, class: &str, next: &[u64], sequence: u64, rest: &[u8]) -> u64 {
         let layout = self.node;
         let class = self.heap.class(class, &["N5torch8autograd4NodeE"]);
@@ -298,12 +298,12 @@ impl Process {
         bytes.0
     }
 
-    /// The bytes of one that keeps nothing.
+    /// The bytes of an empty saved variable.
     pub(super) fn released(&self) -> Vec<u8> {
         self.saved(self.undefined, false)
     }
 
-    /// The three pointers of a vector of these things.
+    /// The three pointers of a vector of these elements.
     pub(super) fn list(&mut self, things: &[Vec<u8>]) -> Vec<u8> {
         let bytes = things.concat();
         let begin = self.heap.object(&bytes);

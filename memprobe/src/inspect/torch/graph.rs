@@ -1,5 +1,5 @@
-//! Everything that some tensors lead to: their gradients, the tensors that they look at, the graph
-//! behind their `grad_fn`, and what that keeps for the backward pass.
+//! Collects everything reachable from given tensors: gradients, bases, the graph behind `grad_fn`, and the
+//! tensors saved for the backward pass.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -14,60 +14,58 @@ use crate::target::memory::ReadMemory;
 pub use super::node::RawNode;
 pub use super::saved::Saved;
 
-/// What is kept at most; each tensor costs memprobe some 300 bytes, each node some 200.
+/// Limits. Each tensor costs memprobe about 300 bytes, each node about 200.
 const MOST_TENSORS: usize = 1 << 19;
 const MOST_NODES: usize = 1 << 19;
 const MOST_SAVED: usize = 1 << 20;
 
-/// A tensor that a node keeps for the backward pass.
+/// A tensor that a node saves for the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SavedTensor {
     /// The `c10::TensorImpl`.
     pub tensor: u64,
     /// The `torch::autograd::Node`.
     pub node: u64,
-    /// How it is kept.
     pub saved: Saved,
 }
 
-/// What was found.
+/// The collected objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RawGraph {
-    /// Tensors, by address, none twice; also those that no Python object stands for.
+    /// Tensors sorted by address, without duplicates, including those without a Python object.
     pub tensors: Vec<RawTensor>,
-    /// Their storages, by address, none twice.
+    /// Their storages, sorted by address, without duplicates.
     pub storages: Vec<RawStorage>,
-    /// Nodes, by address, none twice.
+    /// Nodes sorted by address, without duplicates.
     pub nodes: Vec<RawNode>,
-    /// What nodes keep, by tensor; a tensor may be kept by several.
+    /// Saved tensors, sorted by tensor. Several nodes may save the same tensor.
     pub saved: Vec<SavedTensor>,
-    /// What is not in it.
     pub left_out: LeftOut,
 }
 
-/// What could not be read, by number.
+/// Counts of objects that are missing from the graph, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftOut {
-    /// Tensors whose fields contradict one another, or that could not be read.
+    /// Tensors that could not be read or whose fields contradict one another.
     pub tensors: u64,
-    /// Tensors of which it is not known whether they require a gradient, and which.
+    /// Tensors whose autograd metadata could not be read.
     pub without_autograd: u64,
-    /// Tensors whose shape asks for more than their storage has.
+    /// Tensors whose shape exceeds their storage.
     pub beyond_storage: u64,
-    /// Storages.
+    /// Storages that could not be read.
     pub storages: u64,
-    /// Nodes of the graph.
+    /// Nodes that could not be read.
     pub nodes: u64,
-    /// Nodes whose size is not known, so that they were not searched for what they keep.
+    /// Nodes of unknown size, which were not searched for saved tensors.
     pub unsearched: u64,
-    /// Tensors that a hook keeps as something else than a tensor.
+    /// Saved tensors that a hook packed into something other than a tensor.
     pub packed: u64,
-    /// What there was beyond the most that memprobe keeps.
+    /// Objects beyond memprobe's limits.
     pub too_many: u64,
 }
 
 impl LeftOut {
-    /// What is not there, in words for people; none where nothing is missing.
+    /// Describes the missing objects for users, one line per reason.
     pub fn words(&self) -> Vec<String> {
         let rows = [
             (
@@ -137,7 +135,7 @@ impl RawGraph {
         self.nodes.get(found.ok()?)
     }
 
-    /// The nodes that keep a tensor.
+    /// The nodes that save a tensor.
     pub fn keepers(&self, tensor: u64) -> impl Iterator<Item = &SavedTensor> {
         let start = self.saved.partition_point(|saved| saved.tensor < tensor);
         let from = self.saved[start..].iter();
@@ -145,9 +143,8 @@ impl RawGraph {
     }
 }
 
-/// Collects what `tensors` (`TensorImpl`s) and `nodes` (of the graph; those that no tensor leads to)
-/// lead to. What lies close together is read one after the other, so that memory that is read by the
-/// page is read once.
+/// Collects everything reachable from `tensors` (`TensorImpl`s) and `nodes` (graph nodes that no tensor leads
+/// to). Objects are read in the order of their addresses, so that each page is read once.
 pub fn collect(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -172,7 +169,7 @@ pub fn collect(
     collector.finish()
 }
 
-/// Addresses that are still to be read, each once.
+/// Addresses yet to be read, each once.
 struct Frontier {
     met: HashSet<u64>,
     next: Vec<u64>,
@@ -208,7 +205,7 @@ impl Frontier {
         self.next.is_empty()
     }
 
-    /// Those that are to be read, by address.
+    /// Removes and returns the pending addresses, sorted.
     fn take(&mut self) -> Vec<u64> {
         let mut next = std::mem::take(&mut self.next);
         next.sort_unstable();
@@ -219,11 +216,11 @@ impl Frontier {
 struct Collector<'a, M> {
     memory: &'a M,
     layouts: &'a Layouts,
-    /// That of the graph, once nodes have shown it.
+    /// Layout of the graph, once nodes have shown it.
     layout: Option<NodeLayout>,
     tensors: Frontier,
     nodes: Frontier,
-    /// `None` for those that could not be read.
+    /// `None` for storages that could not be read.
     storages: HashMap<u64, Option<RawStorage>>,
     graph: RawGraph,
 }
@@ -248,7 +245,7 @@ impl<M: ReadMemory> Collector<'_, M> {
         }
     }
 
-    /// Reads the storage of a tensor. One that cannot be read is none.
+    /// Reads the storage of a tensor. Clears the reference if the storage cannot be read.
     fn look_at_storage(&mut self, tensor: &mut RawTensor) {
         let Some(object) = tensor.storage else {
             return;

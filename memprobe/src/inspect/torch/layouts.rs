@@ -1,5 +1,5 @@
-//! Which layout the tensors of a process have: the row of its version, proved on its own tensors,
-//! or what a search among them finds.
+//! Determines the layout of a process's tensors: the row of its version, verified on its own tensors, or the
+//! result of calibration.
 
 use std::fmt;
 
@@ -19,39 +19,39 @@ use crate::inspect::heap::capture::Manner;
 use crate::target::memory::ReadMemory;
 use crate::tensors::DType;
 
-/// Tensors that a layout is proved on at most.
+/// Most tensors that a layout is verified on.
 const MOST_SAMPLES: usize = 64;
 
-/// Where PyTorch keeps what memprobe reads, in one process.
+/// Layouts of PyTorch's objects in one process.
 #[derive(Clone, Debug)]
 pub struct Layouts {
     pub(super) tensor: TensorLayout,
     pub(super) storage: StorageLayout,
-    /// `None` where nothing that was looked at shows it.
+    /// `None` if no sample shows it.
     pub(super) autograd: Option<AutogradLayout>,
-    /// The rows of the graph, that of the version first, and whether each is.
+    /// Graph layouts, those of the target's version first, with a flag for these.
     pub(super) nodes: Vec<(NodeLayout, bool)>,
     pub(super) classes: Classes,
     origin: Origin,
 }
 
-/// Where a layout comes from. All are proved on the tensors of the process.
+/// Source of a layout. All are verified on tensors of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It is that of the target's version.
+    /// The row of the target's version.
     Version,
-    /// It is that of another version than the target says it has.
+    /// The row of another version.
     OtherVersion,
-    /// It was found among the tensors of the process.
+    /// Calibrated on the tensors of the process.
     Calibrated,
 }
 
-/// Why the tensors of a process cannot be read.
+/// Reasons why the tensors of a process cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// There is none that could show where its fields are.
+    /// The process has no tensor on which a layout could be verified.
     NoTensors,
-    /// They do not lie as in the versions that memprobe knows, and no other layout fits.
+    /// No known layout fits, and calibration found none. Holds the target's version, if known.
     UnknownLayout(Option<String>),
 }
 
@@ -78,9 +78,8 @@ impl fmt::Display for Why {
 impl std::error::Error for Why {}
 
 impl Layouts {
-    /// Finds the layout of a process. `tensors` are addresses of Python objects that are
-    /// `torch.Tensor`s, the youngest first; `version` is that of PyTorch, where known; `manner` is how the process
-    /// is read.
+    /// Determines the layouts of a process. `tensors` are addresses of Python `torch.Tensor` objects,
+    /// youngest first. `version` is PyTorch's version, if known. `manner` is the mode of the capture.
     ///
     /// # Errors
     /// [`Why`].
@@ -127,7 +126,6 @@ impl Layouts {
         })
     }
 
-    /// Where the layout comes from.
     pub fn origin(&self) -> Origin {
         self.origin
     }
@@ -147,8 +145,8 @@ impl Layouts {
         self.storage.size()
     }
 
-    /// The `TensorImpl` that a Python object stands for; `None` where it stands for none that knows
-    /// of it.
+    /// Returns the `TensorImpl` of a Python object. Returns `None` unless it is a tensor that points back to
+    /// the object.
     pub fn tensor_of(&self, memory: &impl ReadMemory, python_object: u64) -> Option<u64> {
         let object = pointer(memory, &self.tensor, python_object)?;
         let at = object.checked_add(self.tensor.python as u64)?;
@@ -172,8 +170,9 @@ impl Layouts {
         storage::read(memory, &self.classes, self.storage, address)
     }
 
-    /// The layout of the graph that some of its nodes show: that of the version where none contradicts
-    /// it, another only where their edges prove it; of several the one by which they keep most tensors.
+    /// Chooses the graph layout by some of the nodes. The row of the target's version wins unless a node
+    /// contradicts it. Another row must be verified by the nodes' edges; among several, the one that yields
+    /// most saved tensors wins.
     pub(super) fn of_nodes(&self, memory: &impl ReadMemory, nodes: &[u64]) -> Option<NodeLayout> {
         let nodes = &nodes[..nodes.len().min(MOST_SAMPLES)];
         let mut best: Option<(usize, NodeLayout)> = None;
@@ -214,8 +213,8 @@ impl Layouts {
         proof
     }
 
-    /// How many tensors some nodes, and those that they lead to, keep as they are, by a layout. By a
-    /// wrong one none is marked so.
+    /// Number of tensors that some nodes and their successors save as originals, read by a layout. A wrong
+    /// layout yields none.
     fn originals(&self, memory: &impl ReadMemory, layout: &NodeLayout, nodes: &[u64]) -> usize {
         let mut kept = 0;
         let mut waiting = nodes.to_vec();
@@ -239,8 +238,8 @@ impl Layouts {
     }
 }
 
-/// Some of the tensors, where there are many: from among the older, which of a process that runs on are the least
-/// likely to be in the making, or dying.
+/// Selects up to [`MOST_SAMPLES`] tensors, from the older half if there are many. In a running process these
+/// are least likely to be under construction or destruction.
 fn samples(tensors: &[u64]) -> Vec<u64> {
     let older = match tensors.len() > 2 * MOST_SAMPLES {
         true => &tensors[tensors.len() / 2..],
@@ -250,13 +249,14 @@ fn samples(tensors: &[u64]) -> Vec<u64> {
     older.iter().step_by(step.max(1)).copied().collect()
 }
 
-/// The rows of a table, those of which `is_first` holds before the others.
+/// The rows of a table, those that satisfy `is_first` before the others.
 fn first_of<T>(rows: &[T], is_first: impl Fn(&T) -> bool + Copy) -> impl Iterator<Item = &T> {
     let others = rows.iter().filter(move |row| !is_first(row));
     rows.iter().filter(move |row| is_first(row)).chain(others)
 }
 
-/// How many samples speak for a layout and against it. One may be in the making, or dying.
+/// Number of samples for and against a layout. A sample may be under construction or destruction, so some may
+/// fail.
 #[derive(Clone, Copy, Debug, Default)]
 struct Proof {
     good: usize,
@@ -268,14 +268,14 @@ impl Proof {
         self.good > 0 && self.bad * 4 <= self.good
     }
 
-    /// Whether it is enough for the layout of the very version of a process that runs on: most of the samples may have
-    /// died by the time that they are looked at (measured: 34 of 42, where no other row had one that spoke for it).
+    /// A weaker test for the row of the target's own version in a running process, where most samples may die
+    /// before they are read. Measured: 34 of 42 had died, and no other row had a sample in its favour.
     fn is_no_accident(self) -> bool {
         self.good >= 4
     }
 }
 
-/// Looks at samples by a layout.
+/// Verifies a layout on samples.
 fn proof(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -294,11 +294,11 @@ fn proof(
     proof
 }
 
-/// What one sample says of a layout.
+/// Verdict of one sample on a layout.
 enum Look {
-    /// All fits, in a way that is no accident.
+    /// Everything fits, in a way that cannot be accidental.
     Good,
-    /// Nothing contradicts it.
+    /// Nothing contradicts the layout.
     Neutral,
 }
 
@@ -331,7 +331,7 @@ fn look(
         return None;
     }
     let needed = needed(&geometry, dtype)?;
-    // A wrapper of other tensors has a shape, and a storage without data.
+    // A wrapper of other tensors has a shape, but a storage without data.
     let is_proof = needed > 0 && storage.bytes.0 >= needed;
     Some(match is_proof {
         true => Look::Good,
@@ -339,8 +339,8 @@ fn look(
     })
 }
 
-/// Bytes of the storage that a tensor uses, counted from its beginning; `None` where they are too many
-/// to count.
+/// Bytes of the storage that a tensor spans, counted from the storage's beginning. Returns `None` if the
+/// number overflows.
 pub(super) fn needed(geometry: &Geometry, dtype: DType) -> Option<u64> {
     if geometry.shape.contains(&0) {
         return Some(0);
@@ -359,7 +359,7 @@ fn pointer(memory: &impl ReadMemory, layout: &TensorLayout, python_object: u64) 
     some(memory.read_u64(at).ok()?)
 }
 
-/// What autograd keeps of the samples.
+/// Addresses of the samples' autograd metadata.
 fn metas(memory: &impl ReadMemory, layout: &TensorLayout, samples: &[u64]) -> Vec<u64> {
     let metas = samples.iter().filter_map(|sample| {
         let object = pointer(memory, layout, *sample)?;
@@ -369,8 +369,9 @@ fn metas(memory: &impl ReadMemory, layout: &TensorLayout, samples: &[u64]) -> Ve
     metas.collect()
 }
 
-/// The layout of what autograd keeps: that of the version where nothing contradicts it, another only
-/// where leaves that require a gradient, and views, prove it; of several the one that they prove best.
+/// Chooses the layout of autograd metadata. The row of the target's version wins unless a sample contradicts
+/// it. Another row must be verified by views or by leaves that require a gradient; the one with most proofs
+/// wins.
 fn autograd_layout(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -399,7 +400,7 @@ fn autograd_layout(
     best.map(|(_, layout)| layout)
 }
 
-/// What autograd keeps of one tensor says of a layout.
+/// Verdict of one tensor's autograd metadata on a layout.
 fn proves(
     memory: &impl ReadMemory,
     classes: &Classes,
@@ -417,7 +418,7 @@ fn proves(
     })
 }
 
-/// Whether a tensor's elements lie within a storage of so many bytes.
+/// True if a tensor's elements lie within a storage of `bytes`.
 pub(super) fn lies_within(geometry: &Geometry, dtype: DType, bytes: Bytes) -> bool {
     needed(geometry, dtype).is_some_and(|needed| needed <= bytes.0)
 }

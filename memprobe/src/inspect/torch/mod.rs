@@ -1,9 +1,7 @@
-//! PyTorch's own objects in the target's memory: tensors, storages, and the graph that autograd keeps
-//! for the backward pass.
+//! Reads PyTorch's own objects from the target's memory: tensors, storages, and the autograd graph.
 //!
-//! Whatever is read is proved by its class: a pointer that does not lead to an object of
-//! the class that belongs there is not followed. Nothing here recurses on what the target says, and
-//! everything has a bound.
+//! Every object is verified by its C++ class: a pointer is followed only if it leads to an object of the
+//! expected class. Nothing here recurses on the target's data, and everything is bounded.
 
 pub mod graph;
 
@@ -34,14 +32,13 @@ pub use layouts::{Layouts, Origin, Why};
 pub use storage::RawStorage;
 pub use tensor::{Class, Geometry, RawTensor};
 
-/// Why there is no such object at an address.
+/// Reasons why no valid object lies at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotOne {
-    /// It could not be read.
     Unreadable(Unreadable),
-    /// An object of another class lies there, or none.
+    /// No object of the expected class lies there.
     Class,
-    /// It is what stands for no tensor.
+    /// An `UndefinedTensorImpl`, which stands for no tensor.
     Undefined,
     /// Its fields contradict one another.
     Fields,

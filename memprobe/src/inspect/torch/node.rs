@@ -12,58 +12,54 @@ use super::tensor::some;
 use crate::target::memory::ReadMemory;
 use crate::target::node_name::PYTHON;
 
-/// Bytes of the largest node; those of PyTorch 2.15 have up to some 2,000.
+/// Bytes of the largest node. In PyTorch 2.15 nodes have up to about 2,000 bytes.
 const LARGEST: u64 = 16 << 10;
 
-/// Bytes of the largest Python object of a function that is looked at; 288 in PyTorch 2.15, and what
-/// a class in Python adds.
+/// Most bytes read of a Function's Python object. It has 288 bytes in PyTorch 2.15, plus those that a class
+/// in Python adds.
 const LARGEST_PYTHON: u64 = 4 << 10;
 
 /// Offset of `ob_type` in a Python object, and of `tp_basicsize` in a type, in every version
 /// (Include/object.h, Include/cpython/object.h).
 const TYPE: u64 = 8;
 const BASIC_SIZE: u64 = 32;
-/// Bytes of the head of every Python object.
+/// Bytes of the header of every Python object.
 const PYTHON_HEAD: u64 = 16;
 
-/// The node of an operation in place, which keeps that of the operation
+/// The node of an in-place operation on a view, which contains the node of the operation
 /// (torch/csrc/autograd/functions/tensor.h).
 const COPY_SLICES: &str = "N5torch8autograd10CopySlicesE";
 
-/// Nodes that keep nothing but the leaf that they add to, or nothing at all.
+/// Nodes that keep nothing, or only the leaf that they accumulate into.
 const KEEPS_NOTHING: &[&str] = &[
     "N5torch8autograd14AccumulateGradE",
     "N5torch8autograd9GraphRootE",
 ];
 
-/// A `torch::autograd::Node`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawNode {
-    /// Where the object lies.
     pub address: u64,
-    /// Its operation, as `grad_fn.name()` gives it; `None` where its class has a name that memprobe
-    /// cannot read.
+    /// Its operation, as `grad_fn.name()` gives it; `None` if the name of its class cannot be parsed.
     pub name: Option<Arc<str>>,
-    /// Its number among those that its thread made; `None` of nodes that have none.
+    /// Sequence number within the thread that made it; `None` for nodes without one.
     pub sequence: Option<u64>,
-    /// The nodes that it leads on to, as the backward pass goes.
+    /// Nodes that its edges lead to, in the direction of the backward pass.
     pub next: Vec<u64>,
-    /// The node that is part of it: an operation in place on a view of a tensor keeps that of the
-    /// operation.
+    /// The contained node: an in-place operation on a view keeps the node of the operation.
     pub within: Option<u64>,
     /// The Python object of a `torch.autograd.Function`: its `ctx`.
     pub python: Option<u64>,
 }
 
-/// What one node gave.
+/// A node and the tensors that it saves.
 pub(super) struct Read {
     pub(super) node: RawNode,
     pub(super) saved: Found,
-    /// Its size is not known, so it was not searched for what it keeps.
+    /// True if its size is unknown, so that it was not searched for saved tensors.
     pub(super) unsearched: bool,
 }
 
-/// Reads the node at an address; `None` where none lies there, or not as the layout says.
+/// Reads the node at an address. Returns `None` if none lies there or if the layout does not fit.
 pub(super) fn read(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -94,7 +90,7 @@ pub(super) fn read(
     Some(read)
 }
 
-/// Searches a node for what it keeps.
+/// Searches a node for saved tensors.
 fn search(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -124,7 +120,7 @@ fn search(
     saved::search(memory, layouts, layout.saved, &body, &mut read.saved);
 }
 
-/// The bytes of a node behind what every node has.
+/// The bytes of a node after the base class `Node`.
 fn body(
     memory: &impl ReadMemory,
     layout: &NodeLayout,
@@ -140,10 +136,11 @@ fn body(
         .ok()
 }
 
-/// The bytes of the object at an address, for classes that do not tell: by what the allocator of the C library keeps
-/// before it, the size of the chunk, which must be one, and whose neighbour must know that it is in use
-/// (malloc/malloc.c@glibc-2.36). A shared object of `std::make_shared` has its counts before it.
-/// `None` where another allocator handed it out.
+/// Size of the object at an address, for classes whose deleter does not give it.
+///
+/// Reads the chunk size that glibc's malloc stores before the object (malloc/malloc.c@glibc-2.36). The next
+/// chunk must record that this one is in use. An object of `std::make_shared` is preceded by its reference
+/// counts. Returns `None` if another allocator handed it out.
 fn chunk_size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64> {
     const FLAGS: u64 = 7;
     const IN_USE: u64 = 1;
@@ -167,7 +164,7 @@ fn chunk_size(memory: &impl ReadMemory, address: u64, least: u64) -> Option<u64>
     })
 }
 
-/// The Python object of a `torch.autograd.Function`; `None` of any other node.
+/// The Python object of a `torch.autograd.Function`. Returns `None` for any other node.
 fn python_object(
     memory: &impl ReadMemory,
     layout: &NodeLayout,
@@ -181,7 +178,7 @@ fn python_object(
     some(memory.read_u64(at).ok()?)
 }
 
-/// The bytes of the Python object of a `torch.autograd.Function`, behind its head.
+/// The bytes of a Function's Python object after its header.
 fn python_body(memory: &impl ReadMemory, object: u64) -> Option<Vec<u8>> {
     let kind = memory.read_u64(object.checked_add(TYPE)?).ok()?;
     let size = memory.read_u64(kind.checked_add(BASIC_SIZE)?).ok()?;

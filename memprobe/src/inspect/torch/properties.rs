@@ -1,13 +1,13 @@
-//! Whatever lies in the target's memory, reading it ends, stays within its bounds and says nothing of
-//! a tensor that contradicts itself.
+//! Properties: reading terminates within its bounds whatever the target's memory contains, and no returned
+//! tensor contradicts itself.
 
 use proptest::prelude::*;
 
 use super::graph::RawGraph;
 use super::tests::{Training, process};
 
-/// A word that leads astray: anything, small numbers, lengths beyond all measure, or an address of the
-/// process itself, so that there are cycles and objects of the wrong kind.
+/// Strategy for a corrupt word: any value, a small number, a huge length, or an address in the process.
+/// Addresses create cycles and pointers to objects of the wrong kind.
 fn astray(objects: Vec<u64>) -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -18,7 +18,7 @@ fn astray(objects: Vec<u64>) -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Nothing that was read may contradict itself.
+/// Checks that the result is consistent.
 fn check(graph: &RawGraph) {
     for tensor in &graph.tensors {
         if let Some(geometry) = &tensor.geometry {

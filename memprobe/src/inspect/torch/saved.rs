@@ -1,5 +1,5 @@
-//! `torch::autograd::SavedVariable`: what a node keeps for the backward pass. It stands in the node
-//! itself, in a list that the node has, or in the Python object of a `torch.autograd.Function`.
+//! `torch::autograd::SavedVariable`: a tensor that a node saves for the backward pass. It lies in the node
+//! itself, in a vector of the node, or in the Python object of a `torch.autograd.Function`.
 
 use super::autograd::vector;
 use super::bytes::Fields;
@@ -9,45 +9,43 @@ use super::layouts::Layouts;
 use super::tensor::{is_tensor, some};
 use crate::target::memory::ReadMemory;
 
-/// Saved variables in one list at most; a concatenation saves none, a list of indices a few, an LSTM
-/// its weights.
+/// Most saved variables in one vector. A concatenation saves none, an indexing operation a few, an LSTM its
+/// weights.
 const MOST_IN_LIST: u64 = 1 << 14;
 
-/// Bytes of a `SavedVariableHooks` that are searched for what a hook made of the tensor
+/// Bytes searched of a `SavedVariableHooks` for the object that the hook returned
 /// (torch/csrc/autograd/python_saved_variable_hooks.h).
 const HOOKS_BYTES: usize = 64;
 
-/// How a tensor is kept.
+/// Form in which a tensor is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Saved {
     /// The tensor itself.
     Original,
-    /// Another tensor that looks at the same storage: an operation keeps its own output so.
+    /// Another tensor with the same storage, as an operation saves its own output.
     Alias,
-    /// What a hook (`torch.autograd.graph.saved_tensors_hooks`) made of it.
+    /// The tensor that a hook (`torch.autograd.graph.saved_tensors_hooks`) returned.
     Packed,
 }
 
-/// What is found in a node.
+/// Saved variables of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// The tensors, and how they are kept.
+    /// Saved tensors and their forms.
     pub(super) tensors: Vec<(u64, Saved)>,
-    /// Variables that hooks made something else of than a tensor.
+    /// Number of variables that a hook packed into something other than a tensor.
     pub(super) packed: u64,
 }
 
-/// One `SavedVariable`.
 enum Variable {
-    /// It keeps a tensor.
     Tensor(u64, Saved),
-    /// A hook keeps what it made of it.
+    /// Packed by a hook: the address of the hooks object.
     Hooks(u64),
-    /// It keeps nothing: it was released, or there was nothing to keep.
+    /// Empty: it was released, or there was nothing to save.
     Empty,
 }
 
-/// Searches the bytes of an object for saved variables and lists of them.
+/// Searches the bytes of an object for saved variables and vectors of them.
 pub(super) fn search(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -75,7 +73,7 @@ pub(super) fn search(
     }
 }
 
-/// The saved variable with these fields; `None` where they are not those of one.
+/// Parses a saved variable. Returns `None` if the fields do not fit one.
 fn read(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -105,12 +103,12 @@ fn read(
         };
         return (!empty).then_some(Variable::Tensor(tensor, saved));
     }
-    // What stands for no tensor is one by its class.
+    // An `UndefinedTensorImpl` also belongs to the family of tensors.
     let is_none = tensor == 0 || layouts.classes.is(memory, tensor, Family::Tensor);
     is_none.then_some(Variable::Empty)
 }
 
-/// Takes a `std::vector<SavedVariable>`; whether there is one with something in it.
+/// Reads a `std::vector<SavedVariable>`. Returns `true` if it is one with a saved tensor in it.
 fn read_list(
     memory: &impl ReadMemory,
     layouts: &Layouts,
@@ -143,7 +141,7 @@ fn read_list(
     is_one
 }
 
-/// Takes what a hook made of a tensor, where that is a tensor too.
+/// Records the object that a hook returned, if it is a tensor.
 fn look_at_hooks(memory: &impl ReadMemory, layouts: &Layouts, hooks: u64, found: &mut Found) {
     let mut bytes = [0; HOOKS_BYTES];
     let known = memory.read(hooks, &mut bytes).is_ok();

@@ -9,27 +9,25 @@ use crate::event::{Address, Bytes};
 use crate::target::memory::ReadMemory;
 use crate::tensors::Device;
 
-/// No storage has more (1 EiB); a size that is a symbol has its uppermost bits set
+/// Upper bound on the size of a storage: 1 EiB. A symbolic size has its uppermost bits set
 /// (c10/core/SymInt.h).
 const MOST_BYTES: u64 = 1 << 60;
 
-/// A `c10::StorageImpl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawStorage {
-    /// Where the object lies.
     pub object: u64,
-    /// Its data: `untyped_storage().data_ptr()`; 0 where there are none.
+    /// `untyped_storage().data_ptr()`; 0 if there is no data.
     pub data: Address,
     /// `untyped_storage().nbytes()`.
     pub bytes: Bytes,
-    /// Where the data lie.
+    /// Device of the data.
     pub device: Device,
 }
 
 /// Reads the storage at an address.
 ///
 /// # Errors
-/// [`NotOne`], also where its size is a symbol.
+/// [`NotOne`], also if its size is symbolic.
 pub(super) fn read(
     memory: &impl ReadMemory,
     classes: &Classes,

@@ -1,4 +1,4 @@
-//! `c10::TensorImpl`: shape, element type, place, and what autograd knows of a tensor.
+//! `c10::TensorImpl`: shape, element type, device and autograd state of a tensor.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::event::DeviceIndex;
 use crate::target::memory::ReadMemory;
 use crate::tensors::{DType, Device};
 
-/// Dimensions that a tensor has at most (`dim_bitset_size`, ATen/WrapDimUtilsMulti.h@v2.15.0).
+/// Most dimensions of a tensor (`dim_bitset_size`, ATen/WrapDimUtilsMulti.h@v2.15.0).
 const MOST_DIMENSIONS: u64 = 64;
 
-/// Dimensions that lie within the object (`C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE`).
+/// Dimensions stored inside the object (`C10_SIZES_AND_STRIDES_MAX_INLINE_SIZE`).
 const INLINE: usize = 5;
 
-/// Element types; `c10::NumScalarTypes` is below in every version.
+/// Upper bound on element types: `c10::NumScalarTypes` is lower in every version.
 const MOST_DTYPES: u16 = 64;
 
-/// Kinds of devices (`COMPILE_TIME_MAX_DEVICE_TYPES`, c10/core/DeviceType.h@v2.15.0).
+/// Number of device types (`COMPILE_TIME_MAX_DEVICE_TYPES`, c10/core/DeviceType.h@v2.15.0).
 const MOST_DEVICE_TYPES: u8 = 22;
 
 /// `DeviceType::CPU`, `DeviceType::CUDA` and `DeviceType::Meta`.
@@ -31,66 +31,61 @@ const META: u8 = 14;
 /// `has_symbolic_sizes_strides_` in the second byte of the flags.
 const SYMBOLIC: u8 = 1 << 4;
 
-/// The classes whose sizes stand where every tensor has them (ATen/SparseTensorImpl.h,
-/// ATen/SparseCsrTensorImpl.h, ATen/quantized/QTensorImpl.h), as the compiler mangles them.
+/// Mangled names of classes that keep their sizes in `TensorImpl` (ATen/SparseTensorImpl.h,
+/// ATen/SparseCsrTensorImpl.h, ATen/quantized/QTensorImpl.h).
 const DENSE: &str = "N3c1010TensorImplE";
 const QUANTIZED: &str = "N2at11QTensorImplE";
 const SPARSE: &str = "N2at16SparseTensorImplE";
 const SPARSE_ROWS: &str = "N2at19SparseCsrTensorImplE";
 
-/// What stands for no tensor (c10/core/UndefinedTensorImpl.h).
+/// Placeholder for an undefined tensor (c10/core/UndefinedTensorImpl.h).
 pub(super) const UNDEFINED: &str = "N3c1019UndefinedTensorImplE";
 
-/// What kind of tensor it is.
+/// Kind of a tensor's class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// A plain `c10::TensorImpl`: elements by strides in one storage.
+    /// A plain `c10::TensorImpl`: strided elements in one storage.
     Dense,
-    /// Another, by its name as the compiler mangled it, such as `N2at16SparseTensorImplE`.
+    /// Another class by its mangled name, such as `N2at16SparseTensorImplE`.
     Other(Arc<str>),
 }
 
-/// Where the elements of a tensor lie in its storage, in elements.
+/// Position of a tensor's elements in its storage, in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Geometry {
-    /// `shape`; their product fits 64 bits.
+    /// `shape`; the product fits 64 bits.
     pub shape: Vec<u64>,
-    /// `stride()`; empty where strides mean nothing (sparse tensors).
+    /// `stride()`; empty for sparse tensors, which have none.
     pub strides: Vec<i64>,
     /// `storage_offset()`.
     pub offset: u64,
 }
 
-/// A `c10::TensorImpl`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawTensor {
-    /// Where the object lies.
     pub object: u64,
-    /// What kind it is.
     pub class: Class,
-    /// Its shape; `None` where that is not kept as numbers that memprobe knows (symbolic sizes, nested
-    /// tensors, wrappers of other tensors).
+    /// Shape and strides; `None` if they are not stored as plain numbers (symbolic sizes, nested tensors,
+    /// wrappers of other tensors).
     pub geometry: Option<Geometry>,
-    /// Its element type.
     pub dtype: DType,
-    /// Where it lies.
     pub device: Device,
     /// Its `c10::StorageImpl`.
     pub storage: Option<u64>,
-    /// `requires_grad`; `None` where it is not known.
+    /// `requires_grad`; `None` if unknown.
     pub requires_grad: Option<bool>,
     /// Its `.grad`, a `c10::TensorImpl`.
     pub grad: Option<u64>,
     /// Its `grad_fn`, a `torch::autograd::Node`.
     pub grad_fn: Option<u64>,
-    /// It is a view of a tensor that was changed in place since: PyTorch gives it another `grad_fn`
-    /// the next time that it is asked for.
+    /// True for a view whose base was changed in place since: PyTorch makes a new `grad_fn` on the next
+    /// access.
     pub outdated: bool,
     /// The `c10::TensorImpl` that it is a differentiable view of.
     pub base: Option<u64>,
-    /// The Python object that stands for it.
+    /// Its Python object.
     pub python: Option<u64>,
-    /// Tensors within it that hold its elements (those of sparse tensors): `c10::TensorImpl`s.
+    /// `c10::TensorImpl`s that hold the elements of a sparse tensor.
     pub parts: Vec<u64>,
 }
 
@@ -134,7 +129,6 @@ pub(super) fn read(
     })
 }
 
-/// What kind of tensor a class is of.
 pub(super) fn kind(class: &CppClass) -> Class {
     match &*class.name {
         DENSE => Class::Dense,
@@ -142,23 +136,23 @@ pub(super) fn kind(class: &CppClass) -> Class {
     }
 }
 
-/// Whether the sizes are symbols, kept elsewhere.
+/// True if the sizes are symbolic, so stored elsewhere.
 pub(super) fn is_symbolic(layout: &TensorLayout, fields: Fields<'_>) -> bool {
     fields.byte(layout.flags()) & SYMBOLIC != 0
 }
 
-/// The Python object of a tensor. The lowest bit says that the tensor keeps it alive
+/// The Python object of a tensor. The lowest bit is set if the tensor owns it
 /// (c10/core/impl/PyObjectSlot.h@v2.6.0).
 pub(super) fn python_object(layout: &TensorLayout, fields: Fields<'_>) -> Option<u64> {
     some(fields.word(layout.python) & !1)
 }
 
-/// An address, where there is one.
+/// `None` for a null pointer.
 pub(super) fn some(address: u64) -> Option<u64> {
     (address != 0).then_some(address)
 }
 
-/// The shape, as far as the class keeps it where every tensor has it.
+/// The shape, if the class stores it in `TensorImpl`.
 fn shaped(
     memory: &impl ReadMemory,
     layout: &TensorLayout,
@@ -179,10 +173,10 @@ fn shaped(
     }
 }
 
-/// Sizes, strides and offset, where they agree with the number of elements.
+/// Reads sizes, strides and offset.
 ///
 /// # Errors
-/// [`NotOne::Fields`] where they do not.
+/// [`NotOne::Fields`] if they do not agree with the number of elements.
 pub(super) fn geometry(
     memory: &impl ReadMemory,
     layout: &TensorLayout,
@@ -217,7 +211,7 @@ pub(super) fn geometry(
     })
 }
 
-/// The number of elements; `None` where a size is negative or there are too many to count.
+/// Number of elements. Returns `None` if a size is negative or the product overflows.
 fn product(sizes: &[u64]) -> Option<u64> {
     if sizes.iter().any(|&size| i64::try_from(size).is_err()) {
         return None;
@@ -229,10 +223,10 @@ fn product(sizes: &[u64]) -> Option<u64> {
     sizes.try_fold(1_u64, |product, &size| product.checked_mul(size))
 }
 
-/// The element type.
+/// Reads the element type.
 ///
 /// # Errors
-/// [`NotOne::Fields`] where there is none of this number.
+/// [`NotOne::Fields`] if the number is out of range.
 pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, NotOne> {
     let number = fields.half(layout.dtype());
     match number < MOST_DTYPES {
@@ -241,10 +235,10 @@ pub(super) fn dtype(layout: &TensorLayout, fields: Fields<'_>) -> Result<DType, 
     }
 }
 
-/// Where the tensor lies.
+/// Reads the device.
 ///
 /// # Errors
-/// [`NotOne::Fields`] where there is no such device.
+/// [`NotOne::Fields`] if there is no such device.
 pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device, NotOne> {
     let byte = |at: usize| fields.byte(layout.device() + at);
     let [present, kind, index] = match layout.device {
@@ -257,7 +251,7 @@ pub(super) fn place(layout: &TensorLayout, fields: Fields<'_>) -> Result<Device,
     }
 }
 
-/// A `c10::Device`; the index is -1 where the only device is meant.
+/// Decodes a `c10::Device`. Index -1 stands for the only device of a type.
 pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
     let index = index.cast_signed();
     match kind {
@@ -269,8 +263,8 @@ pub(super) fn device(kind: u8, index: u8) -> Option<Device> {
     }
 }
 
-/// The tensors within a sparse one, which follow what every tensor has: indices and values behind two
-/// counts (ATen/SparseTensorImpl.h), or rows, columns and values (ATen/SparseCsrTensorImpl.h).
+/// The tensors within a sparse one, stored after the `TensorImpl`: indices and values after two counts
+/// (ATen/SparseTensorImpl.h), or row pointers, columns and values (ATen/SparseCsrTensorImpl.h).
 fn parts(memory: &impl ReadMemory, layouts: &Layouts, object: u64, class: &str) -> Vec<u64> {
     let (start, count) = match class {
         SPARSE => (16, 2),
@@ -284,7 +278,7 @@ fn parts(memory: &impl ReadMemory, layouts: &Layouts, object: u64, class: &str) 
         .collect()
 }
 
-/// Whether a tensor lies at an address, not the one that stands for none.
+/// True if a defined tensor lies at an address.
 pub(super) fn is_tensor(memory: &impl ReadMemory, layouts: &Layouts, object: u64) -> bool {
     layouts
         .classes

@@ -1,4 +1,4 @@
-//! What is read of processes whose objects are laid out by each row of the tables.
+//! Reads fake processes whose objects are laid out by each row of the tables.
 
 use super::era::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
 use super::era::{DeviceOrder, Handle, TensorLayout};
@@ -10,7 +10,7 @@ use crate::inspect::heap::capture::Manner;
 use crate::target::memory::ReadMemory as _;
 use crate::tensors::Device;
 
-/// The rows of a version.
+/// The rows of version `2.minor`.
 pub(super) fn rows(minor: u32) -> (TensorLayout, StorageLayout, AutogradLayout, NodeLayout) {
     let of_it = |[from, to]: &[(u32, u32); 2]| (*from..=*to).contains(&(2, minor));
     let tensor = TENSORS.iter().find(|row| of_it(&row.0)).unwrap();
@@ -24,7 +24,7 @@ pub(super) fn process(minor: u32) -> Process {
     Process::of((tensor, storage), autograd, node)
 }
 
-/// A small training in a process.
+/// A small training run in a process.
 #[derive(Debug)]
 pub(super) struct Training {
     pub(super) process: Process,
@@ -32,7 +32,7 @@ pub(super) struct Training {
     pub(super) grad: u64,
     pub(super) view: u64,
     pub(super) deep: u64,
-    /// What the nodes keep, without Python.
+    /// Tensors that the nodes save and that have no Python object.
     pub(super) activation: u64,
     pub(super) in_list: u64,
     pub(super) relu: u64,
@@ -111,7 +111,7 @@ impl Training {
     }
 }
 
-/// What is read must be what was laid out.
+/// Compares the graph with the objects that were laid out.
 fn compare(training: &Training, graph: &RawGraph, minor: u32) {
     let weight = graph.tensor(training.weight).unwrap();
     assert_eq!(weight.class, Class::Dense, "2.{minor}");
@@ -253,7 +253,7 @@ fn of_a_process_that_runs_on_a_few_tensors_tell_the_layout_of_its_version_though
     assert_eq!(find("2.15.0", &samples, Manner::Paused), None);
     assert_eq!(find("2.15.0", &samples[..12], Manner::Running), None);
     assert_eq!(find("2.0.1", &samples, Manner::Running), None);
-    // Of many the older are looked at, which come last.
+    // With many samples only the older ones are read, which come last.
     let (dying, old) = samples.split_at(9);
     let many = [dying.repeat(20), old.repeat(50)].concat();
     assert_eq!(find("2.15.0", &many, Manner::Paused), own);

@@ -1,4 +1,4 @@
-//! Sentences about the processes of a host, each with the events that show it.
+//! Tests of the processes of a host, each from a short stream of events.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::event::{
     Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack,
     StackId, StackKind, Tid, Totals,
 };
-use crate::model::snapshot::host::{Holder, ProcessRow};
+use crate::model::snapshot::host::{DriverDevice, Holder, ProcessRow};
 use crate::model::snapshot::{Site, TargetState};
 
 const SECOND: u64 = 1_000_000_000;
@@ -66,7 +66,7 @@ fn stack(line: u32) -> Event {
     Event::Stack(StackId(line), Arc::new(stack))
 }
 
-/// Allocator `device` of process `tgid` handed out `size` bytes at `addr` and now has `allocated`.
+/// Process `tgid` allocates `size` bytes at `addr` on `device`, which then has `allocated`.
 fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
         shape: ShapeId::NONE,
@@ -106,7 +106,7 @@ fn totals(bytes: u64) -> Totals {
     }
 }
 
-/// An allocator had `bytes` on device 0 when memprobe attached, and `peak` at most before.
+/// Device 0 had `bytes` at attach, and at most `peak` before.
 fn at_attach(bytes: u64, peak: u64) -> AtAttach {
     AtAttach {
         time: at(1),
@@ -281,6 +281,36 @@ fn what_the_driver_says_stands_beside_the_process_that_it_is_about() {
 }
 
 #[test]
+fn a_sum_of_which_the_driver_says_a_part_is_unknown() {
+    let mut host = host(&[1, 2, 3]);
+    let use_of = |device, bytes: Option<u64>| DriverUse {
+        device,
+        bytes: bytes.map(Bytes),
+    };
+    let held = BTreeMap::from([
+        (Tgid(1), vec![use_of(0, Some(5)), use_of(1, None)]),
+        (Tgid(2), vec![use_of(0, Some(6))]),
+    ]);
+    host.set_driver(DriverSnapshot::Devices(Vec::new()), &held);
+    assert_eq!(row(&mut host, 1, 1).driver_total(), None);
+    assert_eq!(row(&mut host, 1, 1).driver_at_least(), Some(Bytes(5)));
+    assert_eq!(row(&mut host, 2, 1).driver_total(), Some(Bytes(6)));
+    assert_eq!(idle(&mut host), [3]);
+    // Of a second device nobody knows who holds memory there.
+    let unlisted = DriverDevice {
+        index: 1,
+        name: String::new(),
+        memory: Err("unknown".to_owned()),
+        mig_devices: None,
+        processes: Err("unknown".to_owned()),
+    };
+    host.set_driver(DriverSnapshot::Devices(vec![unlisted]), &held);
+    assert_eq!(row(&mut host, 2, 1).driver_total(), None);
+    assert_eq!(row(&mut host, 2, 1).driver_at_least(), Some(Bytes(6)));
+    assert_eq!(idle(&mut host), [0; 0]);
+}
+
+#[test]
 fn losses_that_every_process_is_told_of_count_once_for_the_host() {
     let mut host = host(&[1, 2]);
     let losses = Losses {
@@ -309,7 +339,7 @@ fn a_process_that_runs_another_program_begins_anew() {
     assert_eq!(host.snapshot(at(2)).health.events, 1);
 }
 
-/// Who is known to hold nothing.
+/// Processes known to hold nothing.
 fn idle(host: &mut Host) -> Vec<u32> {
     let snapshot = host.snapshot(at(1));
     let rows = snapshot.processes.iter();
@@ -359,7 +389,7 @@ fn a_silent_host_makes_no_row_anew_and_its_trends_go_on() {
 }
 
 proptest! {
-    /// Whatever order processes allocate, free, end and come back in.
+    /// Processes allocate, free, end and return in random order.
     #[test]
     fn rows_add_up_to_the_ledgers(steps in proptest::collection::vec((0..4_u32, 0..3_u8, 1..1000_u64, 0..10_u8), 1..200)) {
         let mut host = Host::with_caps(at(0), HostCaps::default());

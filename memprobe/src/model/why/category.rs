@@ -1,34 +1,33 @@
-//! What memory is for, and by which rule.
+//! Categories of memory, the rules that assign them, and sums by category.
 
 use crate::event::{Node, Purpose, Stack, StackKind};
 
 use super::phase::after_torch;
 
-/// What a block is for.
+/// Purpose of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Category {
-    /// A parameter or a buffer of a module.
+    /// Parameter or buffer of a module.
     Parameter,
-    /// The gradient of a parameter.
+    /// Gradient of a parameter.
     Gradient,
-    /// What an optimizer keeps from step to step.
+    /// State that an optimizer keeps between steps.
     OptimizerState,
-    /// Saved by a forward pass for the backward pass (a feature map).
+    /// Saved by a forward pass for the backward pass.
     Activation,
-    /// What a program puts into its modules.
+    /// Tensor passed into the program's modules.
     Input,
-    /// Made and used up by a backward pass: mostly gradients of what is no parameter.
+    /// Allocated and freed within a backward pass: mostly gradients of non-parameters.
     IntermediateGradient,
-    /// Freed soon, by the same part of the program that made it.
+    /// Freed within the phase that allocated it.
     Temporary,
-    /// Not a tensor: a workspace of a library.
+    /// Library workspace: PyTorch made no tensor for the block.
     Workspace,
-    /// Nobody knows.
     Unknown,
 }
 
 impl Category {
-    /// All of them, as they stand in tables.
+    /// All categories, in table order.
     pub const ALL: [Self; 9] = [
         Self::Parameter,
         Self::Gradient,
@@ -41,7 +40,7 @@ impl Category {
         Self::Unknown,
     ];
 
-    /// The words used in reports.
+    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Parameter => "parameter",
@@ -56,7 +55,7 @@ impl Category {
         }
     }
 
-    /// Its name for programs.
+    /// Key for JSON and CSV.
     pub const fn key(self) -> &'static str {
         match self {
             Self::OptimizerState => "optimizer_state",
@@ -68,28 +67,26 @@ impl Category {
 
 macro_rules! rules {
     ($($(#[doc = $doc:literal])+ $name:ident => $category:ident, $standing:ident, $words:literal;)+) => {
-        /// What decided on the category of a block. Most infer it, from when memory was asked for and when it was given
-        /// back; [`Self::NoTensor`] and [`Self::NamedUse`] go by what PyTorch made, and [`Self::is_exact`] tells those that go
-        /// by the process's own objects.
+        /// Rule that assigned a category to a block. Most rules infer it from the phases at allocation and
+        /// free. [`Self::NoTensor`] and [`Self::NamedUse`] use the tensor information recorded at allocation.
+        /// [`Self::is_exact`] selects the rules that use the process's heap objects.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum CategoryRule { $($(#[doc = $doc])+ $name,)+ }
 
         impl CategoryRule {
-            /// All of them.
             pub const ALL: [Self; [$($words,)+].len()] = [$(Self::$name,)+];
 
-            /// The category that follows from it.
+            /// Category assigned by the rule.
             pub const fn category(self) -> Category {
                 match self { $(Self::$name => Category::$category,)+ }
             }
 
-            /// Whether it stays.
             pub const fn standing(self) -> Standing {
                 match self { $(Self::$name => Standing::$standing,)+ }
             }
 
-            /// The rule in words: what is said of the block.
+            /// Text of the rule for reports.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $words,)+ }
             }
@@ -97,65 +94,66 @@ macro_rules! rules {
     };
 }
 
-/// Whether a category can still change.
+/// Tells whether a later event may change the rule of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Standing {
-    /// It stays what it is.
+    /// Final: only a later heap snapshot changes it.
     Settled,
-    /// What comes next decides: this is what it is likely to be.
+    /// Likely category; the next phases decide.
     Provisional,
 }
 
 rules! {
-    /// It was made as parameters are.
+    /// Allocated by parameter-building code (`builds`) and live when the next phase began.
     Built => Parameter, Settled, "made by Module.to(), a constructor of torch.nn or nn.Parameter, and kept: parameters and buffers";
-    /// It outlived the backward pass that made it.
+    /// Outlived the backward pass that allocated it.
     OutlivesBackward => Gradient, Settled, "made in a backward pass and kept after it";
-    /// `AccumulateGrad` made it.
+    /// Allocated by `AccumulateGrad`.
     Accumulated => Gradient, Settled, "made by AccumulateGrad";
-    /// It outlived the step that made it.
+    /// Outlived the optimizer step that allocated it.
     OutlivesStep => OptimizerState, Settled, "made in Optimizer.step() and kept after it";
-    /// Forward to backward.
+    /// Allocated in a forward pass and freed by the backward pass.
     FreedInBackward => Activation, Settled, "made in a forward pass, live when the backward pass began, freed by it";
-    /// As above, of what was computed again.
+    /// Allocated by a recomputation and freed by the backward pass after it.
     Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
-    /// `torch.utils.data` made it.
+    /// Allocated in `torch.utils.data` and live when modules were called.
     Loaded => Input, Settled, "made in torch.utils.data and live when modules were called";
-    /// It was there before modules were called, and gone soon after.
+    /// Live before modules were called and freed soon after.
     GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
-    /// Within one backward pass.
+    /// Allocated and freed in one backward pass.
     WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
-    /// Within one backward pass, where nothing says what is a tensor: it may be a workspace.
+    /// Freed by the next allocator event of its backward pass, in a stream without tensor information: may be
+    /// a workspace.
     FreedAtOnce => Temporary, Settled, "made in a backward pass and freed by its next call of the allocator: a workspace, or used up at once";
-    /// Within one forward pass.
+    /// Allocated and freed in one forward pass.
     WithinForward => Temporary, Settled, "made and freed in one forward pass";
-    /// Within one recomputation.
+    /// Allocated and freed in one recomputation.
     WithinRecompute => Temporary, Settled, "made and freed while a checkpoint was computed again";
-    /// Within one step.
+    /// Allocated and freed in one optimizer step.
     WithinStep => Temporary, Settled, "made and freed in one Optimizer.step()";
-    /// Within one evaluation.
+    /// Allocated and freed in one evaluation.
     WithinEvaluation => Temporary, Settled, "made and freed in modules called without grad";
-    /// Before anything else began.
+    /// Allocated and freed outside modules, passes and steps.
     WithinOther => Temporary, Settled, "made and freed outside of modules, passes and steps";
-    /// PyTorch made no tensor.
+    /// PyTorch made no tensor for it.
     NoTensor => Workspace, Settled, "PyTorch made no tensor for it";
-    /// A native function says for what.
+    /// PyTorch made no tensor for it, and a native function names its purpose.
     NamedUse => Workspace, Settled, "PyTorch made no tensor for it, and a native function tells its use";
-    /// Made in forward, not freed by the backward pass.
+    /// Allocated in a forward pass and not freed by the backward pass.
     OutlivesItsPass => Unknown, Settled, "made in a forward pass and not freed by the backward pass: an output that the program keeps, or a graph";
-    /// Made in forward; no backward pass came.
+    /// Allocated in a forward pass; a step or batch began before any backward pass.
     NoBackward => Unknown, Settled, "made in a forward pass that no backward pass followed";
-    /// Made by a recomputation and kept.
+    /// Outlived the backward pass whose recomputation allocated it.
     OutlivesRecompute => Unknown, Settled, "made again in a backward pass (checkpoint) and kept after it";
-    /// It outlived the backward pass that made it, and is not of a parameter's size, where nothing says what is a tensor.
+    /// Outlived its backward pass without the size of any parameter, in a stream without tensor information.
     LikeNoParameter => Unknown, Settled, "made in a backward pass and kept after it, of no parameter's size: it may be a workspace";
-    /// Made by modules without grad and kept.
+    /// Outlived the evaluation that allocated it.
     OutlivesEvaluation => Unknown, Settled, "made in modules called without grad and kept after them";
-    /// Made outside and kept for long.
+    /// Allocated outside modules and live through several forward passes.
     LongLived => Unknown, Settled, "made outside of modules and kept through several forward passes";
-    /// Nothing tells.
+    /// No rule applies.
     NothingTells => Unknown, Settled, "made where nothing tells what for";
-    /// Several threads train.
+    /// Several threads train at once.
     Crowded => Unknown, Settled, "several threads train at once: whose pass it is cannot be told";
     /// In the `_parameters` of a module.
     NamedParameter => Parameter, Settled, "a parameter of a module, by the process's objects";
@@ -165,48 +163,48 @@ rules! {
     NamedGradient => Gradient, Settled, "the .grad of a tensor, by the process's objects";
     /// In the `state` of an optimizer.
     NamedOptimizerState => OptimizerState, Settled, "in the state of an optimizer, by the process's objects";
-    /// Kept by a node of the graph.
+    /// Saved by a node of autograd's graph.
     NamedSaved => Activation, Settled, "kept for the backward pass by a node, by the process's objects";
-    /// In forward, still live.
+    /// Live, allocated in the running forward pass.
     SoFarForward => Activation, Provisional, "made in a forward pass that still runs";
-    /// Live when the backward pass began.
+    /// Live, allocated in a forward pass before the backward pass began.
     SoFarSaved => Activation, Provisional, "made in a forward pass, live when the backward pass began";
-    /// Computed again, still live.
+    /// Live, allocated by a recomputation in the running backward pass.
     SoFarRecomputed => Activation, Provisional, "made again in a backward pass (checkpoint) that still runs";
-    /// In backward, still live.
+    /// Live, allocated in the running backward pass.
     SoFarBackward => IntermediateGradient, Provisional, "made in a backward pass that still runs";
-    /// In a step, still live.
+    /// Live, allocated in the running optimizer step.
     SoFarStep => Temporary, Provisional, "made in an Optimizer.step() that still runs";
-    /// Without grad, still live.
+    /// Live, allocated in the running evaluation.
     SoFarEvaluation => Temporary, Provisional, "made in modules called without grad, which still run";
-    /// Loaded, not used yet.
+    /// Live, loaded, and no module called since.
     SoFarLoaded => Input, Provisional, "made in torch.utils.data, no module was called since";
-    /// Built, not used yet.
+    /// Live, allocated by parameter-building code, and no phase began since.
     SoFarBuilt => Parameter, Provisional, "made as parameters are, nothing ran since";
-    /// Outside, used.
+    /// Live, allocated outside modules, and modules were called since.
     SoFarGiven => Input, Provisional, "made outside of modules after the last batch or step, live when they were called";
-    /// Outside, not used yet.
+    /// Live, allocated outside modules, and no phase began since.
     SoFarOther => Unknown, Provisional, "made outside of modules, passes and steps, nothing ran since";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were parameters.
     AsParameter => Parameter, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were gradients.
     AsGradient => Gradient, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were optimizer state.
     AsOptimizerState => OptimizerState, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were activations.
     AsActivation => Activation, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were inputs.
     AsInput => Input, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were intermediate gradients.
     AsIntermediateGradient => IntermediateGradient, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack were temporaries.
     AsTemporary => Temporary, Provisional, "what was made there before turned out to be that";
-    /// As blocks of this stack were before.
+    /// Earlier blocks of the same stack had no known category.
     AsUnknown => Unknown, Provisional, "what was made there before could not be told either";
 }
 
 impl CategoryRule {
-    /// Whether it infers nothing: the process's own objects said so.
+    /// True if the process's heap objects gave the category, without inference.
     pub const fn is_exact(self) -> bool {
         matches!(
             self,
@@ -218,7 +216,7 @@ impl CategoryRule {
         )
     }
 
-    /// Whether it follows from when passes and steps began and ended.
+    /// True if the rule depends on the beginning and end of passes and steps.
     pub(super) const fn goes_by_passes(self) -> bool {
         !matches!(
             self,
@@ -231,8 +229,8 @@ impl CategoryRule {
         ) && !self.is_exact()
     }
 
-    /// Where earlier blocks of a stack turned out to be of a category, the next is likely to be of it too.
-    /// Workspaces are known at once.
+    /// Returns the provisional rule for a stack whose earlier blocks had this category. Workspaces need none:
+    /// they are known at allocation.
     pub(super) const fn as_before(category: Category) -> Self {
         match category {
             Category::Parameter => Self::AsParameter,
@@ -247,13 +245,14 @@ impl CategoryRule {
     }
 }
 
-/// How the allocated bytes of a device divide. The sum of all is what the allocator says.
+/// Allocated bytes of a device by rule. All rules, `before_attach` and `unaccounted` add up to the
+/// allocator's total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Composition {
     by_rule: [u64; CategoryRule::ALL.len()],
-    /// Bytes from before attach.
+    /// Bytes allocated before attach.
     pub before_attach: u64,
-    /// The allocator's total less all that is known; 0 unless events were lost.
+    /// The allocator's total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
 }
 
@@ -268,12 +267,10 @@ impl Default for Composition {
 }
 
 impl Composition {
-    /// Bytes whose category a rule decided.
     pub fn by_rule(&self, rule: CategoryRule) -> u64 {
         self.by_rule[rule as usize]
     }
 
-    /// Bytes of a category.
     pub fn of(&self, category: Category) -> u64 {
         let rules = CategoryRule::ALL.iter();
         rules
@@ -282,7 +279,7 @@ impl Composition {
             .fold(0, u64::saturating_add)
     }
 
-    /// Bytes of each category, in the order in which they are declared.
+    /// Bytes of each category, in declaration order.
     pub(super) fn by_category(&self) -> [u64; Category::ALL.len()] {
         let mut bytes = [0_u64; Category::ALL.len()];
         for (rule, held) in CategoryRule::ALL.iter().zip(self.by_rule) {
@@ -292,7 +289,7 @@ impl Composition {
         bytes
     }
 
-    /// Bytes of a category that may turn out to be of another.
+    /// Bytes of a category whose rule is provisional.
     pub fn provisional(&self, category: Category) -> u64 {
         let rules = CategoryRule::ALL.iter();
         rules
@@ -322,8 +319,8 @@ impl Composition {
     }
 }
 
-/// Whether a stack makes parameters or buffers: it moves or converts those of a module, or constructs one that
-/// torch brings, or makes an `nn.Parameter` (torch/nn/modules/module.py, torch/nn/parameter.py@v2.15.0).
+/// True if a stack builds parameters or buffers. It converts those of a module, constructs a module of
+/// `torch.nn`, or makes an `nn.Parameter` (torch/nn/modules/module.py, torch/nn/parameter.py@v2.15.0).
 pub(super) fn builds(stack: &Stack) -> bool {
     stack.kind == StackKind::Python
         && stack.frames.iter().any(|frame| {
@@ -341,13 +338,14 @@ pub(super) fn builds(stack: &Stack) -> bool {
         })
 }
 
-/// Whether it is autograd itself that accumulates a gradient there: in a hook of it, frames of Python say so.
+/// True if autograd itself accumulates a gradient on this stack. A hook of `AccumulateGrad` has Python frames
+/// and is excluded.
 pub(super) fn accumulates(stack: &Stack) -> bool {
     let name = |node: &Node| node.name.rsplit("::").next() == Some("AccumulateGrad");
     stack.kind != StackKind::Python && stack.context.node.as_deref().is_some_and(name)
 }
 
-/// Whether a use without a tensor is a workspace. A storage that is resized is what it was before.
+/// True if a block without a tensor is a workspace. A resized storage keeps its former category.
 pub(super) fn is_workspace(purpose: &Purpose) -> bool {
     purpose.what.is_some() || !purpose.function.contains("resize")
 }

@@ -1,49 +1,48 @@
-//! What a program is doing from event to event: the passes and steps that a single stack cannot tell.
+//! Tracks the phase of a process across events, where a single stack does not determine it.
 
 use std::collections::HashMap;
 
 use super::phase::{Judged, Phase, PhaseRule};
 use crate::event::{Beginning, Grad, Mark, Tid};
 
-/// Threads that are followed; beyond that they are forgotten and met anew.
+/// Threads tracked; at the limit all are forgotten and tracked afresh.
 const MOST_THREADS: usize = 4096;
 
-/// What a thread did last that says what comes next.
+/// Last action of a thread that affects how its next allocation is classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
-    /// A batch was loaded or a step made: what it makes now is for the next pass.
+    /// Loaded a batch or made a step: its next allocations are for the next pass.
     Began,
-    /// It called a module, with grad as far as is known.
+    /// Called a module, with grad enabled or unknown.
     Forward,
-    /// Anything else.
     Other,
 }
 
-/// The program went over from one phase to another.
+/// Transition of the process from one phase to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
     pub(super) ended: Phase,
     pub(super) began: Phase,
 }
 
-/// How memory was asked for.
+/// Classification of one allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) judged: Judged,
-    /// The turn that this was.
+    /// Phase transition caused by this allocation.
     pub(super) turn: Option<Turn>,
-    /// Outside of everything, by a thread that has a batch or a step behind it and has called no module since.
+    /// True if allocated outside all phases by a thread whose last action was a batch or a step.
     pub(super) is_for_next_pass: bool,
 }
 
-/// The course of a process. One program at a time is assumed to train in it; where two threads are seen doing so,
-/// [`Self::is_crowded`] says it.
+/// Phase tracker of a process. Assumes that one thread trains at a time; [`Self::is_crowded`] reports a
+/// violation.
 #[derive(Debug, Default)]
 pub(super) struct Course {
     phase: Phase,
-    /// The thread on whose behalf the backward pass or the step runs, where it was seen to ask for it.
+    /// Thread that called `backward()` or the optimizer step; `None` if the call was not seen.
     by: Option<Tid>,
-    /// A thread other than that one computed in this backward pass.
+    /// True once another thread than `by`, or one without history, has run nodes of this backward pass.
     has_engine: bool,
     threads: HashMap<Tid, Last>,
     has_batches: bool,
@@ -64,38 +63,38 @@ impl Course {
         self.crowded
     }
 
-    /// Threads that were forgotten for want of room: what they do next is told by their stacks alone.
+    /// Threads forgotten at the limit. Until their next tracked action only their stacks classify them.
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
-    /// Times that modules began to be called after something else.
+    /// Forward and evaluation passes begun.
     pub(super) fn runs(&self) -> u64 {
         self.runs
     }
 
-    /// Steps of optimizers that began.
+    /// Optimizer steps begun, by marks.
     pub(super) fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Steps and batches that began.
+    /// Optimizer steps and batches begun, by marks.
     pub(super) fn laps(&self) -> u64 {
         self.laps
     }
 
-    /// Checkpoints that were computed again to their end.
+    /// Recomputations completed.
     pub(super) fn recomputes(&self) -> u64 {
         self.recomputes
     }
 
-    /// Whether what a thread frees now is freed by the backward pass. Where autograd computes on threads of its
-    /// own, the one that waits for them frees nothing: what it frees comes after the pass.
+    /// True if a free by this thread belongs to the backward pass. If autograd runs on threads of its own,
+    /// the waiting thread frees only after the pass.
     pub(super) fn is_freed_by_backward(&self, tid: Tid) -> bool {
         self.phase.is_of_backward() && !(self.has_engine && self.by == Some(tid))
     }
 
-    /// A thread asks for memory.
+    /// Classifies an allocation and updates the phase.
     pub(super) fn ask(&mut self, tid: Tid, told: Judged, grad: Grad, in_node: bool) -> Asked {
         let last = self.threads.get(&tid).copied();
         let judged = self.judge(told, last, grad);
@@ -113,7 +112,7 @@ impl Course {
         }
     }
 
-    /// PyTorch says what a thread is about to do.
+    /// Handles a mark: PyTorch begins a step, a batch or `zero_grad()`.
     pub(super) fn mark(&mut self, mark: &Mark) -> Option<Turn> {
         let last = self.threads.get(&mark.tid).copied();
         match mark.begins {
@@ -131,7 +130,7 @@ impl Course {
                 self.set(mark.tid, Last::Began);
                 self.turn_to(Phase::DataLoading)
             }
-            // Between forward and backward it is no beginning.
+            // `zero_grad()` between forward and backward begins nothing.
             Beginning::ZeroGrad if last == Some(Last::Forward) => None,
             Beginning::ZeroGrad => {
                 let next = match last {
@@ -144,7 +143,7 @@ impl Course {
         }
     }
 
-    /// What a step begins: the next pass, unless that begins with a batch.
+    /// State of a thread after an optimizer step: preparing the next pass, unless batches begin passes.
     fn after_step(&self) -> Last {
         match self.has_batches {
             true => Last::Other,
@@ -152,8 +151,9 @@ impl Course {
         }
     }
 
-    /// What no frame tells may follow from what the thread did before: a loss function between the modules and the
-    /// backward pass goes forward like them, and so does a function within them for which autograd disables grad.
+    /// Reclassifies an allocation by the last action of its thread. A loss function between modules and the
+    /// backward pass belongs to forward. The same holds for a function within them for which autograd
+    /// disables grad.
     fn judge(&self, told: Judged, last: Option<Last>, grad: Grad) -> Judged {
         let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
         if told.rule == PhaseRule::NothingTells && last == Some(Last::Forward) && notes {
@@ -171,8 +171,8 @@ impl Course {
         told
     }
 
-    /// Whether the program as a whole does what this thread does. Threads that only help (loggers, prefetchers)
-    /// say nothing about it, and a hook inside of a backward pass does not end it.
+    /// True if the allocation of this thread sets the phase of the process. Helper threads (loggers,
+    /// prefetchers) never do. A hook inside a backward pass does not end it.
     fn decides(&self, last: Option<Last>, judged: Judged, in_node: bool) -> bool {
         match judged.phase {
             Phase::Other => last.is_some() && judged.rule == PhaseRule::NothingTells,

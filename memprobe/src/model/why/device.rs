@@ -1,4 +1,4 @@
-//! How the memory of one device divides, now and at the moments that are kept.
+//! Memory of one device by category and by stack, now and at recorded moments.
 
 use std::collections::HashMap;
 
@@ -12,17 +12,18 @@ use super::strata::{Place, Shift, Strata};
 use crate::event::{Action, AtAttach, Bytes, MemoryEvent, TimeNs, Totals};
 use crate::model::device::ADDRESS_LIMIT;
 
-/// Differences between laps that are kept of all of them, and of the latest alone; older laps are forgotten.
+/// Caps on stored differences between step intervals, for [`Follows::Everything`] and [`Follows::Latest`].
+/// Above the cap the oldest intervals are dropped.
 const MOST_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
 
-/// What is counted by the stack that made it.
+/// Blocks counted by allocating stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Follows {
-    /// What is saved for backward, now.
+    /// Activations only, without history.
     Saved,
-    /// Everything, now and in the latest laps.
+    /// All blocks, now and in the latest step intervals.
     Latest,
-    /// Everything, now and in all laps.
+    /// All blocks, now and in all step intervals.
     Everything,
 }
 
@@ -36,37 +37,36 @@ impl Follows {
     }
 }
 
-/// One device.
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) now: Moment,
     pub(super) peak: Moment,
-    /// How often the peak rose: rows go by it.
+    /// Times the peak rose: the number that rows compare with.
     pub(super) peaks: u64,
     pub(super) divided: Divided,
     pub(super) blocks: [u64; CategoryRule::ALL.len()],
-    /// What was asked for in each phase, and by which rule that is known.
+    /// Blocks by the phase that allocated them, and allocated bytes by phase and rule.
     pub(super) phases: HashMap<Phase, Holding>,
     pub(super) judged: HashMap<Judged, u64>,
-    /// What is held, by the stack that made it and by what it is for.
+    /// Bytes held, by allocating stack and category.
     pub(super) held: Strata,
     follows: Follows,
-    /// The sum of all categories.
+    /// Sum of all categories, in bytes.
     known: u64,
 }
 
 impl Device {
-    /// As memprobe found it, in this lap.
+    /// State found at attach, in step interval `lap`.
     pub(super) fn found(found: &AtAttach, follows: Follows, lap: u64) -> Self {
         Self::with(found.totals, found.time, follows, lap)
     }
 
-    /// As it was just before the first event that is seen on it.
+    /// State just before the first event seen on the device.
     pub(super) fn before(event: &MemoryEvent, follows: Follows, lap: u64) -> Self {
         Self::with(event.totals_before(), event.time, follows, lap)
     }
 
-    /// As the ledger of lines says that it is now.
+    /// Current state according to the [`crate::model::Model`], for a ledger that starts late.
     pub(super) fn late(is: &peak::Moment, follows: Follows, lap: u64) -> Self {
         let mut device = Self::with(is.totals, is.time, follows, lap);
         let allocated = i128::from(is.totals.allocated.0);
@@ -100,18 +100,18 @@ impl Device {
         }
     }
 
-    /// Until now, everything was as it is.
+    /// Extends the timeline with the current state up to `time`.
     pub(super) fn pass(&mut self, time: TimeNs) {
         self.divided.extend_to(time, &self.now);
     }
 
-    /// Memory was asked for.
+    /// Counts an allocation by phase and rule.
     pub(super) fn count(&mut self, judged: Judged, size: Bytes) {
         let bytes = self.judged.entry(judged).or_default();
         *bytes = bytes.saturating_add(size.0);
     }
 
-    /// A block is live.
+    /// Adds a live block.
     pub(super) fn hold(&mut self, block: &Block, judged: Judged) {
         self.known = self.known.saturating_add(block.size);
         self.now.composition.add(block.rule, block.size);
@@ -123,7 +123,7 @@ impl Device {
         }
     }
 
-    /// A block is gone.
+    /// Removes a freed block.
     pub(super) fn release(&mut self, block: &Block) {
         self.known = self.known.saturating_sub(block.size);
         self.now.composition.take(block.rule, block.size);
@@ -137,13 +137,13 @@ impl Device {
         }
     }
 
-    /// A block from before attach is gone.
+    /// Subtracts a freed block that was live at attach.
     pub(super) fn free_from_before(&mut self, size: u64) {
         let before = &mut self.now.composition.before_attach;
         *before = before.saturating_sub(size);
     }
 
-    /// What a live block is for turns out to be something else. Laps before `oldest` stay as they are.
+    /// Changes the rule of a live block, also at past moments. Step intervals before `oldest` stay unchanged.
     pub(super) fn revise(&mut self, block: &Block, revision: Revision, oldest: u64) {
         let Revision { size, from, to, .. } = revision;
         self.now.composition.change(from, to, size);
@@ -157,13 +157,13 @@ impl Device {
         self.shift(block, ways, oldest);
     }
 
-    /// A live block counts as made by another stack.
+    /// Counts a live block under another stack.
     pub(super) fn rename(&mut self, block: &Block, origin: u32) {
         let from = self.place(block.origin, block.rule);
         self.shift(block, [from, self.place(origin, block.rule)], 0);
     }
 
-    /// Where a block is counted by its stack, if it is.
+    /// Key under which a block is counted by stack; `None` if it is not counted.
     fn place(&self, origin: u32, rule: CategoryRule) -> Option<Place> {
         let counts = self.follows != Follows::Saved || is_saved(rule);
         counts.then_some((origin, rule.category()))
@@ -185,7 +185,7 @@ impl Device {
         self.held.shift(block, ways, shift);
     }
 
-    /// Takes the totals that came with an event, as the model does.
+    /// Updates the totals with those of an event, in the same way as the model.
     pub(super) fn report(&mut self, event: &MemoryEvent, ordinal: u64) {
         let allocated = self.now.totals.allocated.0;
         let expected = match event.action {

@@ -1,67 +1,66 @@
-//! Epochs: which of a `DataLoader`'s batches was its last.
+//! Epochs: infers the last batch of each pass over a `DataLoader`.
 //!
-//! PyTorch says when the next batch is asked for, not whether there was one (`_BaseDataLoaderIter.__next__` in
-//! torch/utils/data/dataloader.py@v2.15.0 raises `StopIteration` within its mark). Where a program asked for a batch, learned nothing,
-//! and then asks for one again, the loader was exhausted. A program that skips batches looks the same, so this is believed only of
-//! epochs of equal length.
+//! PyTorch marks the request for a batch, not its success: `_BaseDataLoaderIter.__next__` raises
+//! `StopIteration` within its mark (torch/utils/data/dataloader.py@v2.15.0). A request followed by another
+//! request, without training between them, means that the loader was exhausted. A program that skips batches
+//! looks the same, so only epochs of equal length count.
 
 use std::collections::BTreeMap;
 
 use super::phase::Phase;
 
-/// The loader that stands for those that are not told apart.
+/// Number shared by all loaders beyond the limit.
 pub(super) const NO_LOADER: u32 = u32::MAX;
 
-/// Batches of an epoch whose end can be told from a program that skips every other batch.
+/// Fewest batches of an epoch. A shorter one looks like a program that skips every other batch.
 const FEWEST: u64 = 2;
 
-/// An epoch of a loader.
+/// Epoch of a loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch {
-    /// The loader.
     pub(super) loader: u32,
-    /// Counts its epochs from 1, as far as they were seen.
+    /// Counts from 1, starting with the first epoch seen.
     pub(super) number: u64,
 }
 
-/// What is said of epochs.
+/// Result of the inference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Epochs {
-    /// No loader whose batches were learned from was seen to be exhausted, or not often enough.
+    /// No loader used for training was seen exhausted often enough.
     #[default]
     NoEnd,
-    /// Batches that nothing was learned from do not come at equal distances.
+    /// Requests without training come at unequal distances.
     Irregular,
-    /// Batches of several loaders were learned from.
+    /// Several loaders supply training batches.
     SeveralLoaders,
-    /// They are inferred.
+    /// Inferred epochs.
     Told {
-        /// Batches of a whole one.
+        /// Batches of a full epoch.
         batches: u64,
     },
 }
 
-/// What is known of a loader: a line that asks for batches.
+/// State of a loader, identified by the line that requests batches.
 #[derive(Clone, Copy, Debug, Default)]
 struct Loader {
-    /// Epochs that ended.
+    /// Epochs ended.
     ended: u64,
-    /// Batches of this one that were learned from.
+    /// Training batches of the current epoch.
     batches: u64,
-    /// Those of the first epoch, which may have begun before memprobe came.
+    /// Training batches of the first epoch, which may have begun before attach.
     first: u64,
-    /// Those of each one after it.
+    /// Training batches of each later epoch.
     length: Option<u64>,
     irregular: bool,
     learned: bool,
 }
 
 impl Loader {
-    /// It was exhausted.
+    /// Ends the current epoch: the loader was exhausted.
     fn end(&mut self) {
         let batches = std::mem::take(&mut self.batches);
         match (self.ended, self.length) {
-            // Batches that a program skips when it goes on where it was left off, or fetches ahead.
+            // Batches skipped by a program that resumes, or prefetched batches.
             (0, _) if batches == 0 => return,
             (0, _) => self.first = batches,
             (_, None) if batches >= FEWEST => self.length = Some(batches),
@@ -76,7 +75,7 @@ impl Loader {
             (0, _) => Epochs::NoEnd,
             (_, Some(length)) if self.first > length || self.batches > length => Epochs::Irregular,
             (_, Some(batches)) => Epochs::Told { batches },
-            // One end alone is believed where what came after it is as long as what came before.
+            // A single end counts only if the epochs before and after it have equal length.
             (_, None) if self.first >= FEWEST && self.batches == self.first => Epochs::Told {
                 batches: self.first,
             },
@@ -85,23 +84,22 @@ impl Loader {
     }
 }
 
-/// The loaders of a process.
 #[derive(Debug, Default)]
 pub(super) struct Loaders {
     known: BTreeMap<u32, Loader>,
-    /// The one that was asked for a batch, until something is learned.
+    /// Loader with a request that no training has followed yet.
     waiting: Option<u32>,
 }
 
 impl Loaders {
-    /// A loader is asked for its next batch.
+    /// Records a request for the next batch.
     pub(super) fn next_batch(&mut self, loader: u32) {
         if let Some(exhausted) = self.waiting.replace(loader) {
             self.known.entry(exhausted).or_default().end();
         }
     }
 
-    /// Memory was asked for in a phase; gives the epoch of the batch that something is learned from now for the first time.
+    /// Records an allocation in a phase. Returns the epoch of a batch at its first training allocation.
     pub(super) fn pass(&mut self, phase: Phase) -> Option<Epoch> {
         if phase != Phase::Forward && !phase.is_of_backward() {
             return None;
@@ -116,7 +114,7 @@ impl Loaders {
         })
     }
 
-    /// What is said of all of them, and the number of the loader that it is said of.
+    /// Returns the epochs of the only training loader, and its number.
     pub(super) fn says(&self) -> (Epochs, u32) {
         let mut learned = self.known.iter().filter(|(_, loader)| loader.learned);
         match (learned.next(), learned.next()) {
@@ -131,7 +129,7 @@ impl Loaders {
 mod tests {
     use super::*;
 
-    /// Each letter asks that loader for a batch, `.` learns from it, `-` evaluates.
+    /// A letter requests a batch from that loader, `.` trains on it, `-` evaluates.
     fn told(story: &str) -> (Epochs, Vec<u64>) {
         let mut loaders = Loaders::default();
         let mut numbers = Vec::new();

@@ -1,4 +1,5 @@
-//! What becomes of a block: from where it was made, through what it lives, to where it is freed.
+//! Block lifecycles: infers the category of a block from the phase that allocated it and the phases it
+//! survives.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,54 +8,53 @@ use super::course::Course;
 use super::phase::Phase;
 use crate::event::{Address, DeviceIndex, Tid};
 
-/// Passes forward that what is put into modules lives through at most.
+/// Forward passes a module input may survive before it stops counting as input.
 const MOST_RUNS: u64 = 4;
 
-/// Steps that what was saved for a backward pass lives through at most: where two networks train in turn, one steps
-/// before the other goes back.
+/// Optimizer steps begun since the backward pass at which a saved block stops counting as saved. The first
+/// one may belong to another network: two that train in turn step before each other's backward pass.
 const MOST_STEPS: u64 = 2;
 
-/// Where a live block is.
+/// Device and address of a live block.
 pub(super) type Key = (DeviceIndex, Address);
 
-/// How far a block has come.
+/// Progress of a live block through the training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It was live at attach.
+    /// Live at attach.
     BeforeAttach,
-    /// What it is for is decided.
+    /// Category decided.
     Settled,
-    /// Made in a forward pass, in this lap; no backward pass began since.
+    /// Allocated by a forward pass, when `lap` steps and batches had begun; no backward pass began since.
     Forward { lap: u64 },
-    /// Made in a forward pass; when a backward pass began there had been so many steps.
+    /// Allocated by a forward pass; a backward pass began when `step` optimizer steps had begun.
     Saved { step: u64 },
-    /// Made by a checkpoint that is computed again, after so many that were.
+    /// Allocated by a recomputation, after `before` completed ones.
     Recompute { before: u64 },
-    /// Made in a backward pass.
+    /// Allocated in a backward pass.
     Backward,
-    /// Made in a step.
+    /// Allocated in an optimizer step.
     Step,
-    /// Made in `torch.utils.data`.
+    /// Allocated in `torch.utils.data`.
     Loading,
-    /// Made in modules without grad.
+    /// Allocated by modules without grad.
     Evaluation,
-    /// Made as parameters are.
+    /// Allocated by parameter-building code.
     Built,
-    /// Made outside of everything, for the next pass.
+    /// Allocated outside all phases after a batch or step; a candidate for module input.
     Given,
-    /// As above, and live through passes forward since this one.
+    /// Input candidate that has been live since forward pass number `run`.
     Carried { run: u64 },
-    /// Made outside of everything.
+    /// Allocated outside all phases.
     Loose,
 }
 
-/// A live block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) size: u64,
-    /// The number of the event that made it.
+    /// Number of the event that allocated it.
     pub(super) born: u64,
-    /// The stack that made it.
+    /// Index of the allocating stack.
     pub(super) origin: u32,
     pub(super) phase: Phase,
     pub(super) rule: CategoryRule,
@@ -62,18 +62,19 @@ pub(super) struct Block {
     pub(super) made_for: MadeFor,
 }
 
-/// What PyTorch asked for a block for.
+/// Tensor information recorded at allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MadeFor {
-    /// A tensor, or nothing says.
+    /// PyTorch was making a tensor, or the stream does not say.
     Tensor,
-    /// No tensor that it was making: a workspace, or the storage of a tensor that is resized.
+    /// PyTorch was making no tensor: a workspace, or the storage of a tensor being resized.
     NoTensor,
 }
 
 impl MadeFor {
-    /// What a rule comes to. Where no tensor was being made, only one who lives as no workspace does is a tensor that was resized:
-    /// `index_select` makes its result so, and with it `embedding` (aten/src/ATen/native/cuda/Indexing.cu@v2.15.0).
+    /// Corrects a rule by the tensor information. A block without a tensor is a workspace, unless
+    /// its lifetime shows a resized tensor. `index_select` resizes its result, and `embedding` calls it
+    /// (aten/src/ATen/native/cuda/Indexing.cu@v2.15.0).
     pub(super) const fn read(self, rule: CategoryRule) -> CategoryRule {
         match (self, rule) {
             (Self::Tensor, _)
@@ -90,7 +91,7 @@ impl MadeFor {
 }
 
 impl Stage {
-    /// The stage of a block that is made now.
+    /// State of a block allocated now.
     pub(super) fn of(phase: Phase, course: &Course, made: Made) -> Self {
         match phase {
             Phase::Forward => Self::Forward { lap: course.laps() },
@@ -109,7 +110,7 @@ impl Stage {
         }
     }
 
-    /// What it is likely to be for.
+    /// Provisional rule of the state.
     pub(super) const fn likely(self) -> CategoryRule {
         match self {
             Self::Forward { .. } => CategoryRule::SoFarForward,
@@ -127,7 +128,7 @@ impl Stage {
         }
     }
 
-    /// What it was for, if it is freed now by a thread; `None` where that is decided already.
+    /// Rule of a block freed now by thread `tid`; `None` if already decided.
     pub(super) fn at_free(self, course: &Course, tid: Tid) -> Option<CategoryRule> {
         let by_backward = course.is_freed_by_backward(tid);
         Some(match self {
@@ -149,12 +150,12 @@ impl Stage {
         })
     }
 
-    /// Steps that it has been saved through are too many.
+    /// True if [`MOST_STEPS`] optimizer steps began since the backward pass.
     pub(super) fn is_saved_too_long(self, course: &Course) -> bool {
         matches!(self, Self::Saved { step } if course.steps().saturating_sub(step) >= MOST_STEPS)
     }
 
-    /// It is live through more passes forward than an input is.
+    /// True if [`MOST_RUNS`] more passes began since pass `run`.
     pub(super) fn is_carried_too_long(self, course: &Course) -> bool {
         matches!(self, Self::Carried { run } if course.runs().saturating_sub(run) >= MOST_RUNS)
     }
@@ -175,7 +176,7 @@ impl Stage {
     }
 }
 
-/// How a block was made that was made outside of everything.
+/// Origin of a block allocated outside all phases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Made {
     AsParameter,
@@ -183,7 +184,7 @@ pub(super) enum Made {
     Anyhow,
 }
 
-/// Blocks that wait for the same to happen.
+/// Blocks waiting for the same phase change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Queue {
     Forward,
@@ -199,16 +200,16 @@ pub(super) enum Queue {
 
 const QUEUES: usize = Queue::Carried as usize + 1;
 
-/// Blocks of one queue below which those that are gone are not sought.
+/// Shortest queue that is scanned for freed blocks.
 const FEW: usize = 1024;
 
-/// The live blocks, and for what they wait.
+/// Live blocks, and queues of the undecided ones.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     live: HashMap<Key, Block>,
-    /// Each with the number of the event that made it. Those that are gone stay until many are.
+    /// Keys with the number of the allocating event. Freed blocks stay until the next scan.
     queues: [Vec<(Key, u64)>; QUEUES],
-    /// Lengths at which what is gone is sought.
+    /// Queue lengths at which freed blocks are removed.
     full: [usize; QUEUES],
 }
 
@@ -229,14 +230,14 @@ impl Blocks {
         }
     }
 
-    /// What is decided of a block changes; it waits for nothing else by that.
+    /// Decides the rule of a block and takes it out of its queue.
     pub(super) fn settle(&mut self, key: &Key, rule: CategoryRule) {
         if let Some(block) = self.live.get_mut(key) {
             (block.rule, block.stage) = (rule, Stage::Settled);
         }
     }
 
-    /// The sizes of parameters on each device, and of what may be one: blocks from before attach.
+    /// Sizes of parameters by device. Includes blocks from before attach, which may be parameters.
     pub(super) fn sizes_of_parameters(&self) -> HashSet<(DeviceIndex, u64)> {
         let like_parameters = self.live.iter().filter(|(_, block)| {
             block.stage == Stage::BeforeAttach || block.rule.category() == Category::Parameter
@@ -246,7 +247,7 @@ impl Blocks {
             .collect()
     }
 
-    /// All that wait in a queue, which is empty then.
+    /// Empties a queue and returns its live blocks.
     pub(super) fn drain(&mut self, queue: Queue) -> Vec<(Key, Block)> {
         let waiting = std::mem::take(&mut self.queues[queue as usize]);
         self.full[queue as usize] = FEW;
@@ -258,7 +259,7 @@ impl Blocks {
         live.collect()
     }
 
-    /// Forgets blocks of a queue that are gone, when it has doubled.
+    /// Removes freed blocks from a queue that has doubled in length.
     fn tidy(&mut self, queue: Queue) {
         let at = queue as usize;
         if self.queues[at].len() < self.full[at].max(FEW) {
@@ -273,7 +274,7 @@ impl Blocks {
     }
 }
 
-/// Whether the bytes of a rule are saved for backward.
+/// True if the rule counts as saved for the backward pass.
 pub(super) fn is_saved(rule: CategoryRule) -> bool {
     rule.category() == Category::Activation
 }

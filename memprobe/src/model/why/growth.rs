@@ -1,8 +1,9 @@
-//! What grows from iteration to iteration: suspects of leaks.
+//! Growth from iteration to iteration: leak suspects.
 //!
-//! What each part holds is looked at where laps end: whole iterations, or steps of several optimizers in turn, which are put together once
-//! it is known how many make an iteration. Where a program has no iterations that can be told, time is cut into equal windows, and of each
-//! the lowest is looked at: what comes and goes has gone at some time in each.
+//! Each allocation group is sampled at the end of every step interval. Several intervals form an iteration,
+//! if several optimizers step in turn; they are combined once their number is known. For a program without
+//! iterations, time is cut into equal windows and each window is sampled at its lowest level. Short-lived
+//! memory is absent at some moment of each window.
 
 mod fit;
 mod keepers;
@@ -22,22 +23,22 @@ use crate::model::Model;
 use crate::model::applied::Applied;
 use crate::model::snapshot::{Grouping, Site, What};
 
-/// Nanoseconds of the first windows: a millisecond.
+/// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
 
-/// Changes that are kept of all series together; with more, steps become longer.
+/// Cap on stored level changes over all series of a track; above it pairs of steps are merged.
 const MOST_CHANGES: usize = 1 << 22;
 
-/// Suspects that are named of each kind.
+/// Suspects listed of each kind.
 const MOST_SUSPECTS: usize = 1000;
 
-/// Bytes by which somebody must have grown to be named, at least: eight of the smallest blocks.
+/// Least growth of a suspect in bytes: eight of the smallest blocks.
 const LEAST_GROWTH: u64 = 8 * 512;
 
-/// Of what the device held at most, the part by which somebody must have grown to be named, at least.
+/// Least growth of a suspect as a fraction of the device's peak: 1/10,000.
 const LEAST_SHARE: u64 = 10_000;
 
-/// What each part holds, step by step, brought up to date by each event.
+/// Bytes held by each allocation group at each step.
 #[derive(Debug)]
 pub struct GrowthLedger {
     parts: Parts,
@@ -49,7 +50,7 @@ pub struct GrowthLedger {
     keepers: Keepers,
 }
 
-/// A device as a whole.
+/// Totals of a device.
 #[derive(Debug, Default)]
 struct OnDevice {
     allocated: u64,
@@ -59,23 +60,22 @@ struct OnDevice {
     windows: Series,
 }
 
-/// Windows of time.
 #[derive(Debug)]
 struct Window {
     start: Option<TimeNs>,
-    /// Nanoseconds of each.
+    /// Nanoseconds.
     length: u64,
-    /// The lowest of those that changed in this one.
+    /// Lowest level of each group that changed in this window.
     lows: HashMap<usize, Level>,
 }
 
-/// Series of all parts, at the same steps.
+/// Series of all groups over the same steps.
 #[derive(Debug, Default)]
 struct Track {
     steps: Steps,
     series: Vec<Series>,
     changes: usize,
-    /// Parts whose last sample may not be what they hold.
+    /// Groups whose last sample may differ from their current level.
     stale: HashSet<usize>,
 }
 
@@ -84,7 +84,7 @@ impl Track {
         self.stale.insert(part);
     }
 
-    /// Takes a sample of all parts, where `level` says what one holds for it.
+    /// Samples all groups; `level` gives the sample of a group.
     fn sample(&mut self, live: &[Level], level: impl Fn(usize) -> Level) {
         self.series.resize(live.len(), Series::default());
         let stale = std::mem::take(&mut self.stale);
@@ -111,74 +111,71 @@ impl Track {
     }
 }
 
-/// What a step stands for.
+/// Unit of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
-    /// Iterations: what was live at their ends, of several the lowest. Fewer than one where most laps are none.
+    /// Iterations per step; levels are those at the end of intervals, the lowest of each step. A step has
+    /// whole intervals, so this can be a fraction, even below 1.
     Iterations(f64),
-    /// Nanoseconds: the lowest of each such window of time.
+    /// Nanoseconds of a window; its level is the lowest within it.
     Window(u64),
 }
 
-/// What grows on a device.
+/// Growth on a device.
 #[derive(Clone, Debug)]
 pub struct Growth {
-    /// What the figures are of.
     pub step: Step,
-    /// Steps that were looked at.
+    /// Steps fitted.
     pub steps: usize,
-    /// Steps before those, in which programs grow to their size.
+    /// Steps left out at the beginning, in which programs reach their size.
     pub left_out: usize,
-    /// Steps that are needed.
+    /// Fewest steps required.
     pub needed: usize,
-    /// What somebody must have grown by to be named.
+    /// Least growth of a suspect.
     pub least: Bytes,
-    /// How the allocator's total grows; `None` where it cannot be said that it does.
+    /// Growth of the allocator's total; `None` if it does not clearly grow.
     pub total: Option<Rate>,
-    /// Whether the stacks say anything of modules.
+    /// True if any stack has module information.
     pub knows_modules: bool,
-    /// Lines that grow, fastest first.
+    /// Growing lines, fastest first.
     pub lines: Vec<Suspect<Site>>,
-    /// Modules that grow, fastest first.
+    /// Growing modules, fastest first.
     pub modules: Vec<Suspect<Place>>,
-    /// What is made of it, fastest first.
+    /// Growing tensor types, fastest first.
     pub tensors: Vec<Suspect<What>>,
-    /// When it was read who keeps them; `None` where it was not.
+    /// Time of the heap snapshot behind the retainers; `None` without one.
     pub read: Option<TimeNs>,
-    /// Who kept all of the lines that grow.
+    /// Retainers of all growing lines.
     pub kept: Kept,
 }
 
-/// How fast somebody grows.
+/// Rate of growth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
-    /// Bytes an iteration, or a second.
+    /// Bytes per iteration, or per second.
     pub bytes: f64,
-    /// Blocks an iteration, or a second; 0 for totals.
+    /// Blocks per iteration, or per second; 0 for totals.
     pub blocks: f64,
-    /// In how many of the steps it grew, from 0 to 1.
+    /// Share of the steps with growth, 0 to 1.
     pub grew: f64,
-    /// What it held at the first step that was looked at.
+    /// Bytes at the first step fitted.
     pub first: Bytes,
-    /// What it held at the last one.
+    /// Bytes at the last one.
     pub last: Bytes,
 }
 
-/// Somebody who grows.
+/// Line, module or tensor type that grows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suspect<K> {
-    /// Who.
     pub who: K,
-    /// How fast.
     pub rate: Rate,
-    /// The part of it that grows fastest.
+    /// Allocation group of it that gained most bytes.
     pub part: Part,
-    /// Who kept it at [`Growth::read`].
+    /// Retainers at [`Growth::read`].
     pub kept: Kept,
 }
 
 impl GrowthLedger {
-    /// Nothing is live yet.
     pub fn new(grouping: Grouping) -> Self {
         Self {
             parts: Parts::new(grouping),
@@ -195,7 +192,7 @@ impl GrowthLedger {
         }
     }
 
-    /// Takes the next event of the stream, what the ledger of lines made of it, and that ledger.
+    /// Applies an event and the model's result for it.
     pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
         let moment = model.moment(event);
         if let Some((_, now)) = &moment {
@@ -229,7 +226,7 @@ impl GrowthLedger {
         }
     }
 
-    /// Says that a lap ended with the last event.
+    /// Ends a step interval after the last event applied.
     pub fn end_lap(&mut self) {
         if self.laps.must_halve() {
             self.laps.halve();
@@ -250,12 +247,12 @@ impl GrowthLedger {
         self.laps.steps.taken += 1;
     }
 
-    /// Ends the windows that are over at a time.
+    /// Ends all windows that are over at `time`.
     fn pass_windows(&mut self, time: TimeNs) {
         let start = *self.window.start.get_or_insert(time);
         let passed = time.0.saturating_sub(start.0);
         while passed / self.window.length >= MOST_STEPS || self.windows.changes > MOST_CHANGES {
-            // Nothing is gained by windows that are longer than all of the time.
+            // A window longer than the elapsed time gains nothing.
             if self.window.length > passed {
                 break;
             }
@@ -266,7 +263,7 @@ impl GrowthLedger {
         }
     }
 
-    /// Makes pairs of windows one. The one that is not over yet begins earlier then, where it is the second of its pair.
+    /// Merges pairs of windows. The current window is extended backward if it is the second of its pair.
     fn lengthen_windows(&mut self) {
         let taken = self.windows.steps.taken;
         if !taken.is_multiple_of(2) {
@@ -281,7 +278,7 @@ impl GrowthLedger {
         self.window.length = self.window.length.saturating_mul(2);
     }
 
-    /// What was lowest in the last window that is over counts for the one that is not.
+    /// Carries the lows of the last finished window over to the current one.
     fn reopen_last_window(&mut self) {
         for (part, series) in self.windows.series.iter().enumerate() {
             let last = series.last();
@@ -316,7 +313,7 @@ impl GrowthLedger {
         self.windows.steps.taken += 1;
     }
 
-    /// What grows on a device; `None` of one that was not heard of. Iterations are of so many laps; without, windows of time are looked at.
+    /// Growth on a device; `None` for an unknown device. Without `laps_an_iteration` it fits time windows.
     pub fn growth(&self, device: DeviceIndex, laps_an_iteration: Option<f64>) -> Option<Growth> {
         let on = self.devices.get(&device)?;
         let (track, total, look) = match laps_an_iteration {
@@ -366,7 +363,7 @@ impl GrowthLedger {
         })
     }
 
-    /// Says of each suspect who kept it.
+    /// Fills in the retainers of each suspect.
     fn say_who_keeps<K: Eq + std::hash::Hash>(
         &self,
         device: DeviceIndex,
@@ -403,16 +400,16 @@ impl Level {
     }
 }
 
-/// What of the series is looked at.
+/// Selection of steps to fit.
 struct Look {
     step: Step,
-    /// Samples of the series that make a step.
+    /// Samples per step.
     together: usize,
-    /// Steps.
+    /// Number of steps.
     whole: usize,
-    /// The first steps, which are not looked at.
+    /// Steps skipped at the beginning.
     left_out: usize,
-    /// Bytes to grow by.
+    /// Least growth in bytes.
     least: u64,
 }
 
@@ -420,7 +417,7 @@ impl Look {
     fn at_iterations(track: &Track, laps_an_iteration: f64) -> Self {
         let stride = track.steps.stride as f64;
         let laps = laps_an_iteration.max(1.0);
-        // A whole iteration in each step, so that what its laps hold in turn is in all of them.
+        // Each step spans a whole iteration, because levels alternate between its intervals.
         let together = ((laps / stride).round() as usize).max(1);
         let whole = track.steps.whole() / together;
         Self {
@@ -443,7 +440,7 @@ impl Look {
         }
     }
 
-    /// Iterations, or seconds, a step.
+    /// Iterations, or seconds, per step.
     fn per(&self) -> f64 {
         match self.step {
             Step::Iterations(iterations) => iterations,
@@ -451,7 +448,7 @@ impl Look {
         }
     }
 
-    /// What was held at the steps that are looked at.
+    /// Levels at the steps fitted.
     fn levels(&self, series: &Series) -> Vec<Level> {
         let levels = series.levels(self.whole * self.together);
         let steps = levels.chunks_exact(self.together).skip(self.left_out);
@@ -474,7 +471,7 @@ impl Look {
         })
     }
 
-    /// Those who grow, by what `who` says of a part. Only those who gained most are looked at.
+    /// Fits the sums of groups with equal `who`. Only the [`MOST_SUSPECTS`] largest gains are fitted.
     fn suspects<'a, K, Grown>(
         &self,
         grown: impl Fn() -> Grown,
@@ -516,11 +513,11 @@ impl Look {
     }
 }
 
-/// Parts that are looked at together.
+/// Sum of several allocation groups.
 #[derive(Default)]
 struct Group<'a> {
     levels: Vec<Level>,
-    /// The part that gained most, and how much.
+    /// Group with the largest gain, and that gain in bytes.
     most: Option<(i128, &'a Part)>,
 }
 
@@ -538,7 +535,7 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Bytes by which a series is higher at its end.
+/// Bytes gained between the first and the last step.
 fn gain(levels: &[Level]) -> i128 {
     let of = |level: Option<&Level>| level.map_or(0, |level| i128::from(level.live));
     of(levels.last()) - of(levels.first())

@@ -1,4 +1,4 @@
-//! Iterations of a training loop (or of a server), made of laps.
+//! Iterations of a training loop or server, built from step intervals.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -8,80 +8,74 @@ pub use super::laps::{IterationLine, Source};
 use super::laps::{Lap, LapDevice, LapKind, Laps};
 use crate::event::{DeviceIndex, TimeNs};
 
-/// The longest cycle of optimizers that is looked for.
+/// Longest cycle of optimizer steps searched for.
 const LONGEST_CYCLE: usize = 64;
 
-/// What a row of the table of iterations is.
+/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IterationKind {
-    /// Everything, where nothing tells iterations apart.
+    /// The whole recording, if nothing separates iterations.
     Undivided,
     /// Everything before the first iteration.
     Before,
-    /// An iteration.
     Whole,
-    /// Modules called without grad, between two iterations.
+    /// Modules called without grad between two iterations.
     Evaluation,
-    /// An iteration whose end was not seen.
+    /// Iteration whose end was not seen.
     Unfinished,
 }
 
-/// One row.
+/// Row of the iteration table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Iteration {
-    /// Counts iterations from 1; the number of those so far, for what is none.
+    /// Counts iterations from 1; other rows carry the number of iterations before them.
     pub number: u64,
-    /// What it is.
     pub kind: IterationKind,
-    /// When it began.
     pub begin: TimeNs,
-    /// When it ended: the last event in it.
+    /// Time of its last event.
     pub end: TimeNs,
-    /// Batches of a `DataLoader` that began in it.
+    /// `DataLoader` batches begun.
     pub batches: u32,
-    /// Backward passes that began in it: several where gradients are accumulated.
+    /// Backward passes begun: several with gradient accumulation.
     pub backwards: u32,
-    /// The epoch that it began in, counted from 1 from the first that was seen; `None` where that cannot be told. It is inferred:
+    /// Epoch in which it began, counted from 1 for the first one seen; `None` if unknown. Inferred: see
     /// [`Iterations::epochs`].
     pub epoch: Option<u64>,
-    /// The laps that it is made of.
+    /// Step intervals of the iteration, by number.
     pub(super) laps: RangeInclusive<u64>,
-    /// Every device that was known by then.
+    /// Every device known by its end.
     pub devices: Vec<(DeviceIndex, LapDevice)>,
 }
 
 impl Iteration {
-    /// Whether its number is its own: it is an iteration, be it over or not.
+    /// True if the row is an iteration, finished or not, so that its number is its own.
     pub fn is_numbered(&self) -> bool {
         matches!(self.kind, IterationKind::Whole | IterationKind::Unfinished)
     }
 }
 
-/// How the steps of several optimizers make iterations.
+/// Grouping of several optimizers' steps into iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cycle {
-    /// There is one place that steps, or none.
+    /// At most one call site steps.
     Single,
-    /// An iteration begins with a batch, however many steps it makes.
+    /// An iteration begins with each batch, whatever its number of steps.
     ByBatch,
-    /// So many steps come again and again.
+    /// A cycle of so many steps repeats.
     Repeats(usize),
-    /// The steps follow no cycle: each ends an iteration.
+    /// No cycle: each step ends an iteration.
     Irregular,
 }
 
-/// The table of iterations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Iterations {
-    /// What they are told apart by.
+    /// Signal that separates iterations.
     pub source: Source,
-    /// How several optimizers are taken together.
     pub cycle: Cycle,
-    /// What is said of epochs.
     pub epochs: Epochs,
     /// In order of time.
     pub rows: Vec<Iteration>,
-    /// Stretches of time from before the first row that are kept no more.
+    /// Step intervals before the first row that are no longer stored.
     pub dropped: u64,
 }
 
@@ -90,7 +84,7 @@ impl Iterations {
         Self::latest(laps, usize::MAX)
     }
 
-    /// Of many rows the last ones.
+    /// Builds the last `most` rows.
     pub(super) fn latest(laps: &Laps, most: usize) -> Self {
         let all: Vec<&Lap> = laps.all().collect();
         let cycle = match laps.source() {
@@ -108,7 +102,7 @@ impl Iterations {
         }
         let evaluations = all.iter().filter(|lap| lap.kind == LapKind::Evaluation);
         let trainings = all.iter().filter(|lap| lap.key.is_some()).count();
-        // Where most iterations have one, it is a part of them: a teacher, a target network.
+        // Evaluation in most iterations belongs to them: a teacher or a target network.
         let evaluation_is_part = evaluations.count() * 2 > trainings;
         let (finished, current) = all.split_at(all.len().saturating_sub(1));
         let mut count = 0;
@@ -148,7 +142,7 @@ impl Iterations {
 }
 
 impl Iterations {
-    /// The row that a moment is in.
+    /// The row that contains a moment.
     pub fn at(&self, time: TimeNs) -> Option<&Iteration> {
         let mut rows = self.rows.iter();
         rows.find(|row| (row.begin..=row.end).contains(&time))
@@ -180,7 +174,7 @@ fn did_anything(lap: &Lap) -> bool {
     lap.devices.values().any(|device| device.allocs > 0)
 }
 
-/// Whether a lap begins an iteration; `count` laps of training came before it.
+/// True if a step interval begins an iteration; `count` training intervals came before it.
 fn is_first(count: usize, lap: &Lap, cycle: Cycle) -> bool {
     match cycle {
         Cycle::Single | Cycle::Irregular => true,
@@ -189,7 +183,7 @@ fn is_first(count: usize, lap: &Lap, cycle: Cycle) -> bool {
     }
 }
 
-/// Whether a lap that runs on ends an iteration nevertheless: its step was made, and nothing came after it.
+/// True if the unfinished interval ends an iteration: its step has begun and nothing followed.
 fn is_last(count: usize, lap: &Lap, source: Source, cycle: Cycle) -> bool {
     let ends = match cycle {
         Cycle::Repeats(steps) => (count + 1).is_multiple_of(steps),
@@ -217,7 +211,7 @@ fn cycle(laps: &[&Lap]) -> Cycle {
         let (same, all) = pairs.fold((0, 0), |(same, all), (one, other)| {
             (same + usize::from(one.0 == other.0), all + 1)
         });
-        // A step may be left out now and then (overflow in mixed precision).
+        // A step may be skipped now and then (overflow in mixed precision).
         all >= *length && same * 20 >= all * 19
     };
     match (2..=LONGEST_CYCLE.min(steps.len() / 2)).find(repeats) {
@@ -226,15 +220,15 @@ fn cycle(laps: &[&Lap]) -> Cycle {
     }
 }
 
-/// Rows in the making.
+/// Builder of the rows.
 #[derive(Default)]
 struct Rows {
     most: usize,
-    /// The loader whose epochs are told.
+    /// Loader whose epochs are shown.
     loader: Option<u32>,
     done: VecDeque<Iteration>,
     number: u64,
-    /// The row that may still grow, and what stands before it as part of it.
+    /// Last row, which may still grow; `part` is evaluation for the row of the next training interval.
     open: Option<(IterationKind, Lap)>,
     part: Option<Lap>,
 }
@@ -246,7 +240,7 @@ impl Rows {
         self.close();
     }
 
-    /// A part of the iteration that runs or, where none does, of the next.
+    /// Adds evaluation to the row of the next training interval.
     fn take(&mut self, lap: &Lap) {
         match &mut self.part {
             Some(part) => part.extend(lap),

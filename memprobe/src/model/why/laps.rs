@@ -1,4 +1,5 @@
-//! The stretches of time between what PyTorch marks, of which iterations are made.
+//! Step intervals: the time between two marks of PyTorch (or hits of a line), from which iterations are
+//! built.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,22 +11,21 @@ use super::phase::Phase;
 use crate::event::{Beginning, Bytes, DeviceIndex, Mark, Tid, TimeNs, Totals};
 use crate::model::snapshot::Site;
 
-/// Laps that are kept; older ones are counted.
+/// Step intervals stored; older ones are only counted.
 pub(super) const MOST_LAPS: usize = 100_000;
 
-/// Places from which optimizers step that are told apart; later ones count as one.
+/// Call sites of optimizer steps told apart; later ones share one number.
 const MOST_KEYS: usize = 4096;
 
-/// Finished laps whose peaks are put right when a block turns out to be for something else.
+/// Finished step intervals whose peaks are revised when the category of a block changes.
 const STILL_OPEN: usize = 16;
 
-/// Threads of which it is known whether they were at the line of `--iteration`.
+/// Threads tracked for the line of `--iteration`.
 const MOST_THREADS: usize = 4096;
 
-/// What iterations are told apart by. Each is better than those before it.
+/// Signal that separates iterations. Later variants take precedence over earlier ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// Nothing tells.
     #[default]
     Nothing,
     /// The next batch of a `DataLoader`.
@@ -34,21 +34,21 @@ pub enum Source {
     ZeroGrads,
     /// `Optimizer.step()`.
     Steps,
-    /// A line that the user named.
+    /// Line given by the user.
     Line,
 }
 
-/// A line at which an iteration begins, as the user names it: `serve.py:41`.
+/// Line at which an iteration begins, as given by the user: `serve.py:41`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IterationLine {
-    /// The file: its path, or the end of it.
+    /// Path of the file, or the end of it.
     pub file: String,
-    /// The line.
+    /// Line number, from 1.
     pub line: u32,
 }
 
 impl IterationLine {
-    /// Reads `FILE:LINE`.
+    /// Parses `FILE:LINE`.
     pub fn parse(words: &str) -> Option<Self> {
         let (file, line) = words.rsplit_once(':')?;
         let line = line.parse().ok().filter(|line| *line > 0)?;
@@ -59,62 +59,61 @@ impl IterationLine {
         })
     }
 
-    /// Whether a frame stands at it.
+    /// True if a frame is at this line.
     pub(super) fn is_at(&self, file: &str, line: u32) -> bool {
         let outside = file.strip_suffix(self.file.as_str());
         line == self.line && outside.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
     }
 }
 
-/// One device in one lap.
+/// One device in one step interval.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LapDevice {
-    /// The moment at which most was allocated.
+    /// Moment of most allocated bytes.
     pub peak: Moment,
-    /// The totals at the end.
+    /// Totals at the end.
     pub end: Totals,
-    /// Blocks that were allocated.
+    /// Blocks allocated.
     pub allocs: u64,
-    /// Bytes of those.
+    /// Bytes allocated.
     pub alloc_bytes: u64,
-    /// The lap in which `peak` was, by how many had ended before.
+    /// Number of the step interval that contains `peak`.
     pub(super) lap: u64,
 }
 
-/// What a lap was.
+/// Kind of a step interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum LapKind {
-    /// From the start to the first pass, batch or `zero_grad()`.
+    /// From the start to the first pass, batch, `zero_grad()` or hit of the user's line.
     Preamble,
-    /// Modules were called without grad, before anything was learned.
+    /// Modules called without grad, before the first pass with grad.
     Evaluation,
-    /// Anything else.
     #[default]
     Training,
 }
 
-/// A stretch of time.
+/// A step interval, or several merged ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lap {
     pub(super) kind: LapKind,
-    /// The laps that it is made of, by how many had ended before.
+    /// Numbers of the intervals merged into it: a number is the count of intervals ended before.
     pub(super) first: u64,
     pub(super) last: u64,
     pub(super) begin: TimeNs,
     pub(super) end: TimeNs,
-    /// Batches that began in it.
+    /// Batches begun.
     pub(super) batches: u32,
-    /// Backward passes that began in it.
+    /// Backward passes begun.
     pub(super) backwards: u32,
-    /// Which optimizer stepped at its end, or from where gradients were set to zero at its beginning.
+    /// Call site of the optimizer step at its end, or of the `zero_grad()` at its beginning.
     pub(super) key: Option<u32>,
-    /// The epoch of the first batch that something was learned from in it.
+    /// Epoch of its first training batch.
     pub(super) epoch: Option<Epoch>,
     pub(super) devices: BTreeMap<DeviceIndex, LapDevice>,
 }
 
 impl Lap {
-    /// Goes on with the next lap.
+    /// Merges the next interval into this one.
     pub(super) fn extend(&mut self, next: &Self) {
         self.end = next.end;
         self.last = next.last;
@@ -135,7 +134,7 @@ impl Lap {
     }
 }
 
-/// The laps of a process.
+/// Step intervals of a process.
 #[derive(Debug, Default)]
 pub(super) struct Laps {
     source: Source,
@@ -170,39 +169,39 @@ impl Laps {
         self.source
     }
 
-    /// All laps that are kept, the one that is not finished last.
+    /// All stored intervals; the unfinished one is last.
     pub(super) fn all(&self) -> impl DoubleEndedIterator<Item = &Lap> {
         self.done.iter().chain([&self.current])
     }
 
-    /// Laps that are kept no more.
+    /// Intervals no longer stored.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Laps that ended so far.
+    /// Intervals ended so far.
     pub(super) fn ended(&self) -> u64 {
         self.ended
     }
 
-    /// Threads that were forgotten for want of room: at the line of `--iteration`, they count as new.
+    /// Threads forgotten at the limit; such a thread at the line of `--iteration` counts as arriving there.
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
     }
 
-    /// Steps, zeroed gradients and batches from places for which there was no room: they count as one place.
+    /// Marks from call sites beyond the limit, which share one number.
     pub(super) fn unnamed(&self) -> u64 {
         self.unnamed
     }
 
-    /// Says when everything began.
+    /// Sets the beginning of the first interval.
     pub(super) fn start(&mut self, time: TimeNs) {
         if self.done.is_empty() && self.current.devices.is_empty() {
             (self.current.begin, self.current.end) = (time, time);
         }
     }
 
-    /// A device is now as it says; gives whether the lap never held more.
+    /// Records the state of a device. Returns true if the interval's peak is now.
     pub(super) fn record(
         &mut self,
         index: DeviceIndex,
@@ -224,13 +223,13 @@ impl Laps {
         is_highest
     }
 
-    /// The oldest lap that [`Self::revise`] puts right.
+    /// Number of the oldest interval that [`Self::revise`] changes.
     pub(super) fn oldest_open(&self) -> u64 {
         let oldest = self.done.len().saturating_sub(STILL_OPEN);
         self.done.get(oldest).map_or(0, |lap| lap.first)
     }
 
-    /// Puts right what a block was for.
+    /// Revises the category of a block at the stored peaks.
     pub(super) fn revise(&mut self, index: DeviceIndex, revision: Revision) {
         let laps = self.done.iter_mut().rev().take(STILL_OPEN);
         for lap in laps.chain([&mut self.current]) {
@@ -240,7 +239,7 @@ impl Laps {
         }
     }
 
-    /// The program went over to another phase; `now` is what devices hold.
+    /// Handles a phase transition; `now` is the state of each device.
     pub(super) fn turn(&mut self, turn: Turn, now: Now<'_>) {
         if turn.ended == Phase::OptimizerStep && self.stepped && self.source == Source::Steps {
             self.cut(LapKind::Training, &now);
@@ -263,7 +262,7 @@ impl Laps {
         }
     }
 
-    /// PyTorch marked a beginning, from a line.
+    /// Handles a mark and its call site.
     pub(super) fn mark(&mut self, mark: &Mark, site: Option<&Site>, now: Now<'_>) {
         let key = self.key(mark, site);
         match mark.begins {
@@ -299,19 +298,19 @@ impl Laps {
         }
     }
 
-    /// Memory is asked for in a phase.
+    /// Records an allocation in a phase.
     pub(super) fn pass(&mut self, phase: Phase) {
         if let Some(epoch) = self.loaders.pass(phase) {
             self.current.epoch.get_or_insert(epoch);
         }
     }
 
-    /// What is said of epochs, and of which loader.
+    /// Epochs, and the loader they belong to.
     pub(super) fn epochs(&self) -> (Epochs, u32) {
         self.loaders.says()
     }
 
-    /// A thread asks for memory, from below the line that the user named or from elsewhere.
+    /// Handles an allocation; `at_line` is true if its stack contains the user's line.
     pub(super) fn ask(&mut self, tid: Tid, at_line: bool, now: Now<'_>) {
         if self.source != Source::Line {
             return;
@@ -331,7 +330,7 @@ impl Laps {
         }
     }
 
-    /// The first thing that is no preparation.
+    /// Ends the preamble.
     fn begin(&mut self, now: &Now<'_>) {
         if !self.begun && self.source != Source::Line {
             self.begun = true;
@@ -339,7 +338,7 @@ impl Laps {
         }
     }
 
-    /// A better source makes one lap of what worse ones took apart.
+    /// Switches to a better source: merges the intervals made by weaker ones.
     fn raise(&mut self, source: Source) {
         if source <= self.source {
             return;
@@ -408,7 +407,7 @@ impl Laps {
     }
 }
 
-/// What each device holds now.
+/// Current state of each device.
 pub(super) struct Now<'a>(pub(super) Vec<(DeviceIndex, &'a Moment)>);
 
 #[cfg(test)]

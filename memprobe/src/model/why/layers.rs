@@ -1,4 +1,4 @@
-//! What each module held, and for what, when its device held most: of all time, or in an iteration.
+//! Memory of each module by category, at the peak of a device: since attach, or within an iteration.
 
 use super::category::Category;
 use super::device::{Device, Follows};
@@ -12,20 +12,19 @@ use super::strata::Stratum;
 use crate::event::{Context, DeviceIndex, Module, NamedBlock, NoStack, Stack, StackKind};
 use crate::tensors::TensorKind;
 
-/// What the modules of a device held when it held most. The sum of all, with what is from before attach and unaccounted, is what was
-/// allocated then.
+/// Memory by module at one peak of a device. All rows, `before_attach` and `unaccounted` add up to the
+/// allocated bytes.
 #[derive(Clone, Debug)]
 pub struct DeviceLayers {
-    /// That moment.
     pub peak: Moment,
-    /// The outermost modules, in the order in which they first asked for memory.
+    /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow<Layer>>,
-    /// What is no module's.
+    /// Memory outside modules.
     pub others: Vec<(Place, Layer)>,
 }
 
 impl DeviceLayers {
-    /// Whether the same was held at both moments, and as much cached.
+    /// True if both peaks have equal rows and equal allocator totals.
     pub fn is_as(&self, other: &Self) -> bool {
         let rest = |layers: &Self| {
             let composition = &layers.peak.composition;
@@ -37,7 +36,7 @@ impl DeviceLayers {
     }
 }
 
-/// Bytes of a module, by what they are for.
+/// Bytes of a module by category.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
     by_category: [u64; Category::ALL.len()],
@@ -50,12 +49,11 @@ impl Layer {
         layer
     }
 
-    /// Bytes of a category.
     pub fn of(&self, category: Category) -> u64 {
         self.by_category[category as usize]
     }
 
-    /// Bytes of all.
+    /// Bytes of all categories.
     pub fn all(&self) -> u64 {
         let all = self.by_category.iter().copied();
         all.fold(0, u64::saturating_add)
@@ -72,28 +70,28 @@ impl Together for Layer {
     }
 }
 
-/// Says what modules held at a moment.
+/// Query for memory by module.
 #[derive(Debug)]
 pub struct Layering<'a> {
     ledger: &'a WhyLedger,
-    /// By origin.
+    /// Indexed by stack.
     places: Vec<Place>,
 }
 
 impl Layering<'_> {
-    /// Whether anything was heard of a device.
+    /// True if the ledger has events of the device.
     pub fn knows(&self, index: DeviceIndex) -> bool {
         self.ledger.devices.contains_key(&index)
     }
 
-    /// What the modules of a device held when it held most.
+    /// Memory by module at the peak of a device.
     pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
         let bytes = |stratum: &Stratum| stratum.holding.as_of(device.peaks).at_peak;
         Some(self.divide(device, &device.peak, bytes))
     }
 
-    /// What they held when it held most in an iteration; `None` where that is kept no more.
+    /// Memory by module at the peak of an iteration; `None` if its history was dropped.
     pub fn in_iteration(&self, index: DeviceIndex, iteration: &Iteration) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
         let mut seen = iteration.devices.iter();
@@ -103,7 +101,7 @@ impl Layering<'_> {
         is_kept.then(|| self.divide(device, peak, bytes))
     }
 
-    /// Whether what any device held in an iteration is kept no more.
+    /// True if the history of an iteration was dropped on any device.
     pub fn is_forgotten(&self, iteration: &Iteration) -> bool {
         iteration
             .devices
@@ -123,7 +121,7 @@ impl Layering<'_> {
         let held = device.held.iter();
         let held = held.map(|(place, stratum)| (*place, bytes(stratum)));
         let mut held: Vec<_> = held.filter(|(_, bytes)| *bytes > 0).collect();
-        // In the order in which stacks were met: that of the model.
+        // Stacks are numbered in order of first use, so modules keep the order of the model.
         held.sort_unstable_by_key(|(place, _)| *place);
         let parts = held.into_iter().map(|((origin, category), bytes)| {
             let place = self.places.get(origin as usize);
@@ -140,7 +138,7 @@ impl Layering<'_> {
 }
 
 impl WhyLedger {
-    /// What modules held; `None` where that is not counted ([`Self::with_layers`]).
+    /// Query for memory by module; `None` without [`Self::with_layers`].
     pub fn layering(&self) -> Option<Layering<'_>> {
         if self.follows == Follows::Saved {
             return None;
@@ -158,8 +156,8 @@ impl WhyLedger {
         })
     }
 
-    /// What stands for the stack of a block that the process's objects put into a module; `None` where they do not, or that is not asked
-    /// for.
+    /// Index of a stack that represents the module holding a block, by the heap snapshot. `None` if no module
+    /// holds it or layers are not counted.
     pub(super) fn origin_in_module(&mut self, named: &NamedBlock) -> Option<u32> {
         let stays = matches!(
             named.kind,

@@ -1,7 +1,7 @@
-//! What memory is for, block by block, brought up to date by each event.
+//! Attribution ledger: the category of each block, updated by every event.
 //!
-//! It stands beside the [`crate::model::Model`] and goes by its word: a block is live here as long as it is
-//! there, so that at every event, on each device: `allocated == sum of all categories + before attach +
+//! It follows the block tracking of [`crate::model::Model`]: a block is live here as long as it is live
+//! there. After every event each device satisfies `allocated == sum of all categories + before attach +
 //! unaccounted`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -28,13 +28,13 @@ use crate::model::device::are_plausible;
 use crate::model::snapshot::Grouping;
 use crate::model::{Model, grouping};
 
-/// Stacks that are told apart; later ones count as one of which nothing is known.
+/// Cap on stacks told apart; later ones share an entry without information.
 const MOST_STACKS: usize = 1 << 18;
 
-/// Operations that are remembered of one stack.
+/// Operations stored for one stack.
 const MOST_OPERATIONS: usize = 16;
 
-/// What is known of a stack.
+/// Properties of a stack.
 #[derive(Clone, Copy, Debug)]
 struct Traits {
     origin: u32,
@@ -46,7 +46,7 @@ struct Traits {
     at_line: bool,
 }
 
-/// The stack of which nothing is known.
+/// Properties of an unknown stack.
 const NO_TRAITS: Traits = Traits {
     origin: 0,
     told: Judged {
@@ -60,7 +60,7 @@ const NO_TRAITS: Traits = Traits {
     at_line: false,
 };
 
-/// What memory is for.
+/// Category of each live block, with totals by device, phase and iteration.
 #[derive(Debug)]
 pub struct WhyLedger {
     line: Option<IterationLine>,
@@ -70,19 +70,19 @@ pub struct WhyLedger {
     traits: HashMap<StackId, Traits>,
     pub(super) origins: Vec<Arc<Stack>>,
     by_stack: HashMap<Arc<Stack>, u32>,
-    /// What blocks of a stack turned out to be for.
+    /// Category of the last decided block of each stack.
     pub(super) learned: HashMap<u32, Category>,
     pub(super) operations: HashMap<Arc<Stack>, BTreeSet<Arc<str>>>,
     pub(super) blocks: Blocks,
     pub(super) devices: BTreeMap<DeviceIndex, Device>,
     pub(super) check: Check,
-    /// When the process's objects were read last.
+    /// Time of the last heap snapshot.
     pub(super) read: Option<TimeNs>,
     pub(super) follows: Follows,
     pub(super) roots: Roots,
-    /// Origins that stand for a module in which the process's objects found blocks.
+    /// Indices of stacks that represent the module holding a block, by a heap snapshot.
     pub(super) in_modules: HashSet<u32>,
-    /// What is made, where it is asked for.
+    /// Allocations by stack and kind, with [`Self::with_sizes`].
     pub(super) making: Option<Making>,
     pub(super) ordinal: u64,
     since: Since,
@@ -91,7 +91,7 @@ pub struct WhyLedger {
 }
 
 impl WhyLedger {
-    /// Nothing is live yet. Iterations begin at the line, if one is given.
+    /// Empty ledger. Iterations begin at `line`, if given.
     pub fn new(line: Option<IterationLine>) -> Self {
         let nobody = Arc::new(Stack {
             kind: StackKind::Unknown {
@@ -127,26 +127,27 @@ impl WhyLedger {
         }
     }
 
-    /// Counts what is made, for [`Self::sizes`].
+    /// Also counts allocations, for [`Self::sizes`].
     pub fn with_sizes(self) -> Self {
         let making = Some(Making::default());
         Self { making, ..self }
     }
 
-    /// Counts all by the stack that made it, for [`Self::layering`] of any iteration.
+    /// Counts all blocks by stack, for [`Self::layering`] of any iteration.
     pub fn with_layers(self) -> Self {
         let follows = Follows::Everything;
         Self { follows, ..self }
     }
 
-    /// As above, for that of the latest iterations, however long it goes on.
+    /// Counts all blocks by stack, for [`Self::layering`] of the latest iterations in a session of any
+    /// length.
     pub fn with_latest_layers(self) -> Self {
         let follows = Follows::Latest;
         Self { follows, ..self }
     }
 
-    /// Begins with what a ledger of lines knows by now, and with what the numbers of uses stand for. What is live counts as from
-    /// before: what it is for follows from what was seen around it.
+    /// Starts from the current state of a model; `uses` resolves the shape ids of events. Live blocks count
+    /// as allocated before: their category depends on phases that the ledger has not seen.
     pub fn with_known(mut self, model: &Model, uses: &Uses, now: TimeNs) -> Self {
         self.uses = uses.clone();
         for (id, stack) in model.stacks() {
@@ -164,7 +165,7 @@ impl WhyLedger {
         self
     }
 
-    /// Takes the next event of the stream, and what the model made of it.
+    /// Applies an event and the model's result for it.
     pub fn apply(&mut self, event: &Event, applied: &Applied) {
         self.ended = None;
         match event {
@@ -178,54 +179,54 @@ impl WhyLedger {
         }
     }
 
-    /// The table of iterations, as of now.
+    /// Table of all iterations so far.
     pub fn iterations(&self) -> Iterations {
         Iterations::of(&self.laps)
     }
 
-    /// The last rows of that table, at most so many.
+    /// Last `most` rows of that table.
     pub fn latest_iterations(&self, most: usize) -> Iterations {
         Iterations::latest(&self.laps, most)
     }
 
-    /// What the program was doing when it last asked for memory.
+    /// Current phase, set by the last mark or deciding allocation.
     pub fn phase(&self) -> Phase {
         self.course.phase()
     }
 
-    /// The devices that were heard of.
+    /// Devices seen so far.
     pub fn devices(&self) -> impl Iterator<Item = DeviceIndex> {
         self.devices.keys().copied()
     }
 
-    /// How many stretches of time ended so far: when this rises, an iteration may have ended with the event before.
+    /// Step intervals ended so far. If an event increases it, the interval ended before that event, and an
+    /// iteration may have too.
     pub fn laps_ended(&self) -> u64 {
         self.laps.ended()
     }
 
-    /// What is known of a device.
     pub fn device(&self, index: DeviceIndex) -> Option<DeviceView<'_>> {
         let device = self.devices.get(&index)?;
         Some(DeviceView::new(self, device))
     }
 
-    /// What a live block is for, as far as is known yet; `None` of one that is not live or from before attach.
+    /// Current rule of a live block; `None` if it is not live or from before attach.
     pub fn rule_of(&self, index: DeviceIndex, addr: Address) -> Option<CategoryRule> {
         let block = self.blocks.get(&(index, addr))?;
         (block.stage != Stage::BeforeAttach).then_some(block.rule)
     }
 
-    /// What the block was for that ended with the last event; `None` where none did, or one from before attach.
+    /// Rule of the block freed by the last event; `None` without one, or if it was from before attach.
     pub fn ended(&self) -> Option<CategoryRule> {
         self.ended
     }
 
-    /// From when on it was told what happened.
+    /// Start of the ledger's data.
     pub fn since(&self) -> Since {
         self.since
     }
 
-    /// What the stream says at all: tables tell what they miss.
+    /// Gaps and limits of the data, for notes under tables.
     pub fn heard(&self) -> Hearsay {
         Hearsay {
             crowded: self.course.is_crowded(),
@@ -265,7 +266,7 @@ impl WhyLedger {
         self.traits.insert(id, traits);
     }
 
-    /// A node was seen to be evaluated: so its operation is done on the stack that made it.
+    /// Records that the node's operation ran on the stack that created the node.
     fn name_operation(&mut self, node: &Node) {
         let Some(forward) = &node.forward else { return };
         let is_known = self.operations.contains_key(forward);
@@ -312,7 +313,7 @@ impl WhyLedger {
         self.pass_laps();
     }
 
-    /// Devices keep what they held at the highest moment of each lap that has ended.
+    /// Stores the peaks of ended step intervals on each device.
     fn pass_laps(&mut self) {
         let lap = self.laps.ended();
         for device in self.devices.values_mut() {
@@ -434,7 +435,7 @@ impl WhyLedger {
         }
     }
 
-    /// What is known of a block when it is made.
+    /// Category known at allocation.
     fn at_once(&mut self, shape: ShapeId, traits: Traits) -> Option<CategoryRule> {
         self.heard.tensors |= shape != ShapeId::NONE;
         if let Some(Use::Other(purpose)) = self.uses.get(shape).map(|is| &**is)
@@ -484,10 +485,10 @@ impl WhyLedger {
         }
     }
 
-    /// What a block was for that is freed now; `None` where that is decided already.
+    /// Rule of a block that is freed now; `None` if already decided.
     fn at_free(&self, block: &Block, event: &MemoryEvent) -> Option<CategoryRule> {
         let rule = block.stage.at_free(&self.course, event.tid)?;
-        // Nothing was made of it meanwhile.
+        // The free directly follows the allocation, so nothing was computed from it.
         let at_once = self.ordinal == block.born.saturating_add(1);
         Some(match rule {
             CategoryRule::WithinBackward if at_once && !self.heard.tensors => {
@@ -497,7 +498,7 @@ impl WhyLedger {
         })
     }
 
-    /// A block is gone. Where its end was missed, what it was for stays as it was.
+    /// Removes a block. If its free was missed, it keeps its current rule.
     fn miss(&mut self, index: DeviceIndex, key: Key) {
         if let Some(making) = &mut self.making {
             making.release(&key);
@@ -505,7 +506,7 @@ impl WhyLedger {
         let block = self.blocks.take(&key);
         let device = self.devices.get_mut(&index);
         let (Some(block), Some(device)) = (block, device) else {
-            // One from before attach whose address was not known.
+            // Not tracked here.
             return;
         };
         match block.stage {
@@ -517,7 +518,7 @@ impl WhyLedger {
         }
     }
 
-    /// What a live block is for is decided.
+    /// Decides the category of a live block.
     fn settle(&mut self, key: Key, block: &Block, rule: CategoryRule) {
         let rule = match self.course.is_crowded() && rule.goes_by_passes() {
             true => CategoryRule::Crowded,
@@ -531,7 +532,7 @@ impl WhyLedger {
         }
     }
 
-    /// A block comes to another stage.
+    /// Moves a block to another state.
     fn promote(&mut self, key: Key, block: &Block, stage: Stage) {
         let rule = block.made_for.read(stage.likely());
         self.revise(key, block, rule);
@@ -565,7 +566,7 @@ impl WhyLedger {
         self.laps.revise(index, revision);
     }
 
-    /// The program goes over from one phase to another: much is decided by that.
+    /// Handles a phase transition, which decides the category of many blocks.
     fn turn(&mut self, turn: Turn) {
         self.laps.turn(turn, now(&self.devices));
         self.pass_laps();
@@ -595,8 +596,9 @@ impl WhyLedger {
         self.leave_outside(began);
     }
 
-    /// A backward pass ended: what it made and kept are gradients. Where the recording does not say what is a tensor, workspaces
-    /// are among it (a thread of autograd has its own of cuBLAS): then only what has a parameter's size is believed.
+    /// Decides the blocks that outlived a backward pass: they are gradients. Without tensor information some
+    /// are workspaces (autograd threads have their own for cuBLAS). Then only blocks with the size of a
+    /// parameter count.
     fn settle_kept_by_backward(&mut self) {
         let kept = self.blocks.drain(Queue::Backward);
         let sizes =
@@ -618,7 +620,7 @@ impl WhyLedger {
         }
     }
 
-    /// A backward pass begins: what is live of the forward pass is saved for it.
+    /// Marks live blocks of the forward pass as saved when a backward pass begins.
     fn save(&mut self) {
         let step = self.course.steps();
         for (key, block) in self.blocks.drain(Queue::Forward) {
@@ -626,7 +628,7 @@ impl WhyLedger {
         }
     }
 
-    /// A step begins: what no backward pass freed for long is not saved for one.
+    /// Settles, at an optimizer step, blocks that stayed saved for too many steps.
     fn drop_saved(&mut self) {
         for (key, block) in self.blocks.drain(Queue::Saved) {
             match block.stage.is_saved_too_long(&self.course) {
@@ -636,7 +638,7 @@ impl WhyLedger {
         }
     }
 
-    /// Modules begin to be called: what lived through several such is no input.
+    /// Settles, at a new pass, input candidates that survived too many passes.
     fn carry_on(&mut self) {
         for (key, block) in self.blocks.drain(Queue::Carried) {
             match block.stage.is_carried_too_long(&self.course) {
@@ -646,7 +648,7 @@ impl WhyLedger {
         }
     }
 
-    /// Something begins: what was made outside of it is not freed at once.
+    /// Settles, at a new phase, blocks allocated outside all phases.
     fn leave_outside(&mut self, began: Phase) {
         let runs = matches!(began, Phase::Forward | Phase::Evaluation);
         let run = self.course.runs();

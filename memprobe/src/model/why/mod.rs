@@ -1,7 +1,7 @@
-//! Why memory is there: what the program was doing when it asked for it, and what it is for.
+//! Attribution: the phase that allocated each block, and the category of the block.
 //!
-//! All of it is inferred from the stream of events, and every fact names the rule that it follows from. Where the process's
-//! own objects say what a block is for, that decides, and what was inferred is held against it.
+//! All of it is inferred from the event stream, and each result names the rule behind it. A heap snapshot of
+//! the process overrides the inference, and [`named::Check`] compares the two.
 
 pub mod category;
 mod course;

@@ -1,7 +1,7 @@
-//! Which modules hold memory: a tree by the components of their paths.
+//! Memory by module: a tree by the components of module paths.
 //!
-//! What a module holds together with its parts has a peak of its own, which is not the sum of theirs. So it is counted at every change,
-//! for the module and all that it is part of.
+//! A module with its submodules has a peak of its own, not the sum of theirs. Each change is therefore
+//! counted for the module and all its ancestors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use crate::model::Model;
 use crate::model::applied::Applied;
 use crate::model::snapshot::Grouping;
 
-/// Modules that are told apart on a device; what comes on top is one row.
+/// Cap on modules of a device; the excess is one row.
 const MOST_MODULES: usize = 1 << 16;
 
-/// Components of a path that are told apart; the last one holds the rest.
+/// Cap on path components; the last one contains the rest.
 const DEEPEST: usize = 32;
 
-/// Modules and what they hold, brought up to date by each event.
+/// Memory held by each module, updated by every event.
 #[derive(Debug)]
 pub struct ModuleLedger {
     parts: Parts,
-    /// Where a part is counted, once that was looked for.
+    /// Tree node and pass of each allocation group, once looked up.
     counted: Vec<Option<(u32, Pass)>>,
     trees: BTreeMap<DeviceIndex, Tree>,
     summits: BTreeMap<DeviceIndex, Summit>,
     since: Since,
-    /// Empty between events.
+    /// Buffer, empty between events.
     changes: Vec<Change>,
 }
 
-/// The modules of a device, and the places beside them.
+/// Modules of a device, and the scopes outside modules.
 #[derive(Debug, Default)]
 struct Tree {
     nodes: Vec<Node>,
@@ -43,7 +43,7 @@ struct Tree {
 #[derive(Debug)]
 struct Node {
     parent: Option<u32>,
-    /// A module's is its name within its parent.
+    /// For a module, its name within its parent.
     place: Place,
     own: Tally,
     total: Tally,
@@ -55,51 +55,48 @@ struct Tally {
     passes: [Held; 3],
 }
 
-/// What the modules of a device hold. The sum of `modules` and `others`, with what is from before attach and what is
-/// unaccounted, is the allocator's total, now and at the peak.
+/// Memory by module on a device. `modules`, `others`, before attach and unaccounted add up to the allocator's
+/// total, now and at the peak.
 #[derive(Clone, Debug)]
 pub struct ModuleTree {
-    /// The moment at which the device held most.
+    /// Peak of the device.
     pub peak: Moment,
-    /// The outermost modules, in the order in which they first asked for memory.
+    /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow>,
-    /// What is no module's.
+    /// Memory outside modules.
     pub others: Vec<(Place, Sums)>,
-    /// Whether the stacks say anything of modules.
+    /// True if any stack has module information.
     pub knows_modules: bool,
 }
 
-/// What can be said of several together.
+/// Values of tree rows that can be added.
 pub trait Together {
-    /// What is said of both.
     fn and(self, other: &Self) -> Self;
 }
 
-/// What a module holds.
+/// Row of a module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModuleRow<S = Sums> {
-    /// Its name within its parent, or the class of an outermost one; of several alike `0..23`.
+    /// Name within the parent, or the class of an outermost module; `0..23` for a folded range.
     pub name: Arc<str>,
-    /// How many modules this row stands for.
+    /// Modules in this row.
     pub count: u64,
-    /// What it asked for itself.
+    /// Value without submodules.
     pub own: S,
-    /// What it and its parts asked for.
+    /// Value with submodules.
     pub total: S,
-    /// Its parts, in the order in which they first asked for memory.
+    /// Submodules, in order of their first allocation.
     pub parts: Vec<Self>,
 }
 
-/// What somebody holds, and what of it was asked for in which pass.
+/// Memory held, in total and by the pass that allocated it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Sums {
-    /// In all passes.
     pub all: Holding,
     passes: [Holding; 3],
 }
 
 impl Sums {
-    /// What was asked for in one pass.
     pub fn pass(&self, pass: Pass) -> Holding {
         self.passes[pass as usize]
     }
@@ -132,7 +129,7 @@ impl Tally {
 impl Default for ModuleLedger {
     fn default() -> Self {
         Self {
-            // Lines are not told here.
+            // The tree has no lines, so any grouping does.
             parts: Parts::new(Grouping::User),
             counted: Vec::new(),
             trees: BTreeMap::new(),
@@ -144,8 +141,8 @@ impl Default for ModuleLedger {
 }
 
 impl ModuleLedger {
-    /// Begins with what a ledger of lines knows by now. Every live block is counted where it was asked for; what was
-    /// held at higher moments before is not known.
+    /// Starts from the current state of a model. Live blocks are counted where they were allocated. Earlier
+    /// peaks are unknown.
     pub fn late(model: &Model, now: TimeNs) -> Self {
         let mut ledger = Self::default();
         let mut changes = Vec::new();
@@ -163,12 +160,12 @@ impl ModuleLedger {
         ledger
     }
 
-    /// From when on it was told what happened.
+    /// Start of the ledger's data.
     pub fn since(&self) -> Since {
         self.since
     }
 
-    /// Takes the next event of the stream, what the ledger of lines made of it, and that ledger.
+    /// Applies an event and the model's result for it.
     pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
         let Some((device, now)) = model.moment(event) else {
             return self.parts.apply(event, applied, |_| {});
@@ -201,7 +198,7 @@ impl ModuleLedger {
         tree.change(node, pass, change, summit);
     }
 
-    /// What the modules of a device hold; `None` of one that was not heard of.
+    /// Memory by module on a device; `None` for an unknown device.
     pub fn tree(&self, device: DeviceIndex) -> Option<ModuleTree> {
         let summit = self.summits.get(&device)?;
         let (modules, others) = self
@@ -233,7 +230,7 @@ impl Tree {
         }
     }
 
-    /// The node that a place is counted under; that of a module lies below those of the modules that it is part of.
+    /// Node of a module scope; modules lie below their parents.
     fn node_of(&mut self, place: &Place) -> u32 {
         let Place::Module(path) = place else {
             return self.child(None, place.clone());
@@ -264,7 +261,7 @@ impl Tree {
         next
     }
 
-    /// The modules, and the places beside them, where `said` is what is said of a node alone and with its parts.
+    /// Module rows and other scopes; `said` gives a node's value without and with submodules.
     fn rows<S>(
         &self,
         said: impl Fn(usize, &Node) -> (S, S),
@@ -272,7 +269,7 @@ impl Tree {
         let mut parts_of: Vec<Vec<ModuleRow<S>>> = Vec::new();
         parts_of.resize_with(self.nodes.len(), Vec::new);
         let (mut modules, mut others) = (Vec::new(), Vec::new());
-        // Parts come after what they are part of, so that theirs are complete before it is met.
+        // Submodules follow their parent, so in reverse order they are complete before it.
         for (index, node) in self.nodes.iter().enumerate().rev() {
             let mut parts = std::mem::take(&mut parts_of[index]);
             parts.reverse();
@@ -302,8 +299,9 @@ impl Tree {
     }
 }
 
-/// Makes one row of modules that differ in their number alone: parts of one module that are called by numbers and whose own parts have
-/// the same names. (Parts without parts of their own may be anything, so they stay as they are.)
+/// Folds modules that differ only in their number into one row. They have the same parent, numeric names and
+/// submodules of equal names. Modules without submodules stay separate, because they may be of different
+/// kinds.
 pub fn fold<S: Together + Copy>(rows: Vec<ModuleRow<S>>) -> Vec<ModuleRow<S>> {
     let mut folded: Vec<(Vec<u64>, ModuleRow<S>)> = Vec::new();
     let mut by_shape: HashMap<String, usize> = HashMap::new();
@@ -330,7 +328,7 @@ pub fn fold<S: Together + Copy>(rows: Vec<ModuleRow<S>>) -> Vec<ModuleRow<S>> {
     named.collect()
 }
 
-/// The names of all parts below; `None` where there are none.
+/// Names of all submodules below; `None` without any.
 fn shape_of<S>(parts: &[ModuleRow<S>]) -> Option<String> {
     if parts.is_empty() {
         return None;
@@ -349,7 +347,7 @@ fn shape_of<S>(parts: &[ModuleRow<S>]) -> Option<String> {
     Some(names.join(","))
 }
 
-/// Adds a row to one with the same parts.
+/// Adds a row to one of equal shape.
 fn merge<S: Together + Copy>(into: &mut ModuleRow<S>, row: ModuleRow<S>) {
     into.count = into.count.saturating_add(row.count);
     into.own = into.own.and(&row.own);
@@ -366,7 +364,7 @@ fn merge<S: Together + Copy>(into: &mut ModuleRow<S>, row: ModuleRow<S>) {
     }
 }
 
-/// The tree of what is said of places, and of what is no module's. Modules come in the order in which they are first met.
+/// Builds the tree from values by module scope. Modules come in the order of their first value.
 pub(super) fn tree<S: Together + Copy + Default>(
     parts: impl IntoIterator<Item = (Place, S)>,
 ) -> (Vec<ModuleRow<S>>, Vec<(Place, S)>) {

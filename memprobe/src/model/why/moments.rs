@@ -1,29 +1,28 @@
-//! What was live at the moments that are kept: the peaks, and the steps of a timeline.
+//! Memory by category at recorded moments: peaks and steps of a timeline.
 //!
-//! What a block is for is often known only later. A moment that it was live at is then put right: it is known by
-//! the number of the event whether it was.
+//! The category of a block is often decided later. Recorded moments are then revised if the block was live:
+//! their event number is not below that of its allocation.
 
 use super::category::{CategoryRule, Composition};
 use crate::event::{TimeNs, Totals};
 use crate::model::timeline::MAX_POINTS;
 
-/// Nanoseconds of the first step of a timeline: a millisecond.
+/// First step of a timeline: 1 ms, in nanoseconds.
 const FIRST_STEP: u64 = 1_000_000;
 
-/// What was live at one moment of a device.
+/// Memory of a device at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
-    /// When.
     pub time: TimeNs,
-    /// The allocator's own totals.
+    /// Totals reported by the allocator.
     pub totals: Totals,
-    /// How the allocated bytes divide.
+    /// Allocated bytes by rule.
     pub composition: Composition,
-    /// The number of the event after which it was so.
+    /// Number of the last memory event before it.
     pub(super) ordinal: u64,
 }
 
-/// A block that turns out to be for something else: its bytes, the event that made it, and both rules.
+/// Change of the rule of a block of `size` bytes, allocated by event number `born`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Revision {
     pub(super) born: u64,
@@ -33,7 +32,7 @@ pub(super) struct Revision {
 }
 
 impl Moment {
-    /// Puts right what a block that is live until now is for.
+    /// Changes the rule of a block that has been live since its allocation.
     pub(super) fn revise(&mut self, revision: Revision) {
         if self.ordinal >= revision.born {
             let Revision { size, from, to, .. } = revision;
@@ -41,7 +40,7 @@ impl Moment {
         }
     }
 
-    /// Takes a moment's place if more was allocated there.
+    /// Becomes `other` if that has more allocated bytes; returns true if so.
     pub(super) fn rise_to(&mut self, other: &Self) -> bool {
         let rises = other.totals.allocated > self.totals.allocated;
         if rises {
@@ -51,15 +50,15 @@ impl Moment {
     }
 }
 
-/// How the allocated bytes of a device divided over time, in steps of equal length. Of each step, the moment at which
-/// most was allocated is kept.
+/// Allocated bytes of a device by category over time, in equal steps. Each step keeps its moment of most
+/// allocated bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divided {
-    /// When the first step begins.
+    /// Beginning of the first step.
     pub start: TimeNs,
-    /// Nanoseconds of a step.
+    /// Nanoseconds per step.
     pub step: u64,
-    /// One for each step, at most [`MAX_POINTS`].
+    /// One per step, at most [`MAX_POINTS`].
     pub points: Vec<Moment>,
 }
 
@@ -72,7 +71,7 @@ impl Divided {
         }
     }
 
-    /// What is live changed.
+    /// Raises the last step to the current state.
     pub(super) fn rise(&mut self, now: &Moment) {
         if let Some(point) = self.points.last_mut() {
             point.rise_to(now);
@@ -86,7 +85,7 @@ impl Divided {
             .for_each(|point| point.revise(revision));
     }
 
-    /// Up to that time, everything was as it was before.
+    /// Appends steps with the state `before`, up to `time`.
     pub(super) fn extend_to(&mut self, time: TimeNs, before: &Moment) {
         let passed = time.0.saturating_sub(self.start.0);
         while passed / self.step >= MAX_POINTS as u64 {

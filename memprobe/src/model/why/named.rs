@@ -1,4 +1,4 @@
-//! What the process's own objects say of its blocks, against what was inferred of them.
+//! Categories from heap snapshots, and their comparison with the inferred ones.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +9,32 @@ use super::phase::{Judged, Phase, PhaseRule};
 use crate::event::{NamedBlock, Names, TimeNs};
 use crate::tensors::TensorKind;
 
-/// How what was inferred compares with what the process's objects say, in bytes of the blocks of which they say
-/// something.
+/// Comparison of inferred categories with heap snapshots, in bytes of blocks that both cover.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Check {
-    /// By the category that was inferred and the one that is so.
+    /// Bytes by inferred and actual category.
     pub pairs: BTreeMap<(Category, Category), u64>,
-    /// Bytes of blocks from before attach, of which nothing was inferred.
+    /// Bytes of blocks from before attach, for which nothing is inferred.
     pub before_attach: u64,
 }
 
 impl Check {
-    /// Bytes of which something was inferred or could not be told.
+    /// Bytes compared, including blocks inferred as unknown.
     pub fn compared(&self) -> u64 {
         self.sum(|_, _| true)
     }
 
-    /// Bytes whose category was inferred rightly.
+    /// Bytes with the right category inferred.
     pub fn right(&self) -> u64 {
         self.sum(|inferred, named| inferred == named)
     }
 
-    /// Bytes of which it was said that nobody knows.
+    /// Bytes inferred as unknown.
     pub fn unknown(&self) -> u64 {
         self.sum(|inferred, _| inferred == Category::Unknown)
     }
 
-    /// Bytes of which something wrong was said.
+    /// Bytes with a wrong category inferred.
     pub fn wrong(&self) -> u64 {
         self.sum(|inferred, named| inferred != named && inferred != Category::Unknown)
     }
@@ -48,7 +47,7 @@ impl Check {
     }
 }
 
-/// The rule by which a tensor's kind is a category; `None` where it says nothing.
+/// Rule for a tensor kind; `None` if the kind determines no category.
 fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
     match kind {
         TensorKind::Parameter => Some(CategoryRule::NamedParameter),
@@ -61,17 +60,17 @@ fn rule_of(kind: TensorKind) -> Option<CategoryRule> {
 }
 
 impl WhyLedger {
-    /// How what was inferred compares with what the process's objects said so far.
+    /// Comparison over all heap snapshots so far.
     pub fn check(&self) -> &Check {
         &self.check
     }
 
-    /// When the process's objects were read last; `None` where they were not.
+    /// Time of the last heap snapshot; `None` without one.
     pub fn read(&self) -> Option<TimeNs> {
         self.read
     }
 
-    /// Takes what the process's objects say: that decides.
+    /// Applies a heap snapshot, which overrides inferred categories.
     pub(super) fn name(&mut self, names: &Names) {
         self.read = Some(names.time);
         if let Some(making) = &mut self.making {
@@ -101,7 +100,7 @@ impl WhyLedger {
     fn decide(&mut self, key: Key, block: Block, named: &NamedBlock, rule: CategoryRule) {
         let size = named.size.0;
         if block.stage != Stage::BeforeAttach {
-            // What was said before is not inferred.
+            // A category from an earlier snapshot is not inferred.
             if !block.rule.is_exact() {
                 let pair = (block.rule.category(), rule.category());
                 let bytes = self.check.pairs.entry(pair).or_default();
@@ -121,7 +120,7 @@ impl WhyLedger {
             return;
         };
         let block = Block {
-            // What was at moments before stays from before attach.
+            // At past moments the block still counts as from before attach.
             born: self.ordinal + 1,
             rule,
             stage: Stage::Settled,
@@ -137,7 +136,7 @@ impl WhyLedger {
         self.blocks.insert(key, block);
     }
 
-    /// What a module keeps counts there, wherever it was made.
+    /// Counts a block under the module that holds it, wherever it was allocated.
     fn rename(&mut self, key: Key, block: Block, named: &NamedBlock) {
         let Some(origin) = self.origin_in_module(named) else {
             return;

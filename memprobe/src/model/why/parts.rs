@@ -1,7 +1,6 @@
-//! What a block is part of: its line, its module, its pass, its tensor.
+//! Allocation groups: blocks of equal line, module, pass and tensor.
 //!
-//! It follows the blocks as the [`crate::model::Model`] does and goes by its word, so that what is counted here adds up to what is
-//! counted there.
+//! Live blocks follow those of [`crate::model::Model`], so sums over groups equal its sums.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,65 +14,63 @@ use crate::model::applied::{Applied, Freed};
 use crate::model::snapshot::{Grouping, Site, What};
 use crate::model::{Maker, Model, grouping};
 
-/// Parts that are told apart; what comes on top is one part a device.
+/// Cap on groups; the excess is one group per device.
 const MOST_PARTS: usize = 1 << 18;
 
-/// Stacks whose origin is remembered; of later ones it is not known.
+/// Cap on stacks with a stored origin; later ones count as unknown.
 const MOST_STACKS: usize = 1 << 20;
 
-/// Blocks that nothing tells apart for a report: they have the same origin and are for the same thing.
+/// Blocks that reports do not tell apart: equal origin and equal tensor type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// Where they were asked for.
     pub origin: Arc<Origin>,
-    /// What they are for.
+    /// Tensor type or other purpose.
     pub what: What,
 }
 
-/// Where memory was asked for, as far as reports tell it apart.
+/// Allocation site as far as reports tell it apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// The line.
+    /// Source line.
     pub site: Site,
-    /// The module.
+    /// Module scope.
     pub place: Place,
-    /// In which pass through it.
+    /// Pass through the module.
     pub pass: Pass,
-    /// The step of a backward pass, such as `AddmmBackward0`, where it is known.
+    /// Autograd node of a backward pass, such as `AddmmBackward0`, if known.
     pub node: Option<Arc<str>>,
 }
 
-/// The module that memory is counted under.
+/// Module that memory is counted under.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
-    /// This one, by its path; in a backward pass the one whose operation is gone back through.
+    /// Module path; in a backward pass, the module whose forward operation is differentiated.
     Module(Arc<str>),
     /// No module was being called.
     Outside,
-    /// One was, but not which.
+    /// A module of unknown path.
     Unknown,
-    /// A backward pass, through an operation of which it is not known who called it.
+    /// Backward pass through an operation whose module is unknown.
     BackwardUnknown,
-    /// More than are told apart.
+    /// Beyond the cap.
     TooMany,
 }
 
-/// In which direction a program went through its modules.
+/// Kind of pass through the modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pass {
-    /// Forward, or not through a module at all.
+    /// Forward, or outside modules.
     Forward,
-    /// Forward once more, within a backward pass: activation checkpointing.
+    /// Recomputation within a backward pass (activation checkpointing).
     Recompute,
-    /// Backward.
     Backward,
 }
 
 impl Pass {
-    /// All of them, in the order of tables.
+    /// All passes, in table order.
     pub const ALL: [Self; 3] = [Self::Forward, Self::Recompute, Self::Backward];
 
-    /// The word used in reports.
+    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -83,28 +80,26 @@ impl Pass {
     }
 }
 
-/// What an event did to the blocks of a part.
+/// Change of a group's blocks by an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// Names the part: [`Parts::part`].
+    /// Index of the group: [`Parts::part`].
     pub part: usize,
-    /// Bytes of the block.
     pub size: Bytes,
-    /// What happened to it.
     pub way: Way,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// It is live from now on.
+    /// Became live.
     Came,
-    /// It was asked for, but the ledger has no room to follow it.
+    /// Allocated, but beyond the model's cap on live blocks.
     NotFollowed,
-    /// It is live no more.
+    /// Freed.
     Went,
 }
 
-/// The parts of a process and its live blocks.
+/// Groups of a process and its live blocks.
 #[derive(Debug)]
 pub(super) struct Parts {
     grouping: Grouping,
@@ -115,9 +110,10 @@ pub(super) struct Parts {
     by_stack: HashMap<StackId, Arc<Origin>>,
     parts: Vec<(DeviceIndex, Part)>,
     by_key: HashMap<(DeviceIndex, Part), usize>,
-    /// The same by where the names lie in memory: to hash a part is to hash all that it is called. Each entry keeps them there.
+    /// `by_key` by the addresses of the two `Arc`s, because hashing a group hashes all its names. Each entry
+    /// owns them, so the addresses stay valid.
     by_place: HashMap<(DeviceIndex, usize, usize), (usize, Part)>,
-    /// Which part a live block belongs to, and its bytes.
+    /// Group and bytes of each live block.
     live: HashMap<(DeviceIndex, Address), (usize, Bytes)>,
     knows_modules: bool,
 }
@@ -150,36 +146,36 @@ impl Parts {
         }
     }
 
-    /// Takes the next event of the stream, and what the ledger of lines made of it; tells what it changed.
+    /// Applies an event and the model's result for it; calls `tell` for each change.
     pub(super) fn apply(&mut self, event: &Event, applied: &Applied, tell: impl FnMut(Change)) {
         match event {
             Event::Stack(id, stack) => self.define(*id, stack),
             Event::Use(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => self.apply_memory(event, applied, tell),
-            // Nothing else is about a block that was seen being made.
+            // No other event concerns a block seen being allocated.
             _ => {}
         }
     }
 
-    /// The part of that name.
+    /// Group by index.
     pub(super) fn part(&self, name: usize) -> Option<&Part> {
         self.parts.get(name).map(|(_, part)| part)
     }
 
-    /// The part of a live block; `None` where no block of that size is known there.
+    /// Group of a live block; `None` if no block of that size is known there.
     pub(super) fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<usize> {
         let (part, known) = self.live.get(&(device, addr))?;
         (*known == size).then_some(*part)
     }
 
-    /// All parts of a device, with their names.
+    /// Groups of a device, with their indices.
     pub(super) fn of(&self, device: DeviceIndex) -> impl Iterator<Item = (usize, &Part)> {
         let all = self.parts.iter().enumerate();
         all.filter(move |(_, (on, _))| *on == device)
             .map(|(name, (_, part))| (name, part))
     }
 
-    /// Whether any stack says something of modules. None does where modules were not looked for.
+    /// True if any stack has module information; never without module tracing.
     pub(super) fn knows_modules(&self) -> bool {
         self.knows_modules
     }
@@ -193,7 +189,7 @@ impl Parts {
         self.by_stack.insert(id, origin);
     }
 
-    /// Where a stack asked for memory: one for all that asked there.
+    /// Origin of a stack, shared by all stacks with an equal one.
     fn origin(&mut self, stack: &Stack) -> Arc<Origin> {
         let origin = Arc::new(origin(stack, self.grouping));
         match self.origins.get_key_value(&origin) {
@@ -226,12 +222,13 @@ impl Parts {
         }
     }
 
-    /// Takes what a ledger of lines knows already; tells what came. Which tensors blocks are for it does not know.
+    /// Starts from the current state of a model; calls `tell` for each live block. Tensor types are unknown
+    /// to the model.
     pub(super) fn take_in(&mut self, model: &Model, mut tell: impl FnMut(DeviceIndex, Change)) {
         for (id, stack) in model.stacks() {
             self.define(id, stack);
         }
-        // Many blocks have one stack, which lies at one place as long as the ledger is there.
+        // Many blocks share a stack, whose address is stable while the model exists.
         let mut origins: HashMap<usize, Arc<Origin>> = HashMap::new();
         for block in model.live_blocks() {
             let origin = match block.maker {
@@ -277,7 +274,7 @@ impl Parts {
         let origin = self.by_stack.get(&event.stack).unwrap_or(&self.unknown);
         let (what, is_at) = match self.uses.get(event.shape) {
             Some(is) => (What::Known(Arc::clone(is)), Arc::as_ptr(is).addr()),
-            // No `Arc` lies at these.
+            // No `Arc` has address 0 or 1.
             None if event.shape == ShapeId::NO_TENSOR => (What::NoTensor, 0),
             None => (What::Unknown, 1),
         };
@@ -327,7 +324,7 @@ impl Parts {
     }
 }
 
-/// Where a stack asked for memory.
+/// Origin of a stack.
 fn origin(stack: &Stack, grouping: Grouping) -> Origin {
     let (place, pass) = place_of(stack);
     let node = stack.context.node.as_ref();
@@ -339,7 +336,7 @@ fn origin(stack: &Stack, grouping: Grouping) -> Origin {
     }
 }
 
-/// The module that what a stack asked for is counted under, and in which pass through it.
+/// Module scope and pass that allocations of a stack count under.
 pub(super) fn place_of(stack: &Stack) -> (Place, Pass) {
     let node = stack.context.node.as_ref();
     let forward = node.and_then(|node| node.forward.as_ref());
@@ -354,7 +351,7 @@ pub(super) fn place_of(stack: &Stack) -> (Place, Pass) {
             Place::Unknown => Place::BackwardUnknown,
             place => place,
         },
-        // What is computed again outside of modules was of the operation that is gone back through.
+        // A recomputation outside modules belongs to the operation being differentiated.
         (Pass::Recompute, Some(forward)) if stack.context.module == Module::Outside => {
             called(&forward.context)
         }

@@ -1,7 +1,7 @@
-//! The moment at which a device held most, and what it held then.
+//! Peak of each device, and the memory of each allocation group at that moment.
 //!
-//! Nothing is copied when a new peak is reached: a peak has a number, and who changes after it keeps what it was first. So the
-//! composition at the peak is exact, whatever the number of peaks, at the cost of one comparison a change.
+//! A new peak copies nothing: peaks are numbered, and a group saves its level before its first change after a
+//! peak. The composition at the peak is exact for any number of peaks, at one comparison per change.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,28 @@ use crate::model::Model;
 use crate::model::applied::Applied;
 use crate::model::snapshot::Grouping;
 
-/// What a device held at one moment, all told.
+/// Totals of a device at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Moment {
-    /// When.
     pub time: TimeNs,
-    /// The allocator's own totals.
+    /// Totals reported by the allocator.
     pub totals: Totals,
     /// Bytes from before attach.
     pub before_attach: Bytes,
-    /// The allocator's total less all that is known; 0 unless events were lost.
+    /// The allocator's total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
 }
 
-/// The highest moment of a device so far.
+/// High-water mark of a device so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Summit {
-    /// How often it was outdone: names it.
+    /// Times it was exceeded, which identifies it.
     number: u64,
     moment: Moment,
 }
 
 impl Summit {
-    /// As the device was just before the first event that was heard of it, by what it is after that.
+    /// State just before the first event of a device, computed from the state after it.
     pub(super) fn before(event: &MemoryEvent, after: Moment) -> Self {
         let totals = event.undo(after.totals);
         let moment = Moment {
@@ -45,12 +44,12 @@ impl Summit {
         Self::at(moment)
     }
 
-    /// As the device was found.
+    /// State found at attach.
     pub(super) fn at(moment: Moment) -> Self {
         Self { number: 0, moment }
     }
 
-    /// Takes what the device is now, after all who changed have said so.
+    /// Raises the mark to the current state, once all groups have their changes.
     pub(super) fn reach(&mut self, now: Moment) {
         if now.totals.allocated > self.moment.totals.allocated {
             self.number += 1;
@@ -58,7 +57,7 @@ impl Summit {
         }
     }
 
-    /// Takes what the device is now for the highest moment: of those before, nothing is known.
+    /// Sets the mark to the current state: earlier peaks are unknown.
     pub(super) fn begin_here(&mut self, now: Moment) {
         self.number += 1;
         self.moment = now;
@@ -69,38 +68,38 @@ impl Summit {
     }
 }
 
-/// What somebody holds, and what of it was live at the summit.
+/// Memory held now and at the high-water mark.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
     live: u64,
     peak: u64,
     blocks: u64,
     allocs: u64,
-    /// At the summit of that number.
+    /// Number of the mark that `live_at` and `blocks_at` belong to.
     at: u64,
     live_at: u64,
     blocks_at: u64,
 }
 
-/// What somebody holds, for views.
+/// Memory held, for views.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Holding {
-    /// Bytes now live.
+    /// Bytes live now.
     pub live: Bytes,
-    /// Blocks now live.
+    /// Blocks live now.
     pub live_blocks: u64,
-    /// Bytes that were live when the device held most.
+    /// Bytes live at the device's peak.
     pub at_peak: Bytes,
-    /// Blocks that were live then.
+    /// Blocks live at the device's peak.
     pub at_peak_blocks: u64,
-    /// The highest that `live` has been; `None` for a sum of several of which each has its own.
+    /// Highest value of `live` so far; `None` for a sum, whose terms peak at different moments.
     pub peak: Option<Bytes>,
     /// Allocations since attach.
     pub allocs: u64,
 }
 
 impl Held {
-    /// Takes a change of its blocks. `summit` is what was reached before it.
+    /// Applies a change; `summit` is the mark before it.
     pub(super) fn change(&mut self, change: Change, summit: &Summit) {
         if self.at < summit.number {
             (self.live_at, self.blocks_at) = (self.live, self.blocks);
@@ -139,7 +138,6 @@ impl Held {
 }
 
 impl Holding {
-    /// What two hold together.
     pub fn and(self, other: Self) -> Self {
         let bytes = |one: Bytes, other: Bytes| Bytes(one.0.saturating_add(other.0));
         Self {
@@ -153,7 +151,7 @@ impl Holding {
     }
 }
 
-/// What each device held when it held most, brought up to date by each event.
+/// Memory of each allocation group at the peak of each device, updated by every event.
 #[derive(Debug)]
 pub struct PeakLedger {
     parts: Parts,
@@ -161,30 +159,27 @@ pub struct PeakLedger {
     summits: BTreeMap<DeviceIndex, Summit>,
 }
 
-/// What a device held when it held most.
+/// Memory of a device at its peak.
 #[derive(Clone, Debug)]
 pub struct PeakView {
-    /// That moment. The sum of `parts`, `before_attach` and `unaccounted` is `totals.allocated`.
+    /// The peak. `parts`, `before_attach` and `unaccounted` add up to `totals.allocated`.
     pub moment: Moment,
-    /// Who held something then, in no particular order.
+    /// Groups with live memory at the peak, in no particular order.
     pub parts: Vec<PeakPart>,
-    /// Whether the stacks say anything of modules.
+    /// True if any stack has module information.
     pub knows_modules: bool,
 }
 
-/// What a part held when its device held most.
+/// Memory of a group at the peak of its device.
 #[derive(Clone, Debug)]
 pub struct PeakPart {
-    /// Which.
     pub part: Part,
     /// Bytes.
     pub live: Bytes,
-    /// Blocks.
     pub blocks: u64,
 }
 
 impl PeakLedger {
-    /// Nothing is live yet.
     pub fn new(grouping: Grouping) -> Self {
         Self {
             parts: Parts::new(grouping),
@@ -193,7 +188,7 @@ impl PeakLedger {
         }
     }
 
-    /// Takes the next event of the stream, what the ledger of lines made of it, and that ledger.
+    /// Applies an event and the model's result for it.
     pub fn apply(&mut self, event: &Event, applied: &Applied, model: &Model) {
         let Some((device, now)) = model.moment(event) else {
             return self.parts.apply(event, applied, |_| {});
@@ -209,7 +204,7 @@ impl PeakLedger {
         summit.reach(now);
     }
 
-    /// What a device held when it held most; `None` of one that was not heard of.
+    /// Memory of a device at its peak; `None` for an unknown device.
     pub fn view(&self, device: DeviceIndex) -> Option<PeakView> {
         let summit = self.summits.get(&device)?;
         let parts = self.parts.of(device).filter_map(|(name, part)| {
@@ -228,7 +223,7 @@ impl PeakLedger {
     }
 }
 
-/// The summit of a device, before the event that led to `now`.
+/// High-water mark of a device before the event that led to `now`.
 pub(super) fn summit_of<'a>(
     summits: &'a mut BTreeMap<DeviceIndex, Summit>,
     device: DeviceIndex,

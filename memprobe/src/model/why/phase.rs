@@ -1,29 +1,29 @@
-//! What a program was doing when it asked for memory, as one stack alone tells it.
+//! Phase of the program at an allocation, from its stack alone.
 
 use crate::event::{Context, Frame, Grad, Module, Stack, StackKind};
 
-/// What a program was doing.
+/// Phase of a training program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
-    /// Computing, while PyTorch took note of it for a backward pass.
+    /// Computation recorded by autograd for a backward pass.
     Forward,
-    /// Computing by modules, while PyTorch took no note of it.
+    /// Computation by modules, not recorded by autograd.
     Evaluation,
-    /// Computing again what a backward pass needs and what was not kept (`torch.utils.checkpoint`).
+    /// Recomputation of discarded activations in a backward pass (`torch.utils.checkpoint`).
     Recompute,
-    /// Going back through what was computed.
+    /// Backward pass through recorded operations.
     Backward,
     /// `Optimizer.step()`.
     OptimizerStep,
-    /// Inside of `torch.utils.data`.
+    /// Inside `torch.utils.data`.
     DataLoading,
-    /// Anything else, or not known.
+    /// None of these, or unknown.
     #[default]
     Other,
 }
 
 impl Phase {
-    /// All of them, in the order of a training step.
+    /// All phases, in the order of a training step.
     pub const ALL: [Self; 7] = [
         Self::DataLoading,
         Self::Forward,
@@ -34,7 +34,7 @@ impl Phase {
         Self::Other,
     ];
 
-    /// The words used in reports.
+    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -47,7 +47,7 @@ impl Phase {
         }
     }
 
-    /// Its name for programs.
+    /// Key for JSON and CSV.
     pub const fn key(self) -> &'static str {
         match self {
             Self::OptimizerStep => "optimizer_step",
@@ -56,55 +56,56 @@ impl Phase {
         }
     }
 
-    /// Whether it is part of a backward pass.
+    /// True for phases inside a backward pass.
     pub const fn is_of_backward(self) -> bool {
         matches!(self, Self::Backward | Self::Recompute)
     }
 }
 
-/// What decided on a [`Phase`].
+/// Rule that determined a [`Phase`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PhaseRule {
     /// The thread was evaluating a node of autograd's graph.
     NodeEvaluated,
-    /// The thread is one of autograd's, and another waits for it in `backward()`.
+    /// Autograd thread, with another thread waiting for it in `backward()`.
     EngineThread,
-    /// The innermost call that tells is `torch.autograd.backward()` or `grad()`.
+    /// The innermost known call is `torch.autograd.backward()` or `grad()`.
     EngineCalled,
-    /// The stack of a thread without a caller begins with `torch.autograd.Function`.
+    /// The thread's outermost frame is `apply` of a `torch.autograd.Function`.
     FunctionApplied,
-    /// A module was called inside of a backward pass.
+    /// A module was called inside a backward pass.
     ModuleInBackward,
-    /// `torch.utils.checkpoint` was called inside of a backward pass.
+    /// `torch.utils.checkpoint` was called inside a backward pass.
     CheckpointInBackward,
-    /// The innermost call that tells is `Optimizer.step()`.
+    /// The innermost known call is `Optimizer.step()`.
     OptimizerCalled,
     /// `torch.utils.data` was called.
     DataCalled,
-    /// What `torch.compile` made of a forward pass that is gone back through: grad is disabled within it, whatever it was outside.
+    /// Forward graph compiled by `torch.compile` for differentiation. Grad is disabled within it in any case.
     CompiledForward,
-    /// A module was called, with grad enabled.
+    /// A module was called with grad enabled.
     ModuleWithGrad,
-    /// A module was called, with grad disabled or in inference mode.
+    /// A module was called with grad disabled or in inference mode.
     ModuleWithoutGrad,
-    /// As above, and by the module a `forward` that is no module's: autograd calls that of a `torch.autograd.Function` without grad too.
+    /// A module without grad called a `forward` other than its own. Autograd also calls that of a
+    /// `torch.autograd.Function` without grad.
     ForwardWithoutGrad,
-    /// As above, by a thread that called a module with grad, and no backward pass began since.
+    /// [`Self::ForwardWithoutGrad`], on a thread that called a module with grad since the last backward pass.
     FunctionInForward,
-    /// A module was called; whether grad was enabled is not known.
+    /// A module was called; the grad mode is unknown.
     ModuleOnly,
-    /// After a module was called by this thread, and before the next backward pass.
+    /// The thread called a module, and no backward pass began since.
     AfterModule,
-    /// Nothing on the stack tells.
+    /// No known call on the stack.
     NothingTells,
-    /// There is no Python stack.
+    /// No Python stack.
     NoStack,
-    /// No frame tells, and not all of them could be read.
+    /// No known call on the stack, and some frames are unreadable.
     Unreadable,
 }
 
 impl PhaseRule {
-    /// The rule in words.
+    /// Text for reports.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::NodeEvaluated => "a node of autograd's graph was evaluated",
@@ -134,7 +135,7 @@ impl PhaseRule {
         }
     }
 
-    /// Whether the rule could be wrong where it is right about what it names.
+    /// True if the facts that the rule names imply the phase.
     pub const fn is_certain(self) -> bool {
         !matches!(
             self,
@@ -150,12 +151,10 @@ impl PhaseRule {
     }
 }
 
-/// A phase, and what decided on it.
+/// Phase, and the rule that determined it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Judged {
-    /// The phase.
     pub phase: Phase,
-    /// What decided on it.
     pub rule: PhaseRule,
 }
 
@@ -165,7 +164,7 @@ impl Judged {
     }
 }
 
-/// A call that tells what a thread is doing.
+/// Call on a stack that determines the phase.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Call {
     Module,
@@ -177,11 +176,11 @@ enum Call {
     Data,
 }
 
-/// What a thread was doing, as far as its stack alone tells.
+/// Classifies a stack by phase.
 ///
-/// The innermost call that tells decides: a closure that `LBFGS.step()` calls goes forward and back, and an
-/// optimizer that steps from a hook inside of a backward pass steps. A module outside of which a backward pass
-/// runs computes again. What `torch.utils.data` calls is loading of data, whatever it is.
+/// The innermost known call decides. A closure called by `LBFGS.step()` is forward and backward. An optimizer
+/// that steps from a hook inside a backward pass is an optimizer step. A module called inside a backward pass
+/// recomputes. Any call inside `torch.utils.data` is data loading.
 pub fn phase_of(stack: &Stack) -> Judged {
     let context = &stack.context;
     match &stack.kind {
@@ -229,8 +228,8 @@ fn phase_of_python(stack: &Stack) -> Judged {
     }
 }
 
-/// The phase of a thread that calls a module or what `torch.compile` made of one; `around` are the calls outside of that
-/// module. A graph that is not compiled to the end is a module too, and called within.
+/// Phase of a thread inside a module or a graph of `torch.compile`. `around` yields the calls outside the
+/// innermost modules. An interpreted graph is a module too, called inside the compiled call.
 fn phase_of_call(context: &Context, around: &mut impl Iterator<Item = Call>) -> Judged {
     let nearest = around.next();
     if nearest != Some(Call::CompiledForward) {
@@ -241,7 +240,7 @@ fn phase_of_call(context: &Context, around: &mut impl Iterator<Item = Call>) -> 
     }
     let inner = |call: &Call| !matches!(call, Call::Module | Call::CompiledForward);
     match around.find(inner) {
-        // Somebody goes back through a backward pass.
+        // Double backward: the backward pass itself is differentiated.
         Some(Call::CompiledBackward) => phase_of_compiled_backward(context, around),
         outside => match phase_of_module(context, outside) {
             again if again.phase == Phase::Recompute => again,
@@ -250,7 +249,8 @@ fn phase_of_call(context: &Context, around: &mut impl Iterator<Item = Call>) -> 
     }
 }
 
-/// On the CPU it runs on the thread that asks for it, whose frames say so; else on one of autograd's.
+/// A compiled backward runs on the calling thread for CPU graphs, whose frames show the call; otherwise on an
+/// autograd thread.
 fn phase_of_compiled_backward(
     context: &Context,
     around: &mut impl Iterator<Item = Call>,
@@ -263,7 +263,7 @@ fn phase_of_compiled_backward(
     Judged::new(Phase::Backward, rule)
 }
 
-/// The phase of a thread that calls a module; `around` is the nearest other call outside of it.
+/// Phase of a thread that calls a module; `around` is the nearest other call outside it.
 fn phase_of_module(context: &Context, around: Option<Call>) -> Judged {
     match around {
         Some(Call::Checkpoint) => Judged::new(Phase::Recompute, PhaseRule::CheckpointInBackward),
@@ -279,7 +279,7 @@ fn phase_of_module(context: &Context, around: Option<Call>) -> Judged {
     }
 }
 
-/// The phase of a thread on whose stack no frame tells.
+/// Phase of a thread without a known call on its stack.
 fn phase_of_untold(stack: &Stack) -> Judged {
     let context = &stack.context;
     if context.module != Module::Outside {
@@ -298,7 +298,7 @@ fn phase_of_untold(stack: &Stack) -> Judged {
     Judged::new(Phase::Other, PhaseRule::NothingTells)
 }
 
-/// What a frame tells, by the names that PyTorch 2.0 to 2.15 gives to its files and functions.
+/// Known call of a frame, by the file and function names of PyTorch 2.0 to 2.15.
 fn call(frame: &Frame) -> Option<Call> {
     if frame.library.is_some() {
         return None;
@@ -313,7 +313,7 @@ fn call(frame: &Frame) -> Option<Call> {
         ("utils/checkpoint.py", "recompute_fn" | "unpack_hook" | "unpack" | "backward") => {
             Some(Call::Checkpoint)
         }
-        // `Optimizer.profile_hook_step` wraps the `step` of every subclass, also of those outside of torch.
+        // `Optimizer.profile_hook_step` wraps the `step` of every subclass, including those outside torch.
         ("optim/optimizer.py", "wrapper" | "_use_grad") => Some(Call::Optimizer),
         (file, "step") if file.starts_with("optim/") && file != "optim/lr_scheduler.py" => {
             Some(Call::Optimizer)
@@ -325,20 +325,21 @@ fn call(frame: &Frame) -> Option<Call> {
     }
 }
 
-/// Whether the innermost module on a stack called a `forward` that is not its own: one that is called by neither a module's call nor
-/// itself. (Up to 2.14 `Function.apply` has a frame of its own; in 2.15 it has none.)
+/// True if the innermost module called a `forward` other than its own. Such a `forward` is called neither by
+/// the module's call nor by itself. `Function.apply` has a frame up to 2.14 and none in 2.15.
 fn is_in_forward_function(stack: &Stack) -> bool {
     let within = stack
         .frames
         .iter()
         .take_while(|frame| call(frame) != Some(Call::Module));
     let forwards = within.filter(|frame| &*frame.function == "forward");
-    // The module's own is the outermost.
+    // The module's own `forward` is the outermost.
     forwards.count() > 1
 }
 
-/// Whether a file has the class `CompiledFunction`, by which autograd calls what `torch.compile` made: `aot_autograd.py` in
-/// 2.0 and 2.1, `jit_compile_runtime_wrappers.py` in 2.2, `runtime_wrappers.py` since (torch/_functorch).
+/// True for files that define `CompiledFunction`, through which autograd calls compiled graphs
+/// (torch/_functorch): `aot_autograd.py` in 2.0 and 2.1, `jit_compile_runtime_wrappers.py` in 2.2,
+/// `runtime_wrappers.py` since.
 fn holds_compiled_function(file: &str) -> bool {
     let Some(inside) = file.strip_prefix("_functorch/") else {
         return false;
@@ -351,12 +352,12 @@ fn is_unreadable(frame: &Frame) -> bool {
     &*frame.file == Frame::UNREADABLE
 }
 
-/// Whether a frame is `BackwardCFunction.apply`, by which autograd calls a `Function` written in Python.
+/// True for `BackwardCFunction.apply`, through which autograd calls a Python `Function`.
 fn is_function_apply(frame: &Frame) -> bool {
     after_torch(&frame.file) == Some("autograd/function.py") && frame.function.starts_with("apply")
 }
 
-/// The path of a file inside of the package `torch`: what follows its last component of that name.
+/// Path of a file inside the package `torch`: the part after the last `torch` component.
 pub(super) fn after_torch(file: &str) -> Option<&str> {
     if let Some((_, inside)) = file.rsplit_once("/torch/") {
         return Some(inside);
@@ -376,7 +377,7 @@ mod tests {
     const ENGINE: (&str, &str) = ("/p/site-packages/torch/autograd/__init__.py", "backward");
     const STEP: (&str, &str) = ("/p/site-packages/torch/optim/optimizer.py", "wrapper");
 
-    /// A stack of Python, innermost frame first.
+    /// Python stack, innermost frame first.
     fn stack(frames: &[(&str, &str)]) -> Stack {
         let frame = |(file, function): &(&str, &str)| Frame {
             file: (*file).into(),
@@ -456,7 +457,7 @@ mod tests {
 
     #[test]
     fn a_module_that_a_backward_pass_calls_computes_again() {
-        // On a thread of autograd: the hook of the checkpoint is the outermost frame.
+        // Autograd thread: the checkpoint hook is the outermost frame.
         let hook = ("/p/site-packages/torch/utils/checkpoint.py", "unpack_hook");
         let own = in_node(stack(&[MODULE, hook]));
         assert_eq!(
@@ -465,7 +466,7 @@ mod tests {
         );
         let own = in_node(stack(&[MODULE, ("/w/hooks.py", "again")]));
         assert_eq!(told(&own), (Phase::Recompute, PhaseRule::ModuleInBackward));
-        // On the thread that called backward(), where the graph is of the CPU.
+        // Thread that called `backward()`, with a CPU graph.
         let called = stack(&[MODULE, ENGINE, TRAIN]);
         assert_eq!(
             told(&called),
@@ -535,7 +536,7 @@ mod tests {
         let compiled = (Phase::Forward, PhaseRule::CompiledForward);
         assert_eq!(told_without(&[generated, forward, MODULE, TRAIN]), compiled);
         assert_eq!(told_without(&[generated, forward, TRAIN]), compiled);
-        // A graph that is interpreted is called as a module.
+        // An interpreted graph is called as a module.
         assert_eq!(told_without(&[MODULE, forward, TRAIN]), compiled);
         let hook = ("/p/site-packages/torch/utils/checkpoint.py", "unpack_hook");
         let again = told_without(&[generated, forward, MODULE, hook, ENGINE, TRAIN]);

@@ -1,9 +1,9 @@
-//! How modules are called when their tensors are named, and how when they ask for memory.
+//! Module aliases: maps the path of a module in the heap to its path in calls.
 //!
-//! A parameter's module is named after what holds the model (`model.layers.0`), a block's after the class of the outermost module that
-//! was called (`GPT.layers.0`). A gradient has both names: its parameter is in the one, and the operation whose backward pass made it
-//! was done in the other. From where they begin to differ follows which root is which. Before there are gradients the class of the root
-//! itself tells, where there is one of that class.
+//! A parameter's module is named after the variable that holds the model (`model.layers.0`). A block's module
+//! is named after the class of the outermost module called (`GPT.layers.0`). A gradient has both names: one
+//! from its parameter, the other from the operation whose backward pass allocated it. Their common suffix
+//! leaves the pair of roots. Before the first gradient the class of the root module decides, if it is unique.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use super::parts::{Place, place_of};
 use crate::event::{NamedBlock, Stack};
 use crate::tensors::TensorKind;
 
-/// Roots that are told apart; what comes on top keeps its name.
+/// Cap on roots; modules under further ones keep their heap path.
 const MOST_ROOTS: usize = 1 << 12;
 
-/// Which holder's model is which class's.
+/// Pairs of holder (root path in the heap) and class (root path in calls).
 #[derive(Debug, Default)]
 pub(super) struct Roots {
-    /// The class of a holder's model, as it is called; `None` where several were heard.
+    /// Called class by holder, from gradients; `None` if ambiguous.
     known: HashMap<Arc<str>, Option<Arc<str>>>,
-    /// The class of the module itself that a holder leads to; likewise.
+    /// Class of the module that a holder refers to; `None` if ambiguous.
     classes: HashMap<Arc<str>, Option<Arc<str>>>,
-    /// Which holder leads to a module of a class; `None` where several do.
+    /// Holder by class of its module; `None` if ambiguous.
     holders: HashMap<Arc<str>, Option<Arc<str>>>,
 }
 
 impl Roots {
-    /// Hears what the process's objects say of a block, which this stack made.
+    /// Learns from a block in a heap snapshot; `stack` allocated it.
     pub(super) fn hear_of(&mut self, named: &NamedBlock, stack: &Stack) {
         let Some(held) = &named.module else { return };
         match (named.kind, &named.called) {
@@ -48,7 +48,7 @@ impl Roots {
         }
     }
 
-    /// The path of a module as it is called; as it is held where that is not known.
+    /// Call path of a module; its heap path if unknown.
     pub(super) fn called(&self, held: &Arc<str>) -> Arc<str> {
         let ends = || {
             let ends = held.match_indices('.').map(|(at, _)| at);
@@ -62,7 +62,7 @@ impl Roots {
         }
     }
 
-    /// The class of the module that a holder leads to, where no other leads to one of that class.
+    /// Class of the module that a holder refers to, if no other holder has one of that class.
     fn only(&self, holder: &str) -> Option<&Arc<str>> {
         let class = self.classes.get(holder)?.as_ref()?;
         let is_only = self.holders.get(class)?.is_some();
@@ -70,7 +70,7 @@ impl Roots {
     }
 }
 
-/// Notes what is heard of a root; of what is heard differently nothing is known.
+/// Stores a pair; a contradiction makes it ambiguous.
 fn note(known: &mut HashMap<Arc<str>, Option<Arc<str>>>, of: &str, is: &str) {
     if let Some(known) = known.get_mut(of) {
         if known.as_deref() != Some(is) {
@@ -81,17 +81,17 @@ fn note(known: &mut HashMap<Arc<str>, Option<Arc<str>>>, of: &str, is: &str) {
     }
 }
 
-/// The roots in both paths of one module: what holds it, and its class.
+/// Roots of the two paths of a module: its holder and its class.
 fn roots_of<'a>(held: &'a str, called: &'a str) -> Option<(&'a str, &'a str)> {
     let shared = shared_end(held, called);
     let holder = held[..held.len() - shared].trim_end_matches('.');
     let class = called[..called.len() - shared].trim_end_matches('.');
-    // Where not only the roots differ, one module used another's parameter.
+    // Paths that differ beyond the roots mean a parameter used by another module.
     let is_root = !holder.is_empty() && !class.is_empty() && !class.contains('.');
     is_root.then_some((holder, class))
 }
 
-/// Bytes of the names at the end that both paths share; the first name of each is its root's.
+/// Bytes of the common suffix of whole names. The first name of each path is never part of it.
 fn shared_end(one: &str, other: &str) -> usize {
     let (mut one, mut other, mut shared) = (one, other, 0);
     while let (Some((before, name)), Some((others, same))) =
@@ -116,14 +116,14 @@ mod tests {
         roots.called(&held.into()).to_string()
     }
 
-    /// What both names of a gradient's module say.
+    /// Learns the two paths of a gradient's module.
     fn hear(roots: &mut Roots, held: &str, called: &str) {
         if let Some((holder, class)) = roots_of(held, called) {
             note(&mut roots.known, holder, class);
         }
     }
 
-    /// What the objects say of a parameter.
+    /// Learns a parameter from a heap snapshot.
     fn hear_of_parameter(roots: &mut Roots, held: &str, called: &str) {
         let named = NamedBlock {
             addr: Address(512),
@@ -144,7 +144,7 @@ mod tests {
         let mut roots = Roots::default();
         hear_of_parameter(&mut roots, "self.model.layers.0", "GPT.layers.0");
         assert_eq!(called(&roots, "self.model.head"), "GPT.head");
-        // What is called tells more than what is held: a wrapper is not.
+        // Pairs from gradients take precedence: a wrapper may hold the model without being called.
         hear_of_parameter(&mut roots, "wrapper.net.head", "Wrapper.net.head");
         assert_eq!(called(&roots, "wrapper.net"), "Wrapper.net");
         hear(&mut roots, "wrapper.net.head", "Net.head");

@@ -1,23 +1,23 @@
-//! Rows of a table beside the ledger: what each holds now, and what it held at the device's peak.
+//! Rows of a table: memory held now and at the device's peak.
 
-/// What one row holds and held.
+/// Memory of a row, now and at the peak.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     /// Bytes now.
     pub live: u64,
     /// Blocks now.
     pub blocks: u64,
-    /// Bytes when most was allocated on the device.
+    /// Bytes at the device's peak.
     pub at_peak: u64,
-    /// Blocks that were ever counted here.
+    /// Blocks ever counted in the row.
     pub allocs: u64,
-    /// Bytes of those.
+    /// Bytes of all blocks ever counted in the row.
     pub alloc_bytes: u64,
-    /// The peak that `at_peak` is of.
+    /// Number of the peak that `at_peak` belongs to.
     peak: u64,
 }
 
-/// Whether a block was live when most was allocated.
+/// State of a block at the device's peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AtPeak {
     Live,
@@ -25,8 +25,7 @@ pub(super) enum AtPeak {
 }
 
 impl Holding {
-    /// The row as it is when `peak` is the number of the highest peak so far: nothing changed since then if it
-    /// was not told.
+    /// The row at peak number `peak`. A row with an older number has not changed since that peak.
     pub(super) fn as_of(mut self, peak: u64) -> Self {
         self.see(peak);
         self
@@ -39,7 +38,7 @@ impl Holding {
         }
     }
 
-    /// A block comes, now or (where it turns out later that it belongs here) at the peak too.
+    /// Adds a block. `was` is [`AtPeak::Live`] for a block counted late, which was live at the peak.
     pub(super) fn add(&mut self, size: u64, peak: u64, was: AtPeak) {
         self.see(peak);
         self.live = self.live.saturating_add(size);
@@ -51,7 +50,7 @@ impl Holding {
         }
     }
 
-    /// Both together, as of the same peak.
+    /// Adds a row with the same peak number.
     pub fn join(&mut self, other: Self) {
         self.live = self.live.saturating_add(other.live);
         self.blocks = self.blocks.saturating_add(other.blocks);
@@ -60,14 +59,13 @@ impl Holding {
         self.alloc_bytes = self.alloc_bytes.saturating_add(other.alloc_bytes);
     }
 
-    /// A block is freed.
     pub(super) fn release(&mut self, size: u64, peak: u64) {
         self.see(peak);
         self.live = self.live.saturating_sub(size);
         self.blocks = self.blocks.saturating_sub(1);
     }
 
-    /// A block turns out to belong elsewhere, and never to have been here.
+    /// Removes a block that was counted in the wrong row.
     pub(super) fn remove(&mut self, size: u64, peak: u64, was: AtPeak) {
         self.release(size, peak);
         self.allocs = self.allocs.saturating_sub(1);
@@ -86,7 +84,7 @@ mod tests {
     fn what_was_held_at_the_peak_is_known_without_visiting_every_row() {
         let mut row = Holding::default();
         row.add(512, 0, AtPeak::Gone);
-        // The device peaks for the first time: nobody tells the row.
+        // The device's first peak: the row has no notice of it.
         row.release(512, 1);
         row.add(64, 1, AtPeak::Gone);
         assert_eq!((row.live, row.at_peak), (64, 512));

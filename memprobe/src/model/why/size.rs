@@ -1,7 +1,7 @@
-//! How large a model is: what its modules keep, and what they make in one iteration.
+//! Model size: memory held by modules, and memory allocated by them in one iteration.
 //!
-//! What is made is counted by the stack that asked for it and by what it is for, lap by lap, so that an iteration can be chosen once it
-//! is known which laps make one. What a block is for is often known only later: it is then put right in the lap that it was made in.
+//! Allocations are counted by stack, kind and step interval. The iteration is chosen later, once its
+//! intervals are known. A late change of a block's category is applied to the interval that allocated it.
 
 mod table;
 
@@ -16,25 +16,24 @@ use super::phase::Phase;
 use crate::event::{DeviceIndex, NamedBlock};
 use crate::tensors::TensorKind;
 
-/// Sums that are kept of all laps together; of older laps they are forgotten.
+/// Cap on counters over all step intervals; beyond it the oldest intervals are dropped.
 const MOST_SUMS: usize = 1 << 18;
 
-/// The origin of what nothing is known of.
+/// Index of the unknown stack.
 const NOWHERE: u32 = 0;
 
-/// Blocks and their bytes.
+/// Number and bytes of blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Blocks of the allocator.
     pub blocks: u64,
-    /// Bytes of the tensors in them, where those are known; otherwise as `rounded`.
+    /// Bytes of the tensors in the blocks if known; otherwise as `rounded`.
     pub bytes: u64,
-    /// Bytes as the allocator rounded them.
+    /// Bytes as rounded by the allocator.
     pub rounded: u64,
 }
 
 impl Amount {
-    /// One block.
+    /// A single block.
     fn of(bytes: u64, rounded: u64) -> Self {
         Self {
             blocks: 1,
@@ -43,7 +42,7 @@ impl Amount {
         }
     }
 
-    /// Both together.
+    /// Sum of both.
     pub fn and(self, other: Self) -> Self {
         Self {
             blocks: self.blocks.saturating_add(other.blocks),
@@ -61,20 +60,20 @@ impl Amount {
     }
 }
 
-/// What a block that is made counts as.
+/// Kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Made {
-    /// By a forward pass, and gone before the backward pass; or not known to be saved for it.
+    /// Forward pass or evaluation, not known to be saved for a backward pass.
     Passing,
-    /// By a forward pass, and saved for the backward pass.
+    /// Forward pass, saved for the backward pass.
     Saved,
-    /// By a forward pass once more.
+    /// Recomputed forward pass.
     Recomputed,
-    /// By a backward pass; no gradient of a parameter.
+    /// Backward pass, without gradients of parameters.
     Backward,
-    /// The gradient of a parameter.
+    /// Gradient of a parameter.
     Gradient,
-    /// No variable of the model.
+    /// Not an intermediate variable of the model.
     Beside,
 }
 
@@ -98,43 +97,43 @@ impl Made {
     }
 }
 
-/// What was made in a lap.
+/// Allocations of a step interval.
 #[derive(Debug)]
 struct Lap {
     number: u64,
-    /// The event before which it began.
+    /// Number of its first allocation event.
     born: u64,
     made: HashMap<(DeviceIndex, u32, Made), Amount>,
 }
 
-/// What a module keeps, by the process's own objects.
+/// Parameters and buffers of a module, by a heap snapshot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Kept {
     parameters: Amount,
     buffers: Amount,
 }
 
-/// What modules keep on a device, by the path that the process's own objects give them.
+/// Parameters and buffers by device and heap path of the module.
 type KeptByModule = BTreeMap<(DeviceIndex, Option<Arc<str>>), Kept>;
 
-/// What was made in the last laps, and what is kept.
+/// Allocations of the latest step intervals, and memory held by modules.
 #[derive(Debug, Default)]
 pub(super) struct Making {
     laps: VecDeque<Lap>,
     sums: usize,
-    /// Laps that are kept no more.
+    /// Step intervals dropped.
     forgotten: u64,
-    /// Bytes of the tensor in each live block, where they are known.
+    /// Bytes of the tensor in each live block, if known.
     asked: HashMap<Key, u64>,
-    /// What modules kept when the process's objects were read and they kept most: later a program that ends takes its
-    /// model apart. `None` until any did.
+    /// Heap snapshot in which modules held most, because a program takes its model apart before it ends.
+    /// `None` before the first.
     pub(super) kept: Option<KeptByModule>,
-    /// What they keep by the reading that is being taken.
+    /// Heap snapshot being read.
     reading: KeptByModule,
 }
 
 impl Making {
-    /// A block is made, for a tensor of so many bytes where there is one.
+    /// Counts an allocation, for a tensor of `asked` bytes if known.
     pub(super) fn make(&mut self, key: Key, block: &Block, asked: Option<u64>, lap: u64) {
         if self.laps.back().is_none_or(|last| last.number != lap) {
             self.laps.push_back(Lap {
@@ -143,7 +142,7 @@ impl Making {
                 made: HashMap::new(),
             });
         }
-        // A tensor that does not fit is not what the block is for.
+        // A tensor larger than the block is not its content.
         let bytes = asked.filter(|asked| *asked <= block.size);
         match bytes {
             Some(bytes) => self.asked.insert(key, bytes),
@@ -156,12 +155,12 @@ impl Making {
         self.forget();
     }
 
-    /// A block is gone.
+    /// Forgets the tensor of a freed block.
     pub(super) fn release(&mut self, key: &Key) {
         self.asked.remove(key);
     }
 
-    /// What a live block is for turns out to be something else.
+    /// Moves an allocation to the kind of its new category.
     pub(super) fn revise(&mut self, key: Key, block: &Block, to: Category) {
         let from = Made::of(block.phase, block.rule.category());
         let to = Made::of(block.phase, to);
@@ -176,12 +175,12 @@ impl Making {
         }
     }
 
-    /// The process's objects were read: they say the following.
+    /// Begins a heap snapshot.
     pub(super) fn begin_reading(&mut self) {
         self.reading = BTreeMap::new();
     }
 
-    /// They say this of a block.
+    /// Adds a block of the heap snapshot.
     pub(super) fn name(&mut self, named: &NamedBlock) {
         let key = (named.device, named.addr);
         let amount = Amount::of(self.bytes(&key, named.size.0), named.size.0);
@@ -194,7 +193,7 @@ impl Making {
         *sum = sum.and(amount);
     }
 
-    /// That was all: it counts where modules keep no less than by an earlier reading.
+    /// Ends the heap snapshot. It replaces the stored one if modules hold no less in it.
     pub(super) fn end_reading(&mut self) {
         let reading = std::mem::take(&mut self.reading);
         let bytes = |kept: &KeptByModule| {

@@ -1,8 +1,9 @@
-//! What is held, by the stack that made it and by what it is for: now, when the device held most, and when it held most in each lap.
+//! Layer history: bytes by allocating stack and category, now, at the device's peak and at the peak of each
+//! step interval.
 //!
-//! Nothing is copied when a moment is outdone: moments have numbers, and who changes after one keeps what it was first. Of a lap that
-//! has ended, only what differs from the lap before is kept. What a block is for is often known only later: all laps at whose moments it
-//! was live are then put right.
+//! A new peak copies nothing: peaks are numbered, and an entry saves its level before its first change after
+//! a peak. Ended intervals store only differences from the interval before. A late change of a block's
+//! category is applied to all intervals at whose peak it was live.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,20 +12,20 @@ use super::fate::Block;
 use super::laps::MOST_LAPS;
 use super::rows::{AtPeak, Holding};
 
-/// A stack by its origin, and what its blocks are for.
+/// Index of the allocating stack, and category.
 pub(super) type Place = (u32, Category);
 
-/// What one place holds.
+/// Sample of one stack and category.
 #[derive(Debug, Default)]
 pub(super) struct Stratum {
-    /// Now, and when the device held most.
+    /// Now and at the device's peak.
     pub(super) holding: Holding,
-    /// Bytes at the highest moment of the lap that runs: that of the number `moment`.
+    /// Bytes at peak number `moment` of the current interval.
     highest: u64,
     moment: u64,
-    /// The lap in which it changed last, where that is still to be told to `laps`.
+    /// Interval for which the entry is listed in [`Strata::changed`].
     changed_in: Option<u64>,
-    /// Bytes at the highest moments of laps that have ended, where they differ from those of the lap before.
+    /// Interval and bytes at its peak, for ended intervals that differ from the one before.
     laps: Vec<(u64, u64)>,
 }
 
@@ -36,19 +37,19 @@ impl Stratum {
         }
     }
 
-    /// What was held at the last lap that ended.
+    /// Bytes at the peak of the last ended interval.
     fn last(&self) -> u64 {
         self.laps.last().map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// What was held at a lap that has ended.
+    /// Bytes at the peak of an ended interval.
     fn in_lap(&self, lap: u64) -> u64 {
         let after = self.laps.partition_point(|(of, _)| *of <= lap);
         let last = after.checked_sub(1).and_then(|at| self.laps.get(at));
         last.map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Puts right this lap and all after it; gives how many differences more are kept.
+    /// Corrects an interval and all later ones; returns the number of differences added.
     fn put_right(&mut self, lap: u64, change: impl Fn(u64) -> u64) -> usize {
         let before = self.differences();
         let at = self.laps.partition_point(|(of, _)| *of < lap);
@@ -62,38 +63,38 @@ impl Stratum {
         self.differences() - before
     }
 
-    /// Laps before that one are kept no more.
+    /// Drops the history before an interval.
     fn forget(&mut self, before: u64) {
         let kept = self.laps.partition_point(|(of, _)| *of <= before);
         self.laps.drain(..kept.saturating_sub(1));
     }
 
-    /// What its laps take beside the first, which takes its room for good.
+    /// Stored differences beyond the first entry, which is never dropped.
     fn differences(&self) -> usize {
         self.laps.len().saturating_sub(1)
     }
 }
 
-/// What is held on one device.
+/// Layer history of one device.
 #[derive(Debug)]
 pub(super) struct Strata {
     places: HashMap<Place, Stratum>,
-    /// Differences between laps that are kept; 0 where laps are not told apart.
+    /// Cap on differences; 0 without history.
     most: usize,
     differences: usize,
-    /// The lap that runs.
+    /// Current interval.
     lap: u64,
-    /// The number of its highest moment so far, and that of the event after which that was.
+    /// Number of its peak so far, and of the event that reached it.
     moment: u64,
     ordinal: u64,
-    /// Laps that have ended, each with the event after which it held most.
+    /// Ended intervals, each with the event number of its peak.
     ended: VecDeque<(u64, u64)>,
-    /// Places of which the lap that runs is not yet told.
+    /// Entries changed in the current interval or after its predecessor's peak.
     changed: Vec<Place>,
 }
 
 impl Strata {
-    /// Nothing is held in the lap of that number. Of laps so many differences are kept.
+    /// Empty history, beginning with interval `lap`. Stores at most `most` differences.
     pub(super) fn new(lap: u64, most: usize) -> Self {
         Self {
             places: HashMap::new(),
@@ -107,18 +108,17 @@ impl Strata {
         }
     }
 
-    /// All places.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Place, &Stratum)> {
         self.places.iter()
     }
 
-    /// A block comes. `peak` is the number of the device's highest moment.
+    /// Adds a block. `peak` is the number of the device's peak.
     pub(super) fn add(&mut self, place: Place, size: u64, peak: u64) {
         let stratum = self.change(place);
         stratum.holding.add(size, peak, AtPeak::Gone);
     }
 
-    /// A block goes.
+    /// Removes a freed block.
     pub(super) fn release(&mut self, place: Place, size: u64, peak: u64) {
         if self.places.contains_key(&place) {
             let stratum = self.change(place);
@@ -126,7 +126,8 @@ impl Strata {
         }
     }
 
-    /// A live block turns out to be of another place, or of one at all, or of none. Laps before `oldest` stay as they are.
+    /// Moves a live block from `ways[0]` to `ways[1]`; `None` means not counted. Intervals before `oldest`
+    /// stay unchanged.
     pub(super) fn shift(&mut self, block: &Block, ways: [Option<Place>; 2], shift: Shift) {
         let Shift { peak, was, oldest } = shift;
         let size = block.size;
@@ -148,13 +149,13 @@ impl Strata {
         }
     }
 
-    /// The lap never held more than after this event.
+    /// Records that the interval peaks at this event.
     pub(super) fn reach(&mut self, ordinal: u64) {
         self.moment += 1;
         self.ordinal = ordinal;
     }
 
-    /// Laps end until that one runs. Nothing happened since this event.
+    /// Ends intervals until `lap` is current; `ordinal` is the last event.
     pub(super) fn pass_to(&mut self, lap: u64, ordinal: u64) {
         while self.lap < lap {
             self.end_lap(ordinal);
@@ -175,7 +176,7 @@ impl Strata {
                 stratum.laps.push((lap, stratum.highest));
                 self.differences += stratum.differences() - before;
             }
-            // What was not at the highest moment is there when the next lap begins.
+            // The next interval begins with the current level, which differs from that at the peak.
             let goes_on = stratum.holding.live != stratum.highest;
             stratum.changed_in = goes_on.then_some(self.lap);
             goes_on
@@ -193,7 +194,7 @@ impl Strata {
         }
     }
 
-    /// Forgets the oldest laps, until half of the room is free.
+    /// Drops the oldest intervals until half the cap is free.
     fn forget(&mut self) {
         while self.differences > self.most / 2 && self.ended.len() > 1 {
             self.ended.drain(..self.ended.len() / 2);
@@ -208,13 +209,13 @@ impl Strata {
         }
     }
 
-    /// Whether it is known what was held at the highest moment of a lap.
+    /// True if the history includes an interval.
     pub(super) fn knows(&self, lap: u64) -> bool {
         let first = self.ended.front().map_or(self.lap, |(first, _)| *first);
         (first..=self.lap).contains(&lap)
     }
 
-    /// What a place held then.
+    /// Bytes of an entry at the peak of an interval.
     pub(super) fn in_lap(&self, stratum: &Stratum, lap: u64) -> u64 {
         match (lap == self.lap, stratum.moment == self.moment) {
             (false, _) => stratum.in_lap(lap),
@@ -223,7 +224,7 @@ impl Strata {
         }
     }
 
-    /// A place that changes now, as of the highest moment.
+    /// Entry about to change, brought up to the current peak.
     fn change(&mut self, place: Place) -> &mut Stratum {
         let stratum = self.places.entry(place).or_default();
         if self.most > 0 && stratum.changed_in != Some(self.lap) {
@@ -234,7 +235,7 @@ impl Strata {
         stratum
     }
 
-    /// The first lap at whose highest moment a block was live that this event made, of those that have ended and are put right.
+    /// First ended interval from `oldest` on at whose peak a block allocated by event `born` was live.
     fn first_with(&self, born: u64, oldest: u64) -> Option<u64> {
         let is_before = |(lap, ordinal): &(u64, u64)| *lap < oldest || *ordinal < born;
         let at = self.ended.partition_point(is_before);
@@ -242,18 +243,18 @@ impl Strata {
     }
 }
 
-/// When a block was live that is shifted.
+/// Period for which a moved block is corrected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shift {
-    /// The number of the device's highest moment.
+    /// Number of the device's peak.
     pub(super) peak: u64,
-    /// Whether it was live then.
+    /// State of the block at that peak.
     pub(super) was: AtPeak,
-    /// The oldest lap that is put right.
+    /// Oldest interval corrected.
     pub(super) oldest: u64,
 }
 
-/// What a block that goes or comes does to a holding, and to bytes.
+/// Correction by a removed or added block, to a holding and to bytes.
 type Correction = (fn(&mut Holding, u64, u64, AtPeak), fn(u64, u64) -> u64);
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Training loops in miniature: what each block is for, and the iterations.
+//! Small training loops: categories of blocks, and iterations.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const DEVICE: DeviceIndex = DeviceIndex(0);
 const MAIN: Tid = Tid(1);
 const ENGINE: Tid = Tid(2);
 
-/// From where memory is asked for.
+/// Origin of an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum From {
     Outside = 1,
@@ -121,7 +121,7 @@ impl From {
     }
 }
 
-/// A program, the model and the ledger that hear of it.
+/// Program whose events go to a model and an attribution ledger.
 struct Program {
     model: Model,
     why: WhyLedger,
@@ -157,7 +157,7 @@ impl Program {
         self.check();
     }
 
-    /// On each device, at every event, the sum of all is what the allocator says.
+    /// On each device, after every event, all parts add up to the allocator's total.
     fn check(&self) {
         let lines = self.model.snapshot(TimeNs(self.time), Grouping::User);
         for device in lines.devices {
@@ -175,7 +175,7 @@ impl Program {
             }
             let now = view.now();
             assert_eq!(now.totals, device.totals);
-            // What the process's objects name of it is known then.
+            // Heap snapshots move named blocks out of before attach.
             let named = self.why.check().before_attach > 0;
             let before = (now.composition.before_attach, device.before_attach.live.0);
             assert!(
@@ -248,7 +248,7 @@ impl Program {
         }));
     }
 
-    /// The process's objects are read, which say this of every live block.
+    /// Adds a heap snapshot with a kind for each live block.
     fn name(&mut self, kind_of: impl Fn(u64) -> Option<TensorKind>) {
         self.time += 1_000;
         let blocks = self.live.iter().map(|(addr, size)| NamedBlock {
@@ -282,7 +282,7 @@ impl Program {
         live.map(|row| (row.rule, row.live)).collect()
     }
 
-    /// One iteration of a plain training loop; what it leaves live.
+    /// One iteration of a plain training loop.
     fn iterate(&mut self, state: &mut Vec<u64>) {
         self.mark(Beginning::NextBatch, From::Outside);
         let input = self.alloc(From::Outside, 1024);
@@ -333,7 +333,7 @@ fn a_training_loop_divides_into_what_its_blocks_are_for() {
         .iter()
         .map(|category| (peak.of(*category), peak.provisional(*category)))
         .collect();
-    // Parameters, gradients, state, activations, input, intermediate gradients; the rest is nothing.
+    // Parameters, gradients, state, activations, input, intermediate gradients; no others.
     assert_eq!(
         at_peak[..6],
         [
@@ -402,7 +402,7 @@ fn what_the_objects_of_the_process_say_decides_and_tells_how_much_was_inferred_r
     let lost = program.alloc(From::Forward, 1024);
     program.name(|addr| match addr {
         _ if addr == parameter => Some(TensorKind::Parameter),
-        // In truth a gradient that was given by hand.
+        // Stands for a gradient assigned by the program.
         _ if addr == lost => Some(TensorKind::Gradient),
         _ if addr == outside => Some(TensorKind::Buffer),
         _ if addr == state[0] => Some(TensorKind::OptimizerState),
@@ -420,7 +420,7 @@ fn what_the_objects_of_the_process_say_decides_and_tells_how_much_was_inferred_r
     let check = program.why.check();
     let (right, unknown, wrong) = (check.right(), check.unknown(), check.wrong());
     assert_eq!((right, unknown, wrong), (2048 + 8192, 512, 1024));
-    // What is decided stays, whatever comes next.
+    // A decided category stays.
     program.iterate(&mut state);
     assert_eq!(program.now(Category::Gradient), 1024);
 }
@@ -661,7 +661,7 @@ fn gradients_that_autograd_accumulates_and_workspaces_are_known_at_once() {
     );
 }
 
-/// What a random program does next.
+/// Next action of a random program.
 #[derive(Clone, Debug)]
 enum Next {
     Alloc(usize, u64),
@@ -727,7 +727,7 @@ proptest! {
                     let at = ((addr / 512) ^ pick) % 8;
                     TensorKind::ALL.get(at as usize).copied()
                 }),
-                // Blocks come or go, and memprobe is told only how many events it missed.
+                // Blocks change unseen; memprobe gets only the number of missed events.
                 Next::Lose(pages) => {
                     if pages == 1 {
                         program.live.pop_first();

@@ -1,4 +1,4 @@
-//! What the ledgers give to views: plain data of one moment.
+//! Plain data for views, taken from the ledgers at one moment.
 
 use std::cmp::Reverse;
 
@@ -14,7 +14,7 @@ use crate::model::snapshot::why::{
     Which,
 };
 
-/// What the modules of each device hold, at the moment of a snapshot of the ledger of lines.
+/// Memory by module on each device, at the moment of a model's snapshot.
 pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules> {
     let devices = snapshot.devices.iter().filter_map(|device| {
         Some(DeviceModules {
@@ -29,7 +29,7 @@ pub fn modules(ledger: &ModuleLedger, snapshot: &Snapshot) -> Vec<DeviceModules>
     devices.collect()
 }
 
-/// How the memory of each device divides at a moment. Of iterations those of `table` are told.
+/// Memory by category on each device at a moment, with the iterations of `table`.
 pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<DeviceCategories> {
     let devices = ledger.devices().filter_map(|index| {
         let view = ledger.device(index)?;
@@ -54,7 +54,7 @@ pub fn categories(ledger: &WhyLedger, table: &Iterations, now: TimeNs) -> Vec<De
     devices.collect()
 }
 
-/// What the modules of each device held when it held most in an iteration of `table`. Empty where that is not counted.
+/// Memory by module on each device, at the peak of an iteration of `table`. Empty if layers are not counted.
 pub fn layers(ledger: &WhyLedger, table: &Iterations, which: Which) -> Vec<IterationLayers> {
     let Some(layering) = ledger.layering() else {
         return Vec::new();
@@ -89,20 +89,20 @@ pub fn layers(ledger: &WhyLedger, table: &Iterations, which: Which) -> Vec<Itera
     devices.collect()
 }
 
-/// Bytes of live blocks whose category the process's objects told.
+/// Bytes of live blocks with a category from a heap snapshot.
 fn exact(view: &DeviceView<'_>) -> Bytes {
     let rows = view.categories().into_iter();
     let exact = rows.filter(|row| row.rule.is_exact());
     Bytes(exact.fold(0, |sum, row| sum.saturating_add(row.live)))
 }
 
-/// How it divided over time, up to now: after the last event nothing changed.
+/// Timeline up to `now`; the state after the last event is constant.
 fn points(view: &DeviceView<'_>, now: TimeNs) -> (TimeNs, u64, Vec<Portions>) {
     let divided = view.timeline();
     let kept = divided.points.iter();
     let mut points: Vec<Portions> = kept.map(|point| portions(&point.composition)).collect();
     let passed = now.0.saturating_sub(divided.start.0) / divided.step.max(1);
-    // Not more than the timeline itself would keep.
+    // At most the length of the timeline itself.
     let wanted = usize::try_from(passed).map_or(usize::MAX, |passed| passed.saturating_add(1));
     let wanted = wanted.min(crate::model::MAX_POINTS).max(points.len());
     points.resize(wanted, portions(&view.now().composition));
@@ -236,7 +236,7 @@ mod tests {
         )
     }
 
-    /// Of what is live a ledger that began late says the same of modules as one that was always there, and its rows add up.
+    /// A ledger started late agrees with a complete one on live memory by module, and its rows add up.
     fn assert_agree(
         model: &Model,
         (always, late): (&ModuleLedger, &ModuleLedger),

@@ -1,4 +1,4 @@
-//! What views see of the ledger.
+//! Read-only views of the ledger.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,83 +13,79 @@ use crate::event::{Module, Stack};
 use crate::model::grouping;
 use crate::model::snapshot::{Grouping, Site};
 
-/// What a stream of events says at all. What it does not say cannot be told.
+/// Information available in the event stream, and data lost at the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hearsay {
-    /// What blocks are for: tensors, or none.
+    /// Tensor information of blocks.
     pub tensors: bool,
-    /// Whether grad was enabled.
+    /// Grad mode.
     pub grad: bool,
     /// Nodes of autograd's graph.
     pub nodes: bool,
-    /// Steps, zeroed gradients or batches.
+    /// Optimizer steps, `zero_grad()` calls or batches.
     pub marks: bool,
-    /// Several threads were seen to train at once.
+    /// Several threads train at once.
     pub crowded: bool,
-    /// Stacks that came when there was room for no more: nothing is known of them.
+    /// Stacks beyond the limit, which have no information.
     pub stacks_left_out: u64,
-    /// Operations that came when their stack had room for no more: what is saved there does not name them.
+    /// Operations beyond the limit of their stack, which saved rows do not name.
     pub operations_left_out: u64,
-    /// Threads that were forgotten for want of room, and met anew.
+    /// Threads forgotten at the limit and tracked afresh.
     pub threads_forgotten: u64,
-    /// Steps, zeroed gradients and batches from places for which there was no room: they count as one place.
+    /// Marks from call sites beyond the limit, which share one number.
     pub marks_without_place: u64,
 }
 
-/// From when on it is known why memory is there; what was live then is from before.
+/// Start of the ledger's data; blocks live then count as before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Since {
-    /// Since memprobe attached.
+    /// The attach of memprobe.
     #[default]
     Attach,
-    /// Since somebody opened the process, which was probed before.
+    /// The opening of the process by the user, after its lines were tracked from attach on.
     Opening,
 }
 
-/// How the memory of a device divides.
+/// Memory of a device by category, phase and line.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceView<'a> {
     ledger: &'a WhyLedger,
     device: &'a Device,
 }
 
-/// What the blocks hold whose category follows from one rule.
+/// Memory of blocks with the same rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CategoryRow {
-    /// The rule; it tells the category.
+    /// Rule, which determines the category.
     pub rule: CategoryRule,
     /// Bytes now.
     pub live: u64,
     /// Blocks now.
     pub blocks: u64,
-    /// Bytes when most was allocated on the device.
+    /// Bytes at the device's peak.
     pub at_peak: u64,
 }
 
-/// What was asked for in one phase.
+/// Memory allocated in one phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseRow {
-    /// The phase.
     pub phase: Phase,
-    /// Blocks that were made in it.
+    /// Blocks allocated in it.
     pub holding: Holding,
-    /// Bytes that were asked for, by the rule that told the phase.
+    /// Bytes allocated by each rule that determined the phase.
     pub rules: Vec<(PhaseRule, u64)>,
 }
 
-/// What makes a [`SavedRow`]: line, module, operations.
+/// Key of a [`SavedRow`]: line, module, operations.
 type Saver = (Site, Module, Vec<Arc<str>>);
 
-/// What one line of one module saved for backward passes.
+/// Memory saved for backward passes by one line of one module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedRow {
-    /// The line.
     pub site: Site,
-    /// The module.
     pub module: Module,
-    /// The nodes that were made on the same stacks, where they were seen to be evaluated.
+    /// Nodes created on the same stacks, if their evaluation was seen.
     pub operations: Vec<Arc<str>>,
-    /// What it holds.
     pub holding: Holding,
 }
 
@@ -98,22 +94,22 @@ impl<'a> DeviceView<'a> {
         Self { ledger, device }
     }
 
-    /// What is live now.
+    /// Current state.
     pub fn now(&self) -> &'a Moment {
         &self.device.now
     }
 
-    /// The first of the moments at which most was allocated, of those that were seen.
+    /// First moment of most allocated bytes among those seen.
     pub fn peak(&self) -> &'a Moment {
         &self.device.peak
     }
 
-    /// How that changed over time.
+    /// Memory by category over time.
     pub fn timeline(&self) -> &'a Divided {
         &self.device.divided
     }
 
-    /// One row for each rule that holds bytes now or held some at the peak.
+    /// Rows for all rules with bytes now or at the peak.
     pub fn categories(&self) -> Vec<CategoryRow> {
         let rules = CategoryRule::ALL.iter();
         rules
@@ -127,7 +123,7 @@ impl<'a> DeviceView<'a> {
             .collect()
     }
 
-    /// One row for each phase in which memory was asked for, in the order of a training step.
+    /// Rows for all phases with allocations, in the order of a training step.
     pub fn phases(&self) -> Vec<PhaseRow> {
         let phases = Phase::ALL.iter().filter_map(|phase| {
             let holding = self.device.phases.get(phase)?;
@@ -146,7 +142,7 @@ impl<'a> DeviceView<'a> {
         phases.collect()
     }
 
-    /// One row for each line and module that saved something for backward passes, in no particular order.
+    /// Rows for all lines and modules that saved memory for backward passes, in no particular order.
     pub fn saved(&self, grouping: Grouping) -> Vec<SavedRow> {
         let mut rows: HashMap<Saver, Holding> = HashMap::new();
         let held = self.device.held.iter();
@@ -171,7 +167,7 @@ impl<'a> DeviceView<'a> {
         .collect()
     }
 
-    /// The nodes that were made on a stack. What a backward pass computes again is made on another.
+    /// Nodes created on a stack. A recomputation in the backward pass creates its nodes on another stack.
     fn operations(&self, stack: &Arc<Stack>) -> Vec<Arc<str>> {
         let names = self.ledger.operations.get(stack);
         names.into_iter().flatten().cloned().collect()

@@ -22,7 +22,7 @@ use process::Process;
 /// Exit status where something stands in the way.
 const UNFIT: u8 = 2;
 
-/// How the examination is written.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// For people.
@@ -35,31 +35,29 @@ pub enum Format {
 pub struct Doctor {
     /// The process to look at beside the machine.
     pub tgid: Option<Tgid>,
-    /// How to write it.
     pub format: Format,
-    /// Where to write the verifier's log of a program that the kernel refuses.
+    /// File for the verifier's log of a program that the kernel refuses.
     pub verifier_log: Option<PathBuf>,
 }
 
-/// What was found.
+/// Findings.
 #[derive(Debug, Serialize)]
 struct Examination {
     /// The memprobe that looked.
     memprobe: &'static str,
-    /// Whether nothing stands in the way.
+    /// True if nothing keeps memprobe from working.
     fit: bool,
-    /// Of the machine and of memprobe's rights.
+    /// Findings on the machine and memprobe's rights.
     machine: Vec<Finding>,
-    /// Of the process.
+    /// Findings on the process.
     process: Option<Process>,
 }
 
 impl Doctor {
-    /// Looks, tries, tells; the target is only read.
+    /// Examines the machine and the process, and prints the findings. The target is only read.
     ///
     /// # Errors
-    /// When the verifier's log cannot be written. What stands in memprobe's way is told on standard
-    /// output.
+    /// When the verifier's log cannot be written. Problems found are printed on standard output.
     pub fn run(self) -> Result<ExitCode> {
         let examination = self.examine()?;
         let text = match self.format {

@@ -1,5 +1,4 @@
-//! What `doctor` finds in one process: who it is, its Python, its libraries, the place of each
-//! probe.
+//! `doctor`'s findings on one process: identity, Python, libraries, place of each probe.
 
 use std::io;
 use std::path::Path;
@@ -54,11 +53,11 @@ pub(super) struct Process {
 /// One library file.
 #[derive(Debug, Serialize)]
 pub(super) struct Library {
-    /// What was found of it; fails where it cannot be opened.
+    /// Finding; fails if the file cannot be opened.
     pub(super) finding: Finding,
     /// The last part of its path.
     pub(super) name: String,
-    /// As the kernel shows it to memprobe.
+    /// Path as the kernel shows it to memprobe.
     pub(super) path: String,
     /// In hexadecimal digits.
     pub(super) build_id: Option<String>,
@@ -66,7 +65,7 @@ pub(super) struct Library {
     pub(super) device: String,
     /// Its number there.
     pub(super) inode: u64,
-    /// It was unlinked or replaced since.
+    /// Unlinked or replaced since it was loaded.
     pub(super) deleted: bool,
     /// The path by which memprobe opens it.
     pub(super) opened_as: Option<String>,
@@ -75,9 +74,8 @@ pub(super) struct Library {
 /// One probe and its place.
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
-    /// What was found of it.
     pub(super) finding: Finding,
-    /// As people call it.
+    /// Name for people.
     pub(super) function: String,
     /// Its library's path.
     pub(super) library: Option<String>,
@@ -85,13 +83,13 @@ pub(super) struct Place {
     pub(super) symbol: Option<String>,
     /// The function as the library's symbols name it, demangled.
     pub(super) demangled: Option<String>,
-    /// Where in the process the probe goes.
+    /// Address of the probe in the process.
     pub(super) address: Option<u64>,
     /// Bytes from the function's first instruction.
     pub(super) offset: Option<u64>,
     /// The instruction there.
     pub(super) instruction: Option<String>,
-    /// How the kernel runs that instruction.
+    /// Treatment of that instruction by the kernel.
     pub(super) kind: Option<&'static str>,
 }
 
@@ -167,7 +165,7 @@ impl Process {
         self.findings.iter().chain(libraries).chain(probes)
     }
 
-    /// Where a probe goes in each copy of its library: a process may have loaded several.
+    /// Locates a probe in each copy of its library: a process may have loaded several.
     fn look_for(&mut self, probe: &'static Probe, tgid: Tgid, maps: &Maps) {
         let copies = maps.libraries(probe.library);
         if copies.is_empty() {
@@ -179,7 +177,7 @@ impl Process {
         }
     }
 
-    /// Where the tracepoints of a caching allocator are that is not heard otherwise.
+    /// Locates the tracepoints of a caching allocator without a report function.
     fn look_for_tracepoints(&mut self, tgid: Tgid, maps: &Maps) {
         let lacks = |place: &Place| {
             let mut needed = PROBES.iter().filter(|probe| probe.need == Need::Allocator);
@@ -357,7 +355,7 @@ fn surroundings(tgid: Tgid, container: Option<&Container>) -> Finding {
         .with("other_root", chroot)
 }
 
-/// Whether its memory can be read: tried on the first mapping that can be.
+/// Tests reading the process's memory, at the first readable mapping.
 fn memory(tgid: Tgid, maps: &Maps) -> Finding {
     let Some(mapping) = maps.mappings().iter().find(|mapping| mapping.perms.read) else {
         return Finding::fail(

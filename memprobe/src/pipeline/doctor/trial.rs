@@ -19,7 +19,7 @@ use crate::target::maps::Maps;
 /// A ring buffer for one event.
 const RING_BYTES: u32 = 64 << 10;
 
-/// How long the event may take. It is written before the probed function goes on.
+/// Time limit for the event, which is written before the probed function continues.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A freed block of so many bytes on device 7: what no allocator would say.
@@ -27,11 +27,10 @@ const SIZE: i64 = -0x6d70_726f;
 const ADDRESS: u64 = 0x6d65_6d70_726f_6265;
 const CUDA_DEVICE_7: u64 = 7 << 8 | 1;
 
-/// What trying gave.
+/// Result of the trial.
 pub(super) struct Trial {
-    /// What was found.
     pub(super) findings: Vec<Finding>,
-    /// What the verifier wrote about the program that it refused.
+    /// Verifier's log of the program that it refused.
     pub(super) log: Option<String>,
 }
 
@@ -65,7 +64,7 @@ pub(super) fn of_the_kernel() -> Trial {
     trial
 }
 
-/// How the programs were loaded.
+/// Finding on loading the programs.
 fn of_programs(loader: &Loader, took: Duration) -> Finding {
     let programs = loader.programs();
     let mut words = format!(
@@ -87,7 +86,7 @@ fn of_programs(loader: &Loader, took: Duration) -> Finding {
         .with("followed", followed)
 }
 
-/// Whether the programs are those that tell of modules.
+/// Finding on the reporting of modules.
 fn of_modules(modules: Modules) -> Finding {
     let finding = match modules.missing() {
         None => Finding::ok("modules", "the programs tell which module asked for memory"),
@@ -145,7 +144,7 @@ extern "C" fn probed(address: u64, size: i64, allocated: u64, reserved: u64, dev
     black_box(address) ^ black_box(size.cast_unsigned()) ^ allocated ^ reserved ^ device
 }
 
-/// How long the event took; `None` where it did not come.
+/// Probes memprobe itself; returns the time until the event, `None` if there was none.
 fn probe_itself(loader: &mut Loader) -> anyhow::Result<Option<Duration>> {
     use anyhow::Context as _;
     let tgid = Tgid(std::process::id());

@@ -1,4 +1,4 @@
-//! What is seen of a process between its snapshots: which line allocates which block.
+//! Allocation lines of the blocks that a process allocates between its snapshots.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
 use crate::tensors::TensorSnapshot;
 
-/// How long the first snapshot waits for the probes: what was allocated before them has no line.
+/// Time that the first snapshot waits for the probes: earlier blocks have no line.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The probes of a process, where there can be some, and the ledger that they feed.

@@ -28,15 +28,15 @@ use crate::symbolize::python::DetectError;
 use crate::target::pause::PauseError;
 use crate::tensors::{Device, TensorSnapshot};
 
-/// How often it is seen whether a process that is not probed has ended.
+/// Interval of checking for the end of a process that is not probed.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Which tensors are shown.
+/// Tensors to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// Those on devices.
+    /// Tensors on CUDA devices.
     Devices,
-    /// Those of the host too.
+    /// Tensors on CUDA devices and on the host.
     DevicesAndHost,
 }
 
@@ -44,11 +44,10 @@ pub enum Extent {
 pub struct Snapshots {
     /// The process.
     pub tgid: Tgid,
-    /// How it is read.
+    /// Manner of reading.
     pub manner: Manner,
-    /// Which tensors.
     pub extent: Extent,
-    /// How they are written.
+    /// Output options.
     pub options: TensorOptions,
 }
 
@@ -177,7 +176,7 @@ async fn rest(
     Ok(())
 }
 
-/// Why a snapshot was not taken. Its words are those of its causes too, so it has none.
+/// Reason why a snapshot was not taken. Its text includes its causes, so it has no source.
 #[derive(Debug)]
 pub(super) struct NotTaken {
     tgid: Tgid,
@@ -185,7 +184,7 @@ pub(super) struct NotTaken {
 }
 
 impl NotTaken {
-    /// Whether a process that ran is about to end, or has: its Python is no more.
+    /// True if the process is ending or has ended: its Python is gone.
     pub(super) fn is_of_the_end(&self) -> bool {
         matches!(
             self.why,

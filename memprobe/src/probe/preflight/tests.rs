@@ -26,7 +26,7 @@ fn healthy() -> Machine {
     }
 }
 
-/// What stands in the way, or may; without what depends on the kernel of this very machine.
+/// Problems found, without those that depend on the kernel of this machine.
 fn complaints(machine: &Machine) -> String {
     let complaints = machine
         .findings()

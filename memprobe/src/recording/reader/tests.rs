@@ -12,7 +12,7 @@ use crate::recording::samples::{
 };
 use crate::tensors::{Kept, Name};
 
-/// Events, error, and whether the end was missing.
+/// Returns the events, the error, and whether the recording is truncated.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
     let mut reader = match Reader::new(file) {
         Ok(reader) => reader,
@@ -32,7 +32,7 @@ fn error(file: &[u8]) -> String {
     read(file).1.expect("reading fails").to_string()
 }
 
-/// The file with `from` in place of `to`, which must be there.
+/// Returns the recording of [`story`] with `from` replaced by `to`. Panics if `from` is absent.
 fn edited(from: &str, to: &str) -> Vec<u8> {
     let file = String::from_utf8(recording(&story())).unwrap();
     assert!(file.contains(from), "{file}");
@@ -342,7 +342,7 @@ fn any_stack() -> impl Strategy<Value = Stack> {
         })
 }
 
-/// A context without a node.
+/// Generates a context without a node.
 fn any_context() -> impl Strategy<Value = Context> {
     let module = prop_oneof![
         Just(Module::Outside),
@@ -362,7 +362,7 @@ fn any_context() -> impl Strategy<Value = Context> {
     })
 }
 
-/// A stack, which may be one of a backward pass.
+/// Generates a stack, possibly of a backward pass.
 fn any_stack_with_node() -> impl Strategy<Value = Stack> {
     let forward = prop::option::of(any_stack().prop_map(Arc::new));
     let node = (any_text(), forward).prop_map(|(name, forward)| Arc::new(Node { name, forward }));
@@ -443,7 +443,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
         Action::Held,
     ]);
     let totals = prop::option::of((any::<u64>(), any::<u64>()));
-    // Few addresses, so that blocks meet their frees and each other.
+    // Few addresses, so that blocks collide and frees find their blocks.
     let place = (0_u64..6, any::<u64>(), prop::option::of(any::<u8>()));
     (
         any::<u64>(),
@@ -466,7 +466,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     allocated: Bytes(allocated),
                     reserved: Bytes(reserved),
                 }),
-                // The end of a slice has no room for a stack, and frees have none.
+                // The end of a slice cannot carry a stack, and frees have none.
                 stack: match action {
                     Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),

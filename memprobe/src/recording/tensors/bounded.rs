@@ -1,11 +1,11 @@
-//! Lists from a file that end before they fill the memory.
+//! Deserializes lists with a maximum length, so that a file cannot exhaust memory.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 
-/// A list of no more than `MOST`.
+/// List of at most `MOST` items.
 #[derive(Debug)]
 pub(super) struct Bounded<T, const MOST: usize>(pub(super) Vec<T>);
 

@@ -1,11 +1,11 @@
-//! Snapshots of tensors: what a file of `memprobe snapshot -o` holds, and how it is read back.
+//! Tensor snapshots: format of the file that `memprobe snapshot -o` writes, and its reader.
 //!
-//! One JSON document, written by [`crate::export::tensors`]. Its `tensors` are for other programs
-//! too: each has all that is known of it, and blocks without a tensor follow them as `kind` `block`.
-//! `storages` and `blocks` say how the tensors hang together; sums are left out when it is read.
+//! The file is one JSON document, written by [`crate::export::tensors`]. Its `tensors` suit other programs:
+//! each has all its facts, and blocks without a tensor follow with `kind` `block`. `storages` and `blocks`
+//! relate the tensors to each other; the reader skips sums.
 //!
-//! A tensor's `storage` is an address as in recordings, `storage_index` is its place in `storages`;
-//! `gradient_of` are places in `tensors`. Bytes are bytes, shapes and strides are elements.
+//! A tensor's `storage` is an address as in recordings, and `storage_index` is its index in `storages`.
+//! `gradient_of` holds indices in `tensors`. Sizes are in bytes, shapes and strides in elements.
 
 mod bounded;
 mod record;
@@ -21,37 +21,37 @@ use std::path::Path;
 use crate::tensors::TensorSnapshot;
 use record::SnapshotRecord;
 
-/// The version of the format. A reader refuses what is newer.
+/// Format version.
 pub const TENSOR_FORMAT: u32 = 1;
 
-/// Bytes of the largest file that is read: some millions of tensors.
+/// Largest file read, in bytes; enough for some millions of tensors.
 pub const MAX_BYTES: u64 = 2 << 30;
 
-/// Tensors, blocks or storages in one file.
+/// Most tensors, blocks or storages in one file.
 pub const MAX_ITEMS: usize = 1 << 23;
 
-/// Dimensions of one tensor, names of one, gradients that one is.
+/// Longest list of one tensor: dimensions, names, or tensors that it is the gradient of.
 pub const MAX_OF_ONE: usize = 1 << 16;
 
-/// Why a snapshot cannot be read. Its text ends with what to do.
+/// Reason why a snapshot cannot be read. The message ends with a remedy.
 #[derive(Debug)]
 pub enum SnapshotError {
     /// The file cannot be opened or read.
     Io(io::Error),
-    /// The file holds nothing.
+    /// The file is empty.
     Empty,
     /// The file is larger than memprobe reads.
     TooLarge,
-    /// The file is something else.
+    /// The file is not a snapshot of memprobe.
     Foreign,
     /// The file was written by a later memprobe.
     Newer {
-        /// The format of the file.
+        /// Format version of the file.
         format: u32,
     },
-    /// The file is not what memprobe wrote, or not all of it.
+    /// The file is invalid or truncated.
     Damaged {
-        /// What is wrong with it, and where.
+        /// Fault and its place.
         why: String,
     },
 }
@@ -85,7 +85,7 @@ impl fmt::Display for SnapshotError {
 impl std::error::Error for SnapshotError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            // Its words are this error's own.
+            // This error's message already contains that of the I/O error.
             Self::Io(error) => error.source(),
             _ => None,
         }
@@ -95,16 +95,16 @@ impl std::error::Error for SnapshotError {
 /// Reads a file that `memprobe snapshot -o` wrote.
 ///
 /// # Errors
-/// When it cannot be read, or is none.
+/// If it cannot be read, or is not a valid snapshot.
 pub fn open_tensors(path: &Path) -> Result<TensorSnapshot, SnapshotError> {
     let file = File::open(path).map_err(SnapshotError::Io)?;
     read_tensors(BufReader::with_capacity(1 << 18, file))
 }
 
-/// Likewise, of any source. No more than `MAX_BYTES` are read.
+/// Reads a snapshot from any source, up to [`MAX_BYTES`].
 ///
 /// # Errors
-/// When it cannot be read, or is none.
+/// If it cannot be read, or is not a valid snapshot.
 pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotError> {
     let mut from = from.take(MAX_BYTES + 1);
     let mut text = Vec::new();

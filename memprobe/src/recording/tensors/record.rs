@@ -1,4 +1,4 @@
-//! A snapshot as it lies in the file. What comes in is hostile; what comes out is checked.
+//! Serialized form of a tensor snapshot. The input is untrusted; the snapshot returned is checked.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::tensors::{
     TensorSnapshot,
 };
 
-/// What stands for memory without a tensor among the tensors; `blocks` and `storages` have it.
+/// `kind` of rows for memory without a tensor, which the reader skips: `blocks` and `storages` hold it.
 const BLOCK: &str = "block";
 
 #[derive(Deserialize)]
@@ -24,12 +24,12 @@ struct Format {
     memprobe_snapshot: u32,
 }
 
-/// The format number, wherever the rest ends; `None` where the document begins otherwise.
+/// Returns the format number, even of a truncated document; `None` if the document starts differently.
 pub(super) fn format(text: &str) -> Option<u32> {
     if let Ok(Format { memprobe_snapshot }) = serde_json::from_str(text) {
         return Some(memprobe_snapshot);
     }
-    // Of a file without its end, the beginning still says what it is.
+    // A truncated document is not valid JSON, but its beginning identifies it.
     let rest = text.trim_start().strip_prefix('{')?.trim_start();
     let rest = rest.strip_prefix("\"memprobe_snapshot\"")?.trim_start();
     let rest = rest.strip_prefix(':')?.trim_start();
@@ -50,10 +50,10 @@ pub(super) struct SnapshotRecord<'a> {
     python: Option<String>,
     torch: Option<String>,
     taken_ms: u64,
-    /// On the clock of the recorded machine; 0 where it is not known.
+    /// Time on the clock of the recorded machine; 0 if unknown.
     #[serde(default)]
     moment_ns: u64,
-    /// `null` where the process ran on.
+    /// `null` if the process was not paused.
     pause_ms: Option<f64>,
     #[serde(default)]
     retries: u32,
@@ -72,12 +72,12 @@ pub(super) struct SnapshotRecord<'a> {
 struct TotalsRecord<'a> {
     #[serde(borrow)]
     device: Cow<'a, str>,
-    /// `null` where the allocator was not asked.
+    /// `null` if the allocator was not read.
     allocated: Option<u64>,
     reserved: Option<u64>,
 }
 
-/// A tensor, or a block that stands among them.
+/// Tensor, or a block listed among the tensors.
 #[derive(Deserialize)]
 struct Item<'a> {
     #[serde(borrow)]
@@ -86,7 +86,7 @@ struct Item<'a> {
     object: Option<Cow<'a, str>>,
     #[serde(default)]
     names: Bounded<Box<str>, MAX_OF_ONE>,
-    /// For each name the rule that inferred it; empty where none was.
+    /// For each name, the rule that inferred it; empty if none was inferred.
     #[serde(borrow, default)]
     inferred: Bounded<Option<Cow<'a, str>>, MAX_OF_ONE>,
     #[serde(default)]
@@ -153,7 +153,7 @@ struct SiteRecord {
 }
 
 impl SnapshotRecord<'_> {
-    /// The snapshot; the error says what is wrong, in a few words.
+    /// Converts to a snapshot. An error describes the fault in a few words.
     pub(super) fn into_snapshot(self) -> Result<TensorSnapshot, String> {
         let consistency = match self.pause_ms {
             None => Consistency::Running,
@@ -310,7 +310,7 @@ fn cuda(text: &str) -> Result<DeviceIndex, String> {
     }
 }
 
-/// What is not known, with enough of it to see what it is.
+/// Returns the error for an unknown value, with its first 40 characters.
 fn unknown(what: &str, text: &str) -> String {
     let shown: String = text.chars().take(40).collect();
     format!("{shown:?} is no {what}")

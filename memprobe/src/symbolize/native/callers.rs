@@ -1,4 +1,5 @@
-//! Who asked for memory, named by nothing but symbols: also in libraries that have too many of them for other names.
+//! Native callers of the allocator. Names come from symbols alone, which works even in libraries whose symbol
+//! table is too large for blazesym.
 
 use std::sync::Arc;
 
@@ -9,28 +10,27 @@ use crate::symbolize::demangle;
 use crate::symbolize::purpose::Search;
 use crate::target::elf::{ElfImage, FunctionNames};
 
-/// The most that is kept of the symbols by which functions of all libraries are told: see
-/// [`NativeCode::purpose`].
+/// The most memory for the function indexes of all libraries, in bytes; see [`NativeCode::purpose`].
 const ALL_FUNCTIONS: usize = 128 << 20;
 
-/// The function that a call comes from, named by nothing but symbols.
+/// A calling function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Its name without parameters and template arguments, or its offset in the file.
+    /// The name without parameters and template arguments, or the offset in the file.
     pub function: Arc<str>,
     /// The file name of its library.
     pub library: Arc<str>,
 }
 
 impl NativeCode {
-    /// What a block is for that the allocator reports, told from who asked for it. The copy begins with the
-    /// return address of the report.
+    /// Infers the purpose of a block from the functions that requested it. The copy starts with the return
+    /// address of the allocator's report.
     ///
-    /// Functions are named from an index of each library's symbols, which is read when the first is asked for. That of
-    /// libtorch_cuda of PyTorch 2.15.0 (a file of 520 MB) takes 6 to 13 ms and 1.9 MB, that of libtorch_cpu 22 to 29 ms and
-    /// 5.6 MB; the first block of a process took 32 ms, with the tables to unwind by, and later ones 0.3 µs where the same
-    /// functions had been met, otherwise up to 0.2 ms a block and 2.5 ms a library (release build on two cores of a virtual
-    /// machine, the files in the page cache).
+    /// Names come from an index of each library's symbols, which is built on first use. For libtorch_cuda of
+    /// PyTorch 2.15.0 (a file of 520 MB) that takes 6 to 13 ms and 1.9 MB, for libtorch_cpu 22 to 29 ms and
+    /// 5.6 MB. The first block of a process took 32 ms, including the unwind tables. Later blocks took 0.3 µs
+    /// if their functions were known, otherwise up to 0.2 ms a block and 2.5 ms a library (release build on
+    /// two cores of a virtual machine, files in the page cache).
     pub fn purpose(&mut self, copy: &StackCopy) -> Option<Purpose> {
         const WORD: u64 = 8;
         let (first, above) = copy.bytes.split_first_chunk()?;
@@ -46,7 +46,8 @@ impl NativeCode {
         search.found()
     }
 
-    /// The function that a call which returns there comes from; `None` where the address is in no file.
+    /// Returns the function of the call that returns to `return_address`; `None` if the address is in no
+    /// file.
     fn caller_at(&mut self, return_address: u64) -> Option<Caller> {
         if let Some(known) = self.callers.get(&return_address) {
             return Some(known.clone());
@@ -69,7 +70,8 @@ impl NativeCode {
 }
 
 impl Library {
-    /// The function that an offset in its file lies in; `kept` bytes are kept of all libraries by now.
+    /// Returns the function at a file offset. `kept` is the memory that the indexes of all libraries take, in
+    /// bytes.
     fn function_at(&mut self, tgid: Tgid, offset: u64, kept: usize) -> Option<String> {
         if self.functions.is_none() {
             let file = self.opened(tgid).and_then(|file| file.try_clone().ok());

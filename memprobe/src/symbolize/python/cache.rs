@@ -1,4 +1,4 @@
-//! What was already read of code objects, kept between stacks.
+//! A cache of code objects that lasts between stacks.
 
 use std::sync::Arc;
 
@@ -11,12 +11,11 @@ use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
 use crate::target::memory::{Cause, ReadMemory, Stretches, Unreadable};
 
-/// How much a cache may keep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Code objects.
+    /// The most code objects.
     pub codes: usize,
-    /// Bytes of all line tables.
+    /// The most bytes of all line tables together.
     pub line_table_bytes: usize,
 }
 
@@ -30,7 +29,7 @@ impl Default for Limits {
     }
 }
 
-/// What a cache has done since it was made.
+/// Counters since the cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
     /// Code objects read from the target.
@@ -43,13 +42,13 @@ pub struct CacheCounters {
     pub unreadable: u64,
 }
 
-/// What became of one frame of the kernel's.
+/// The result of resolving one of the kernel's frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resolved {
     /// A line of Python.
     Frame(Frame),
-    /// Nothing that a Python traceback would show: the interpreter's own trampoline, or a frame
-    /// that is still being set up.
+    /// A frame that a Python traceback would not show: the interpreter's own trampoline, or a frame that is
+    /// still being set up.
     Skip,
     /// The code object cannot be read, or is another one by now.
     Unreadable,
@@ -64,7 +63,7 @@ pub struct CodeCache {
     codes: HashMap<u64, Cached>,
     names: HashSet<Arc<str>>,
     line_table_bytes: usize,
-    /// Counts up with every use.
+    /// Increases with every use.
     clock: u64,
     counters: CacheCounters,
 }
@@ -72,17 +71,17 @@ pub struct CodeCache {
 #[derive(Debug)]
 struct Cached {
     code: Code,
-    /// The clock when it was used last.
+    /// The value of `clock` at the last use.
     used: u64,
 }
 
 impl CodeCache {
-    /// An empty cache for a process.
+    /// Creates an empty cache for a process.
     pub fn new(python: &PythonProcess) -> Self {
         Self::with_limits(python.layout, python.code_type, Limits::default())
     }
 
-    /// An empty cache for a process with this layout, whose `PyCode_Type` lies at `code_type`.
+    /// Creates an empty cache for a process with this layout, whose `PyCode_Type` lies at `code_type`.
     pub fn with_limits(layout: PythonLayout, code_type: u64, limits: Limits) -> Self {
         Self {
             layout,
@@ -96,27 +95,24 @@ impl CodeCache {
         }
     }
 
-    /// What the cache has done so far.
     pub fn counters(&self) -> CacheCounters {
         self.counters
     }
 
-    /// How many code objects it holds.
+    /// Returns the number of code objects.
     pub fn len(&self) -> usize {
         self.codes.len()
     }
 
-    /// Whether it holds none.
     pub fn is_empty(&self) -> bool {
         self.codes.is_empty()
     }
 
-    /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each time the target
-    /// is asked whether it still holds the code object that is known, since a Python program may
-    /// free it and put another one at its address at any time.
+    /// Resolves the frame that ran `code` at `instr` and was owned by `owner`. Each call checks in the target
+    /// that the cached code object is still there: a Python program may free it and reuse its address.
     ///
-    /// After the process has ended, what was known of it then still counts: it is for the caller
-    /// to [`Self::forget`] code objects that it learns were freed before.
+    /// After the process has ended, the cached state stays valid. The caller must [`Self::forget`] code
+    /// objects that it learns were freed before.
     pub fn resolve(
         &mut self,
         memory: &impl ReadMemory,
@@ -137,8 +133,8 @@ impl CodeCache {
         resolved
     }
 
-    /// What a frame says of the instruction that it runs in `code`. A call of a module tells the low bits
-    /// alone: its code is short.
+    /// Returns the instruction that a frame executes in `code`. A module call's record has only the low bits;
+    /// they suffice because its code is short.
     pub fn instr_of(&self, frame: &FrameRecord, code: u64) -> u64 {
         match (frame.module(), self.layout.code.instructions) {
             (None, _) => frame.instr,
@@ -150,7 +146,7 @@ impl CodeCache {
         }
     }
 
-    /// As [`Self::resolve`], for a code object that was freed since, from what was kept of it.
+    /// Like [`Self::resolve`], for a code object that was freed since; reads the copy in `kept`.
     pub fn resolve_freed(&self, kept: &Stretches, code: u64, instr: u64, owner: u8) -> Resolved {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
@@ -161,14 +157,14 @@ impl CodeCache {
         }
     }
 
-    /// Forgets the code object at this address.
+    /// Drops the code object at this address.
     pub fn forget(&mut self, code: u64) {
         if let Some(cached) = self.codes.remove(&code) {
             self.line_table_bytes -= cached.code.line_table.len();
         }
     }
 
-    /// The code object that lies at `address` now, read now or before.
+    /// Returns the code object that lies at `address` now, cached or newly read.
     fn load(&mut self, memory: &impl ReadMemory, address: u64) -> Result<&Code, Unreadable> {
         if !self.is_current(memory, address)? {
             let read = code::read_code(memory, &self.layout, self.code_type, address)?;
@@ -189,7 +185,7 @@ impl CodeCache {
         }
     }
 
-    /// Whether the code object at `address` is known and still there; forgets it where it is not.
+    /// True if the code object at `address` is cached and still there; drops it from the cache otherwise.
     fn is_current(&mut self, memory: &impl ReadMemory, address: u64) -> Result<bool, Unreadable> {
         let Some(cached) = self.codes.get(&address) else {
             return Ok(false);
@@ -219,8 +215,8 @@ impl CodeCache {
         self.codes.insert(address, Cached { code, used });
     }
 
-    /// Drops the code objects that were not used for longest, a part of them at once, where one
-    /// more with so many bytes of line table would be too much.
+    /// Drops the least recently used code objects, one eighth at a time, until a new one with `bytes` of line
+    /// table fits.
     fn make_room(&mut self, bytes: usize) {
         while !self.codes.is_empty()
             && (self.codes.len() >= self.limits.codes
@@ -240,7 +236,7 @@ impl CodeCache {
         }
     }
 
-    /// Lets equal names share their memory.
+    /// Makes equal names share their memory.
     fn intern(&mut self, name: &mut Arc<str>) {
         // Each code object holds two names, so this many can be in use.
         let most = self.limits.codes * 2;
@@ -255,12 +251,12 @@ impl CodeCache {
     }
 }
 
-/// Whether a frame with this owner runs no Python.
+/// True if a frame with this owner runs no Python.
 pub(super) fn is_shim(layout: &FrameLayout, owner: u8) -> bool {
     layout.first_shim_owner.is_some_and(|first| owner >= first)
 }
 
-/// The line at which a frame that runs `code` stands.
+/// Returns the line of a frame that runs `code`.
 fn frame_of(code: &Code, instr: u64, owner: u8) -> Resolved {
     let place = code.place_of(instr);
     if place == Place::Elsewhere {
@@ -297,7 +293,7 @@ mod tests {
         CodeCache::with_limits(*layout, CODE_TYPE, Limits::default())
     }
 
-    /// The versions whose frames name an instruction by its address.
+    /// The versions whose frames identify an instruction by its address.
     fn addressed() -> impl Iterator<Item = &'static PythonLayout> {
         LAYOUTS.iter().filter(|layout| layout.minor >= 11)
     }
@@ -441,7 +437,7 @@ mod tests {
         assert!(cache.is_empty());
     }
 
-    /// Its thread may be kept from running between its last reference and the call that frees it.
+    /// The thread may be preempted between dropping the last reference and freeing the object.
     #[test]
     fn a_code_object_that_nobody_holds_any_more_is_read_until_it_is_freed() {
         for layout in &LAYOUTS {
@@ -472,8 +468,8 @@ mod tests {
         }
     }
 
-    /// What the kernel keeps of a code object that is freed: some bytes from each of these on, and
-    /// no reference to the object is left.
+    /// Returns the copy that the kernel programs take of a code object about to be freed: the first bytes of
+    /// its parts, with no reference to the object left.
     fn freed(code: &FakeCode, layout: &'static PythonLayout, table_bytes: usize) -> Stretches {
         let mut memory = memory_with(code, layout);
         let references = code.address + u64::from(layout.object.references);
@@ -523,7 +519,7 @@ mod tests {
             let cache = cache_for(layout);
             let at = |unit| cache.resolve_freed(&kept, TRAIN.address, TRAIN.instr(layout, unit), 0);
             assert_eq!(line(&at(3)), Some(42));
-            // Up to 3.9 a table that ends and one that was cut look the same.
+            // Up to 3.9, a complete table and a truncated one look the same.
             let rest = if layout.minor < 10 { 42 } else { 0 };
             assert_eq!(line(&at(4)), Some(rest));
         }
@@ -586,7 +582,7 @@ mod tests {
                 state
             };
             for _ in 0..2_000 {
-                // Valid code, of which some words are replaced, often by addresses that exist.
+                // Valid code with some words replaced, often by addresses that exist.
                 let mut memory = memory_with(&TRAIN, layout);
                 for _ in 0..4 {
                     let value = match random() % 3 {

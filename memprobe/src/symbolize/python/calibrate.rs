@@ -1,5 +1,5 @@
-//! The proof, on every thread of a process, that memprobe reads it right: before a probe trusts the
-//! offsets, what they lead to must agree with what is known otherwise.
+//! Validates the layout on every thread of a process: before a probe relies on the offsets, the values they
+//! lead to must agree with independent facts.
 
 use std::fmt;
 
@@ -12,43 +12,41 @@ use super::slot::{self, StateWay};
 use super::threads::{self, RawFrame, ThreadState};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// How often the stack of one thread is read anew where it changed meanwhile.
+/// Attempts to read the stack of one thread, which may change meanwhile.
 const STACK_ATTEMPTS: usize = 8;
 
-/// Why a process does not look as its version should.
+/// A contradiction between a process and the layout of its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mismatch {
-    /// The thread states cannot be followed.
+    /// The list of thread states cannot be followed.
     Threads(Unreadable),
-    /// There are none.
+    /// The list of thread states is empty.
     NoThreads,
-    /// A thread finds another value than its own state at the end of the way.
+    /// The path of a thread to its state ends at another value.
     State {
-        /// The thread, as its own PID namespace numbers it.
+        /// The thread ID in the thread's own PID namespace.
         native_thread_id: u64,
-        /// What it finds.
         value: u64,
     },
-    /// There is no place, or more than one, where every thread keeps its state.
+    /// No location, or more than one, holds its own state in every thread.
     NoWay {
-        /// How many places there are.
+        /// The number of such locations.
         places: usize,
     },
-    /// What a frame should run is no code object, or not the one that its instruction is of.
+    /// The code of a frame is no code object, or does not contain the frame's instruction.
     Stack {
-        /// The thread, as its own PID namespace numbers it.
+        /// The thread ID in the thread's own PID namespace.
         native_thread_id: u64,
-        /// What went wrong.
         cause: Unreadable,
     },
     /// A stack has no end.
     EndlessStack {
-        /// The thread, as its own PID namespace numbers it.
+        /// The thread ID in the thread's own PID namespace.
         native_thread_id: u64,
     },
-    /// Not one thread could be proved.
+    /// Not one thread could be validated.
     NothingProved,
-    /// No thread runs anything, by offsets that nothing else speaks for.
+    /// No thread runs anything, and the offsets have no other confirmation.
     NoFrames,
 }
 
@@ -83,7 +81,7 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// What is to be proved.
+/// The facts to validate.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {
     /// The offsets.
@@ -92,30 +90,31 @@ pub struct Claim<'a> {
     pub interpreter: u64,
     /// Address of `PyCode_Type`.
     pub code_type: u64,
-    /// The way to the thread states.
+    /// The path to the thread states.
     pub way: StateWay,
-    /// How well the offsets are known beforehand.
+    /// The prior confidence in the offsets.
     pub layout_is: LayoutIs,
 }
 
-/// How well offsets are known before they are proved.
+/// The prior confidence in offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutIs {
-    /// Those of the official build, which were tested.
+    /// Offsets of the official build, which were tested.
     Tested,
-    /// Others, as the interpreter tells them: a thread without frames proves nothing.
+    /// Other offsets that the interpreter itself reports. They need at least one thread with frames as
+    /// evidence.
     OnlyTold,
 }
 
-/// Proves a claim on every thread: each finds its own state, whether it holds the GIL or not, and
-/// each stack is a chain of frames that ends, with code objects that can be read and that have the
-/// instruction of their frame. Returns the threads.
+/// Validates a claim on every thread and returns the threads. Each thread must find its own state, whether it
+/// holds the GIL or not. Each stack must be a finite chain of frames whose code objects are readable and
+/// contain the frame's instruction.
 ///
-/// `is_alive` says of a `native_thread_id` whether there is such a thread still: a state may outlive
-/// its thread, and proves nothing then.
+/// `is_alive` tells for a `native_thread_id` if the thread still exists: a state may outlive its thread, and
+/// then it is no evidence.
 ///
 /// # Errors
-/// The first [`Mismatch`]. The process runs on meanwhile: try again before believing it.
+/// The first [`Mismatch`]. The process keeps running meanwhile, so a caller should retry first.
 pub fn prove(
     memory: &impl ReadMemory,
     claim: &Claim<'_>,
@@ -239,7 +238,7 @@ mod tests {
         }
     }
 
-    /// One thread that runs one frame and keeps its state at the end of this way.
+    /// Creates one thread with one frame, whose state lies at the end of this path.
     fn one_thread(layout: &PythonLayout, way: StateWay) -> FakeMemory {
         let mut memory = FakeMemory::default();
         for (address, size) in [
@@ -271,7 +270,7 @@ mod tests {
             }
             None => point(STATE, thread.frame.into(), FRAME),
         }
-        // From 3.14 on with a mark.
+        // Tagged from 3.14 on.
         let mark = if layout.minor >= 14 { 1 } else { 0 };
         point(FRAME, layout.frame.code.into(), TRAIN.address | mark);
         point(FRAME, layout.frame.instr.into(), TRAIN.instr(layout, 2));

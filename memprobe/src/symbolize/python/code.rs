@@ -1,4 +1,4 @@
-//! Code objects: what a frame runs, and where its source stands.
+//! Code objects: the file, the name and the lines of a frame.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use super::lnotab::{line_by_increments, line_by_ranges};
 use super::text::{self, field};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most that is read of a line table; functions of 100,000 lines stay below.
+/// The most bytes read of a line table; functions of 100,000 lines have less.
 const MAX_LINE_TABLE_BYTES: usize = 1 << 20;
 
 /// Bytes of one code unit (`_Py_CODEUNIT`).
 const UNIT: u64 = 2;
 
-/// A count of references that no living object has: memory that was freed and now holds a pointer
-/// of the allocator's where the count was. Immortal objects have less (`Include/object.h`@v3.12.1:
-/// `_Py_IMMORTAL_REFCNT` is `UINT_MAX`; frozen ones of 3.11 have 999,999,999).
+/// A reference count that no living object has: freed memory holds a pointer of the allocator in place of the
+/// count. Immortal objects have less (`Include/object.h`@v3.12.1: `_Py_IMMORTAL_REFCNT` is `UINT_MAX`; frozen
+/// ones of 3.11 have 999,999,999).
 const TOO_MANY_REFERENCES: u64 = 1 << 40;
 
-/// What tells the code object at an address from another one that takes its place later. The
-/// allocator of Python reuses an address at once.
+/// The identity of a code object, as distinct from later ones at the same address. Python's allocator reuses
+/// an address at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     file: u64,
@@ -28,7 +28,7 @@ pub struct Fingerprint {
     qualname: u64,
     line_table: u64,
     first_line: u32,
-    /// How many instructions there are, or where.
+    /// The number of instructions, or their address.
     instructions: u64,
     version: u32,
 }
@@ -42,50 +42,48 @@ pub struct Code {
     pub name: Arc<str>,
     /// `co_firstlineno`.
     pub first_line: u32,
-    /// `co_linetable` or `co_lnotab`; empty where it is longer than memprobe reads.
+    /// `co_linetable` or `co_lnotab`; empty if it is longer than `MAX_LINE_TABLE_BYTES`.
     pub line_table: Box<[u8]>,
-    /// What that means.
+    /// The format of the line table.
     pub line_format: LineFormat,
-    /// Its instructions.
     pub body: Body,
-    /// Which code object it is.
     pub fingerprint: Fingerprint,
 }
 
-/// The instructions of a code object, and how a frame names one.
+/// The instructions of a code object, and the way in which a frame identifies one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
     /// By its address.
     Addressed {
-        /// Of the first.
+        /// Address of the first instruction.
         start: u64,
-        /// Bytes of all.
+        /// Bytes of all instructions.
         size: u64,
-        /// Address of the first that is not mere set-up of the frame.
+        /// Address of the first instruction after the set-up of the frame.
         first_traceable: u64,
     },
-    /// By how many come before it: an int in the lower half of a word.
+    /// By index: an int in the lower half of a word.
     Counted {
-        /// Bytes that are counted as one.
+        /// Bytes that count as one.
         step: u8,
-        /// Bytes of all, where that is known.
+        /// Bytes of all instructions, if known.
         size: Option<u64>,
     },
 }
 
-/// Where an instruction lies in relation to a code object.
+/// The position of an instruction relative to a code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Before the first: the frame has not started.
+    /// Before the first instruction: the frame has not started.
     NotStarted,
-    /// So many bytes from the first.
+    /// Offset in bytes from the first instruction.
     At(u32),
-    /// In another object: the frame ran other code than this.
+    /// Outside of this code object: the frame ran other code.
     Elsewhere,
 }
 
 impl Code {
-    /// Where the instruction lies that a frame names so.
+    /// Returns the position of a frame's instruction.
     pub fn place_of(&self, instr: u64) -> Place {
         match self.body {
             // A new frame points to the unit before the first (`_PyFrame_Initialize`).
@@ -98,7 +96,7 @@ impl Code {
             },
             Body::Counted { step, size } => {
                 let count = instr as u32;
-                // A new frame counts from -1.
+                // A new frame starts with -1.
                 if count == u32::MAX {
                     return Place::NotStarted;
                 }
@@ -112,8 +110,8 @@ impl Code {
         }
     }
 
-    /// Whether a frame that names this instruction is only being set up
-    /// (`_PyFrame_IsIncomplete` in `Include/internal/pycore_frame.h`@v3.11.7 to @v3.13.0,
+    /// True if a frame at this instruction has been set up, so that tracebacks show it (the inverse of
+    /// `_PyFrame_IsIncomplete` in `Include/internal/pycore_frame.h`@v3.11.7 to @v3.13.0,
     /// `pycore_interpframe.h`@v3.14.10, v3.15.2).
     pub fn is_set_up_at(&self, instr: u64) -> bool {
         match self.body {
@@ -124,7 +122,7 @@ impl Code {
         }
     }
 
-    /// The line of a place, as `PyCode_Addr2Line` gives it; 0 where it has none.
+    /// Returns the line of a position, as `PyCode_Addr2Line` does; 0 if it has none.
     pub fn line_of(&self, place: Place) -> u32 {
         let Place::At(offset) = place else {
             return match place {
@@ -150,10 +148,10 @@ struct Head {
     body: Body,
 }
 
-/// The fingerprint of the code object at `address`.
+/// Returns the fingerprint of the code object at `address`.
 ///
 /// # Errors
-/// [`Unreadable`], also where no living code object lies there ([`Cause::NotAsExpected`]).
+/// [`Unreadable`], also if no living code object lies there ([`Cause::NotAsExpected`]).
 pub fn fingerprint(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -163,10 +161,10 @@ pub fn fingerprint(
     Ok(living_head(memory, layout, code_type, address)?.fingerprint)
 }
 
-/// Reads the code object at `address`, and makes sure that it was there all the time.
+/// Reads the code object at `address`, and checks afterwards that it was not replaced.
 ///
 /// # Errors
-/// [`Unreadable`], also where no living code object lies there ([`Cause::NotAsExpected`]).
+/// [`Unreadable`], also if no living code object lies there ([`Cause::NotAsExpected`]).
 pub fn read_code(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -179,8 +177,7 @@ pub fn read_code(
         *size = Some(memory.read_u64(object.wrapping_add(layout.bytes.size.into()))?);
     }
     let code = with_head(memory, layout, &head)?;
-    // The strings are as good as the object that holds them: if that is still the same one, nobody
-    // has freed them meanwhile.
+    // The strings belong to the object: if it is still the same one, they were not freed meanwhile.
     if fingerprint(memory, layout, code_type, address)? == code.fingerprint {
         Ok(code)
     } else {
@@ -188,12 +185,12 @@ pub fn read_code(
     }
 }
 
-/// Reads a code object as it stood at `address` just before it was freed, with no references left
-/// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). Of its line table a beginning is enough:
-/// instructions behind that stand on no known line.
+/// Reads a code object as it was at `address` just before it was freed, with no references left
+/// (`_Py_Dealloc` in `Objects/object.c`@v3.11.7, v3.12.1). A prefix of its line table is enough: instructions
+/// beyond it have no known line.
 ///
 /// # Errors
-/// As [`read_code`].
+/// Those of [`read_code`].
 pub fn read_freed_code(
     kept: &impl ReadMemory,
     layout: &PythonLayout,
@@ -204,7 +201,7 @@ pub fn read_freed_code(
     with_head(kept, layout, &head)
 }
 
-/// Reads what a code object points to.
+/// Reads the strings and the line table of a code object.
 fn with_head(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -230,9 +227,9 @@ const fn not_as_expected(address: u64) -> Unreadable {
     }
 }
 
-/// The head of a code object that was not freed, as far as can be seen. Nobody need hold it: its last
-/// reference goes before the kernel's program hears that it is being freed, and until then nothing
-/// else tells what it was. If it is gone by now, that program has told of it.
+/// Reads the head of a code object that has not been freed, as far as its reference count shows. A count of 0
+/// is valid: the last reference goes before the kernel program sees the free. If the object is gone by now,
+/// that program has sent a record of it.
 fn living_head(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -246,7 +243,7 @@ fn living_head(
     })
 }
 
-/// The head of a code object, whether somebody holds it or not.
+/// Reads the head of a code object with any reference count.
 fn head(
     memory: &impl ReadMemory,
     layout: &PythonLayout,

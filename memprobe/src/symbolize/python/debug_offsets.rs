@@ -1,5 +1,5 @@
-//! `_Py_DebugOffsets`: what CPython from 3.13 on says itself of where it keeps things, at the start
-//! of `_PyRuntime`. The fields of that structure differ from version to version.
+//! `_Py_DebugOffsets`: the offsets that CPython from 3.13 on publishes at the start of `_PyRuntime`. The
+//! fields of that structure differ from version to version.
 
 use std::fmt;
 
@@ -9,35 +9,34 @@ use super::layout::{ClassLayout, DictLayout, HeapLayout, Instructions, LocalName
 use super::text::field;
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// What it begins with.
+/// The first bytes of the structure.
 const COOKIE: [u8; 8] = *b"xdebugpy";
 
 /// The first minor version that has it.
 pub const FIRST_MINOR: u8 = 13;
 
-/// Bytes that hold the cookie, the version and whether the build has no GIL; the same in every
-/// version.
+/// Bytes of the cookie, the version and the flag for builds without GIL; the same in every version.
 const HEAD: usize = 24;
 
-/// What it says before the offsets.
+/// The fields before the offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// `PY_VERSION_HEX`.
     pub version: u32,
-    /// The build has no GIL.
+    /// True for a build without GIL.
     pub free_threaded: bool,
 }
 
-/// Why it cannot be used.
+/// The reason why the structure cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// It does not begin with its cookie.
+    /// The structure does not start with the cookie.
     NoCookie,
-    /// It tells another version than `Py_Version` does: this one.
+    /// The structure has this version, which is not that of `Py_Version`.
     OtherVersion(u32),
-    /// This field has a value that it cannot have.
+    /// The named field has an impossible value.
     Field(&'static str, u64),
-    /// It cannot be read.
+    /// The structure cannot be read.
     Unreadable(Unreadable),
 }
 
@@ -62,7 +61,7 @@ impl From<Unreadable> for Damage {
     }
 }
 
-/// Where in the structure each offset stands that memprobe reads (`struct _Py_DebugOffsets` in
+/// Positions in the structure of the offsets that memprobe reads (`struct _Py_DebugOffsets` in
 /// `Include/internal/pycore_runtime.h`@v3.13.0, `pycore_debug_offsets.h`@v3.14.10, v3.15.2).
 struct Fields {
     minor: u8,
@@ -182,10 +181,10 @@ const FIELDS: [Fields; 3] = [
 /// Bytes that hold every field of [`FIELDS`].
 const SIZE: usize = 768;
 
-/// What the structure at `runtime` says of itself.
+/// Reads the head of the structure at `runtime`.
 ///
 /// # Errors
-/// [`Damage`] where there is none.
+/// [`Damage`] if there is none.
 pub fn read_head(memory: &impl ReadMemory, runtime: u64) -> Result<Head, Damage> {
     let head: [u8; HEAD] = memory.read_array(runtime)?;
     let version = u64::from_le_bytes(field(&head, 8));
@@ -198,11 +197,11 @@ pub fn read_head(memory: &impl ReadMemory, runtime: u64) -> Result<Head, Damage>
     })
 }
 
-/// The layout of an interpreter by what its structure at `runtime` says. `row` is that of its
-/// version: what the structure does not say comes from there, as far as it fits what it says.
+/// Returns the layout of an interpreter according to its structure at `runtime`. `row` is the table's layout
+/// of that version: it supplies the offsets that the structure lacks, and must agree with it otherwise.
 ///
 /// # Errors
-/// [`Damage`] where what it says cannot be so, or is more than memprobe can follow.
+/// [`Damage`] if a value is impossible, or beyond the range that memprobe supports.
 pub fn read_layout(
     memory: &impl ReadMemory,
     row: &PythonLayout,
@@ -263,13 +262,13 @@ pub fn read_layout(
     Ok(layout)
 }
 
-/// The structure as read from the target: any field may say anything.
+/// The structure as read from the target; every field is untrusted.
 struct Table {
     bytes: [u8; SIZE],
 }
 
 impl Table {
-    /// A value that is an offset of no more than `most`.
+    /// Returns an offset that must be at most `most`.
     fn at_most(&self, name: &'static str, at: u16, most: u16) -> Result<u16, Damage> {
         let value = u64::from_le_bytes(field(&self.bytes, at));
         u16::try_from(value)
@@ -278,7 +277,7 @@ impl Table {
             .ok_or(Damage::Field(name, value))
     }
 
-    /// The offset of an aligned word.
+    /// Returns the offset of an aligned word.
     fn word(&self, name: &'static str, at: u16, most: u16) -> Result<u16, Damage> {
         let offset = self.at_most(name, at, most)?;
         if offset % 8 == 0 {
@@ -288,7 +287,7 @@ impl Table {
         }
     }
 
-    /// A value that no build of the version changes.
+    /// Checks a value that no build of the version changes.
     fn must_be(&self, name: &'static str, at: u16, value: u16) -> Result<(), Damage> {
         let said = self.at_most(name, at, u16::MAX)?;
         if said == value {
@@ -298,7 +297,7 @@ impl Table {
         }
     }
 
-    /// The fields of objects that hold others, and the one field of the collector that is told.
+    /// Checks the fields of container objects, and the only published field of the collector.
     fn check_heap(&self, at: &Fields, row: &PythonLayout) -> Result<(), Damage> {
         let LocalNames::One(names) = row.heap.locals.names else {
             return Ok(());
@@ -323,7 +322,7 @@ impl Table {
         named.try_for_each(|(name, position, offset)| self.must_be(name, position, offset))
     }
 
-    /// The fields of code objects, among which are some of which the structure does not speak.
+    /// Checks the fields of code objects; their neighbours are not in the structure.
     fn check_code(&self, at: &Fields, row: &PythonLayout) -> Result<(), Damage> {
         let code = &row.code;
         let named = [

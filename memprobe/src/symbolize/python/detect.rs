@@ -1,4 +1,4 @@
-//! Whether a process runs CPython, which one, and where it keeps what memprobe reads.
+//! Detects CPython in a process: its version, and the addresses and offsets that memprobe reads.
 
 use std::fs;
 use std::io;
@@ -18,21 +18,19 @@ use crate::event::Tgid;
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{Cause, ProcessMemory, ReadMemory, Unreadable};
 
-/// How often a process is looked at before what does not fit is believed, and how long memprobe waits in between, at
-/// first and at most: threads start and end while it looks. Where all processors are busy, one that is just making a
-/// frame may not run on for many milliseconds, and all others wait for the GIL that it has.
+/// Attempts before a mismatch counts, and the first and the longest pause between them: threads start and end
+/// meanwhile. On a busy machine, a thread that is just creating a frame may be off the CPU for many
+/// milliseconds. All others then wait for its GIL.
 const ATTEMPTS: u32 = 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
-/// A process in which CPython runs, proved on its threads.
+/// A process that runs CPython, validated on its threads.
 #[derive(Clone, Debug)]
 pub struct PythonProcess {
-    /// The process.
     pub tgid: Tgid,
-    /// Its version.
     pub version: PythonVersion,
-    /// The program or library that holds the interpreter.
+    /// The program or library that contains the interpreter.
     pub library: MappedFile,
     /// Address of `_PyRuntime`.
     pub runtime: u64,
@@ -40,18 +38,16 @@ pub struct PythonProcess {
     pub interpreter: u64,
     /// Address of `PyCode_Type`.
     pub code_type: u64,
-    /// `PyCode_Type.tp_dealloc`, by which code objects are freed: its address as the library's file
-    /// numbers it.
+    /// `PyCode_Type.tp_dealloc`, the function that frees code objects: its address before relocation.
     pub code_dealloc: u64,
-    /// The way by which each thread finds its state.
+    /// The path by which each thread finds its state.
     pub way: StateWay,
-    /// The offsets.
     pub layout: PythonLayout,
 }
 
 impl PythonProcess {
-    /// Finds CPython in a process and proves on every thread that memprobe reads it right. The
-    /// process runs on meanwhile.
+    /// Finds CPython in a process and validates the layout on every thread. The process keeps running
+    /// meanwhile.
     ///
     /// # Errors
     /// [`DetectError`].
@@ -60,15 +56,14 @@ impl PythonProcess {
         Self::detect_in(tgid, &maps)
     }
 
-    /// As [`Self::detect`], with mappings that were just read.
+    /// Like [`Self::detect`], with mappings that were just read.
     ///
     /// # Errors
     /// [`DetectError`].
     pub fn detect_in(tgid: Tgid, maps: &Maps) -> Result<Self, DetectError> {
         let memory = ProcessMemory::new(tgid);
         let mut last = DetectError::NotPython;
-        // A program with an interpreter of its own may have loaded the library of another, which
-        // never starts.
+        // A program with an embedded interpreter may also have loaded a Python library that never starts.
         for interpreter in interpreter::find_interpreters(tgid, maps, &memory)? {
             match Self::of_interpreter(tgid, &memory, interpreter) {
                 Ok(process) => return Ok(process),
@@ -89,7 +84,7 @@ impl PythonProcess {
             .code_type
             .ok_or_else(|| DetectError::NoSymbol(found.library.path.clone(), "PyCode_Type"))?;
         let interpreter = main_interpreter(memory, &layout, found.runtime)?;
-        // After the loader has put in the addresses: Python is up.
+        // Read only now: the loader has relocated the type, since Python is initialized.
         let code_dealloc = memory
             .read_u64(code_type.wrapping_add(layout.object.type_dealloc.into()))?
             .wrapping_sub(found.bias);
@@ -115,7 +110,7 @@ impl PythonProcess {
         })
     }
 
-    /// Where the offsets come from, in a few words.
+    /// Returns the source of the offsets, as a short text.
     pub fn layout_source(&self) -> &'static str {
         if self.version.minor >= debug_offsets::FIRST_MINOR {
             "its own _Py_DebugOffsets"
@@ -124,9 +119,9 @@ impl PythonProcess {
         }
     }
 
-    /// What the stack walk in the kernel needs to know of this process.
+    /// Returns the parameters of the kernel's stack walk for this process.
     pub fn kernel_config(&self) -> PythonConfig {
-        /// Of a pointer, a byte that is zero: user addresses have at most 56 bits.
+        /// The index of a pointer byte that is always 0: user addresses have at most 56 bits.
         const HIGHEST_BYTE: u16 = 7;
         let steps = self.way.steps();
         let mut tss_steps = [0; 3];
@@ -159,29 +154,28 @@ impl PythonProcess {
         }
     }
 
-    /// The memory of the process.
     pub fn memory(&self) -> ProcessMemory {
         ProcessMemory::new(self.tgid)
     }
 
-    /// The threads of the main interpreter, newest first.
+    /// Returns the threads of the main interpreter, newest first.
     ///
     /// # Errors
-    /// As [`threads::thread_states`].
+    /// Those of [`threads::thread_states`].
     pub fn thread_states(&self) -> Result<Vec<ThreadState>, Unreadable> {
         threads::thread_states(&self.memory(), &self.layout, self.interpreter)
     }
 
-    /// The frames on the stack of a thread.
+    /// Returns the frames on the stack of a thread.
     ///
     /// # Errors
-    /// As [`threads::frames`].
+    /// Those of [`threads::frames`].
     pub fn frames(&self, state: &ThreadState) -> Result<FrameChain, Unreadable> {
         threads::frames(&self.memory(), &self.layout, state.address)
     }
 }
 
-/// The layout of an interpreter, if memprobe can read it.
+/// Returns the layout of an interpreter, if memprobe supports it.
 fn layout_of(memory: &impl ReadMemory, found: &Interpreter) -> Result<PythonLayout, DetectError> {
     let version = found.version;
     let row = PythonLayout::of(version.minor).filter(|_| version.major == 3);
@@ -209,7 +203,7 @@ fn layout_of(memory: &impl ReadMemory, found: &Interpreter) -> Result<PythonLayo
         .map_err(|damage| DetectError::DebugOffsets(version, damage))
 }
 
-/// The main interpreter, once it is ready.
+/// Returns the main interpreter once it is initialized.
 fn main_interpreter(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -228,15 +222,15 @@ fn main_interpreter(
     }
 }
 
-/// The way to the thread states as far as the interpreter tells it: by its key, or by the
-/// instructions with which it takes the way itself.
+/// Returns the path to the thread states according to the interpreter: by its pthread key, or by the
+/// instructions of its own accessor function.
 fn way_by_interpreter(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     found: &Interpreter,
 ) -> Result<Option<StateWay>, DetectError> {
     match layout.runtime.slot {
-        // Where the structure is not the known one, the key may lie elsewhere in it.
+        // The key's offset is uncertain if the structure differs from the known one.
         StateSlot::Key { .. } if layout.runtime.initialized.is_none() => Ok(None),
         StateSlot::Key {
             initialized,
@@ -255,7 +249,7 @@ fn way_by_interpreter(
     }
 }
 
-/// Proves what was found of a process on its threads.
+/// Validates the facts found about a process on its threads.
 struct Prover<'a> {
     tgid: Tgid,
     memory: &'a ProcessMemory,
@@ -266,8 +260,8 @@ struct Prover<'a> {
 }
 
 impl Prover<'_> {
-    /// Proves that every thread finds its state by this way, or else by one that is searched for,
-    /// and that its stack can be followed. With patience: the process changes meanwhile.
+    /// Validates the path that was found, or else one that is searched for: every thread must find its state,
+    /// and its stack must be a chain of frames. Retries, since the process changes meanwhile.
     fn prove_some_way(&self, told: Option<StateWay>) -> Result<StateWay, DetectError> {
         let mut last = Mismatch::NothingProved;
         if let Some(way) = told {
@@ -317,7 +311,7 @@ impl Prover<'_> {
         Ok(proved.map(|_| ()))
     }
 
-    /// Searches the living threads for the place where each has its state.
+    /// Searches the living threads for a location that holds each thread's own state.
     fn search(&self) -> Result<Result<StateWay, Mismatch>, DetectError> {
         let living = native_threads(self.tgid)?;
         let states = threads::thread_states(self.memory, self.layout, self.interpreter);
@@ -340,18 +334,18 @@ impl Prover<'_> {
     }
 }
 
-/// Waits between attempts, ever longer.
+/// Sleeps between attempts; the pause doubles each time.
 fn pause_before(attempt: u32) {
     if let Some(before) = attempt.checked_sub(1) {
         thread::sleep(FIRST_PAUSE.saturating_mul(1 << before).min(LONGEST_PAUSE));
     }
 }
 
-/// The threads of a process as its own PID namespace numbers them (`NSpid` in `proc(5)`).
+/// Returns the threads of a process, as its own PID namespace numbers them (`NSpid` in `proc(5)`).
 fn native_threads(tgid: Tgid) -> io::Result<Vec<u64>> {
     let mut natives = Vec::new();
     for entry in fs::read_dir(format!("/proc/{}/task", tgid.0))? {
-        // A thread that has just ended has no status any more.
+        // A thread that has just ended has no status file.
         let Ok(status) = fs::read_to_string(entry?.path().join("status")) else {
             continue;
         };

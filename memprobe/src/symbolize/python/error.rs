@@ -1,4 +1,4 @@
-//! Why a process cannot be read as CPython, in words that end with what to do.
+//! Errors of detecting CPython; each message ends with what to do.
 
 use std::fmt;
 use std::io;
@@ -11,34 +11,34 @@ use super::versions::known_versions;
 use crate::target::elf::ElfError;
 use crate::target::memory::{Cause, Unreadable};
 
-/// Why a process cannot be read as CPython. Each ends with what to do.
+/// The reason why a process cannot be read as CPython. Each message ends with what to do.
 #[derive(Debug)]
 pub enum DetectError {
     /// The process has ended.
     Gone,
-    /// The process may not be looked at.
+    /// memprobe may not inspect the process.
     Denied,
     /// No CPython is loaded.
     NotPython,
-    /// CPython is loaded and not ready yet: try again in a moment.
+    /// CPython is loaded but not initialized yet: try again in a moment.
     NotInitializedYet,
     /// memprobe does not know the layout of this version.
     UnsupportedVersion(PythonVersion),
-    /// Not a release, nor a candidate for one.
+    /// An alpha or a beta, neither a release nor a release candidate.
     PreRelease(PythonVersion),
     /// A build without the GIL.
     FreeThreaded(PythonVersion),
     /// A build with assertions (`Py_DEBUG`).
     DebugBuild(PythonVersion),
-    /// What the interpreter says of its own layout makes no sense.
+    /// The interpreter's description of its own layout is invalid.
     DebugOffsets(PythonVersion, Damage),
-    /// The process does not look as its version should.
+    /// The process contradicts the layout of its version.
     Calibration(PythonVersion, Mismatch),
     /// The interpreter's file cannot be read.
     Binary(PathBuf, ElfError),
     /// The interpreter's file lacks a symbol that memprobe needs.
     NoSymbol(PathBuf, &'static str),
-    /// Nothing tells which version this interpreter is.
+    /// The interpreter's version is unknown.
     NoVersion(PathBuf),
     /// The process cannot be read, for another reason.
     Access(io::Error),

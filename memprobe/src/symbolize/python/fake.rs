@@ -1,19 +1,19 @@
-//! A Python that exists only in a test: objects laid out by the very table that readers use.
+//! A fake Python for tests: objects laid out by the same table that the readers use.
 
 use super::layout::{Instructions, LineFormat, PythonLayout};
 use crate::target::memory::fake::FakeMemory;
 
-/// Where `PyCode_Type` lies.
+/// Address of `PyCode_Type`.
 pub(super) const CODE_TYPE: u64 = 0x10_0000;
 
-/// A code object to be laid out.
+/// A code object to lay out.
 pub(super) struct FakeCode<'a> {
     pub(super) address: u64,
     pub(super) file: &'a str,
     pub(super) name: &'a str,
     pub(super) first_line: u32,
     pub(super) version: u32,
-    /// One entry a line: so many code units of two bytes.
+    /// One entry per line: the number of code units of two bytes.
     pub(super) units_of_lines: &'a [u8],
 }
 
@@ -22,7 +22,7 @@ fn put(bytes: &mut [u8], offset: u16, value: &[u8]) {
     bytes[offset..offset + value.len()].copy_from_slice(value);
 }
 
-/// Lays out a str as CPython would; returns nothing that could be wrong about it.
+/// Lays out a str as CPython does.
 pub(crate) fn map_str(memory: &mut FakeMemory, layout: &PythonLayout, address: u64, text: &str) {
     let string = &layout.string;
     let widest = text.chars().map(u32::from).max().unwrap_or(0);
@@ -56,7 +56,7 @@ pub(crate) fn map_str(memory: &mut FakeMemory, layout: &PythonLayout, address: u
 }
 
 impl FakeCode<'_> {
-    /// Lays the code object out, its strings and line table behind it.
+    /// Lays out the code object with its strings and line table.
     pub(super) fn map(&self, memory: &mut FakeMemory, layout: &PythonLayout) {
         let code = &layout.code;
         let units: u64 = self.units_of_lines.iter().copied().map(u64::from).sum();
@@ -95,11 +95,11 @@ impl FakeCode<'_> {
         memory.map(self.address, bytes);
     }
 
-    /// Each entry goes on by a line.
+    /// Returns a line table in which each entry advances by one line.
     fn line_table(&self, format: LineFormat) -> Vec<u8> {
         let units = self.units_of_lines.iter();
         match format {
-            // Lines come after the bytes before them.
+            // The line advances after the bytes before it.
             LineFormat::Increments => {
                 let before = [0].into_iter().chain(units.copied());
                 let lines = before.take(self.units_of_lines.len());
@@ -112,10 +112,10 @@ impl FakeCode<'_> {
         }
     }
 
-    /// How a frame names an instruction, by its number of code units.
+    /// Returns the `instr` value of a frame at the code unit `unit`.
     pub(super) fn instr(&self, layout: &PythonLayout, unit: u64) -> u64 {
         match layout.code.instructions {
-            // In the upper half of the word lies something else.
+            // The upper half of the word holds another field.
             Instructions::Apart { step, .. } => 0x55 << 32 | (2 * unit / u64::from(step)),
             Instructions::Inline { start, .. } => self.address + u64::from(start) + 2 * unit,
         }

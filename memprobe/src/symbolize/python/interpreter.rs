@@ -1,5 +1,4 @@
-//! CPython in the files of a process: which of them holds it, which version it is, and where its
-//! symbols lie.
+//! Finds CPython in the mapped files of a process: the file, the version and the symbols.
 
 use std::fmt;
 use std::fs;
@@ -15,7 +14,7 @@ use crate::target::memory::ReadMemory;
 /// The shared library of CPython 3 (`libpython3.12.so.1.0`).
 const LIBRARY: &str = "libpython3";
 
-/// How programs that are CPython are called.
+/// Prefix of the file names of CPython programs.
 const PROGRAM: &[u8] = b"python3";
 
 const RUNTIME: &str = "_PyRuntime";
@@ -23,29 +22,28 @@ const CODE_TYPE: &str = "PyCode_Type";
 /// Since 3.11 (`Include/pylifecycle.h`: an unsigned long).
 const VERSION: &str = "Py_Version";
 const GET_STATE: &str = "PyGILState_GetThisThreadState";
-/// Only debug builds have it (`Include/object.h`@v3.9.18, `Include/refcount.h`@v3.14.10: `Py_REF_DEBUG`).
+/// Present only in debug builds (`Include/object.h`@v3.9.18, `Include/refcount.h`@v3.14.10: `Py_REF_DEBUG`).
 const DEBUG_ONLY: &str = "_Py_NegativeRefcount";
 /// The section that holds `_PyRuntime` (since 3.10), for a file without symbols.
 const RUNTIME_SECTION: &str = ".PyRuntime";
 
-/// Bytes of [`GET_STATE`] that are looked at.
+/// Bytes of [`GET_STATE`] that are decoded.
 const FUNCTION_BYTES: usize = 64;
 
-/// A version of Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PythonVersion {
     /// 3.
     pub major: u8,
-    /// 12 of 3.12.1.
+    /// 12 in 3.12.1.
     pub minor: u8,
-    /// 1 of 3.12.1.
+    /// 1 in 3.12.1.
     pub micro: u8,
-    /// As `Py_Version` has it (`PY_VERSION_HEX`); 0 where only major and minor are known.
+    /// `PY_VERSION_HEX`, as in `Py_Version`; 0 if only major and minor are known.
     pub hex: u32,
 }
 
 impl PythonVersion {
-    /// The version that a `PY_VERSION_HEX` stands for (`Include/patchlevel.h`).
+    /// Decodes a `PY_VERSION_HEX` (`Include/patchlevel.h`).
     pub const fn from_hex(hex: u32) -> Self {
         let [_, micro, minor, major] = hex.to_le_bytes();
         Self {
@@ -56,7 +54,7 @@ impl PythonVersion {
         }
     }
 
-    /// Only major and minor are known.
+    /// Creates a version of which only major and minor are known.
     const fn of_minor(minor: u8) -> Self {
         Self {
             major: 3,
@@ -66,8 +64,8 @@ impl PythonVersion {
         }
     }
 
-    /// Whether it is an alpha or a beta, whose layout is not yet that of the release. (That of a
-    /// candidate is.)
+    /// True for an alpha or a beta, whose layout may still change. A release candidate has the layout of the
+    /// release.
     pub const fn is_pre_release(self) -> bool {
         matches!(self.level(), 0xa | 0xb)
     }
@@ -95,29 +93,28 @@ impl fmt::Display for PythonVersion {
     }
 }
 
-/// CPython as found in a file of a process.
+/// A CPython found in a file of a process.
 #[derive(Debug)]
 pub struct Interpreter {
     /// The program or library.
     pub library: MappedFile,
-    /// What to add to the file's addresses.
+    /// The load bias of the file.
     pub bias: u64,
     /// Address of `_PyRuntime`.
     pub runtime: u64,
     /// Address of `PyCode_Type`.
     pub code_type: Option<u64>,
-    /// Its version, where it tells that (from 3.11 on) or its name does.
+    /// The version, from `Py_Version` (3.11 on) or from a file name.
     pub version: PythonVersion,
-    /// It is a debug build.
     pub is_debug_build: bool,
     /// The address and the first instructions of `PyGILState_GetThisThreadState`.
     pub get_state: Option<(u64, Vec<u8>)>,
 }
 
-/// The files that hold CPython, best first: a process may have more than one, of which one runs.
+/// Returns the files that contain CPython, best first. A process may have several, of which one runs.
 ///
 /// # Errors
-/// That of the best file that should hold it and does not, where none does.
+/// The error of the best candidate, if no file contains CPython.
 pub fn find_interpreters(
     tgid: Tgid,
     maps: &Maps,
@@ -137,9 +134,9 @@ pub fn find_interpreters(
     }
 }
 
-/// The files that may hold the interpreter: the shared library; the program itself (Debian, conda,
-/// python-build-standalone, programs that embed Python), also where the loader was called as the
-/// program; and whatever else has the section.
+/// Returns the files that may contain the interpreter. First the shared library, then the program itself
+/// (Debian, conda, python-build-standalone, embedding programs), also if the loader was started as the
+/// program. If none of them has the section, other files that have it follow.
 fn candidates(tgid: Tgid, maps: &Maps) -> Vec<MappedFile> {
     let mut files = maps.libraries(LIBRARY);
     let program = fs::read_link(format!("/proc/{}/exe", tgid.0)).unwrap_or_default();
@@ -210,7 +207,7 @@ fn look_into(
     }))
 }
 
-/// What a file is in which no `_PyRuntime` can be found.
+/// Classifies a file in which no `_PyRuntime` can be found.
 fn without_runtime(
     maps: &Maps,
     file: &MappedFile,
@@ -220,16 +217,16 @@ fn without_runtime(
     let unusable = |error| DetectError::Binary(file.path.clone(), error);
     if has_code_type {
         return Err(match version_by_name(file, maps) {
-            // There was none before 3.7.
+            // Versions before 3.7 have no `_PyRuntime`.
             Some(version) if version.minor < 7 => DetectError::UnsupportedVersion(version),
             _ => DetectError::NoSymbol(file.path.clone(), RUNTIME),
         });
     }
-    // A program whose Python is a library that the loader has yet to map.
+    // The loader has yet to map the program's Python library.
     if maps.library(LIBRARY).is_none() && loaded.image.needs(LIBRARY).map_err(unusable)? {
         return Err(DetectError::NotInitializedYet);
     }
-    // A program by that name, or the library itself, of which nothing can be known.
+    // The library itself, or a program named like CPython, without the symbols that memprobe needs.
     let is_library = maps.libraries(LIBRARY).contains(file);
     let is_static =
         file.basename().as_bytes().starts_with(PROGRAM) && maps.library(LIBRARY).is_none();
@@ -239,8 +236,8 @@ fn without_runtime(
     Ok(None)
 }
 
-/// The version that names of files speak of, for Pythons that do not tell it themselves (before
-/// 3.11): the interpreter's own name, or that of an extension module (`_x.cpython-310-...so`).
+/// Returns the version in a file name, for Pythons without `Py_Version` (before 3.11): the interpreter's own
+/// name, or that of an extension module (`_x.cpython-310-...so`).
 fn version_by_name(file: &MappedFile, maps: &Maps) -> Option<PythonVersion> {
     let of_name = |path: &Path, marks: &[&str]| {
         let name = path.file_name()?.to_str()?;

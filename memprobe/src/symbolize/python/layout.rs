@@ -1,5 +1,5 @@
-//! Where CPython keeps things (x86-64, release builds with the GIL): what a row of [`versions`] says.
-//! All are bytes from the start of the struct.
+//! Field offsets of CPython's structures (x86-64, release builds with the GIL), in bytes from the start of
+//! the structure. [`versions`] has one row per version.
 //!
 //! [`versions`]: super::versions
 
@@ -18,13 +18,13 @@ pub struct PythonLayout {
     pub frame: FrameLayout,
     /// `PyCodeObject`.
     pub code: CodeLayout,
-    /// `PyASCIIObject` and what extends it.
+    /// `PyASCIIObject` and the structures that extend it.
     pub string: StringLayout,
     /// `PyBytesObject`.
     pub bytes: BytesLayout,
     /// `PyObject`.
     pub object: ObjectLayout,
-    /// What keeps objects, and what they keep.
+    /// The containers that hold objects.
     pub heap: HeapLayout,
 }
 
@@ -32,19 +32,19 @@ pub struct PythonLayout {
 /// `pycore_runtime_structs.h`@v3.14.10, v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RuntimeLayout {
-    /// `int initialized`: not 0 once `Py_Initialize` is through. `None` where it is not known.
+    /// `int initialized`: not 0 after `Py_Initialize`. `None` if unknown.
     pub initialized: Option<u16>,
     /// `interpreters.main`: the interpreter that runs `__main__`.
     pub main_interpreter: u16,
-    /// Where each thread finds its state, whether it holds the GIL or not
+    /// The storage in which each thread finds its state, whether it holds the GIL or not
     /// (`PyGILState_GetThisThreadState` in `Python/pystate.c`).
     pub slot: StateSlot,
 }
 
-/// Where a thread finds its own state.
+/// The storage in which a thread finds its own state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateSlot {
-    /// Under a pthread key: `autoTSSkey` (`gilstate.autoTSSkey` before 3.12), a `Py_tss_t` of
+    /// A pthread key: `autoTSSkey` (`gilstate.autoTSSkey` before 3.12), a `Py_tss_t` of
     /// `Include/cpython/pythread.h`.
     Key {
         /// `_is_initialized`, an int.
@@ -52,7 +52,7 @@ pub enum StateSlot {
         /// `_key`, an int.
         number: u16,
     },
-    /// In a thread-local variable of the interpreter's own: `_Py_tss_gilstate`.
+    /// A thread-local variable of the interpreter: `_Py_tss_gilstate`.
     Variable,
 }
 
@@ -67,22 +67,23 @@ pub struct InterpreterLayout {
 /// `struct _ts` (`Include/cpython/pystate.h`@v3.9.18 to @v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLayout {
-    /// `next`: the thread state that is older by one.
+    /// `next`: the thread state that was created before this one.
     pub next: u16,
-    /// `interp`: the interpreter that it belongs to.
+    /// `interp`: the interpreter that owns the state.
     pub interpreter: u16,
-    /// `thread_id`: `pthread_self()`, which is fsbase with glibc on x86-64; 0 before 3.12 binds it.
+    /// `thread_id`: `pthread_self()`, which is fsbase with glibc on x86-64. From 3.12 on it is 0 until the
+    /// state is bound to a thread.
     pub thread_id: u16,
-    /// `native_thread_id`: `gettid()` in the PID namespace of the target. `None` before 3.11: the C
-    /// library knows it.
+    /// `native_thread_id`: `gettid()` in the PID namespace of the target. `None` before 3.11, where glibc's
+    /// own copy is read.
     pub native_thread_id: Option<u16>,
-    /// `id`, 64 bits, never used twice in an interpreter.
+    /// `id`, 64 bits, never reused in an interpreter.
     pub id: u16,
-    /// `cframe`, which holds the current frame, or the frame itself.
+    /// `cframe`, which holds the current frame, or the current frame itself.
     pub frame: u16,
-    /// `_PyCFrame.current_frame`; `None` where the thread state holds the frame itself.
+    /// `_PyCFrame.current_frame`; `None` if the thread state holds the frame itself.
     pub cframe_current: Option<u16>,
-    /// `base_frame`: a frame that runs nothing and lies below all others (3.15 on).
+    /// `base_frame`: the outermost frame, which runs nothing (3.15 on).
     pub base_frame: Option<u16>,
 }
 
@@ -91,18 +92,17 @@ pub struct ThreadLayout {
 /// (`Include/cpython/frameobject.h`@v3.9.18, v3.10.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameLayout {
-    /// `f_code` or `f_executable`, whose lowest bits may be marks of the interpreter's own.
+    /// `f_code` or `f_executable`, whose lowest bits may be tags.
     pub code: u16,
     /// `previous` or `f_back`: the frame of the caller; NULL for the outermost.
     pub previous: u16,
-    /// `prev_instr`: the instruction executed last (within its inline caches, possibly);
-    /// `instr_ptr`: the one that is executed; `f_lasti`: an int that counts
-    /// ([`Instructions::Apart`]).
+    /// `prev_instr`: the last executed instruction, possibly within its inline caches. `instr_ptr`: the
+    /// executing instruction. `f_lasti`: the index of the instruction, an int ([`Instructions::Apart`]).
     pub instr: u16,
-    /// `owner`: one byte, `enum _frameowner`; `None` where frames have none.
+    /// `owner`: one byte, `enum _frameowner`; `None` if frames have none.
     pub owner: Option<u16>,
     /// Owners from this value on run no Python: `FRAME_OWNED_BY_CSTACK`, from 3.14 on
-    /// `FRAME_OWNED_BY_INTERPRETER`, the trampoline that the interpreter puts below each entry
+    /// `FRAME_OWNED_BY_INTERPRETER`. It marks the trampoline frame that the interpreter puts below each entry
     /// from C.
     pub first_shim_owner: Option<u8>,
 }
@@ -111,7 +111,7 @@ impl FrameLayout {
     /// The value of `FRAME_OWNED_BY_GENERATOR` in every version.
     pub const OWNED_BY_GENERATOR: u8 = 1;
 
-    /// Bytes up to the end of the last field.
+    /// Returns the number of bytes up to the end of the last field.
     pub fn size(&self) -> u16 {
         let words = self.code.max(self.previous).max(self.instr) + 8;
         self.owner.map_or(words, |owner| words.max(owner + 1))
@@ -125,17 +125,16 @@ pub struct CodeLayout {
     pub size: u16,
     /// `co_firstlineno`, an int.
     pub first_line: u16,
-    /// `co_filename`, a str; `co_name`, another one, is the next word.
+    /// `co_filename`, a str; the next word is `co_name`, another str.
     pub file: u16,
     /// `co_qualname`, a str (3.11 on).
     pub qualname: Option<u16>,
     /// `co_linetable` or `co_lnotab`, a bytes object.
     pub line_table: u16,
-    /// What that means.
+    /// The format of the line table.
     pub line_format: LineFormat,
-    /// Where the instructions are.
     pub instructions: Instructions,
-    /// `co_version`, 32 bits, never used twice (3.12 on).
+    /// `co_version`, 32 bits, never reused (3.12 on).
     pub version: Option<u16>,
 }
 
@@ -146,7 +145,7 @@ impl CodeLayout {
     }
 }
 
-/// Which format a line table has.
+/// The format of a line table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineFormat {
     /// `co_lnotab` up to 3.9 (`Objects/lnotab_notes.txt`@v3.9.18).
@@ -157,23 +156,23 @@ pub enum LineFormat {
     Locations,
 }
 
-/// Where a code object has its instructions, and how a frame names one of them.
+/// The location of a code object's instructions, and the way in which a frame identifies one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Instructions {
-    /// In a bytes object; a frame says how many come before the one it executes.
+    /// In a bytes object; a frame has the index of the instruction.
     Apart {
         /// `co_code`, the bytes object.
         object: u16,
-        /// Bytes that a frame counts by: 1, or the 2 of a code unit in 3.10.
+        /// Bytes per index: 1, or the 2 of a code unit in 3.10.
         step: u8,
     },
-    /// At the end of the object; a frame says their address.
+    /// At the end of the object; a frame has the address of the instruction.
     Inline {
         /// `ob_base.ob_size`: code units of 2 bytes.
         units: u16,
-        /// `co_code_adaptive`: the first of them.
+        /// `co_code_adaptive`: the first instruction.
         start: u16,
-        /// `_co_firsttraceable`, an int: code units before this one only set the frame up.
+        /// `_co_firsttraceable`, an int: code units before this index only set up the frame.
         first_traceable: u16,
     },
 }
@@ -186,15 +185,15 @@ pub struct StringLayout {
     pub length: u16,
     /// `state`, a word of bit fields.
     pub state: u16,
-    /// Within `state`: `kind` after the two bits of `interned`, bytes a code point.
+    /// Position of `kind` in `state`, after the two bits of `interned`: bytes per code point.
     pub kind_shift: u8,
-    /// Within `state`: the data follow the header.
+    /// Flag in `state`: the data follow the header.
     pub compact: u32,
-    /// Within `state`: all code points are below 128.
+    /// Flag in `state`: all code points are below 128.
     pub ascii: u32,
-    /// Where the data of a compact ASCII string begin: `sizeof(PyASCIIObject)`.
+    /// Offset of the data of a compact ASCII string: `sizeof(PyASCIIObject)`.
     pub ascii_data: u16,
-    /// Where the data of other compact strings begin: `sizeof(PyCompactUnicodeObject)`.
+    /// Offset of the data of other compact strings: `sizeof(PyCompactUnicodeObject)`.
     pub compact_data: u16,
     /// `data.any`: the pointer to the data of a string that is not compact.
     pub data_pointer: u16,
@@ -216,44 +215,44 @@ pub struct ObjectLayout {
     pub references: u16,
     /// `ob_type`.
     pub kind: u16,
-    /// Of a type: `tp_dealloc`, by which its objects are freed (`PyTypeObject` in
+    /// `tp_dealloc` in a type, the function that frees its objects (`PyTypeObject` in
     /// `Include/cpython/object.h`@v3.9.18 to @v3.15.2).
     pub type_dealloc: u16,
 }
 
-/// The garbage collector's lists, and the objects that hold others.
+/// The garbage collector's lists, and the objects that hold other objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeapLayout {
     /// `struct _gc_runtime_state`.
     pub collector: CollectorLayout,
     /// `PyTypeObject` and `PyHeapTypeObject`.
     pub class: ClassLayout,
-    /// `PyDictObject` and what it points to.
+    /// `PyDictObject` and the structures that it points to.
     pub dict: DictLayout,
-    /// Where objects of classes written in Python keep their attributes.
+    /// The attribute storage of objects whose class is written in Python.
     pub attributes: Attributes,
-    /// How an int says how long it is.
+    /// The encoding of an int's length.
     pub numbers: Numbers,
-    /// `PyTupleObject.ob_item`; `ob_size` is the word behind the type in every version.
+    /// `PyTupleObject.ob_item`; `ob_size` is the word after the type in every version.
     pub tuple_items: u16,
     /// The variables of frames.
     pub locals: LocalsLayout,
-    /// What is suspended: generators, coroutines and asynchronous generators are laid out alike.
+    /// Suspended frames; generators, coroutines and asynchronous generators have the same layout.
     pub generator: GeneratorLayout,
-    /// Of a frame object, `f_frame`: where the frame itself lies (`Include/internal/pycore_frame.h`@v3.11.7 to
-    /// @v3.15.2). `None` up to 3.10, where it is the frame itself.
+    /// `f_frame` in a frame object, the pointer to the frame (`Include/internal/pycore_frame.h`@v3.11.7 to
+    /// @v3.15.2). `None` up to 3.10, where the object is the frame.
     pub frame_of_object: Option<u16>,
-    /// Of a function, `func_defaults`, a tuple or NULL; `func_kwdefaults`, a dict or NULL, is the next word
+    /// `func_defaults` in a function, a tuple or NULL; the next word is `func_kwdefaults`, a dict or NULL
     /// (`Include/funcobject.h`@v3.9.18, `Include/cpython/funcobject.h`@v3.10.13 to @v3.15.2).
     pub function_defaults: u16,
 }
 
 impl HeapLayout {
-    /// `ob_size` of an object of variable size, a signed word (`PyVarObject` in
-    /// `Include/object.h`@v3.9.18 to @v3.15.2).
+    /// `ob_size` of an object of variable size, a signed word (`PyVarObject` in `Include/object.h`@v3.9.18 to
+    /// @v3.15.2).
     pub const SIZE: u16 = 16;
-    /// `ob_digit` of an int, of 32 bits each, the lowest first (`Include/cpython/longintrepr.h`@v3.9.18
-    /// to @v3.15.2).
+    /// `ob_digit` of an int: 32 bits each, lowest first (`Include/cpython/longintrepr.h`@v3.9.18 to
+    /// @v3.15.2).
     pub const DIGITS: u16 = 24;
     /// `PyListObject.ob_item` (`Include/cpython/listobject.h`@v3.9.18 to @v3.15.2).
     pub const LIST_ITEMS: u16 = 24;
@@ -261,7 +260,7 @@ impl HeapLayout {
     pub const CELL: u16 = 16;
     /// `PyModuleObject.md_dict` (`Include/internal/pycore_moduleobject.h`@v3.9.18 to @v3.15.2).
     pub const MODULE_DICT: u16 = 16;
-    /// `PySetObject.mask`; `table` is the next word, of which each entry has 16 bytes, the key first
+    /// `PySetObject.mask`; the next word is `table`, whose entries have 16 bytes, the key first
     /// (`Include/setobject.h`@v3.9.18, `Include/cpython/setobject.h`@v3.11.7 to @v3.15.2).
     pub const SET_MASK: u16 = 32;
 }
@@ -274,39 +273,39 @@ pub struct CollectorLayout {
     pub next_interpreter: u16,
     /// `interp->gc`, from the start of the interpreter.
     pub start: u16,
-    /// In it, `generations[0].head`, a `PyGC_Head`; the next two follow.
+    /// `generations[0].head` in `gc`, a `PyGC_Head`; the next two generations follow.
     pub generations: u16,
-    /// In it, `permanent_generation.head`: what `gc.freeze()` took out of the others.
+    /// `permanent_generation.head` in `gc`: the objects that `gc.freeze()` set aside.
     pub permanent: u16,
-    /// In it, `collecting`, an int: not 0 while the lists are taken apart.
+    /// `collecting` in `gc`, an int: not 0 while a collection relinks the lists.
     pub collecting: u16,
 }
 
 impl CollectorLayout {
-    /// How many generations there are.
+    /// The number of generations.
     pub const GENERATIONS: u64 = 3;
     /// `sizeof(struct gc_generation)`.
     pub const GENERATION_SIZE: u64 = 24;
-    /// `sizeof(PyGC_Head)`: an object lies so far behind its head.
+    /// `sizeof(PyGC_Head)`: the distance from a head to its object.
     pub const HEAD_SIZE: u64 = 16;
-    /// The bits of its two pointers that are the collector's own marks.
+    /// The bits of its two pointers that are the collector's flags.
     pub const MARKS: u64 = 3;
 }
 
-/// `PyTypeObject` (`Include/cpython/object.h`@v3.9.18 to @v3.15.2), the same but for the last.
+/// `PyTypeObject` (`Include/cpython/object.h`@v3.9.18 to @v3.15.2), the same in every version but for the
+/// last field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLayout {
-    /// Of a class made by a `class` statement, `ht_cached_keys`: the names of its objects'
-    /// attributes.
+    /// `ht_cached_keys` of a class made by a `class` statement: the names of its objects' attributes.
     pub cached_keys: u16,
 }
 
 impl ClassLayout {
-    /// `tp_name`, a C string; of a class made by a `class` statement without its module.
+    /// `tp_name`, a C string; a class made by a `class` statement has it without its module.
     pub const NAME: u16 = 24;
     /// `tp_basicsize`, bytes of an object.
     pub const BASIC_SIZE: u16 = 32;
-    /// `tp_itemsize`, bytes more for each of `ob_size`.
+    /// `tp_itemsize`, bytes per unit of `ob_size`.
     pub const ITEM_SIZE: u16 = 40;
     /// `tp_flags`.
     pub const FLAGS: u16 = 168;
@@ -325,7 +324,7 @@ impl ClassLayout {
     pub const MANAGED_DICT: u64 = 1 << 4;
     /// `Py_TPFLAGS_HEAPTYPE`.
     pub const HEAP_TYPE: u64 = 1 << 9;
-    /// `Py_TPFLAGS_READY`, which every type has that objects have.
+    /// `Py_TPFLAGS_READY`, set in every type that has objects.
     pub const READY: u64 = 1 << 12;
     /// `Py_TPFLAGS_LONG_SUBCLASS`.
     pub const LONG: u64 = 1 << 24;
@@ -345,33 +344,32 @@ impl ClassLayout {
 /// `Include/internal/pycore_dict.h`@v3.11.7 to @v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DictLayout {
-    /// How its keys are laid out.
     pub keys: DictKeys,
-    /// Where in `ma_values` the first value stands.
+    /// Offset in `ma_values` of the first value.
     pub values: u16,
 }
 
 impl DictLayout {
-    /// `ma_used`: how many entries it has.
+    /// `ma_used`: the number of entries.
     pub const USED: u16 = 16;
     /// `ma_keys`.
     pub const KEYS: u16 = 32;
-    /// `ma_values`: the values, where the keys are those of a whole class; else NULL.
+    /// `ma_values`: the values, if the class shares the keys among its objects; else NULL.
     pub const VALUES: u16 = 40;
 }
 
-/// How the word at [`HeapLayout::SIZE`] of an int tells the number of its digits and its sign.
+/// The encoding of an int's digit count and sign, in the word at [`HeapLayout::SIZE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Numbers {
     /// `ob_size`, negative for a negative int (up to 3.11).
     Signed,
-    /// `lv_tag`: the number above three bits, of which the lower two are 2 for a negative int (3.12 on,
+    /// `lv_tag`: the digit count above three bits, of which the lower two are 2 for a negative int (3.12 on,
     /// `Include/internal/pycore_long.h`@v3.12.1).
     Tagged,
 }
 
 impl Numbers {
-    /// The number of digits, and whether the int is negative.
+    /// Returns the digit count, and true for a negative int.
     pub fn sign(self, word: u64) -> (u64, bool) {
         match self {
             Self::Signed => (word.cast_signed().unsigned_abs(), word.cast_signed() < 0),
@@ -380,69 +378,70 @@ impl Numbers {
     }
 }
 
-/// How the keys of a dict are laid out.
+/// The layout of a dict's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DictKeys {
-    /// Up to 3.10: `dk_size` at 8, `dk_nentries` at 32, indices from 40 on, then entries of hash,
-    /// key and value.
+    /// Up to 3.10: `dk_size` at 8, `dk_nentries` at 32, indices from 40 on, then entries of hash, key and
+    /// value.
     Sized,
-    /// From 3.11 on: `dk_log2_size`, `dk_log2_index_bytes` and `dk_kind` from 8 on, `dk_nentries` at
-    /// 24, indices from 32 on, then entries: with a hash where the kind is 0.
+    /// From 3.11 on: `dk_log2_size`, `dk_log2_index_bytes` and `dk_kind` from 8 on, `dk_nentries` at 24,
+    /// indices from 32 on, then entries. An entry has a hash if the kind is 0.
     Logarithmic,
 }
 
-/// Where objects of classes written in Python keep their attributes.
+/// The attribute storage of objects whose class is written in Python.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attributes {
-    /// In a dict that lies at `tp_dictoffset` (up to 3.10).
+    /// A dict at `tp_dictoffset` (up to 3.10).
     Dict,
     /// Before the object: values at -32, or else a dict at -24 (3.11,
     /// `Include/internal/pycore_object.h`@v3.11.7).
     ValuesOrDict,
-    /// In the word at -24: values where its lowest bit is set, of one byte less; else a dict (3.12,
+    /// The word at -24: one less than the address of the values if the lowest bit is set, else a dict (3.12,
     /// `Include/internal/pycore_object.h`@v3.12.1).
     Tagged,
-    /// In a dict at -24, or, where there is none, in values behind the object itself (3.13 on,
+    /// A dict at -24, or, without one, values after the object itself (3.13 on,
     /// `Include/internal/pycore_object.h`@v3.13.0).
     Inline,
 }
 
-/// Where the variables of a frame are (the sources of [`FrameLayout`] and [`CodeLayout`]).
+/// The variables of a frame (sources as for [`FrameLayout`] and [`CodeLayout`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalsLayout {
-    /// In a frame, `f_globals`, a dict.
+    /// `f_globals` in a frame, a dict.
     pub globals: u16,
-    /// In a frame, `f_locals`: the dict of a module's or a class's code, or NULL.
+    /// `f_locals` in a frame: the dict of a module's or a class's code, or NULL.
     pub mapping: u16,
-    /// In a frame, `localsplus[0]`.
+    /// `localsplus[0]` in a frame.
     pub first: u16,
-    /// In a code object, `co_flags`, 32 bits.
+    /// `co_flags` in a code object, 32 bits.
     pub code_flags: u16,
-    /// In a code object, the names of what lies there.
+    /// The names of the frame's variables, in a code object.
     pub names: LocalNames,
 }
 
 impl LocalsLayout {
-    /// In `co_flags`, `CO_OPTIMIZED`: the variables are in the frame, not in a dict.
+    /// `CO_OPTIMIZED` in `co_flags`: the variables are in the frame, not in a dict.
     pub const OPTIMIZED: u32 = 1;
 }
 
-/// Where a generator has its frame (`_PyGenObject_HEAD` in `Include/genobject.h`@v3.9.18, `Include/cpython/genobject.h`
-/// @v3.11.7 to @v3.13.0, `Include/internal/pycore_interpframe_structs.h`@v3.14.10, v3.15.2).
+/// The frame of a generator (`_PyGenObject_HEAD` in `Include/genobject.h`@v3.9.18,
+/// `Include/cpython/genobject.h`@v3.11.7 to @v3.13.0,
+/// `Include/internal/pycore_interpframe_structs.h`@v3.14.10, v3.15.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GeneratorLayout {
-    /// In a frame object, to which this word points: NULL once it is over. While it is suspended, the frame has
-    /// no caller (`gen_send_ex` in `Objects/genobject.c`@v3.9.18, v3.10.13).
+    /// In a frame object, to which this word points; NULL once the generator has finished. While it is
+    /// suspended, the frame has no caller (`gen_send_ex` in `Objects/genobject.c`@v3.9.18, v3.10.13).
     Apart(u16),
-    /// In itself.
+    /// In the generator itself.
     Inside {
         /// `gi_iframe`.
         frame: u16,
         /// `gi_frame_state`, a signed byte: `enum _framestate` in `Include/internal/pycore_frame.h`.
         state: u16,
-        /// `FRAME_CREATED`, the least of the states: nothing of it has run.
+        /// `FRAME_CREATED`, the lowest state: no code of it has run.
         created: i8,
-        /// `FRAME_EXECUTING`: all that are less are states in which it can be resumed.
+        /// `FRAME_EXECUTING`: in all lower states, the generator can be resumed.
         executing: i8,
     },
 }
@@ -450,8 +449,8 @@ pub enum GeneratorLayout {
 /// The names of a frame's variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalNames {
-    /// Up to 3.10: of `co_nlocals` variables in the tuple `co_varnames`, then of cells in
-    /// `co_cellvars`, then in `co_freevars`.
+    /// Up to 3.10: `co_nlocals` variables in the tuple `co_varnames`, then cells in `co_cellvars`, then
+    /// `co_freevars`.
     Three([u16; 3]),
     /// From 3.11 on: all in the tuple `co_localsplusnames`.
     One(u16),

@@ -1,19 +1,19 @@
-//! The location table of CPython 3.11 and later: which line an instruction belongs to.
+//! The location table of CPython 3.11 and later, which maps instructions to lines.
 //!
-//! Format: `Objects/locations.md`@v3.11.7, v3.12.1; meaning of each case as in `get_line_delta` and
+//! Format: `Objects/locations.md`@v3.11.7, v3.12.1; each case as in `get_line_delta` and
 //! `_PyCode_CheckLineNumber` of `Objects/codeobject.c`@v3.12.1.
 
 /// Bytes of one code unit.
 const UNIT: u32 = 2;
 
-/// Where the source of some instructions stands.
+/// The source location of some instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// First line, from 1.
     pub line: u32,
     /// Last line.
     pub end_line: u32,
-    /// Columns, where the table has them (not with `-X no_debug_ranges`).
+    /// Columns, if the table has them (not with `-X no_debug_ranges`).
     pub columns: Option<Columns>,
 }
 
@@ -31,21 +31,21 @@ pub struct Columns {
 pub struct Entry {
     /// Offset in bytes of the first instruction.
     pub start: u32,
-    /// Offset in bytes after the last.
+    /// Offset in bytes after the last instruction.
     pub end: u32,
-    /// The location; `None` for instructions that stand on no line.
+    /// The location; `None` for instructions without a line.
     pub location: Option<Location>,
 }
 
-/// The location of the instruction at `offset` bytes from the first instruction. `None` where it
-/// stands on no line, or the table ends before it.
+/// Returns the location of the instruction at `offset` bytes from the first instruction. `None` if it has no
+/// line, or the table ends before it.
 pub fn locate(table: &[u8], first_line: u32, offset: u32) -> Option<Location> {
     entries(table, first_line)
         .find(|entry| offset < entry.end)?
         .location
 }
 
-/// The entries of a table, in the order of their instructions. A damaged table ends early.
+/// Returns the entries of a table, in the order of their instructions. A damaged table ends early.
 pub fn entries(table: &[u8], first_line: u32) -> Entries<'_> {
     Entries {
         rest: table,
@@ -54,7 +54,7 @@ pub fn entries(table: &[u8], first_line: u32) -> Entries<'_> {
     }
 }
 
-/// Iterates over the entries of a table.
+/// An iterator over the entries of a table.
 #[derive(Clone, Debug)]
 pub struct Entries<'a> {
     rest: &'a [u8],
@@ -67,7 +67,7 @@ impl Iterator for Entries<'_> {
 
     fn next(&mut self) -> Option<Entry> {
         let (&first, tail) = self.rest.split_first()?;
-        // Every entry begins with a byte that has its highest bit set, and only that byte has.
+        // Every entry starts with a byte whose highest bit is set; no other byte has it.
         let length = tail
             .iter()
             .position(|byte| byte & 0x80 != 0)
@@ -87,7 +87,7 @@ impl Iterator for Entries<'_> {
 }
 
 impl Entries<'_> {
-    /// The location that an entry of this code gives; the outer `None` where the table is damaged.
+    /// Decodes the location of an entry with this code; the outer `None` if the table is damaged.
     fn location(&mut self, code: u8, operands: &mut &[u8]) -> Option<Option<Location>> {
         let (end_delta, columns) = match code {
             0..=9 => {
@@ -144,7 +144,7 @@ fn take(operands: &mut &[u8]) -> Option<u8> {
     Some(byte)
 }
 
-/// Six bits a byte, lowest first; 0x40 says that more follow.
+/// Decodes six bits per byte, lowest first; 0x40 marks that more follow.
 fn varint(operands: &mut &[u8]) -> Option<u32> {
     let mut value = 0_u32;
     for shift in (0..32).step_by(6) {
@@ -157,7 +157,7 @@ fn varint(operands: &mut &[u8]) -> Option<u32> {
     None
 }
 
-/// A varint whose lowest bit is the sign.
+/// Decodes a varint whose lowest bit is the sign.
 fn signed_varint(operands: &mut &[u8]) -> Option<i32> {
     let value = varint(operands)?;
     let magnitude = (value >> 1) as i32;

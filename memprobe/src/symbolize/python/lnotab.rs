@@ -1,8 +1,8 @@
-//! The line tables of CPython before 3.11: pairs of bytes, one that counts bytes of instructions
-//! and one that counts lines.
+//! The line tables of CPython before 3.11: pairs of bytes, one that counts bytes of instructions and one that
+//! counts lines.
 
-/// The line of the instruction at `offset` bytes in a table of up to 3.9 (`PyCode_Addr2Line` of
-/// `Objects/codeobject.c`@v3.9.18): each pair goes on by so many bytes, then by so many lines.
+/// Returns the line of the instruction at `offset` bytes in a table of up to 3.9 (`PyCode_Addr2Line` of
+/// `Objects/codeobject.c`@v3.9.18). Each pair advances by a number of bytes, then by a number of lines.
 pub fn line_by_increments(table: &[u8], first_line: u32, offset: u32) -> u32 {
     let mut line = first_line;
     let mut at = 0_u32;
@@ -16,12 +16,11 @@ pub fn line_by_increments(table: &[u8], first_line: u32, offset: u32) -> u32 {
     line
 }
 
-/// The line of the instruction at `offset` bytes in a table of 3.10
-/// (`PyLineTable_NextAddressRange` of `Objects/codeobject.c`@v3.10.13): each pair goes on by so many
-/// lines, on which the next so many bytes stand. `None` where they stand on none, or the table ends
-/// before.
+/// Returns the line of the instruction at `offset` bytes in a table of 3.10 (`PyLineTable_NextAddressRange`
+/// of `Objects/codeobject.c`@v3.10.13). Each pair advances by a number of lines, and the next bytes are on
+/// that line. `None` if the bytes have no line, or the table ends before.
 pub fn line_by_ranges(table: &[u8], first_line: u32, offset: u32) -> Option<u32> {
-    /// A count of lines that says that the bytes stand on none.
+    /// The line count of bytes that have no line.
     const NO_LINE: u8 = 0x80;
     let mut line = first_line;
     let mut end = 0_u32;
@@ -37,7 +36,7 @@ pub fn line_by_ranges(table: &[u8], first_line: u32, offset: u32) -> Option<u32>
     None
 }
 
-/// Goes on by a count of lines, a signed byte.
+/// Advances by a line count, a signed byte.
 fn advance(line: u32, lines: u8) -> u32 {
     line.wrapping_add_signed(i8::from_le_bytes([lines]).into())
 }

@@ -1,4 +1,4 @@
-//! CPython from outside: which one a process runs, its threads, its code objects and their lines.
+//! CPython seen from another process: detection, threads, code objects and their lines.
 
 pub mod cache;
 pub mod calibrate;

@@ -1,40 +1,40 @@
-//! The calls of `torch.nn.Module`s on a stack, and which code object they all pass.
+//! Calls of `torch.nn.Module`s on a stack, and the code object that all of them pass.
 
 use memprobe_common::{FrameRecord, StackHead};
 
 use super::cache::Resolved;
 use crate::event::{Frame, Module};
 
-/// Gives names to modules by their addresses.
+/// Names modules by their addresses.
 pub trait NameModules {
-    /// The path of the last of these modules, of which each was called by the one before.
+    /// Returns the path of the last of these modules; each one was called by the one before.
     fn path(&mut self, calls: &Calls<'_>) -> Answer;
 
-    /// As [`Self::path`], to a question that was asked before and is to be answered later.
+    /// Like [`Self::path`], for a question that [`Answer::Later`] deferred.
     fn path_later(&mut self, calls: &Calls<'_>, question: Question) -> Answer;
 
-    /// Nobody waits any longer for the answer to a question: that module is not known.
+    /// Drops all deferred questions: their modules stay unknown.
     fn give_up(&mut self);
 
-    /// Looks whether what was named is still there; `true` where another name may be right now for
-    /// what was named before. `ran` tells for how long the process has run, in any unit.
+    /// Checks that the named modules still exist; `true` if a module named before may have another name now.
+    /// `ran` returns the run time of the process, in any unit.
     fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool;
 }
 
-/// What is said of the name of a module.
+/// The answer to a question for a module's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// That it is this one, or that it cannot be known.
+    /// The module, which may be [`Module::Unknown`].
     Is(Module),
-    /// That what is there is first to be seen to stay: ask again in a moment.
+    /// Not known yet: the module tree must first prove stable. Ask again in a moment.
     Later(Question),
 }
 
-/// The number of a question.
+/// The number of a deferred question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Question(pub u64);
 
-/// The modules of a stack of which the last has no name yet.
+/// The modules of a stack whose last one has no name yet.
 #[derive(Debug)]
 pub struct Asked {
     modules: Vec<Called>,
@@ -42,30 +42,29 @@ pub struct Asked {
     question: Question,
 }
 
-/// What a stack says of the modules that were being called.
+/// The innermost module call of a stack.
 #[derive(Debug)]
 pub enum Innermost {
-    /// It is this one.
     Is(Module),
-    /// Its name is asked for.
+    /// A module whose name is still pending.
     Asked(Asked),
 }
 
 /// The modules that were being called on one stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls<'a> {
-    /// Them, the outermost first; at least one.
+    /// The modules, outermost first; at least one.
     pub modules: &'a [Called],
-    /// Whether others may have been called further out.
+    /// True if outer calls may be missing.
     pub cut: bool,
 }
 
 /// A module that was being called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Called {
-    /// Its address.
+    /// The module's address.
     pub object: u64,
-    /// The class that it had; 0 where that is not known.
+    /// The address of its class at the time of the call; 0 if unknown.
     pub class: u64,
 }
 
@@ -78,8 +77,8 @@ impl Called {
     }
 }
 
-/// What every call of a module passes, in the order of preference (torch/nn/modules/module.py@v2.15.0,
-/// @v2.0.1).
+/// The function that every call of a module passes, in ascending order of preference
+/// (torch/nn/modules/module.py@v2.15.0, @v2.0.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Callee {
     /// `Module._call_impl`: up to 2.0. Later versions have it too, called by the other.
@@ -88,7 +87,7 @@ enum Callee {
     Wrapped,
 }
 
-/// The file that both are in.
+/// The file that defines both.
 const FILE: &str = "torch/nn/modules/module.py";
 
 impl Callee {
@@ -102,7 +101,7 @@ impl Callee {
     }
 }
 
-/// What is known of the calls of modules in a process.
+/// The known facts about module calls in a process.
 #[derive(Default)]
 pub struct ModuleCalls {
     known: Option<(u64, Callee)>,
@@ -110,35 +109,35 @@ pub struct ModuleCalls {
 }
 
 impl ModuleCalls {
-    /// Names modules by this from now on.
+    /// Names modules through `names` from now on.
     pub fn set_names(&mut self, names: Box<dyn NameModules + Send>) {
         self.names = Some(names);
     }
 
-    /// The code object that every call of a module passes, once one was seen.
+    /// Returns the code object that every call of a module passes, once one was seen.
     pub fn code(&self) -> Option<u64> {
         self.known.map(|(code, _)| code)
     }
 
-    /// What the process that this one is a copy of knows of them holds here too.
+    /// Takes over the parent's code object in a forked child.
     pub fn inherit(&mut self, parent: &Self) {
         self.known = parent.known;
     }
 
-    /// A code object was freed.
+    /// Forgets a code object that was freed.
     pub fn forget(&mut self, code: u64) {
         if self.code() == Some(code) {
             self.known = None;
         }
     }
 
-    /// As [`NameModules::look_again`].
+    /// Like [`NameModules::look_again`].
     pub fn look_again(&mut self, ran: &dyn Fn() -> Option<u64>) -> bool {
         let names = self.names.as_mut();
         names.is_some_and(|names| names.look_again(ran))
     }
 
-    /// The innermost module that was being called on a stack.
+    /// Returns the innermost module that was being called on a stack.
     pub fn innermost<'a>(
         &mut self,
         head: &StackHead,
@@ -164,7 +163,7 @@ impl ModuleCalls {
         if self.known.is_none_or(|(_, known)| known < callee) {
             self.known = Some((code, callee));
         }
-        // The outermost first. One that the kernel was not told of leaves the path unknown.
+        // Outermost first. A call that the kernel did not recognize as one leaves the path unknown.
         let modules: Option<Vec<_>> = calls
             .iter()
             .rev()
@@ -187,7 +186,7 @@ impl ModuleCalls {
         }
     }
 
-    /// Asks again; `None` where there is no answer yet.
+    /// Asks again; `None` without an answer yet.
     pub fn ask_again(&mut self, asked: &Asked) -> Option<Module> {
         let Some(names) = &mut self.names else {
             return Some(Module::Unknown);
@@ -202,7 +201,7 @@ impl ModuleCalls {
         }
     }
 
-    /// No answer is waited for any longer.
+    /// Drops all deferred questions.
     pub fn give_up(&mut self) {
         if let Some(names) = &mut self.names {
             names.give_up();
@@ -321,7 +320,7 @@ mod tests {
             innermost(&mut calls, &[frame("_call_impl", of(4))]),
             called("4")
         );
-        // Should the preferred one come, it is the one.
+        // A call of the preferred function replaces the code object.
         innermost(&mut calls, &[frame("_wrapped_call_impl", WRAPPED)]);
         assert_eq!(calls.code(), Some(WRAPPED));
     }

@@ -1,5 +1,5 @@
-//! Where a thread finds its own `PyThreadState`: what `PyGILState_GetThisThreadState()` returns, which
-//! is right whether the thread holds the GIL or not.
+//! The location of a thread's own `PyThreadState`: the result of `PyGILState_GetThisThreadState()`, which is
+//! valid whether the thread holds the GIL or not.
 
 use hashbrown::{HashMap, HashSet};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
@@ -7,11 +7,11 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register}
 use super::threads::ThreadState;
 use crate::target::memory::{ReadMemory, Unreadable};
 
-/// Where glibc keeps the thread-specific values of `pthread_setspecific` (`struct pthread` in
-/// `nptl/descr.h`; x86-64, where `pthread_self()` is fsbase). The same from 2.27 to 2.43; libc says
-/// so itself in its data symbols `_thread_db_pthread_specific`, `_thread_db_sizeof_pthread_key_data`.
+/// The storage of `pthread_setspecific` values in glibc (`struct pthread` in `nptl/descr.h`; x86-64, where
+/// `pthread_self()` is fsbase). It is the same from 2.27 to 2.43; libc describes it in its data symbols
+/// `_thread_db_pthread_specific` and `_thread_db_sizeof_pthread_key_data`.
 mod glibc {
-    /// `specific_1stblock`: the first 32 keys, in the thread's own block.
+    /// `specific_1stblock`: the first 32 keys, in `struct pthread` itself.
     pub(super) const FIRST_BLOCK: i32 = 0x310;
     /// `specific`: pointers to the blocks of 32 keys each.
     pub(super) const BLOCKS: i32 = 0x510;
@@ -23,21 +23,21 @@ mod glibc {
     pub(super) const DATA: i32 = 8;
     /// `PTHREAD_KEYS_MAX`.
     pub(super) const MAX_KEYS: u32 = 1024;
-    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the table of the blocks of
-    /// thread-local storage, by the number of the library.
+    /// `header.dtv` (`tcbhead_t` in `sysdeps/x86_64/nptl/tls.h`): the pointer to the thread's TLS blocks by
+    /// module ID.
     pub(super) const LIBRARIES: i32 = 8;
-    /// `sizeof(dtv_t)`, which begins with the block's address (`sysdeps/generic/dl-dtv.h`).
+    /// `sizeof(dtv_t)`, which starts with the block's address (`sysdeps/generic/dl-dtv.h`).
     pub(super) const LIBRARY_ENTRY: i32 = 16;
-    /// `TLS_DTV_UNALLOCATED`: in place of the address of a block that the thread has not used.
+    /// `TLS_DTV_UNALLOCATED`: replaces the address of a block that the thread has not used.
     pub(super) const UNALLOCATED: u64 = u64::MAX;
-    /// The most libraries with thread-local storage that are believed.
+    /// The highest TLS module ID that is accepted.
     pub(super) const MAX_LIBRARIES: u64 = 1 << 16;
 }
 
-/// How far below its thread pointer a thread's variables are searched for its state.
+/// Bytes below a thread pointer that are searched for the thread's state.
 const SEARCHED: usize = 4096;
 
-/// The way from a thread's pointer to the word that holds its state.
+/// The path from a thread pointer to the word that holds the thread's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StateWay {
     steps: [i32; 3],
@@ -45,7 +45,7 @@ pub struct StateWay {
 }
 
 impl StateWay {
-    /// To the value of the pthread key of this number; `None` where glibc gives out no such key.
+    /// Returns the path to the value of a pthread key; `None` if glibc has no such key.
     pub fn to_key(number: u32) -> Option<Self> {
         use glibc::{BLOCKS, DATA, ENTRY, FIRST_BLOCK, KEYS_PER_BLOCK, MAX_KEYS};
         let number = i32::try_from(number).ok().filter(|_| number < MAX_KEYS)?;
@@ -58,13 +58,12 @@ impl StateWay {
         })
     }
 
-    /// To a variable at a fixed distance from the thread pointer.
+    /// Returns the path to a variable at a fixed distance from the thread pointer.
     pub fn to_variable(distance: i32) -> Self {
         Self::of(&[distance])
     }
 
-    /// To a variable in the block of the library with this number; `None` where there can be no
-    /// such library.
+    /// Returns the path to a variable in the TLS block of the module with this ID; `None` for an invalid ID.
     pub fn to_library_variable(library: u64, offset: i32) -> Option<Self> {
         let number = i32::try_from(library)
             .ok()
@@ -82,15 +81,16 @@ impl StateWay {
         }
     }
 
-    /// The first is added to the thread pointer, each further one to what is read there.
+    /// Returns the offsets: the first is added to the thread pointer, each further one to the word read
+    /// there.
     pub fn steps(&self) -> &[i32] {
         &self.steps[..self.count]
     }
 
-    /// What the thread with this `pthread_self()` has at the end of the way; 0 where it has nothing.
+    /// Returns the word at the end of the path for the thread with this `pthread_self()`; 0 without one.
     ///
     /// # Errors
-    /// [`Unreadable`], as where the thread has ended.
+    /// [`Unreadable`], for example after the thread has ended.
     pub fn value(&self, memory: &impl ReadMemory, thread_id: u64) -> Result<u64, Unreadable> {
         let mut at = thread_id;
         for (number, &step) in self.steps().iter().enumerate() {
@@ -103,10 +103,9 @@ impl StateWay {
     }
 }
 
-/// The way that `PyGILState_GetThisThreadState()` takes to a thread-local variable, by its own
-/// instructions: `code`, which lies at `address`. It returns the variable and does nothing else
-/// (`Python/pystate.c`@v3.15.2), in one of the forms of "ELF Handling For Thread-Local Storage"
-/// (x86-64). `None` where the instructions are none of these.
+/// Returns the path by which `PyGILState_GetThisThreadState()` reaches a thread-local variable, decoded from
+/// its instructions `code` at `address`. The function only returns the variable (`Python/pystate.c`@v3.15.2),
+/// in one of the forms of "ELF Handling For Thread-Local Storage" (x86-64). `None` for other instructions.
 pub fn way_of_function(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<StateWay> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
@@ -147,15 +146,15 @@ pub fn way_of_function(memory: &impl ReadMemory, code: &[u8], address: u64) -> O
     None
 }
 
-/// What the instructions so far have put into the register that matters.
+/// The value of the relevant register after the instructions so far.
 #[derive(Clone, Copy)]
 enum Held {
     Nothing,
-    /// An address beside the code: of a `tls_index` or of a `tlsdesc`.
+    /// An IP-relative address, expected to be that of a `tls_index`.
     Address(u64),
-    /// The distance of something from the thread pointer.
+    /// A distance from the thread pointer.
     Distance(i32),
-    /// A place in a library's block of thread-local storage.
+    /// A location in a library's TLS block.
     Block {
         library: u64,
         offset: i32,
@@ -163,8 +162,8 @@ enum Held {
 }
 
 impl Held {
-    /// What `__tls_get_addr` returns for the `tls_index` whose address it was given: the number of a
-    /// library and an offset, as the loader wrote them.
+    /// Returns the result of `__tls_get_addr` for a `tls_index`: a module ID and an offset, as the loader
+    /// wrote them.
     fn after_call(self, memory: &impl ReadMemory) -> Option<Self> {
         let Self::Address(index) = self else {
             return None;
@@ -176,9 +175,9 @@ impl Held {
     }
 }
 
-/// Searches the values of all pthread keys for one under which every thread has its own state.
-/// Where several fit, the oldest: an extension can keep the same under a key of its own, which it
-/// was given after the interpreter had its own. `None` where no key fits.
+/// Searches all pthread keys for one whose value in every thread is the thread's own state. If several match,
+/// the lowest key counts: an extension may store the same value under a key that it created after the
+/// interpreter's. `None` if no key matches.
 pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<StateWay> {
     let ways = (0..glibc::MAX_KEYS).filter_map(StateWay::to_key);
     let mut ways: Vec<StateWay> = ways.collect();
@@ -191,8 +190,8 @@ pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<Stat
     ways.first().copied()
 }
 
-/// Searches what lies below the thread pointers for a word that holds every thread's own state.
-/// Empty where there is none; several where it cannot be told which is the right one.
+/// Searches the words below the thread pointers for one that holds every thread's own state. Empty if there
+/// is none; several if they cannot be told apart.
 pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<StateWay> {
     let mut found: Option<Vec<StateWay>> = None;
     for (thread_id, own) in by_thread(states) {
@@ -217,8 +216,8 @@ pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<S
     found.unwrap_or_default()
 }
 
-/// The states of each thread: it may have several in one interpreter (embedding programs do), of
-/// which it finds the one that it began with.
+/// Returns the states of each thread. A thread may have several in one interpreter (in embedding programs);
+/// its own location holds the first one.
 pub(super) fn by_thread(states: &[ThreadState]) -> HashMap<u64, HashSet<u64>> {
     let mut of_thread: HashMap<u64, HashSet<u64>> = HashMap::new();
     for state in states.iter().filter(|state| state.thread_id != 0) {

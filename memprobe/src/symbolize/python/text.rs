@@ -3,7 +3,7 @@
 use super::layout::StringLayout;
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
-/// The most code points that are kept of a name; what is cut off is marked by an ellipsis.
+/// The most code points kept of a name; an ellipsis marks the cut.
 pub const MAX_NAME_CHARS: u64 = 4096;
 
 /// Bytes from the start of a string that hold its length and state in every version.
@@ -27,12 +27,11 @@ impl Kind {
     }
 }
 
-/// Reads the str at `address`; of one that is known in part only ([`ReadMemory::read_prefix`]) its
-/// beginning. What is no character (a lone surrogate, as in undecodable file
-/// names) becomes U+FFFD.
+/// Reads the str at `address`, or a prefix of one that is only partly known ([`ReadMemory::read_prefix`]).
+/// Invalid code points (a lone surrogate, as in undecodable file names) become U+FFFD.
 ///
 /// # Errors
-/// [`Unreadable`] also where the header is not that of a string.
+/// [`Unreadable`], also if the header is not that of a string.
 pub fn read_str(
     memory: &impl ReadMemory,
     layout: &StringLayout,
@@ -49,7 +48,7 @@ pub fn read_str(
         1 => Kind::Latin1,
         2 => Kind::Ucs2,
         4 => Kind::Ucs4,
-        // 0 is a string of 3.11 that was never made ready; code objects hold none.
+        // 0 is a string of up to 3.11 that was never made ready; code objects hold none.
         _ => return Err(no_string),
     };
     if i64::try_from(length).is_err() {
@@ -71,7 +70,7 @@ pub fn read_str(
     Ok(text)
 }
 
-/// The `N` bytes of `head` at `offset`; offsets come from the layout table, never from the target.
+/// Returns the `N` bytes of `head` at `offset`; offsets come from the layout table, never from the target.
 pub(super) fn field<const N: usize>(head: &[u8], offset: u16) -> [u8; N] {
     let offset = usize::from(offset);
     let mut bytes = [0; N];

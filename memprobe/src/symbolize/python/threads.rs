@@ -7,37 +7,34 @@ use crate::target::memory::{Cause, ReadMemory, Unreadable};
 /// The most threads that are followed.
 const MAX_THREADS: usize = 16_384;
 
-/// The most frames that are followed on one stack. Python's own limit is 1,000 unless a program
-/// raises it (`sys.setrecursionlimit`).
+/// The most frames that are followed on one stack. Python's own limit is 1,000 unless a program raises it
+/// (`sys.setrecursionlimit`).
 const MAX_FRAMES: usize = 100_000;
 
-/// The bits of a frame's code that are the interpreter's own marks (`Py_TAG_BITS` in
+/// The bits of a frame's code pointer that are tags (`Py_TAG_BITS` in
 /// `Include/internal/pycore_stackref.h`@v3.14.10). An address has none of them in any version.
 const MARKS: u64 = 3;
 
 /// One `PyThreadState`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadState {
-    /// Its address.
     pub address: u64,
-    /// `pthread_self()` of the thread; 0 where no thread has taken the state yet.
+    /// `pthread_self()` of the thread; 0 before a thread has taken the state.
     pub thread_id: u64,
-    /// `gettid()` of the thread as the target's own PID namespace numbers it; renewed in the child
-    /// of a fork (`PyOS_AfterFork_Child` in `Modules/posixmodule.c`@v3.11.7, v3.12.1). 0 where that
-    /// is not known.
+    /// `gettid()` of the thread in the target's own PID namespace; updated in the child of a fork
+    /// (`PyOS_AfterFork_Child` in `Modules/posixmodule.c`@v3.11.7, v3.12.1). 0 if unknown.
     pub native_thread_id: u64,
 }
 
-/// One frame, as the kernel side records it too.
+/// One frame, with the fields that the kernel programs record too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawFrame {
-    /// Address of the frame.
     pub address: u64,
     /// Address of its code object.
     pub code: u64,
-    /// Its instruction, as the frame names it.
+    /// The frame's instruction, in the form of [`super::layout::Instructions`].
     pub instr: u64,
-    /// Who owns it (`enum _frameowner`); 0 where frames have no owner.
+    /// The owner (`enum _frameowner`); 0 if frames have none.
     pub owner: u8,
 }
 
@@ -46,15 +43,15 @@ pub struct RawFrame {
 pub struct FrameChain {
     /// Innermost first.
     pub frames: Vec<RawFrame>,
-    /// There are more than memprobe follows.
+    /// True if the stack has more frames than memprobe follows.
     pub truncated: bool,
 }
 
-/// The thread states of the interpreter at `interpreter`, newest first.
+/// Returns the thread states of the interpreter at `interpreter`, newest first.
 ///
 /// # Errors
-/// [`Unreadable`], also where the list has no end or a state belongs to another interpreter, as a
-/// list that changes while it is read may look: try again.
+/// [`Unreadable`], also if the list has no end or a state belongs to another interpreter. A list that changes
+/// meanwhile may look like that, so try again.
 pub fn thread_states(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -99,8 +96,8 @@ pub fn thread_states(
     Ok(states)
 }
 
-/// `gettid()` of a thread as glibc keeps it (`struct pthread.tid` in `nptl/descr.h`; x86-64, the same
-/// from 2.27 to 2.43), renewed in the child of a fork; 0 where the thread is gone.
+/// Returns `gettid()` of a thread from glibc's own copy (`struct pthread.tid` in `nptl/descr.h`; x86-64, the
+/// same from 2.27 to 2.43), which is updated in the child of a fork; 0 if the thread is gone.
 fn kept_by_c_library(memory: &impl ReadMemory, thread_id: u64) -> u64 {
     const TID: u64 = 0x2d0;
     memory
@@ -109,10 +106,10 @@ fn kept_by_c_library(memory: &impl ReadMemory, thread_id: u64) -> u64 {
         .into()
 }
 
-/// The frames on the stack of a thread, without regard to what they run.
+/// Returns the frames on the stack of a thread, including those that run no Python.
 ///
 /// # Errors
-/// [`Unreadable`], as the stack of a running thread may be at any moment: try again.
+/// [`Unreadable`], which the stack of a running thread may cause at any moment: try again.
 pub fn frames(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
@@ -135,7 +132,7 @@ pub fn frames(
     Ok(chain)
 }
 
-/// One frame, and the address of its caller's: 0 where it has none.
+/// Returns one frame, and the address of its caller's frame; 0 without a caller.
 ///
 /// # Errors
 /// [`Unreadable`].
@@ -150,7 +147,7 @@ pub fn frame(
     Ok((frame_of(layout, address, &head), previous))
 }
 
-/// The frame at `address`, whose bytes begin with `head`.
+/// Returns the frame at `address`, whose bytes start with `head`.
 fn frame_of(layout: &PythonLayout, address: u64, head: &[u8]) -> RawFrame {
     let frame = &layout.frame;
     RawFrame {
@@ -161,7 +158,7 @@ fn frame_of(layout: &PythonLayout, address: u64, head: &[u8]) -> RawFrame {
     }
 }
 
-/// The innermost frame of a thread; `None` where it runs no Python.
+/// Returns the innermost frame of a thread; `None` if it runs no Python.
 fn top_frame(
     memory: &impl ReadMemory,
     layout: &PythonLayout,

@@ -1,9 +1,9 @@
-//! The versions of CPython that memprobe knows: one row of offsets each. Python's own layout does
-//! not change within a minor version after its first release candidate.
+//! The supported versions of CPython: one row of offsets each. The layout does not change within a minor
+//! version after its first release candidate.
 //!
-//! Every offset was taken from `offsetof` compiled against the headers of the named tag, and the
-//! integration tests walk real interpreters with them. From 3.13 on the interpreter says most of
-//! them itself ([`super::debug_offsets`]); a row is then what is checked against, and has the rest.
+//! Every offset comes from `offsetof`, compiled against the headers of the named tag, and the integration
+//! tests walk real interpreters with them. From 3.13 on, the interpreter publishes most offsets itself
+//! ([`super::debug_offsets`]); the row then serves as a check and supplies the rest.
 
 use super::layout::{
     Attributes, BytesLayout, ClassLayout, CodeLayout, CollectorLayout, DictKeys, DictLayout,
@@ -12,7 +12,7 @@ use super::layout::{
     StringLayout, ThreadLayout,
 };
 
-/// Every version that memprobe knows.
+/// Every supported version.
 pub static LAYOUTS: [PythonLayout; 7] = [
     PYTHON_3_9,
     PYTHON_3_10,
@@ -24,27 +24,27 @@ pub static LAYOUTS: [PythonLayout; 7] = [
 ];
 
 impl PythonLayout {
-    /// The layout of CPython `3.minor`.
+    /// Returns the layout of CPython `3.minor`.
     pub fn of(minor: u8) -> Option<&'static Self> {
         LAYOUTS.iter().find(|layout| layout.minor == minor)
     }
 }
 
-/// Such as `3.9 to 3.15`.
+/// Returns the range of versions, such as `3.9 to 3.15`.
 pub fn known_versions() -> String {
     match LAYOUTS {
         [first, .., last] => format!("3.{} to 3.{}", first.minor, last.minor),
     }
 }
 
-/// Of every version.
+/// The same in every version.
 const OBJECT: ObjectLayout = ObjectLayout {
     references: 0,
     kind: 8,
     type_dealloc: 48,
 };
 
-/// Of every version.
+/// The same in every version.
 const BYTES: BytesLayout = BytesLayout { size: 16, data: 32 };
 
 /// Up to 3.11.
@@ -67,7 +67,7 @@ const STRING: StringLayout = StringLayout {
     ..STRING_WITH_WCHAR
 };
 
-/// From 3.12 on; where the instructions begin differs.
+/// From 3.12 on; the offset of the instructions differs.
 const fn code(start: u16, first_traceable: u16) -> CodeLayout {
     CodeLayout {
         size: start,
@@ -85,7 +85,7 @@ const fn code(start: u16, first_traceable: u16) -> CodeLayout {
     }
 }
 
-/// From 3.12 on; what the instruction of a frame is differs, and where its owner stands.
+/// From 3.12 on; the meaning of a frame's instruction and the offset of its owner differ.
 const fn frame(owner: u16) -> FrameLayout {
     FrameLayout {
         code: 0,
@@ -96,8 +96,8 @@ const fn frame(owner: u16) -> FrameLayout {
     }
 }
 
-/// The collector of an interpreter: where it starts, and in it the permanent generation and the mark
-/// that it is at work. Up to 3.14.
+/// The collector of an interpreter: its offset, and within it those of the permanent generation and of
+/// `collecting`. Up to 3.14.
 const fn collector(start: u16, permanent: u16, collecting: u16) -> CollectorLayout {
     CollectorLayout {
         next_interpreter: 0,
@@ -117,8 +117,8 @@ const LOCALS: LocalsLayout = LocalsLayout {
     names: LocalNames::One(96),
 };
 
-/// A generator that begins with its code (3.11), or does not (3.12 on): where its frame is, and the numbers of the
-/// states of that frame.
+/// A generator that starts with its code (3.11) or not (3.12 on): the offset of its frame, and the numbers of
+/// the frame's states.
 const fn generator(frame: u16, created: i8, executing: i8) -> GeneratorLayout {
     GeneratorLayout::Inside {
         frame,
@@ -441,7 +441,7 @@ mod tests {
             let first = config.first_local_in_header();
             assert_eq!(first.is_some(), layout.minor >= 11);
             for field in [frame.code, frame.previous, frame.instr] {
-                // The programs find a word of the header by these bits of its offset.
+                // The kernel programs address a word of the header by these bits of its offset.
                 assert!(first.is_none_or(|first| first & 0x78 == first && first != field));
             }
         }

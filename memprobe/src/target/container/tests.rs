@@ -1,11 +1,11 @@
 use super::*;
 
-/// A container's number.
+/// A container ID.
 const ID: &str = "3f1e9abc0123d5c5e5f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6";
 const OTHER: &str = "aa1e9abc0123d5c5e5f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6";
 const UID: &str = "5759a1ae-36ca-48a8-b20a-b0b5c8a90fb8";
 
-/// What a control group tells: the engine, the number, the pod.
+/// Returns engine, ID and pod of a control group text.
 fn told(groups: &str) -> Option<(Engine, String, Option<String>)> {
     let container = parse(&groups.replace("ID", ID).replace("OTHER", OTHER))?;
     let pod = container.pod.map(|pod| pod.uid);
@@ -26,9 +26,9 @@ fn containers_of_docker_are_known() {
         "12:pids:/docker/ID\n1:name=systemd:/docker/ID\n0::/system.slice/containerd.service\n",
         "0::/user.slice/user-1000.slice/user@1000.service/user.slice/docker-ID.scope\n",
         "0::/docker/buildkit/ID\n",
-        // A process that its container put into a group of its own.
+        // A process in a group that its container created.
         "0::/system.slice/docker-ID.scope/init.scope\n",
-        // Docker within Docker.
+        // Docker in Docker.
         "0::/docker/OTHER/docker/ID\n",
     ] {
         is(groups, Engine::Docker, ID, None);
@@ -73,7 +73,7 @@ fn containers_of_kubernetes_tell_their_pod() {
         ID,
         Some(UID),
     );
-    // kind: Kubernetes within Docker.
+    // kind: Kubernetes in Docker.
     is(
         "0::/system.slice/docker-OTHER.scope/kubelet.slice/kubelet-kubepods.slice/\
          kubelet-kubepods-pod5759a1ae_36ca_48a8_b20a_b0b5c8a90fb8.slice/cri-containerd-ID.scope\n",
@@ -81,7 +81,7 @@ fn containers_of_kubernetes_tell_their_pod() {
         ID,
         Some(UID),
     );
-    // A static pod's number is a hash.
+    // The UID of a static pod is a hash.
     is(
         "0::/kubepods/burstable/pod0123456789abcdef0123456789abcdef/ID\n",
         Engine::Unknown,
@@ -222,7 +222,7 @@ fn a_container_is_shown_by_what_people_know_it_by() {
     let mut container = parse(&format!("0::/docker/{ID}\n")).unwrap();
     assert_eq!(container.label(), "docker:3f1e9abc0123");
     assert_eq!(container.to_string(), "docker 3f1e9abc0123");
-    // Docker's own host name says nothing more.
+    // Docker's default host name adds no information.
     container.host = Some(ID[..12].to_owned());
     assert_eq!(container.label(), "docker:3f1e9abc0123");
     container.host = Some("trainer".to_owned());

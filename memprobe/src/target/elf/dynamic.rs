@@ -1,5 +1,5 @@
-//! Images without section headers (`sstrip`, some packers): what the loader itself goes by, the
-//! dynamic segment, leads to the dynamic symbols all the same.
+//! Images without section headers (`sstrip`, some packers): finds the dynamic symbols through the dynamic
+//! segment, as the loader does.
 
 use object::LittleEndian;
 use object::elf;
@@ -7,10 +7,10 @@ use object::read::elf::Dyn as _;
 
 use super::{ElfError, ElfImage, RawDynamic, RawSymbol, Section, entries};
 
-/// The most dynamic symbols that are believed.
+/// The most dynamic symbols that are accepted.
 const MAX_SYMBOLS: u64 = 1 << 24;
 
-/// Where the dynamic segment stands in the file.
+/// The location of the dynamic segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DynamicSegment {
     pub(super) offset: u64,
@@ -19,10 +19,10 @@ pub(super) struct DynamicSegment {
 }
 
 impl ElfImage {
-    /// The sections that a dynamic segment stands for: its strings, its symbols and itself.
+    /// Returns the sections that a dynamic segment implies: its strings, its symbols and itself.
     ///
     /// # Errors
-    /// [`ElfError`] where it is broken.
+    /// [`ElfError`] if the segment is corrupt.
     pub(super) fn sections_of(&self, dynamic: DynamicSegment) -> Result<Vec<Section>, ElfError> {
         let bytes = self.range(dynamic.offset, dynamic.size)?;
         let entries = entries::<RawDynamic>(&bytes)?;
@@ -71,13 +71,13 @@ impl ElfImage {
         ])
     }
 
-    /// The number of symbols by a `DT_HASH` table: its second word.
+    /// Returns the number of symbols of a `DT_HASH` table: its second word.
     fn count_by_hash(&self, table: u64) -> Result<u64, ElfError> {
         Ok(self.words(table, 2)?[1].into())
     }
 
-    /// The number of symbols by a `DT_GNU_HASH` table, which lists those that are defined, in
-    /// chains: the last chain ends with the last symbol.
+    /// Returns the number of symbols of a `DT_GNU_HASH` table. It lists the defined symbols in chains, and
+    /// the last chain ends with the last symbol.
     fn count_by_gnu_hash(&self, table: u64) -> Result<u64, ElfError> {
         let head = self.words(table, 4)?;
         let [buckets, first, bloom] = [0, 1, 2].map(|at| u64::from(head[at]));
@@ -87,7 +87,7 @@ impl ElfImage {
         let Some(last) = starts.into_iter().max().map(u64::from) else {
             return Ok(first);
         };
-        // An image that defines nothing has empty buckets.
+        // An image that defines no symbols has only empty buckets.
         let Some(mut at) = last.checked_sub(first) else {
             return Ok(first);
         };
@@ -101,7 +101,7 @@ impl ElfImage {
         Err(ElfError::Malformed("a chain of symbols without end"))
     }
 
-    /// So many words of 32 bits from `vaddr` on, all of which must be in the file.
+    /// Reads `count` 32-bit words from `vaddr` on; all of them must be in the file.
     fn words(&self, vaddr: u64, count: u64) -> Result<Vec<u32>, ElfError> {
         let broken = ElfError::Malformed("a broken table of symbols");
         if count > MAX_SYMBOLS {

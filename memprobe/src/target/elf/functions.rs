@@ -1,19 +1,20 @@
-//! Where functions begin, also in files without symbols: the table by which exceptions are unwound.
+//! Function start addresses from the table for exception unwinding, which exists even in files without
+//! symbols.
 
 use super::ElfImage;
 
-/// The section, and the most that is read of it: libtorch_cuda's has some 20 MiB.
+/// The section, and the most bytes read of it: that of libtorch_cuda has some 20 MiB.
 const TABLE: &str = ".eh_frame_hdr";
 const MOST_BYTES: u64 = 256 << 20;
 
-/// What precedes the entries where they have the form that every linker gives them: version 1, the
-/// place of `.eh_frame` relative to itself, the number of entries in 32 bits, and entries of two signed
-/// 32-bit numbers relative to the section (Linux Standard Base, "The .eh_frame_hdr section").
+/// The first bytes of the only supported table form, which every linker writes: version 1, `.eh_frame`
+/// address relative to itself, 32-bit entry count. Entries are two signed 32-bit numbers relative to the
+/// section (Linux Standard Base, "The .eh_frame_hdr section").
 const FORM: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 impl ElfImage {
-    /// The addresses, in the file's own terms, at which functions or parts of them begin, in order;
-    /// `None` where the file does not say.
+    /// Returns the addresses before relocation at which functions or parts of them start, in order; `None`
+    /// without a supported table.
     pub fn function_starts(&self) -> Option<Vec<u64>> {
         let (section, bytes) = self.section_contents(TABLE, MOST_BYTES)?;
         let (head, entries) = bytes.split_at_checked(12)?;

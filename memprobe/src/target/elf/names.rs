@@ -1,4 +1,4 @@
-//! Which function an address lies in, also in libraries whose symbols fill hundreds of megabytes.
+//! Finds the function at an address, even in libraries with hundreds of megabytes of symbols.
 
 use std::ops::Range;
 
@@ -8,23 +8,23 @@ use object::read::elf::Sym;
 
 use super::{ElfError, ElfImage, RawSymbol, Section, entries};
 
-/// The most symbols that are read of a file, 24 bytes each; of a function 16 are kept. libtorch_cpu of
-/// PyTorch 2.15 has half a million symbols.
+/// The most symbols that are read of a file. A symbol has 24 bytes there; a function takes 16 here.
+/// libtorch_cpu of PyTorch 2.15 has half a million symbols.
 const MOST_SYMBOLS: u64 = 4 << 20;
 
-/// Bytes of a table of symbols that are read at once: a whole number of entries of 24 bytes.
+/// Bytes of a symbol table that are read at once: a whole number of 24-byte entries.
 const CHUNK: u64 = 24 << 15;
 
-/// The longest name that is read, in bytes: those of templates reach a few thousand.
+/// The longest name that is read, in bytes; template names reach a few thousand.
 const LONGEST_NAME: u64 = 16 << 10;
 
-/// The functions of an image by address. Names stay in the file until they are asked for.
+/// The functions of an image by address. Names stay in the file until they are requested.
 #[derive(Debug)]
 pub struct FunctionNames {
     image: ElfImage,
-    /// By rising address, no two of the same.
+    /// In ascending order of address, without duplicates.
     functions: Vec<Function>,
-    /// Where the names lie in the file.
+    /// The range of the string table in the file.
     names: Range<u64>,
 }
 
@@ -32,15 +32,15 @@ pub struct FunctionNames {
 struct Function {
     vaddr: u64,
     size: u32,
-    /// Where its name begins among the names.
+    /// Offset of the name in the string table.
     name: u32,
 }
 
 impl FunctionNames {
-    /// Of `.symtab`, or of the dynamic symbols where there is none that names functions.
+    /// Reads `.symtab`, or the dynamic symbols if it is missing or names no functions.
     ///
     /// # Errors
-    /// [`ElfError`] where neither table can be read, or has more symbols than any library.
+    /// [`ElfError`] if neither table can be read, or one has more symbols than any library.
     pub fn of(image: ElfImage) -> Result<Self, ElfError> {
         let mut outcome = Err(ElfError::Malformed("no symbols"));
         for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
@@ -59,12 +59,13 @@ impl FunctionNames {
         })
     }
 
-    /// Bytes that are kept in memory.
+    /// The memory that the index takes, in bytes.
     pub fn bytes(&self) -> usize {
         self.functions.capacity() * size_of::<Function>()
     }
 
-    /// The name (as mangled) of the function that `offset` in the file lies in; `None` where no symbol says.
+    /// Returns the mangled name of the function that contains `offset` in the file; `None` if no symbol
+    /// covers it.
     pub fn at(&self, offset: u64) -> Option<Vec<u8>> {
         let segment = self.image.segments.iter().find(|segment| {
             let within = offset.checked_sub(segment.offset);
@@ -89,7 +90,7 @@ impl FunctionNames {
     }
 }
 
-/// Reads the functions of a table of symbols.
+/// Reads the functions of a symbol table.
 fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>), ElfError> {
     let strings = image.string_section_of(table)?;
     let end = strings.offset.checked_add(strings.size);
@@ -113,7 +114,7 @@ fn read(image: &ElfImage, table: &Section) -> Result<(Vec<Function>, Range<u64>)
     Ok((functions, names))
 }
 
-/// The function that a symbol defines.
+/// Returns the function that a symbol defines.
 fn function(symbol: &RawSymbol) -> Option<Function> {
     let kind = symbol.st_type();
     let size = symbol.st_size(LittleEndian);

@@ -68,7 +68,7 @@ fn functions_of_a_broken_file_have_no_names_or_other_ones() {
         let names = ElfImage::open(file.path()).and_then(FunctionNames::of);
         names.ok().and_then(|names| names.at(offset))
     };
-    // Elf64_Shdr: sh_size, sh_link and sh_offset of the table; then its entries and its strings themselves.
+    // Elf64_Shdr: sh_size, sh_link and sh_offset of the table; then its entries and its strings.
     let fill = |at: usize, length: usize, with: u8| {
         move |bytes: &mut Vec<u8>| bytes[at..at + length].fill(with)
     };
@@ -108,7 +108,7 @@ fn the_bytes_of_a_function_are_those_in_memory() {
     assert_eq!(loaded.image.range(offset, 64).unwrap(), in_memory);
 }
 
-/// A copy of this machine's C library whose header speaks of no section.
+/// Returns a copy of this machine's C library whose header has no section table.
 fn libc_without_sections() -> (tempfile::NamedTempFile, ElfImage) {
     let (mut open, _) = libc().open(me()).unwrap();
     let mut bytes = Vec::new();
@@ -153,7 +153,7 @@ fn a_file_that_is_damaged_anywhere_is_no_reason_to_panic() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 8) as usize
     };
-    // Header, program headers, hash table and symbols lie at the beginning.
+    // Header, program headers, hash table and symbols lie at the start.
     let mut bytes = whole[..whole.len().min(1 << 20)].to_vec();
     let beginning = bytes.len().min(1 << 16);
     for _ in 0..100 {
@@ -270,7 +270,7 @@ fn what_an_image_needs_is_what_the_loader_loads_with_it() {
     assert!(!image.needs("libpython3").unwrap());
 }
 
-/// The image of a file that holds `bytes`.
+/// Opens an image with this content.
 fn image_of(bytes: &[u8]) -> Result<ElfImage, ElfError> {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Thread-local variables: where in a thread's own storage an image keeps them.
+//! Thread-local variables: their offsets in an image's TLS block.
 
 use object::LittleEndian;
 use object::elf;
@@ -6,23 +6,23 @@ use object::read::elf::Sym;
 
 use super::{ElfError, ElfImage, RawRelocation, RawSymbol, Section, entries};
 
-/// How a symbol table names a thread-local variable.
+/// A symbol of a thread-local variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadLocalName {
-    /// As mangled.
+    /// The mangled name.
     pub symbol: &'static str,
-    /// The source file whose symbols it is among, where others have a variable of that name too.
+    /// The source file that must define it, if other files have a variable of the same name.
     pub source: Option<&'static str>,
-    /// The bytes that it has, where versions have it in several sizes.
+    /// The size that it must have in bytes, if versions differ in size.
     pub size: Option<u64>,
-    /// Where in it what is meant begins.
+    /// Offset of the wanted field in the variable.
     pub within: u64,
 }
 
 impl ElfImage {
-    /// Where in the image's block of thread-local storage a variable lies that has one of these
-    /// names. A name with a source file is looked for among the local symbols that follow the
-    /// file's own (`STT_FILE`; System V ABI, "Symbol Table").
+    /// Returns the offset in the image's TLS block of the first variable that matches one of `names`. A name
+    /// with a source file matches only symbols that follow that file's own symbol (`STT_FILE`; System V ABI,
+    /// "Symbol Table").
     ///
     /// # Errors
     /// As [`Self::symbols`].
@@ -72,12 +72,12 @@ impl ElfImage {
         Ok(None)
     }
 
-    /// Address of the word into which the dynamic linker writes the image's number among those
-    /// with thread-local storage: what an `R_X86_64_DTPMOD64` without a symbol relocates (ELF
-    /// Handling For Thread-Local Storage, 4.1.6).
+    /// Returns the address of the word that receives the image's TLS module ID from the dynamic linker. An
+    /// `R_X86_64_DTPMOD64` relocation without a symbol marks it (ELF Handling For Thread-Local Storage,
+    /// 4.1.6).
     ///
     /// # Errors
-    /// [`ElfError`] where the relocations cannot be read.
+    /// [`ElfError`] if the relocations cannot be read.
     pub fn thread_local_number(&self) -> Result<Option<u64>, ElfError> {
         let is_dynamic = |section: &&Section| {
             let symbols = usize::try_from(section.link).map(|link| self.sections.get(link));

@@ -1,4 +1,4 @@
-//! Tracepoints that a library was built with (USDT): the notes of `<sys/sdt.h>`.
+//! Static tracepoints (USDT) of a library: the notes of `<sys/sdt.h>`.
 
 use object::LittleEndian;
 use object::elf;
@@ -6,7 +6,7 @@ use object::read::elf::{Note, NoteIterator};
 
 use super::{ElfImage, Header};
 
-/// The section of the notes, and the one whose address they are relative to.
+/// The section of the notes, and the section whose address they are relative to.
 const NOTES: &str = ".note.stapsdt";
 const BASE: &str = ".stapsdt.base";
 
@@ -14,26 +14,24 @@ const BASE: &str = ".stapsdt.base";
 const OWNER: &[u8] = b"stapsdt";
 const TYPE: elf::NoteType = elf::NoteType(3);
 
-/// The most that is read of them. PyTorch's libraries have a few dozen notes of a hundred bytes.
+/// The most bytes read of the notes. PyTorch's libraries have a few dozen notes of a hundred bytes.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// A place in the code that a tool can listen to.
+/// A static tracepoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracepoint {
-    /// Whose it is.
     pub provider: String,
-    /// What it is called.
     pub name: String,
-    /// Its `nop`, in the file's own terms.
+    /// The address of its `nop` before relocation.
     pub vaddr: u64,
-    /// It is passed by unless a counter in the process's memory says that somebody listens.
+    /// True if the code skips the tracepoint unless a semaphore in the process's memory is above 0.
     pub has_semaphore: bool,
-    /// Its values, as the assembler writes them, such as `-8@%rdi -8@-56(%rbp)`.
+    /// The arguments in assembler syntax, such as `-8@%rdi -8@-56(%rbp)`.
     pub operands: String,
 }
 
 impl ElfImage {
-    /// The tracepoints of the image; none where its notes make no sense.
+    /// Returns the image's tracepoints; empty if its notes cannot be parsed.
     pub fn tracepoints(&self) -> Vec<Tracepoint> {
         let Some((_, notes)) = self.section_contents(NOTES, MOST_BYTES) else {
             return Vec::new();
@@ -62,7 +60,7 @@ fn parse(note: &Note<'_, Header>, base: u64) -> Option<Tracepoint> {
     };
     let mut texts = texts.split(|byte| *byte == 0);
     let mut text = || Some(String::from_utf8_lossy(texts.next()?).into_owned());
-    // A linker that moves the library (prelink) moves the base, and not what is in the notes.
+    // A linker that moves the library (prelink) moves the base section but does not update the notes.
     let moved = if base == 0 {
         0
     } else {

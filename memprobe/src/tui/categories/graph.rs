@@ -1,5 +1,5 @@
-//! What memory was for over time: categories stacked upon each other. Each is drawn by a letter of its own, which the table
-//! repeats, so that colour only helps.
+//! Graph of memory over time, with categories stacked. Each category is drawn as a letter that the table
+//! repeats, so that the graph is readable without colour.
 
 use std::time::Duration;
 
@@ -16,7 +16,6 @@ use crate::model::snapshot::why::{Category, DeviceCategories, Portion, Portions}
 /// Columns of the labels at the left.
 const LABELS: u16 = 12;
 
-/// The letter of a portion.
 pub fn letter(portion: Portion) -> &'static str {
     match portion {
         Portion::BeforeAttach => "B",
@@ -33,7 +32,7 @@ pub fn letter(portion: Portion) -> &'static str {
     }
 }
 
-/// How its letter looks.
+/// Returns the style of a portion's letter.
 pub fn style(portion: Portion, theme: &Theme) -> Style {
     let colour = match portion {
         Portion::BeforeAttach => Color::Gray,
@@ -54,7 +53,7 @@ pub fn style(portion: Portion, theme: &Theme) -> Style {
     }
 }
 
-/// Draws the graph and, in its last row, the axis of time.
+/// Draws the graph and, in its last row, the time axis.
 pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     if area.height < 2 || area.width <= LABELS {
         return;
@@ -88,7 +87,7 @@ pub fn draw_graph(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, th
     );
 }
 
-/// What lies above nothing: what is unaccounted can be negative.
+/// Clamps negative bytes to 0: unaccounted memory can be negative.
 fn held(bytes: i64) -> u128 {
     u128::from(u64::try_from(bytes).unwrap_or(0))
 }
@@ -97,7 +96,7 @@ fn total(point: &Portions) -> u128 {
     point.iter().map(|bytes| held(*bytes)).sum()
 }
 
-/// The moment of each column at which most was allocated. Fewer points than columns are stretched.
+/// Returns the highest point of each column. Fewer points than columns are stretched.
 fn columns(points: &[Portions], width: usize) -> Vec<&Portions> {
     let column = |x: usize| {
         let from = x * points.len() / width;
@@ -110,9 +109,10 @@ fn columns(points: &[Portions], width: usize) -> Vec<&Portions> {
     (0..width).map_while(column).collect()
 }
 
-/// The portion that most of a cell is of; `None` where most of it is of none. Rows count from the bottom.
+/// Returns the portion that covers most of a cell; `None` if less than half of the cell is covered. Rows
+/// count from the bottom.
 fn portion_at(point: &Portions, top: u128, row: u16, rows: u16) -> Option<Portion> {
-    // All in parts of a row, so that nothing has to be rounded.
+    // Integers only: heights are scaled by the number of rows.
     let (low, high) = (u128::from(row) * top, u128::from(row + 1) * top);
     let mut below = 0;
     let mut most: (u128, Option<Portion>) = (0, None);

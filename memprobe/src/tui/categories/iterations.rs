@@ -1,4 +1,4 @@
-//! The last iterations.
+//! Table of the latest iterations.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::event::Bytes;
 use crate::label::{count, duration, fit, iteration, iterations_by, span};
 use crate::model::snapshot::why::{DeviceCategories, IterationRow, Source};
 
-/// Each head with the width of its column, and the least width of the table that shows it.
+/// Columns: head, width, and minimum width of a table that shows the column.
 const COLUMNS: [(&str, usize, u16); 5] = [
     ("TOOK", 12, 0),
     ("PEAK", 9, 0),
@@ -21,10 +21,10 @@ const COLUMNS: [(&str, usize, u16); 5] = [
     ("ALLOCS", 9, 74),
 ];
 
-/// Columns of the first one, and where the head tells what iterations are told apart by.
+/// Width of the first column.
 const NAME: usize = 14;
 
-/// Draws a head and as many of the last iterations as have room, the latest first.
+/// Draws the head and as many iterations as fit, latest first.
 pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -78,7 +78,7 @@ fn line(row: &IterationRow, width: u16) -> String {
     text
 }
 
-/// A length of time, of the short ones in milliseconds.
+/// Formats a duration; one below a second in milliseconds.
 fn took(length: Duration) -> String {
     match length.as_secs() {
         0 => span(length),

@@ -1,37 +1,37 @@
-//! Where everything stands on the screen of categories.
+//! Layout of the screen of categories.
 
 use ratatui::layout::Rect;
 
 use super::super::layout::Bands;
 
-/// The parts of the screen; those without room are empty.
+/// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// Whose memory it is.
+    /// Process, time and device.
     pub header: Rect,
-    /// The devices to choose from.
+    /// Device tabs.
     pub devices: Rect,
-    /// What is allocated, and what the program does.
+    /// Allocated bytes and the current phase.
     pub account: Rect,
-    /// The categories over time.
+    /// Categories over time.
     pub graph: Rect,
-    /// The heads of the columns.
+    /// Column heads.
     pub head: Rect,
-    /// The rows of the table.
+    /// Table rows.
     pub rows: Rect,
-    /// What the table adds up to.
+    /// Sum of the table.
     pub sum: Rect,
-    /// The last iterations, with a head.
+    /// Latest iterations, with a head.
     pub iterations: Rect,
-    /// The selected row in full.
+    /// Summary of the selected row.
     pub detail: Rect,
-    /// How the measurement is doing.
+    /// Status of the measurement.
     pub status: Rect,
-    /// The keys.
+    /// Key hints.
     pub keys: Rect,
 }
 
-/// The layout of a screen; `None` if it is too small for any.
+/// Computes the layout; `None` if the screen is too small for any.
 pub fn layout(width: u16, height: u16, devices: usize) -> Option<Layout> {
     let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };

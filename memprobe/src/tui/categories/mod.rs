@@ -1,4 +1,4 @@
-//! The screen of what the memory of one process is for: over time, now, and in the last iterations.
+//! Screen of categories of one process: over time, now, and in the latest iterations.
 
 mod graph;
 mod iterations;

@@ -1,4 +1,4 @@
-//! The rows of the table of categories: each category, and beneath it the rules that decided.
+//! Rows of the table of categories: each category, and beneath it the rules that assigned it.
 
 use std::cmp::Ordering;
 use std::collections::HashSet;
@@ -7,30 +7,30 @@ use super::super::table::Fold;
 use crate::label::{before, portion};
 use crate::model::snapshot::why::{CategoryRow, DeviceCategories, Portion, PortionRow, Since};
 
-/// A column that the table can be sorted by.
+/// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Column {
-    /// Bytes now.
+    /// Live bytes.
     #[default]
     Live,
-    /// Bytes when the device held most.
+    /// Bytes at the peak of the device.
     AtPeak,
-    /// The most of the moments that the graph keeps.
+    /// Maximum over the points of the graph.
     Most,
-    /// Part of all allocated bytes.
+    /// Share of all allocated bytes.
     Share,
-    /// Blocks now.
+    /// Live blocks.
     Blocks,
-    /// Its name.
+    /// Category name.
     Category,
-    /// How sure it is.
+    /// Confidence of the category.
     How,
-    /// What decided.
+    /// Rule that assigned the category.
     Rule,
 }
 
 impl Column {
-    /// Those that the table can be sorted by.
+    /// Columns that the table can be sorted by.
     pub const ORDERS: [Self; 5] = [
         Self::Live,
         Self::AtPeak,
@@ -39,7 +39,6 @@ impl Column {
         Self::Category,
     ];
 
-    /// Its head.
     pub const fn head(self) -> &'static str {
         match self {
             Self::Live => "LIVE",
@@ -54,24 +53,24 @@ impl Column {
     }
 }
 
-/// A row.
+/// Row of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
     pub(super) portion: Portion,
-    /// Since when what memory is for is known.
+    /// Start of the attribution.
     pub(super) since: Since,
-    /// The rule, of a row beneath a category.
+    /// The rule, for a row beneath a category.
     pub(super) rule: Option<CategoryRow>,
     pub(super) fold: Fold,
     pub(super) live: i64,
     pub(super) at_peak: i64,
     pub(super) most: Option<i64>,
     pub(super) blocks: Option<u64>,
-    /// What decided, most bytes first.
+    /// Rules that assigned the category, most bytes first.
     pub(super) rules: Vec<CategoryRow>,
 }
 
-/// The rows of a device.
+/// Returns the rows of a device.
 pub fn rows(
     device: &DeviceCategories,
     order: Column,
@@ -100,7 +99,6 @@ pub fn rows(
 }
 
 impl Row {
-    /// What it is called.
     pub(super) fn name(&self) -> &'static str {
         match self.portion {
             Portion::BeforeAttach => before(self.since),

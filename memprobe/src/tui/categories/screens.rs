@@ -1,4 +1,4 @@
-//! The screen of categories as text, and what must hold on it.
+//! Snapshots and invariants of the screen of categories.
 
 use std::sync::Arc;
 

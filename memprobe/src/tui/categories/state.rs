@@ -1,4 +1,4 @@
-//! What the screen of categories remembers between two drawings, and how input changes it. No I/O.
+//! State of the screen of categories between two drawings, and its input handling. No I/O.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use super::table::column_at;
 use crate::event::DeviceIndex;
 use crate::model::snapshot::why::{CategoryRule, DeviceCategories, Portion};
 
-/// Knows a row again in the next table.
+/// Key of a row across tables.
 type Mark = (Portion, Option<CategoryRule>);
 
-/// What the screen remembers.
+/// State of the screen.
 #[derive(Debug, Default)]
 pub struct CategoriesState {
     news: OfDevices<DeviceCategories>,
     size: (u16, u16),
     pub(super) order: Column,
     pub(super) reversed: bool,
-    /// How far help is scrolled down, where it is shown.
+    /// Scroll offset of help; `None` if it is closed.
     pub(super) help: Option<usize>,
     open: HashSet<Portion>,
     pub(super) selection: Selection<Mark>,
@@ -34,31 +34,31 @@ pub struct CategoriesState {
 }
 
 impl CategoriesState {
-    /// The screen has another size.
+    /// Sets the screen's size.
     pub fn resize(&mut self, width: u16, height: u16) {
         self.size = (width, height);
         self.rebuild();
     }
 
-    /// Takes what came from the caller.
+    /// Stores a new answer from the caller.
     pub fn update(&mut self, news: Arc<Vec<DeviceCategories>>) {
         self.news.update(news);
         self.rebuild();
     }
 
-    /// Shows another device.
+    /// Selects another device.
     pub fn show(&mut self, device: Option<DeviceIndex>) {
         if self.news.show(device) {
             self.rebuild();
         }
     }
 
-    /// The device shown; `None` where nothing came of it.
+    /// Returns the device shown; `None` if it has no data.
     pub(super) fn shown_device(&self) -> Option<&DeviceCategories> {
         self.news.shown()
     }
 
-    /// Whether anything came from the caller.
+    /// Returns true once any answer has arrived.
     pub(super) fn is_told(&self) -> bool {
         self.news.is_told()
     }
@@ -67,12 +67,11 @@ impl CategoriesState {
         layout(self.size.0, self.size.1, self.news.count())
     }
 
-    /// The selected row.
     pub(super) fn selected(&self) -> Option<&Row> {
         self.rows.get(self.selection.cursor)
     }
 
-    /// Does what is wanted; some of it only the holder of the screen can do.
+    /// Handles input. Returns a request if the screen's owner must act.
     pub fn handle(&mut self, wanted: Wanted) -> Option<Asked> {
         self.note = None;
         match wanted {
@@ -111,10 +110,10 @@ impl CategoriesState {
             Wanted::Click(x, y) => self.click(Position { x, y }),
             Wanted::Resize(width, height) => self.size = (width, height),
             Wanted::Filter => self.note = Some("nothing to filter: there are few categories"),
-            // Whoever holds the screen takes these.
+            // The owner of the screen handles these.
             Wanted::Tensors | Wanted::Modules | Wanted::Layers => {}
             Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
-            // There is no prompt here.
+            // This screen has no prompt.
             Wanted::Type(_)
             | Wanted::Erase
             | Wanted::EraseWord
@@ -179,7 +178,7 @@ impl CategoriesState {
         self.selection.key = Some((portion, None));
     }
 
-    /// A click on a head sorts, one on a row selects it and opens or closes it.
+    /// Handles a click: on a head it sorts, on a row it selects and opens or closes.
     fn click(&mut self, at: Position) {
         if self.help.take().is_some() {
             return;

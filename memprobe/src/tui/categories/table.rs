@@ -1,4 +1,4 @@
-//! The table of categories on the screen.
+//! Drawing of the table of categories.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -16,7 +16,7 @@ use crate::event::Bytes;
 use crate::label::{count, counted, fit, percent, sureness, width};
 use crate::model::snapshot::why::{DeviceCategories, Portion, Since};
 
-/// Each with its width, and the least width of the table that shows it.
+/// Columns: width, and minimum width of a table that shows the column.
 const COLUMNS: [(Column, u16, u16); 7] = [
     (Column::Live, 9, 0),
     (Column::AtPeak, 8, 50),
@@ -27,10 +27,10 @@ const COLUMNS: [(Column, u16, u16); 7] = [
     (Column::How, 8, 68),
 ];
 
-/// Narrower tables tell the rule in place of a name.
+/// Minimum width for a rule column; narrower tables show the rule in place of the name.
 const ROOM_FOR_RULES: u16 = 84;
 
-/// The columns that have room.
+/// Returns the columns that fit, from left to right.
 fn columns(width: u16) -> Vec<Place<Column>> {
     let (mut places, start) = list::places(width, &COLUMNS);
     if width >= ROOM_FOR_RULES {
@@ -43,7 +43,7 @@ fn columns(width: u16) -> Vec<Place<Column>> {
     places
 }
 
-/// The column at a cell of the head.
+/// Returns the column at a cell of the head.
 pub fn column_at(width: u16, x: u16) -> Column {
     list::column_at(&columns(width), x).unwrap_or(Column::Rule)
 }
@@ -52,7 +52,7 @@ fn is_number(column: Column) -> bool {
     !matches!(column, Column::Category | Column::How | Column::Rule)
 }
 
-/// Heads of the columns; the one that orders has an arrow.
+/// Draws the column heads, with an arrow at the sort column.
 pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &CategoriesState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -73,7 +73,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &CategoriesState, theme
     }
 }
 
-/// The rows that are on the screen.
+/// Draws the visible rows.
 pub fn draw_rows(
     buffer: &mut Buffer,
     area: Rect,
@@ -139,12 +139,12 @@ pub fn draw_rows(
     }
 }
 
-/// Where the words of a rule stand.
+/// Position of a rule's text.
 #[derive(Clone, Copy)]
 enum RuleNames {
-    /// In a column of their own.
+    /// In a separate column.
     Beside,
-    /// In place of a name.
+    /// In place of the name.
     Here,
 }
 
@@ -204,7 +204,7 @@ fn figure(column: Column, row: &Row, allocated: Bytes) -> String {
     }
 }
 
-/// How sure a row is, and what decided.
+/// Returns the confidence of a row, and the rule that assigned it.
 fn decided(row: &Row) -> (&'static str, String) {
     match (row.portion, &row.rules[..]) {
         (Portion::BeforeAttach, _) => {
@@ -224,7 +224,7 @@ fn decided(row: &Row) -> (&'static str, String) {
     }
 }
 
-/// What the table adds up to.
+/// Draws the sum of the table, and its difference to the allocator's total if there is one.
 pub fn draw_sum(
     buffer: &mut Buffer,
     area: Rect,
@@ -255,7 +255,7 @@ pub fn draw_sum(
     buffer.set_stringn(area.x, area.y, text, room, style);
 }
 
-/// The selected row in one line.
+/// Summarizes the selected row in one line.
 pub fn summary(row: &Row) -> String {
     let (how, rule) = decided(row);
     let name = row.name();

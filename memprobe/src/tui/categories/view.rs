@@ -1,4 +1,4 @@
-//! The whole screen of categories, drawn from its state.
+//! Drawing of the whole screen of categories from its state.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ use crate::bytes::human;
 use crate::label::{fit, peak, span};
 use crate::model::snapshot::why::DeviceCategories;
 
-/// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
-/// knows the process, the devices and how the measurement is doing.
+/// Draws the screen at the size that `state` was given. `lines`, the state of the screen of lines, has the
+/// process, the devices and the status.
 pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: &Theme) {
     let area = buffer.area;
     let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
@@ -61,7 +61,7 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
     }
 }
 
-/// What is allocated, and what the program does.
+/// Draws the allocated bytes, the peak, the current phase and the age of the last heap snapshot.
 fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -87,7 +87,7 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
 
 fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
     let mut keys = vec![
-        // Key, what it does, how soon it is left out where room is short.
+        // Key, its action, and its drop rank: the highest is dropped first where space is short.
         (theme.glyphs.arrows, "move", 6),
         ("Enter", "rules", 2),
         ("*", "all rules", 5),
@@ -106,7 +106,7 @@ fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {
     draw_key_list(buffer, area, keys, theme);
 }
 
-/// Keys, columns and words.
+/// Returns the help text: keys, columns and terms.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let entries: [(&str, &str); 24] = [
         (

@@ -1,29 +1,29 @@
-//! Where the columns of the table of processes stand at a given width.
+//! Column layout of the table of processes.
 
 use super::super::list::{self, GAP, Place};
 use super::sort::Column;
 
-/// Commands are cut to this, in favour of the line that holds most.
+/// Width of the command if the top line is shown.
 const COMMAND: u16 = 24;
 
-/// What the columns depend on besides the width.
+/// Data that decides which optional columns are shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Needs {
-    /// Some process runs in a container.
+    /// A process runs in a container.
     pub container: bool,
-    /// Some process has a rank.
+    /// A process has a rank.
     pub rank: bool,
 }
 
-/// The columns that have room, from left to right.
+/// Columns that fit, from left to right.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Columns(pub Vec<Place<Column>>);
 
 impl Columns {
-    /// The columns of a table of this width. Narrow tables leave out what is least missed.
+    /// Lays out the columns; narrow tables drop the least important.
     pub fn of(width: u16, needs: Needs) -> Self {
         let wanted = [
-            // Column, its width, the least width of the table that shows it.
+            // Column, width, and minimum width of a table that shows it.
             (Column::Pid, 7, 0),
             (Column::User, 8, 72),
             (
@@ -41,7 +41,7 @@ impl Columns {
         ];
         let (mut places, start) = list::places(width, &wanted);
         let room = width.saturating_sub(start);
-        // The line that holds most gets what is left, once that is worth it.
+        // The top line gets the rest of a wide table.
         let command = if width >= 96 {
             (room * 2 / 5).min(COMMAND)
         } else {
@@ -63,12 +63,11 @@ impl Columns {
         Self(places)
     }
 
-    /// The column at a cell of the head.
+    /// Returns the column at a cell of the head.
     pub fn at(&self, x: u16) -> Option<Column> {
         list::column_at(&self.0, x)
     }
 
-    /// Which columns there are.
     pub fn shown(&self) -> Vec<Column> {
         self.0.iter().map(|place| place.column).collect()
     }

@@ -1,4 +1,4 @@
-//! The selected process in full.
+//! Summary of the selected process.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -6,21 +6,22 @@ use ratatui::layout::Rect;
 use super::super::theme::Theme;
 use super::state::HostState;
 use crate::bytes::human;
-use crate::label::{self, clean, fit, named_site, percent, process_state, whole_frame};
-use crate::model::snapshot::host::{Holder, ProcessRow};
+use crate::label::{self, clean, driver_gap, fit, named_site, percent, process_state, whole_frame};
+use crate::model::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
 
-/// Its state or the line that holds most, and who and where it is.
+/// Draws two lines: state or top line, then the facts of the process.
 pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let Some(row) = state.selected() else { return };
     let room = usize::from(area.width.saturating_sub(2));
-    let lines = [first_line(row), facts(row).join("  ")];
+    let driver = &state.shown.driver;
+    let lines = [first_line(row), facts(row, driver).join("  ")];
     for (text, y) in lines.iter().zip(area.y..area.bottom()) {
         let text = fit(text, room, theme.glyphs.cut);
         buffer.set_stringn(area.x + 2, y, text, room, theme.faint());
     }
 }
 
-/// Why it is not probed, or the line that holds most by its whole path.
+/// Returns the state, the top line with its whole path, or both.
 fn first_line(row: &ProcessRow) -> String {
     let top = row.top.as_ref().map(|top| {
         let name = match &top.holder {
@@ -40,7 +41,7 @@ fn first_line(row: &ProcessRow) -> String {
     }
 }
 
-fn facts(row: &ProcessRow) -> Vec<String> {
+fn facts(row: &ProcessRow, driver: &DriverSnapshot) -> Vec<String> {
     let facts = &row.facts;
     let mut texts: Vec<String> = row.note.as_deref().map(clean).into_iter().collect();
     texts.push(clean(&row.target.command));
@@ -66,6 +67,7 @@ fn facts(row: &ProcessRow) -> Vec<String> {
         let bytes = held.bytes.map_or_else(|| "-".to_owned(), human);
         texts.push(format!("driver: GPU {} {bytes}", held.device));
     }
+    texts.extend(driver_gap(row, driver));
     let version = |name: &str, version: &Option<String>| {
         let version = version.as_deref().map(clean);
         version.map(|version| format!("{name} {version}"))

@@ -1,4 +1,4 @@
-//! The top of the screen of the host: how many processes, and the devices as the driver sees them.
+//! Top of the host screen: the number of processes, and the devices as the driver reports them.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::layout::devices_a_line;
 use super::rows::is_within;
 use super::state::HostState;
 use crate::bytes::short;
-use crate::label::{clean, clock, counted, fit, percent, width};
+use crate::label::{clean, clock, counted, device_gaps, fit, percent, width};
 use crate::model::snapshot::host::{DriverDevice, DriverSnapshot, ProcessRow, ProcessState};
 
-/// Columns of the bar of a device.
+/// Columns of a device's bar.
 const BAR: usize = 8;
 
-/// Program, processes, clock.
+/// Draws program, process counts and clock.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -40,7 +40,7 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &T
     buffer.set_stringn(after, area.y, text, room, theme.bar());
 }
 
-/// `6 processes: 4 probed, 1 waiting, 1 not probed`.
+/// Returns `6 processes: 4 probed, 1 waiting, 1 not probed`.
 fn processes(state: &HostState) -> String {
     let host = &state.shown;
     let rows = host.processes.iter();
@@ -74,7 +74,7 @@ fn processes(state: &HostState) -> String {
     format!("{processes}: {}", parts.join(", "))
 }
 
-/// The devices side by side, or why the driver cannot be asked.
+/// Draws the devices side by side, or the driver's error.
 pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -107,9 +107,10 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
     }
 }
 
-/// ` GPU 0 ████▋     31.2 GiB of 80.0 GiB  39.0%  NVIDIA H100`.
+/// Returns ` GPU 0  ███      31.0 GiB/80.0 GiB  38.8% NVIDIA H100`. Reasons come before the name.
 fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'static> {
-    let memory = device.memory.map(|memory| (memory.used, memory.total));
+    let memory = device.memory.as_ref().ok();
+    let memory = memory.map(|memory| (memory.used, memory.total));
     let eighths = match memory {
         Some((used, total)) if total.0 > 0 => {
             let filled = u128::from(used.0) * (BAR as u128 * 8) / u128::from(total.0);
@@ -128,10 +129,13 @@ fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'st
             short(total),
             percent(used.0.into(), total.0.into())
         ),
-        None => format!(" {:>8}/{:<8} {:>6} ", "-", "-", "-"),
+        // The reason takes the place.
+        None => " ".to_owned(),
     };
     let room = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
-    let name = clean(&device.name);
+    let mut texts = device_gaps(device);
+    texts.push(clean(&device.name));
+    let name = texts.join("; ");
     let name = if room >= 8 {
         fit(&name, room, theme.glyphs.cut)
     } else {

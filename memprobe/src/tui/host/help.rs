@@ -1,4 +1,4 @@
-//! Help over the table of processes.
+//! Help for the table of processes.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -8,14 +8,14 @@ use super::super::overlay::{draw_box, entry};
 use super::super::theme::Theme;
 use super::state::HostState;
 
-/// Draws the help, if it is asked for.
+/// Draws the help if it is open.
 pub fn draw_help(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     if let Some(scroll) = state.help {
         draw_box(buffer, area, " Help ", &help(theme), scroll, theme);
     }
 }
 
-/// Keys, columns and words.
+/// Returns the help text: keys, columns and terms.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let keys = [
         (

@@ -1,22 +1,21 @@
-//! Keys and the mouse on the screen of the host: as on that of one process, but for the columns.
+//! Input of the host screen: as on a process's screen, except for the columns.
 
 use crossterm::event::{Event, KeyCode};
 
 use super::super::input::{self, Focus, Wanted, plain_key};
 use super::sort::Column;
 
-/// What a person asks for.
+/// Input event of the host screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostWanted {
-    /// As on the screen of one process.
+    /// Input shared with a process's screen.
     Common(Wanted),
-    /// Sort by a column.
     SortBy(Column),
-    /// Show processes that hold nothing, or hide them.
+    /// Show or hide processes that hold no memory.
     Extent,
 }
 
-/// The columns that digits sort by, from 1.
+/// Sort columns of the digit keys, from 1.
 const BY_DIGIT: [Column; 9] = [
     Column::Pid,
     Column::User,
@@ -29,7 +28,7 @@ const BY_DIGIT: [Column; 9] = [
     Column::Command,
 ];
 
-/// What an event of the terminal asks for, if anything.
+/// Translates a terminal event; `None` if it has no meaning here.
 pub fn wanted(event: &Event, focus: Focus) -> Option<HostWanted> {
     if let Some(key) = plain_key(event, focus) {
         match key {

@@ -1,40 +1,39 @@
-//! Where everything stands on the screen of the host.
+//! Layout of the host screen.
 
 use ratatui::layout::Rect;
 
 use super::super::layout::Bands;
 
-/// Columns that one device of the driver takes at least.
+/// Minimum width of one device of the driver.
 pub const DEVICE: u16 = 40;
 
-/// The parts of the screen; those without room are empty.
+/// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// What is looked at, for how long.
+    /// Process counts and clock.
     pub header: Rect,
-    /// The devices as the driver sees them, or why it cannot be asked.
+    /// Devices as the driver reports them, or its error.
     pub devices: Rect,
-    /// The heads of the columns.
+    /// Column heads.
     pub head: Rect,
     /// One row a process.
     pub rows: Rect,
-    /// What the table adds up to.
+    /// Sum of the table.
     pub sum: Rect,
-    /// The selected process in full.
+    /// Summary of the selected process.
     pub detail: Rect,
-    /// How the measurement is doing.
+    /// Status of the measurement.
     pub status: Rect,
-    /// Keys, or the prompt.
+    /// Key hints, or the prompt.
     pub keys: Rect,
 }
 
-/// How many of so many devices stand side by side.
+/// Returns the number of devices drawn side by side.
 pub fn devices_a_line(width: u16, devices: usize) -> usize {
     usize::from(width / DEVICE).min(devices).max(1)
 }
 
-/// The layout of a screen on which the driver tells of `devices`; `None` if it is too small for
-/// any.
+/// Computes the layout for `devices` driver devices; `None` if the screen is too small for any.
 pub fn layout(width: u16, height: u16, devices: usize) -> Option<Layout> {
     let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };

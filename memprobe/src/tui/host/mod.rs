@@ -1,4 +1,4 @@
-//! The live screen of all processes of a host. Enter opens the screen of one, Esc leads back.
+//! Live screen of all processes of a host. Enter opens one process, Esc returns.
 
 mod columns;
 mod detail;
@@ -26,27 +26,27 @@ use super::{Command, News, SourceText};
 use crate::event::Tgid;
 use crate::model::snapshot::host::HostSnapshot;
 
-/// What the caller gives the screen to show.
+/// Data that the caller provides to the screen.
 #[derive(Clone, Debug)]
 pub struct HostView {
     /// All processes.
     pub host: Arc<HostSnapshot>,
-    /// The one that was asked for by [`HostCommand::Open`], for as long as it is there.
+    /// Process opened by [`HostCommand::Open`], as long as it exists.
     pub process: Option<(Tgid, News)>,
 }
 
-/// What a person asks of the caller.
+/// Request to the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostCommand {
-    /// End. The screen is left already when this arrives.
+    /// End. The screen has already been left.
     Quit,
-    /// Views from now on hold this process too.
+    /// Include this process in [`HostView::process`] from now on.
     Open(Tgid),
-    /// Views need not hold a process any more.
+    /// Stop providing a process.
     Close,
-    /// What the screens of that process ask for.
+    /// Request from the screens of the open process.
     Ask(Command),
 }
 
-/// Gives the source text that a process sees.
+/// Returns the source text as a process sees it.
 pub type SourcesOf = Box<dyn FnMut(Tgid) -> Box<dyn SourceText + Send> + Send>;

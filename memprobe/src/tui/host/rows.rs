@@ -1,4 +1,4 @@
-//! What the table says of each process, and which processes it shows.
+//! Rows of the table of processes: sums, visibility, order and search text.
 
 use super::super::filter::Filter;
 use super::sort::Sort;
@@ -6,19 +6,21 @@ use crate::event::{Bytes, Totals};
 use crate::label::{BEFORE_ATTACH, FileNames, clean, named_site, process_state, whole_frame};
 use crate::model::snapshot::host::{Holder, HostSnapshot, ProcessRow};
 
-/// What the rows add up to.
+/// Sums of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sums {
-    /// How many there are.
+    /// Number of rows.
     pub rows: usize,
-    /// What their allocators say.
+    /// Sum of the allocators' totals.
     pub totals: Totals,
-    /// What the driver says; `None` where it says nothing of any of them.
+    /// Sum of the driver's figures; `None` if the driver reports none.
     pub driver: Option<Bytes>,
+    /// The driver says only a part: of some row or device it gives no bytes.
+    pub driver_is_partial: bool,
 }
 
 impl Sums {
-    /// Of these rows.
+    /// Sums these rows.
     pub fn of<'a>(rows: impl Iterator<Item = &'a ProcessRow>) -> Self {
         let mut sums = Self::default();
         for row in rows {
@@ -27,30 +29,32 @@ impl Sums {
             let add = |sum: &mut Bytes, bytes: Bytes| sum.0 = sum.0.saturating_add(bytes.0);
             add(&mut sums.totals.allocated, totals.allocated);
             add(&mut sums.totals.reserved, totals.reserved);
-            if let Some(bytes) = row.driver_total() {
+            if let Some(bytes) = row.driver_at_least() {
                 add(sums.driver.get_or_insert_default(), bytes);
             }
+            let has_gap = row.driver.iter().any(|held| held.bytes.is_none());
+            sums.driver_is_partial |= has_gap || row.driver_is_partial;
         }
         sums
     }
 }
 
-/// Which processes are shown.
+/// Set of processes shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Extent {
-    /// Those that hold memory, or may.
+    /// Processes that hold memory, or may.
     #[default]
     Holders,
-    /// All that have loaded CUDA.
+    /// All processes that have loaded CUDA.
     All,
 }
 
-/// Whether a process is among those of an extent.
+/// Returns true if the extent includes a process.
 pub fn is_within(host: &HostSnapshot, extent: Extent, row: &ProcessRow) -> bool {
     extent == Extent::All || !host.holds_nothing(row)
 }
 
-/// The processes to show, by their place in the snapshot, in order.
+/// Returns the indices of the processes to show, in order.
 pub fn order(
     host: &HostSnapshot,
     extent: Extent,
@@ -69,7 +73,7 @@ pub fn order(
     places
 }
 
-/// Names for the files of the lines that hold most.
+/// Returns the file names of the top lines.
 pub fn names(processes: &[ProcessRow]) -> FileNames {
     let frames = processes.iter().filter_map(|row| match &row.top {
         Some(top) => match &top.holder {
@@ -81,7 +85,7 @@ pub fn names(processes: &[ProcessRow]) -> FileNames {
     FileNames::of(frames.map(|frame| &frame.file))
 }
 
-/// What the filter looks at.
+/// Returns the text that the filter matches.
 fn searched(row: &ProcessRow) -> String {
     let facts = &row.facts;
     let top = row.top.as_ref().map(|top| match &top.holder {

@@ -1,4 +1,4 @@
-//! Snapshots of a host for the tests of its screen.
+//! Host snapshots for the tests of its screen.
 
 use crate::event::{Bytes, DeviceIndex, Frame, Losses, Tgid, TimeNs, Totals};
 use crate::model::snapshot::host::{
@@ -19,7 +19,7 @@ fn line(file: &str, line: u32, function: &str) -> Holder {
     }))
 }
 
-/// A process that holds nothing that is known.
+/// Returns a process without known memory.
 fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessRow {
     ProcessRow {
         tgid: Tgid(tgid),
@@ -36,6 +36,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
         devices: Vec::new(),
         peak: Totals::default(),
         driver: Vec::new(),
+        driver_is_partial: false,
         trend: Trend::default(),
         top: None,
         note: None,
@@ -44,7 +45,7 @@ fn silent(tgid: u32, user: &str, command: &str, state: ProcessState) -> ProcessR
     }
 }
 
-/// A probed process with so many MiB on each device, whose trend goes through `wave`.
+/// Returns a probed process with `mib` MiB on each device and the trend `wave`.
 fn probed(
     tgid: u32,
     command: &str,
@@ -95,17 +96,18 @@ fn driver() -> DriverSnapshot {
     let device = |index: u32, gib: u64| DriverDevice {
         index,
         name: "NVIDIA H100 80GB HBM3".to_owned(),
-        memory: Some(DriverMemory {
+        memory: Ok(DriverMemory {
             used: Bytes(gib << 30),
             total: Bytes(80 << 30),
         }),
+        mig_devices: None,
+        processes: Ok(()),
     };
     DriverSnapshot::Devices(vec![device(0, 31), device(1, 9)])
 }
 
-/// A workstation in the middle of its work: a training run, two ranks of a distributed one, a
-/// server in a container, a notebook without torch yet, an old Python, one that has just ended, and a
-/// worker that loads data.
+/// Returns a busy workstation: a training run, two ranks of a distributed one, a server in a container, a
+/// notebook before its torch import, an unsupported Python, an ended process, a data loader worker.
 pub(super) fn busy() -> HostSnapshot {
     let gpt = "/opt/venv/bin/python train.py --epochs 10 --batch 64";
     let train = probed(
@@ -196,7 +198,7 @@ pub(super) fn busy() -> HostSnapshot {
     }
 }
 
-/// One process on a machine whose driver cannot be asked.
+/// Returns one process on a machine without a usable driver library.
 pub(super) fn alone() -> HostSnapshot {
     let mut host = busy();
     host.processes.truncate(1);
@@ -205,7 +207,30 @@ pub(super) fn alone() -> HostSnapshot {
     host
 }
 
-/// Nobody has loaded CUDA.
+/// A driver that does not say everything: a device in MIG mode, one whose processes are unknown, and
+/// one that shares the system's memory.
+pub(super) fn reticent() -> HostSnapshot {
+    let mut host = busy();
+    if let DriverSnapshot::Devices(devices) = &mut host.driver {
+        let name = "NVIDIA GB10".to_owned();
+        let why = "the driver does not say, as for GPUs that share the system's memory";
+        devices.push(DriverDevice {
+            index: 2,
+            name,
+            memory: Err(why.to_owned()),
+            ..devices[0].clone()
+        });
+        devices[0].mig_devices = Some(3);
+        let why = "the driver does not permit it: run memprobe as root";
+        devices[1].processes = Err(why.to_owned());
+    }
+    for row in &mut host.processes {
+        row.driver_is_partial = true;
+    }
+    host
+}
+
+/// Returns a host on which no process has loaded CUDA.
 pub(super) fn empty() -> HostSnapshot {
     HostSnapshot {
         processes: Vec::new(),
@@ -215,7 +240,7 @@ pub(super) fn empty() -> HostSnapshot {
     }
 }
 
-/// More processes, devices and losses than there is room for.
+/// Returns more processes, devices and losses than fit on the screen.
 pub(super) fn crowded() -> HostSnapshot {
     let mut host = busy();
     for number in 0..40 {
@@ -241,7 +266,10 @@ pub(super) fn crowded() -> HostSnapshot {
             };
             devices.push(DriverDevice {
                 index,
-                memory: (index != 7).then_some(memory),
+                memory: match index {
+                    7 => Err("the driver does not answer: the GPU is lost".to_owned()),
+                    _ => Ok(memory),
+                },
                 ..devices[0].clone()
             });
         }
@@ -257,7 +285,7 @@ pub(super) fn crowded() -> HostSnapshot {
     host
 }
 
-/// Everything that comes from a process or the driver tries to break the screen.
+/// Returns processes and devices whose texts and numbers try to break the screen.
 pub(super) fn hostile() -> HostSnapshot {
     let mut host = busy();
     let evil = "\x1b[2J\x1b]0;owned\x07\r\n\t\u{202e}\u{200b}模型\u{301}\u{301}\u{301}\u{301}🦀"
@@ -303,12 +331,14 @@ pub(super) fn hostile() -> HostSnapshot {
     host.processes[0].state = ProcessState::Waiting(evil.clone());
     host.processes[1].state = ProcessState::Refused(evil.clone());
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
-        devices[0].name = evil;
-        devices[0].memory = Some(DriverMemory {
+        devices[0].name = evil.clone();
+        devices[0].memory = Ok(DriverMemory {
             used: Bytes(u64::MAX),
             total: Bytes(0),
         });
         devices[1].index = u32::MAX;
+        devices[1].memory = Err(evil.clone());
+        devices[1].processes = Err(evil);
     }
     host.started = TimeNs(u64::MAX);
     host.now = TimeNs(0);

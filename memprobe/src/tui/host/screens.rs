@@ -1,4 +1,4 @@
-//! Every screen of the host as text, and what must hold on all of them.
+//! Snapshots and invariants of the host screen.
 
 use std::sync::Arc;
 
@@ -67,6 +67,11 @@ fn a_busy_host_on_a_terminal_without_unicode() {
 #[test]
 fn a_driver_that_cannot_be_asked() {
     insta::assert_snapshot!("alone", screen(samples::alone(), MEDIUM, &[]));
+}
+
+#[test]
+fn a_driver_that_does_not_say_everything() {
+    insta::assert_snapshot!("reticent", screen(samples::reticent(), LARGE, &[]));
 }
 
 #[test]

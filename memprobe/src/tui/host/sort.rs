@@ -1,4 +1,4 @@
-//! The order of processes.
+//! Sort order of processes.
 
 use std::cmp::Ordering;
 
@@ -8,38 +8,37 @@ use crate::event::Bytes;
 use crate::label::{FileNames, top_line};
 use crate::model::snapshot::host::{ProcessRow, Trend};
 
-/// A column of the table of processes.
+/// Column of the table of processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Column {
-    /// The number of the process.
     Pid,
-    /// The name of its user.
+    /// User name.
     User,
-    /// Its container or pod.
+    /// Container or pod.
     Container,
-    /// Its place in a distributed job.
+    /// Rank in a distributed job.
     Rank,
-    /// Its devices.
+    /// Devices.
     Devices,
-    /// Bytes that its allocator has handed out.
+    /// Bytes allocated by the caching allocator.
     #[default]
     Allocated,
-    /// Bytes that its allocator has.
+    /// Bytes reserved by the caching allocator.
     Reserved,
-    /// Bytes that the driver counts as its own.
+    /// Bytes that the driver attributes to the process.
     Driver,
-    /// The highest that the allocated bytes were.
+    /// Peak of the allocated bytes.
     Peak,
-    /// The allocated bytes lately. Orders by what they have grown.
+    /// Allocated bytes of the last minute. Sorts by their growth.
     Trend,
-    /// Its command line.
+    /// Command line.
     Command,
-    /// The line that holds most.
+    /// Line with the most live bytes.
     Top,
 }
 
 impl Column {
-    /// All of them, from left to right.
+    /// All columns, from left to right.
     #[cfg(test)]
     pub const ALL: [Self; 12] = [
         Self::Pid,
@@ -56,7 +55,6 @@ impl Column {
         Self::Top,
     ];
 
-    /// The head of the column.
     pub fn head(self) -> &'static str {
         match self {
             Self::Pid => "PID",
@@ -74,7 +72,7 @@ impl Column {
         }
     }
 
-    /// Whether it is mostly wanted with the largest first.
+    /// Returns true if the column sorts largest first by default.
     fn is_amount(self) -> bool {
         matches!(
             self,
@@ -83,17 +81,15 @@ impl Column {
     }
 }
 
-/// The order of the table.
+/// Sort order of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sort {
-    /// By which column.
     pub column: Column,
-    /// Which end comes first.
     pub order: Order,
 }
 
 impl Sort {
-    /// By this column, the way it is mostly wanted; the other way if it was this one already.
+    /// Sorts by `column` in its default direction, or reverses the order if it is already the sort column.
     pub fn by(self, column: Column) -> Self {
         if self.column == column {
             return self.reversed();
@@ -106,19 +102,19 @@ impl Sort {
         Self { column, order }
     }
 
-    /// By the next of these columns to the right (1) or left (-1), around the ends.
+    /// Sorts by the column `by` places to the right in `columns`, wrapping around.
     pub fn step(self, by: isize, columns: &[Column]) -> Self {
         list::further(columns, self.column, by).map_or(self, |column| self.by(column))
     }
 
-    /// The same column the other way.
+    /// Reverses the order.
     pub fn reversed(self) -> Self {
         let order = self.order.reversed();
         Self { order, ..self }
     }
 
-    /// How two processes stand to each other. What has nothing to order by stands last, whichever
-    /// end comes first; equal ones are ordered by what the driver says, then by number.
+    /// Compares two processes. Those without a value come last in either direction. Ties are broken by the
+    /// driver's figure, then by PID.
     pub fn compare(self, a: &ProcessRow, b: &ProcessRow, names: &FileNames) -> Ordering {
         let ordered = match self.column {
             Column::Pid => self.known(Some(a.tgid), Some(b.tgid)),
@@ -172,7 +168,7 @@ fn first_device(row: &ProcessRow) -> Option<u32> {
     own.or_else(|| row.driver.first().map(|held| held.device))
 }
 
-/// What the allocated bytes have grown by over the trend.
+/// Returns the growth of the allocated bytes over the trend.
 fn growth(trend: &Trend) -> Option<i128> {
     let (first, last) = (trend.points.first()?, trend.points.last()?);
     Some(i128::from(last.0) - i128::from(first.0))
@@ -193,7 +189,7 @@ mod tests {
     fn what_has_no_figure_stands_last_whichever_end_comes_first() {
         let falling = Sort::default();
         let last = |order: Vec<u32>| order[order.len() - 3..].to_vec();
-        // The driver says how much 5120 holds; of the others it does not.
+        // The driver reports memory for 5120, but not for the others.
         assert_eq!(last(order(falling)), [5120, 1240, 7001]);
         assert_eq!(last(order(falling.reversed())), [5120, 1240, 7001]);
     }

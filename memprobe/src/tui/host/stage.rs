@@ -1,4 +1,4 @@
-//! The screen of the host and that of the process that was opened from it, on one terminal.
+//! The host screen and the screens of the process opened from it, on one terminal.
 
 use std::sync::Arc;
 
@@ -20,25 +20,24 @@ use super::{HostCommand, HostView, SourcesOf, view};
 use crate::event::Tgid;
 use crate::model::snapshot::host::HostSnapshot;
 
-/// What a screen of processes says of itself.
+/// Name of a screen of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Title {
-    /// The command that it is the screen of.
+    /// Command that shows the screen.
     pub name: String,
-    /// What to do where there is no terminal.
+    /// Alternative to suggest if there is no terminal.
     pub instead: &'static str,
 }
 
-/// Shows all processes, and each that a person opens, until they quit, `quit` becomes true or its
-/// sender is gone. Blocks: run it on a thread of its own. Commands go to the caller as they are
-/// given; [`HostCommand::Quit`] is the last.
+/// Shows all processes, and each that the user opens, until the user quits, `quit` becomes true or its sender
+/// is dropped. Blocks: run it on a separate thread. Requests go to the caller in order; [`HostCommand::Quit`]
+/// is the last.
 ///
-/// The terminal is left as it was found when this returns, fails or panics, and when any other
-/// thread panics meanwhile.
+/// The terminal is restored if this returns, fails or panics, and if any other thread panics meanwhile.
 ///
 /// # Errors
 ///
-/// When standard output is no terminal, the terminal fails, or another thread panicked.
+/// If standard output is not a terminal, the terminal fails, or another thread panicked.
 pub fn run(
     views: Receiver<HostView>,
     commands: UnboundedSender<HostCommand>,
@@ -48,27 +47,27 @@ pub fn run(
 ) -> Result<()> {
     let mut stage = HostStage::new(views, commands, sources, quit, title.name);
     terminal::run(&mut stage, title.instead)?;
-    // The caller may be gone already, and then needs no telling.
+    // The send fails if the caller has already ended.
     let _ = stage.commands.send(HostCommand::Quit);
     Ok(())
 }
 
-/// The screens, and their caller.
+/// The screens, and the channels to the caller.
 struct HostStage {
     views: Receiver<HostView>,
     commands: UnboundedSender<HostCommand>,
     quit: Receiver<bool>,
     sources: SourcesOf,
-    /// The last that was taken.
+    /// Last snapshot taken from `views`.
     taken: Arc<HostSnapshot>,
     host: HostState,
     opened: Option<Opened>,
 }
 
-/// A process that was opened.
+/// Process opened by the user.
 struct Opened {
     tgid: Tgid,
-    /// `None` until the caller tells of it.
+    /// `None` until the caller provides it.
     stage: Option<ProcessStage>,
 }
 
@@ -97,7 +96,7 @@ impl HostStage {
         self.commands.send(command).context(ENDED)
     }
 
-    /// An event for the table of processes.
+    /// Handles an event on the table of processes.
     fn on_host(&mut self, event: &Event) -> Result<Step> {
         let Some(wanted) = wanted(event, self.host.focus) else {
             return Ok(Step::Nothing);
@@ -117,8 +116,8 @@ impl HostStage {
         })
     }
 
-    /// An event while a process is open. The keys that leave its screens lead back here; only those
-    /// that quit everywhere quit.
+    /// Handles an event while a process is open. Keys that leave its screens return to the table; keys that
+    /// quit everywhere quit.
     fn on_process(&mut self, event: &Event) -> Result<Step> {
         let stage = self
             .opened
@@ -138,7 +137,7 @@ impl HostStage {
         Ok(step)
     }
 
-    /// The screens of a process that the caller tells of.
+    /// Creates the screens of a process.
     fn screens(&mut self, tgid: Tgid, news: News) -> ProcessStage {
         let commands = self.commands.clone();
         let ask = move |command| commands.send(HostCommand::Ask(command)).context(ENDED);
@@ -223,7 +222,7 @@ mod tests {
     use crate::model::snapshot::{Grouping, Snapshot};
     use crate::tui::{Command, Explain, Reasons, Tensors};
 
-    /// The caller's side: it answers as the measurement does.
+    /// Caller's end of the channels of the host screen.
     struct Caller {
         views: watch::Sender<HostView>,
         opened: Option<Sides>,
@@ -232,7 +231,7 @@ mod tests {
         _quit: watch::Sender<bool>,
     }
 
-    /// The caller's side of what the screens of one process see.
+    /// Caller's end of the channels of a process's screens.
     struct Sides {
         _snapshots: watch::Sender<Arc<Snapshot>>,
         _tensors: watch::Sender<Tensors>,
@@ -311,8 +310,7 @@ mod tests {
         Event::Key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
-    /// Runs the loop with these keys, the caller answering after each; says what was on the screen
-    /// before the last.
+    /// Runs the loop with these keys; the caller answers after each. Returns the screen before the last key.
     fn shown(caller: &mut Caller, stage: &mut HostStage, keys: &[KeyCode]) -> String {
         let mut terminal = Terminal::new(TestBackend::new(100, 24)).unwrap();
         let mut keys: VecDeque<KeyCode> = keys.iter().copied().collect();

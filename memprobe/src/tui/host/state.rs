@@ -1,4 +1,4 @@
-//! What the screen of the host remembers between two drawings, and how input changes it. No I/O.
+//! State of the host screen between two drawings, and its input handling. No I/O.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::event::Tgid;
 use crate::label::{FileNames, clean};
 use crate::model::snapshot::host::{DriverSnapshot, HostSnapshot, ProcessRow, ProcessState};
 
-/// What the screen remembers.
+/// State of the screen.
 #[derive(Debug)]
 pub struct HostState {
-    /// The command that this is the screen of.
+    /// Command that shows the screen.
     pub(super) name: String,
     pub(super) shown: Arc<HostSnapshot>,
     latest: Arc<HostSnapshot>,
@@ -31,9 +31,9 @@ pub struct HostState {
     pub(super) filter: Filter,
     pub(super) extent: Extent,
     pub(super) focus: Focus,
-    /// Help, scrolled down by so many lines.
+    /// Scroll offset of help; `None` if it is closed.
     pub(super) help: Option<usize>,
-    /// The rows, by their place in the snapshot, in order.
+    /// Indices of the rows in the snapshot, in order.
     pub(super) order: Vec<usize>,
     pub(super) names: FileNames,
     pub(super) all: Sums,
@@ -43,7 +43,7 @@ pub struct HostState {
 }
 
 impl HostState {
-    /// The first screen.
+    /// Creates the state of the first drawing.
     pub fn new(snapshot: Arc<HostSnapshot>, size: (u16, u16), name: String) -> Self {
         let mut state = Self {
             name,
@@ -67,7 +67,7 @@ impl HostState {
         state
     }
 
-    /// Takes a new snapshot; while paused it is kept for later.
+    /// Takes a new snapshot; shows it unless paused.
     pub fn update(&mut self, snapshot: Arc<HostSnapshot>) {
         self.latest = snapshot;
         if self.follow == Follow::Live {
@@ -76,12 +76,11 @@ impl HostState {
         }
     }
 
-    /// Columns and rows of the screen.
+    /// Returns the columns and rows of the terminal.
     pub fn size(&self) -> (u16, u16) {
         self.size
     }
 
-    /// Where everything stands.
     pub fn layout(&self) -> Option<Layout> {
         let devices = match &self.shown.driver {
             DriverSnapshot::Devices(devices) => devices.len(),
@@ -90,7 +89,7 @@ impl HostState {
         layout(self.size.0, self.size.1, devices)
     }
 
-    /// Where the columns stand.
+    /// Returns the column layout.
     pub fn columns(&self) -> Columns {
         let processes = &self.shown.processes;
         let needs = Needs {
@@ -100,22 +99,21 @@ impl HostState {
         Columns::of(self.size.0, needs)
     }
 
-    /// The process of a row.
+    /// Returns the process of a table row.
     pub fn row(&self, place: usize) -> Option<&ProcessRow> {
         self.shown.processes.get(*self.order.get(place)?)
     }
 
-    /// Processes that hold nothing and are left out.
+    /// Returns the number of processes hidden because they hold no memory.
     pub fn left_out(&self) -> usize {
         self.shown.processes.len() - self.all.rows
     }
 
-    /// The selected process.
     pub fn selected(&self) -> Option<&ProcessRow> {
         self.row(self.selection.cursor)
     }
 
-    /// Does what is wanted; some of it only the caller can do.
+    /// Handles input. Returns a request if the caller must act.
     pub fn handle(&mut self, wanted: HostWanted) -> Option<HostCommand> {
         self.note = None;
         let wanted = match wanted {
@@ -166,7 +164,7 @@ impl HostState {
                 }
             }
             Wanted::Accept => self.focus = Focus::Table,
-            // What only the screen of one process has.
+            // Only the screens of a process handle these.
             Wanted::SortBy(_)
             | Wanted::Close
             | Wanted::OpenAll
@@ -241,7 +239,7 @@ impl HostState {
         self.keep_selected();
         let row = self.selected()?;
         let tgid = row.tgid;
-        // Some that cannot be probed are heard of all the same.
+        // Some refused processes have events all the same.
         if let ProcessState::Refused(why) = &row.state
             && row.events == 0
         {
@@ -261,7 +259,7 @@ impl HostState {
         }
     }
 
-    /// Closes what is open. Never leaves: who comes back from a process must not fall out.
+    /// Closes what is open. Never quits: Esc from a process must not leave memprobe.
     fn back(&mut self) {
         if self.help.take().is_some() {
         } else if self.focus == Focus::Prompt || !self.filter.pattern().is_empty() {
@@ -272,7 +270,7 @@ impl HostState {
         }
     }
 
-    /// A click on a head sorts, one on a row selects it, one on the selected row opens it.
+    /// Handles a click: on a head it sorts, on a row it selects, on the selected row it opens.
     fn click(&mut self, at: Position) -> Option<HostCommand> {
         if self.help.take().is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! The bottom of the screen of the host: how the measurement is doing, and the keys.
+//! Bottom of the host screen: status of the measurement, and key hints.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
@@ -10,7 +10,7 @@ use super::super::theme::Theme;
 use super::state::HostState;
 use crate::label::{clean, count, counted, rate};
 
-/// Events, losses, ledgers.
+/// Draws events, losses and accounting errors.
 pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let line = StatusLine {
         word: match state.follow {
@@ -24,7 +24,7 @@ pub fn draw_status(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &T
     line.draw(buffer, area, theme);
 }
 
-/// What is going on, each with the rank at which it is left out where room is short.
+/// Returns the status facts, each with its drop rank: the highest is dropped first where space is short.
 fn facts(state: &HostState) -> Vec<(u8, String)> {
     let health = &state.shown.health;
     let mut facts = Vec::new();
@@ -47,7 +47,7 @@ fn facts(state: &HostState) -> Vec<(u8, String)> {
     facts
 }
 
-/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+/// Draws the key hints, or the prompt. Returns the position of the prompt's cursor.
 pub fn draw_keys(
     buffer: &mut Buffer,
     area: Rect,
@@ -55,7 +55,7 @@ pub fn draw_keys(
     theme: &Theme,
 ) -> Option<Position> {
     let keys = vec![
-        // Key, what it does, how soon it is left out where room is short.
+        // Key, its action, and its drop rank: the highest is dropped first where space is short.
         (theme.glyphs.arrows, "move", 3),
         ("Enter", "open process", 1),
         ("/", "filter", 2),

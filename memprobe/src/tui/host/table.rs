@@ -1,4 +1,4 @@
-//! The table of processes on the screen.
+//! Drawing of the table of processes.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -16,7 +16,7 @@ use crate::label::{
 };
 use crate::model::snapshot::host::{ProcessRow, ProcessState, Trend};
 
-/// Where the cells of a column stand.
+/// Returns the alignment of a column.
 fn side(column: Column) -> Side {
     match column {
         Column::Pid
@@ -30,7 +30,7 @@ fn side(column: Column) -> Side {
     }
 }
 
-/// Heads of the columns; the one that orders has an arrow.
+/// Draws the column heads, with an arrow at the sort column.
 pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -43,7 +43,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &The
     }
 }
 
-/// Draws a text at its place, which may lend it the gap before it.
+/// Draws a cell's text. Right-aligned text may extend into the gap before the cell.
 fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place<Column>, text: &str, style: Style) {
     let start = if side(place.column) == Side::Right {
         (line.x + place.start + place.wide).saturating_sub(width(text) as u16)
@@ -55,7 +55,7 @@ fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place<Column>, text: &str, 
     buffer.set_stringn(start, line.y, text, room, style);
 }
 
-/// The rows that are on the screen.
+/// Draws the visible rows.
 pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let columns = state.columns();
     for (place, y) in (state.selection.offset..).zip(area.y..area.bottom()) {
@@ -88,7 +88,7 @@ pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &The
     }
 }
 
-/// What stands before a row that is not simply probed; help explains it.
+/// Returns the mark of a process's state; help explains it.
 fn mark(state: &ProcessState) -> &'static str {
     match state {
         ProcessState::Probed => " ",
@@ -126,12 +126,12 @@ fn top_or_state(row: &ProcessRow, state: &HostState) -> Option<String> {
     }
 }
 
-/// The highest bytes of each column, as heights below the highest of all.
+/// Draws a trend as a sparkline: the highest point of each column, relative to the highest of all.
 fn sparkline(trend: &Trend, columns: usize, theme: &Theme) -> Option<String> {
     let points = &trend.points;
     let top = points.iter().max()?.0;
     let steps = crate::model::snapshot::host::TREND_STEPS;
-    // The newest stands at the right; what is not known yet stays empty at the left.
+    // The newest point is at the right; columns before the first point stay empty.
     let height = |column: usize| {
         let missing = steps.saturating_sub(points.len());
         let from = (column * steps / columns).saturating_sub(missing);
@@ -141,14 +141,14 @@ fn sparkline(trend: &Trend, columns: usize, theme: &Theme) -> Option<String> {
             0 => 0,
             top => (u128::from(highest.0) * 7).div_ceil(top) as usize,
         };
-        // Nothing at all is the lowest step, so that it differs from what is not known.
+        // Zero is drawn as the lowest step, unlike a missing point.
         Some(eighths.clamp(0, 7) + 1)
     };
     let glyph = |column| theme.glyphs.rising[height(column).unwrap_or(0)];
     Some((0..columns).map(glyph).collect())
 }
 
-/// What the table adds up to.
+/// Draws the sums of the table.
 pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     if area.is_empty() || state.shown.processes.is_empty() {
         return;
@@ -195,6 +195,9 @@ fn in_words(sums: &Sums) -> String {
     );
     if let Some(driver) = sums.driver {
         text += &format!(", driver {}", short(driver));
+        if sums.driver_is_partial {
+            text += "+";
+        }
     }
     text
 }

@@ -1,4 +1,4 @@
-//! The whole screen of the host, drawn from its state.
+//! Drawing of the whole host screen from its state.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
@@ -12,8 +12,7 @@ use super::{detail, header, help, status, table};
 use crate::bytes::human;
 use crate::label::clean;
 
-/// Draws everything into a screen of the size that the state knows. Says where the cursor of the
-/// terminal belongs, if it is to be seen.
+/// Draws the screen at the size that `state` was given. Returns the position of the visible cursor, if any.
 pub fn draw(buffer: &mut Buffer, state: &HostState, theme: &Theme) -> Option<Position> {
     let area = buffer.area;
     let is_within = |it: &Layout| are_within(area, it.header, [it.status, it.keys]);
@@ -37,7 +36,7 @@ pub fn draw(buffer: &mut Buffer, state: &HostState, theme: &Theme) -> Option<Pos
     cursor
 }
 
-/// Why there are no rows, and what to do.
+/// Draws the reason for an empty table, and a remedy.
 fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let (first, second) = if state.all.rows > 0 {
         (

@@ -1,4 +1,4 @@
-//! The columns of the table of modules, and where they stand at a given width.
+//! Columns of the tables of modules and layers, and their layout.
 
 use super::super::list::{self, Place};
 use super::rows::Row;
@@ -8,40 +8,40 @@ use crate::event::Bytes;
 use crate::label::{count, percent};
 use crate::model::snapshot::why::{Category, Pass};
 
-/// A column of the table.
+/// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Column {
-    /// Bytes now, of a module and its parts.
+    /// Live bytes of a module and its submodules.
     #[default]
     Live,
-    /// Bytes now, without its parts.
+    /// Live bytes without those of submodules.
     Own,
-    /// The most that it and its parts held together.
+    /// Peak of a module and its submodules together.
     Peak,
-    /// What they held when the device held most.
+    /// Bytes at the peak of the device.
     AtPeak,
-    /// Of the live bytes those from the way forward.
+    /// Live bytes from forward passes.
     Forward,
-    /// Those that were computed again.
+    /// Live bytes from recomputation.
     Recompute,
-    /// Those from the way back.
+    /// Live bytes from backward passes.
     Backward,
-    /// Part of all allocated bytes.
+    /// Share of all allocated bytes.
     Share,
-    /// Blocks now.
+    /// Live blocks.
     Blocks,
-    /// Of the bytes in an iteration those for this.
+    /// Bytes of a category in an iteration.
     For(Category),
-    /// Those for anything that has no column.
+    /// Bytes of all categories without a column.
     Others,
-    /// Its name.
+    /// Module name.
     Module,
 }
 
-/// Categories that have no column of their own.
+/// Categories without a column.
 const UNNAMED: [Category; 3] = [Category::Temporary, Category::Workspace, Category::Unknown];
 
-/// What is told of an iteration, as [`NOW`].
+/// Columns of the table of layers, in the format of [`NOW`].
 const THEN: [(Column, u16, u16); 10] = [
     (Column::Live, 9, 0),
     (Column::Own, 8, 130),
@@ -55,7 +55,7 @@ const THEN: [(Column, u16, u16); 10] = [
     (Column::Share, 6, 122),
 ];
 
-/// Each with its width, and the least width of the table that shows it.
+/// Columns of the table of modules: width, and minimum width of a table that shows the column.
 const NOW: [(Column, u16, u16); 9] = [
     (Column::Live, 9, 0),
     (Column::Own, 8, 60),
@@ -69,14 +69,13 @@ const NOW: [(Column, u16, u16); 9] = [
 ];
 
 impl Column {
-    /// Its head.
     pub const fn head(self, tells: Tells) -> &'static str {
         match self {
             Self::Live => match tells {
                 Tells::Now => "LIVE",
                 Tells::Then => "HELD",
             },
-            // Profilers that people know call them so.
+            // Profilers call activations so.
             Self::For(Category::Activation) => "FEAT. MAPS",
             Self::For(Category::Parameter) => "WEIGHTS",
             Self::For(Category::Gradient) => "GRADIENTS",
@@ -96,7 +95,7 @@ impl Column {
         }
     }
 
-    /// What it orders by; names have no figure.
+    /// Returns the value that the column sorts by; `None` for names and missing values.
     pub fn figure(self, row: &Row) -> Option<i128> {
         let (own, total) = match (&row.figures, self) {
             (_, Self::Live | Self::Share) => return Some(row.live),
@@ -121,7 +120,7 @@ impl Column {
         bytes.map(i128::from)
     }
 
-    /// The text of its cell; `allocated` is what the device holds.
+    /// Returns the text of a cell; `allocated` is the device's total for the share.
     pub fn cell(self, row: &Row, allocated: Bytes) -> String {
         let figure = self.figure(row);
         match (self, figure) {
@@ -133,7 +132,7 @@ impl Column {
     }
 }
 
-/// Bytes that can be negative, in few columns.
+/// Formats bytes that may be negative, in few columns.
 fn amount(bytes: i128) -> String {
     let size = short(Bytes(
         u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX),
@@ -141,7 +140,7 @@ fn amount(bytes: i128) -> String {
     if bytes < 0 { format!("-{size}") } else { size }
 }
 
-/// The columns that have room, from left to right. What is computed again has one where there is any.
+/// Returns the columns that fit, from left to right. RECOMPUTE is shown only if `recomputed`.
 pub fn columns(width: u16, tells: Tells, recomputed: bool) -> Vec<Place<Column>> {
     let wanted = match tells {
         Tells::Now => NOW.iter(),
@@ -160,7 +159,7 @@ pub fn columns(width: u16, tells: Tells, recomputed: bool) -> Vec<Place<Column>>
     places
 }
 
-/// The column at a cell of the head.
+/// Returns the column at a cell of the head.
 pub fn column_at(width: u16, tells: Tells, recomputed: bool, x: u16) -> Column {
     list::column_at(&columns(width, tells, recomputed), x).unwrap_or(Column::Module)
 }

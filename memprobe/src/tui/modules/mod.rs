@@ -1,4 +1,5 @@
-//! The screens of the modules of one process: a tree by the components of their paths, and what each holds, or held in an iteration.
+//! Screens of modules and layers of one process: module trees with live memory, or with memory in an
+//! iteration.
 
 mod columns;
 mod rows;

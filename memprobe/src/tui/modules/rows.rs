@@ -1,4 +1,4 @@
-//! The rows of the tree of modules, in order, as far as branches are open.
+//! Rows of the module tree, in order, as far as it is open.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::HashSet;
@@ -12,53 +12,54 @@ use crate::model::snapshot::why::{Place, Since};
 
 type ModuleRow = crate::model::snapshot::why::ModuleRow<Figures>;
 
-/// Knows a row again in the next table.
+/// Key of a row across tables.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RowKey {
-    /// A module, by its path.
+    /// Module, by its path.
     Module(String),
-    /// What is no module's.
+    /// Memory outside known modules.
     Other(Place),
-    /// What was live before anything was known.
+    /// Memory live before attribution started.
     Before(Since),
-    /// What nothing explains.
+    /// Unaccounted memory.
     Unaccounted,
 }
 
-/// A row of the table.
+/// Row of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
     pub(super) key: RowKey,
     pub(super) name: String,
-    /// How many modules it stands for.
+    /// Number of modules that the row stands for.
     pub(super) count: u64,
     pub(super) depth: usize,
     pub(super) fold: Fold,
-    /// Bytes at the moment that is told of, of it and its parts.
+    /// Bytes at the moment shown, submodules included.
     pub(super) live: i128,
-    /// Bytes when the device held most, likewise.
+    /// Bytes at the peak of the device, submodules included.
     pub(super) at_peak: i128,
-    /// What it asked for itself, and with its parts; `None` of what no module asked for.
+    /// Figures of the module itself, and with its submodules; `None` for memory before attribution and
+    /// unaccounted memory.
     pub(super) figures: Option<(Figures, Figures)>,
 }
 
-/// What is shown, and what it adds up to.
+/// Visible rows, and their sums.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Table {
     pub(super) rows: Vec<Row>,
-    /// Bytes of what matches the filter.
+    /// Bytes of the rows that match the filter.
     pub(super) shown_live: i128,
-    /// Bytes of all.
+    /// Bytes of all rows.
     pub(super) all_live: i128,
-    /// Rows that match the filter, without what lies beneath them.
+    /// Rows that match the filter, without their descendants.
     pub(super) shown: usize,
-    /// Modules, and rows beside them.
+    /// Modules, and the rows beside them.
     pub(super) all: usize,
-    /// Whether anything was computed again.
+    /// True if any module has recomputed memory.
     pub(super) recomputed: bool,
 }
 
-/// How the table is to be made.
+/// Sort order, filter and open rows of the table.
 pub struct Wish<'a> {
     pub(super) order: Column,
     pub(super) reversed: bool,
@@ -81,7 +82,7 @@ impl Wish<'_> {
     }
 }
 
-/// The table of a device.
+/// Builds the table of a device.
 pub fn table(subject: &Subject, wish: &Wish) -> Table {
     let modules = &subject.modules[..];
     let mut making = Making {
@@ -111,7 +112,7 @@ pub fn table(subject: &Subject, wish: &Wish) -> Table {
     making.table
 }
 
-/// All keys of modules that can be opened at and beneath one; of no path those of all.
+/// Returns the keys of all modules with submodules at and beneath `path`; of all modules if `path` is empty.
 pub fn keys_beneath(modules: &[ModuleRow], path: &str) -> Vec<RowKey> {
     let mut keys = Vec::new();
     let mut left: Vec<(&ModuleRow, String)> = modules
@@ -173,7 +174,7 @@ fn row(module: &ModuleRow, above: &str, depth: usize) -> Row {
     }
 }
 
-/// The rows beside the modules: what they do not explain.
+/// Returns the rows beside the modules: memory outside them, before attach and unaccounted.
 fn beside(subject: &Subject) -> Vec<Row> {
     let plain = |key, name: &str, [live, at_peak]: [i128; 2]| Row {
         key,
@@ -185,7 +186,7 @@ fn beside(subject: &Subject) -> Vec<Row> {
         at_peak,
         figures: None,
     };
-    // The tree of now has a place for whatever was asked for since attach.
+    // The tree of live memory has all blocks since attach; layers start at `subject.since`.
     let since = match subject.moment {
         Some(_) => subject.since,
         None => Since::Attach,
@@ -209,7 +210,7 @@ fn beside(subject: &Subject) -> Vec<Row> {
     rows
 }
 
-/// Whether a module that a row is part of matches the filter.
+/// States if an ancestor of a row matches the filter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Above {
     Match,
@@ -222,8 +223,8 @@ struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// Adds a row and what is open beneath it; says whether anything of it is shown. The ledger tells few levels apart,
-    /// so this goes no deeper.
+    /// Adds a row and its open descendants; returns true if any of them is shown. Recursion is bounded: the
+    /// ledger limits the number of levels.
     fn push(&mut self, row: Row, module: Option<&ModuleRow>, above: Above) -> bool {
         let filters = self.wish.filter.is_active();
         let matches = match &row.key {
@@ -243,7 +244,7 @@ impl Making<'_> {
             _ => (String::new(), 0),
         };
         self.table.rows.push(row);
-        // What matches may lie beneath what does not.
+        // Descendants of a row that does not match may match.
         let below = if is_shown {
             Above::Match
         } else {

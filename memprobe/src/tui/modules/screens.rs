@@ -1,4 +1,4 @@
-//! The screen of modules as text, and what must hold on it.
+//! Snapshots and invariants of the screens of modules and layers.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the screen of modules remembers between two drawings, and how input changes it. No I/O.
+//! State of the screens of modules and layers between two drawings, and their input handling. No I/O.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,36 +17,36 @@ use super::subject::{Subject, Tells};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::why::{DeviceModules, IterationLayers, Which};
 
-/// Whether modules that differ in their number alone are one row.
+/// Grouping of modules that differ only in their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Alike {
-    /// They are.
+    /// One row for all.
     #[default]
     Together,
-    /// Each is a row.
+    /// One row each.
     Apart,
 }
 
-/// What the screen remembers.
+/// State of the screen.
 #[derive(Debug, Default)]
 pub struct ModulesState {
     pub(super) tells: Tells,
     now: OfDevices<DeviceModules>,
     then: OfDevices<IterationLayers>,
-    /// The iteration that is looked at.
+    /// Iteration shown.
     which: Which,
     size: (u16, u16),
     pub(super) alike: Alike,
-    /// What is told of the device shown.
+    /// Data of the device shown.
     pub(super) subject: Option<Subject>,
     pub(super) order: Column,
     pub(super) reversed: bool,
     pub(super) filter: Filter,
     focus: Option<Focus>,
-    /// How far help is scrolled down, where it is shown.
+    /// Scroll offset of help; `None` if it is closed.
     pub(super) help: Option<usize>,
     open: HashSet<RowKey>,
-    /// Whether a first table was there: it opens the outermost module.
+    /// True after the first table, which opens the only root module.
     begun: bool,
     pub(super) selection: Selection<RowKey>,
     pub(super) table: Table,
@@ -54,7 +54,7 @@ pub struct ModulesState {
 }
 
 impl ModulesState {
-    /// A screen that tells what modules held in an iteration.
+    /// Creates the state of the screen of layers.
     pub fn of_iterations() -> Self {
         Self {
             tells: Tells::Then,
@@ -62,7 +62,7 @@ impl ModulesState {
         }
     }
 
-    /// What has to be told for it.
+    /// Returns the attribution table that the screen needs.
     pub const fn explains(&self) -> Explain {
         match self.tells {
             Tells::Now => Explain::Modules,
@@ -70,30 +70,30 @@ impl ModulesState {
         }
     }
 
-    /// The screen has another size.
+    /// Sets the screen's size.
     pub fn resize(&mut self, width: u16, height: u16) {
         self.size = (width, height);
         self.rebuild();
     }
 
-    /// Where keys go.
+    /// Returns the receiver of key events.
     pub fn focus(&self) -> Focus {
         self.focus.unwrap_or(Focus::Table)
     }
 
-    /// Takes what came from the caller.
+    /// Stores new tables of live modules.
     pub fn update(&mut self, news: Arc<Vec<DeviceModules>>) {
         self.now.update(news);
         self.renew();
     }
 
-    /// Takes what came from the caller of an iteration.
+    /// Stores new tables of an iteration.
     pub fn update_then(&mut self, news: Arc<Vec<IterationLayers>>) {
         self.then.update(news);
         self.renew();
     }
 
-    /// Shows another device.
+    /// Selects another device.
     pub fn show(&mut self, device: Option<DeviceIndex>) {
         let (now, then) = (self.now.show(device), self.then.show(device));
         if now || then {
@@ -101,7 +101,7 @@ impl ModulesState {
         }
     }
 
-    /// Whether anything came from the caller.
+    /// Returns true once any answer has arrived.
     pub(super) fn is_told(&self) -> bool {
         self.now.is_told() || self.then.is_told()
     }
@@ -110,12 +110,11 @@ impl ModulesState {
         layout(self.size.0, self.size.1)
     }
 
-    /// The selected row.
     pub(super) fn selected(&self) -> Option<&Row> {
         self.table.rows.get(self.selection.cursor)
     }
 
-    /// Does what is wanted; some of it only the holder of the screen can do.
+    /// Handles input. Returns a request if the screen's owner must act.
     pub fn handle(&mut self, wanted: Wanted) -> Option<Asked> {
         self.note = None;
         match wanted {
@@ -168,7 +167,7 @@ impl ModulesState {
                 }
             }
             Wanted::Accept => self.focus = None,
-            // Whoever holds the screen takes these.
+            // The owner of the screen handles these.
             Wanted::Tensors | Wanted::Categories | Wanted::Modules | Wanted::Layers => {}
             Wanted::SortBy(_) | Wanted::Source | Wanted::Probes | Wanted::Outside => {
                 self.note = Some("that is on the screen of lines: Esc leads back");
@@ -178,7 +177,7 @@ impl ModulesState {
         None
     }
 
-    /// Other modules are shown.
+    /// Rebuilds the subject after new data, or after a change of device or grouping.
     fn renew(&mut self) {
         self.subject = match self.tells {
             Tells::Now => self.now.shown().map(|it| Subject::now(it, self.alike)),
@@ -187,7 +186,7 @@ impl ModulesState {
         let modules = self.subject.as_ref().map(|subject| &subject.modules[..]);
         let modules = modules.unwrap_or_default();
         if let ([only], false) = (modules, self.begun) {
-            // A model is one module: what matters is beneath it.
+            // A model is one root module: open it to show its submodules.
             let key = RowKey::Module(crate::label::clean(&only.name));
             self.open.insert(key);
         }
@@ -286,7 +285,7 @@ impl ModulesState {
         self.open.extend(keys);
     }
 
-    /// Looks at another iteration, or at the latest from then on.
+    /// Goes to another iteration. Going to the last one follows the latest from then on.
     fn go_iteration(&mut self, by: isize) -> Option<Asked> {
         let moment = self.subject.as_ref()?.moment.as_ref()?;
         let (Some(iteration), Some((first, last))) = (&moment.iteration, moment.whole) else {
@@ -324,7 +323,7 @@ impl ModulesState {
         None
     }
 
-    /// A click on a head sorts, one on a row selects it and opens or closes it.
+    /// Handles a click: on a head it sorts, on a row it selects and opens or closes.
     fn click(&mut self, at: Position) {
         if self.help.take().is_some() {
             return;

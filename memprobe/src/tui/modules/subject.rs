@@ -1,4 +1,4 @@
-//! What a screen of modules tells of: what they hold now, or what they held in an iteration.
+//! Data of a screen of modules: live memory, or memory in an iteration.
 
 use super::state::Alike;
 use crate::event::Bytes;
@@ -7,27 +7,27 @@ use crate::model::snapshot::why::{
     Source, Sums, Together, fold,
 };
 
-/// Which of the two.
+/// Kind of data shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tells {
-    /// What modules hold now, by the pass in which they asked for it.
+    /// Live memory of modules, by the pass that allocated it.
     #[default]
     Now,
-    /// What they held at the peak of an iteration, by what it was for.
+    /// Memory of modules at the peak of an iteration, by category.
     Then,
 }
 
-/// What is told of a module.
+/// Figures of a module.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Figures {
-    /// What it holds.
+    /// Live memory.
     Now(Sums),
-    /// What it held.
+    /// Memory at the peak of an iteration.
     Then(Layer),
 }
 
 impl Figures {
-    /// Bytes at the moment that is told of.
+    /// Returns the bytes at the moment shown.
     pub fn bytes(&self) -> Bytes {
         match self {
             Self::Now(sums) => sums.all.live,
@@ -35,7 +35,7 @@ impl Figures {
         }
     }
 
-    /// Bytes when the device held most: of all time, or in the iteration.
+    /// Returns the bytes at the device's peak: since attribution started, or in the iteration.
     pub fn at_peak(&self) -> Bytes {
         match self {
             Self::Now(sums) => sums.all.at_peak,
@@ -43,7 +43,7 @@ impl Figures {
         }
     }
 
-    /// Bytes of a category; `None` where that is not told apart.
+    /// Returns the bytes of a category; `None` if figures are not split by category.
     pub fn of(&self, category: Category) -> Option<u64> {
         match self {
             Self::Now(_) => None,
@@ -51,7 +51,7 @@ impl Figures {
         }
     }
 
-    /// Whether anything was computed again.
+    /// Returns true if any memory was recomputed.
     pub fn recomputed(&self) -> bool {
         match self {
             Self::Now(sums) => sums.pass(Pass::Recompute).allocs > 0,
@@ -60,42 +60,42 @@ impl Figures {
     }
 }
 
-/// What is told of a device.
+/// Data of a device.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// The outermost modules, those alike made one if that is wanted.
+    /// Root modules; with [`Alike::Together`], equal ones are merged.
     pub(super) modules: Vec<ModuleRow<Figures>>,
-    /// What is no module's.
+    /// Memory outside known modules.
     pub(super) others: Vec<(Place, Figures)>,
-    /// What the rows add up to: the allocator's total.
+    /// The allocator's total, which the rows add up to.
     pub(super) allocated: Bytes,
-    /// Bytes from before attach, at the moment and at the peak.
+    /// Bytes from before attach: at the moment shown, and at the peak.
     pub(super) before_attach: [i128; 2],
-    /// What nothing explains, likewise.
+    /// Unaccounted bytes: at the moment shown, and at the peak.
     pub(super) unaccounted: [i128; 2],
-    /// Since when this is counted.
+    /// Start of the attribution.
     pub(super) since: Since,
-    /// The most that was allocated.
+    /// Highest allocated bytes.
     pub(super) peak: Bytes,
-    /// Whether the stacks say anything of modules; `None` where that is not told.
+    /// True if a module call was seen; `None` for an iteration.
     pub(super) knows_modules: Option<bool>,
-    /// The iteration, where one is told of.
+    /// The iteration, on the screen of layers.
     pub(super) moment: Option<Then>,
 }
 
-/// The iteration that is told of.
+/// Iteration shown.
 #[derive(Clone, Debug)]
 pub struct Then {
     pub(super) iteration: Option<IterationRow>,
     pub(super) source: Source,
-    /// The first and the last that can be looked at.
+    /// First and last iteration that can be shown.
     pub(super) whole: Option<(u64, u64)>,
-    /// Whether what modules held then is kept.
+    /// True if the memory by module of this iteration is still kept.
     pub(super) is_kept: bool,
 }
 
 impl Subject {
-    /// What modules hold now.
+    /// Creates the data of live modules.
     pub fn now(device: &DeviceModules, alike: Alike) -> Self {
         let tree = &device.tree;
         let bytes = |bytes: Bytes| i128::from(bytes.0);
@@ -115,7 +115,7 @@ impl Subject {
         }
     }
 
-    /// What they held in an iteration.
+    /// Creates the data of an iteration.
     pub fn then(device: &IterationLayers, alike: Alike) -> Self {
         let moment = Then {
             iteration: device.iteration.clone(),
@@ -162,7 +162,7 @@ fn folded<S: Together + Copy>(modules: Vec<ModuleRow<S>>, alike: Alike) -> Vec<M
     }
 }
 
-/// The same tree of figures. The ledger tells few levels apart, so this goes no deeper.
+/// Converts a tree's figures with `of`. Recursion is bounded: the ledger limits the number of levels.
 fn told<S>(modules: Vec<ModuleRow<S>>, of: fn(S) -> Figures) -> Vec<ModuleRow<Figures>> {
     let modules = modules.into_iter().map(|row| ModuleRow {
         name: row.name,

@@ -1,4 +1,4 @@
-//! The table of modules on the screen.
+//! Drawing of the tables of modules and layers.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -20,10 +20,10 @@ use crate::label::{
 };
 use crate::model::snapshot::why::{Category, Layer, Pass, Place, Since, Sums};
 
-/// Levels that are indented; deeper ones stand below the last.
+/// Deepest indentation level.
 const DEEPEST_INDENT: usize = 16;
 
-/// What the device holds, or held, and what of it modules asked for.
+/// Draws the totals of the device, or of the iteration.
 pub fn draw_account(
     buffer: &mut Buffer,
     area: Rect,
@@ -66,7 +66,7 @@ fn now(subject: &Subject) -> String {
     )
 }
 
-/// Which iteration it was, and how it was then.
+/// Describes the iteration: number, epoch, peak, and bytes at its end.
 fn iteration_of(then: &Then, subject: &Subject) -> String {
     let Some(row) = &then.iteration else {
         return format!("  {}", iterations_by(then.source));
@@ -88,7 +88,7 @@ fn iteration_of(then: &Then, subject: &Subject) -> String {
     text
 }
 
-/// Heads of the columns; the one that orders has an arrow.
+/// Draws the column heads, with an arrow at the sort column.
 pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -101,7 +101,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
             false => Order::Climbing,
         });
         let (start, side) = match place.column {
-            // Names stand behind the mark of a row that can be opened.
+            // Names start after the fold mark.
             Column::Module => (place.start + MARK, Side::Left),
             _ => (place.start, Side::Right),
         };
@@ -111,7 +111,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
     }
 }
 
-/// The rows that are on the screen.
+/// Draws the visible rows.
 pub fn draw_rows(
     buffer: &mut Buffer,
     area: Rect,
@@ -180,7 +180,7 @@ fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, theme: &Theme) {
     buffer.set_stringn(start, area.y, text, left, Style::new());
 }
 
-/// Its name, and how many modules it stands for.
+/// Returns the name of a row, with the number of modules if it stands for several.
 fn called(row: &Row) -> String {
     match row.count {
         1 => row.name.clone(),
@@ -188,7 +188,7 @@ fn called(row: &Row) -> String {
     }
 }
 
-/// What the table adds up to.
+/// Draws the sum of the table, and its difference to the allocator's total if there is one.
 pub fn draw_sum(
     buffer: &mut Buffer,
     area: Rect,
@@ -236,7 +236,7 @@ pub fn draw_sum(
     buffer.set_stringn(area.x, area.y, text, room, style);
 }
 
-/// The selected row in one line.
+/// Summarizes the selected row in one line.
 pub fn summary(row: &Row) -> String {
     let what = match &row.key {
         RowKey::Module(path) => path.clone(),
@@ -262,7 +262,7 @@ pub fn summary(row: &Row) -> String {
         None => what,
         Some((Figures::Now(own), Figures::Now(total))) => summary_now(what, row, own, total),
         Some((own, Figures::Then(total))) => summary_then(what, own.bytes(), total),
-        // Both are of one moment.
+        // Impossible: both figures are of the same kind.
         Some((Figures::Then(_), Figures::Now(_))) => what,
     }
 }
@@ -283,7 +283,7 @@ fn summary_now(what: String, row: &Row, own: &Sums, total: &Sums) -> String {
     facts.join("   ")
 }
 
-/// All that it held something for, whatever has a column.
+/// Lists all categories with bytes, whether or not they have a column.
 fn summary_then(what: String, own: Bytes, total: &Layer) -> String {
     let mut facts = vec![what, format!("own {}", human(own))];
     let held = Category::ALL.iter();

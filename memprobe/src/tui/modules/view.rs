@@ -1,4 +1,4 @@
-//! The whole screen of modules, drawn from its state.
+//! Drawing of the whole screen of modules or layers from its state.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
@@ -20,9 +20,8 @@ use super::subject::{Subject, Tells};
 use super::table;
 use crate::label::clean;
 
-/// Draws everything into a screen of the size that the state knows. `lines` is the state of the screen of lines, which
-/// knows the process, the devices and how the measurement is doing. Says where the cursor of the terminal belongs, if it
-/// is to be seen.
+/// Draws the screen at the size that `state` was given. `lines`, the state of the screen of lines, has the
+/// process, the devices and the status. Returns the position of the visible cursor, if any.
 pub fn draw(
     buffer: &mut Buffer,
     state: &ModulesState,
@@ -48,7 +47,7 @@ pub fn draw(
         table::draw_account(buffer, layout.account, state, subject, theme);
         table::draw_head(buffer, layout.head, state, theme);
         table::draw_rows(buffer, layout.rows, state, allocated, theme);
-        // What is not known adds up to nothing.
+        // An iteration no longer kept has no sum.
         if subject.moment.as_ref().is_none_or(|then| then.is_kept) {
             table::draw_sum(buffer, layout.sum, state, allocated, theme);
         }
@@ -73,7 +72,7 @@ pub fn draw(
     cursor
 }
 
-/// Why there are no modules, and what to do.
+/// Draws the reason for missing modules, and a remedy.
 fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &Theme) {
     let rows = state.table.rows.len() as u16;
     let free = Rect {
@@ -116,7 +115,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
     draw_words(buffer, free, first, &second, theme);
 }
 
-/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+/// Draws the key hints, or the prompt. Returns the position of the prompt's cursor.
 fn draw_keys(
     buffer: &mut Buffer,
     area: Rect,
@@ -125,7 +124,7 @@ fn draw_keys(
     theme: &Theme,
 ) -> Option<Position> {
     let mut keys = vec![
-        // Key, what it does, how soon it is left out where room is short.
+        // Key, its action, and its drop rank: the highest is dropped first where space is short.
         (theme.glyphs.arrows, "move", 6),
         ("Enter", "open", 2),
         ("*", "open all", 5),
@@ -154,7 +153,7 @@ fn draw_keys(
     draw_last_line(buffer, area, prompt, keys, theme)
 }
 
-/// Keys, columns and words.
+/// Returns the help text: keys, columns and terms.
 fn help(tells: Tells, theme: &Theme) -> Vec<Line<'static>> {
     let keys: [(&str, &str); 9] = [
         (

@@ -1,4 +1,4 @@
-//! What CUDA gave to others than the caching allocator, by library and kind.
+//! Table of CUDA memory outside the caching allocator, by library and kind.
 
 use ratatui::text::{Line, Span};
 
@@ -8,10 +8,10 @@ use crate::label::{FileNames, clean, count, fit};
 use crate::model::snapshot::{CudaSnapshot, LineRow, OutsideRow};
 use crate::tui::theme::Theme;
 
-/// Lines that are told of each library.
+/// Lines shown for each library.
 const LINES: usize = 3;
 
-/// The table.
+/// Returns the lines of the table.
 pub(super) fn lines(cuda: &CudaSnapshot, theme: &Theme) -> Vec<Line<'static>> {
     if cuda.rows.is_empty() {
         let words = " CUDA gave out no other memory since memprobe attached.";

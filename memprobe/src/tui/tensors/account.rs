@@ -1,4 +1,4 @@
-//! The top of the screen of tensors: whose they are, the devices, and what explains their memory.
+//! Top of the screen of tensors: process, devices, and accounting of their memory.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -13,13 +13,13 @@ use crate::label::{fit, process};
 use crate::model::snapshot::Target;
 use crate::model::tensors::DeviceTable;
 
-/// Program, command, process.
+/// Draws program, command and process.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, target: &Target, theme: &Theme) {
     let right: Vec<String> = process(target).into_iter().collect();
     draw_title(buffer, area, "memprobe tensors", target, &right, theme);
 }
 
-/// One tab a device, the shown one marked.
+/// Draws the device tabs; the selected one is highlighted.
 pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     let shown = state.shown_device().map(|table| table.device);
     let tabs = state.devices().iter().flat_map(|table| {
@@ -42,7 +42,7 @@ fn held(table: &DeviceTable) -> Bytes {
     }
 }
 
-/// What the allocator has handed out, and what explains it.
+/// Draws the allocator's total and its parts.
 pub fn draw_account(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     let Some(table) = state.shown_device() else {
         return;

@@ -1,34 +1,33 @@
-//! Where the columns of the table of tensors stand at a given width.
+//! Column layout of the table of tensors.
 
 use super::super::list::{self, GAP, Place, Side};
 use crate::model::tensors::Order;
 
-/// The line that allocated, on wide screens.
+/// Width of the allocation site, on wide screens.
 const SITE: u16 = 30;
 
-/// A column of the table.
+/// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Column {
-    /// The bytes of the allocator that it answers for.
+    /// Bytes of the allocator that the row accounts for.
     Holds,
-    /// The bytes of its own elements.
+    /// Bytes of the tensor's elements.
     Size,
-    /// What it is for.
+    /// Kind of tensor.
     Kind,
-    /// How many, and of what shape.
+    /// Number of tensors, and their shape.
     Shape,
-    /// Its element type.
+    /// Element type.
     DType,
-    /// Whether it wants a gradient.
+    /// `requires_grad` of the tensor.
     Grad,
-    /// What it is called.
+    /// Best name.
     Name,
-    /// The line that allocated it.
+    /// Allocation site.
     Site,
 }
 
 impl Column {
-    /// Its head.
     pub const fn head(self) -> &'static str {
         match self {
             Self::Holds => "HOLDS",
@@ -42,7 +41,7 @@ impl Column {
         }
     }
 
-    /// The order that it stands for, if any.
+    /// Returns the sort order of the column; `None` if it cannot be sorted by.
     pub const fn order(self) -> Option<Order> {
         match self {
             Self::Holds => Some(Order::Holds),
@@ -54,7 +53,6 @@ impl Column {
         }
     }
 
-    /// Where its cells stand.
     pub const fn side(self) -> Side {
         match self {
             Self::Holds | Self::Size => Side::Right,
@@ -63,10 +61,10 @@ impl Column {
     }
 }
 
-/// The columns that have room, from left to right.
+/// Returns the columns that fit, from left to right.
 pub fn columns(width: u16) -> Vec<Place<Column>> {
     let wanted = [
-        // Column, its width, the least width of the table that shows it.
+        // Column, width, and minimum width of a table that shows it.
         (Column::Holds, 11, 0),
         (Column::Size, 11, 96),
         (Column::Kind, 9, 56),
@@ -92,7 +90,7 @@ pub fn columns(width: u16) -> Vec<Place<Column>> {
     places
 }
 
-/// The column at a cell of the head.
+/// Returns the column at a cell of the head.
 pub fn column_at(width: u16, x: u16) -> Option<Column> {
     list::column_at(&columns(width), x)
 }

@@ -1,4 +1,4 @@
-//! All that is known of the selected row, and help.
+//! Details of the selected row, and help.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -15,10 +15,10 @@ use crate::label::{
 };
 use crate::model::tensors::{Row, RowKind};
 
-/// Rows of a group, and tensors that share a storage, that are spelt out.
+/// Most rows of a group, and most tensors sharing a storage, that are listed.
 const MOST: usize = 200;
 
-/// Draws what lies over the table, if anything.
+/// Draws the overlay if one is open.
 pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     match state.overlay {
         Overlay::None => {}
@@ -36,7 +36,7 @@ pub fn draw_overlay(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme
     }
 }
 
-/// The selected row in one line.
+/// Summarizes the selected row in one line.
 pub fn summary(state: &TensorsState) -> String {
     let Some(group) = state.selected() else {
         return String::new();
@@ -158,7 +158,7 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
     tell("allocated", format!("at {site}"));
 }
 
-/// The tensors that look at the same storage.
+/// Lists the tensors that share the row's storage.
 fn sharing(rows: &[Row], first: usize, theme: &Theme) -> Vec<Line<'static>> {
     let owner = rows[first].owner.unwrap_or(first);
     let shares = |at: &usize| *at != first && (*at == owner || rows[*at].owner == Some(owner));
@@ -181,7 +181,7 @@ fn left_out(all: usize, theme: &Theme) -> Option<Line<'static>> {
     Some(entry("", &format!("and {more} more"), theme))
 }
 
-/// Keys, columns and words.
+/// Returns the help text: keys, columns and terms.
 fn help(theme: &Theme) -> Vec<Line<'static>> {
     let keys = [
         (

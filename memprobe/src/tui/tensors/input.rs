@@ -1,19 +1,19 @@
-//! Keys and the mouse on the screen of tensors: as on that of lines, but for a few.
+//! Input of the screen of tensors: as on the screen of lines, plus a key to read again.
 
 use crossterm::event::{Event, KeyCode};
 
 use super::super::input::{self, Focus, Wanted, plain_key};
 
-/// What a person asks for.
+/// Input event of the screen of tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TensorWanted {
-    /// As on the screen of lines.
+    /// Input shared with the screen of lines.
     Common(Wanted),
     /// Read the process again.
     Refresh,
 }
 
-/// What an event of the terminal asks for, if anything.
+/// Translates a terminal event; `None` if it has no meaning here.
 pub fn wanted(event: &Event, focus: Focus) -> Option<TensorWanted> {
     let key = plain_key(event, focus);
     if matches!(key, Some(KeyCode::Char('R') | KeyCode::F(5))) {

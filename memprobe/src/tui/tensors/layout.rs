@@ -1,33 +1,33 @@
-//! Where everything stands on the screen of tensors.
+//! Layout of the screen of tensors.
 
 use ratatui::layout::Rect;
 
 use super::super::layout::Bands;
 
-/// The parts of the screen; those without room are empty.
+/// Areas of the screen; an area without space is empty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Layout {
-    /// Whose tensors they are.
+    /// Program, command and process.
     pub header: Rect,
-    /// The devices to choose from.
+    /// Device tabs.
     pub devices: Rect,
-    /// What the allocator has handed out, and what explains it.
+    /// The allocator's total and its parts.
     pub account: Rect,
-    /// The heads of the columns.
+    /// Column heads.
     pub head: Rect,
-    /// The rows of the table.
+    /// Table rows.
     pub rows: Rect,
-    /// What the rows shown come to.
+    /// Sum of the rows shown.
     pub sum: Rect,
-    /// The selected row in full.
+    /// Summary of the selected row.
     pub detail: Rect,
-    /// When it was taken, and at what cost.
+    /// Time and pause of the snapshot.
     pub status: Rect,
-    /// Keys, or the prompt.
+    /// Key hints, or the prompt.
     pub keys: Rect,
 }
 
-/// The layout of a screen; `None` if it is too small for any.
+/// Computes the layout; `None` if the screen is too small for any.
 pub fn layout(width: u16, height: u16) -> Option<Layout> {
     let mut bands = Bands::of(width, height)?;
     let when = |enough: bool, rows: u16| if enough { rows } else { 0 };

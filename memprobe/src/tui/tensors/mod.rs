@@ -1,5 +1,5 @@
-//! The screen of the tensors of one process. Each taking of them pauses the process for a moment, so
-//! it is done on entering and when asked for, and what it cost is said.
+//! Screen of the tensors of one process. Reading pauses the process briefly, so it happens only on entry and
+//! on request. The screen shows the length of the pause.
 
 mod account;
 mod columns;
@@ -20,22 +20,22 @@ pub(super) use view::draw;
 
 use crate::model::tensors::TensorTable;
 
-/// How far the caller has come with [`super::Command::TakeTensors`].
+/// Progress of [`super::Command::TakeTensors`].
 #[derive(Clone, Debug, Default)]
 pub enum Tensors {
-    /// Nobody has asked.
+    /// Not requested yet.
     #[default]
     Unasked,
     /// The process is being read.
     Taking,
-    /// It was read.
+    /// Result of the latest reading.
     Taken(Arc<TensorTable>),
-    /// It could not be read: why, and what to do.
+    /// The reading failed: reason and remedy.
     Failed(Arc<str>),
 }
 
 impl Tensors {
-    /// Whether nothing has come since `other`.
+    /// Returns true if both are the same answer.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Unasked, Self::Unasked) | (Self::Taking, Self::Taking) => true,

@@ -1,4 +1,4 @@
-//! The screen of tensors as text, and what must hold on it.
+//! Snapshots and invariants of the screen of tensors.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ fn a_terminal_without_unicode() {
 #[test]
 fn all_that_is_known_of_a_tensor() {
     let below = |rows: isize| [Wanted::Move(rows), Wanted::Toggle];
-    // A group, the first of a shared storage, one that shares it, a block.
+    // A group, the first tensor of a shared storage, one that shares it, a block.
     insta::assert_snapshot!("detail_group", screen(SMALL, &below(1)));
     insta::assert_snapshot!("detail_shared", screen(SMALL, &below(9)));
     insta::assert_snapshot!("detail_sharing", screen(SMALL, &below(10)));
@@ -71,7 +71,7 @@ fn what_other_rows_answer_for_comes_last() {
     let end: Vec<&str> = screen.lines().filter(|line| line.contains("0 B")).collect();
     assert!(end[0].contains("40 * (64, 64)"), "{screen}");
     assert!(end[1].contains("40 * (32, 64)"), "{screen}");
-    // What shares a storage with another row is told from it when it is selected.
+    // The last row is selected.
     assert!(end[1].starts_with("\">"), "{screen}");
 }
 

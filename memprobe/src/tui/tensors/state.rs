@@ -1,4 +1,4 @@
-//! What the screen of tensors remembers between two drawings, and how input changes it. No I/O.
+//! State of the screen of tensors between two drawings, and its input handling. No I/O.
 
 use std::sync::Arc;
 
@@ -19,44 +19,43 @@ use crate::model::tensors::{
 };
 use crate::tensors::Device;
 
-/// What a person asks of whoever holds the screen.
+/// Request to the screen's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Asked {
-    /// End.
+    /// Quit memprobe.
     Quit,
-    /// Lead back to the screen of lines.
+    /// Return to the screen of lines.
     Leave,
     /// Read the process.
     Take,
 }
 
-/// What lies over the table.
+/// Overlay on the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Overlay {
-    /// Nothing.
     #[default]
     None,
-    /// Help, scrolled down by so many lines.
+    /// Help, with its scroll offset in lines.
     Help(usize),
-    /// All that is known of the selected row, likewise.
+    /// Details of the selected row, with their scroll offset in lines.
     Detail(usize),
 }
 
-/// Which end comes first.
+/// Direction of the sort order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Direction {
-    /// As the order says.
+    /// Default direction of the order.
     #[default]
     Natural,
-    /// The other.
+    /// Opposite of the default.
     Reversed,
 }
 
-/// Knows a row again in the next table: by its name, and one without, which may share its storage with others, by
-/// its object.
+/// Key of a row across tables: kind, name, storage, and object. The object identifies unnamed rows only,
+/// several of which may share a storage.
 type Mark = (RowKind, Option<Arc<str>>, Option<Address>, u64);
 
-/// The groupings, in the order in which a key leads through them.
+/// Groupings, in the order of the key that cycles through them.
 const GROUPINGS: [GroupBy; 7] = [
     GroupBy::Unnamed,
     GroupBy::Shape,
@@ -67,7 +66,7 @@ const GROUPINGS: [GroupBy; 7] = [
     GroupBy::Nothing,
 ];
 
-/// The orders, as their columns stand.
+/// Sort orders, in the order of their columns.
 const ORDERS: [Order; 5] = [
     Order::Holds,
     Order::Size,
@@ -76,11 +75,11 @@ const ORDERS: [Order; 5] = [
     Order::Name,
 ];
 
-/// What the screen remembers.
+/// State of the screen.
 #[derive(Debug, Default)]
 pub struct TensorsState {
     pub(super) news: Tensors,
-    /// The last that was taken.
+    /// Last table received.
     pub(super) table: Option<Arc<TensorTable>>,
     device: Option<Device>,
     size: (u16, u16),
@@ -99,18 +98,18 @@ pub struct TensorsState {
 }
 
 impl TensorsState {
-    /// The screen has another size.
+    /// Sets the screen's size.
     pub fn resize(&mut self, width: u16, height: u16) {
         self.size = (width, height);
         self.rebuild();
     }
 
-    /// Where keys go.
+    /// Returns the receiver of key events.
     pub fn focus(&self) -> Focus {
         self.focus.unwrap_or(Focus::Table)
     }
 
-    /// Takes what came from the caller.
+    /// Stores the progress or result of a reading.
     pub fn update(&mut self, news: Tensors) {
         if let Tensors::Taken(table) = &news {
             self.table = Some(Arc::clone(table));
@@ -120,17 +119,16 @@ impl TensorsState {
         self.rebuild();
     }
 
-    /// Whether entering the screen has to begin with reading the process.
+    /// Returns true if opening the screen must start a reading.
     pub fn is_unread(&self) -> bool {
         self.table.is_none() && !matches!(self.news, Tensors::Taking)
     }
 
-    /// The tables that can be shown.
+    /// Returns the tables of all devices.
     pub(super) fn devices(&self) -> &[DeviceTable] {
         self.table.as_ref().map_or(&[], |table| &table.devices)
     }
 
-    /// The table shown.
     pub(super) fn shown_device(&self) -> Option<&DeviceTable> {
         let devices = self.devices();
         let chosen = devices
@@ -139,12 +137,11 @@ impl TensorsState {
         chosen.or(devices.first())
     }
 
-    /// The rows of the table shown.
+    /// Returns the rows of the table shown.
     pub(super) fn rows(&self) -> &[Row] {
         self.shown_device().map_or(&[], |table| &table.rows)
     }
 
-    /// The selected group.
     pub(super) fn selected(&self) -> Option<&Group> {
         self.groups.get(self.selection.cursor)
     }
@@ -153,7 +150,7 @@ impl TensorsState {
         layout(self.size.0, self.size.1)
     }
 
-    /// Does what is wanted; some of it only the holder of the screen can do.
+    /// Handles input. Returns a request if the screen's owner must act.
     pub fn handle(&mut self, wanted: TensorWanted) -> Option<Asked> {
         self.note = None;
         let wanted = match wanted {
@@ -203,10 +200,10 @@ impl TensorsState {
             }
             Wanted::Accept => self.focus = None,
             Wanted::Redraw => {}
-            // Whoever holds the screen takes these.
+            // The owner of the screen handles these.
             Wanted::Modules | Wanted::Categories | Wanted::Layers => {}
             Wanted::Pause => self.note = Some("this screen stands still until R"),
-            // What only the screen of lines has.
+            // Only the screen of lines handles these.
             Wanted::OpenAll
             | Wanted::SortBy(_)
             | Wanted::Source
@@ -229,7 +226,8 @@ impl TensorsState {
         let filter = &self.filter;
         let found = |at: &usize| !filter.is_active() || filter.shows(&table::searched(rows, *at));
         let places = (0..rows.len()).filter(found);
-        // What is not the allocator's stands apart, so that the others add up to what is.
+        // Memory outside the allocator is listed last, so that the rows before it add up to the allocator's
+        // total.
         let (theirs, ours): (Vec<usize>, Vec<usize>) =
             places.partition(|at| rows[*at].outside.is_some());
         let shown = Totals::of(rows, ours.iter().chain(&theirs).copied());
@@ -329,7 +327,7 @@ impl TensorsState {
         None
     }
 
-    /// A click on a head sorts, one on a row selects it, one on the selected row opens it.
+    /// Handles a click: on a head it sorts, on a row it selects, on the selected row it opens.
     fn click(&mut self, at: Position) {
         if self.overlay != Overlay::None {
             self.overlay = Overlay::None;

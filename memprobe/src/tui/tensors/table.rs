@@ -1,4 +1,4 @@
-//! The table of tensors on the screen.
+//! Drawing of the table of tensors.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -17,17 +17,16 @@ use crate::label::{
 };
 use crate::model::tensors::{Group, GroupBy, Row, RowKind};
 
-/// What rows come to.
+/// Sums of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
-    /// How many there are.
     pub rows: usize,
-    /// What they hold of the allocator's.
+    /// Bytes of the allocator that the rows account for.
     pub holds: Bytes,
 }
 
 impl Totals {
-    /// Of the rows of these places.
+    /// Sums the rows at these indices.
     pub fn of(rows: &[Row], places: impl IntoIterator<Item = usize>) -> Self {
         let mut totals = Self::default();
         for row in places.into_iter().filter_map(|at| rows.get(at)) {
@@ -38,7 +37,7 @@ impl Totals {
     }
 }
 
-/// What the filter looks at.
+/// Returns the text that the filter matches.
 pub fn searched(rows: &[Row], at: usize) -> String {
     let Some(row) = rows.get(at) else {
         return String::new();
@@ -53,7 +52,7 @@ pub fn searched(rows: &[Row], at: usize) -> String {
     parts.join(" ")
 }
 
-/// Heads of the columns; the one that orders has an arrow.
+/// Draws the column heads, with an arrow at the sort column.
 pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -82,7 +81,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
     }
 }
 
-/// Which rows are shown as one, in a few words.
+/// Describes a grouping in a few words.
 pub fn grouping(by: GroupBy) -> &'static str {
     match by {
         GroupBy::Unnamed => "equal unnamed",
@@ -95,7 +94,7 @@ pub fn grouping(by: GroupBy) -> &'static str {
     }
 }
 
-/// The rows that are on the screen.
+/// Draws the visible rows.
 pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     if area.is_empty() {
         return;
@@ -200,7 +199,7 @@ fn name(state: &TensorsState, group: &Group) -> String {
     }
 }
 
-/// The line that allocated a row.
+/// Returns the allocation site of a row.
 pub fn site(state: &TensorsState, row: &Row) -> String {
     match (&row.site, row.kind) {
         (Some(frame), _) => state.names.frame(frame),
@@ -209,7 +208,7 @@ pub fn site(state: &TensorsState, row: &Row) -> String {
     }
 }
 
-/// What the rows shown come to.
+/// Draws the sum of the rows, and its difference to the allocator's total if there is one.
 pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     let Some(table) = state.shown_device() else {
         return;

@@ -1,4 +1,4 @@
-//! The whole screen of tensors, drawn from its state.
+//! Drawing of the whole screen of tensors from its state.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
@@ -16,8 +16,8 @@ use crate::bytes::human;
 use crate::label::{clean, consistency, counted, fit};
 use crate::model::snapshot::Target;
 
-/// Draws everything into a screen of the size that the state knows. `target` is whose tensors they
-/// are. Says where the cursor of the terminal belongs, if it is to be seen.
+/// Draws the screen at the size that `state` was given. `target` is the process that was read. Returns the
+/// position of the visible cursor, if any.
 pub fn draw(
     buffer: &mut Buffer,
     state: &TensorsState,
@@ -51,7 +51,7 @@ pub fn draw(
     cursor
 }
 
-/// Why there are no rows, and what to do.
+/// Draws the reason for an empty table, and a remedy.
 fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     let (first, second) = match (&state.news, &state.table) {
         (_, Some(_)) if state.filter.is_active() && state.all.rows > 0 => (
@@ -75,7 +75,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &T
     draw_words(buffer, area, &first, &second, theme);
 }
 
-/// When it was read and what that cost; what could not be read.
+/// Draws the time of the snapshot, the length of the pause, and any error.
 fn draw_status(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Theme) {
     let (word, style) = match &state.news {
         Tensors::Taking | Tensors::Unasked => ("READING", theme.still()),
@@ -115,7 +115,7 @@ fn draw_status(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Th
     buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
 }
 
-/// `16:00:05 UTC`.
+/// Formats `16:00:05 UTC`.
 fn time_of_day(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000 % 86_400;
     format!(
@@ -126,7 +126,7 @@ fn time_of_day(milliseconds: u64) -> String {
     )
 }
 
-/// The keys that matter, or the prompt. Says where the cursor of the prompt stands.
+/// Draws the key hints, or the prompt. Returns the position of the prompt's cursor.
 fn draw_keys(
     buffer: &mut Buffer,
     area: Rect,
@@ -134,7 +134,7 @@ fn draw_keys(
     theme: &Theme,
 ) -> Option<Position> {
     let mut keys = vec![
-        // Key, what it does, how soon it is left out where room is short.
+        // Key, its action, and its drop rank: the highest is dropped first where space is short.
         (theme.glyphs.arrows, "move", 6),
         ("Enter", "detail", 2),
         ("R", "read again", 1),

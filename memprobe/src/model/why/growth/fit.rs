@@ -1,31 +1,32 @@
-//! Whether a series grows, and how fast: by figures that single steps cannot bend.
+//! Robust trend test: decides if a series grows and at what rate, unaffected by single outliers.
 
-/// Steps below which nothing is said: with fewer, chance alone makes a series rise.
+/// Fewest steps fitted: shorter series rise by chance.
 pub(super) const FEWEST_STEPS: usize = 8;
 
-/// Kendall's tau of a series that grows, at least: of all pairs of steps, how many more rise than fall.
+/// Least Kendall's tau of a growing series: rising pairs of steps minus falling ones, as a share of all
+/// pairs.
 const LEAST_TAU: f64 = 0.6;
 
-/// By how many standard deviations tau exceeds that of a series without a trend, at least. Of a thousand rows that come and go by chance,
-/// less than one is named.
+/// Least tau in standard deviations of a series without trend. It selects less than one of a thousand random
+/// rows.
 const LEAST_DEVIATIONS: f64 = 3.3;
 
-/// What is gained, at least, of all that rises: a length that wanders goes up and down.
+/// Least net gain as a share of all rises: the length of a random walk goes up and down.
 const LEAST_KEPT: f64 = 0.5;
 
-/// How fast it still grows at the end, at least, of how fast it does in all: a store that fills up does not.
+/// Least slope at the end as a share of the overall slope: a cache that has filled up stays below it.
 const LEAST_LATE: f64 = 0.25;
 
-/// How a series grows.
+/// Growth of a series.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fit {
-    /// The median of the slopes of all pairs of steps (Theil-Sen), a step.
+    /// Theil-Sen slope per step: median over all pairs of steps.
     pub slope: f64,
-    /// Of how many steps it is higher than at the one before, from 0 to 1.
+    /// Share of steps that are higher than the step before, 0 to 1.
     pub grew: f64,
 }
 
-/// How a series grows; `None` where it cannot be said that it does.
+/// Growth of a series; `None` if it does not clearly grow.
 pub(super) fn fit(values: &[u64]) -> Option<Fit> {
     if values.len() < FEWEST_STEPS {
         return None;
@@ -41,7 +42,7 @@ pub(super) fn fit(values: &[u64]) -> Option<Fit> {
     })
 }
 
-/// The median slope of all pairs.
+/// Theil-Sen estimator: the median slope over all pairs.
 pub(super) fn theil_sen(values: &[u64]) -> f64 {
     let mut slopes = Vec::with_capacity(values.len() * values.len().saturating_sub(1) / 2);
     for (at, one) in values.iter().enumerate() {
@@ -60,7 +61,7 @@ fn median(numbers: &mut [f64]) -> f64 {
     *numbers.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
-/// Kendall's tau against time, where equal values count for neither side.
+/// Kendall's tau against time; ties count for neither side.
 fn tau(values: &[u64]) -> f64 {
     let (mut rising, mut falling, mut pairs) = (0_u32, 0_u32, 0_u32);
     for (at, one) in values.iter().enumerate() {
@@ -73,14 +74,15 @@ fn tau(values: &[u64]) -> f64 {
     (f64::from(rising) - f64::from(falling)) / f64::from(pairs.max(1))
 }
 
-/// The variance of tau without a trend is `2 (2n + 5) / (9 n (n - 1))` (Kendall 1938); ties make it smaller.
+/// Least tau for a number of steps. The variance of tau without trend is `2 (2n + 5) / (9 n (n - 1))`
+/// (Kendall 1938); ties reduce it.
 fn least_tau(steps: usize) -> f64 {
     let n = steps as f64;
     let deviation = (2.0 * (2.0 * n + 5.0) / (9.0 * n * (n - 1.0))).sqrt();
     LEAST_TAU.max(LEAST_DEVIATIONS * deviation)
 }
 
-/// Whether most of what rises stays.
+/// True if most of the rises last.
 fn keeps(values: &[u64]) -> bool {
     let rises: f64 = values
         .windows(2)
@@ -92,7 +94,7 @@ fn keeps(values: &[u64]) -> bool {
     last.saturating_sub(*first) as f64 >= LEAST_KEPT * rises
 }
 
-/// From the middle of the middle third to that of the last.
+/// Slope from the median of the middle third to that of the last third.
 fn late_slope(values: &[u64]) -> f64 {
     let third = values.len() / 3;
     let of = |values: &[u64]| {
@@ -113,7 +115,7 @@ fn share_of_rises(values: &[u64]) -> f64 {
 mod tests {
     use super::*;
 
-    /// Numbers by chance, the same in every run.
+    /// Pseudorandom numbers, equal in every run.
     fn chance(seed: u64) -> impl Iterator<Item = u64> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         std::iter::repeat_with(move || {

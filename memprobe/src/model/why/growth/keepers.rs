@@ -1,4 +1,4 @@
-//! Who kept what grows, at the last moment at which the process's objects were read.
+//! Retainers of growing memory, from the last heap snapshot.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -7,18 +7,16 @@ use std::sync::Arc;
 use crate::event::{Bytes, NamedBlock, Names, TimeNs};
 use crate::model::why::parts::Parts;
 
-/// Keepers that are told apart, of all parts together; of what comes on top nobody is named.
+/// Cap on pairs of group and retainer; blocks beyond it have no named retainer.
 const MOST: usize = 1 << 18;
 
-/// Keepers that are told of one suspect.
+/// Retainers listed for one suspect.
 const MOST_OF_ONE: usize = 100;
 
-/// Blocks, by number and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// How many.
     pub blocks: u64,
-    /// Bytes, as the allocator rounded them.
+    /// Bytes as rounded by the allocator.
     pub bytes: Bytes,
 }
 
@@ -29,39 +27,39 @@ impl Amount {
     }
 }
 
-/// Somebody who keeps blocks alive.
+/// Retainer: a variable, container, module or optimizer that keeps blocks alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keeper {
     /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
     pub by: Arc<str>,
-    /// The class of that container.
+    /// Class of that container, module or optimizer; `None` for a variable of the tensor itself.
     pub class: Option<Arc<str>>,
-    /// The first step beyond its tensor, such as `grad_fn MulBackward0`.
+    /// First reference beyond the retained tensor, such as `grad_fn MulBackward0`; `None` for its own memory.
     pub through: Option<Arc<str>>,
     /// One of the tensors that lead to the blocks: `train.py:12 main() -> losses[17]`.
     pub slot: Option<Arc<str>>,
-    /// The operation that keeps one of the blocks for the backward pass.
+    /// Operation that saved one of the blocks for the backward pass.
     pub saved_by: Option<Arc<str>>,
-    /// What it keeps.
+    /// Blocks retained.
     pub keeps: Amount,
-    /// What of it nobody else keeps, as far as was found.
+    /// Blocks with no other retainer found.
     pub alone: Amount,
 }
 
-/// Who kept the blocks of a suspect. `keepers`, `others` and `nobody` add up to `live`.
+/// Retainers of a suspect. `keepers`, `others` and `nobody` add up to `live`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// What was live of it then.
+    /// Live blocks at the snapshot.
     pub live: Amount,
-    /// Those who kept it, most bytes first.
+    /// Largest first, by bytes.
     pub keepers: Vec<Keeper>,
-    /// What is kept by more than are told apart.
+    /// Blocks of retainers beyond the limits.
     pub others: Amount,
-    /// What no name leads to.
+    /// Blocks that no name leads to.
     pub nobody: Amount,
 }
 
-/// What tells keepers apart.
+/// Identity of a retainer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Who {
     by: Arc<str>,
@@ -69,7 +67,7 @@ struct Who {
     through: Option<Arc<str>>,
 }
 
-/// What the process's objects said last, part by part.
+/// Retainers in the last heap snapshot, by allocation group.
 #[derive(Debug, Default)]
 pub(super) struct Keepers {
     time: Option<TimeNs>,
@@ -85,7 +83,7 @@ struct OfPart {
 }
 
 impl Keepers {
-    /// Takes what the process's objects say; what they said before is of another moment.
+    /// Replaces the content with a new heap snapshot.
     pub(super) fn take(&mut self, names: &Names, parts: &Parts) {
         *self = Self {
             time: Some(names.time),
@@ -98,7 +96,7 @@ impl Keepers {
         }
     }
 
-    /// When that was; `None` where they were not read.
+    /// Time of the snapshot; `None` without one.
     pub(super) fn time(&self) -> Option<TimeNs> {
         self.time
     }
@@ -138,7 +136,7 @@ impl Keepers {
         }
     }
 
-    /// Who kept these parts.
+    /// Retainers of several groups, combined.
     pub(super) fn of(&self, parts: impl Iterator<Item = usize>) -> Kept {
         let mut kept = Kept::default();
         let mut keepers: HashMap<Who, Keeper> = HashMap::new();

@@ -1,9 +1,9 @@
-//! What somebody held at equal steps, kept only where it changed.
+//! Levels of an allocation group at equal steps, stored only where they change.
 
-/// Steps that are kept; when there are more, pairs of them become one, and of each pair the lower is kept.
+/// Cap on steps. Beyond it pairs of steps are merged, and the lower level of each pair stays.
 pub(super) const MOST_STEPS: u64 = 256;
 
-/// What was held at a step.
+/// Bytes and blocks held at a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Level {
     pub(super) live: u64,
@@ -16,10 +16,10 @@ impl Level {
     }
 }
 
-/// The steps that all series of a ledger share.
+/// Steps shared by all series of a track.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Steps {
-    /// Samples a step.
+    /// Samples per step.
     pub(super) stride: u64,
     /// Samples so far.
     pub(super) taken: u64,
@@ -35,38 +35,38 @@ impl Default for Steps {
 }
 
 impl Steps {
-    /// Steps whose samples were all taken.
+    /// Complete steps.
     pub(super) fn whole(&self) -> usize {
         usize::try_from(self.taken / self.stride).unwrap_or(usize::MAX)
     }
 
-    /// The step of the next sample.
+    /// Index of the step that the next sample belongs to.
     pub(super) fn next(&self) -> u32 {
         u32::try_from(self.taken / self.stride).unwrap_or(u32::MAX)
     }
 
-    /// Whether the next sample is the first of its step.
+    /// True if the next sample is the first of its step.
     pub(super) fn begins(&self) -> bool {
         self.taken.is_multiple_of(self.stride)
     }
 
-    /// Whether pairs of steps must become one before the next sample.
+    /// True if pairs of steps must be merged before the next sample.
     pub(super) fn is_full(&self) -> bool {
         self.taken / self.stride >= MOST_STEPS
     }
 }
 
-/// What one part held at each step; 0 before the first.
+/// Level changes of one group by step; the level is 0 before the first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Series(Vec<(u32, Level)>);
 
 impl Series {
-    /// What it held at the last step that was told.
+    /// Latest level.
     pub(super) fn last(&self) -> Level {
         self.0.last().map(|(_, level)| *level).unwrap_or_default()
     }
 
-    /// Takes a sample of a step; gives whether it takes room that it did not take before.
+    /// Adds a sample of the current step. Returns true if the series grew by an entry.
     pub(super) fn take(&mut self, steps: &Steps, sample: Level) -> bool {
         let step = steps.next();
         let last = self.last();
@@ -85,13 +85,13 @@ impl Series {
         false
     }
 
-    /// Makes pairs of steps one; gives how many changes are left.
+    /// Merges pairs of steps; returns the number of entries left.
     pub(super) fn halve(&mut self) -> usize {
         let mut halved: Vec<(u32, Level)> = Vec::new();
         let mut before = Level::default();
         for (step, level) in self.0.drain(..) {
             let at = step / 2;
-            // What was held at the other step of the pair: before this change, or after it.
+            // The other step of the pair has the level before this change, or keeps the level after it.
             let lower = match step % 2 {
                 0 => level,
                 _ => before.lower(level),
@@ -114,7 +114,7 @@ impl Series {
         self.0.len()
     }
 
-    /// The levels of the first steps.
+    /// Levels of the first `steps` steps.
     pub(super) fn levels(&self, steps: usize) -> Vec<Level> {
         let mut levels = Vec::with_capacity(steps);
         let mut now = Level::default();

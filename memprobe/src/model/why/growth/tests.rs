@@ -4,7 +4,7 @@ use crate::event::StackId;
 
 const MIB: u64 = 1 << 20;
 
-/// What grows at the end of what a program did; `ends` says after which events an iteration ended.
+/// Growth at the end of a program; an iteration ends after each event number in `ends`.
 fn growth(program: &Program, ends: &[usize]) -> Growth {
     let mut ledger = GrowthLedger::new(Grouping::User);
     let mut at = 0;
@@ -19,7 +19,7 @@ fn growth(program: &Program, ends: &[usize]) -> Growth {
     ledger.growth(DEVICE, laps).expect("a device")
 }
 
-/// A program that learns step by step, and keeps a tensor of each step where `keeps` says so.
+/// A training program that keeps a tensor in each step selected by `keeps`.
 fn steps(steps: u64, keeps: impl Fn(u64) -> bool) -> (Program, Vec<usize>) {
     let mut program = Program::default();
     let work = program.stack(called(31, "Net.layer"));
@@ -196,7 +196,7 @@ fn what_the_laps_of_an_iteration_hold_in_turn_does_not_hide_what_grows() {
 #[test]
 fn who_kept_what_grows_adds_up_to_what_was_live_of_it() {
     let (mut program, mut ends) = steps(40, |_| true);
-    // Some are kept by others too, and of some nobody was found who keeps them.
+    // Some blocks have further retainers, and some have none.
     program.read(|addr| match addr >> 13 & 3 {
         0 => None,
         1 => Some(crate::tensors::Kept {

@@ -6,7 +6,7 @@ use crate::event::{StackId, TimeNs};
 
 const MIB: u64 = 1 << 20;
 
-/// The tree at the end of what a program did, and the model.
+/// Module tree and model at the end of a program.
 fn told(program: &Program) -> (ModuleTree, Model) {
     let mut ledger = ModuleLedger::default();
     let model = program.play(|event, applied, model| ledger.apply(event, applied, model));

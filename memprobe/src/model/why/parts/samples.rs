@@ -1,4 +1,4 @@
-//! A program that asks for memory, for tests.
+//! Sample programs that allocate memory, for tests.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::tensors::{DType, Kept};
 pub(crate) const DEVICE: DeviceIndex = DeviceIndex(0);
 const MICROSECOND: u64 = 1_000;
 
-/// What a program did, and what is live.
+/// Events of a program and its live blocks.
 pub(crate) struct Program {
     pub(crate) events: Vec<Event>,
     live: BTreeMap<u64, u64>,
@@ -58,7 +58,7 @@ fn module_of(path: &str) -> Module {
     }
 }
 
-/// A stack of a line of `train.py` that calls a module: none is `""`, one that is not known `"?"`.
+/// Stack of a line of `train.py` within a module: `""` for none, `"?"` for an unknown one.
 pub(crate) fn called(line: u32, module: &str) -> Stack {
     Stack {
         kind: StackKind::Python,
@@ -72,7 +72,7 @@ pub(crate) fn called(line: u32, module: &str) -> Stack {
     }
 }
 
-/// A thread of autograd that goes back through an operation of that stack; `None` where it is not known.
+/// Autograd thread that differentiates an operation of stack `forward`; `None` if unknown.
 pub(crate) fn backward(line: u32, node: &str, forward: Option<Stack>) -> Stack {
     Stack {
         kind: StackKind::Waiting {
@@ -89,7 +89,7 @@ pub(crate) fn backward(line: u32, node: &str, forward: Option<Stack>) -> Stack {
     }
 }
 
-/// A module that a checkpoint calls again within a backward pass.
+/// Module called again by a checkpoint within a backward pass.
 pub(crate) fn again(line: u32, module: &str) -> Stack {
     let mut stack = called(line, module);
     stack.frames.insert(
@@ -108,7 +108,7 @@ pub(crate) fn again(line: u32, module: &str) -> Stack {
 }
 
 impl Program {
-    /// A program that held this much when it was attached to.
+    /// Program with `held` bytes live at attach.
     pub(crate) fn attached_at(held: u64) -> Self {
         let mut program = Self {
             allocated: held,
@@ -150,7 +150,7 @@ impl Program {
         self.alloc_of(stack, ShapeId::NONE, size)
     }
 
-    /// Asks for memory at the first free address.
+    /// Allocates at the lowest free address.
     pub(crate) fn alloc_of(&mut self, stack: StackId, shape: ShapeId, size: u64) -> u64 {
         let mut addr = 0x1000;
         for (at, bytes) in &self.live {
@@ -172,7 +172,7 @@ impl Program {
         self.memory(Action::Free, addr, size, StackId::NONE, ShapeId::NONE);
     }
 
-    /// Frees what was live when it was attached to.
+    /// Frees memory that was live at attach.
     pub(crate) fn free_from_before(&mut self, size: u64) {
         self.allocated -= size;
         self.memory(Action::Free, 1 << 40, size, StackId::NONE, ShapeId::NONE);
@@ -190,7 +190,7 @@ impl Program {
         }));
     }
 
-    /// The process's objects are read: what this says keeps each live block.
+    /// Adds a heap snapshot; `keeps` gives the retainer of each live block.
     pub(crate) fn read(&mut self, keeps: impl Fn(u64) -> Option<Kept>) {
         self.time += MICROSECOND;
         let blocks = self.live.iter().map(|(addr, size)| NamedBlock {
@@ -244,7 +244,7 @@ impl Program {
         }));
     }
 
-    /// Plays what it did into the model, and to somebody beside it.
+    /// Applies the events to a model and passes each one on to `hear`.
     pub(crate) fn play(&self, mut hear: impl FnMut(&Event, &Applied, &Model)) -> Model {
         let mut model = Model::new(Target::default(), TimeNs(5_000_000_000));
         for event in &self.events {
@@ -255,8 +255,8 @@ impl Program {
     }
 }
 
-/// A transformer of two layers and a head that learns for one step, with a loss outside of modules, one layer
-/// computed again, and a parameter from before attach.
+/// One training step of a transformer with two layers and a head. It has a loss outside modules, one
+/// recomputed layer and a parameter from before attach.
 pub(crate) fn learning() -> Program {
     const MIB: u64 = 1 << 20;
     let mut program = Program::attached_at(10 * MIB);
@@ -285,7 +285,7 @@ pub(crate) fn learning() -> Program {
     program
 }
 
-/// A net that learns, and keeps the loss of each iteration where `keeps` says so.
+/// Trains a net, and keeps the loss of each iteration selected by `keeps`.
 pub(crate) fn learning_for(iterations: u64, keeps: impl Fn(u64) -> bool) -> Program {
     const KIB: u64 = 1 << 10;
     let mut program = Program::default();
@@ -310,7 +310,7 @@ pub(crate) fn learning_for(iterations: u64, keeps: impl Fn(u64) -> bool) -> Prog
     program
 }
 
-/// A slot of `losses`, whose memory is its own or kept by its graph.
+/// Retainer: a slot of `losses` that owns the memory or keeps it through its graph.
 pub(crate) fn kept_in_losses(slot: u64, through: Option<&str>) -> Kept {
     Kept {
         by: "train.py:40 main() -> losses[*]".into(),

@@ -62,7 +62,7 @@ fn of_equal_peaks_the_first_counts() {
 fn a_device_that_only_frees_held_most_before_the_first_event() {
     let mut program = Program::attached_at(4 * MIB);
     program.free_from_before(MIB);
-    // As a recording without what was held at attach has it.
+    // Same as in a recording without the state at attach.
     program.events.remove(0);
     let (view, _) = told(&program);
     assert_eq!(mib(view.moment.totals.allocated), 4);
@@ -77,7 +77,7 @@ proptest! {
         let mut program = Program::attached_at(MIB);
         let stacks: Vec<_> = (1..6).map(|line| program.stack(called(line, "Net"))).collect();
         let mut live = Vec::new();
-        // At each peak so far, a naive copy of what is live by line.
+        // Naive copy of the live blocks at each peak so far.
         let (mut allocated, mut highest, mut copy) = (0, 0, Vec::new());
         for (kind, pick, size) in steps {
             if kind < 3 || live.is_empty() {

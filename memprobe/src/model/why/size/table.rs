@@ -1,4 +1,4 @@
-//! The sizes of modules, as they stand in a table.
+//! Table of module sizes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,63 +12,62 @@ use crate::model::why::iterations::{Iteration, IterationKind};
 use crate::model::why::modules::{ModuleRow, Together, tree};
 use crate::model::why::parts::{Place, place_of};
 
-/// How large models are.
+/// Model sizes of a process.
 #[derive(Clone, Debug)]
 pub struct Sizes {
-    /// The iteration that was looked at: the one that made most in forward passes.
+    /// Iteration shown: the one with most bytes allocated in forward passes.
     pub iteration: Iteration,
-    /// Iterations that it was chosen from.
+    /// Iterations considered.
     pub of: u64,
-    /// Stretches of time of which it is not known any more what was made.
+    /// Step intervals whose allocations were dropped.
     pub forgotten: u64,
-    /// Whether the process's own objects say what is a parameter. Otherwise it is inferred, and not told by module.
+    /// True if parameters come from heap snapshots. Otherwise they are inferred and not split by module.
     pub named: bool,
-    /// The devices.
     pub devices: BTreeMap<DeviceIndex, ModelSize>,
 }
 
-/// How large models are on a device. What is made in `modules` and `others` adds up to what was allocated in the iteration.
+/// Model size on a device. Allocations in `modules` and `others` add up to those of the iteration.
 #[derive(Clone, Debug, Default)]
 pub struct ModelSize {
-    /// The outermost modules, in the order in which they first asked for memory.
+    /// Outermost modules, in order of their first allocation.
     pub modules: Vec<ModuleRow<Size>>,
-    /// What is no module's.
+    /// Memory outside modules.
     pub others: Vec<(Place, Size)>,
 }
 
-/// The size of a module: what it keeps, and what was made by it in the iteration.
+/// Size of a module: memory it holds, and its allocations in the iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Parameters that it keeps, each block once.
+    /// Parameters held, each block once.
     pub parameters: Amount,
-    /// Buffers that it keeps.
+    /// Buffers held.
     pub buffers: Amount,
-    /// What forward passes made and nobody saved for a backward pass.
+    /// Forward allocations not saved for a backward pass.
     pub passing: Amount,
-    /// What forward passes made and saved for the backward pass.
+    /// Forward allocations saved for the backward pass.
     pub saved: Amount,
-    /// What forward passes made once more (checkpoints).
+    /// Recomputed forward allocations (checkpoints).
     pub recomputed: Amount,
-    /// What backward passes made, without gradients of parameters.
+    /// Backward allocations without gradients of parameters.
     pub backward: Amount,
-    /// Gradients of parameters that were made.
+    /// Gradients of parameters.
     pub gradients: Amount,
-    /// What was made that is none of these: inputs, optimizer state, workspaces, temporaries of steps.
+    /// Other allocations: inputs, optimizer state, workspaces, temporaries of optimizer steps.
     pub beside: Amount,
 }
 
 impl Size {
-    /// Intermediate variables without those of the backward pass.
+    /// Intermediate variables of forward passes.
     pub fn forward(&self) -> Amount {
         self.passing.and(self.saved)
     }
 
-    /// Intermediate variables with those of the backward pass.
+    /// Intermediate variables of forward and backward passes.
     pub fn both(&self) -> Amount {
         self.forward().and(self.recomputed).and(self.backward)
     }
 
-    /// All that was made.
+    /// All allocations.
     pub fn made(&self) -> Amount {
         self.both().and(self.gradients).and(self.beside)
     }
@@ -104,7 +103,7 @@ impl Together for Size {
 }
 
 impl Making {
-    /// What was made in these laps by forward passes; `None` where some are kept no more.
+    /// Bytes allocated by forward passes in these step intervals; `None` if some were dropped.
     fn forward(&self, laps: &RangeInclusive<u64>) -> Option<u64> {
         let oldest = self.laps.front().map_or(0, |lap| lap.number);
         if self.forgotten > 0 && *laps.start() < oldest {
@@ -128,13 +127,13 @@ impl Making {
 }
 
 impl WhyLedger {
-    /// How large models are; `None` where nothing was counted.
+    /// Model sizes; `None` without counted allocations.
     pub fn sizes(&self) -> Option<Sizes> {
         let making = self.making.as_ref()?;
         let (iteration, of) = choose(&self.iterations().rows, making)?;
         let mut devices: BTreeMap<DeviceIndex, Vec<(Place, Size)>> = BTreeMap::new();
         let mut made: Vec<_> = making.made(&iteration.laps).collect();
-        // In the order in which stacks were met: that of the model.
+        // Stacks are numbered in order of first use, so modules keep the order of the model.
         made.sort_unstable_by_key(|(key, _)| *key);
         for ((device, origin, made), amount) in made {
             let stack = self.origins.get(origin as usize);
@@ -172,8 +171,8 @@ impl WhyLedger {
         })
     }
 
-    /// Parameters and buffers that a device holds, as far as they can be inferred: now, or when it held most, where a program that ends has let
-    /// go of them. Then it is not known in how many blocks.
+    /// Inferred parameters and buffers of a device: the larger of now and peak, because an ending program
+    /// frees its model. The number of blocks at the peak is unknown.
     fn inferred(&self, device: DeviceIndex) -> Size {
         let rules = self.device(device).map(|view| view.categories());
         let rules = rules.into_iter().flatten();
@@ -210,8 +209,8 @@ fn of_kept(kept: Kept) -> Size {
     }
 }
 
-/// The iteration of which forward passes made most, the last of those; where none is whole, of what there is. And from how many it was
-/// chosen.
+/// Chooses the iteration with most forward bytes, the latest of equal ones, and counts the candidates.
+/// Without whole iterations it falls back to unfinished ones, then to other rows.
 fn choose(rows: &[Iteration], making: &Making) -> Option<(Iteration, u64)> {
     let kinds: [&[IterationKind]; 3] = [
         &[IterationKind::Whole],

@@ -107,7 +107,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
         kept: None,
     };
     let addr = gradient(&program.events[at]).expect("a gradient").0;
-    // What is saved stands for a parameter: what counts is that it is live.
+    // The saved block stands in for a parameter; it only has to be live.
     let names = Names {
         time: TimeNs(0),
         tgid: Tgid(1234),
@@ -117,7 +117,7 @@ fn parameters_are_in_the_modules_that_the_processes_objects_name() {
             block(0x9999, 512, TensorKind::Parameter, "model.nobody"),
         ],
     };
-    // A program that ends has let go of its model when it is read last.
+    // An ending program has freed its model at the last snapshot.
     let last = Names {
         blocks: vec![block(addr, 256 * KIB, TensorKind::Gradient, "model.layer")],
         ..names

@@ -7,7 +7,6 @@ use crate::model::why::category::CategoryRule;
 use crate::model::why::fate::{MadeFor, Stage};
 use crate::model::why::phase::Phase;
 
-/// Places that are told apart.
 const PLACES: [Place; 3] = [
     (1, Category::Activation),
     (1, Category::Gradient),
@@ -44,13 +43,13 @@ fn block(size: u64, born: u64) -> Block {
     }
 }
 
-/// The same, remembered block by block.
+/// Reference model: the same history, block by block.
 #[derive(Default)]
 struct Plainly {
-    /// Each block with its place, of those that are gone the last.
+    /// Each block with its latest place.
     blocks: Vec<(Block, usize)>,
     live: Vec<usize>,
-    /// What was live at the highest moment of each lap, and how much that was.
+    /// Live blocks at the peak of each interval, and their bytes.
     laps: Vec<(Vec<usize>, u64)>,
 }
 
@@ -70,7 +69,7 @@ impl Plainly {
     }
 }
 
-/// Does it to both; a moment that is as high as the highest of its lap takes its place.
+/// Applies the deeds to both. A moment level with the interval's peak replaces it.
 fn play(deeds: &[Deed], most: usize) -> (Strata, Plainly) {
     let (mut strata, mut plainly) = (Strata::new(0, most), Plainly::default());
     plainly.begin_lap();

@@ -1,0 +1,203 @@
+//! Calls into NVML that nvml-wrapper does not make in the right form.
+//!
+//! Everything unsafe of this module is here: a buffer of the right size and alignment for each call.
+
+use std::mem::size_of;
+use std::ptr;
+
+use nvml_wrapper::Device;
+use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
+
+use super::form::{BYTES_AN_ENTRY, PATTERN, RawList};
+use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, RawMemory, Refusal};
+
+/// `nvmlMemory_t` (nvml.h 13.5), in bytes.
+#[repr(C)]
+#[derive(Default)]
+struct MemoryV1 {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t` (nvml.h 13.5), in bytes.
+#[repr(C)]
+#[derive(Default)]
+struct MemoryV2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlProcessDetailList_v1_t` (nvml.h 13.5).
+#[repr(C)]
+struct DetailList {
+    version: u32,
+    mode: u32,
+    count: u32,
+    entries: *mut u64,
+}
+
+const _: () = assert!(size_of::<MemoryV1>() == 24 && size_of::<MemoryV2>() == 40);
+
+/// `NVML_STRUCT_VERSION`: the size of the structure and the number of its version.
+const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
+}
+
+/// `nvmlProcessMode_t`.
+const fn mode(kind: ListKind) -> u32 {
+    match kind {
+        ListKind::Compute => 0,
+        ListKind::Mps => 2,
+    }
+}
+
+/// Room for a list, aligned as its entries are and filled with the pattern.
+struct Buffer(Vec<u64>);
+
+impl Buffer {
+    fn for_entries(room: u32) -> Self {
+        let word = u64::from_ne_bytes([PATTERN; 8]);
+        let words = (room as usize).saturating_mul(BYTES_AN_ENTRY / size_of::<u64>());
+        Self(vec![word; words])
+    }
+
+    fn list(self, count: u32, room: u32) -> RawList {
+        let bytes = self.0.into_iter().flat_map(u64::to_ne_bytes);
+        RawList {
+            count,
+            room,
+            bytes: bytes.collect(),
+        }
+    }
+}
+
+/// The outcome of a call that fills a list, `count` being what the driver left there.
+fn listed(code: u32, count: u32, room: u32, buffer: Buffer) -> Result<RawList, Refusal> {
+    match nvml_try(code) {
+        Ok(()) => Ok(buffer.list(count, room)),
+        Err(NvmlError::InsufficientSize(_)) => Err(Refusal::Room(count)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Calls one of the functions that take a device, a count and an array of entries.
+///
+/// # Safety
+/// `function` must be one of `nvmlDeviceGet…RunningProcesses…` and `device` a handle of its library.
+unsafe fn fill<D, T, E: std::fmt::Display>(
+    function: &Result<unsafe extern "C" fn(D, *mut u32, *mut T) -> u32, E>,
+    device: D,
+    room: u32,
+) -> Result<RawList, Refusal> {
+    let Ok(function) = function else {
+        return Err(Refusal::Missing);
+    };
+    let mut buffer = Buffer::for_entries(room);
+    let mut count = room;
+    // SAFETY: the caller's promise. The buffer has at least twice the bytes of the longest known
+    // entry for each of the `room` entries that the function may write.
+    let code = unsafe { function(device, &mut count, buffer.0.as_mut_ptr().cast()) };
+    listed(code, count, room, buffer)
+}
+
+impl DeviceQuery for Device<'_> {
+    fn processes(&self, kind: ListKind, point: EntryPoint, room: u32) -> Result<RawList, Refusal> {
+        use EntryPoint::{DetailList, V1, V2, V3};
+        use ListKind::{Compute, Mps};
+        let lib = self.nvml().lib();
+        // SAFETY: the handle is this device's and its library is open as long as `self` lives; each
+        // function is one of those that `fill` is for.
+        unsafe {
+            let device = self.handle();
+            match (point, kind) {
+                (V3, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v3, device, room),
+                (V2, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v2, device, room),
+                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, device, room),
+                (V3, Mps) => fill(
+                    &lib.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+                    device,
+                    room,
+                ),
+                (V2, Mps) => fill(
+                    &lib.nvmlDeviceGetMPSComputeRunningProcesses_v2,
+                    device,
+                    room,
+                ),
+                (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, device, room),
+                (DetailList, _) => detail_list(self, kind, room),
+            }
+        }
+    }
+
+    fn memory_v2(&self) -> Result<RawMemory, Refusal> {
+        let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo_v2.as_ref())?;
+        let mut memory = MemoryV2 {
+            version: version::<MemoryV2>(2),
+            ..MemoryV2::default()
+        };
+        // SAFETY: the handle is this device's; the structure is the one that its version names.
+        nvml_try(unsafe { function(self.handle(), ptr::from_mut(&mut memory).cast()) })?;
+        Ok(RawMemory {
+            total: memory.total,
+            reserved: Some(memory.reserved),
+            free: memory.free,
+            used: memory.used,
+        })
+    }
+
+    fn memory_v1(&self) -> Result<RawMemory, Refusal> {
+        let function = nvml_sym(self.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
+        let mut memory = MemoryV1::default();
+        // SAFETY: the handle is this device's; the structure is the function's.
+        nvml_try(unsafe { function(self.handle(), ptr::from_mut(&mut memory).cast()) })?;
+        Ok(RawMemory {
+            total: memory.total,
+            reserved: None,
+            free: memory.free,
+            used: memory.used,
+        })
+    }
+
+    fn mig_devices(&self) -> Vec<MigDevice<Self>> {
+        // Zero outside of MIG mode, and an error before R450.
+        let count = self.mig_device_count().unwrap_or(0);
+        let devices = (0..count.min(super::MOST_DEVICES))
+            .filter_map(|index| self.mig_device_by_index(index).ok())
+            .map(|device| MigDevice {
+                gpu_instance: gpu_instance(&device),
+                device,
+            });
+        devices.collect()
+    }
+}
+
+/// Asks `nvmlDeviceGetRunningProcessDetailList`.
+fn detail_list(device: &Device<'_>, kind: ListKind, room: u32) -> Result<RawList, Refusal> {
+    let lib = device.nvml().lib();
+    let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;
+    let mut buffer = Buffer::for_entries(room);
+    let mut list = DetailList {
+        version: version::<DetailList>(1),
+        mode: mode(kind),
+        count: room,
+        entries: buffer.0.as_mut_ptr(),
+    };
+    // SAFETY: the handle is the device's; the structure is the one that its version names, and its
+    // array has more than 32 bytes for each entry that it says there is room for.
+    let code = unsafe { function(device.handle(), ptr::from_mut(&mut list).cast()) };
+    listed(code, list.count, room, buffer)
+}
+
+/// The GPU instance of a MIG device.
+fn gpu_instance(device: &Device<'_>) -> Option<u32> {
+    let lib = device.nvml().lib();
+    let function = lib.nvmlDeviceGetGpuInstanceId.as_ref().ok()?;
+    let mut id = 0;
+    // SAFETY: the handle is the device's; the function writes one number.
+    nvml_try(unsafe { function(device.handle(), &mut id) }).ok()?;
+    Some(id)
+}

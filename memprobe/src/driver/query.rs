@@ -1,0 +1,122 @@
+//! Questions to one device, and why the driver does not answer.
+
+use std::fmt;
+
+use nvml_wrapper::error::NvmlError;
+
+use super::form::RawList;
+
+/// Process lists of NVML. Graphics processes are not asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListKind {
+    /// Processes with a compute context, the server of MPS among them.
+    Compute,
+    /// Clients of MPS.
+    Mps,
+}
+
+/// Functions that give a process list, by the end of their name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EntryPoint {
+    /// `_v3`: since R510; documented with 24 bytes an entry.
+    V3,
+    /// `_v2`: since R470; 24 bytes.
+    V2,
+    /// No suffix: every driver; 16 bytes.
+    V1,
+    /// `nvmlDeviceGetRunningProcessDetailList`: since R535; 32 bytes, and a version of its own.
+    /// nvml.h 13.5 names it for Hopper and newer only, so it comes last.
+    DetailList,
+}
+
+impl EntryPoint {
+    /// In the order in which they are asked.
+    pub(super) const ALL: [Self; 4] = [Self::V3, Self::V2, Self::V1, Self::DetailList];
+
+    /// The function's name, for people.
+    pub(super) fn name(self, kind: ListKind) -> String {
+        let suffix = match self {
+            Self::V3 => "_v3",
+            Self::V2 => "_v2",
+            Self::V1 => "",
+            Self::DetailList => return "nvmlDeviceGetRunningProcessDetailList".to_owned(),
+        };
+        match kind {
+            ListKind::Compute => format!("nvmlDeviceGetComputeRunningProcesses{suffix}"),
+            ListKind::Mps => format!("nvmlDeviceGetMPSComputeRunningProcesses{suffix}"),
+        }
+    }
+}
+
+/// `nvmlMemory_t` or `nvmlMemory_v2_t`, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RawMemory {
+    pub(super) total: u64,
+    /// Only the second form has it.
+    pub(super) reserved: Option<u64>,
+    pub(super) free: u64,
+    pub(super) used: u64,
+}
+
+/// A MIG device, and the id of the GPU instance that it is part of.
+pub(super) struct MigDevice<Q> {
+    pub(super) device: Q,
+    /// Devices of one GPU instance share its memory.
+    pub(super) gpu_instance: Option<u32>,
+}
+
+/// A device, or a MIG device of one, that answers questions.
+pub(super) trait DeviceQuery: Sized {
+    /// Asks for a process list with room for so many entries.
+    fn processes(&self, kind: ListKind, point: EntryPoint, room: u32) -> Result<RawList, Refusal>;
+
+    /// `nvmlDeviceGetMemoryInfo_v2`.
+    fn memory_v2(&self) -> Result<RawMemory, Refusal>;
+
+    /// `nvmlDeviceGetMemoryInfo`.
+    fn memory_v1(&self) -> Result<RawMemory, Refusal>;
+
+    /// The MIG devices of a device in MIG mode; none elsewhere.
+    fn mig_devices(&self) -> Vec<MigDevice<Self>>;
+}
+
+/// Reasons for which the driver does not answer a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The library has no such function.
+    Missing,
+    /// There are this many entries, more than there was room for.
+    Room(u32),
+    /// The device does not know the question.
+    NotSupported,
+    /// The user may not ask it.
+    NoPermission,
+    /// Another error, in NVML's words.
+    Other(String),
+}
+
+impl From<NvmlError> for Refusal {
+    fn from(error: NvmlError) -> Self {
+        match error {
+            NvmlError::FailedToLoadSymbol(_) => Self::Missing,
+            // The kernel's half of the driver does not know what the library asks.
+            NvmlError::NotSupported | NvmlError::FunctionNotFound => Self::NotSupported,
+            NvmlError::NoPermission => Self::NoPermission,
+            other => Self::Other(other.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => f.write_str("the driver is too old to be asked"),
+            Self::Room(count) => write!(f, "the driver lists {count} processes, too many to read"),
+            Self::NotSupported => f.write_str("the driver does not support it on this GPU"),
+            Self::NoPermission => {
+                f.write_str("the driver does not permit it: run memprobe as root")
+            }
+            Self::Other(text) => write!(f, "the driver does not answer: {text}"),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! NVML answers differently from driver to driver: `memprobe top` shows right numbers, or why there
+//! are none.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use memprobe_tests::cuda_programs::{Cuda, Cudart};
+use memprobe_tests::ground::Ground;
+use memprobe_tests::process::Background;
+use memprobe_tests::pytorch::succeed;
+use serde_json::Value;
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+
+/// Bytes of a simulated device, and what its driver reserves.
+const TOTAL: u64 = 16 << 30;
+const RESERVED: u64 = TOTAL / 64;
+
+/// What each process of a test holds, in MiB.
+const HELD: [u64; 3] = [96, 64, 32];
+
+/// The library that memprobe finds.
+#[derive(Clone, Copy)]
+enum Library {
+    /// One with every function.
+    Current,
+    /// One from before R470.
+    Old,
+}
+
+/// Processes that hold memory, and NVML to ask about them.
+struct Stage {
+    ground: Ground,
+    cuda: Cuda,
+    shared: TempDir,
+    held: Vec<Background>,
+}
+
+impl Stage {
+    fn set() -> Option<Self> {
+        let ground = Ground::alone_without_pytorch()?;
+        let cuda = Cuda::build();
+        for (library, options) in [
+            (Library::Current, &[][..]),
+            (Library::Old, &["-DNVML_OLD"][..]),
+        ] {
+            build(&cuda, &folder(&cuda, library), options);
+        }
+        let program = cuda.program("hold", Cudart::Dynamic, &[]);
+        let shared = tempfile::tempdir().expect("a folder");
+        let hold = |mib: &u64| {
+            let mut command = Command::new(&program);
+            command
+                .arg(mib.to_string())
+                .env("CUDASIM_SHARED", shared.path());
+            let mut process = Background::start(&mut command);
+            process.wait_for("ready");
+            process
+        };
+        let held = HELD.iter().map(hold).collect();
+        Some(Self {
+            ground,
+            cuda,
+            shared,
+            held,
+        })
+    }
+
+    /// What `top --once` prints with these settings of the simulated NVML.
+    fn printed(&self, library: Library, settings: &[(&str, &str)], options: &[&str]) -> String {
+        let mut command = self.ground.memprobe();
+        command
+            .env("CUDASIM_SHARED", self.shared.path())
+            .env("LD_LIBRARY_PATH", folder(&self.cuda, library))
+            .envs(settings.iter().copied())
+            .args(["top", "--once"])
+            .args(options);
+        Background::start(&mut command).finish().succeeded().stdout
+    }
+
+    fn document(&self, library: Library, settings: &[(&str, &str)]) -> Value {
+        let printed = self.printed(library, settings, &["--format", "json"]);
+        let document: Value = serde_json::from_str(&printed).expect("it is JSON");
+        assert!(document["driver"].is_null(), "{document}");
+        document
+    }
+
+    fn rows<'a>(&self, document: &'a Value) -> Vec<&'a Value> {
+        let held = self.held.iter();
+        held.map(|process| row(document, process.pid())).collect()
+    }
+
+    /// Every process has what it holds, to the byte.
+    fn assert_processes(&self, document: &Value) {
+        for (row, mib) in self.rows(document).into_iter().zip(HELD) {
+            assert_eq!(row["driver"], mib * MIB, "{row}");
+            assert!(row["driver_unknown"].is_null(), "{row}");
+        }
+        assert!(document["gpus"][0]["processes_unknown"].is_null());
+    }
+
+    /// The first device has the memory of all, without what the driver reserves.
+    fn assert_memory(&self, document: &Value, total: u64) {
+        let gpu = &document["gpus"][0];
+        assert_eq!(gpu["used"], HELD.iter().sum::<u64>() * MIB, "{gpu}");
+        assert_eq!(gpu["total"], total, "{gpu}");
+        assert!(gpu["memory_unknown"].is_null(), "{gpu}");
+    }
+}
+
+fn row(document: &Value, pid: u32) -> &Value {
+    let rows = document["processes"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["pid"] == pid);
+    row.unwrap_or_else(|| panic!("{pid} has no row: {document}"))
+}
+
+fn folder(cuda: &Cuda, library: Library) -> PathBuf {
+    match library {
+        Library::Current => cuda.file("nvml-current"),
+        Library::Old => cuda.file("nvml-old"),
+    }
+}
+
+/// Builds the simulated NVML into a folder below that of the simulated driver.
+fn build(cuda: &Cuda, folder: &Path, options: &[&str]) {
+    std::fs::create_dir(folder).expect("a new folder");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda-sim");
+    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    command
+        .args(["-std=gnu2x", "-O2", "-Wall", "-Wextra", "-Werror"])
+        .args(["-fPIC", "-fvisibility=hidden", "-shared", "-DCUDA_MAJOR=13"])
+        .arg("-Wl,-soname,libnvidia-ml.so.1,-rpath,$ORIGIN/..")
+        .args(options)
+        .arg("-I")
+        .arg(root.join("include"))
+        .arg(root.join("nvidia-ml/nvml.c"))
+        .arg(cuda.file("libcuda.so.1"))
+        .arg("-o")
+        .arg(folder.join("libnvidia-ml.so.1"));
+    succeed(&mut command);
+}
+
+#[test]
+fn processes_and_memory_are_right_in_each_form() {
+    let Some(stage) = Stage::set() else { return };
+    for form in ["16", "24", "32"] {
+        let document = stage.document(Library::Current, &[("CUDASIM_NVML_FORM", form)]);
+        stage.assert_processes(&document);
+        stage.assert_memory(&document, TOTAL);
+    }
+    let document = stage.document(Library::Old, &[]);
+    stage.assert_processes(&document);
+    stage.assert_memory(&document, TOTAL - RESERVED);
+}
+
+#[test]
+fn a_form_that_nobody_knows_gives_a_reason_and_no_number() {
+    let Some(stage) = Stage::set() else { return };
+    let unknown = [("CUDASIM_NVML_FORM", "unknown")];
+    let document = stage.document(Library::Current, &unknown);
+    let why = document["gpus"][0]["processes_unknown"].as_str();
+    let why = why.expect("a reason");
+    assert!(
+        why.contains("nvmlDeviceGetComputeRunningProcesses_v3"),
+        "{why}"
+    );
+    stage.assert_memory(&document, TOTAL);
+    for row in stage.rows(&document) {
+        assert!(row["driver"].is_null(), "{row}");
+        let reason = row["driver_unknown"].as_str();
+        assert!(reason.is_some_and(|text| text.contains(why)), "{row}");
+    }
+    let text = stage.printed(Library::Current, &unknown, &[]);
+    let device = text.lines().find(|line| line.starts_with("GPU 0"));
+    let says_so = device.is_some_and(|line| line.contains("processes unknown: nvmlDevice"));
+    assert!(says_so, "{text}");
+}
+
+#[test]
+fn what_is_not_available_has_a_reason() {
+    let Some(stage) = Stage::set() else { return };
+    let document = stage.document(Library::Current, &[("CUDASIM_NVML_NA", "memory")]);
+    stage.assert_processes(&document);
+    let gpu = &document["gpus"][0];
+    assert!(gpu["used"].is_null() && gpu["total"].is_null(), "{gpu}");
+    let why = gpu["memory_unknown"].as_str();
+    assert!(
+        why.is_some_and(|text| text.contains("share the system's memory")),
+        "{gpu}"
+    );
+    let bytes = [("CUDASIM_NVML_NA", "processes")];
+    let document = stage.document(Library::Current, &bytes);
+    stage.assert_memory(&document, TOTAL);
+    for row in stage.rows(&document) {
+        assert!(row["driver"].is_null(), "{row}");
+        assert!(row["driver_devices"][0]["bytes"].is_null(), "{row}");
+        let why = row["driver_unknown"].as_str();
+        assert!(why.is_some_and(|text| text.contains("[N/A]")), "{row}");
+    }
+    let text = stage.printed(Library::Current, &bytes, &[]);
+    assert!(text.contains("DRIVER is - for 3 processes: "), "{text}");
+}
+
+#[test]
+fn a_device_in_mig_mode_is_asked_as_a_whole_or_by_its_instances() {
+    let Some(stage) = Stage::set() else { return };
+    for form in ["16", "24", "32"] {
+        let form = ("CUDASIM_NVML_FORM", form);
+        let mig = ("CUDASIM_MIG", "2");
+        let document = stage.document(Library::Current, &[form, mig]);
+        stage.assert_processes(&document);
+        stage.assert_memory(&document, TOTAL);
+        assert!(document["gpus"][0]["mig_devices"].is_null());
+        let refuses = ("CUDASIM_MIG_DEVICE", "refuses");
+        let document = stage.document(Library::Current, &[form, mig, refuses]);
+        stage.assert_processes(&document);
+        stage.assert_memory(&document, TOTAL);
+        assert_eq!(document["gpus"][0]["mig_devices"], 2);
+    }
+}
+
+#[test]
+fn clients_of_mps_count_once_and_the_server_has_a_row() {
+    let Some(stage) = Stage::set() else { return };
+    // Any process that runs: the simulated driver takes it for the server.
+    let server = Background::start(Command::new("sleep").arg("600"));
+    let pid = server.pid().to_string();
+    for form in ["16", "24", "32"] {
+        let settings = [("CUDASIM_NVML_FORM", form), ("CUDASIM_MPS", pid.as_str())];
+        let document = stage.document(Library::Current, &settings);
+        stage.assert_processes(&document);
+        assert_eq!(row(&document, server.pid())["driver"], 30 * MIB);
+    }
+}

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod drivers;
 mod ebpf;
 mod kernels;
 mod matrix;
@@ -53,6 +54,13 @@ enum Verb {
     /// Each environment is downloaded (0.5 to 0.9 GB), used and deleted, but for those that the
     /// tests use. An interrupted run goes on where it was.
     Matrix(matrix::Options),
+    /// Try memprobe's probes on NVIDIA's own libraries, and keep the tables in docs/drivers.md; as root
+    ///
+    /// Downloads NVIDIA's proprietary driver libraries (libcuda, libnvidia-ml; as Debian packages them
+    /// in non-free), CUDA runtimes and UCX (wheels) into the cache: about 100 MB. Installs nothing.
+    /// Needs no GPU: the calls fail, which is enough to see the probes fire. Where there is a GPU,
+    /// calls that succeed are tried too, with the system's own driver.
+    Drivers(drivers::Options),
     /// Compile the eBPF programs into memprobe-ebpf/object, with a record of how
     ///
     /// Needs rustup's nightly with rust-src, or Debian's rustc-web, and bpf-linker.
@@ -109,6 +117,7 @@ fn run(verb: Verb) -> Result<()> {
         }
         Verb::Matrix(options) => matrix::run(&repository, &options),
         Verb::Bench(options) => bench::run(&repository, &options),
+        Verb::Drivers(options) => drivers::run(&repository, &options),
         Verb::Kernels(options) => kernels::run(&repository, &options),
         Verb::Ebpf { check, install } => {
             let missing = if install {

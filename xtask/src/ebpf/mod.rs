@@ -17,7 +17,8 @@ use anyhow::{Context, Result, bail};
 
 pub use compile::stand_in_for_rustc;
 use compile::{Lock, compile};
-use record::{Record, sha256, source_sha256};
+pub use record::sha256;
+use record::{Record, source_sha256};
 use toolchain::Toolchain;
 
 use crate::repository::{Repository, cache_folder};

@@ -20,6 +20,9 @@ const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// Ubuntu's keys, from Debian's package `ubuntu-keyring` (since Debian 13) or from Ubuntu itself.
 const UBUNTU_KEYS: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
+/// Archive component of free software.
+const MAIN: &str = "main";
+
 /// Name prefixes of the packages that make up a kernel image.
 const PARTS: [&str; 3] = ["linux-image-", "linux-modules-", "linux-binary-"];
 
@@ -35,7 +38,7 @@ impl Archive {
             Distribution::Debian => debian_sources(kernel.suites),
             Distribution::Ubuntu => {
                 let keys = ubuntu_keys(folder)?;
-                sources(UBUNTU, kernel.suites, &keys)
+                sources(UBUNTU, kernel.suites, MAIN, &keys)
             }
         };
         Self::with_sources(&sources, &folder.join("apt").join(kernel.name))
@@ -44,6 +47,12 @@ impl Archive {
     /// Configures apt for these suites of Debian.
     pub fn debian(suites: &[&str], folder: &Path) -> Result<Self> {
         Self::with_sources(&debian_sources(suites), folder)
+    }
+
+    /// Debian's archive of software that is not free, of one suite.
+    pub fn debian_non_free(suite: &str, folder: &Path) -> Result<Self> {
+        let keys = Path::new(DEBIAN_KEYS);
+        Self::with_sources(&sources(DEBIAN, &[suite], "non-free", keys), folder)
     }
 
     fn with_sources(sources: &str, folder: &Path) -> Result<Self> {
@@ -153,11 +162,11 @@ pub struct Package {
 
 /// Formats lines of a sources.list(5) that restrict apt to package lists, without descriptions and
 /// icons.
-fn sources(address: &str, suites: &[&str], keys: &Path) -> String {
+fn sources(address: &str, suites: &[&str], component: &str, keys: &Path) -> String {
     let mut text = String::new();
     for suite in suites {
         text += &format!(
-            "deb [arch=amd64 target=Packages signed-by={}] {address} {suite} main\n",
+            "deb [arch=amd64 target=Packages signed-by={}] {address} {suite} {component}\n",
             keys.display()
         );
     }
@@ -172,7 +181,7 @@ fn debian_sources(suites: &[&str]) -> String {
         } else {
             DEBIAN
         };
-        sources(address, &[*suite], Path::new(DEBIAN_KEYS))
+        sources(address, &[*suite], MAIN, Path::new(DEBIAN_KEYS))
     });
     lines.collect()
 }
@@ -241,6 +250,12 @@ mod tests {
             text.contains("signed-by=/usr/share/keyrings/"),
             "unsigned: {text}"
         );
+    }
+
+    #[test]
+    fn software_that_is_not_free_is_asked_for_by_its_component() {
+        let text = sources(DEBIAN, &["sid"], "non-free", Path::new(DEBIAN_KEYS));
+        assert!(text.ends_with(" sid non-free\n"), "{text}");
     }
 
     #[test]

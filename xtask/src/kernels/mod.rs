@@ -1,6 +1,6 @@
 //! `cargo xtask kernels`: tests memprobe on other kernels, each in a virtual machine.
 
-mod archive;
+pub mod archive;
 mod build;
 mod catalog;
 mod disk;

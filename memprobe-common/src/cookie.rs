@@ -7,26 +7,42 @@ pub struct CudaCookie {
     pub function: u8,
     /// Whether somebody wants to know who called.
     pub wants_stack: bool,
-    /// The argument, counted from 0, that points to a description which is read at the entry.
-    pub description: Option<u8>,
+    /// The function makes the context of argument 0 current. A call within another call of CUDA puts it
+    /// into the outer call's [`CudaRecord::context`](crate::CudaRecord::context).
+    pub sets_context: bool,
+    /// A description behind an argument, which is read at the entry.
+    pub description: Option<Description>,
+}
+
+/// A structure that an argument points to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// The argument, counted from 0.
+    pub argument: u8,
+    /// Bytes that are read, at most those of [`CudaRecord::description`](crate::CudaRecord::description).
+    pub bytes: u8,
 }
 
 impl CudaCookie {
     const WANTS_STACK: u64 = 1 << 8;
-    const DESCRIPTION_SHIFT: u32 = 16;
+    const SETS_CONTEXT: u64 = 1 << 9;
+    const ARGUMENT_SHIFT: u32 = 16;
+    const BYTES_SHIFT: u32 = 24;
 
     /// As one word.
     pub const fn to_word(self) -> u64 {
-        let stack = if self.wants_stack {
-            Self::WANTS_STACK
-        } else {
-            0
-        };
-        let description = match self.description {
-            Some(argument) => (argument as u64 + 1) << Self::DESCRIPTION_SHIFT,
-            None => 0,
-        };
-        self.function as u64 | stack | description
+        let mut word = self.function as u64;
+        if self.wants_stack {
+            word |= Self::WANTS_STACK;
+        }
+        if self.sets_context {
+            word |= Self::SETS_CONTEXT;
+        }
+        if let Some(Description { argument, bytes }) = self.description {
+            word |= (argument as u64 + 1) << Self::ARGUMENT_SHIFT;
+            word |= (bytes as u64) << Self::BYTES_SHIFT;
+        }
+        word
     }
 
     /// What [`Self::to_word`] gave.
@@ -34,9 +50,13 @@ impl CudaCookie {
         Self {
             function: word as u8,
             wants_stack: word & Self::WANTS_STACK != 0,
-            description: match (word >> Self::DESCRIPTION_SHIFT) as u8 {
+            sets_context: word & Self::SETS_CONTEXT != 0,
+            description: match (word >> Self::ARGUMENT_SHIFT) as u8 {
                 0 => None,
-                argument => Some(argument - 1),
+                argument => Some(Description {
+                    argument: argument - 1,
+                    bytes: (word >> Self::BYTES_SHIFT) as u8,
+                }),
             },
         }
     }
@@ -164,6 +184,25 @@ impl TracepointCookie {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_of_cuda_comes_out_of_its_cookie_as_it_went_in() {
+        let described = Some(Description {
+            argument: 1,
+            bytes: 40,
+        });
+        for (function, description) in [(0, None), (77, described), (255, None)] {
+            for (wants_stack, sets_context) in [(false, true), (true, false), (true, true)] {
+                let cookie = CudaCookie {
+                    function,
+                    wants_stack,
+                    sets_context,
+                    description,
+                };
+                assert_eq!(CudaCookie::of_word(cookie.to_word()), cookie);
+            }
+        }
+    }
 
     #[test]
     fn a_tracepoint_comes_out_of_its_cookie_as_it_went_in() {

@@ -7,7 +7,7 @@
 
 mod cookie;
 
-pub use cookie::{CudaCookie, Operand, TracepointCookie};
+pub use cookie::{CudaCookie, Description, Operand, TracepointCookie};
 
 /// The most Python frames of a stack that are told.
 pub const MAX_FRAMES: usize = 128;
@@ -126,14 +126,23 @@ pub struct CudaRecord {
     pub caller: u64,
     /// The words above the return address at the entry: arguments that came on the stack.
     pub on_stack: [u64; 3],
-    /// What lay at the description's address at the entry, zeroes where there is none.
-    pub description: [u64; 4],
+    /// The first [`Description::bytes`] of the description at the entry, then zeroes; all zeroes where
+    /// there is none.
+    pub description: [u64; 5],
+    /// The context that the last function with [`CudaCookie::sets_context`] within this call was called with:
+    /// 0 where there was none, [`CudaRecord::NO_CONTEXT`] for a null pointer.
+    pub context: u64,
     /// What the first argument points to, when it returned.
     pub out: [u64; 4],
     /// What the second argument points to, when it returned.
     pub second_out: u64,
     /// Hash of the Python stack, or what [`stack_state`] says.
     pub stack: u64,
+}
+
+impl CudaRecord {
+    /// [`Self::context`] of `cuCtxSetCurrent(NULL)`, which takes a context off the thread's stack.
+    pub const NO_CONTEXT: u64 = u64::MAX;
 }
 
 /// Bytes of a thread's stack that are copied at most.
@@ -676,7 +685,7 @@ const _: () = {
     assert!(size_of::<PythonConfig>() == 48);
     assert!(size_of::<ProcessConfig>() == 104);
     assert!(size_of::<ProcessRecord>() == 24);
-    assert!(size_of::<CudaRecord>() == 184);
-    assert!(size_of::<CudaStackRecord>() == 184 + 8 + 16 + STACK_COPY);
+    assert!(size_of::<CudaRecord>() == 200);
+    assert!(size_of::<CudaStackRecord>() == 200 + 8 + 16 + STACK_COPY);
     assert!(size_of::<BlockStackRecord>() == 64 + 8 + 16 + BLOCK_STACK_COPY);
 };

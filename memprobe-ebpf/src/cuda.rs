@@ -14,7 +14,7 @@ use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, 
 
 use crate::maps::{CALLS, PROCESSES, RECORDS};
 use crate::python::walk;
-use crate::read::{user_word, user_words};
+use crate::read::{user_bytes, user_word, user_words};
 use crate::ring::lose;
 use crate::stack;
 use crate::thread::Caller;
@@ -41,10 +41,18 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
         let regs = &*ctx.regs;
         (regs.rsp, bpf_get_attach_cookie(ctx.regs.cast()))
     };
-    if is_inside_another(caller, stack_pointer) {
+    let cookie = CudaCookie::of_word(cookie);
+    if let Some(outer) = outer_call(caller, stack_pointer) {
+        if cookie.sets_context {
+            let context = match ctx.arg(0) {
+                Some(0) => CudaRecord::NO_CONTEXT,
+                context => context.unwrap_or(0),
+            };
+            // SAFETY: a map value; only this thread uses it.
+            unsafe { (*outer).record.context = context };
+        }
         return 0;
     }
-    let cookie = CudaCookie::of_word(cookie);
     let argument = |index: usize| ctx.arg::<u64>(index).unwrap_or(0);
     let args = [
         argument(0),
@@ -55,16 +63,15 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
         argument(5),
     ];
     let top: [u64; 4] = user_words(stack_pointer).unwrap_or_default();
-    let described = match cookie.description {
-        Some(0) => args[0],
-        Some(1) => args[1],
-        Some(2) => args[2],
-        _ => 0,
-    };
-    let description = match described {
-        0 => [0; 4],
-        _ => user_words(described).unwrap_or_default(),
-    };
+    let described = cookie.description.map(|described| {
+        let address = match described.argument {
+            0 => args[0],
+            1 => args[1],
+            _ => args[2],
+        };
+        let [first, second, third, fourth, fifth, ..] = user_bytes(address, described.bytes);
+        [first, second, third, fourth, fifth]
+    });
     let call = PendingCall {
         stack_pointer,
         record: CudaRecord {
@@ -77,7 +84,7 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
             args,
             caller: top[0],
             on_stack: [top[1], top[2], top[3]],
-            description,
+            description: described.unwrap_or_default(),
             ..CudaRecord::default()
         },
     };
@@ -87,24 +94,23 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// Whether the thread is in a call into CUDA already.
+/// The call into CUDA that the thread is in already.
 ///
 /// A call that was left by a jump (`longjmp`, an exception) never returns; it must not hide those
 /// that follow. One that is still going on lies above on the stack, and its return address has
 /// been replaced by the kernel with that of its trampoline, which begins a page
 /// (`get_trampoline_vaddr`, kernel/events/uprobes.c).
 #[inline(always)]
-fn is_inside_another(caller: Caller, stack_pointer: u64) -> bool {
+fn outer_call(caller: Caller, stack_pointer: u64) -> Option<*mut PendingCall> {
     const IN_PAGE: u64 = 4095;
-    let Some(outer) = CALLS.get_ptr(&caller.tid) else {
-        return false;
-    };
+    let call = CALLS.get_ptr_mut(&caller.tid)?;
     // SAFETY: a map value; only this thread uses it.
-    let outer = unsafe { (*outer).stack_pointer };
+    let outer = unsafe { (*call).stack_pointer };
     if outer < stack_pointer {
-        return false;
+        return None;
     }
-    user_word(outer).is_some_and(|returns_to| returns_to != 0 && returns_to & IN_PAGE == 0)
+    let returns_to = user_word(outer)?;
+    (returns_to != 0 && returns_to & IN_PAGE == 0).then_some(call)
 }
 
 /// A function of CUDA returns.

@@ -24,6 +24,19 @@ pub fn user_words<const N: usize>(address: u64) -> Option<[u64; N]> {
     (failed == 0).then_some(words)
 }
 
+/// The first `bytes` of a structure in user memory, up to 63, as words; zeroes where it cannot be read. The
+/// verifier sees from the mask alone that there is room; a comparison is lost in the compiler.
+#[inline(always)]
+pub fn user_bytes(address: u64, bytes: u8) -> [u64; 8] {
+    let mut words = [0; 8];
+    // SAFETY: less than the bytes of `words`; the helper checks the address, and writes zeroes where it fails.
+    unsafe {
+        let into = (&raw mut words).cast();
+        bpf_probe_read_user(into, u32::from(bytes) & 63, address as *const _);
+    }
+    words
+}
+
 /// A byte of user memory.
 #[inline(always)]
 pub fn user_byte(address: u64) -> Option<u8> {

@@ -1,7 +1,7 @@
-//! What the ledger costs: time for each event, memory for each live block, time for a snapshot.
+//! Benchmarks of the ledger: time per event, memory per live block, time per snapshot.
 //!
-//! `cargo bench -p memprobe --bench ledger`. Goals: 1,000,000 events a second on one core and
-//! 100 MB for 1,000,000 live blocks.
+//! `cargo bench -p memprobe --bench ledger`. Goals: 1,000,000 events/s on one core and 100 MB for
+//! 1,000,000 live blocks.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -18,24 +18,24 @@ use memprobe::model::Model;
 use memprobe::model::snapshot::{Grouping, Target};
 use memprobe::model::why::WhyLedger;
 
-/// Counts the bytes that are allocated.
+/// Allocator that counts the live and peak bytes of this process.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged; the counters are atomics.
+// SAFETY: every call goes to the system allocator unchanged; the counters are atomics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let allocated = ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(allocated, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the same here.
+        // SAFETY: the caller upholds the contract of `alloc`, which is the same here.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         ALLOCATED.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the block came from `alloc` above, that is, from the system's allocator.
+        // SAFETY: `alloc` above took the block from the system allocator.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -45,7 +45,7 @@ static COUNTING: Counting = Counting;
 
 const LINES: u32 = 300;
 
-/// A target whose allocations come from `stacks` stacks of 300 lines, in random order.
+/// A simulated target that allocates from `stacks` stacks over 300 source lines, in random order.
 struct Program {
     allocated: u64,
     time: u64,
@@ -68,7 +68,7 @@ impl Program {
         }
     }
 
-    /// A model that knows the stacks.
+    /// Returns a model that already knows the stacks.
     fn model(&self) -> Model {
         let mut model = Model::new(Target::default(), TimeNs(0));
         for id in 1..=self.stacks {
@@ -77,7 +77,7 @@ impl Program {
         model
     }
 
-    /// xorshift64: the same program in every run.
+    /// xorshift64, so that every run replays the same program.
     fn below(&mut self, limit: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -86,7 +86,7 @@ impl Program {
     }
 
     fn event(&mut self, action: Action, addr: u64, stack: u32) -> Event {
-        // The address says the size, so that a free needs no table.
+        // The address encodes the size, so a free needs no table.
         let size = 512 * (1 + (addr >> 12) % 8);
         self.time += 50_000;
         match action {
@@ -134,7 +134,8 @@ impl Program {
         }
     }
 
-    /// As many events, half of them frees; rounds of 64 as a training step would have them.
+    /// Returns at least `count` events in rounds of 64 frees and 64 allocations, as in a training
+    /// step.
     fn events(&mut self, count: usize) -> Vec<Event> {
         let mut events = Vec::with_capacity(count);
         while events.len() < count {
@@ -149,7 +150,7 @@ impl Program {
     }
 }
 
-/// A stack of 24 frames; its user's line is one of 300.
+/// A stack of 24 frames whose user frame is one of 300 lines.
 fn stack(id: u32) -> Arc<Stack> {
     let frame = |file: &str, line| Frame {
         file: file.into(),
@@ -199,7 +200,7 @@ fn bench_apply(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Stacks of a training loop: forward, backward and step, 100 lines of each.
+/// A stack of a training loop: forward, backward or optimizer step, with 100 lines of each.
 fn training_stack(id: u32) -> Arc<Stack> {
     let mut stack = Stack::clone(&stack(id));
     let torch = |file: &str, function: &str| Frame {
@@ -224,8 +225,8 @@ fn training_stack(id: u32) -> Arc<Stack> {
     Arc::new(stack)
 }
 
-/// An iteration: 300 blocks that are saved, 300 gradients as these are freed, a step with 100 temporaries; the
-/// gradients are freed then.
+/// Appends one iteration: 300 saved blocks, 300 gradients that replace them, and an optimizer step
+/// with 100 temporaries, after which the gradients are freed.
 fn train(program: &mut Program, events: &mut Vec<Event>) {
     let alloc = |program: &mut Program, kind: u32| {
         let stack = 3 * (1 + program.below(100) as u32) + kind;
@@ -264,7 +265,7 @@ fn train(program: &mut Program, events: &mut Vec<Event>) {
     program.live.clear();
 }
 
-/// What it costs to know what memory is for, beside the ledger of lines on the same events.
+/// Compares the attribution ledger with the ledger of lines on the same events.
 fn bench_why(criterion: &mut Criterion) {
     let mut program = Program::new(0);
     let mut events: Vec<Event> = (1..=303)
@@ -315,7 +316,7 @@ fn bench_snapshot(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Prints the bytes that the model takes for each of a million live blocks.
+/// Prints the bytes that the model uses per block, for a million live blocks.
 fn report_memory() {
     const BLOCKS: usize = 1_000_000;
     let mut program = Program::new(300);

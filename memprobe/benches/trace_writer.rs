@@ -1,4 +1,4 @@
-//! Events per second that a recording can be written and read at.
+//! Benchmarks of recordings: events written and read per second.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use memprobe::report::{By, Format, ReportOptions};
 const EVENTS: u64 = 100_000;
 const STACKS: u64 = 500;
 
-/// A training loop: each of many stacks allocates, and blocks are freed a while later.
+/// A training loop: many stacks allocate in turn, and each block is freed some events later.
 fn stream() -> Vec<Event> {
     let define = |id: u64| {
         let frame = |depth: u64| Frame {

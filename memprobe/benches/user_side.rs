@@ -1,7 +1,7 @@
-//! What an event costs in user space: from the bytes of the ring buffer to the ledger, to the
-//! file, and to nothing.
+//! Benchmarks of an event's cost in user space: from ring buffer bytes to the ledger, to a file, or
+//! to nothing.
 //!
-//! `cargo bench -p memprobe --bench user_side`. Goal: 1,000,000 events a second on one core.
+//! `cargo bench -p memprobe --bench user_side`. Goal: 1,000,000 events/s on one core.
 
 use std::hint::black_box;
 use std::io;
@@ -21,16 +21,16 @@ use memprobe::symbolize::{Past, Symbolizer};
 use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
-/// Different stacks, each of [`FRAMES`] frames.
+/// Distinct stacks, each of [`FRAMES`] frames.
 const STACKS: u64 = 300;
 
 const FRAMES: u64 = 24;
 
-/// Events that are measured in one go: a thousand steps of 64 allocations and their frees.
+/// Events per measurement: a thousand steps of 64 allocations and 64 frees.
 const EVENTS: u64 = 128_000;
 
-/// A process without memory: every code object is unreadable, which does not matter, as a stack is
-/// resolved once however many events name it.
+/// A process whose memory cannot be read, so every code object is unreadable. This does not affect
+/// the result: a stack is resolved once, however many events name it.
 struct NoMemory;
 
 impl ReadMemory for NoMemory {
@@ -42,18 +42,18 @@ impl ReadMemory for NoMemory {
     }
 }
 
-/// This process: its threads have names to be read.
+/// This process, whose threads have names to read.
 fn tgid() -> Tgid {
     Tgid(std::process::id())
 }
 
-/// Nothing is known of a Python 3.11's code objects.
+/// An empty cache for the code objects of Python 3.11.
 fn code() -> CodeCache {
     let layout = PythonLayout::of(11).expect("3.11 is known");
     CodeCache::with_limits(*layout, 0x2000, Limits::default())
 }
 
-/// Records as the ring buffer holds them.
+/// Records in the layout of the ring buffer.
 struct Records {
     bytes: Vec<Vec<u8>>,
     time: u64,
@@ -132,14 +132,14 @@ impl Records {
     }
 }
 
-/// What memprobe does with a record before it is anybody's.
+/// A symbolizer that already knows every stack.
 fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
     let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()), Past::Unknown);
     feed(&mut symbolizer, &Records::stacks(), &mut sink);
     symbolizer
 }
 
-/// Records taken in one go, as when the ring buffer is looked at every few milliseconds.
+/// Records handled at once, about as many as one poll of the ring buffer returns.
 const BATCH: usize = 512;
 
 fn feed(symbolizer: &mut Symbolizer<NoMemory>, records: &Records, mut sink: impl FnMut(&Event)) {
@@ -149,7 +149,7 @@ fn feed(symbolizer: &mut Symbolizer<NoMemory>, records: &Records, mut sink: impl
         }
         settle(symbolizer, &mut sink);
     }
-    // What waited for the records behind it.
+    // Flush the events that waited for later records.
     settle(symbolizer, &mut sink);
     assert!(!symbolizer.is_unsettled(), "every record became an event");
 }

@@ -1,12 +1,20 @@
-//! What CUDA's functions do with memory, as data: those of libcudart (CUDA Runtime API,
-//! `cuda_runtime_api.h`) and of libcuda (CUDA Driver API, `cuda.h`), CUDA 11.0 to 13.2.
+//! Catalog of CUDA's functions that manage memory: those of libcudart (CUDA Runtime API,
+//! `cuda_runtime_api.h`) and of libcuda (CUDA Driver API, `cuda.h`), CUDA 11.0 to 13.5.
 //!
-//! Every one of them answers with an `int` that is 0 for success. Beside them stand the tracepoints of
-//! PyTorch's caching allocator, which tell of blocks as those functions do of memory.
+//! Each returns an `int` that is 0 for success. The tracepoints of PyTorch's caching allocator, which
+//! report blocks, are listed beside them.
+//!
+//! Left out, because their arguments do not give the resulting amount of memory of this process:
+//! - `cuIpcOpenMemHandle`, `cuImportExternalMemory`: the memory is another owner's, and has no size in the call;
+//! - `cuMulticastCreate` and its bindings: a multicast object has no memory of its own;
+//! - `cuGraphAddMemAllocNode`: a launch of the graph backs its memory;
+//! - `cuMemPoolCreate`, `cuMemPoolTrimTo`: how much a pool keeps is not in the calls;
+//! - `cuModuleLoad…`, `cuLibraryLoad…`: the size of code on the device is not in the calls;
+//! - `nvshmem_malloc`, `ncclMemAlloc`: both libraries get their memory by the functions below.
 
 use crate::event::Space;
 
-/// Which of CUDA's two interfaces.
+/// Interface that declares a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Api {
     /// libcudart.
@@ -18,7 +26,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// How the file names of its library begin.
+    /// Start of the file names of its library.
     pub const fn library(self) -> &'static str {
         match self {
             Self::Runtime => "libcudart",
@@ -33,23 +41,24 @@ impl Api {
 pub struct Function {
     /// Its name in the documentation; of a tracepoint with its provider, as other tools write it.
     pub name: &'static str,
-    /// Whose it is.
     pub api: Api,
     /// Its name in the library's symbol table.
     pub symbol: &'static str,
-    /// What it does.
+    /// Effect of a successful call.
     pub effect: Effect,
 }
 
-/// What a function does once it succeeds. Arguments are counted from 0.
+/// Effect of a successful call. Arguments are counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Gives out memory. The name of the memory is written to where argument 0 points.
     Allocates {
-        /// Where the memory lies.
+        /// Kind of memory.
         space: Space,
-        /// How much it is.
+        /// Source of the size.
         size: Size,
+        /// Lifetime of memory that is not freed.
+        lifetime: Lifetime,
     },
     /// Takes memory back that argument 0 names.
     Frees(Named),
@@ -60,6 +69,9 @@ pub enum Effect {
     CreatesPhysical,
     /// `cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)`.
     RetainsPhysical,
+    /// `cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, …)`: another reference, to
+    /// memory of this process or, mostly, of another.
+    ImportsPhysical,
     /// `cuMemRelease(CUmemGenericAllocationHandle handle)`.
     ReleasesPhysical,
     /// `cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
@@ -73,7 +85,7 @@ pub enum Effect {
     SetsContext,
     /// Puts the context of argument 0 on the calling thread's stack of contexts.
     PushesContext,
-    /// Takes one off that stack.
+    /// Takes one off that stack, and writes it to where argument 0 points, which may be null.
     PopsContext,
     /// Writes a new context of the device of that argument to where argument 0 points, and puts it
     /// on the calling thread's stack.
@@ -83,9 +95,20 @@ pub enum Effect {
     },
     /// Destroys the context of argument 0, and what was allocated in it.
     DestroysContext,
+    /// `cuCtxAttach(CUcontext *pctx, …)`: another use of the current context, which is written there.
+    AttachesContext,
+    /// `cuCtxDetach(CUcontext ctx)`: destroys the context with its last use.
+    DetachesContext,
+    /// `cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, …)`: a part of the
+    /// device's primary context, which it retains.
+    CreatesGreen,
+    /// `cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)`.
+    ConvertsGreen,
+    /// `cuGreenCtxDestroy(CUgreenCtx hCtx)`: releases the primary context.
+    DestroysGreen,
     /// `cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)`.
     RetainsPrimary,
-    /// `cuDevicePrimaryCtxRelease_v2(CUdevice dev)`: destroys the context with the last reference.
+    /// `cuDevicePrimaryCtxRelease(CUdevice dev)`: destroys the context with the last reference.
     ReleasesPrimary,
     /// Destroys the primary context of the device of argument 0.
     ResetsPrimary,
@@ -93,7 +116,7 @@ pub enum Effect {
     ResetsDevice,
 }
 
-/// How an allocation says its size.
+/// Source of an allocation's size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
     /// Argument 1.
@@ -103,27 +126,43 @@ pub enum Size {
     /// `cudaPitchedPtr` behind argument 0: its second word is the pitch; the extent is on the
     /// stack: width, height, depth.
     PitchedExtent,
-    /// `cudaChannelFormatDesc` behind argument 1; argument 2 is the width, 3 the height.
+    /// `cudaChannelFormatDesc` behind argument 1; argument 2 is the width, 3 the height, 4 the flags.
     RuntimeArray,
-    /// As [`Self::RuntimeArray`], with the extent on the stack.
+    /// `cudaChannelFormatDesc` behind argument 1, the extent on the stack; argument 2 is the flags.
     RuntimeArray3d,
+    /// [`Self::RuntimeArray3d`] with the number of levels in argument 2 and the flags in 3.
+    RuntimeMipmapped,
     /// `CUDA_ARRAY_DESCRIPTOR` behind argument 1.
     DriverArray,
     /// `CUDA_ARRAY3D_DESCRIPTOR` behind argument 1.
     DriverArray3d,
+    /// [`Self::DriverArray3d`] with the number of levels in argument 2.
+    DriverMipmapped,
 }
 
-/// What a name of memory is.
+/// Lifetime of memory that is not freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lifetime {
+    /// Until the end of the context in which it was allocated.
+    Context,
+    /// Until the end of the process: "cuCtxDestroy() will not destroy memory allocations by cuMemCreate(),
+    /// cuMemAllocAsync() and cuMemAllocFromPoolAsync()" (CUDA Driver API, and alike for
+    /// `cudaDeviceReset` in the Runtime API).
+    Process,
+}
+
+/// Kind of a memory's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Named {
     /// An address.
     Address,
-    /// A `cudaArray_t` or `CUarray`, which are the same.
+    /// A `cudaArray_t` or `CUarray`, which are the same; or a `cudaMipmappedArray_t` or `CUmipmappedArray`,
+    /// which are the same too. All are objects of the driver: no two live ones have the same number.
     Array,
 }
 
 impl Effect {
-    /// Whether it is of interest who called it.
+    /// True if the caller's stack is wanted.
     pub const fn wants_stack(self) -> bool {
         matches!(
             self,
@@ -131,17 +170,21 @@ impl Effect {
         )
     }
 
-    /// The argument that points to a description of what is wanted.
-    pub const fn description(self) -> Option<u8> {
+    /// The argument that points to a description of what is wanted, and how many bytes of it are of
+    /// interest (`driver_types.h`, `cuda.h`).
+    pub const fn description(self) -> Option<(u8, u8)> {
         match self {
             Self::Allocates { size, .. } => match size {
-                Size::RuntimeArray
-                | Size::RuntimeArray3d
-                | Size::DriverArray
-                | Size::DriverArray3d => Some(1),
+                // int x, y, z, w; enum f
+                Size::RuntimeArray | Size::RuntimeArray3d | Size::RuntimeMipmapped => Some((1, 20)),
+                // size_t Width, Height; enum Format; unsigned NumChannels
+                Size::DriverArray => Some((1, 24)),
+                // size_t Width, Height, Depth; enum Format; unsigned NumChannels, Flags
+                Size::DriverArray3d | Size::DriverMipmapped => Some((1, 36)),
                 Size::Argument | Size::Pitched | Size::PitchedExtent => None,
             },
-            Self::CreatesPhysical => Some(2),
+            // enum type, requestedHandleTypes; struct { enum type; int id } location
+            Self::CreatesPhysical => Some((2, 16)),
             _ => None,
         }
     }
@@ -171,7 +214,11 @@ const fn per_thread(name: &'static str, symbol: &'static str, of: Function) -> F
 }
 
 const fn allocates(space: Space, size: Size) -> Effect {
-    Effect::Allocates { space, size }
+    Effect::Allocates {
+        space,
+        size,
+        lifetime: Lifetime::Context,
+    }
 }
 
 /// A tracepoint of PyTorch's, which is no symbol.
@@ -185,6 +232,11 @@ const fn tracepoint(name: &'static str, effect: Effect) -> Function {
 }
 
 const DEVICE: Effect = allocates(Space::Device, Size::Argument);
+const FROM_A_POOL: Effect = Effect::Allocates {
+    space: Space::Device,
+    size: Size::Argument,
+    lifetime: Lifetime::Process,
+};
 const MANAGED: Effect = allocates(Space::Managed, Size::Argument);
 const PINNED: Effect = allocates(Space::Pinned, Size::Argument);
 const FREES: Effect = Effect::Frees(Named::Address);
@@ -194,17 +246,17 @@ const FREES_ARRAY: Effect = Effect::Frees(Named::Array);
 pub const FUNCTIONS: &[Function] = &[
     runtime("cudaMalloc", DEVICE),
     runtime("cudaFree", FREES),
-    runtime("cudaMallocAsync", DEVICE),
+    runtime("cudaMallocAsync", FROM_A_POOL),
     per_thread(
         "cudaMallocAsync",
         "cudaMallocAsync_ptsz",
-        runtime("", DEVICE),
+        runtime("", FROM_A_POOL),
     ),
-    runtime("cudaMallocFromPoolAsync", DEVICE),
+    runtime("cudaMallocFromPoolAsync", FROM_A_POOL),
     per_thread(
         "cudaMallocFromPoolAsync",
         "cudaMallocFromPoolAsync_ptsz",
-        runtime("", DEVICE),
+        runtime("", FROM_A_POOL),
     ),
     runtime("cudaFreeAsync", FREES),
     per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
@@ -223,6 +275,11 @@ pub const FUNCTIONS: &[Function] = &[
         allocates(Space::Array, Size::RuntimeArray3d),
     ),
     runtime("cudaFreeArray", FREES_ARRAY),
+    runtime(
+        "cudaMallocMipmappedArray",
+        allocates(Space::Array, Size::RuntimeMipmapped),
+    ),
+    runtime("cudaFreeMipmappedArray", FREES_ARRAY),
     runtime("cudaHostAlloc", PINNED),
     runtime("cudaMallocHost", PINNED),
     runtime("cudaFreeHost", FREES),
@@ -232,17 +289,17 @@ pub const FUNCTIONS: &[Function] = &[
     runtime("cudaDeviceReset", Effect::ResetsDevice),
     driver("cuMemAlloc_v2", DEVICE),
     driver("cuMemFree_v2", FREES),
-    driver("cuMemAllocAsync", DEVICE),
+    driver("cuMemAllocAsync", FROM_A_POOL),
     per_thread(
         "cuMemAllocAsync",
         "cuMemAllocAsync_ptsz",
-        driver("", DEVICE),
+        driver("", FROM_A_POOL),
     ),
-    driver("cuMemAllocFromPoolAsync", DEVICE),
+    driver("cuMemAllocFromPoolAsync", FROM_A_POOL),
     per_thread(
         "cuMemAllocFromPoolAsync",
         "cuMemAllocFromPoolAsync_ptsz",
-        driver("", DEVICE),
+        driver("", FROM_A_POOL),
     ),
     driver("cuMemFreeAsync", FREES),
     per_thread("cuMemFreeAsync", "cuMemFreeAsync_ptsz", driver("", FREES)),
@@ -260,6 +317,11 @@ pub const FUNCTIONS: &[Function] = &[
         allocates(Space::Array, Size::DriverArray3d),
     ),
     driver("cuArrayDestroy", FREES_ARRAY),
+    driver(
+        "cuMipmappedArrayCreate",
+        allocates(Space::Array, Size::DriverMipmapped),
+    ),
+    driver("cuMipmappedArrayDestroy", FREES_ARRAY),
     driver("cuMemHostAlloc", PINNED),
     driver("cuMemAllocHost_v2", PINNED),
     driver("cuMemFreeHost", FREES),
@@ -267,18 +329,31 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemHostUnregister", FREES),
     driver("cuMemCreate", Effect::CreatesPhysical),
     driver("cuMemRetainAllocationHandle", Effect::RetainsPhysical),
+    driver("cuMemImportFromShareableHandle", Effect::ImportsPhysical),
     driver("cuMemRelease", Effect::ReleasesPhysical),
     driver("cuMemMap", Effect::Maps),
     driver("cuMemUnmap", Effect::Unmaps),
+    driver("cuCtxCreate", Effect::CreatesContext { device: 2 }),
     driver("cuCtxCreate_v2", Effect::CreatesContext { device: 2 }),
     driver("cuCtxCreate_v3", Effect::CreatesContext { device: 4 }),
     driver("cuCtxCreate_v4", Effect::CreatesContext { device: 3 }),
+    driver("cuCtxDestroy", Effect::DestroysContext),
     driver("cuCtxDestroy_v2", Effect::DestroysContext),
+    driver("cuCtxAttach", Effect::AttachesContext),
+    driver("cuCtxDetach", Effect::DetachesContext),
     driver("cuCtxSetCurrent", Effect::SetsContext),
+    driver("cuCtxPushCurrent", Effect::PushesContext),
     driver("cuCtxPushCurrent_v2", Effect::PushesContext),
+    driver("cuCtxPopCurrent", Effect::PopsContext),
     driver("cuCtxPopCurrent_v2", Effect::PopsContext),
+    driver("cuGreenCtxCreate", Effect::CreatesGreen),
+    driver("cuCtxFromGreenCtx", Effect::ConvertsGreen),
+    driver("cuGreenCtxDestroy", Effect::DestroysGreen),
     driver("cuDevicePrimaryCtxRetain", Effect::RetainsPrimary),
+    // The runtime asks `cuGetProcAddress` for the first forms of these two, with version 7000.
+    driver("cuDevicePrimaryCtxRelease", Effect::ReleasesPrimary),
     driver("cuDevicePrimaryCtxRelease_v2", Effect::ReleasesPrimary),
+    driver("cuDevicePrimaryCtxReset", Effect::ResetsPrimary),
     driver("cuDevicePrimaryCtxReset_v2", Effect::ResetsPrimary),
     // Argument 2 is the device.
     tracepoint("pytorch:malloc", DEVICE),
@@ -297,7 +372,7 @@ pub fn function(number: u8) -> Option<&'static Function> {
     FUNCTIONS.get(usize::from(number))
 }
 
-/// Whether that is the name of a tracepoint: what it tells of is a block of the caching allocator.
+/// True for the name of a tracepoint, which reports blocks of the caching allocator.
 pub fn is_tracepoint(name: &str) -> bool {
     function_named(name).is_some_and(|function| function.api == Api::Tracepoint)
 }
@@ -319,6 +394,17 @@ mod tests {
         symbols.dedup();
         assert_eq!(symbols.len(), FUNCTIONS.len());
         assert!(FUNCTIONS.iter().all(|function| !function.name.is_empty()));
+    }
+
+    #[test]
+    fn a_description_fits_into_its_record() {
+        let room = size_of_val(&memprobe_common::CudaRecord::default().description);
+        for function in FUNCTIONS {
+            if let Some((argument, bytes)) = function.effect.description() {
+                assert!(argument < 3, "{}", function.name);
+                assert!(usize::from(bytes) <= room, "{}", function.name);
+            }
+        }
     }
 
     #[test]

@@ -295,7 +295,7 @@ pub struct MemoryEvent {
     pub stack: StackId,
     /// The purpose of the block; [`ShapeId::NONE`] if unknown.
     pub shape: ShapeId,
-    /// The call into CUDA; `None` for blocks. For a free, `space` is that of the freed memory.
+    /// The call into CUDA; `None` for blocks. For a free, `space` describes the freed memory.
     pub call: Option<CudaCall>,
 }
 
@@ -353,7 +353,7 @@ impl Frame {
 }
 
 impl Stack {
-    /// Returns the library that called into CUDA, if the stack is that of a CUDA call.
+    /// Returns the library that called into CUDA, if the stack belongs to a CUDA call.
     pub fn calling_library(&self) -> Option<&Arc<str>> {
         self.frames.first()?.library.as_ref()
     }

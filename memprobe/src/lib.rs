@@ -1,9 +1,9 @@
-//! memprobe shows which line of Python holds the GPU memory of a PyTorch process that is
-//! already running.
+//! Library of memprobe, which attributes the GPU memory of a running PyTorch process to lines of
+//! Python.
 //!
-//! One way through the rooms: `probe` delivers records, `decode` checks them, `symbolize` turns
-//! them into [`event::Event`]s, `model` keeps the ledger, and the views (`tui`, `report`,
-//! `export`) see only its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
+//! Data flows one way. `probe` delivers records, `decode` checks them, `symbolize` turns them into
+//! [`event::Event`]s, and `model` keeps the ledger. The views (`tui`, `report`, `export`) only see
+//! its [`model::snapshot::Snapshot`]s. See ARCHITECTURE.md.
 
 pub mod bytes;
 pub mod cli;

@@ -1,5 +1,5 @@
-//! Walks the stacks of real Python interpreters from outside and compares every frame with what
-//! each interpreter itself says of them (`sys._current_frames`).
+//! Unwinds the stacks of real Python interpreters from outside and compares every frame with
+//! `sys._current_frames`.
 
 mod pythons;
 
@@ -17,10 +17,10 @@ const FIXTURE: &str = concat!(
     "/tests/fixtures/blocked_threads.py"
 );
 
-/// Versions that memprobe must refuse.
+/// Versions that memprobe must refuse, with their minor numbers.
 const UNSUPPORTED: [(&str, u8); 1] = [("3.8", 8)];
 
-/// A running fixture; it ends when this is dropped.
+/// A running fixture, ended on drop.
 struct Target {
     child: Child,
     first_line: serde_json::Value,
@@ -38,7 +38,7 @@ impl Target {
         Tgid(self.child.id())
     }
 
-    /// What Python says: the frames by `thread_id`.
+    /// Returns the frames that Python itself reports, by `thread_id`.
     fn truth(&self) -> BTreeMap<u64, Vec<Frame>> {
         let frame = |frame: &serde_json::Value| Frame {
             file: frame[0].as_str().unwrap().into(),
@@ -66,7 +66,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Closing its standard input lets it, and a child that it forked, end by itself.
+        // Closing standard input ends the fixture and any child that it forked.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
@@ -76,7 +76,7 @@ fn detect(tgid: Tgid) -> PythonProcess {
     PythonProcess::detect(tgid).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Compares every thread that the truth names; returns how many frames that were.
+/// Compares every thread that Python reported and returns the number of frames compared.
 fn compare(target: &Target, process: &PythonProcess, cache: &mut CodeCache) -> usize {
     let truth = target.truth();
     let states = process.thread_states().unwrap();
@@ -125,7 +125,7 @@ fn check_every_frame(options: &[&str]) {
         let mut cache = CodeCache::new(&process);
         let compared = compare(&target, &process, &mut cache);
         assert!(compared > 1_000, "only {compared} frames");
-        // Again from what is remembered.
+        // Compare again, now from the cache.
         let read = cache.counters().read;
         assert_eq!(compare(&target, &process, &mut cache), compared);
         assert_eq!(cache.counters().read, read);

@@ -1,5 +1,5 @@
-//! Reads the heaps of real Python interpreters from outside and compares what is found with what
-//! each interpreter itself says.
+//! Reads the heaps of real Python interpreters from outside and compares the result with each
+//! interpreter's own answer.
 
 mod pythons;
 
@@ -16,10 +16,10 @@ use pythons::{started, supported};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/heap.py");
 
-/// A running fixture; it ends when this is dropped.
+/// A running fixture, ended on drop.
 struct Target {
     child: Child,
-    /// What Python counts.
+    /// Number of objects that Python itself counts.
     objects: usize,
 }
 
@@ -39,20 +39,20 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Closing its standard input lets it end by itself.
+        // Closing standard input ends the fixture.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
 }
 
-/// Of a heap, also the paths to the objects of the class that the fixture has for this.
+/// Captures the heap, with the paths to the fixture's `Wanted` objects.
 fn captured(process: &PythonProcess, manner: Manner) -> Captured<(), Vec<String>> {
     let paths = |image: &_, moment: &mut _, (): &()| paths_of(process, image, moment);
     let captured = capture(process, manner, |_, _| (), paths);
     captured.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The paths to the objects of the class that the fixture has for this, sorted.
+/// Returns the sorted paths to the fixture's `Wanted` objects.
 fn paths_of(
     process: &PythonProcess,
     image: &impl memprobe::target::memory::ReadMemory,
@@ -107,7 +107,7 @@ fn objects_are_reached_by_the_paths_that_the_program_would_write() {
         assert_eq!(captured.extent.missed, 0);
         let mut found = captured.result;
         for path in &mut found {
-            // The line is another where the file changes.
+            // Mask the line number, which changes with every edit of the fixture.
             if let Some((_, rest)) = path
                 .strip_prefix("heap.py:")
                 .and_then(|rest| rest.split_once(' '))

@@ -1,5 +1,5 @@
-//! Pythons that memprobe does not know, and files that only look like one: each is either read right
-//! or refused with words, never read wrong. Made by changing copies of real ones.
+//! Unknown Pythons, and files that only look like one: memprobe must read each correctly or refuse
+//! it with a reason. The test makes them by patching copies of real interpreters.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -11,20 +11,20 @@ use memprobe::event::Tgid;
 use memprobe::symbolize::python::{CodeCache, DetectError, PythonProcess, Resolved};
 use object::{Object, ObjectSection, ObjectSymbol};
 
-/// A program that stands still at known lines.
+/// Program that stops at known lines.
 const PROGRAM: &str =
     "import sys\ndef stand():\n    print(flush=True)\n    sys.stdin.read()\nstand()\n";
 
-/// The lines of [`PROGRAM`] at which it stands: it may not be done yet with saying that it does.
+/// Lines at which [`PROGRAM`] may be stopped; it may still be inside `print`.
 const LINES: [u32; 2] = [3, 4];
 
-/// The line from which that function is called.
+/// Line that calls `stand`.
 const OUTER: u32 = 5;
 
-/// A Python on this machine, by the file that holds the interpreter.
+/// A Python of this machine.
 struct Installed {
     program: PathBuf,
-    /// The shared library or the program.
+    /// File that holds the interpreter: the shared library or the program.
     holder: PathBuf,
     minor: u8,
 }
@@ -35,7 +35,7 @@ impl Installed {
     }
 }
 
-/// One Python of each minor version on this machine, of those that run without help.
+/// Returns one working Python per minor version on this machine.
 fn installed() -> Vec<Installed> {
     let question = "import sys, sysconfig as c; print(sys.version_info[1]); \
                     print(sys.executable); \
@@ -81,7 +81,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// A copy of an interpreter with some of its bytes changed, running [`PROGRAM`].
+/// A copy of an interpreter with patched bytes, running [`PROGRAM`].
 struct Changed {
     child: Child,
     copy: PathBuf,
@@ -89,7 +89,7 @@ struct Changed {
 }
 
 impl Changed {
-    /// Starts a copy of `python` after `change`; under the name of the original or another one.
+    /// Starts a copy of `python` patched by `change`, under the original name or `name`.
     fn start(python: &Installed, name: Option<&str>, change: impl FnOnce(&mut Image)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut image = Image::of(python);
@@ -100,7 +100,7 @@ impl Changed {
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
         let mut command = if python.is_library() {
             let mut command = Command::new(&python.program);
-            // By its name where that was kept, else in place of it.
+            // The loader finds the library by its original name; a renamed copy must be preloaded.
             match name {
                 None => command.env("LD_LIBRARY_PATH", folder.path()),
                 Some(_) => command.env("LD_PRELOAD", &copy),
@@ -132,8 +132,8 @@ impl Changed {
         }
     }
 
-    /// As [`Self::start`], but changes what the loader itself goes by: of a library, as soon as that
-    /// is done.
+    /// Like [`Self::start`], for patches that would break the dynamic loader: a library is patched
+    /// once it is loaded.
     fn start_and(python: &Installed, change: impl FnOnce(&mut Image)) -> Self {
         if !python.is_library() {
             return Self::start(python, None, change);
@@ -141,7 +141,7 @@ impl Changed {
         let started = Self::start(python, None, |_| {});
         let mut image = Image::of(python);
         change(&mut image);
-        // In place: it stays the file that is mapped.
+        // Write in place, so that the copy stays the mapped file.
         let mut file = fs::File::options().write(true).open(&started.copy).unwrap();
         file.write_all(&image.bytes).unwrap();
         started
@@ -159,7 +159,6 @@ impl Drop for Changed {
     }
 }
 
-/// The file of an interpreter.
 struct Image {
     bytes: Vec<u8>,
 }
@@ -171,7 +170,7 @@ impl Image {
         }
     }
 
-    /// Where a dynamic symbol's value stands in the file.
+    /// Returns the file offset of a dynamic symbol's value.
     fn place(&self, symbol: &str) -> Option<usize> {
         let file = object::File::parse(&*self.bytes).unwrap();
         let symbol = file
@@ -190,19 +189,19 @@ impl Image {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Writes another `PY_VERSION_HEX` for programs that ask; the interpreter itself uses none.
+    /// Overwrites `Py_Version`, which other programs read but the interpreter does not.
     fn set_version(&mut self, hex: u32) {
         let at = self.place("Py_Version").expect("from 3.11 on");
         self.write(at, &u64::from(hex).to_le_bytes());
     }
 
-    /// Writes a word of `_Py_DebugOffsets`.
+    /// Overwrites a word of `_Py_DebugOffsets`.
     fn set_debug_offset(&mut self, at: usize, value: u64) {
         let runtime = self.place("_PyRuntime").expect("it is exported");
         self.write(runtime + at, &value.to_le_bytes());
     }
 
-    /// Renames a symbol in every table, for all who look for it by name.
+    /// Renames a symbol in every string table, so that no lookup by name finds it.
     fn hide_symbol(&mut self, name: &str) {
         let tables: Vec<_> = {
             let file = object::File::parse(&*self.bytes).unwrap();
@@ -224,7 +223,7 @@ impl Image {
         assert_eq!(self.place(name), None);
     }
 
-    /// Takes away what a linker needs and a loader does not: the headers of sections.
+    /// Removes the section headers, which a loader does not need.
     fn cut_sections(&mut self) {
         self.write(40, &[0; 8]);
         self.write(60, &[0; 4]);
@@ -241,7 +240,7 @@ impl Image {
     }
 }
 
-/// Whether the process is read right: its innermost frame is the one where it stands.
+/// True if memprobe reads the correct frames: the innermost one is at a line of [`LINES`].
 fn is_read_right(process: &PythonProcess) -> bool {
     let states = process.thread_states().unwrap();
     let chain = process.frames(&states[0]).unwrap();
@@ -386,7 +385,7 @@ fn debug_offsets_that_make_no_sense_are_refused_and_never_followed_blindly() {
         let free_threaded = Changed::start(&python, None, |image| image.set_debug_offset(16, 1));
         let error = free_threaded.detect().unwrap_err();
         assert!(matches!(error, DetectError::FreeThreaded(_)), "{error}");
-        // Every word of it, each with values far outside and slightly beside.
+        // Every word, with values far out of range and slightly wrong.
         let (mut refused, mut right) = (0, 0);
         for at in (24..560).step_by(8) {
             for value in [u64::MAX, 1 << 15, 24] {

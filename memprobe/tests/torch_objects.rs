@@ -1,5 +1,5 @@
-//! Reads the tensors and the graph of real PyTorch processes from outside and compares each with what
-//! PyTorch itself says of it.
+//! Reads tensors and autograd graphs of real PyTorch processes from outside and compares each with
+//! PyTorch's own answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
@@ -19,12 +19,12 @@ const FIXTURE: &str = concat!(
     "/tests/fixtures/torch_objects.py"
 );
 
-/// Names the interpreter of the newest PyTorch, and those of older ones as `PATH` names folders.
-/// `cargo xtask test` sets them.
+/// Environment variables for the interpreter with the newest PyTorch, and for older ones in the
+/// format of `PATH`. `cargo xtask test` sets both.
 const PYTHONS: [&str; 2] = ["MEMPROBE_TEST_PYTHON", "MEMPROBE_TEST_OLDER_PYTHONS"];
 
-/// A process of every PyTorch that the environment names, started once. Each ends with this one, which
-/// closes its input.
+/// Returns one process per PyTorch in the environment, started once. Each ends when this test
+/// process exits and closes its input.
 fn targets() -> &'static [Target] {
     static TARGETS: OnceLock<Vec<Target>> = OnceLock::new();
     TARGETS.get_or_init(|| {
@@ -35,7 +35,7 @@ fn targets() -> &'static [Target] {
     })
 }
 
-/// Every interpreter with a PyTorch that the environment names.
+/// Returns every interpreter with PyTorch that the environment lists.
 fn pythons() -> Vec<PathBuf> {
     let named = PYTHONS.map(|name| std::env::var_os(name).unwrap_or_default());
     let pythons: Vec<PathBuf> = named
@@ -52,9 +52,9 @@ fn pythons() -> Vec<PathBuf> {
     pythons
 }
 
-/// A process with tensors.
+/// A fixture process with tensors.
 struct Target {
-    /// Holds its input open.
+    /// Keeps standard input open, and so the process alive.
     _process: Child,
     truth: Value,
     memory: ProcessMemory,
@@ -89,7 +89,7 @@ impl Target {
         self.truth["tensors"].as_array().unwrap()
     }
 
-    /// The Python objects of the tensors.
+    /// Returns the addresses of the tensors' Python objects.
     fn objects(&self) -> Vec<u64> {
         let known = self
             .tensors()
@@ -121,7 +121,7 @@ fn numbers(value: &Value) -> Vec<u64> {
     value.as_array().unwrap().iter().map(number).collect()
 }
 
-/// Compares a tensor with what PyTorch says of it.
+/// Compares a tensor with PyTorch's description of it.
 fn compare(graph: &RawGraph, truth: &Value, found: &RawTensor) {
     let name = &truth["name"];
     assert_eq!(found.object, number(&truth["tensor"]), "{name}");
@@ -224,12 +224,12 @@ fn every_tensor_of_a_process_is_read_as_pytorch_knows_it() {
     }
 }
 
-/// Whether hooks make something else of what the operations behind a tensor keep.
+/// True if saved-tensor hooks replace the tensors that the graph saves.
 fn is_hooked(truth: &Value) -> bool {
     ["hooked", "checkpointed"].contains(&truth["name"].as_str().unwrap())
 }
 
-/// What each operation keeps: its name, its number, shapes and storages.
+/// Saved tensors by operation: its name, sequence number, shapes and storages, with a count.
 type Kept = BTreeMap<(String, u64, Vec<(Vec<u64>, u64)>), usize>;
 
 #[test]
@@ -237,7 +237,7 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
     for target in targets() {
         let layouts = target.layouts(Some(target.version()));
         let graph = target.collect(&layouts);
-        // `_sequence_nr` came with 2.1.
+        // PyTorch 2.1 added `_sequence_nr`.
         let has_sequence = !target.version().starts_with("2.0");
         let mut expected = Kept::new();
         for node in target.truth["graph"].as_array().unwrap() {
@@ -300,7 +300,7 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
     }
 }
 
-/// The nodes that some lead to.
+/// Returns the nodes reachable from `waiting`.
 fn reachable(graph: &RawGraph, mut waiting: Vec<u64>) -> BTreeSet<u64> {
     let mut reached = BTreeSet::new();
     while let Some(node) = waiting.pop() {

@@ -1,6 +1,7 @@
 /* A library that holds memory of its own. Built twice, under two names. */
 #include <stddef.h>
 
+int cudaSetDevice(int device);
 int cudaMalloc(void **out, size_t size);
 int cudaHostAlloc(void **out, size_t size, unsigned flags);
 
@@ -21,4 +22,10 @@ __attribute__((visibility("default"))) int NAME(LIBRARY, start)(size_t size)
     void *pointer;
     int error = get_device_memory(size);
     return error ? error : cudaHostAlloc(&pointer, size / 2, 0);
+}
+
+__attribute__((visibility("default"))) int NAME(LIBRARY, start_on)(int device, size_t size)
+{
+    int error = cudaSetDevice(device);
+    return error ? error : get_device_memory(size);
 }

@@ -1,36 +1,36 @@
-//! Memprobe's events beside those of PyTorch's own recorder.
+//! Compares memprobe's events with those of PyTorch's own recorder.
 
 use crate::events::Event;
 use crate::pytorch::workloads;
 use crate::reference::{DeviceEvents, Reference, TraceEvent, TraceFrame};
 
-/// The most frames that memprobe keeps of a stack.
+/// Maximum frames that memprobe keeps per stack.
 pub const MOST_FRAMES: usize = 128;
 
-/// How far both agree.
+/// Result of a comparison.
 #[derive(Debug, Default)]
 pub struct Agreement {
-    /// Events of PyTorch's history that memprobe could have seen.
+    /// Events of PyTorch's history that memprobe can observe.
     pub events: usize,
-    /// Stacks of Python threads that were compared frame by frame.
+    /// Python stacks compared frame by frame.
     pub stacks: usize,
     /// Events of threads without Python (autograd's).
     pub backward: usize,
-    /// What differs, in words.
+    /// Differences in words.
     pub differences: Vec<String>,
-    /// Whether autograd's threads have the process's name.
+    /// True if autograd's threads carry the process's name.
     engine_is_anonymous: bool,
 }
 
-/// PyTorch names autograd's threads from 2.3 on (torch/csrc/autograd/engine.cpp@v2.3.1); before,
-/// they have the process's name.
+/// True if PyTorch names autograd's threads: from 2.3 on (torch/csrc/autograd/engine.cpp@v2.3.1).
+/// Before, the threads carry the process's name.
 fn names_engine_threads(torch: &str) -> bool {
     let mut numbers = torch.split('.').map(|number| number.parse().unwrap_or(0));
     (numbers.next(), numbers.next()) >= (Some(2), Some(3))
 }
 
 impl Agreement {
-    /// Nothing was compared yet, of this version of PyTorch.
+    /// Creates an empty comparison for this version of PyTorch.
     pub fn on(torch: &str) -> Self {
         Self {
             engine_is_anonymous: !names_engine_threads(torch),
@@ -54,13 +54,13 @@ impl Agreement {
         agreement
     }
 
-    /// Compares two rows of events, one by one.
+    /// Compares two sequences of events, one by one.
     pub fn compare(&mut self, history: &[&TraceEvent], recorded: &[&Event]) {
         for at in 0..history.len().max(recorded.len()) {
             match (history.get(at), recorded.get(at)) {
                 (Some(theirs), Some(ours)) => {
                     if !self.compare_event(at, theirs, ours) {
-                        // What follows would differ too.
+                        // After a mismatch, everything that follows would differ too.
                         return;
                     }
                 }
@@ -74,7 +74,7 @@ impl Agreement {
         }
     }
 
-    /// Says whether it was the same event, be it with other details.
+    /// Returns true if both are the same event, even if details differ.
     fn compare_event(&mut self, at: usize, theirs: &TraceEvent, ours: &Event) -> bool {
         self.events += 1;
         if !is_same(theirs, ours) {
@@ -121,7 +121,8 @@ impl Agreement {
         compare_stack(&theirs.frames, ours)
     }
 
-    /// PyTorch's recorder sees no Python on autograd's threads; memprobe says who waits for them.
+    /// PyTorch's recorder sees no Python on autograd's threads; memprobe reports the waiting
+    /// thread.
     fn compare_backward(&mut self, ours: &Event) -> Result<(), &'static str> {
         self.backward += 1;
         let named = ours.thread.as_deref().is_some_and(|name| {
@@ -142,8 +143,8 @@ impl Agreement {
     }
 }
 
-/// The events of a device's history that are events of the allocator: it takes a block back
-/// when that is requested, and says so once.
+/// Returns a device's history without `free_completed`: the allocator frees a block on request and
+/// reports it once.
 pub fn history(device: &DeviceEvents) -> Vec<&TraceEvent> {
     let events = device.events.iter();
     events
@@ -151,21 +152,21 @@ pub fn history(device: &DeviceEvents) -> Vec<&TraceEvent> {
         .collect()
 }
 
-/// Whether two events are one, seen from inside and outside.
+/// True if both records describe the same event.
 pub fn is_same(theirs: &TraceEvent, ours: &Event) -> bool {
     match theirs.action.as_str() {
         "free_requested" => ours.action == "free" && ours.addr == Some(theirs.addr),
-        // The history keeps the device's free bytes where others have an address.
+        // The history stores the device's free bytes in place of the address.
         "oom" => ours.action == "oom" && ours.addr.is_none(),
         action => ours.action == action && ours.addr == Some(theirs.addr),
     }
 }
 
-/// Whether the innermost line of a workload calls `backward()`, by its text.
+/// True if the innermost line of a workload calls `backward()`, judged by its source text.
 fn calls_backward(stack: &[TraceFrame]) -> bool {
     let own = stack.iter().find_map(|frame| {
         let text = std::fs::read_to_string(workloads().join(&frame.file)).ok()?;
-        // Packages have absolute paths, workloads the name that they were started with.
+        // Packages have absolute paths; workloads keep their name from the command line.
         let relative = !frame.file.starts_with('/');
         let line = usize::try_from(frame.line).ok()?.checked_sub(1)?;
         relative.then(|| text.lines().nth(line).map(str::to_owned))?
@@ -173,7 +174,7 @@ fn calls_backward(stack: &[TraceFrame]) -> bool {
     own.is_some_and(|text| text.contains(".backward()"))
 }
 
-/// An event on one line, its stack in full.
+/// Formats an event on one line, with its full stack.
 fn in_words(action: &str, addr: Option<u64>, size: Option<u64>, frames: &[TraceFrame]) -> String {
     let mut words = format!(
         "{action} of {} at {:#x}, {} frames",

@@ -1,4 +1,4 @@
-//! What is given may be wrong: one clear error with what to do next, and nothing lost.
+//! Invalid input: memprobe reports one clear error with the next step, and loses no data.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,10 +12,10 @@ use memprobe_tests::pytorch::PyTorch;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// The user `nobody`.
+/// UID of the user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// The beginning of a Python that waits for a file and then uses PyTorch.
+/// Start of a Python script that waits for a file and then uses PyTorch.
 const LATE: &str = "
 import os, sys, time
 print('up', flush=True)
@@ -246,7 +246,7 @@ fn report(ground: &Ground, file: &Path) -> Finished {
     ground.run(&["report", file.to_str().expect("UTF-8")])
 }
 
-/// A training loop that is under way.
+/// Starts a training loop; returns it with its PID.
 fn training(pytorch: &PyTorch) -> (Background, String) {
     let mut command = pytorch.command();
     command.args(["steady.py", "--seconds", "600", "--layers", "4"]);
@@ -256,7 +256,7 @@ fn training(pytorch: &PyTorch) -> (Background, String) {
     (target, pid)
 }
 
-/// A recording of a training loop.
+/// Records a training loop to a file.
 fn recorded(ground: &Ground, folder: &TempDir) -> std::path::PathBuf {
     let (target, _) = training(ground.pytorch());
     let file = folder.path().join("trace.json");
@@ -271,7 +271,7 @@ fn recorded(ground: &Ground, folder: &TempDir) -> std::path::PathBuf {
     file
 }
 
-/// A file system that is there until it is dropped.
+/// A file system, unmounted on drop.
 struct Mounted {
     path: TempDir,
 }
@@ -290,7 +290,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Where it cannot be unmounted, the folder cannot be removed either, and stays.
+        // If unmounting fails, the folder cannot be removed either, and stays.
         let _ = Command::new("umount").arg(self.path.path()).status();
     }
 }

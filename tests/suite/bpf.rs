@@ -1,14 +1,14 @@
-//! What the kernel holds of a memprobe: its BPF programs, maps and links, and its breakpoints.
+//! Kernel resources of a memprobe process: BPF programs, maps, links, and breakpoints.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::FileExt as _;
 
 /// `BPF_PROG_GET_NEXT_ID`, `BPF_MAP_GET_NEXT_ID`, `BPF_LINK_GET_NEXT_ID` of `enum bpf_cmd`
-/// (linux/bpf.h) and the words that `/proc/PID/fdinfo` has for each.
+/// (linux/bpf.h), each with its key in `/proc/PID/fdinfo`.
 const KINDS: [(i64, &str); 3] = [(11, "prog_id"), (12, "map_id"), (31, "link_id")];
 
-/// The start of `union bpf_attr` for these commands: the id before and the id that was found.
+/// Start of `union bpf_attr` for these commands: the previous id and the id found.
 #[repr(C)]
 #[derive(Default)]
 struct NextId {
@@ -17,13 +17,13 @@ struct NextId {
     open_flags: u32,
 }
 
-/// Bytes of what the kernel's side knows of a process (`ProcessConfig` in memprobe-common).
+/// Size in bytes of a process's entry in the kernel map (`ProcessConfig` in memprobe-common).
 pub const PROCESS_BYTES: u64 = 104;
 
-/// Something that the kernel holds: its kind and its id.
+/// A kernel object: its kind and its id.
 pub type Held = (&'static str, u32);
 
-/// All that the kernel holds, of any program.
+/// Returns all BPF objects in the kernel, of every program.
 pub fn held_by_the_kernel() -> BTreeSet<Held> {
     let mut held = BTreeSet::new();
     for (command, kind) in KINDS {
@@ -36,10 +36,9 @@ pub fn held_by_the_kernel() -> BTreeSet<Held> {
     held
 }
 
-/// Whether there is an id after `ids.start_id`.
+/// Finds the next id after `ids.start_id`; returns false if there is none.
 fn next_id(command: i64, ids: &mut NextId) -> bool {
-    // SAFETY: the kernel reads and writes no more than the given size of `ids`, which lives as
-    // long as the call.
+    // SAFETY: the kernel reads and writes at most the given size of `ids`, which outlives the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -51,12 +50,12 @@ fn next_id(command: i64, ids: &mut NextId) -> bool {
     result == 0
 }
 
-/// What a process holds through its open files.
+/// Returns the objects that a process holds through its open files.
 pub fn held_by(pid: u32) -> BTreeSet<Held> {
     let mut held = BTreeSet::new();
     let files = fs::read_dir(format!("/proc/{pid}/fdinfo")).expect("the process is there");
     for file in files {
-        // It may be closed by now.
+        // The descriptor may be closed by now.
         let Ok(text) = fs::read_to_string(file.expect("an entry").path()) else {
             continue;
         };
@@ -73,11 +72,12 @@ pub fn held_by(pid: u32) -> BTreeSet<Held> {
     held
 }
 
-/// How many entries a hash map of a process has: the one whose values are of so many bytes.
+/// Returns the number of entries in a process's hash map, chosen by the size of its values in
+/// bytes.
 ///
 /// # Panics
 ///
-/// Where the process has no such map, or the kernel does not tell.
+/// If the process has no such map, or the kernel does not report it.
 pub fn entries(pid: u32, value_bytes: impl Fn(u64) -> bool) -> usize {
     /// `BPF_MAP_TYPE_HASH` (linux/bpf.h).
     const HASH: u64 = 1;
@@ -97,12 +97,12 @@ pub fn entries(pid: u32, value_bytes: impl Fn(u64) -> bool) -> usize {
     panic!("process {pid} has no such map");
 }
 
-/// How many keys a map has, whose keys are of 32 bits.
+/// Counts the keys of a map with 32-bit keys.
 fn keys(map: u32) -> usize {
     /// `BPF_MAP_GET_FD_BY_ID` and `BPF_MAP_GET_NEXT_KEY` of `enum bpf_cmd` (linux/bpf.h).
     const GET_FD_BY_ID: i64 = 14;
     const GET_NEXT_KEY: i64 = 4;
-    /// The part of `union bpf_attr` for the latter.
+    /// Part of `union bpf_attr` for `BPF_MAP_GET_NEXT_KEY`.
     #[repr(C)]
     struct NextKey {
         map_fd: u32,
@@ -114,7 +114,7 @@ fn keys(map: u32) -> usize {
         start_id: map,
         ..NextId::default()
     };
-    // SAFETY: the kernel reads no more than the given size of `ids`.
+    // SAFETY: the kernel reads at most the given size of `ids`.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -138,7 +138,7 @@ fn keys(map: u32) -> usize {
             },
             next_key: (&raw mut next) as u64,
         };
-        // SAFETY: both addresses are those of 32 bits that live as long as the call.
+        // SAFETY: both addresses point to 32-bit values that outlive the call.
         let result = unsafe {
             libc::syscall(
                 libc::SYS_bpf,
@@ -153,13 +153,13 @@ fn keys(map: u32) -> usize {
         key = next;
         count += 1;
     }
-    // SAFETY: a descriptor of our own that nobody uses any more.
+    // SAFETY: our own descriptor, not used after this.
     unsafe { libc::close(fd) };
     count
 }
 
-/// Bytes of a library's code in a process that are not those of the file: the kernel's
-/// breakpoints. Code has no relocations.
+/// Counts the bytes of a library's code in a process that differ from its file. Code has no
+/// relocations, so the differences are the kernel's breakpoints.
 pub fn patched_bytes(pid: u32, library: &str) -> usize {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("the process is there");
     let memory = fs::File::open(format!("/proc/{pid}/mem")).expect("its memory can be read");
@@ -178,7 +178,7 @@ pub fn patched_bytes(pid: u32, library: &str) -> usize {
         let (mut there, mut stored) = (vec![0; length], vec![0; length]);
         memory.read_exact_at(&mut there, hex(start)).expect("read");
         let file = fs::File::open(path).expect("the library can be read");
-        // The last page may go beyond the file's end.
+        // The last page may extend beyond the end of the file.
         let read = file.read_at(&mut stored, hex(offset)).expect("read");
         patched += (0..read).filter(|&at| there[at] != stored[at]).count();
     }

@@ -1,6 +1,6 @@
-//! Programs that see the machine otherwise than memprobe does: in namespaces of their own, in a
-//! chroot, as another user, on other file systems. Everything that is mounted for them is mounted in
-//! a mount namespace of theirs and is gone when they are.
+//! Targets with another view of the machine than memprobe: other namespaces, a chroot, another
+//! user, other file systems. All mounts are in the target's own mount namespace and disappear with
+//! the target.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,33 +14,33 @@ use crate::pytorch::{PyTorch, workloads};
 use crate::reference::Reference;
 use crate::rehearsal::BothSides;
 
-/// The user `nobody`.
+/// UID of the user `nobody`.
 pub const NOBODY: u32 = 65534;
 
-/// The name of the host within [`Confinement::Namespaces`].
+/// Host name inside [`Confinement::Namespaces`].
 pub const HOST_NAME: &str = "trainer-0";
 
-/// How a program is confined.
+/// Kind of confinement of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confinement {
-    /// PID, mount and UTS namespaces of its own, as in a container.
+    /// Own PID, mount and UTS namespaces, as in a container.
     Namespaces,
-    /// A chroot within a mount namespace, with PyTorch and the workloads where no other process has
-    /// anything.
+    /// Chroot in a mount namespace, with PyTorch and the workloads at paths that exist nowhere
+    /// else.
     Chroot,
-    /// The user `nobody`, whose process has declared itself not dumpable.
+    /// User `nobody`, with the process marked as not dumpable.
     OtherUser,
-    /// PyTorch lies on an overlay file system, as a container's image does.
+    /// PyTorch on an overlay file system, as in a container image.
     Overlay,
-    /// PyTorch's own libraries are files that only this program uses.
+    /// A private copy of PyTorch's own libraries, as separate files.
     OwnLibraries,
 }
 
-/// Starts the rest of its arguments with another host name.
+/// Sets the host name, then runs the remaining arguments.
 const NAMED: &str =
     "echo \"$1\" > /proc/sys/kernel/hostname; export HOSTNAME=\"$1\"; shift; exec \"$@\"";
 
-/// Makes a root directory and goes there: the root, the environment, the workloads, the command.
+/// Builds a root directory and enters it. Arguments: root, environment, workloads, command.
 const CHROOT: &str = "set -e
 root=$1; environment=$2; workloads=$3; shift 3
 mount --rbind / \"$root\"
@@ -50,18 +50,18 @@ mount --bind \"$environment\" \"$root/mnt/environment\"
 mount --bind \"$workloads\" \"$root/mnt/workloads\"
 exec chroot \"$root\" sh -c 'cd /mnt/workloads && exec \"$@\"' sh \"$@\"";
 
-/// Lays a file system over the environment: a folder to work in, the environment, the command.
+/// Mounts an overlay of the environment. Arguments: working folder, environment, command.
 const OVERLAY: &str = "set -e
 folder=$1; environment=$2; shift 2
 mount -t overlay -o \"lowerdir=$environment,upperdir=$folder/upper,workdir=$folder/work\" overlay \"$folder/root\"
 exec \"$@\"";
 
-/// Mounts a folder over another: both, and the command.
+/// Mounts one folder over another. Arguments: both folders, command.
 const INSTEAD: &str = "set -e
 mount --bind \"$1\" \"$2\"; shift 2
 exec \"$@\"";
 
-/// Runs a script as a process that nobody but root may look at (`PR_SET_DUMPABLE`).
+/// Runs a script as a process that only root may inspect (`PR_SET_DUMPABLE`).
 const UNDUMPABLE: &str = "
 import ctypes, runpy, sys
 assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0
@@ -70,7 +70,7 @@ sys.path.insert(0, '')
 runpy.run_path(sys.argv[0], run_name='__main__')
 ";
 
-/// A workload under PyTorch's own recorder, confined, before its first allocation.
+/// A confined workload under PyTorch's own recorder, before its first allocation.
 pub struct Confined {
     outermost: Background,
     pid: u32,
@@ -80,8 +80,8 @@ pub struct Confined {
 }
 
 impl Confined {
-    /// Starts it; returns when CUDA is initialised and nothing is allocated. `None` where this
-    /// machine cannot do that, said in a line.
+    /// Starts the workload; returns once CUDA is initialised, before any allocation. Returns `None`
+    /// and prints the reason if this machine does not support the confinement.
     pub fn start(pytorch: &PyTorch, confinement: Confinement, workload: &[&str]) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a folder");
         open_to_all(folder.path());
@@ -111,12 +111,12 @@ impl Confined {
         })
     }
 
-    /// Its number as this process sees it.
+    /// Returns the PID in this process's namespace.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Runs a command in its mount namespace.
+    /// Returns a command that runs in the target's mount namespace.
     pub fn beside(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -125,11 +125,11 @@ impl Confined {
         command
     }
 
-    /// The files of PyTorch's libraries that it has loaded, in its mount namespace.
+    /// Returns the paths of loaded PyTorch libraries, as seen in the target's mount namespace.
     pub fn loaded(&self, names: &[&str]) -> Vec<PathBuf> {
         let folder = match self.confinement {
             Confinement::OwnLibraries => self.folder.path().join("lib"),
-            // Seen from within: this process does not see what is mounted there.
+            // Use the path inside the namespace: its mounts are invisible here.
             _ => {
                 let theirs = libraries(&self.environment);
                 let within = theirs.strip_prefix(&self.environment);
@@ -140,7 +140,7 @@ impl Confined {
         names.iter().map(|name| folder.join(name)).collect()
     }
 
-    /// Records it to its end, and compares with what PyTorch saw.
+    /// Records the workload to its end and pairs the events with PyTorch's.
     pub fn record(self, ground: &Ground) -> (BothSides, PathBuf, TempDir, String) {
         let file = self.folder.path().join("trace.json");
         let recording = ground.record(self.pid, &file, &[]);
@@ -156,7 +156,7 @@ impl Confined {
 }
 
 impl Confinement {
-    /// Why this machine cannot do that, found by trying.
+    /// Tries the confinement; returns the reason if this machine does not support it.
     fn is_impossible(self, folder: &Path, pytorch: &PyTorch) -> Option<String> {
         let mut trial = match self {
             Self::Namespaces => {
@@ -195,7 +195,7 @@ impl Confinement {
                     if !entry.path().is_file() {
                         continue;
                     }
-                    // Hard links: gigabytes are not copied.
+                    // Hard links avoid copying gigabytes.
                     if let Err(error) =
                         std::fs::hard_link(entry.path(), own.join(entry.file_name()))
                     {
@@ -210,7 +210,7 @@ impl Confinement {
         (!output.status.success()).then_some(complaint)
     }
 
-    /// Starts `reference.py`; its arguments are to follow.
+    /// Returns a command that starts `reference.py`, without its arguments.
     fn command(self, pytorch: &PyTorch, folder: &Path) -> Command {
         let environment = pytorch.environment();
         let python = |root: &Path| {
@@ -255,7 +255,7 @@ impl Confinement {
     }
 }
 
-/// A shell script in a mount namespace of its own.
+/// Returns a command that runs a shell script in its own mount namespace.
 fn mounting(script: &str, arguments: &[&Path]) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", script, "sh"]);
@@ -263,7 +263,7 @@ fn mounting(script: &str, arguments: &[&Path]) -> Command {
     command
 }
 
-/// As `nobody`, who may yet read what root alone may: the environment may lie in root's home.
+/// Runs as `nobody`, with permission to read every file: the environment may be in root's home.
 fn as_nobody() -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
@@ -276,7 +276,7 @@ fn as_nobody() -> Command {
     command
 }
 
-/// The folder of PyTorch's own libraries in an environment.
+/// Returns the folder of PyTorch's own libraries in an environment.
 fn libraries(environment: &Path) -> PathBuf {
     let lib = environment.join("lib");
     let pythons = std::fs::read_dir(&lib);
@@ -290,7 +290,7 @@ fn libraries(environment: &Path) -> PathBuf {
         .join("site-packages/torch/lib")
 }
 
-/// The only child of a process.
+/// Waits for a process's child and returns its PID.
 fn only_child(pid: u32) -> u32 {
     wait_until("the child of unshare", || {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));

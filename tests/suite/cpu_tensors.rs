@@ -1,4 +1,4 @@
-//! The memory of CPU tensors, beside what PyTorch's own profiler says of it.
+//! Compares the memory of CPU tensors with PyTorch's own profiler.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use memprobe_tests::pytorch::PyTorch;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What `workloads/cpu_tensors.py` writes.
+/// Output of `workloads/cpu_tensors.py`.
 #[derive(Debug, Deserialize)]
 struct Profiled {
     begin_ns: u64,
@@ -18,7 +18,7 @@ struct Profiled {
     tensors: Vec<Tensor>,
 }
 
-/// A block handed out, or (negative) taken back.
+/// A block allocated (positive) or freed (negative).
 #[derive(Debug, Deserialize, PartialEq, Eq, Clone, Copy)]
 struct Step {
     addr: u64,
@@ -34,7 +34,7 @@ struct Tensor {
     bytes: u64,
 }
 
-/// An event of the CPU, as `report --by event` has it.
+/// An event of the CPU allocator, as printed by `report --by event`.
 #[derive(Debug, Deserialize)]
 struct Event {
     time_ns: u64,
@@ -73,7 +73,7 @@ fn events(ground: &Ground, file: &Path) -> Vec<Event> {
         .collect()
 }
 
-/// Compares the events while the profiler looked on, one by one, and what is live at the end.
+/// Compares the events within the profiled interval one by one, and the tensors live at the end.
 fn agree(ground: &Ground, file: &Path, log: &Path, printed: &Finished) -> Vec<Event> {
     assert_eq!(lost(&printed.stderr), 0, "losses: {}", printed.stderr);
     let log = std::fs::read(log).expect("the log");

@@ -1,4 +1,4 @@
-//! A crowd that starts, allocates, forks and dies while `memprobe top` looks on.
+//! Many processes that start, allocate, fork and exit while `memprobe top` runs.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,22 +10,22 @@ use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::programs::Family;
 use memprobe_tests::terminal::Terminal;
 
-/// How many crowds come and go, one after another, each of [`CROWD`] processes. A number in the
-/// environment makes it more: some hundred take minutes.
+/// Environment variable with the number of rounds, each of [`CROWD`] processes. Some hundred rounds
+/// take minutes.
 const ROUNDS: &str = "MEMPROBE_TEST_CROWDS";
 
-/// Crowds where the environment says nothing.
+/// Rounds if the variable is unset.
 const FEW: u32 = 4;
 
-/// The crowds after which memprobe has all the memory that it needs for one, more or less, and the
-/// probes of the crowd's libraries, which stay for the next that uses them.
+/// Warm-up rounds. After these, memprobe has about all the memory one round needs, and has probed
+/// the shared libraries. Probes stay for the next process that uses the libraries.
 const FIRST: u32 = 2;
 
-/// Processes that start, half as many at a time. Each makes another one.
+/// Processes per round, half as many at a time. Each forks another one.
 const CROWD: &str = "100";
 
-/// By how much memory goes up and down, in KiB: it depends on how many processes end at the same time.
-/// What leaks shows in many rounds.
+/// Tolerated change of memory, in KiB; it depends on how many processes end at the same time. A
+/// leak shows over many rounds.
 const BREATH: u64 = 128 << 10;
 
 #[test]
@@ -70,7 +70,7 @@ fn crowds_that_come_and_go_leave_nothing_in_top() {
     assert_eq!(screen.finish_restored().code(), Some(0));
 }
 
-/// One crowd, from its first process to its last; says how many there were.
+/// Runs one round from its first process to its last; returns the number of processes.
 fn come_and_go(family: &Family) -> usize {
     family.forget();
     let root = Background::start(&mut family.command(&["churn", CROWD, "50", "300"]));
@@ -83,14 +83,14 @@ fn come_and_go(family: &Family) -> usize {
     processes
 }
 
-/// What a memprobe holds.
+/// Resources of a memprobe process.
 #[derive(Debug)]
 struct Holdings {
-    /// Programs, maps and links.
+    /// BPF programs, maps and links.
     in_kernel: BTreeSet<bpf::Held>,
     /// Open files.
     files: usize,
-    /// Processes that the kernel's side knows.
+    /// Processes in the kernel map.
     entries: usize,
     /// Resident memory.
     memory_kib: u64,
@@ -110,7 +110,7 @@ impl Holdings {
         }
     }
 
-    /// Whether nothing was added, but for memory.
+    /// True if nothing was added, memory aside.
     fn is_like(&self, earlier: &Self) -> bool {
         self.in_kernel == earlier.in_kernel && self.files <= earlier.files
     }
@@ -146,7 +146,7 @@ fn what_a_crowd_held_in_the_end_adds_up_in_top() {
     assert_eq!(screen.finish_restored().code(), Some(0));
 }
 
-/// Bytes as the screen writes some mebibytes: three digits.
+/// Formats bytes in MiB as the screen does, with three digits.
 fn mib(bytes: u64) -> String {
     let mib = bytes as f64 / f64::from(1 << 20);
     let digits = if mib < 10.0 {

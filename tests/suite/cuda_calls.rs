@@ -2,8 +2,9 @@
 //! what it holds. The ledger is right to the byte.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use memprobe_tests::cuda_programs::{Cuda, Cudart, start, truth};
+use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries, live, start, truth};
 use memprobe_tests::events::Event;
 use memprobe_tests::ground::Ground;
 use serde_json::Value;
@@ -19,13 +20,23 @@ struct Seen {
 impl Seen {
     /// Records a program from before its first call to its end.
     fn of(ground: &Ground, cuda: &Cuda, program: &std::path::Path) -> Self {
+        Self::with(ground, cuda, program, &[])
+    }
+
+    /// As [`Self::of`], with variables for the simulation.
+    fn with(
+        ground: &Ground,
+        cuda: &Cuda,
+        program: &std::path::Path,
+        variables: &[(&str, &str)],
+    ) -> Self {
         let folder = tempdir().expect("a folder for the recording");
         let file = folder.path().join("trace.json");
         let go = cuda.file(&format!(
             "go-{}",
             program.file_name().expect("a name").to_string_lossy()
         ));
-        let running = start(program, &go);
+        let running = start(program, &go, variables);
         let recording = ground.record(running.pid(), &file, &[]);
         std::fs::write(&go, "").expect("the program can be told to go");
         let program = running.finish().succeeded();
@@ -37,26 +48,13 @@ impl Seen {
         }
     }
 
-    /// Bytes that are live at the end, by kind, as the events have it.
-    fn live(&self) -> BTreeMap<String, u64> {
-        let mut live: BTreeMap<String, u64> =
-            self.truth.keys().map(|kind| (kind.clone(), 0)).collect();
-        for event in &self.events {
-            let space = event.space.clone().expect("a call into CUDA has a space");
-            let size = event.size.unwrap_or(0);
-            let bytes = live.get_mut(&space).expect("a kind that the program knows");
-            match event.action.as_str() {
-                "cuda_alloc" => *bytes += size,
-                "cuda_free" => *bytes -= size,
-                other => panic!("a program without a caching allocator has no {other}"),
-            }
-        }
-        live
-    }
-
     /// The events, the report's totals and the sums of its rows all say what the program says.
     fn assert_right(&self) {
-        assert_eq!(self.live(), self.truth, "by the events");
+        assert_eq!(
+            live(&self.events, self.truth.keys()),
+            self.truth,
+            "by the events"
+        );
         let number = |value: &Value| value.as_u64().expect("a number");
         let list = |value: &Value| value.as_array().expect("a list").clone();
         let sum = |rows: &[Value]| rows.iter().map(|row| number(&row["live"])).sum::<u64>();
@@ -87,15 +85,23 @@ impl Seen {
     }
 }
 
+/// The simulation with each form of the driver's entries, and both ways for a program to have the runtime.
+fn every_build() -> Vec<(Rc<Cuda>, Cudart)> {
+    let with_each_runtime = |cuda| {
+        let cuda = Rc::new(cuda);
+        [Cudart::Dynamic, Cudart::Static].map(|cudart| (Rc::clone(&cuda), cudart))
+    };
+    Cuda::build_each().flat_map(with_each_runtime).collect()
+}
+
 #[test]
 fn every_function_that_gives_out_memory_is_right_to_the_byte() {
     let Some(ground) = Ground::without_pytorch() else {
         return;
     };
-    let cuda = Cuda::build();
-    for cudart in [Cudart::Dynamic, Cudart::Static] {
-        let program = cuda.program("every_call", cudart, &[]);
-        let seen = Seen::of(&ground, &cuda, &program);
+    for (cuda, cudart) in &every_build() {
+        let program = cuda.program("every_call", *cudart, &[]);
+        let seen = Seen::of(&ground, cuda, &program);
         seen.assert_right();
         let names = |name: &str| {
             seen.events
@@ -104,7 +110,7 @@ fn every_function_that_gives_out_memory_is_right_to_the_byte() {
         };
         assert!(names("cuMemAllocPitch_v2") && names("cuMemCreate"));
         // The runtime within a program has no name; what it asks of the driver has.
-        assert_eq!(names("cudaMalloc3D"), cudart == Cudart::Dynamic);
+        assert_eq!(names("cudaMalloc3D"), *cudart == Cudart::Dynamic);
     }
 }
 
@@ -113,11 +119,41 @@ fn calls_that_fail_free_twice_or_are_left_by_a_jump_do_no_harm() {
     let Some(ground) = Ground::without_pytorch() else {
         return;
     };
-    let cuda = Cuda::build();
-    for cudart in [Cudart::Dynamic, Cudart::Static] {
-        let program = cuda.program("what_goes_wrong", cudart, &[]);
-        let seen = Seen::of(&ground, &cuda, &program);
+    for (cuda, cudart) in &every_build() {
+        let program = cuda.program("what_goes_wrong", *cudart, &[]);
+        let seen = Seen::of(&ground, cuda, &program);
         seen.assert_right();
+    }
+}
+
+#[test]
+fn calls_are_right_on_the_other_branch_of_the_entries() {
+    let Some(ground) = Ground::without_pytorch() else {
+        return;
+    };
+    let cuda = Cuda::build(Entries::Trampolines);
+    let program = cuda.program("every_call", Cudart::Dynamic, &[]);
+    let other = [("CUDASIM_OTHER_BRANCH", "1")];
+    Seen::with(&ground, &cuda, &program, &other).assert_right();
+}
+
+#[test]
+fn contexts_from_a_private_table_change_no_figure() {
+    let Some(ground) = Ground::without_pytorch() else {
+        return;
+    };
+    for (cuda, cudart) in &every_build() {
+        for name in ["every_call", "what_goes_wrong"] {
+            let program = cuda.program(name, *cudart, &[]);
+            let private = [("CUDASIM_PRIVATE_TABLES", "1")];
+            let seen = Seen::with(&ground, cuda, &program, &private);
+            seen.assert_right();
+            if *cudart == Cudart::Dynamic {
+                let devices = seen.report["devices"].as_array().expect("a list");
+                let known = devices.iter().all(|device| device["device"].is_u64());
+                assert!(known, "memory on an unknown device");
+            }
+        }
     }
 }
 
@@ -126,26 +162,27 @@ fn several_libraries_at_once_are_told_apart() {
     let Some(ground) = Ground::without_pytorch() else {
         return;
     };
-    let cuda = Cuda::build();
-    let one = cuda.library("one", Cudart::Dynamic);
-    let two = cuda.library("two", Cudart::Static);
-    let program = cuda.program("several_libraries", Cudart::Dynamic, &[one, two]);
-    let seen = Seen::of(&ground, &cuda, &program);
-    seen.assert_right();
-    let held = |library: &str| {
-        let mine = seen.events.iter().filter(|event| {
-            event.action == "cuda_alloc"
-                && event.space.as_deref() == Some("device")
-                && event
-                    .native
-                    .first()
-                    .is_some_and(|frame| frame.library.ends_with(library))
-        });
-        mine.filter_map(|event| event.size).sum::<u64>()
-    };
-    assert_eq!(held("/libone.so"), 200 * 20_002);
-    assert_eq!(held("/libtwo.so"), 200 * 300_004);
-    assert_eq!(held("/several_libraries-Dynamic"), 2 * 200 * 1001);
+    for cuda in Cuda::build_each() {
+        let one = cuda.library("one", Cudart::Dynamic);
+        let two = cuda.library("two", Cudart::Static);
+        let program = cuda.program("several_libraries", Cudart::Dynamic, &[one, two]);
+        let seen = Seen::of(&ground, &cuda, &program);
+        seen.assert_right();
+        let held = |library: &str| {
+            let mine = seen.events.iter().filter(|event| {
+                event.action == "cuda_alloc"
+                    && event.space.as_deref() == Some("device")
+                    && event
+                        .native
+                        .first()
+                        .is_some_and(|frame| frame.library.ends_with(library))
+            });
+            mine.filter_map(|event| event.size).sum::<u64>()
+        };
+        assert_eq!(held("/libone.so"), 200 * 20_002);
+        assert_eq!(held("/libtwo.so"), 200 * 300_004);
+        assert_eq!(held("/several_libraries-Dynamic"), 2 * 200 * 1001);
+    }
 }
 
 #[test]
@@ -153,10 +190,9 @@ fn code_without_frame_pointers_has_native_stacks_with_lines() {
     let Some(ground) = Ground::without_pytorch() else {
         return;
     };
-    let cuda = Cuda::build();
-    for cudart in [Cudart::Dynamic, Cudart::Static] {
-        let program = cuda.program("every_call", cudart, &[]);
-        let seen = Seen::of(&ground, &cuda, &program);
+    for (cuda, cudart) in &every_build() {
+        let program = cuda.program("every_call", *cudart, &[]);
+        let seen = Seen::of(&ground, cuda, &program);
         for event in seen
             .events
             .iter()
@@ -191,7 +227,19 @@ struct Layered {
 }
 
 impl Layered {
-    fn of(ground: &Ground, variable: Option<(&str, &str)>, options: &[&str]) -> Self {
+    /// One run for each form of the driver's entries; on a real GPU one.
+    fn each(ground: &Ground, variable: Option<(&str, &str)>, options: &[&str]) -> Vec<Self> {
+        let drivers = ground.pytorch().each_driver();
+        let run = |driver: &Vec<String>| Self::of(ground, driver, variable, options);
+        drivers.iter().map(run).collect()
+    }
+
+    fn of(
+        ground: &Ground,
+        driver: &[String],
+        variable: Option<(&str, &str)>,
+        options: &[&str],
+    ) -> Self {
         let folder = tempdir().expect("a folder");
         let (trace, out) = (
             folder.path().join("trace.json"),
@@ -199,6 +247,7 @@ impl Layered {
         );
         let mut command = ground.memprobe();
         command.arg("record").arg("-o").arg(&trace).arg("--");
+        command.args(driver);
         command.arg(ground.pytorch().python());
         command.arg(memprobe_tests::pytorch::workloads().join("cuda_layers.py"));
         command.arg("--out").arg(&out).args(options).envs(variable);
@@ -206,8 +255,14 @@ impl Layered {
             .finish()
             .succeeded();
         let facts = std::fs::read(&out).expect("the workload wrote what it holds");
+        let facts: Value = serde_json::from_slice(&facts).expect("JSON");
+        let loaded = facts["driver"].as_str().expect("a path");
+        assert!(
+            driver.last().is_none_or(|word| word.ends_with(loaded)),
+            "{facts}"
+        );
         Self {
-            facts: serde_json::from_slice(&facts).expect("JSON"),
+            facts,
             report: ground.report(&trace),
             events: ground.events(&trace),
         }
@@ -283,21 +338,20 @@ impl Layered {
 #[test]
 fn segments_are_reserved_memory_and_no_allocations_of_their_own() {
     let Some(ground) = Ground::take() else { return };
-    Layered::of(&ground, None, &[]).assert_blocks_are_the_allocations();
+    for layered in Layered::each(&ground, None, &[]) {
+        layered.assert_blocks_are_the_allocations();
+    }
 }
 
 #[test]
 fn expandable_segments_are_what_is_mapped() {
     let Some(ground) = Ground::take() else { return };
     let expandable = ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True");
-    let layered = Layered::of(&ground, Some(expandable), &[]);
-    layered.assert_blocks_are_the_allocations();
-    assert!(
-        layered
-            .events
-            .iter()
-            .any(|event| event.function.as_deref() == Some("cuMemMap"))
-    );
+    for layered in Layered::each(&ground, Some(expandable), &[]) {
+        layered.assert_blocks_are_the_allocations();
+        let mut functions = layered.events.iter().map(|event| event.function.as_deref());
+        assert!(functions.any(|function| function == Some("cuMemMap")));
+    }
 }
 
 #[test]
@@ -307,7 +361,9 @@ fn without_caching_the_calls_are_the_allocations() {
         ("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),
         ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
     ] {
-        Layered::of(&ground, Some(variable), &[]).assert_calls_are_the_allocations();
+        for layered in Layered::each(&ground, Some(variable), &[]) {
+            layered.assert_calls_are_the_allocations();
+        }
     }
 }
 
@@ -317,13 +373,14 @@ fn the_calls_of_a_pluggable_allocator_are_the_allocations() {
     let folder = tempdir().expect("a folder");
     let library = memprobe_tests::cuda_programs::pluggable_allocator(folder.path());
     let library = library.to_str().expect("UTF-8");
-    let layered = Layered::of(&ground, None, &["--pluggable", library]);
-    layered.assert_calls_are_the_allocations();
-    let by_it = layered.events.iter().filter(|event| {
-        event
-            .native
-            .first()
-            .is_some_and(|frame| frame.function.starts_with("plug_malloc"))
-    });
-    assert_eq!(by_it.count(), 52);
+    for layered in Layered::each(&ground, None, &["--pluggable", library]) {
+        layered.assert_calls_are_the_allocations();
+        let by_it = layered.events.iter().filter(|event| {
+            event
+                .native
+                .first()
+                .is_some_and(|frame| frame.function.starts_with("plug_malloc"))
+        });
+        assert_eq!(by_it.count(), 52);
+    }
 }

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
+use crate::events::Event;
 use crate::process::{Background, Finished};
 use crate::pytorch::succeed;
 
@@ -18,9 +19,31 @@ pub enum Cudart {
     Static,
 }
 
+/// Forms that the entries of the driver's functions have (`cuda-sim/include/entry.h`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entries {
+    /// A comparison, a conditional jump and a jump out of the function, as in libcuda 470 to 555.
+    Trampolines,
+    /// `push %rbp`, as in libcuda 575 and later.
+    Push,
+}
+
+impl Entries {
+    /// Both forms.
+    pub const ALL: [Self; 2] = [Self::Trampolines, Self::Push];
+
+    fn option(self) -> &'static str {
+        match self {
+            Self::Trampolines => "-DENTRY_TRAMPOLINE",
+            Self::Push => "-DENTRY_PUSH",
+        }
+    }
+}
+
 /// The simulated CUDA, built for programs of the tests.
 pub struct Cuda {
     folder: TempDir,
+    entries: Entries,
 }
 
 /// What the static library's functions are built with, and what it consists of.
@@ -34,16 +57,22 @@ const FLAGS: [&str; 6] = [
 ];
 
 impl Cuda {
+    /// Builds the driver and the runtime, once with each form of the driver's entries.
+    pub fn build_each() -> impl Iterator<Item = Self> {
+        Entries::ALL.into_iter().map(Self::build)
+    }
+
     /// Builds the driver and the runtime.
     ///
     /// # Panics
     ///
     /// Where there is no C compiler, or it fails.
-    pub fn build() -> Self {
+    pub fn build(entries: Entries) -> Self {
         let folder = tempfile::tempdir().expect("a folder for what is built");
-        let cuda = Self { folder };
+        let cuda = Self { folder, entries };
         let hidden = ["-fvisibility=hidden", "-shared"];
-        cuda.compile("libcuda.so.1", "cuda", &hidden, &[]);
+        let driver = [hidden[0], hidden[1], entries.option()];
+        cuda.compile("libcuda.so.1", "cuda", &driver, &[]);
         let driver = cuda.path("libcuda.so.1");
         cuda.compile("libcudart.so.13", "cudart", &hidden, &[&driver]);
         cuda.compile("cudart.o", "cudart", &["-r"], &[]);
@@ -55,6 +84,11 @@ impl Cuda {
                 .arg(cuda.path("cudart.o")),
         );
         cuda
+    }
+
+    /// Form of the driver's entries.
+    pub fn entries(&self) -> Entries {
+        self.entries
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -148,10 +182,16 @@ pub fn pluggable_allocator(folder: &Path) -> PathBuf {
     path
 }
 
-/// Starts a program that waits until `go` is there.
-pub fn start(program: &Path, go: &Path) -> Background {
+/// Starts a program that waits until `go` is there, with variables for the simulation.
+pub fn start(program: &Path, go: &Path, variables: &[(&str, &str)]) -> Background {
     let mut command = Command::new(program);
-    command.arg(go).env("CUDASIM_DEVICES", "2");
+    command.arg(go).envs(variables.iter().copied());
+    start_command(command)
+}
+
+/// Starts a command whose program says when it is ready.
+pub fn start_command(mut command: Command) -> Background {
+    command.env("CUDASIM_DEVICES", "2");
     let mut program = Background::start(&mut command);
     program.wait_for("ready");
     program
@@ -168,4 +208,27 @@ pub fn truth(program: &Finished) -> BTreeMap<String, u64> {
         (kind.to_owned(), bytes.parse().expect("a number of bytes"))
     });
     truth.collect()
+}
+
+/// Bytes that are live at the end by the events, for each kind of memory.
+///
+/// # Panics
+///
+/// Where an event is of another kind, or no call into CUDA.
+pub fn live<'a>(
+    events: &[Event],
+    kinds: impl Iterator<Item = &'a String>,
+) -> BTreeMap<String, u64> {
+    let mut live: BTreeMap<String, u64> = kinds.map(|kind| (kind.clone(), 0)).collect();
+    for event in events {
+        let space = event.space.clone().expect("a call into CUDA has a space");
+        let size = event.size.unwrap_or(0);
+        let bytes = live.get_mut(&space).expect("a kind that the program knows");
+        match event.action.as_str() {
+            "cuda_alloc" => *bytes += size,
+            "cuda_free" => *bytes -= size,
+            other => panic!("a program without a caching allocator has no {other}"),
+        }
+    }
+    live
 }

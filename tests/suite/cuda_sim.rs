@@ -1,5 +1,5 @@
-//! The simulated CUDA behaves like CUDA where PyTorch and memprobe look, and every workload runs
-//! on it.
+//! Tests that the simulated CUDA behaves like CUDA in the calls PyTorch and memprobe use, and runs
+//! every workload on it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::process::Command;
 use memprobe_tests::pytorch::{PyTorch, succeed};
 use memprobe_tests::reference::Reference;
 
-/// Calls of the runtime and the driver for the small programs below.
+/// Bindings to the CUDA runtime and driver for the small programs below.
 const PRELUDE: &str = r#"
 import ctypes, glob, sysconfig
 folder = glob.glob(sysconfig.get_paths()["purelib"] + "/nvidia/cu*/lib")[0]
@@ -36,7 +36,7 @@ def expect(found, wanted):
     assert found == wanted, f"found {found!r}, wanted {wanted!r}"
 "#;
 
-/// Runs a program of Python on the simulated libraries, without PyTorch.
+/// Runs a Python program on the simulated libraries, without PyTorch.
 fn program(settings: &[(&str, &str)], body: &str) {
     let Some(pytorch) = PyTorch::simulated() else {
         return;
@@ -294,7 +294,7 @@ fn pytorch_tries_again_after_one_failed_allocation_and_gives_up_after_all() {
     );
 }
 
-/// Runs a workload under PyTorch's recorder and checks that what it recorded adds up.
+/// Runs a workload under PyTorch's recorder and checks that the record is consistent.
 fn reference_of(workload: &str, arguments: &[&str]) -> Option<Reference> {
     reference_with(workload, arguments, |_| {})
 }
@@ -489,21 +489,23 @@ fn the_sources_need_no_nvidia_header_and_compile_without_a_warning() {
         .collect();
     assert!(sources.len() > 20, "{sources:?}");
     for source in sources {
-        succeed(
-            Command::new(&compiler)
-                .args([
-                    "-std=gnu2x",
-                    "-O2",
-                    "-Wall",
-                    "-Wextra",
-                    "-Werror",
-                    "-fsyntax-only",
-                ])
-                .arg("-DCUDA_MAJOR=13")
-                .arg("-I")
-                .arg(root.join("include"))
-                .arg(&source),
-        );
+        let is_driver = source
+            .parent()
+            .is_some_and(|folder| folder.ends_with("cuda"));
+        let forms: &[&str] = match is_driver {
+            true => &["-DENTRY_TRAMPOLINE", "-DENTRY_PUSH", "-UENTRY_PUSH"],
+            false => &["-UENTRY_PUSH"],
+        };
+        for form in forms {
+            succeed(
+                Command::new(&compiler)
+                    .args(["-std=gnu2x", "-O2", "-Wall", "-Wextra", "-Werror"])
+                    .args(["-fsyntax-only", "-DCUDA_MAJOR=13", form])
+                    .arg("-I")
+                    .arg(root.join("include"))
+                    .arg(&source),
+            );
+        }
         let text = std::fs::read_to_string(&source).unwrap();
         for header in [
             "<cuda", "<cublas", "<cudnn", "<nvml", "<nccl", "<nvrtc", "<cupti",

@@ -1,4 +1,4 @@
-//! `memprobe doctor`, and the same words where another verb finds that it cannot work.
+//! Tests `memprobe doctor`, and the same messages from other subcommands that cannot work.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -10,9 +10,8 @@ use memprobe_tests::ground::Ground;
 use memprobe_tests::process::{Background, Finished};
 use serde_json::Value;
 
-/// Starts the rest of its arguments under a filter of system calls that refuses `bpf` and
-/// `perf_event_open` on x86-64, as Docker's own does: `BPF_LD`, two `BPF_JEQ`, two `BPF_RET`
-/// (seccomp(2)).
+/// Runs its remaining arguments under a seccomp filter that refuses `bpf` and `perf_event_open` on
+/// x86-64, as Docker's default does: `BPF_LD`, two `BPF_JEQ`, two `BPF_RET` (seccomp(2)).
 const FILTERED: &str = "
 import ctypes, os, struct, sys
 code = [(0x20, 0, 0, 0), (0x15, 2, 0, 321), (0x15, 1, 0, 298), (0x06, 0, 0, 0x7fff0000),
@@ -26,25 +25,25 @@ assert libc.prctl(22, 2, program, 0, 0) == 0
 os.execv(sys.argv[1], sys.argv[1:])
 ";
 
-/// A call of the helper `bpf_get_current_pid_tgid` in a BPF program, and one of a helper that no
-/// kernel has.
+/// BPF calls of the helper `bpf_get_current_pid_tgid` and of a helper that no kernel has.
 const CALL: [u8; 8] = [0x85, 0, 0, 0, 14, 0, 0, 0];
 const CALL_OF_NOTHING: [u8; 8] = [0x85, 0, 0, 0, 0xff, 0xff, 0, 0];
 
-/// What `doctor` says, as values.
+/// Parses the JSON output of `doctor`.
 fn examination(finished: &Finished) -> Value {
     serde_json::from_str(&finished.stdout)
         .unwrap_or_else(|error| panic!("{error}: {} {}", finished.stdout, finished.stderr))
 }
 
-/// What was found of the machine in one respect.
+/// Returns the machine finding of this check.
 fn found<'a>(examination: &'a Value, check: &str) -> &'a Value {
     let findings = examination["machine"].as_array().expect("findings");
     let finding = findings.iter().find(|finding| finding["check"] == check);
     finding.unwrap_or_else(|| panic!("no finding {check}: {examination}"))
 }
 
-/// Runs a command that is `doctor` in some surroundings, in which memprobe cannot work.
+/// Runs a `doctor` command in an environment where memprobe cannot work; every failure must have a
+/// remedy.
 fn unfit(command: &mut Command) -> Value {
     let finished = Background::start(command).finish();
     assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
@@ -199,7 +198,8 @@ fn a_program_that_the_verifier_refuses_is_told_in_words_and_its_log_goes_to_a_fi
     assert!(!error.contains(last), "{error}");
 }
 
-/// memprobe's programs, of which the first that asks who runs it asks a helper that there is not.
+/// Returns memprobe's object with its first call of `bpf_get_current_pid_tgid` replaced by an
+/// unknown helper.
 fn broken_object() -> Vec<u8> {
     let built =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../memprobe-ebpf/object/memprobe.bpf.o");

@@ -1,5 +1,5 @@
-//! Memprobe looks at processes that see the machine otherwise than it does: every event is the same as
-//! PyTorch's own recorder has it.
+//! Records targets with another view of the machine than memprobe: every event matches PyTorch's
+//! own recorder.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 const WORKLOAD: [&str; 5] = ["mlp_adam.py", "--hidden", "256", "--steps", "20"];
 
-/// Libraries in which memprobe has probes.
+/// Libraries that contain memprobe's probes.
 const PROBED: [&str; 2] = ["libc10.so", "libtorch_cpu.so"];
 
-/// What `doctor` finds in a process.
+/// Returns the findings of `doctor` about a process.
 fn doctor(ground: &Ground, pid: u32) -> Value {
     let printed = ground
         .run(&["doctor", "--pid", &pid.to_string(), "--format", "json"])
@@ -25,15 +25,15 @@ fn doctor(ground: &Ground, pid: u32) -> Value {
     examination["process"].clone()
 }
 
-/// One of the findings about a process.
+/// Returns the finding of this check about a process.
 fn found<'a>(process: &'a Value, check: &str) -> &'a Value {
     let findings = process["findings"].as_array().expect("findings");
     let finding = findings.iter().find(|finding| finding["check"] == check);
     finding.unwrap_or_else(|| panic!("no finding {check}: {process}"))
 }
 
-/// Records it from its first allocation to its end; both sides must agree. Gives what `record` said
-/// and the report.
+/// Records the target from its first allocation to its end; both sides must agree. Returns
+/// `record`'s messages and the report.
 fn agrees(ground: &Ground, confined: Confined, name: &str) -> (String, Value) {
     let (both, file, _folder, said) = confined.record(ground);
     let agreement = both.agree(name);
@@ -41,7 +41,7 @@ fn agrees(ground: &Ground, confined: Confined, name: &str) -> (String, Value) {
     (said, ground.report(&file))
 }
 
-/// Runs on the newest PyTorch alone: where a process lives is the same to all of them.
+/// Runs on one PyTorch only, because confinement affects all versions alike.
 fn on_a_pytorch(run: impl Fn(&Ground, &PyTorch)) {
     let Some(ground) = Ground::take() else { return };
     run(&ground, ground.pytorch());
@@ -106,7 +106,7 @@ fn a_process_in_a_chroot_is_recorded_exactly() {
             found(&process, "pytorch")["facts"]["version"].is_string(),
             "{process}"
         );
-        // From within its mount namespace it is a chroot and nothing else.
+        // Seen from its own mount namespace, the target is only in a chroot.
         let mut beside = confined.beside(&ground.memprobe);
         beside.args([
             "doctor",
@@ -163,7 +163,7 @@ fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_th
             return;
         };
         for file in confined.loaded(&PROBED) {
-            // As package managers do: a new file takes the name of the old.
+            // Replace the file as package managers do: a new file takes the old name.
             let new = file.with_extension("new");
             std::fs::write(&new, "a library of another version").expect("written");
             std::fs::rename(&new, &file).expect("replaced");
@@ -208,7 +208,7 @@ fn a_process_that_is_killed_while_it_is_looked_at_is_told_of_in_words() {
     }
 }
 
-/// That the probed libraries have no name any more, and were found all the same.
+/// Asserts that the probed libraries are deleted files and were found nevertheless.
 fn are_deleted(process: &Value) {
     for name in PROBED {
         let libraries = process["libraries"].as_array().expect("libraries");
@@ -218,7 +218,7 @@ fn are_deleted(process: &Value) {
         assert!(library["build_id"].is_string(), "{library}");
     }
     let probes = process["probes"].as_array().expect("probes");
-    // Not every function of CUDA is in every version.
+    // Not every CUDA version has every function.
     let mut found = probes.iter().filter(|probe| probe["library"].is_string());
     assert!(found.clone().count() > PROBED.len(), "{process}");
     assert!(
@@ -227,13 +227,13 @@ fn are_deleted(process: &Value) {
     );
 }
 
-/// A control group that is named as Docker names those of its containers.
+/// A control group named like Docker's.
 struct ControlGroup(std::path::PathBuf);
 
 impl ControlGroup {
     const ID: &str = "3f1e9abc0123d5c5e5f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f6";
 
-    /// `None` where none can be made, said in a line.
+    /// Creates the group; returns `None` and prints a line if that is impossible.
     fn of_docker() -> Option<Self> {
         let name = format!("docker-{}.scope", Self::ID);
         let made = ["", "unified", "pids", "freezer"]
@@ -255,7 +255,7 @@ impl ControlGroup {
 
 impl Drop for ControlGroup {
     fn drop(&mut self) {
-        // It stays while a process is in it; it is used again then.
+        // Removal fails while a process is in the group; a later run reuses it.
         let _ = std::fs::remove_dir(&self.0);
     }
 }

@@ -1,5 +1,5 @@
-//! What is estimated on the CPU, beside what the same script takes on a GPU by PyTorch's own figures; and the simulated
-//! allocator, beside the real one, event by event.
+//! Compares estimates made on the CPU with PyTorch's figures of the same script on a GPU. Compares
+//! the simulated allocator with the real one, event by event.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// What `workloads/estimated.py` prints last on a GPU.
+/// Last line that `workloads/estimated.py` prints on a GPU.
 #[derive(Debug, Deserialize)]
 struct Truth {
     allocated: u64,
@@ -25,7 +25,7 @@ struct Truth {
     live: u64,
 }
 
-/// `memprobe ARGUMENTS -- python SCRIPT...`.
+/// Returns the command `memprobe ARGUMENTS -- python SCRIPT...`.
 fn under_memprobe(
     ground: &Ground,
     pytorch: &PyTorch,
@@ -74,7 +74,8 @@ fn record(ground: &Ground, pytorch: &PyTorch, file: &Path, script: &[&str]) -> F
     Background::start(&mut command).finish().succeeded()
 }
 
-/// The caching allocator's events on `cuda:0`, each with the bytes that were asked for.
+/// Returns the caching allocator's events on `cuda:0`. Each has the requested bytes, and true if a
+/// tensor requested them.
 fn events_of_gpu(file: &Path) -> Vec<(MemoryEvent, Bytes, bool)> {
     let mut uses = Uses::default();
     let mut events = Vec::new();
@@ -92,7 +93,7 @@ fn events_of_gpu(file: &Path) -> Vec<(MemoryEvent, Bytes, bool)> {
     events
 }
 
-/// The most that was allocated for tensors alone.
+/// Returns the peak of bytes allocated for tensors.
 fn peak_of_tensors(events: &[(MemoryEvent, Bytes, bool)]) -> u64 {
     let (mut live, mut now, mut peak) = (HashMap::new(), 0_u64, 0);
     for (event, _, is_tensor) in events {
@@ -143,7 +144,7 @@ fn compare(ground: &Ground, pytorch: &PyTorch, script: &[&str]) {
         "{name}: {estimated:#}"
     );
     assert!(percent(kept, truth.live).abs() < 1.0, "{name}");
-    // Where the workspace lies decides what is left of a segment of 20 MiB.
+    // The workspace's position determines the usable rest of a 20 MiB segment.
     let nearest = truth
         .reserved
         .clamp(reserved.min(most_reserved), reserved.max(most_reserved));
@@ -176,7 +177,8 @@ fn the_simulated_allocator_agrees_with_pytorchs_at_every_event() {
     let Some(ground) = Ground::take() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     for (number, pytorch) in ground.pytorches.iter().enumerate() {
-        // The newest with all, the others with one each: what differs between versions is the allocator.
+        // The newest PyTorch runs all models, the others one each: versions differ only in the
+        // allocator.
         let models: &[&str] = match number {
             0 => &["perceptron", "convnet", "transformer"],
             1 => &["transformer"],
@@ -200,10 +202,10 @@ fn the_simulated_allocator_agrees_with_pytorchs_at_every_event() {
     }
 }
 
-/// Which of equal blocks the PyTorch of a recording takes.
+/// Returns the rule by which the recording's PyTorch chooses among equal blocks.
 fn ties_of(file: &Path) -> Ties {
     let mut reader = Reader::open(file).expect("a recording");
-    // The version is often learned later than the start.
+    // The version is often known only later than the start.
     reader.by_ref().for_each(drop);
     let version = reader.header().target.torch.clone().expect("a version");
     match version.split('.').take(2).collect::<Vec<_>>().as_slice() {
@@ -212,7 +214,8 @@ fn ties_of(file: &Path) -> Ties {
     }
 }
 
-/// Hands what was asked for to the simulated allocator; its totals are those of the real one after each event.
+/// Replays the requests on the simulated allocator; sizes, addresses and totals must match the real
+/// ones after each event.
 fn replay(ties: Ties, events: &[(MemoryEvent, Bytes, bool)]) -> usize {
     let mut allocator = CachingAllocator::with_ties(ties);
     let (mut live, mut compared) = (HashMap::new(), 0);
@@ -236,7 +239,8 @@ fn replay(ties: Ties, events: &[(MemoryEvent, Bytes, bool)]) -> usize {
     compared
 }
 
-/// The parameters and buffers of each module are what the model itself says: those of nobody, and nothing else.
+/// Checks the parameters and buffers of each module against the model's own; no other module may
+/// have any.
 fn check_model_size(rows: &Value, sizes: &Path) {
     let text = std::fs::read(sizes).expect("what the model says");
     let truth: BTreeMap<String, BTreeMap<String, u64>> =
@@ -308,7 +312,7 @@ fn examples_of_a_data_set_stay_with_the_host_and_batches_are_counted() {
     let script = ["-c", code];
     let options = ["--on-host", "<string>:3"];
     let estimated = estimate(&ground, ground.pytorch(), &options, &script);
-    // A batch, and what is computed of it.
+    // One batch, and the result computed from it.
     let allocated = estimated["peak"]["allocated"].as_u64().expect("bytes");
     assert_eq!(allocated / MIB, 2 * 4, "{estimated:#}");
     let made = estimated["made_in"].as_array().expect("rows");

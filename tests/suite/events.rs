@@ -1,102 +1,101 @@
-//! What memprobe saw, as `memprobe report --by event --format jsonl` prints it.
+//! Events as printed by `memprobe report --by event --format jsonl`.
 
 use serde::Deserialize;
 
 use crate::reference::TraceFrame;
 
-/// An event. Keys beyond these are an error: the suite is to know them all.
+/// An event. Unknown keys are an error, so that the suite covers every key.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
     /// Nanoseconds of `CLOCK_MONOTONIC`.
     pub time_ns: u64,
-    /// The thread; none for `held`.
+    /// Thread; `None` for `held`.
     pub tid: Option<u32>,
     /// `alloc`, `free`, `segment_alloc`, `segment_free`, `cuda_alloc`, `cuda_free`, `oom` or `held`.
     pub action: String,
-    /// The block or segment; none for `oom`.
+    /// Address of the block or segment; `None` for `oom`.
     pub addr: Option<u64>,
-    /// Bytes; none where unknown.
+    /// Bytes; `None` if unknown.
     pub size: Option<u64>,
-    /// Device ordinal; none where unknown.
+    /// Device ordinal; `None` if unknown.
     pub device: Option<u8>,
-    /// The allocator's total on the device after it; none for segments.
+    /// Allocator's total on the device after the event, in bytes; `None` for segments.
     pub allocated: Option<u64>,
-    /// As `allocated`.
+    /// Like `allocated`, for reserved bytes.
     pub reserved: Option<u64>,
-    /// The function of CUDA; none for blocks.
+    /// CUDA function; `None` for blocks.
     #[serde(default)]
     pub function: Option<String>,
-    /// The kind of memory that CUDA gave out; none for blocks.
+    /// Kind of memory that CUDA allocated; `None` for blocks.
     #[serde(default)]
     pub space: Option<String>,
-    /// Elements in each dimension of the tensor that it was allocated for.
+    /// Elements in each dimension of the block's tensor.
     #[serde(default)]
     pub shape: Option<Vec<u64>>,
-    /// Dimensions beyond those of `shape`.
+    /// Number of dimensions beyond those in `shape`.
     #[serde(default)]
     pub more_dimensions: Option<u32>,
-    /// The element type, without `torch.`.
+    /// Element type, without `torch.`.
     #[serde(default)]
     pub dtype: Option<String>,
-    /// Bytes that the tensor asked for.
+    /// Bytes requested for the tensor.
     #[serde(default)]
     pub requested: Option<u64>,
-    /// False where it is known to be for no tensor.
+    /// False if the block is known to have no tensor.
     #[serde(default)]
     pub tensor: Option<bool>,
-    /// What it was allocated for then.
+    /// Inferred purpose of a block without a tensor.
     #[serde(default)]
     pub inferred: Option<Inferred>,
     /// Innermost first.
     pub stack: Vec<TraceFrame>,
-    /// The innermost module that was being called.
+    /// Innermost active module.
     #[serde(default)]
     pub module: Option<String>,
-    /// A module was being called, but not known which.
+    /// True if a module was active but could not be identified.
     #[serde(default)]
     pub module_unknown: Option<bool>,
     /// `enabled`, `disabled` or `inference`.
     #[serde(default)]
     pub grad: Option<String>,
-    /// The native code that called into CUDA, innermost first.
+    /// Native frames that called into CUDA, innermost first.
     #[serde(default)]
     pub native: Vec<NativeFrame>,
-    /// The thread's name, where it runs no Python.
+    /// Thread name, if the thread runs no Python.
     #[serde(default)]
     pub thread: Option<String>,
-    /// The stack of the Python thread that waits for it.
+    /// Stack of the Python thread that waits for this thread.
     #[serde(default)]
     pub waiting: Option<Vec<TraceFrame>>,
-    /// What was being computed in a backward pass.
+    /// Autograd node under evaluation in a backward pass.
     #[serde(default)]
     pub node: Option<Node>,
-    /// Why there is no stack.
+    /// Reason for a missing stack.
     #[serde(default)]
     pub no_stack: Option<String>,
-    /// Outer frames are missing.
+    /// True if outer frames are missing.
     #[serde(default)]
     pub stack_truncated: Option<bool>,
 }
 
 impl Event {
-    /// Whether it is of the caching allocator, and so of PyTorch's own recorder too. That does not
-    /// know what others ask of CUDA, such as the pinned page of `Tensor.item()`.
+    /// True if the event is the caching allocator's, and so also in PyTorch's own recorder. The
+    /// recorder omits other requests to CUDA, such as the pinned page of `Tensor.item()`.
     pub fn is_of_the_allocator(&self) -> bool {
         !self.action.starts_with("cuda_")
     }
 }
 
-/// What a block without a tensor is for, told from who asked.
+/// Purpose of a block without a tensor, inferred from the requesting function.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inferred {
-    /// None where no function tells.
+    /// `None` if no known function is on the stack.
     #[serde(rename = "use")]
     pub what: Option<String>,
-    /// The function.
     pub function: String,
-    /// Its library.
+    /// Library that contains the function.
     pub library: String,
 }
 
@@ -104,31 +103,30 @@ pub struct Inferred {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// As PyTorch names it.
+    /// Name as PyTorch prints it.
     pub name: String,
-    /// The stack of the operation that made it, innermost first; none where that is not known.
+    /// Stack of the operation that created the node, innermost first; `None` if unknown.
     pub forward: Option<Vec<TraceFrame>>,
 }
 
-/// A place in native code.
+/// A native frame.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NativeFrame {
-    /// The source; empty where it is not known.
+    /// Source file; empty if unknown.
     pub file: String,
-    /// The line; none where it is not known.
+    /// Line; `None` if unknown.
     pub line: Option<u32>,
-    /// The function.
     pub function: String,
-    /// The library or program.
+    /// Library or program.
     pub library: String,
 }
 
-/// Reads one event a line.
+/// Parses one event per line.
 ///
 /// # Panics
 ///
-/// Where a line is none.
+/// If a line is not an event.
 pub fn parse_events(jsonl: &str) -> Vec<Event> {
     jsonl
         .lines()

@@ -1,5 +1,5 @@
-//! Memprobe knows the stack of every allocation on every Python, without a PyTorch for each: a
-//! stand-in for its allocator is called from every kind of Python stack.
+//! Stacks of allocations on every Python, without a PyTorch for each: a stand-in for its allocator
+//! is called from every kind of Python stack.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +15,13 @@ use memprobe_tests::pytorch::{succeed, workloads};
 use memprobe_tests::reference::TraceFrame;
 use tempfile::TempDir;
 
-/// The most frames that memprobe tells (`memprobe_common::MAX_FRAMES`).
+/// Maximum frames that memprobe reports (`memprobe_common::MAX_FRAMES`).
 const MOST_FRAMES: usize = 128;
 
-/// The most frames that it walks, among them those of the interpreter's own in some versions.
+/// Maximum frames that it unwinds, including the interpreter's own in some versions.
 const MOST_WALKED: usize = 192;
 
-/// Bytes of block 1.
+/// Bytes of block 1; block N has N times as many.
 const UNIT: u64 = 512;
 
 #[test]
@@ -43,11 +43,10 @@ fn every_stack_of_every_python_is_what_python_says() {
     }
 }
 
-/// The stacks by the number of their block, innermost frame first; none where the thread runs no
-/// Python.
+/// Stacks by block number, innermost frame first; `None` if the thread runs no Python.
 type Truth = BTreeMap<u64, Option<Vec<(String, u32, String)>>>;
 
-/// A folder with stand-ins for the libraries of PyTorch and CUDA.
+/// Builds a folder with stand-ins for the libraries of PyTorch and CUDA.
 fn stand_ins() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("stand-in/c10.c");
@@ -87,7 +86,7 @@ fn record(ground: &Ground, python: &Python, libraries: &Path) -> (Truth, Vec<Eve
     (truth, ground.events(&at("trace.json")))
 }
 
-/// Compares every block; gives how many frames were equal.
+/// Compares every block; returns the number of equal frames.
 fn compare(truth: &Truth, events: &[Event]) -> Result<usize, String> {
     let mut by_number: BTreeMap<u64, &Event> = BTreeMap::new();
     for event in events.iter().filter(|event| event.action == "alloc") {
@@ -130,7 +129,8 @@ fn compare_stack(
         })
         .collect();
     let ours = &event.stack;
-    // Below each call from C the interpreter may have a frame of its own, which is walked too.
+    // Below each call from C, the interpreter may push a frame of its own, which counts against the
+    // limit.
     let is_cut = event.stack_truncated == Some(true);
     let is_long_enough = if is_cut {
         ours.len() == MOST_FRAMES || (ours.len() >= MOST_WALKED / 2 && ours.len() < expected.len())

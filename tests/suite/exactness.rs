@@ -1,10 +1,10 @@
-//! Memprobe sees what PyTorch's own recorder sees: every event, every frame, every total.
+//! Memprobe records what PyTorch's own recorder does: every event, frame and total.
 
 use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::rehearsal::BothSides;
 use memprobe_tests::workloads::Workload;
 
-/// Records a workload from both sides. `cargo xtask matrix` has every workload on every PyTorch.
+/// Records a workload from both sides. `cargo xtask matrix` covers every workload on every PyTorch.
 fn agree(name: &str, on: On) {
     let Some(ground) = Ground::take() else { return };
     let workload = Workload::named(name).expect("a workload");

@@ -1,4 +1,5 @@
-//! Recordings of a piece of a run that is under way, held against the history that PyTorch keeps of the whole.
+//! Recordings of parts of a running training loop, compared with PyTorch's history of the whole
+//! run.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,56 +15,55 @@ use crate::pytorch::PyTorch;
 use crate::reference::{Reference, TraceEvent};
 use crate::rehearsal::Rehearsal;
 
-/// The allocator rounds requests up to this many bytes (`kMinBlockSize` of
-/// c10/core/AllocatorConfig.h). Remainders too small to be split off stay with the block; those of
-/// the weights and the optimizer's state of this loop are large enough.
+/// Granularity of block sizes, in bytes (`kMinBlockSize` of c10/core/AllocatorConfig.h). The
+/// allocator does not split off small remainders; those of this loop's weights and optimizer state
+/// are large enough to split.
 const ROUNDING: u64 = 512;
 
-/// The seed of [`Moments`].
+/// Seed of [`Moments`].
 const SEED: u64 = 0x6d65_6d70_726f_6265;
 
-/// One training loop, and what memprobe saw each time that it attached to it.
+/// One training loop, and memprobe's recordings of parts of it.
 pub struct Excerpts {
-    /// What PyTorch saw of all of it.
+    /// PyTorch's history of the whole run.
     pub reference: Reference,
     excerpts: Vec<Excerpt>,
     clocks: Clocks,
-    /// See [`block_sizes`].
+    /// Rounded bytes by address and requested bytes; see [`block_sizes`].
     sizes: HashMap<(u64, u64), u64>,
 }
 
-/// What one of the recordings says.
+/// Contents of one recording.
 struct Excerpt {
-    /// What happened.
+    /// Events after attach.
     events: Vec<Event>,
-    /// The blocks that were found at attach, by address.
+    /// Bytes of the blocks found at attach, by address.
     held: HashMap<u64, u64>,
     report: Value,
 }
 
-/// What was compared.
+/// Numbers of compared items.
 #[derive(Debug, Default)]
 pub struct Compared {
-    /// Events.
     pub events: usize,
-    /// Stacks of Python threads, frame by frame.
+    /// Python stacks, compared frame by frame.
     pub stacks: usize,
-    /// Events of autograd's threads.
+    /// Events on autograd's threads.
     pub backward: usize,
-    /// Moments at which the totals were compared.
+    /// Points at which the totals were compared.
     pub checkpoints: usize,
 }
 
 impl Excerpts {
-    /// Runs one training loop, and in it memprobe so many times, at random moments.
+    /// Runs one training loop and records it `times` times, at random moments.
     ///
     /// # Errors
     ///
-    /// The one clear error with which memprobe refuses this PyTorch or its Python.
+    /// memprobe's error, if it refuses this PyTorch or Python.
     ///
     /// # Panics
     ///
-    /// Where memprobe loses something, or anything ends otherwise than it should.
+    /// If memprobe loses records, or a process ends unexpectedly.
     pub fn take(ground: &Ground, pytorch: &PyTorch, times: usize) -> Result<Self, String> {
         let folder = tempfile::tempdir().expect("a folder");
         let until = folder.path().join("until");
@@ -105,7 +105,8 @@ impl Excerpts {
         })
     }
 
-    /// Compares each with the history that it is part of: the blocks at attach, and every event after it.
+    /// Compares each recording with its part of the history: the blocks at attach, and every later
+    /// event.
     ///
     /// # Errors
     ///
@@ -124,8 +125,8 @@ impl Excerpts {
         let history = history(&self.reference.devices[0]);
         let start =
             place(&history, events, &self.clocks).ok_or("events are missing or in excess")?;
-        // The thread that was in backward() before memprobe came is not known to wait; what it does
-        // next says where it is.
+        // A thread already inside backward() at attach is not known to wait. Its next event with a
+        // stack identifies it.
         let known = events.iter().position(|event| !event.stack.is_empty());
         let known = known.ok_or("nothing was allocated")?;
         let mut agreement = Agreement::on(&self.reference.torch);
@@ -167,7 +168,7 @@ impl Excerpt {
     }
 }
 
-/// What was there before memprobe came, by PyTorch's history, and what of it is left.
+/// Compares the blocks found at attach, and those of them left at the end, with PyTorch's history.
 fn check_before(
     before: &[&TraceEvent],
     events: &[Event],
@@ -230,7 +231,7 @@ fn check_before(
     Ok(())
 }
 
-/// Where in a history these events happened: where all agree, and the time is nearest.
+/// Finds the position of these events in a history: all must match, and the nearest time wins.
 fn place(history: &[&TraceEvent], events: &[Event], clocks: &Clocks) -> Option<usize> {
     let first_us = clocks.wall_us(events.first()?.time_ns);
     let last = history.len().checked_sub(events.len())?;
@@ -245,9 +246,9 @@ fn place(history: &[&TraceEvent], events: &[Event], clocks: &Clocks) -> Option<u
         .min_by_key(|&start| i128::from(history[start].time_us).abs_diff(first_us))
 }
 
-/// The bytes of blocks by address and the bytes that were asked for. Those that
-/// PyTorch lists at the end come from it, the others from what memprobe saw (and whose sum
-/// PyTorch confirms at every checkpoint).
+/// Returns the rounded bytes of blocks, by address and requested bytes. PyTorch lists the blocks
+/// that are live at the end. The other sizes are memprobe's, and every checkpoint of PyTorch
+/// confirms their sum.
 fn block_sizes(
     reference: &Reference,
     excerpts: &[Excerpt],
@@ -271,7 +272,7 @@ fn block_sizes(
     sizes
 }
 
-/// The two clocks at one moment.
+/// Readings of both clocks at one moment.
 struct Clocks {
     wall_us: i128,
     monotonic_us: i128,
@@ -295,7 +296,7 @@ impl Clocks {
     }
 }
 
-/// Random, but the same in every run (xorshift64).
+/// Random numbers that repeat in every run (xorshift64).
 struct Moments(u64);
 
 impl Moments {

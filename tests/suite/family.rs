@@ -1,4 +1,4 @@
-//! Many processes at once: those that descend from one, from their first allocation to their end.
+//! Recordings of a process and all its descendants, from first allocation to end.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_lea
     let family = Family::build();
     let root = Background::start(&mut family.command(&["churn", "400", "50", "300"]));
     let run = family.path("run/");
-    // Room for all that happens: how fast memprobe reads depends on the machine.
+    // Large enough for all records, however slowly memprobe reads on this machine.
     let options = ["--children", "--buffer-size", "256MiB"];
     let mut recording = ground.record_unready(root.pid(), &run, &options);
     recording.memprobe.wait_for("recording PID");
@@ -28,7 +28,7 @@ fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_lea
         family.path("ledgers/over").exists().then_some(())
     });
 
-    // Only the root is left: so are its entries, and no file of anybody else.
+    // Only the root is left, so only its entries and files remain.
     wait_until("the kernel's side forgets those that ended", || {
         (bpf::entries(memprobe, |bytes| bytes == PROCESS_BYTES) == 1).then_some(())
     });
@@ -51,7 +51,7 @@ fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_lea
     println!("{} processes were told to the byte", ledgers.len());
 }
 
-/// Files of a directory that a process has open.
+/// Counts the files of a directory that a process has open.
 fn open_recordings(pid: u32, run: &Path) -> usize {
     open_files(pid, &run.to_string_lossy())
 }
@@ -64,7 +64,8 @@ fn open_files(pid: u32, beginning: &str) -> usize {
         .count()
 }
 
-/// Every process has a recording that says what it said itself, and nobody else has one.
+/// Asserts that each process has one recording, equal to its own account, and that no other
+/// recording exists.
 fn assert_told(report: &Value, ledgers: &[Ledger]) {
     let recordings = report["recordings"].as_array().expect("recordings");
     assert_eq!(recordings.len(), ledgers.len(), "recordings");
@@ -76,7 +77,7 @@ fn assert_told(report: &Value, ledgers: &[Ledger]) {
         let [recording] = of_it.as_slice() else {
             panic!("{} recordings of {ledger:?}", of_it.len());
         };
-        // One segment besides.
+        // Plus one segment.
         assert_eq!(
             recording["events"],
             ledger.events + 1,
@@ -103,7 +104,7 @@ fn eight_ranks_at_once_are_told_to_the_byte() {
     let family = Family::build();
     let run = family.path("run/");
     let mut command = ground.memprobe();
-    // Room for all that happens: how fast memprobe reads depends on the machine.
+    // Large enough for all records, however slowly memprobe reads on this machine.
     command.args(["record", "--buffer-size", "256MiB", "-o"]);
     command.arg(&run).arg("--").arg(family.path("family"));
     command.arg(family.path("ledgers"));
@@ -169,11 +170,11 @@ fn a_library_that_two_containers_share_is_probed_once() {
     assert_told(&ground.report(&run), &ledgers);
 }
 
-/// Something mounted, until the test ends.
+/// Mounts, removed on drop.
 struct Mounted(Vec<std::path::PathBuf>);
 
 impl Mounted {
-    /// A file system that can lie below an overlay, with a folder for an image.
+    /// Mounts a file system that supports overlays, with a folder for an image.
     fn layers(at: &Path) -> Option<Self> {
         fs::create_dir(at).expect("made");
         let mount = Command::new("mount")
@@ -186,7 +187,7 @@ impl Mounted {
         Some(mounted)
     }
 
-    /// Two containers made from the image.
+    /// Mounts two containers made from the image.
     fn containers(layers: &Path) -> Option<Self> {
         let mut mounted = Self(Vec::new());
         for number in ["1", "2"] {
@@ -214,7 +215,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         for at in self.0.iter().rev() {
-            // What is left is the test machine's own affair.
+            // A failed unmount does not fail the test.
             let _ = Command::new("umount").arg(at).status();
         }
     }
@@ -255,7 +256,7 @@ fn what_happened_before_the_probes_were_in_place_is_said() {
     );
 }
 
-/// The first process of a run's index, once there is one.
+/// Returns the PID of the first process in a run's index, once there is one.
 fn index(run: &Path, memprobe: &mut Background) -> u32 {
     wait_until("an index", || {
         let _ = memprobe.has_ended();
@@ -270,7 +271,7 @@ fn kill(pid: u32) {
     let pid = i32::try_from(pid)
         .ok()
         .and_then(rustix::process::Pid::from_raw);
-    // It may be over.
+    // The process may have ended.
     let _ = rustix::process::kill_process(pid.expect("a PID"), Signal::KILL);
 }
 
@@ -335,7 +336,7 @@ fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
                 "{file}"
             );
         }
-        // The one that was forked after CUDA was used is known and holds nothing.
+        // A process forked after CUDA was used is known, but holds nothing.
         assert!(
             printed.stderr.contains("CUDA does not survive a fork"),
             "{}",
@@ -363,7 +364,7 @@ fn record(ground: &Ground, run: &Path, command: &mut Command) -> memprobe_tests:
     printed
 }
 
-/// A recording ends with what its process said that it holds.
+/// Asserts that a recording ends with the totals that its process printed.
 fn assert_holds(recording: &Value, said: &str) {
     let device = &recording["devices"][0];
     let (pid, allocated) = (&recording["pid"], &device["allocated"]);
@@ -403,7 +404,7 @@ fn of_a_program_without_python_doctor_says_what_is_told() {
         return;
     };
     let family = Family::build();
-    // It waits for probes that never come.
+    // The process waits for probes that are never attached.
     let waiting = Background::start(&mut family.command(&["ranks", "1", "1", "1"]));
     let pid = waiting.pid().to_string();
     let finding = wait_until("its libraries are there", || {

@@ -1,4 +1,4 @@
-//! A process that holds memory when memprobe comes, and says what when it is asked.
+//! Target that already holds memory at attach and reports its blocks on request.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,11 +14,10 @@ use crate::memprobe::lost;
 use crate::process::{Background, wait_until};
 use crate::pytorch::PyTorch;
 
-/// What PyTorch says of itself.
+/// PyTorch's own account.
 #[derive(Debug, Deserialize)]
 pub struct Answer {
     monotonic_ns: u64,
-    /// Each device.
     pub devices: Vec<Device>,
 }
 
@@ -34,19 +33,18 @@ pub struct Device {
     pub peak_allocated: u64,
     /// `max_memory_reserved()`.
     pub peak_reserved: u64,
-    /// Address and bytes of each.
+    /// Address and bytes of each live block.
     pub blocks: Vec<(u64, u64)>,
 }
 
-/// A process that holds memory and can be asked.
+/// A process that holds memory and answers requests.
 pub struct Holder {
-    /// The process.
     pub target: Background,
     folder: TempDir,
 }
 
 impl Holder {
-    /// Starts it; returns once it holds something.
+    /// Starts the process; returns once it holds memory.
     pub fn start(pytorch: &PyTorch, arguments: &[&str], settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = pytorch.command();
@@ -57,16 +55,16 @@ impl Holder {
         Self { target, folder }
     }
 
-    /// A file beside it.
+    /// Returns the path of a file in its folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// What PyTorch says while the process stands still.
+    /// Requests PyTorch's account, made while the process stands still.
     ///
     /// # Panics
     ///
-    /// Where it does not answer.
+    /// If the process does not answer.
     pub fn ask(&self) -> Answer {
         std::fs::write(self.path("ask"), "").expect("written");
         wait_until("the answer", || (!self.path("ask").exists()).then_some(()));
@@ -74,28 +72,28 @@ impl Holder {
         serde_json::from_slice(&answer).expect("the answer is JSON")
     }
 
-    /// Ends it.
+    /// Ends the process.
     pub fn end(self) {
         std::fs::write(self.path("until"), "").expect("written");
         self.target.finish().succeeded();
     }
 }
 
-/// The live blocks by the events, held against the totals that every event carries.
+/// Live blocks according to the events, checked against the totals in every event.
 #[derive(Default)]
 pub struct Blocks {
     /// Bytes by device and address.
     live: BTreeMap<(u8, u64), u64>,
-    /// How many there were at the beginning.
+    /// Number of blocks at the beginning.
     pub held: usize,
 }
 
 impl Blocks {
-    /// The blocks after the last event up to a moment.
+    /// Returns the blocks after the last event up to `monotonic_ns`.
     ///
     /// # Errors
     ///
-    /// The first event that contradicts those before it, or whose totals do.
+    /// The first event that contradicts earlier ones, or whose totals do.
     pub fn at(events: &[Event], monotonic_ns: u64) -> Result<Self, String> {
         let mut blocks = Self::default();
         let mut sums: BTreeMap<u8, u64> = BTreeMap::new();
@@ -143,7 +141,7 @@ impl Blocks {
         here.map(|((_, addr), size)| (*addr, *size)).collect()
     }
 
-    /// Compares with what PyTorch says.
+    /// Compares the blocks with PyTorch's.
     ///
     /// # Errors
     ///
@@ -151,7 +149,7 @@ impl Blocks {
     ///
     /// # Panics
     ///
-    /// Where PyTorch does not agree with itself.
+    /// If PyTorch's account is inconsistent.
     pub fn check(&self, answer: &Answer) -> Result<(), String> {
         for device in &answer.devices {
             let ours = self.on(device.device);
@@ -176,16 +174,15 @@ impl Blocks {
     }
 }
 
-/// Records for a while, in the midst of which PyTorch is asked.
+/// Records for twice `around`, with PyTorch's account requested in the middle.
 ///
 /// # Errors
 ///
-/// The one clear error with which memprobe refuses this PyTorch or its Python, or that it does not know the
-/// blocks.
+/// memprobe's error, if it refuses this PyTorch or Python, or does not know the blocks.
 ///
 /// # Panics
 ///
-/// Where memprobe loses something.
+/// If memprobe loses records.
 pub fn record(
     ground: &Ground,
     holder: &Holder,
@@ -204,12 +201,12 @@ pub fn record(
     Ok((ground.events(file), answer))
 }
 
-/// Attaches again and again to a process that moves memory in several threads; says how many blocks were found
-/// and how many events came after.
+/// Attaches `times` times to a process that allocates in several threads. Returns the number of
+/// blocks found at attach, and of events after it.
 ///
 /// # Errors
 ///
-/// As [`record`], or the first thing that is not as PyTorch says.
+/// Like [`record`], or the first difference from PyTorch.
 pub fn attach_repeatedly(
     ground: &Ground,
     pytorch: &PyTorch,

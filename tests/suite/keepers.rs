@@ -1,5 +1,5 @@
-//! Who keeps a leak alive, told from outside: the list that `workloads/leak.py` keeps its losses in, and with each the graph behind it
-//! and what the `ctx` of a custom Function in it holds.
+//! Retainers of a leak, found from outside: the list of losses in `workloads/leak.py`. Each loss
+//! retains its graph, and through it the attributes of a custom Function's `ctx`.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
-/// Bytes that the list keeps of each iteration, as the program measures when it empties the list.
+/// Returns the bytes that the list retains per iteration, which the program measures by emptying
+/// it.
 fn kept_an_iteration(stdout: &str) -> u64 {
     let line = stdout.lines().find_map(|line| line.strip_prefix("kept "));
     let line = line.expect("what was kept");
@@ -18,7 +19,7 @@ fn kept_an_iteration(stdout: &str) -> u64 {
     bytes / iterations.expect("a number")
 }
 
-/// Records it until its objects were read twice; gives what the program says.
+/// Records until the process's objects were read twice; returns the program's output.
 fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
     let leak = ["leak.py", "--function", "--iterations", "16"];
     ground.record_named(pytorch, &leak, folder, 2).stdout
@@ -66,7 +67,7 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         };
         let graph = through("grad_fn EnergyBackward");
         assert!(number(&graph["blocks"]) >= 5 * iterations, "{graph:#}");
-        // What is no saved tensor, but an attribute of `ctx`: the input of each loss.
+        // The input of each loss is an attribute of `ctx`, not a saved tensor.
         let attribute = through("grad_fn EnergyBackward.ctx.x");
         assert_eq!(number(&attribute["blocks"]), iterations, "{attribute:#}");
         assert_eq!(number(&attribute["alone_bytes"]), 512 * iterations);

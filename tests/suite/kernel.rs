@@ -1,4 +1,4 @@
-//! What memprobe makes of the kernel that it runs on.
+//! Tests memprobe on the running kernel.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use memprobe_tests::ground::Ground;
 use memprobe_tests::process::Background;
 use serde_json::Value;
 
-/// The oldest kernel that memprobe works on, as its README says.
+/// Oldest supported kernel, as documented in the README.
 const OLDEST: (u32, u32) = (5, 15);
 
 #[test]
@@ -66,7 +66,7 @@ fn every_program_passes_the_verifier_and_a_probe_fires() {
     }
 }
 
-/// What `doctor` finds, and its exit status.
+/// Returns the output of `doctor` and its exit status.
 fn doctor(ground: &Ground) -> (Value, Option<i32>) {
     let finished = ground.run(&["doctor", "--format", "json"]);
     let found = serde_json::from_str(&finished.stdout);
@@ -74,14 +74,14 @@ fn doctor(ground: &Ground) -> (Value, Option<i32>) {
     (found, finished.status.code())
 }
 
-/// A check of `doctor` on the machine.
+/// Returns a machine check of `doctor`.
 fn check<'a>(doctor: &'a Value, name: &str) -> &'a Value {
     let checks = doctor["machine"].as_array().expect("checks");
     let found = checks.iter().find(|check| check["check"] == name);
     found.unwrap_or_else(|| panic!("no {name}: {doctor}"))
 }
 
-/// What the kernel calls itself.
+/// Returns the kernel's release name.
 fn release() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
     release.trim().to_owned()
@@ -93,7 +93,7 @@ fn is_too_old(release: &str) -> bool {
     version < (Some(OLDEST.0), Some(OLDEST.1))
 }
 
-/// What the verifier wrote last about a program that it does not accept.
+/// Returns the end of the verifier's log for a rejected program.
 fn end_of_verifiers_log(ground: &Ground) -> String {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("log");

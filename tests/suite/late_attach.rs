@@ -1,4 +1,4 @@
-//! Attaching late: what was allocated before is there from the first moment, block by block.
+//! Late attach: memory allocated earlier is in the table from the first moment, block by block.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use memprobe_tests::ground::Ground;
 use memprobe_tests::holdings::{Blocks, Holder, attach_repeatedly, record};
 use memprobe_tests::process::Background;
 
-/// How often memprobe attaches to a busy process, over all Pythons.
+/// Number of attaches to a busy process, over all Pythons.
 const ATTACHED: usize = 20;
 
 #[test]

@@ -1,11 +1,11 @@
-//! The sums that follow from events, held against the totals that they carry.
+//! Sums of event sizes, compared with the totals in the events.
 
 use std::collections::BTreeMap;
 
 use crate::events::Event;
 use crate::reference::Checkpoint;
 
-/// A device's totals in bytes after an event.
+/// Totals of a device after an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Totals {
     /// Nanoseconds of `CLOCK_MONOTONIC`.
@@ -16,21 +16,22 @@ pub struct Totals {
     pub reserved: u64,
 }
 
-/// The totals of every device over time.
+/// Totals of every device over time.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// One for each event, in order, by device.
+    /// Totals after each event, in order, by device.
     pub devices: BTreeMap<u8, Vec<Totals>>,
-    /// The totals before a device's first event.
+    /// Totals before a device's first event.
     pub before: BTreeMap<u8, Totals>,
 }
 
 impl Ledger {
-    /// Adds the events up. The first event of a device with totals says what was there before.
+    /// Sums up the events. Totals before a device's first event follow from its first event with
+    /// totals.
     ///
     /// # Errors
     ///
-    /// The first event whose totals are not those before it plus or minus its size.
+    /// The first event whose totals differ from the previous ones plus or minus its size.
     pub fn of(events: &[Event]) -> Result<Self, String> {
         let mut ledger = Self::default();
         for (at, event) in events.iter().enumerate() {
@@ -54,7 +55,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The totals after an event, by those before it and its size.
+    /// Returns the totals after an event, from the previous totals and its size.
     fn after(&mut self, device: u8, event: &Event, rest: &[Event]) -> Option<Totals> {
         let before = match self.devices.get(&device).and_then(|totals| totals.last()) {
             Some(before) => *before,
@@ -67,16 +68,16 @@ impl Ledger {
         step(before, event)
     }
 
-    /// The totals at the end.
+    /// Returns the totals after the last event.
     pub fn last(&self, device: u8) -> Option<Totals> {
         self.devices.get(&device)?.last().copied()
     }
 
-    /// Whether a checkpoint that lies within the recording says what the events say.
+    /// Compares a checkpoint within the recording with the totals from the events.
     ///
     /// # Errors
     ///
-    /// Both, where they differ.
+    /// Both values, if they differ.
     pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), String> {
         let all = self.devices.get(&checkpoint.device);
         let all = all.map(Vec::as_slice).unwrap_or_default();
@@ -98,7 +99,7 @@ impl Ledger {
     }
 }
 
-/// The totals after an event of known size.
+/// Returns the totals after an event of known size.
 fn step(before: Totals, event: &Event) -> Option<Totals> {
     let size = event.size?;
     let mut after = Totals {
@@ -115,7 +116,7 @@ fn step(before: Totals, event: &Event) -> Option<Totals> {
     Some(after)
 }
 
-/// Walks back from the device's first event that carries totals.
+/// Goes back from the device's first event with totals to those before its first event.
 fn before_first(device: u8, events: &[Event]) -> Option<Totals> {
     let mut here = events.iter().filter(|event| event.device == Some(device));
     let (mut blocks, mut segments) = (0_i128, 0_i128);

@@ -1,7 +1,7 @@
-//! Shared pieces of the integration suite.
+//! Shared helpers of the integration suite.
 //!
-//! Every test takes a [`ground::Ground`]: root, a memprobe, one or more PyTorches, and its turn.
-//! Tests that load the machine together would prove less, so one runs at a time, across all
+//! Every test takes a [`ground::Ground`]: root, a memprobe, one or more PyTorches, and a slot. The
+//! slots limit the load, because results of an overloaded machine prove less; they hold across all
 //! test programs.
 
 pub mod agreement;

@@ -1,7 +1,7 @@
-//! One cell of the matrix: a workload on one PyTorch, recorded from both sides and compared.
+//! Runs one cell of the matrix: records a workload on one PyTorch from both sides and compares.
 //!
-//! `MEMPROBE_TEST_PYTHON` names the PyTorch, `MEMPROBE_BIN` the memprobe, the argument the workload;
-//! with `--list` the names of the workloads are printed. `cargo xtask matrix` runs it.
+//! `MEMPROBE_TEST_PYTHON` names the PyTorch, `MEMPROBE_BIN` the memprobe, the argument the
+//! workload. `--list` prints the names of the workloads. `cargo xtask matrix` runs this program.
 
 use std::process::ExitCode;
 
@@ -13,10 +13,12 @@ use memprobe_tests::holdings::attach_repeatedly;
 use memprobe_tests::rehearsal::BothSides;
 use memprobe_tests::workloads::{WORKLOADS, Workload};
 
-/// What is no script that is recorded from its first allocation: memprobe comes while one is under way.
+/// Workload that memprobe attaches to while it runs, unlike the recordings from the first
+/// allocation.
 const LATE_ATTACH: &str = "late attach";
 
-/// How often memprobe comes: to a training loop whose every event is compared, and to threads whose every block is.
+/// Attaches per target: a training loop whose every event is compared, and threads whose every
+/// block is.
 const ATTACHED: usize = 5;
 
 fn main() -> ExitCode {
@@ -44,8 +46,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What came of attaching to what is under way, as [`outcome`]. Among the events are the blocks that were there
-/// before.
+/// Returns the outcome of late attach, in the form of [`outcome`]. Its events include the blocks
+/// that existed before.
 fn late_attach(ground: &Ground) -> serde_json::Value {
     let pytorch = ground.pytorch();
     let excerpts = match Excerpts::take(ground, pytorch, ATTACHED) {
@@ -74,7 +76,7 @@ fn late_attach(ground: &Ground) -> serde_json::Value {
     }
 }
 
-/// What came of it, as an object of JSON whose `outcome` is `exact`, `refused` or `differs`.
+/// Returns the outcome as a JSON object whose `outcome` is `exact`, `refused` or `differs`.
 fn outcome(ground: &Ground, workload: &Workload) -> serde_json::Value {
     let pytorch = ground.pytorch();
     let both = match BothSides::attempt(ground, pytorch, workload.command, workload.settings) {

@@ -1,4 +1,4 @@
-//! The program under test.
+//! Runs the program under test.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,18 +11,17 @@ use crate::ground::Ground;
 use crate::process::{Background, Finished, wait_until};
 use crate::pytorch::PyTorch;
 
-/// What `record` says once its probes are in place.
+/// Text that `record` prints once its probes are attached.
 pub const RECORDING: &str = "recording PID";
 
-/// A recording that is being made.
+/// A recording in progress.
 pub struct Recording {
-    /// The running memprobe.
     pub memprobe: Background,
     file: PathBuf,
 }
 
 impl Ground {
-    /// A command that starts memprobe.
+    /// Returns a command that starts memprobe.
     pub fn memprobe(&self) -> Command {
         let mut command = Command::new(&self.memprobe);
         command.env("RUST_BACKTRACE", "0");
@@ -34,22 +33,22 @@ impl Ground {
         Background::start(self.memprobe().args(arguments)).finish()
     }
 
-    /// Starts to record a running process; returns once the probes are in place.
+    /// Starts recording a running process; returns once the probes are attached.
     pub fn record(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
         let mut recording = self.record_unready(pid, file, options);
         recording.memprobe.wait_for(RECORDING);
         recording
     }
 
-    /// Starts to record a running process.
+    /// Starts recording a running process.
     ///
     /// # Errors
     ///
-    /// The one clear error with which memprobe ended before it recorded anything.
+    /// memprobe's error message, if it ended before it recorded anything.
     ///
     /// # Panics
     ///
-    /// Where it ended in another way.
+    /// If it ended in another way.
     pub fn try_to_record(&self, pid: u32, file: &Path) -> Result<Recording, String> {
         let mut recording = self.record_unready(pid, file, &[]);
         let records = wait_until("memprobe records or refuses", || {
@@ -65,7 +64,7 @@ impl Ground {
         }
     }
 
-    /// Starts to record a process that may not be ready.
+    /// Starts recording a process that may not be ready.
     pub fn record_unready(&self, pid: u32, file: &Path, options: &[&str]) -> Recording {
         let mut command = self.memprobe();
         command.arg("record").arg("-o").arg(file);
@@ -76,8 +75,9 @@ impl Ground {
         }
     }
 
-    /// Records a workload to `trace.json` in a folder, with names, until its objects were read so often at steps, beside once
-    /// when it first calls a module; then it may end, for which it waits with `--until`.
+    /// Records a workload with `--names` to `trace.json` in `folder`. Waits until its objects were
+    /// read `readings` times at optimizer steps, besides once at the first module call. The
+    /// workload waits with `--until` and may then end.
     pub fn record_named(
         &self,
         pytorch: &PyTorch,
@@ -103,14 +103,14 @@ impl Ground {
         printed
     }
 
-    /// Every event of a recording, in order.
+    /// Returns every event of a recording, in order.
     pub fn events(&self, file: &Path) -> Vec<Event> {
         let file = file.to_str().expect("UTF-8");
         let report = self.run(&["report", file, "--by", "event", "--format", "jsonl"]);
         parse_events(&report.succeeded().stdout)
     }
 
-    /// The report on a recording, as JSON.
+    /// Returns the JSON report of a recording.
     pub fn report(&self, file: &Path) -> Value {
         let file = file.to_str().expect("UTF-8");
         let report = self.run(&["report", file, "--format", "json"]).succeeded();
@@ -119,28 +119,28 @@ impl Ground {
 }
 
 impl Recording {
-    /// Ends it as Ctrl-C does.
+    /// Interrupts memprobe as Ctrl-C does and waits for its end.
     pub fn interrupt(self) -> Finished {
         self.memprobe.signal(Signal::INT);
         self.finish()
     }
 
-    /// Waits for its end.
+    /// Waits for a successful end.
     pub fn finish(self) -> Finished {
         self.memprobe.finish().succeeded()
     }
 
-    /// Where it is written.
+    /// Returns the path of the recording.
     pub fn file(&self) -> &Path {
         &self.file
     }
 }
 
-/// How many records memprobe lost, by the last line of `record`.
+/// Returns the number of lost records from the last line of `record`.
 ///
 /// # Panics
 ///
-/// Where it does not say.
+/// If there is no such line.
 pub fn lost(stderr: &str) -> u64 {
     let line = stderr.lines().rfind(|line| line.contains(" lost "));
     let line = line.unwrap_or_else(|| panic!("no word on losses: {stderr}"));

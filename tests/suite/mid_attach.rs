@@ -1,9 +1,9 @@
-//! Attaching to a run that is under way, at any moment.
+//! Attaching to a running training loop, at any moment.
 
 use memprobe_tests::excerpt::Excerpts;
 use memprobe_tests::ground::Ground;
 
-/// How often memprobe attaches.
+/// Number of attaches.
 const ATTACHED: usize = 20;
 
 #[test]

@@ -1,5 +1,4 @@
-//! In which module every block was allocated, and whether grad was enabled, beside what the process itself
-//! knows of that.
+//! Compares the module and the grad mode of every block with the process's own account.
 
 use std::fs;
 
@@ -10,17 +9,18 @@ use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde::Deserialize;
 
-/// What `modules.py` wrote.
+/// Output of `modules.py`.
 #[derive(Deserialize)]
 struct Reference {
-    /// How many blocks were handed out before it, the innermost module from there on, and the grad mode.
+    /// Marks: number of blocks allocated before, then the innermost module and the grad mode from
+    /// there on.
     marks: Vec<(u64, Option<String>, String)>,
-    /// The thread that calls modules.
+    /// Thread that calls modules.
     thread: u32,
 }
 
 impl Reference {
-    /// What was so when the block of this number, counted from 1, was handed out.
+    /// Returns module and grad mode at the allocation of this block, counted from 1.
     fn at(&self, number: u64) -> (Option<&str>, &str) {
         let behind = self.marks.partition_point(|(blocks, ..)| *blocks < number);
         let (_, path, grad) = &self.marks[behind - 1];
@@ -28,15 +28,15 @@ impl Reference {
     }
 }
 
-/// How far memprobe and the process agree.
+/// Result of the comparison.
 #[derive(Debug, Default)]
 struct Agreement {
     in_a_module: usize,
     outside: usize,
-    /// Of all those, the ones with grad disabled or in inference mode.
+    /// Compared blocks with grad disabled or in inference mode.
     without_grad: usize,
-    /// Blocks of which memprobe knows that there is a module and not which, of modules that stay and of those that
-    /// are made and dropped. It takes none for another.
+    /// Blocks whose module memprobe reports as unknown: in permanent modules, and in modules that
+    /// live for one step. memprobe must never report a wrong module.
     unknown: usize,
     unknown_for_a_moment: usize,
     differences: Vec<String>,
@@ -83,7 +83,7 @@ impl Agreement {
     }
 }
 
-/// Whether a module lives for one step: who looks a moment later may find nothing of it.
+/// True if a module lives for one step only, so that a later read may miss it.
 fn is_made_and_dropped(path: Option<&str>) -> bool {
     path.is_some_and(|path| path == "ReLU" || path.starts_with("Rebuilt"))
 }
@@ -115,7 +115,8 @@ fn every_block_has_the_module_and_the_grad_mode_that_it_was_allocated_in() {
         assert!(agreement.in_a_module > 3_000, "{agreement:?}");
         assert!(agreement.outside > 300, "{agreement:?}");
         assert!(agreement.without_grad > 1_500, "{agreement:?}");
-        // The first calls tell which code calls modules; a few may be looked at while the process changes them.
+        // The first calls reveal the code object that calls modules; a few reads may coincide with
+        // changes.
         let all = agreement.in_a_module + agreement.unknown;
         assert!(agreement.unknown * 100 <= all, "{agreement:?}");
     }

@@ -1,5 +1,5 @@
-//! `record --names`: the blocks of a recording have the names and kinds of their tensors, at the very moment to which
-//! they belong.
+//! Tests `record --names`: blocks of a recording have the names and kinds of their tensors, at the
+//! correct moment.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,8 +8,8 @@ use memprobe_tests::ground::{Ground, On};
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
 
-/// What `workloads/named_blocks.py` writes: the name of each block that its parameters, gradients and optimizer's state lie
-/// in, by address.
+/// Output of `workloads/named_blocks.py`: block addresses by kind (`parameter`, `optimizer_state`)
+/// and name.
 type Truth = BTreeMap<String, BTreeMap<String, u64>>;
 
 fn lines(trace: &Path) -> Vec<Value> {
@@ -26,7 +26,8 @@ fn address(args: &Value) -> u64 {
     u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("a number")
 }
 
-/// What is live where the names stand last, by the events before them; and the names.
+/// Returns the blocks that are live at the last names, according to earlier events, and these
+/// names.
 fn at_the_names(trace: &Path) -> (BTreeMap<u64, u64>, Vec<Value>) {
     let mut live = BTreeMap::new();
     let mut named = Vec::new();

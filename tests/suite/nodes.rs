@@ -1,5 +1,5 @@
-//! Backward passes lead back to the forward pass: what PyTorch's own hooks and its anomaly detection say of each node,
-//! beside what memprobe says of the blocks that it asked for. And what PyTorch says of steps and batches, counted.
+//! Backward passes lead back to the forward pass: compares memprobe's node for each block with
+//! PyTorch's hooks and anomaly detection. Compares the numbers of steps and batches with PyTorch's.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -12,7 +12,7 @@ use memprobe_tests::reference::TraceFrame;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What `workloads/graph_nodes.py` noted.
+/// Line of the log of `workloads/graph_nodes.py`.
 #[derive(Debug, Deserialize)]
 struct Note {
     tid: u32,
@@ -22,14 +22,14 @@ struct Note {
     line: Option<u32>,
 }
 
-/// A node, as a hook knows it.
+/// A node as reported by a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Known {
     name: String,
     line: Option<u32>,
 }
 
-/// An event, as `report --by event` has it.
+/// An event as printed by `report --by event`.
 #[derive(Debug, Deserialize)]
 struct Event {
     time_ns: u64,
@@ -47,7 +47,7 @@ struct Node {
 }
 
 impl Node {
-    /// The line of the workload that made it.
+    /// Returns the workload's line that created the node.
     fn line(&self) -> Option<u32> {
         let frames = self.forward.as_ref()?;
         let is_own = |frame: &&TraceFrame| frame.file.ends_with("graph_nodes.py");
@@ -55,7 +55,8 @@ impl Node {
     }
 }
 
-/// Where a thread is, as the hooks tell: the nodes that it is in, outermost first, and the one that it left last.
+/// State of a thread according to the hooks: the active nodes, outermost first, and the last one
+/// left.
 #[derive(Default)]
 struct Thread {
     inside: Vec<Known>,
@@ -85,13 +86,14 @@ impl Thread {
         }
     }
 
-    /// The nodes that it can be in. The engine sums gradients up behind a node's last hook.
+    /// Returns the nodes that the thread may be evaluating. The engine sums gradients after a
+    /// node's last hook.
     fn candidates(&self) -> impl Iterator<Item = &Known> {
         self.left.iter().chain(self.inside.last())
     }
 }
 
-/// How much was compared.
+/// Numbers of compared items.
 #[derive(Debug, Default)]
 struct Compared {
     names: BTreeMap<String, usize>,
@@ -104,7 +106,7 @@ fn read<T: for<'a> Deserialize<'a>>(text: &str) -> Vec<T> {
     rows.map(|row| row.expect("a line of JSON")).collect()
 }
 
-/// Holds every event of memory that was handed out against the hooks.
+/// Compares every allocation with the hooks.
 fn compare(events: &[Event], notes: &[Note]) -> Compared {
     let mut compared = Compared::default();
     let mut threads: HashMap<u32, Thread> = HashMap::new();

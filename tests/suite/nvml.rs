@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use memprobe_tests::cuda_programs::{Cuda, Cudart};
+use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries};
 use memprobe_tests::ground::Ground;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::succeed;
@@ -40,7 +40,7 @@ struct Stage {
 impl Stage {
     fn set() -> Option<Self> {
         let ground = Ground::alone_without_pytorch()?;
-        let cuda = Cuda::build();
+        let cuda = Cuda::build(Entries::Trampolines);
         for (library, options) in [
             (Library::Current, &[][..]),
             (Library::Old, &["-DNVML_OLD"][..]),

@@ -1,4 +1,4 @@
-//! Programs that run while a test looks on.
+//! Background processes of tests.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 
-/// Only against tests that would hang: nothing here depends on speed.
+/// Limit against hanging tests; no test depends on speed.
 const HANGS_AFTER: Duration = Duration::from_secs(180);
 
-/// How often a test waits as long as [`HANGS_AFTER`], where the machine is slower than most (an
-/// emulated one).
+/// Environment variable with a factor for [`HANGS_AFTER`], for slow machines (such as an emulated
+/// one).
 const PATIENCE: &str = "MEMPROBE_TEST_PATIENCE";
 
 fn hangs_after() -> Duration {
@@ -20,11 +20,11 @@ fn hangs_after() -> Duration {
     HANGS_AFTER * patience
 }
 
-/// Waits until `done` gives something.
+/// Polls `done` until it returns a value.
 ///
 /// # Panics
 ///
-/// Where that never happens, saying what was waited for.
+/// If that does not happen in time; the message contains `what`.
 pub fn wait_until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     let (start, most) = (Instant::now(), hangs_after());
     loop {
@@ -36,21 +36,18 @@ pub fn wait_until<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A program in the background. It is killed where the test ends before it.
+/// A background process, killed on drop.
 pub struct Background {
     child: Child,
     words: String,
     printed: TempDir,
 }
 
-/// How a program ended, and what it printed.
+/// Exit status and output of a process.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its exit status.
     pub status: ExitStatus,
-    /// Its standard output.
     pub stdout: String,
-    /// Its standard error.
     pub stderr: String,
 }
 
@@ -59,7 +56,7 @@ impl Background {
     ///
     /// # Panics
     ///
-    /// Where it does not start.
+    /// If the command does not start.
     pub fn start(command: &mut Command) -> Self {
         let printed = tempfile::tempdir().expect("a folder for what is printed");
         let file = |name: &str| File::create(printed.path().join(name)).expect("a file");
@@ -76,31 +73,30 @@ impl Background {
         }
     }
 
-    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it printed so far.
+    /// Returns the standard output so far.
     pub fn stdout(&self) -> String {
         self.read("stdout")
     }
 
-    /// What it complained of so far.
+    /// Returns the standard error so far.
     pub fn stderr(&self) -> String {
         self.read("stderr")
     }
 
-    /// Waits for a line that holds `text` on either output.
+    /// Waits for a line that contains `text` on either output.
     ///
     /// # Panics
     ///
-    /// Where the program ends without it.
+    /// If the process ends without such a line.
     pub fn wait_for(&mut self, text: &str) -> String {
         wait_until(&format!("{text:?} of {}", self.words), || {
             let ended = self.has_ended();
             let printed = self.stdout() + &self.stderr();
-            // Only whole lines.
+            // Consider whole lines only.
             let whole = &printed[..printed.rfind('\n').map_or(0, |at| at + 1)];
             let line = whole.lines().find(|line| line.contains(text));
             assert!(
@@ -112,7 +108,6 @@ impl Background {
         })
     }
 
-    /// Whether it is over.
     pub fn has_ended(&mut self) -> bool {
         self.child
             .try_wait()
@@ -120,13 +115,12 @@ impl Background {
             .is_some()
     }
 
-    /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("the process is there");
     }
 
-    /// Waits for its end.
+    /// Waits for the process to end.
     pub fn finish(mut self) -> Finished {
         let words = self.words.clone();
         let status = wait_until(&format!("the end of {words}"), || {
@@ -147,18 +141,18 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // It may be over, which is fine.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Finished {
-    /// What it printed, once it succeeded.
+    /// Asserts success.
     ///
     /// # Panics
     ///
-    /// Where it did not.
+    /// If the exit status is not 0.
     pub fn succeeded(self) -> Self {
         assert!(
             self.status.success(),
@@ -170,12 +164,12 @@ impl Finished {
         self
     }
 
-    /// The error of a program that ended with status 2 and one clear error (what is wrong, and
-    /// what to do next): no panic, no trace, nothing said twice.
+    /// Returns the message of a process that ended with status 2 and one clear error (problem and
+    /// next step): no panic, no backtrace, nothing repeated.
     ///
     /// # Panics
     ///
-    /// Where it was otherwise.
+    /// If the process ended in another way.
     pub fn one_clear_error(self) -> String {
         let error = self.stderr;
         assert_eq!(self.status.code(), Some(2), "exit status of: {error}");

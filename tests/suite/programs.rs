@@ -1,4 +1,4 @@
-//! Programs in C that stand for what would take a GPU or a minute.
+//! C programs that replace workloads which would need a GPU or minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,17 +7,17 @@ use tempfile::TempDir;
 
 use crate::pytorch::succeed;
 
-/// `programs/family.c` and the libraries that it uses, built.
+/// Built `programs/family.c`, with the libraries that it uses.
 pub struct Family {
     folder: TempDir,
 }
 
 impl Family {
-    /// Builds it with the machine's own compiler.
+    /// Builds the program with the system compiler.
     ///
     /// # Panics
     ///
-    /// Where that fails.
+    /// If the build fails.
     pub fn build() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let family = Self { folder };
@@ -32,7 +32,7 @@ impl Family {
 
     fn library(&self, name: &str, what: &str) {
         let mut compiler = self.compiler(name, "allocator.c");
-        // With its code at the same offsets in the file as in memory.
+        // Code has the same offsets in the file as in memory.
         compiler.args(["-shared", "-fPIC", "-Wl,-z,noseparate-code"]);
         succeed(compiler.arg(format!("-D{what}")));
     }
@@ -46,12 +46,12 @@ impl Family {
         compiler
     }
 
-    /// Something in its folder.
+    /// Returns a path in its folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// A second copy of one of its libraries: another file with the same content.
+    /// Copies one of its libraries to another file with the same content.
     pub fn copy(&self, library: &str) -> PathBuf {
         let copies = self.path("copies");
         std::fs::create_dir_all(&copies).expect("a folder");
@@ -60,29 +60,29 @@ impl Family {
         copy
     }
 
-    /// Throws away what its processes wrote of themselves.
+    /// Deletes the ledgers of its processes.
     ///
     /// # Panics
     ///
-    /// Where that fails.
+    /// If that fails.
     pub fn forget(&self) {
         let ledgers = self.path("ledgers");
         std::fs::remove_dir_all(&ledgers).expect("removed");
         std::fs::create_dir(ledgers).expect("a folder");
     }
 
-    /// A command that runs it.
+    /// Returns a command that runs the program.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.path("family"));
         command.arg(self.path("ledgers")).args(words);
         command
     }
 
-    /// What each of its processes wrote of itself.
+    /// Reads the ledgers that its processes wrote.
     ///
     /// # Panics
     ///
-    /// Where that cannot be read.
+    /// If a ledger cannot be read.
     pub fn ledgers(&self) -> Vec<Ledger> {
         let files = std::fs::read_dir(self.path("ledgers")).expect("the folder");
         let names = files.filter_map(|file| file.expect("an entry").file_name().into_string().ok());
@@ -110,7 +110,7 @@ impl Family {
 ///
 /// # Panics
 ///
-/// Where that fails.
+/// If the build fails.
 pub fn malloc(folder: &Path) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let path = folder.join("libmalloc.so");
@@ -123,14 +123,13 @@ pub fn malloc(folder: &Path) -> PathBuf {
     path
 }
 
-/// What a process did, in its own words.
+/// A process's own account.
 #[derive(Debug)]
 pub struct Ledger {
-    /// Its number.
     pub pid: u32,
-    /// Blocks that it got or gave back.
+    /// Allocations and frees of blocks.
     pub events: u64,
-    /// Bytes that it held at the end.
+    /// Bytes held at the end.
     pub allocated: u64,
     /// Bytes of its segments at the end.
     pub reserved: u64,

@@ -1,4 +1,4 @@
-//! What memprobe infers that memory is for, block by block, beside what the process itself says of each.
+//! Compares the inferred purpose of each block with the process's own account.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -13,49 +13,51 @@ use serde::Deserialize;
 
 const GPU: DeviceIndex = DeviceIndex(0);
 
-/// Blocks of so many bytes are marks: the CPU's allocator does not count what it hands out.
+/// Size in bytes of blocks that serve as marks. The CPU's allocator does not count its allocations,
+/// so marks take the place of block numbers.
 const MARK: u64 = 4099;
 
-/// What `workloads/purposes.py` writes. Where it speaks of the CPU, numbers of blocks are those of marks.
+/// Output of `workloads/purposes.py`. On the CPU, block numbers count marks.
 #[derive(Deserialize)]
 struct Written {
-    /// Whose memory it speaks of: the GPU's if it does not say.
+    /// Device of the blocks; empty means the GPU.
     #[serde(default)]
     device: String,
-    /// Blocks handed out by then, the address, and what for.
+    /// Number of blocks allocated so far, address, and purpose.
     sightings: Vec<(u64, u64, String)>,
-    /// Blocks handed out when modules were called from outside, and when that ended.
+    /// Number of blocks allocated before the start and the end of each outermost module call;
+    /// `None` if it did not end.
     calls: Vec<(u64, Option<u64>)>,
-    /// Address, bytes and category of each block, by torch.profiler.
+    /// Address, bytes and category of each block, according to torch.profiler.
     profiled: Option<Vec<(u64, u64, Option<String>)>>,
 }
 
-/// A block of the recording: what memprobe says of it, and what the process says.
+/// A block of the recording, with memprobe's inference and the process's account.
 struct Block {
     addr: u64,
     size: u64,
     rule: Option<CategoryRule>,
-    /// Blocks that were freed before it; `None` where it is live at the end.
+    /// Number of blocks freed before it; `None` if it is live at the end.
     freed: Option<u64>,
     seen: BTreeSet<String>,
     profiled: Option<String>,
 }
 
-/// What a block is for, by the process.
+/// Purpose of a block according to the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Truth {
     Parameter,
     Gradient,
     OptimizerState,
-    /// Saved for a backward pass, and made by modules.
+    /// Created by a module and saved for a backward pass.
     Saved,
-    /// Given to a module; it may be saved too.
+    /// Passed to a module; may also be saved.
     Given,
-    /// PyTorch made no tensor for it.
+    /// Block without a tensor.
     NoTensor,
-    /// Made in a backward pass, and nothing of the above.
+    /// Created in a backward pass, and none of the above.
     OfBackward,
-    /// Nothing of the above. torch.profiler calls it temporary, activation, input or nothing at all.
+    /// None of the above. torch.profiler calls it temporary, activation, input, or leaves it out.
     Other,
 }
 
@@ -82,14 +84,15 @@ impl Truth {
         }
     }
 
-    /// Whether it is right to say so. What is freed at once has no category in PyTorch: there any that says so is right.
+    /// True if `category` is correct. PyTorch gives no category to blocks freed at once, so `Other`
+    /// accepts every short-lived category.
     fn is(self, category: Category, saved: bool) -> bool {
         use Category::{Input, IntermediateGradient, Temporary, Workspace};
         match self {
             Self::Parameter => category == Category::Parameter,
             Self::Gradient => category == Category::Gradient,
             Self::OptimizerState => category == Category::OptimizerState,
-            // Targets are given to a loss that is no module.
+            // Targets are input of a loss that is not a module.
             Self::Saved => matches!(category, Category::Activation | Input),
             Self::Given => category == Input || saved && category == Category::Activation,
             Self::NoTensor => category == Workspace,
@@ -99,16 +102,16 @@ impl Truth {
     }
 }
 
-/// Bytes of which something right, nothing or something wrong was said; each block counts once.
+/// Bytes with correct, unknown and wrong categories; each block counts once.
 #[derive(Clone, Debug, Default)]
 pub struct Share {
-    /// The category is right.
+    /// Bytes with the correct category.
     pub right: u64,
-    /// It was said that nobody knows.
+    /// Bytes that memprobe reports as unknown.
     pub unknown: u64,
-    /// The category is wrong.
+    /// Bytes with a wrong category.
     pub wrong: u64,
-    /// What was wrong, by what it is and what was said.
+    /// Wrong bytes, by true and reported category.
     mistakes: BTreeMap<String, u64>,
 }
 
@@ -119,40 +122,40 @@ impl Share {
         self.wrong += other.wrong;
     }
 
-    /// Of all bytes.
+    /// Returns the bytes of all three kinds.
     pub fn all(&self) -> u64 {
         self.right + self.unknown + self.wrong
     }
 
-    /// What is right, unknown and wrong, in percent.
+    /// Returns the percentages of correct, unknown and wrong bytes.
     pub fn percent(&self) -> [f64; 3] {
         [self.right, self.unknown, self.wrong].map(|bytes| 100.0 * bytes as f64 / self.all() as f64)
     }
 }
 
-/// How what was inferred of a workload compares with the truth.
+/// Inferred purposes of a workload, compared with the truth.
 pub struct Purposes {
-    /// By the truth in words.
+    /// Shares by true purpose.
     pub shares: BTreeMap<String, Share>,
     blocks: Vec<Block>,
     marks: Option<Vec<Mark>>,
 }
 
-/// A moment that the process marked.
+/// A point in time marked by the process.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
-    /// Blocks that had been handed out before.
+    /// Blocks allocated before it.
     handed_out: u64,
-    /// And taken back.
+    /// Blocks freed before it.
     taken_back: u64,
 }
 
 impl Purposes {
-    /// Compares a recording with what `purposes.py` wrote.
+    /// Compares a recording with the output of `purposes.py`.
     ///
     /// # Panics
     ///
-    /// Where the two do not speak of the same blocks.
+    /// If the blocks do not match.
     pub fn compare(recording: &Path, written: &Path) -> Self {
         let written = std::fs::read(written).expect("the workload has written it");
         let written: Written = serde_json::from_slice(&written).expect("sightings");
@@ -183,18 +186,19 @@ impl Purposes {
         }
     }
 
-    /// As [`Self::live`], at the moment of a mark.
+    /// Like [`Self::live`], at a mark.
     ///
     /// # Panics
     ///
-    /// Where there is no such mark.
+    /// If there is no such mark.
     pub fn live_at_mark(&self, number: u64, category: Category) -> u64 {
         let marks = self.marks.as_deref().expect("the CPU has marks");
         let mark = mark(marks, number);
         self.live(mark.handed_out, mark.taken_back, category)
     }
 
-    /// Bytes of what turned out to be of a category, at the moment when so many blocks had been handed out and taken back.
+    /// Returns the live bytes of a category, after `handed_out` allocations and `taken_back` frees.
+    /// Uses the final category of each block.
     pub fn live(&self, handed_out: u64, taken_back: u64, category: Category) -> u64 {
         let handed_out = usize::try_from(handed_out).expect("as many as there are");
         let live = self.blocks[..handed_out]
@@ -205,7 +209,7 @@ impl Purposes {
             .sum()
     }
 
-    /// All together; without blocks that are for no tensor, which would outweigh all else.
+    /// Returns the sum without tensorless blocks, which would outweigh all others.
     pub fn of_tensors(&self) -> Share {
         let shares = self.shares.iter();
         let mut all = Share::default();
@@ -215,7 +219,7 @@ impl Purposes {
         all
     }
 
-    /// The table.
+    /// Formats the shares as a table.
     pub fn table(&self, name: &str) -> String {
         let mut text = format!("{name}: bytes of all blocks, and what was said of them\n");
         let sum = ("(of tensors)".to_owned(), self.of_tensors());
@@ -233,7 +237,7 @@ impl Purposes {
     }
 }
 
-/// The mark of a number, of which the first is 1.
+/// Returns the mark with this number, counted from 1.
 fn mark(marks: &[Mark], number: u64) -> Mark {
     let at = number
         .checked_sub(1)
@@ -242,7 +246,8 @@ fn mark(marks: &[Mark], number: u64) -> Mark {
         .expect("as many marks as were set")
 }
 
-/// Every block of a recording on a device in order, with what memprobe says that it was for; and those that are marks, if there are any.
+/// Returns every block of a device in order, with memprobe's inference, and the marks among the
+/// blocks.
 fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
     let mut reader = Reader::open(recording).expect("a recording");
     let header = reader.header();
@@ -299,7 +304,7 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
     (blocks, marks)
 }
 
-/// Tells each block what the process says of it.
+/// Adds the process's account to each block.
 fn attach_truth(blocks: &mut [Block], written: &Written, marks: Option<&[Mark]>) {
     if let Some(profiled) = &written.profiled {
         assert_eq!(
@@ -331,7 +336,8 @@ fn attach_truth(blocks: &mut [Block], written: &Written, marks: Option<&[Mark]>)
     }
 }
 
-/// What a network made and a loss is given is no input.
+/// True if the block was allocated during an outermost module call. A network's output that goes
+/// into a loss does not count as input.
 fn is_made_in_a_call(number: u64, calls: &[(u64, Option<u64>)]) -> bool {
     let behind = calls.partition_point(|(from, _)| *from <= number);
     let call = behind.checked_sub(1).map(|last| calls[last]);

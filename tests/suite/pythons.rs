@@ -1,24 +1,24 @@
-//! The Pythons that the suite runs on without a PyTorch.
+//! Pythons that the suite tests without a PyTorch.
 
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Names interpreters, as `PATH` does folders. `cargo xtask test` sets it.
+/// Environment variable with the interpreters, in the format of `PATH`. `cargo xtask test` sets it.
 pub const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
 
-/// The minor versions that memprobe reads.
+/// Minor versions that memprobe supports.
 const MINORS: std::ops::RangeInclusive<u8> = 9..=15;
 
-/// An interpreter.
 #[derive(Debug, Clone)]
 pub struct Python {
-    /// Such as `3.14.10`.
+    /// Full version, such as `3.14.10`.
     pub version: String,
-    /// The program.
+    /// Path of the interpreter.
     pub program: PathBuf,
 }
 
-/// Those that the environment names, oldest first. Says in a line which versions are missing.
+/// Returns the interpreters in the environment, oldest first. Prints a line for each missing
+/// version.
 pub fn of_this_run() -> Vec<Python> {
     let named = std::env::var_os(TEST_PYTHONS).unwrap_or_default();
     let mut found: Vec<((u8, u8), Python)> = std::env::split_paths(&named)
@@ -41,7 +41,7 @@ pub fn of_this_run() -> Vec<Python> {
 ///
 /// # Panics
 ///
-/// Where it does not run: who names an interpreter wants it tested.
+/// If it does not run: a listed interpreter must be tested.
 fn asked(program: PathBuf) -> ((u8, u8), Python) {
     let question = "import sys; print(*sys.version_info[1:3])";
     let answer = Command::new(&program).args(["-I", "-c", question]).output();

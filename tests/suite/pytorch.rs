@@ -1,13 +1,15 @@
-//! The PyTorch that the suite runs on, and the workloads.
+//! PyTorch installations of the suite, and its workloads.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// Names the interpreter of the PyTorch that most tests run on. `cargo xtask test` sets it.
+use crate::cuda_programs::Entries;
+
+/// Environment variable with the interpreter for most tests. `cargo xtask test` sets it.
 pub const TEST_PYTHON: &str = "MEMPROBE_TEST_PYTHON";
 
-/// Names those of the PyTorches that what depends on versions runs on, as `PATH` names folders; the
-/// former alone where it is not set.
+/// Environment variable with the interpreters for version-dependent tests, in the format of `PATH`.
+/// If unset, those tests use [`TEST_PYTHON`] alone.
 pub const EACH_PYTHON: &str = "MEMPROBE_TEST_EACH_PYTHON";
 
 /// A Python with a PyTorch that sees at least one GPU, real or simulated.
@@ -17,7 +19,7 @@ pub struct PyTorch {
 }
 
 impl PyTorch {
-    /// The one that most tests run on. Without one, says in a line why the test is skipped.
+    /// Returns the PyTorch for most tests; prints why the test is skipped if there is none.
     pub fn of_this_run() -> Option<Self> {
         let found = std::env::var_os(TEST_PYTHON).map(|python| Self {
             python: python.into(),
@@ -28,8 +30,8 @@ impl PyTorch {
         found
     }
 
-    /// Those that what depends on versions runs on, the newest first; none where the environment
-    /// names none.
+    /// Returns the PyTorches for version-dependent tests, newest first; empty if the variable is
+    /// unset.
     pub fn each() -> Vec<Self> {
         let named = std::env::var_os(EACH_PYTHON).unwrap_or_default();
         std::env::split_paths(&named)
@@ -38,7 +40,7 @@ impl PyTorch {
             .collect()
     }
 
-    /// As [`Self::of_this_run`], where its GPUs are simulated.
+    /// Like [`Self::of_this_run`], but only if its GPUs are simulated.
     pub fn simulated() -> Option<Self> {
         let found = Self::of_this_run()?;
         if found.simulated_libraries().is_none() {
@@ -50,22 +52,21 @@ impl PyTorch {
         Some(found)
     }
 
-    /// The interpreter.
     pub fn python(&self) -> &Path {
         &self.python
     }
 
-    /// The virtual environment that it belongs to.
+    /// Returns the virtual environment of the interpreter.
     pub fn environment(&self) -> PathBuf {
         let bin = self.python.parent().expect("an interpreter lies in bin");
         bin.parent().expect("and that in an environment").to_owned()
     }
 
-    /// The release of PyTorch, as `2.15.0`.
+    /// Returns the release of PyTorch, such as `2.15.0`.
     ///
     /// # Panics
     ///
-    /// Where its folder does not say.
+    /// If its folder contains no version.
     pub fn release(&self) -> String {
         let lib = self.environment().join("lib");
         let pythons = std::fs::read_dir(lib).expect("an environment has a folder lib");
@@ -81,7 +82,7 @@ impl PyTorch {
         release.expect("torch/version.py says its version")
     }
 
-    /// Whether there are, or can be simulated, so many GPUs. Where not, says so in a line.
+    /// True if this many GPUs exist or can be simulated; otherwise prints a line.
     pub fn has_devices(&self, wanted: u32) -> bool {
         if self.simulated_libraries().is_some() {
             return true;
@@ -98,21 +99,21 @@ impl PyTorch {
         present >= wanted
     }
 
-    /// A command that starts the interpreter among the workloads, without settings for the
-    /// simulation that this process may have.
+    /// Returns a command that starts the interpreter in the folder of workloads. Simulation
+    /// settings of this process are not inherited.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.python);
         self.settle(&mut command);
         command
     }
 
-    /// Gives a command what [`Self::command`] has beside the interpreter: directory and
-    /// environment.
+    /// Sets working directory and environment variables as for [`Self::command`].
     pub fn settle(&self, command: &mut Command) {
         command
             .current_dir(workloads())
             .env("PYTHONDONTWRITEBYTECODE", "1")
-            // Unbuffered, a line and its end are written apart, and processes write into each other's.
+            // Unbuffered output splits a line from its newline, so that lines of concurrent
+            // processes mix.
             .env_remove("PYTHONUNBUFFERED");
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("CUDASIM_") {
@@ -121,9 +122,9 @@ impl PyTorch {
         }
     }
 
-    /// A command that runs a workload (`mlp_adam.py`) under PyTorch's own recorder, which writes
-    /// to `out`. More options of the driver would have to come before; arguments of the workload
-    /// can be added.
+    /// Returns a command that runs a workload (such as `mlp_adam.py`) under PyTorch's own recorder,
+    /// which writes to `out`. The caller may append arguments of the workload, but no more options
+    /// of the driver.
     pub fn reference(&self, workload: &str, out: &Path) -> Command {
         let mut command = self.command();
         command
@@ -134,7 +135,28 @@ impl PyTorch {
         command
     }
 
-    /// The folder of the simulated CUDA libraries; `None` on a real GPU.
+    /// Returns the simulated driver with a form of entries, for `LD_PRELOAD`; `None` on a real GPU, and for the
+    /// form that is used without it.
+    pub fn preloaded_driver(&self, entries: Entries) -> Option<PathBuf> {
+        let folder = self.simulated_libraries()?;
+        match entries {
+            Entries::Trampolines => None,
+            Entries::Push => Some(folder.join("push-entries/libcuda.so.1")),
+        }
+    }
+
+    /// Returns words to put before a command, for each form of the simulated driver's entries: none, and
+    /// those that preload the other driver. On a real GPU there is one form.
+    pub fn each_driver(&self) -> Vec<Vec<String>> {
+        let preload = |driver: PathBuf| format!("LD_PRELOAD={}", driver.display());
+        let others = Entries::ALL
+            .into_iter()
+            .filter_map(|entries| self.preloaded_driver(entries))
+            .map(|driver| vec!["env".to_owned(), preload(driver)]);
+        std::iter::once(Vec::new()).chain(others).collect()
+    }
+
+    /// Returns the folder of the simulated CUDA libraries; `None` on a real GPU.
     pub fn simulated_libraries(&self) -> Option<PathBuf> {
         let lib = self.python.parent()?.parent()?.join("lib");
         let pythons = std::fs::read_dir(lib).ok()?;
@@ -148,16 +170,16 @@ impl PyTorch {
     }
 }
 
-/// The folder of the workloads.
+/// Returns the folder of the workloads.
 pub fn workloads() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("workloads")
 }
 
-/// Runs a command that is to succeed.
+/// Runs a command that must succeed.
 ///
 /// # Panics
 ///
-/// With what it printed, where it does not start or fails.
+/// If it does not start or fails; the message contains its output.
 pub fn succeed(command: &mut Command) -> Output {
     let output = command.output().expect("the command starts");
     assert!(

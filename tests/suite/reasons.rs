@@ -1,5 +1,5 @@
-//! Why memory is there, as memprobe infers it, beside what the process knows: categories block by block, live bytes of
-//! each category, iterations, and what grows.
+//! Compares memprobe's attribution with the process's own account: the category of each block, live
+//! bytes per category, iterations, and growth.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use memprobe_tests::purposes::Purposes;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A workload that was recorded from its first block to its end.
+/// A workload recorded from its first block to its end.
 struct Run {
     folder: TempDir,
     printed: String,
@@ -23,7 +23,8 @@ impl Run {
         Self::record(ground, &options, &[&["purposes.py"], workload].concat())
     }
 
-    /// Records a training on the CPU or the GPU that `torch.compile` has compiled. Where it cannot, says in a line why the test is skipped.
+    /// Records a training loop compiled by `torch.compile`, on the CPU or the GPU. Prints the
+    /// reason and returns `None` if the script cannot compile.
     fn compiled(ground: &Ground, backend: &str, device: &str, options: &[&str]) -> Option<Self> {
         let arguments = ["--backend", backend, "--device", device];
         let script = [&["compiled.py"], &arguments[..], options].concat();
@@ -57,7 +58,8 @@ impl Run {
         command
             .env("TORCHINDUCTOR_CACHE_DIR", folder.path().join("inductor"))
             .env("TORCHINDUCTOR_COMPILE_THREADS", "1")
-            // Programs that are compiled to be tried, and headers for more kernels than there are.
+            // Avoid test compilations of vector instructions, and precompiled headers for more
+            // kernels than needed.
             .env("TORCHINDUCTOR_VEC_ISA_OK", "0")
             .env("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0");
         let printed = Background::start(&mut command).finish().succeeded().stdout;
@@ -68,7 +70,7 @@ impl Run {
         self.folder.path().join("trace.json")
     }
 
-    /// What the workload printed as JSON, line by line.
+    /// Returns the JSON lines that the workload printed.
     fn told(&self) -> Vec<Value> {
         let lines = self.printed.lines().filter(|line| line.starts_with('{'));
         lines
@@ -76,7 +78,7 @@ impl Run {
             .collect()
     }
 
-    /// A number in a line that it printed, as in `kept 512 in 4 iterations`.
+    /// Returns the number after a text that it printed, as in `kept 512 in 4 iterations`.
     fn number(&self, before: &str) -> u64 {
         let rest = self.printed.rsplit_once(before).expect("it was printed").1;
         let digits = rest.split_whitespace().next().expect("a number");
@@ -90,7 +92,7 @@ impl Run {
     }
 }
 
-/// The rows of a table of a recording, on its only device.
+/// Returns a recording's table rows, which must be of one device.
 fn rows(ground: &Ground, trace: &Path, options: &[&str]) -> Vec<Value> {
     let mut arguments = vec!["report", trace.to_str().expect("UTF-8"), "--format", "json"];
     arguments.extend(options);
@@ -101,7 +103,7 @@ fn rows(ground: &Ground, trace: &Path, options: &[&str]) -> Vec<Value> {
     devices[0]["rows"].as_array().expect("rows").clone()
 }
 
-/// The lines of a recording.
+/// Returns the table of lines of a recording.
 fn lines(ground: &Ground, trace: &Path) -> Vec<Value> {
     let trace = trace.to_str().expect("UTF-8");
     let report = ground.run(&["report", trace, "--format", "jsonl"]);
@@ -116,7 +118,8 @@ fn bytes(value: &Value, what: &str) -> u64 {
         .unwrap_or_else(|| panic!("{what} in {value:#}"))
 }
 
-/// The script's own figures at the end of each iteration are those of the categories; and there are as many iterations.
+/// Checks the number of iterations, each peak, and each category's live bytes at the end against
+/// the script's own figures.
 fn check_iterations(ground: &Ground, run: &Run, purposes: &Purposes) {
     let told = run.told();
     let rows = rows(
@@ -155,14 +158,14 @@ fn check_iterations(ground: &Ground, run: &Run, purposes: &Purposes) {
     }
 }
 
-/// At least so much of the bytes of tensors is right, and at most so much wrong, in percent.
+/// Checks, for the bytes of tensors, the minimum correct and the maximum wrong percentage.
 fn check_share(purposes: &Purposes, right: f64, wrong: f64) {
     let share = purposes.of_tensors();
     let [is_right, _, is_wrong] = share.percent();
     assert!(is_right >= right && is_wrong <= wrong, "{share:?}");
 }
 
-/// What grows most on the device as a whole, and by line: bytes an iteration. Empty where nobody is named.
+/// Returns kind and bytes per iteration of each growth suspect; empty if there is none.
 fn growth(ground: &Ground, run: &Run, options: &[&str]) -> Vec<(String, f64)> {
     let trace = run.trace();
     let mut arguments = vec!["report", trace.to_str().expect("UTF-8"), "--format", "json"];
@@ -182,7 +185,7 @@ fn growth(ground: &Ground, run: &Run, options: &[&str]) -> Vec<(String, f64)> {
         .collect()
 }
 
-/// Bytes an iteration of all suspects of a kind.
+/// Sums the bytes per iteration of all suspects of a kind.
 fn sum(suspects: &[(String, f64)], by: &str) -> f64 {
     let of = suspects.iter().filter(|(kind, _)| kind == by);
     of.map(|(_, bytes)| bytes).sum()
@@ -235,7 +238,8 @@ fn what_an_embedding_makes_is_no_workspace() {
     check_share(&run.purposes("transformer with dropout"), 99.0, 0.1);
 }
 
-/// What the script says at each mark is what memprobe says of that moment; and no line of a generated file stands for the user's.
+/// Checks each category's live bytes at each mark against the script's own figures. No row may
+/// attribute memory to a line of a generated file.
 fn check_compiled(ground: &Ground, run: &Run, purposes: &Purposes) {
     let live = |told: &Value, category| {
         let number = bytes(told, "handed_out");

@@ -1,5 +1,4 @@
-//! Code objects that are freed before anyone outside can read them, and whose addresses come to
-//! hold others.
+//! Code objects freed before memprobe can read them, whose addresses are then reused for others.
 
 use std::fs;
 
@@ -10,7 +9,7 @@ use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use memprobe_tests::reference::TraceFrame;
 
-/// How many cells `recycled_code.py` runs.
+/// Number of cells that `recycled_code.py` runs.
 const CELLS: usize = 300;
 
 #[test]
@@ -45,8 +44,8 @@ fn lines_of_code_that_is_dropped_at_once_are_exact() {
     }
 }
 
-/// Records the workload from its first cell to its end; also gives at how many addresses the code
-/// objects of its cells were.
+/// Records the workload from its first cell to its end. Also returns the number of addresses of the
+/// cells' code objects.
 fn record_cells(ground: &Ground, pytorch: &PyTorch) -> (Vec<Event>, usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let (go, file) = (folder.path().join("go"), folder.path().join("trace.json"));
@@ -62,7 +61,7 @@ fn record_cells(ground: &Ground, pytorch: &PyTorch) -> (Vec<Event>, usize) {
     (ground.events(&file), addresses(&target.finish().stdout))
 }
 
-/// The number in `300 cells at 12 addresses`.
+/// Returns the number of addresses in `300 cells at 12 addresses`.
 fn addresses(stdout: &str) -> usize {
     let number = stdout
         .lines()
@@ -71,8 +70,8 @@ fn addresses(stdout: &str) -> usize {
     number.parse().expect("a number")
 }
 
-/// Whether an allocation has the size and every frame of this cell, as `recycled_code.py` describes
-/// it.
+/// True if an allocation has the size and every frame of this cell, as `recycled_code.py` defines
+/// them.
 fn is_of_cell(cell: usize, event: &Event) -> bool {
     let frame = |line: usize, function: String| TraceFrame {
         file: format!("<cell {cell}>"),

@@ -1,4 +1,4 @@
-//! What PyTorch's own recorder saw of a workload (written by `workloads/reference.py`).
+//! PyTorch's own record of a workload (written by `workloads/reference.py`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,33 +6,30 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-/// A whole run.
+/// Record of a whole run.
 #[derive(Debug, Deserialize)]
 pub struct Reference {
-    /// Version of PyTorch.
     pub torch: String,
-    /// Version of Python.
     pub python: String,
-    /// Process id in the run's own namespace.
+    /// PID in the target's own namespace.
     pub pid: u32,
-    /// 0, or what the workload exited with.
+    /// Exit status of the workload.
     pub exit_status: i32,
-    /// When the recording ended, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// End of the recording, in nanoseconds of `CLOCK_MONOTONIC`.
     pub end_ns: u64,
-    /// One per device, in order.
+    /// Events of each device, by ordinal.
     pub devices: Vec<DeviceEvents>,
-    /// The moments that the workload marked, for every device.
+    /// Totals at each point that the workload marked, for every device.
     pub checkpoints: Vec<Checkpoint>,
-    /// How it ended, one per device, in order.
+    /// State of each device at the end, by ordinal.
     pub r#final: Vec<FinalState>,
 }
 
-/// What happened on a device, oldest first.
+/// Events on a device, oldest first.
 #[derive(Debug, Deserialize)]
 pub struct DeviceEvents {
-    /// Its ordinal.
+    /// Device ordinal.
     pub device: u8,
-    /// The events.
     pub events: Vec<TraceEvent>,
 }
 
@@ -43,7 +40,7 @@ pub struct TraceEvent {
     pub action: String,
     /// Address of the block or segment.
     pub addr: u64,
-    /// Bytes asked for (not rounded) or of the segment.
+    /// Requested bytes (not rounded), or bytes of the segment.
     pub size: u64,
     /// Microseconds of wall-clock time.
     pub time_us: u64,
@@ -51,21 +48,20 @@ pub struct TraceEvent {
     pub frames: Vec<TraceFrame>,
 }
 
-/// A line of Python.
+/// A Python frame.
 #[derive(Debug, Deserialize, Clone, PartialEq, Eq, Hash)]
 pub struct TraceFrame {
     /// `co_filename`.
     pub file: String,
-    /// The line.
     pub line: u32,
     /// `co_name`.
     pub function: String,
 }
 
-/// The allocator's totals at a moment, in bytes.
+/// Totals of the allocator at a marked point, in bytes.
 #[derive(Debug, Deserialize)]
 pub struct Checkpoint {
-    /// The workload's name for the moment.
+    /// The workload's label of the point.
     pub label: String,
     /// Device ordinal.
     pub device: u8,
@@ -84,36 +80,35 @@ pub struct FinalState {
     pub device: u8,
     /// `memory_allocated()`.
     pub allocated: u64,
-    /// Bytes that tensors asked for of the allocated ones.
+    /// Requested bytes of the allocated ones.
     pub requested: u64,
     /// `memory_reserved()`.
     pub reserved: u64,
-    /// Blocks that are not freed.
+    /// Live blocks.
     pub live: Vec<LiveBlock>,
     /// `memory_stats()`; some are -1 for "no limit".
     pub stats: BTreeMap<String, i64>,
 }
 
-/// A block that is not freed.
+/// A live block.
 #[derive(Debug, Deserialize)]
 pub struct LiveBlock {
-    /// Its address.
     pub addr: u64,
-    /// Its bytes.
+    /// Bytes after rounding.
     pub size: u64,
-    /// The bytes that were asked for.
+    /// Requested bytes.
     pub requested: u64,
 }
 
 impl Reference {
-    /// Reads a file of the driver.
+    /// Reads a file written by `reference.py`.
     pub fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text).with_context(|| format!("{} is no reference", path.display()))
     }
 
-    /// Replays every device's events and compares the outcome with the allocator's own totals.
+    /// Replays every device's events and compares the result with the allocator's own totals.
     pub fn check_ledger(&self) -> Result<()> {
         for (events, end) in self.devices.iter().zip(&self.r#final) {
             check_device(&events.events, end).with_context(|| format!("device {}", end.device))?;
@@ -121,13 +116,13 @@ impl Reference {
         Ok(())
     }
 
-    /// How many events of this kind there are, on all devices.
+    /// Counts the events of this kind on all devices.
     pub fn count(&self, action: &str) -> usize {
         let events = self.devices.iter().flat_map(|device| &device.events);
         events.filter(|event| event.action == action).count()
     }
 
-    /// The frames of the longest stack.
+    /// Returns the number of frames in the deepest stack.
     pub fn deepest_stack(&self) -> usize {
         let events = self.devices.iter().flat_map(|device| &device.events);
         events.map(|event| event.frames.len()).max().unwrap_or(0)

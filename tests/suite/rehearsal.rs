@@ -1,4 +1,4 @@
-//! A run that is recorded from inside and from outside.
+//! Runs recorded from inside (PyTorch) and from outside (memprobe).
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -14,16 +14,15 @@ use crate::process::Background;
 use crate::pytorch::PyTorch;
 use crate::reference::Reference;
 
-/// A workload under PyTorch's recorder that waits for its start.
+/// A workload under PyTorch's recorder, waiting for its start signal.
 pub struct Rehearsal {
-    /// The process.
     pub target: Background,
     folder: TempDir,
 }
 
 impl Rehearsal {
-    /// Starts `workload` (with its arguments) and returns when CUDA is initialised and nothing
-    /// is allocated.
+    /// Starts `workload` (with its arguments); returns once CUDA is initialised, before any
+    /// allocation.
     pub fn prepare(pytorch: &PyTorch, workload: &[&str], settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = reference(pytorch, &folder, workload, settings);
@@ -32,25 +31,25 @@ impl Rehearsal {
         Self { target, folder }
     }
 
-    /// Lets it go on.
+    /// Gives the start signal.
     pub fn go(&self) {
         std::fs::write(self.folder.path().join("go"), "").expect("written");
     }
 
-    /// Waits for its end; what PyTorch saw.
+    /// Waits for the end; returns PyTorch's record.
     pub fn finish(self) -> Reference {
         let path = self.folder.path().join("reference.json");
         self.target.finish().succeeded();
         Reference::read(&path).expect("the reference")
     }
 
-    /// A file beside it.
+    /// Returns a path in its folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }
 
-/// The driver's command.
+/// Returns the command that runs a workload under `reference.py`.
 fn reference(
     pytorch: &PyTorch,
     folder: &TempDir,
@@ -67,11 +66,11 @@ fn reference(
     command
 }
 
-/// A run, seen from both sides from its first allocation to its end.
+/// A run recorded by both sides from its first allocation to its end.
 pub struct BothSides {
-    /// What PyTorch saw.
+    /// PyTorch's record.
     pub reference: Reference,
-    /// What memprobe saw.
+    /// memprobe's events.
     pub events: Vec<Event>,
 }
 
@@ -80,7 +79,7 @@ impl BothSides {
     ///
     /// # Panics
     ///
-    /// Where memprobe refuses.
+    /// If memprobe refuses.
     pub fn record(
         ground: &Ground,
         pytorch: &PyTorch,
@@ -91,15 +90,15 @@ impl BothSides {
             .unwrap_or_else(|refusal| panic!("memprobe refuses: {refusal}"))
     }
 
-    /// As [`Self::record`]. Where memprobe refuses this PyTorch or its Python, its words.
+    /// Like [`Self::record`], but returns the error if memprobe refuses this PyTorch or Python.
     ///
     /// # Errors
     ///
-    /// The one clear error with which memprobe ended before it recorded anything.
+    /// memprobe's error message, if it ended before it recorded anything.
     ///
     /// # Panics
     ///
-    /// Where it ended in another way, or lost something.
+    /// If it ended in another way, or lost records.
     pub fn attempt(
         ground: &Ground,
         pytorch: &PyTorch,
@@ -116,7 +115,7 @@ impl BothSides {
         Ok(Self::until_the_end_of(rehearsal.finish(), events))
     }
 
-    /// Has memprobe start the workload.
+    /// Records a workload that memprobe itself starts.
     pub fn record_from_the_start(ground: &Ground, pytorch: &PyTorch, workload: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("go"), "").expect("written");
@@ -140,16 +139,15 @@ impl BothSides {
         Self::until_the_end_of(reference.expect("the reference"), ground.events(&file))
     }
 
-    /// What memprobe saw of the allocator up to the end of PyTorch's own recording. PyTorch 2.1 frees workspaces to
-    /// make its snapshot.
+    /// Keeps the caching allocator's events up to the end of PyTorch's recording. PyTorch 2.1 frees
+    /// workspaces to make its snapshot.
     pub fn until_the_end_of(reference: Reference, mut events: Vec<Event>) -> Self {
         events.retain(Event::is_of_the_allocator);
         events.retain(|event| event.time_ns <= reference.end_ns);
         Self { reference, events }
     }
 
-    /// Compares both sides: events, frames, and the allocator's totals at every checkpoint and at
-    /// the end.
+    /// Compares events, frames, and the allocator's totals at every checkpoint and at the end.
     pub fn compare(&self) -> Agreement {
         let mut agreement = Agreement::of(&self.reference, &self.events);
         match Ledger::of(&self.events) {
@@ -171,11 +169,11 @@ impl BothSides {
         agreement
     }
 
-    /// Compares both sides and says in a row of a table how far they agree.
+    /// Compares both sides and prints the result as a table row.
     ///
     /// # Panics
     ///
-    /// With the first differences in full.
+    /// If both sides differ; the message contains the first differences in full.
     pub fn agree(&self, workload: &str) -> Agreement {
         let agreement = self.compare();
         println!(

@@ -1,4 +1,4 @@
-//! Memprobe killed, memprobe twice, memprobe short of room, memprobe told to end.
+//! memprobe killed, run twice on one target, short of buffer space, or interrupted.
 
 use std::fs;
 use std::process::Command;
@@ -14,7 +14,7 @@ use memprobe_tests::rehearsal::Rehearsal;
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// The library whose code is probed for every block.
+/// Library whose code is probed for every block.
 const ALLOCATOR: &str = "/libc10.so";
 
 #[test]
@@ -60,7 +60,7 @@ fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behin
     let report = ground.report(&file);
     assert_eq!(report["truncated"], true);
     let events = ground.events(&file);
-    // Blocks that were found at attach are listed and are no events.
+    // Blocks found at attach are listed, but are not events.
     let happened = events.iter().filter(|event| event.action != "held");
     assert_eq!(
         report["events"].as_u64(),
@@ -70,7 +70,7 @@ fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behin
     assert_goes_on(&ground, target);
 }
 
-/// The target still trains, and can be recorded again.
+/// Asserts that the target still trains, and can be recorded again.
 fn assert_goes_on(ground: &Ground, mut target: Background) {
     assert!(!target.has_ended());
     let folder = tempfile::tempdir().expect("a folder");
@@ -114,7 +114,7 @@ fn two_memprobes_on_one_target_agree() {
     let (earlier, later) = (ground.events(&first), ground.events(&second));
     assert!(later.len() > 100, "too little was seen by both");
     assert!(later.len() < earlier.len(), "the second came too early");
-    // What is not known of a backward() that began before a memprobe came, it cannot say.
+    // The second memprobe does not know of a backward() that started before it attached.
     let known = later
         .iter()
         .position(|event| !event.stack.is_empty())
@@ -122,7 +122,8 @@ fn two_memprobes_on_one_target_agree() {
     let overlap = &earlier[earlier.len() - later.len()..];
     for (at, (theirs, ours)) in overlap.iter().zip(&later).enumerate().skip(known) {
         let mut theirs = timeless(theirs);
-        // For the first second it does not know either whether a tensor was asked for before it came.
+        // In its first second, the second memprobe may not know the tensor that was requested
+        // before it attached.
         if ours.tensor.is_none() {
             theirs.tensor = None;
         }
@@ -132,7 +133,7 @@ fn two_memprobes_on_one_target_agree() {
     println!("two memprobes agree on {} events", later.len() - known);
 }
 
-/// What one memprobe could not know yet when it had just come is no difference.
+/// Ignores differences due to state that one memprobe cannot know right after attach.
 fn forget_what_is_unknown(theirs: &mut Event, ours: &Event) {
     if ours.grad.is_none() {
         theirs.grad = None;
@@ -147,7 +148,7 @@ fn forget_what_is_unknown(theirs: &mut Event, ours: &Event) {
     }
 }
 
-/// An event without the moment at which each memprobe's probe ran.
+/// Returns the event without its time, which differs between the probes of two memprobes.
 fn timeless(event: &Event) -> Event {
     Event {
         time_ns: 0,
@@ -198,7 +199,7 @@ fn losses_are_counted_and_shown_and_the_totals_are_right_again() {
     .map(|action| reference.count(action))
     .sum();
     let seen_and_lost = events.len() as u64 + number("lost_events");
-    // The `loss.item()` at the end may ask CUDA for a pinned page, which PyTorch does not record.
+    // The final `loss.item()` may request a pinned page from CUDA, which PyTorch does not record.
     let outside = seen_and_lost.checked_sub(happened as u64);
     assert!(
         matches!(outside, Some(0 | 1)),
@@ -323,7 +324,7 @@ fn a_command_that_never_uses_pytorch_is_an_error() {
     assert!(error.contains("PyTorch"), "{error}");
 }
 
-/// The whole file is one JSON document: what Perfetto and Chrome read.
+/// Asserts that the whole file is one JSON document, readable by Perfetto and Chrome.
 fn assert_well_formed(trace: &[u8]) {
     let document: Value = serde_json::from_slice(trace).expect("well-formed JSON");
     let events = document.as_array().expect("a list of trace events");
@@ -333,7 +334,7 @@ fn assert_well_formed(trace: &[u8]) {
     );
 }
 
-/// A training loop that is under way.
+/// Starts a training loop.
 fn training(pytorch: &PyTorch) -> Background {
     let mut command: Command = pytorch.command();
     command.args(["steady.py", "--seconds", "600", "--layers", "4"]);

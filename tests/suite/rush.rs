@@ -1,4 +1,4 @@
-//! Eight ranks of real PyTorch that do hardly more than allocate, all at once.
+//! Eight ranks of real PyTorch that do little but allocate, all at once.
 
 use std::path::{Path, PathBuf};
 
@@ -10,15 +10,15 @@ use serde_json::Value;
 
 const RANKS: usize = 8;
 
-/// What a recording saw, and what it lost.
+/// Keys of the report: recorded and lost events.
 const EVENTS: &str = "events";
 const LOST: &str = "lost_events";
 
-/// What a rank wrote down of itself (`workloads/rush.py`).
+/// A rank's own account of its run (`workloads/rush.py`).
 #[derive(Debug, Deserialize)]
 struct Ledger {
     pid: u32,
-    /// When it began and ended, in seconds of the monotonic clock.
+    /// Start and end, in seconds of the monotonic clock.
     begun: f64,
     ended: f64,
     events: u64,
@@ -28,16 +28,16 @@ struct Ledger {
     peak_reserved: u64,
 }
 
-/// A rush that memprobe recorded.
+/// A recorded run of all ranks.
 struct Rush {
     ledgers: Vec<Ledger>,
     report: Value,
-    /// Records that memprobe says it lost, of all ranks together.
+    /// Records that memprobe reports as lost, over all ranks.
     lost: u64,
 }
 
 impl Rush {
-    /// Has memprobe start the ranks, each of which makes about so many events as fast as it can.
+    /// Records ranks started by memprobe, each with about `events` events at full speed.
     fn record(ground: &Ground, events: u32, buffer_size: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let run = folder.path().join("run/");
@@ -57,7 +57,7 @@ impl Rush {
         }
     }
 
-    /// Events a second of all ranks together, while one of them went on.
+    /// Returns the events per second of all ranks, from the first start to the last end.
     fn rate(&self) -> f64 {
         let ledgers = || self.ledgers.iter();
         let begun = ledgers()
@@ -73,7 +73,7 @@ impl Rush {
         self.ledgers.iter().map(|ledger| ledger.events).sum()
     }
 
-    /// Each rank with its recording.
+    /// Returns each rank with its recording.
     fn recordings(&self) -> impl Iterator<Item = (&Ledger, &Value)> {
         let recordings = self.report["recordings"].as_array().expect("recordings");
         assert_eq!(recordings.len(), RANKS, "recordings");
@@ -91,7 +91,7 @@ fn ledger(folder: &Path, rank: usize) -> Ledger {
     serde_json::from_slice(&text).expect("a ledger")
 }
 
-/// A recording ends with what the allocator itself says.
+/// Asserts that a recording ends with the allocator's own totals.
 fn assert_totals(ledger: &Ledger, recording: &Value) {
     let [device] = recording["devices"].as_array().expect("devices").as_slice() else {
         panic!("each rank uses one device: {recording}");
@@ -118,7 +118,7 @@ fn assert_totals(ledger: &Ledger, recording: &Value) {
 #[test]
 fn eight_ranks_that_do_hardly_more_than_allocate_are_told_to_the_byte() {
     let Some(ground) = Ground::take() else { return };
-    // Room for all that happens: how fast memprobe reads depends on the machine.
+    // Large enough for all records, however slowly memprobe reads on this machine.
     let rush = Rush::record(&ground, 50_000, "256MiB");
     assert_eq!(rush.lost, 0);
     for (ledger, recording) in rush.recordings() {

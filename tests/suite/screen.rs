@@ -1,4 +1,4 @@
-//! The live screen on a terminal: what it shows, and that it gives the terminal back.
+//! Live screen on a terminal: its contents, and restoring the terminal.
 
 use std::fs;
 
@@ -130,7 +130,7 @@ fn without_a_terminal_the_screen_is_an_error_with_what_to_do() {
     );
 }
 
-/// The number of the line of `steady.py` that begins with this text.
+/// Returns the number of the line in `steady.py` that starts with this text.
 fn line_of(text: &str) -> usize {
     let source = fs::read_to_string(workloads().join("steady.py")).expect("the workload");
     let at = source

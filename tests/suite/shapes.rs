@@ -1,4 +1,4 @@
-//! Every block is told with the tensor that it is for: shape, element type and bytes asked for.
+//! Every block is reported with its tensor: shape, element type and requested bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What `workloads/shapes.py` writes of a block.
+/// A block in the output of `workloads/shapes.py`.
 #[derive(Debug, Deserialize)]
 struct Made {
     what: String,
@@ -24,18 +24,18 @@ struct Made {
     requested: Option<u64>,
 }
 
-/// The dimensions whose sizes are told.
+/// Maximum number of dimensions that memprobe reports with their sizes.
 const DIMENSIONS: usize = 8;
 
-/// What `workloads/without_tensor.py` writes of a block.
+/// A block in the output of `workloads/without_tensor.py`.
 #[derive(Debug, Deserialize)]
 struct Asked {
     addr: u64,
-    /// Functions of C++ and Python, innermost first.
+    /// C++ and Python functions, innermost first.
     frames: Vec<String>,
 }
 
-/// A run of the workload, from both sides.
+/// A run of the workload, recorded by both sides.
 struct Run {
     made: Vec<Made>,
     events: Vec<Event>,
@@ -62,7 +62,7 @@ impl Run {
         }
     }
 
-    /// The one allocation that the workload speaks of.
+    /// Returns the only allocation event of this block.
     fn allocation(&self, made: &Made) -> &Event {
         let of_it: Vec<_> = self
             .events
@@ -117,7 +117,7 @@ fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
     }
 }
 
-/// The rows of the table of tensors come to what the allocator says.
+/// Checks that the rows of the tensor table add up to the allocator's total.
 fn adds_up(ground: &Ground, trace: &Path) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
@@ -166,7 +166,7 @@ fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on(
         ground.record(target.pid(), &file, &options).finish();
         let events = ground.events(&file);
         let mut allocations = events.iter().filter(|event| event.action == "alloc");
-        // One may have been on its way from the tensor to its block when the probes came.
+        // One request may have been between the tensor's and the block's probe at attach.
         let first = allocations.next().expect("an allocation");
         assert!(first.shape.is_none() || is_breath(first), "{first:?}");
         assert!(
@@ -178,7 +178,7 @@ fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on(
     }
 }
 
-/// Whether it is what `hold.py` makes now and then.
+/// True for the block that `hold.py` allocates periodically.
 fn is_breath(event: &Event) -> bool {
     event.shape.as_deref() == Some(&[1 << 20]) && event.dtype.as_deref() == Some("uint8")
 }
@@ -229,7 +229,7 @@ fn a_block_without_a_tensor_is_named_by_who_asked_for_it() {
     }
 }
 
-/// One PyTorch of each release that names functions of C++: 2.0 crashes where it is to.
+/// Returns one PyTorch per release that can record C++ frames; 2.0 crashes when it tries.
 fn with_history(ground: &Ground) -> BTreeMap<String, &PyTorch> {
     let all = ground.pytorches.iter().chain([ground.pytorch()]);
     let releases = all.map(|pytorch| (pytorch.release(), pytorch));
@@ -238,7 +238,8 @@ fn with_history(ground: &Ground) -> BTreeMap<String, &PyTorch> {
         .collect()
 }
 
-/// What memprobe says of the blocks without a tensor, each of which PyTorch agrees to.
+/// Returns the inferred purposes of blocks without a tensor, after checking each against PyTorch's
+/// frames.
 fn uses_that_were_met(events: &[Event], asked: &[Asked]) -> BTreeSet<String> {
     let allocations: Vec<_> = events.iter().filter(|it| it.action == "alloc").collect();
     assert!(allocations.len() >= asked.len() && asked.len() >= 40);
@@ -260,7 +261,7 @@ fn uses_that_were_met(events: &[Event], asked: &[Asked]) -> BTreeSet<String> {
         }
         let inferred = event.inferred.as_ref();
         let inferred = inferred.unwrap_or_else(|| panic!("{event:?} is {names:?}"));
-        // Functions made from templates begin with what they return.
+        // Names of template functions start with their return type.
         let is_it = |name: &String| {
             *name == inferred.function || name.ends_with(&format!(" {}", inferred.function))
         };
@@ -270,7 +271,8 @@ fn uses_that_were_met(events: &[Event], asked: &[Asked]) -> BTreeSet<String> {
     met
 }
 
-/// A function as libiberty writes it, without parameters, template arguments and what follows.
+/// Strips parameters, template arguments and suffixes from a function name as libiberty demangles
+/// it.
 fn plain(name: &str) -> String {
     const ANONYMOUS: &str = "(anonymous namespace)";
     let name = name
@@ -293,7 +295,7 @@ fn plain(name: &str) -> String {
         .replace('\u{2}', "operator()")
 }
 
-/// The table of tensors tells each use from the others.
+/// Checks that the tensor table has a row for each purpose.
 fn every_use_has_a_row(ground: &Ground, trace: &Path, met: &BTreeSet<String>) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [

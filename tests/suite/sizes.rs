@@ -1,4 +1,5 @@
-//! How large a model is, its epochs, and what its layers held in each iteration, beside what hooks within the process say of them.
+//! Compares model size, epochs, and the memory of layers per iteration with hooks inside the
+//! process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,17 +9,17 @@ use memprobe_tests::process::Background;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// What `workloads/sizes.py` writes. Bytes, by the path of a module.
+/// Output of `workloads/sizes.py`. Bytes, by module path.
 #[derive(Deserialize)]
 struct Truth {
     parameters: BTreeMap<String, u64>,
     buffers: BTreeMap<String, u64>,
-    /// What leaves put out in a forward pass; 0 of what works in place.
+    /// Output of leaf modules in a forward pass; 0 for in-place modules.
     outputs: BTreeMap<String, u64>,
-    /// The blocks of parameters and buffers, as the allocator rounds them.
+    /// Blocks of parameters and buffers, with the allocator's rounding.
     blocks: BTreeMap<String, u64>,
     iterations: Vec<Iteration>,
-    /// Examples in a batch.
+    /// Examples per batch.
     batch: u64,
 }
 
@@ -27,15 +28,16 @@ struct Iteration {
     epoch: u64,
     /// Examples in its batch.
     batch: u64,
-    /// `torch.cuda.max_memory_allocated()` of it; `None` on the CPU.
+    /// `torch.cuda.max_memory_allocated()` of the iteration; `None` on the CPU.
     peak: Option<u64>,
-    /// As above, of its own forward pass.
+    /// Like `outputs` above, for its own forward pass.
     outputs: BTreeMap<String, u64>,
 }
 
 impl Iteration {
-    /// What parts of the first block keep for the backward pass: it is gone back through last, so all of it is there at the peak.
-    /// What the last part puts out goes into a sum, and nobody keeps it.
+    /// Returns the activations of the first block's modules at the peak. Backward reaches this
+    /// block last, so all of them are live. The last module's output goes into a sum, which does
+    /// not save it.
     fn kept_of_first_block(&self) -> [(&'static str, u64); 4] {
         let put_out = |path: &str| self.outputs[path].next_multiple_of(512);
         let statistics = 2 * (4 * self.batch).next_multiple_of(512);
@@ -51,8 +53,9 @@ impl Iteration {
 }
 
 impl Truth {
-    /// What a leaf's forward pass makes beside its output: a mean and a deviation of each example (`native_layer_norm`) or of each
-    /// feature (`native_batch_norm`), which are saved for the backward pass.
+    /// Returns the bytes that a leaf's forward pass allocates besides its output. A norm saves mean
+    /// and deviation for backward: per example (`native_layer_norm`) or per feature
+    /// (`native_batch_norm`).
     fn made_beside(&self, path: &str) -> u64 {
         match path.rsplit('.').next() {
             Some("norm") => 2 * 4 * self.batch,
@@ -70,7 +73,7 @@ fn record(ground: &Ground, folder: &Path) -> Truth {
     serde_json::from_slice(&truth).expect("JSON")
 }
 
-/// Runs it on the CPU: what its modules are estimated to be on a GPU.
+/// Estimates the workload's modules on a GPU by running it on the CPU.
 fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
     let (file, out) = (folder.join("estimate.json"), folder.join("truth.json"));
     let mut command = ground.memprobe();
@@ -81,7 +84,7 @@ fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
     command
         .args(["sizes.py", "--device", "cpu", "--out"])
         .arg(&out);
-    // It waits for what it has written itself.
+    // The workload waits for its own output file.
     command.arg("--until").arg(&out);
     ground.pytorch().settle(&mut command);
     Background::start(&mut command).finish().succeeded();
@@ -103,7 +106,7 @@ fn rows(ground: &Ground, folder: &Path, by: &[&str]) -> Vec<Value> {
         .collect()
 }
 
-/// What modules held when the device held most in each iteration.
+/// Checks the memory of modules at each iteration's peak.
 fn check_layers(truth: &Truth, layers: &[Value]) {
     for (number, told) in (1_u64..).zip(&truth.iterations) {
         let of_iteration =
@@ -125,7 +128,7 @@ fn check_layers(truth: &Truth, layers: &[Value]) {
                 assert_eq!(own(path, "own_optimizer_state"), 2 * bytes, "state of {at}");
             }
         }
-        // Which module is called is known once the first call was seen.
+        // memprobe identifies modules only after the first module call.
         if number == 1 {
             continue;
         }
@@ -136,7 +139,7 @@ fn check_layers(truth: &Truth, layers: &[Value]) {
     }
 }
 
-/// What modules keep: those of nobody, and nothing else.
+/// Checks the parameters and buffers of each module; no other module may have any.
 fn check_kept(truth: &Truth, sizes: &[Value]) {
     for (key, kept) in [
         ("own_parameters", &truth.parameters),
@@ -197,7 +200,7 @@ fn the_size_of_a_model_on_a_gpu_is_estimated_on_the_cpu() {
         let found = sizes.iter().find(|row| row["path"] == path);
         found.unwrap_or_else(|| panic!("{path} is missing: {sizes:#?}"))
     };
-    // The CPU's kernel of a batch norm makes more than a GPU's.
+    // On the CPU, the batch norm kernel allocates more than on a GPU.
     let is_alike = |(path, bytes): &(&String, &u64)| **bytes > 0 && !path.ends_with("even");
     for (path, bytes) in truth.outputs.iter().filter(is_alike) {
         let made = bytes + truth.made_beside(path);

@@ -1,4 +1,4 @@
-//! What `memprobe snapshot` says, as JSON.
+//! JSON output of `memprobe snapshot`.
 
 use std::path::Path;
 
@@ -8,31 +8,30 @@ use serde::{Deserialize, Deserializer};
 use crate::ground::Ground;
 use crate::process::Finished;
 
-/// A whole snapshot.
 #[derive(Debug, Deserialize)]
 pub struct Snapshot {
-    /// A row for each tensor, and for each block or storage without one.
+    /// One row per tensor, and per block or storage without one.
     pub tensors: Vec<Row>,
-    /// What the rows of each device come to.
+    /// Sums of each device.
     pub totals: Vec<Totals>,
-    /// How long the process stood still; `None` where it ran on.
+    /// Duration of the pause; `None` if the process kept running.
     pub pause_ms: Option<f64>,
-    /// Python objects that were looked at.
+    /// Number of Python objects read.
     pub objects: u64,
-    /// What could not be read.
+    /// Parts of memory that could not be read.
     pub unread: Vec<String>,
 }
 
-/// The account of a device.
+/// Sums of one device.
 #[derive(Debug, Deserialize)]
 pub struct Totals {
-    /// As PyTorch writes it.
+    /// Device as PyTorch prints it.
     pub device: String,
-    /// The allocator's own total; `None` where there is none.
+    /// The allocator's own total; `None` without an allocator.
     pub allocated: Option<u64>,
-    /// What of it no row answers for.
+    /// Bytes of the total that no row covers.
     pub remainder: Option<i64>,
-    /// Why there is a remainder.
+    /// Reason for the remainder.
     pub reason: Option<String>,
 }
 
@@ -41,24 +40,24 @@ pub struct Totals {
 pub struct Row {
     /// The best name.
     pub name: Option<String>,
-    /// All of them.
+    /// All names.
     pub names: Vec<String>,
-    /// For each name the rule that inferred it; empty where all follow references alone.
+    /// Inference rule of each name; empty if all names follow from references alone.
     #[serde(default)]
     pub inferred: Vec<Option<String>>,
     /// `parameter`, `buffer`, `gradient`, `optimizer_state`, `saved`, `tensor` or `block`.
     pub kind: String,
     /// `None` for memory without a tensor.
     pub shape: Option<Vec<u64>>,
-    /// Without `torch.`.
+    /// Element type, without `torch.`.
     pub dtype: Option<String>,
-    /// As PyTorch writes it.
+    /// Device as PyTorch prints it.
     pub device: String,
-    /// Of its elements.
+    /// Bytes of its elements.
     pub bytes: Option<u64>,
-    /// Of the allocator's bytes, those that it answers for.
+    /// Bytes of the allocator that this row accounts for.
     pub holds: u64,
-    /// The address of its data.
+    /// Address of its data.
     #[serde(deserialize_with = "address")]
     pub storage: Option<u64>,
     /// `untyped_storage().nbytes()`.
@@ -67,20 +66,20 @@ pub struct Row {
     pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<String>,
-    /// The operation that keeps it for the backward pass.
+    /// Operation that saves it for the backward pass.
     #[serde(default)]
     pub saved_by: Option<String>,
-    /// The path of its module.
+    /// Path of its module.
     pub module: Option<String>,
-    /// The name of its Python type.
+    /// Name of its Python type.
     #[serde(default)]
     pub class: Option<String>,
-    /// The address of the `TensorImpl`; `None` for memory without a tensor.
+    /// Address of the `TensorImpl`; `None` for memory without a tensor.
     #[serde(default, deserialize_with = "address")]
     pub object: Option<u64>,
 }
 
-/// An address as files have it, such as `0x7f00`.
+/// Parses an address such as `0x7f00`.
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
     let text: Option<String> = Option::deserialize(from)?;
     let number = |text: String| {
@@ -91,64 +90,63 @@ fn address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> 
 }
 
 impl Row {
-    /// Whether it is memory without a tensor.
+    /// True for memory without a tensor.
     pub fn is_block(&self) -> bool {
         self.kind == "block"
     }
 
-    /// Its names.
     pub fn texts(&self) -> Vec<&str> {
         self.names.iter().map(String::as_str).collect()
     }
 }
 
 impl Snapshot {
-    /// Of the JSON that `memprobe snapshot` prints.
+    /// Parses the JSON output of `memprobe snapshot`.
     ///
     /// # Panics
     ///
-    /// Where it is something else.
+    /// If it is something else.
     pub fn parse(json: &str) -> Self {
         serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}"))
     }
 
-    /// The rows of a device.
+    /// Returns the rows of a device.
     pub fn on<'a>(&'a self, device: &'a str) -> impl Iterator<Item = &'a Row> {
         self.tensors.iter().filter(move |row| row.device == device)
     }
 
-    /// The account of a device.
+    /// Returns the sums of a device.
     ///
     /// # Panics
     ///
-    /// Where there is none.
+    /// If there are none.
     pub fn totals_of(&self, device: &str) -> &Totals {
         let totals = self.totals.iter().find(|totals| totals.device == device);
         totals.unwrap_or_else(|| panic!("{device} is not there: {:?}", self.totals))
     }
 
-    /// What all rows of a device answer for.
+    /// Returns the bytes that all rows of a device account for.
     pub fn holds(&self, device: &str) -> u64 {
         self.on(device).map(|row| row.holds).sum()
     }
 }
 
 impl Ground {
-    /// Runs `memprobe snapshot` on a process, however that ends.
+    /// Runs `memprobe snapshot` on a process; it may fail.
     pub fn try_snapshot(&self, pid: u32, options: &[&str]) -> Finished {
         let pid = pid.to_string();
         let words = ["snapshot", "--pid", &pid];
         self.run(&[&words[..], options].concat())
     }
 
-    /// A snapshot of a process.
+    /// Takes a snapshot of a process.
     pub fn snapshot(&self, pid: u32, options: &[&str]) -> Snapshot {
         let options = [&["--format", "json"], options].concat();
         let printed = self.try_snapshot(pid, &options).succeeded();
         Snapshot::parse(&printed.stdout)
     }
 
-    /// A snapshot that is kept in a file.
+    /// Saves a snapshot to a file.
     pub fn keep_snapshot(&self, pid: u32, file: &Path) {
         let file = file.to_str().expect("UTF-8");
         self.try_snapshot(pid, &["-o", file]).succeeded();

@@ -1,4 +1,4 @@
-//! A snapshot harms nobody: the process always runs on, whatever happens to memprobe.
+//! Safety of snapshots: the process always keeps running, whatever happens to memprobe.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use memprobe_tests::snapshot::Snapshot;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-/// How often memprobe is killed in the middle.
+/// Number of times that memprobe is killed.
 const KILLED: u32 = 50;
 
-/// How many snapshots are taken of a process that does not stand still.
+/// Snapshots taken of a running process.
 const TAKEN: usize = 40;
 
-/// A process that allocates and collects garbage all the time, and counts.
+/// A process that constantly allocates, collects garbage and counts.
 struct Churn {
     target: Background,
     folder: TempDir,
@@ -40,13 +40,13 @@ impl Churn {
         self.target.pid()
     }
 
-    /// How far it has counted.
+    /// Returns its counter.
     fn progress(&self) -> u64 {
         let count = std::fs::read(self.folder.path().join("progress")).expect("a count");
         u64::from_ne_bytes(count.try_into().expect("eight bytes"))
     }
 
-    /// Waits until it has counted on, and all of its threads are let be.
+    /// Waits until no thread is stopped and the counter advances.
     fn runs_on(&self) {
         wait_until("all threads are let go", || {
             let held = self.held();
@@ -58,7 +58,7 @@ impl Churn {
         });
     }
 
-    /// Stops it by a signal.
+    /// Stops the process by SIGSTOP.
     fn stop(&self) {
         self.target.signal(Signal::STOP);
         wait_until("it has stopped", || {
@@ -68,7 +68,7 @@ impl Churn {
         });
     }
 
-    /// Whether a thread is stopped or traced.
+    /// True if any thread is stopped or traced.
     fn held(&self) -> bool {
         let threads = threads(self.pid());
         assert!(!threads.is_empty(), "the process is over");
@@ -81,14 +81,15 @@ impl Churn {
     }
 }
 
-/// `/proc/PID/task/TID` of each thread.
+/// Returns `/proc/PID/task/TID` of each thread.
 fn threads(pid: u32) -> Vec<PathBuf> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
     let tasks = tasks.into_iter().flatten();
     tasks.filter_map(|task| Some(task.ok()?.path())).collect()
 }
 
-/// A line of `/proc/PID/task/TID/status` (proc_pid_status(5)); `None` once the thread has ended.
+/// Returns a field of `/proc/PID/task/TID/status` (proc_pid_status(5)); `None` once the thread has
+/// ended.
 fn field(thread: &Path, name: &str) -> Option<String> {
     let status = std::fs::read_to_string(thread.join("status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -99,13 +100,13 @@ fn state(thread: &Path) -> String {
     field(thread, "State:").unwrap_or_default()
 }
 
-/// Whether a thread has a tracer or stands stopped.
+/// True if a thread has a tracer or is stopped.
 fn is_held(thread: &Path) -> bool {
     let traced = field(thread, "TracerPid:").is_some_and(|tracer| tracer != "0");
     traced || state(thread).starts_with(['T', 't'])
 }
 
-/// Numbers that are spread evenly (xorshift64).
+/// Uniformly distributed numbers (xorshift64).
 struct Random(u64);
 
 impl Random {
@@ -131,7 +132,7 @@ fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
         let mut command = ground.memprobe();
         command.args(["snapshot", "--format", "json", "--pid", &pid]);
         let mut memprobe = Background::start(&mut command);
-        // Every other time it is killed in the pause, as far as that can be seen from here.
+        // Every other kill is aimed at the pause, as far as the pause is visible from outside.
         let moment = Instant::now() + random.below(whole);
         while Instant::now() < moment && (at % 2 == 0 || !churn.held()) {
             std::thread::sleep(Duration::from_micros(200));
@@ -139,7 +140,7 @@ fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
         let held = churn.held();
         midway += u32::from(!memprobe.has_ended());
         in_the_pause += u32::from(held);
-        // SIGKILL, unless it has ended.
+        // Dropping sends SIGKILL, unless the process has ended.
         drop(memprobe);
         churn.runs_on();
     }
@@ -176,7 +177,7 @@ fn snapshots_of_a_process_that_does_not_stand_still_agree_with_its_allocator() {
     churn.end();
 }
 
-/// The allocator's own total in a snapshot.
+/// Returns the allocator's own total in a snapshot.
 fn allocated(snapshot: &Snapshot) -> u64 {
     snapshot.totals_of("cuda:0").allocated.expect("a total")
 }
@@ -207,7 +208,7 @@ fn without_blocking_no_thread_is_ever_stopped() {
     assert!(looks > 20, "looked only {looks} times");
     assert!(!snapshot.tensors.is_empty());
     assert!(churn.progress() > before, "it stood still");
-    // Either it fits, or what does not is said.
+    // The rows must add up, or the snapshot must report the remainder.
     let totals = snapshot.totals_of("cuda:0");
     let sum = i64::try_from(snapshot.holds("cuda:0")).expect("less than there is");
     let remainder = totals.remainder.expect("a remainder");
@@ -224,7 +225,8 @@ fn without_blocking_no_thread_is_ever_stopped() {
 fn a_process_that_was_stopped_stays_stopped_and_is_read_all_the_same() {
     let Some(ground) = Ground::take() else { return };
     let churn = Churn::start(ground.pytorch(), 0);
-    // Python's garbage collector may be at work where it stops: that is said, and does not change.
+    // If the process stops during garbage collection, the snapshot fails with that reason; retrying
+    // the same stop would not help.
     let snapshot = wait_until("it is stopped where it can be read", || {
         churn.stop();
         let printed = ground.try_snapshot(churn.pid(), &["--format", "json"]);
@@ -263,7 +265,7 @@ fn a_process_with_a_debugger_is_an_error_unless_it_runs_on() {
     churn.end();
 }
 
-/// A Python that traces a process, without stopping it.
+/// A Python that traces a process without stopping it.
 struct Debugger {
     _process: Background,
 }
@@ -328,7 +330,7 @@ fn a_pytorch_that_does_not_use_cuda_has_tensors_on_the_cpu() {
             (row.name.as_deref(), row.device.as_str(), row.bytes),
             (Some("weights"), "cpu", Some(123 * 45 * 4))
         );
-        // Without the CPU nothing is left, which is no error.
+        // Without CPU tensors the snapshot is empty, which is no error.
         let empty = ground.snapshot(python.pid(), &[]);
         assert_eq!(empty.tensors.len(), 0, "{:?}", empty.tensors);
     }

@@ -1,4 +1,4 @@
-//! `memprobe snapshot`, row by row, against what the process says of itself.
+//! Compares `memprobe snapshot` with the process's own account, row by row.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,10 @@ use memprobe_tests::tensor_agreement::{Devices, compare};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Differences that are shown; the rest are counted.
+/// Differences to print; the rest are only counted.
 const SHOWN: usize = 25;
 
-/// How much must have been compared over all points for it to mean something.
+/// Minimum numbers of compared items, over all points.
 struct Least {
     tensors: usize,
     names: usize,
@@ -84,7 +84,7 @@ fn agree_with(
     wrong
 }
 
-/// Tensors that are not called what the workload wants them called.
+/// Returns the tensors that lack the name the workload expects.
 fn wrongly_named(truth: &Truth, snapshot: &Snapshot) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, shape) in &truth.expected {
@@ -103,7 +103,7 @@ fn wrongly_named(truth: &Truth, snapshot: &Snapshot) -> Vec<String> {
     wrong
 }
 
-/// Whether a name ends so; `*` stands for a line.
+/// True if `text` ends with `name`; `*` stands for a line number.
 fn is_called(text: &str, name: &str) -> bool {
     let Some((before, after)) = name.split_once('*') else {
         return text == name
@@ -128,7 +128,7 @@ fn a_small_perceptron_is_known_from_its_data_to_its_optimizer() {
 
 #[test]
 fn shared_weights_flat_buffers_and_products_that_nobody_holds_are_known() {
-    // A cuDNN without LSTM leaves a third of it.
+    // Without LSTM in cuDNN, a third of these numbers is left.
     let least = Least {
         tensors: 30,
         names: 20,
@@ -230,7 +230,8 @@ fn a_model_of_two_thousand_modules_is_known_by_name() {
     agree(&workload, Devices::Cuda, On::Newest, &least);
 }
 
-/// What one tool or another prints when it is called again: lines of `sign`, count and shape.
+/// Returns the changes between two snapshots as lines of `sign`, count and shape, the format of
+/// comparable tools.
 fn changes(before: &str, after: &str, ground: &Ground, files: [&PathBuf; 2]) -> Vec<String> {
     let file = |path: &PathBuf| path.to_str().expect("UTF-8").to_owned();
     let printed = ground
@@ -254,7 +255,7 @@ fn changes(before: &str, after: &str, ground: &Ground, files: [&PathBuf; 2]) -> 
     lines
 }
 
-/// Takes a snapshot at each point and gives what changed from one to the next.
+/// Takes a snapshot at each point; returns the changes from each to the next.
 fn changes_of(workload: &str) -> Option<Vec<(String, Vec<String>)>> {
     let ground = Ground::take()?;
     let mut standing = Standing::start(ground.pytorch(), &[workload], &[]);
@@ -274,7 +275,7 @@ fn changes_of(workload: &str) -> Option<Vec<(String, Vec<String>)>> {
     Some(found)
 }
 
-/// Whether each line of `wanted` is among what changed, and nothing else is.
+/// Asserts that the changes at a point are exactly `wanted`.
 fn assert_changes(found: &[(String, Vec<String>)], point: &str, wanted: &[&str]) {
     let (_, lines) = found
         .iter()
@@ -290,7 +291,7 @@ fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
     let Some(found) = changes_of("tracked_vgg.py") else {
         return;
     };
-    // The line moves on between two points, and the name of a local with it.
+    // The current line differs between two points, and with it the name of a local.
     let without_place = |line: &String| match line.split_once(" tracked_vgg.py:") {
         Some((shape, name)) => {
             let name = name.rsplit_once(" -> ").map_or(name, |(_, name)| name);
@@ -326,8 +327,8 @@ fn what_a_step_of_training_adds_and_drops_is_told() {
         let shape = |line: &String| line.split_once(") ").map(|(shape, _)| format!("{shape})"));
         lines.into_iter().flatten().filter_map(shape).collect()
     };
-    // What a person sees who looks from inside: the activation and the output; the loss; gradients for
-    // the activation; two moments of each parameter.
+    // Changes visible from inside the process: activation and output; loss; gradients; two moments
+    // per parameter.
     let has = |point: &str, wanted: &[&str]| {
         let mut left = lines(point);
         for line in wanted {
@@ -364,7 +365,7 @@ fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_i
         let saved = snapshot.tensors.iter().filter(|row| row.kind == "saved");
         let large: Vec<_> = saved
             .filter(|row| row.shape == Some(vec![512, 1024]))
-            // PyTorch 2.0 also keeps what it takes the mean of.
+            // PyTorch 2.0 also saves the input of the mean.
             .filter(|row| row.saved_by.as_deref() != Some("MeanBackward0"))
             .collect();
         let [product] = large[..] else {
@@ -393,7 +394,8 @@ fn a_block_that_no_tensor_reaches_is_told_by_who_asked_for_it() {
     ]);
     let mut watching = Background::start(&mut memprobe);
     watching.wait_for("allocated by the allocator");
-    // It asks again and again: for a second, a tensor may have been begun before the probes were in place.
+    // The target requests blocks repeatedly: in the first second after attach, memprobe cannot
+    // exclude a tensor requested before its probes.
     std::fs::write(&when, "").expect("the file");
     let line = watching.wait_for("(torch.cuda.caching_allocator_alloc");
     assert!(

@@ -1,5 +1,5 @@
-//! A workload that stands still at named points, and what it holds there by its own account
-//! (see `workloads/tensor_reference.py`).
+//! Workloads that stop at named points and report their own tensors there (see
+//! `workloads/tensor_reference.py`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,38 +10,35 @@ use tempfile::TempDir;
 use crate::process::{Background, wait_until};
 use crate::pytorch::PyTorch;
 
-/// A workload with points.
+/// A workload with named points.
 pub struct Standing {
-    /// The process.
     pub target: Background,
     folder: TempDir,
 }
 
-/// What a workload says of a point.
+/// A workload's own account at a point.
 #[derive(Debug, Deserialize)]
 pub struct Truth {
-    /// The version of Python.
     pub python: String,
-    /// The version of PyTorch.
     pub torch: String,
-    /// One per device, in order; none where CUDA is not in use.
+    /// One per device, by ordinal; empty if CUDA is not in use.
     pub devices: Vec<Allocator>,
-    /// The tensors that Python knows, and their gradients.
+    /// Tensors reachable from Python, and their gradients.
     pub tensors: Vec<Held>,
-    /// What the graph keeps.
+    /// Tensors saved by the graph.
     pub saved: Vec<Saved>,
-    /// What other tensors stand on: the base of a view, the parts of a sparse tensor.
+    /// Tensors that other tensors are built on: the base of a view, the parts of a sparse tensor.
     pub within: Vec<Saved>,
-    /// Nodes of the graph by name.
+    /// Number of graph nodes by name.
     pub nodes: BTreeMap<String, u64>,
-    /// What tensors of these shapes are to be called; `*` stands for a line.
+    /// Expected names of tensors with these shapes; `*` stands for a line number.
     pub expected: Vec<(String, Vec<u64>)>,
 }
 
-/// The caching allocator's own account of a device.
+/// Account of a device by the caching allocator itself.
 #[derive(Debug, Deserialize)]
 pub struct Allocator {
-    /// Its ordinal.
+    /// Device ordinal.
     pub device: u8,
     /// `memory_allocated()`.
     pub allocated: u64,
@@ -51,14 +48,14 @@ pub struct Allocator {
     pub blocks: Vec<(u64, u64, u64)>,
 }
 
-/// A tensor that Python can reach.
+/// A tensor reachable from Python.
 #[derive(Debug, Deserialize)]
 pub struct Held {
-    /// The address of its `TensorImpl`.
+    /// Address of its `TensorImpl`.
     pub object: u64,
-    /// Whether it has a Python object.
+    /// True if it has a Python object.
     pub python: bool,
-    /// The name of its type.
+    /// Name of its type.
     pub class: String,
     /// `shape`; `None` for a nested tensor.
     pub shape: Option<Vec<u64>>,
@@ -70,26 +67,25 @@ pub struct Held {
     pub layout: String,
     /// `numel() * element_size()`.
     pub bytes: u64,
-    /// `None` where it has none.
+    /// `None` for a tensor without storage.
     pub storage: Option<StorageTruth>,
     /// `requires_grad`.
     pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<String>,
-    /// Its names as a parameter, from every module that no other holds.
+    /// Names as a parameter, from every root module.
     pub parameter: Vec<String>,
-    /// Its names as a buffer.
+    /// Names as a buffer.
     pub buffer: Vec<String>,
-    /// Optimizer, key and the address of the parameter.
+    /// Optimizer, key and address of the parameter.
     pub state: Vec<(String, String, u64)>,
-    /// The addresses of those whose `.grad` it is.
+    /// Addresses of the tensors whose `.grad` it is.
     pub gradient_of: Vec<u64>,
 }
 
-/// A storage.
 #[derive(Debug, Deserialize, Clone, Copy, PartialEq, Eq)]
 pub struct StorageTruth {
-    /// The address of its `StorageImpl`.
+    /// Address of its `StorageImpl`.
     pub object: u64,
     /// `data_ptr()`.
     pub data: u64,
@@ -97,12 +93,12 @@ pub struct StorageTruth {
     pub bytes: u64,
 }
 
-/// A tensor that a node of the graph keeps, or another tensor.
+/// A tensor that a graph node or another tensor refers to.
 #[derive(Debug, Deserialize)]
 pub struct Saved {
-    /// The name of the node, or the class of the tensor.
+    /// Name of the node, or class of the tensor.
     pub op: String,
-    /// The attribute of it.
+    /// Attribute of the node or tensor.
     pub attribute: String,
     /// `shape`.
     pub shape: Vec<u64>,
@@ -112,7 +108,6 @@ pub struct Saved {
     pub device: String,
     /// `numel() * element_size()`.
     pub bytes: u64,
-    /// Its storage.
     pub storage: Option<StorageTruth>,
 }
 
@@ -121,7 +116,7 @@ impl Standing {
     pub fn start(pytorch: &PyTorch, workload: &[&str], settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = pytorch.command();
-        // What is said of versions and of CUDA's context does not matter here.
+        // Warnings about versions and CUDA's context do not matter here.
         command.args(["-W", "ignore"]).args(workload);
         command.arg("--folder").arg(folder.path());
         command.envs(settings.iter().copied());
@@ -131,13 +126,11 @@ impl Standing {
         }
     }
 
-    /// The process.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
 
-    /// Waits for a point, where the process then stands still; gives its name, or `None` after
-    /// the last.
+    /// Waits until the process stops at a point; returns its name, or `None` after the last.
     pub fn next_point(&mut self) -> Option<String> {
         let (point, over) = (self.path("point"), self.path("over"));
         let name = self.wait("a point", || {
@@ -149,11 +142,11 @@ impl Standing {
         name.inspect(|name| println!("  at {name}"))
     }
 
-    /// Goes on to the point of this name.
+    /// Continues to the point of this name.
     ///
     /// # Panics
     ///
-    /// Where there is none.
+    /// If there is no such point.
     pub fn go_to(&mut self, wanted: &str) {
         while let Some(point) = self.next_point() {
             if point == wanted {
@@ -164,7 +157,8 @@ impl Standing {
         panic!("there is no point {wanted:?}");
     }
 
-    /// What the process says of itself at a point. Take what is compared with it before.
+    /// Requests the process's own account at a point. Make the snapshot to compare before this
+    /// call.
     pub fn truth(&mut self) -> Truth {
         let ask = self.path("ask");
         std::fs::write(&ask, "").expect("written");
@@ -173,14 +167,14 @@ impl Standing {
         serde_json::from_slice(&answer).expect("the answer is JSON")
     }
 
-    /// Lets it go on from a point.
+    /// Continues from a point.
     pub fn go_on(&mut self) {
         let go = self.path("go");
         std::fs::write(&go, "").expect("written");
         self.wait("it goes on", || (!go.exists()).then_some(()));
     }
 
-    /// Passes all points that are left, and waits for its end.
+    /// Passes all remaining points and waits for the end.
     pub fn end(mut self) {
         while self.next_point().is_some() {
             self.go_on();
@@ -188,7 +182,7 @@ impl Standing {
         self.target.finish().succeeded();
     }
 
-    /// A file beside it.
+    /// Returns a path in its folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -210,7 +204,7 @@ impl Standing {
 }
 
 impl Truth {
-    /// The tensor at this address.
+    /// Returns the tensor at this address.
     pub fn tensor(&self, object: u64) -> Option<&Held> {
         self.tensors.iter().find(|tensor| tensor.object == object)
     }

@@ -1,5 +1,5 @@
-//! PyTorches whose libraries do not say where the caching allocator reports: it is heard through its
-//! tracepoints or, where it has none, through what it gets from CUDA, and which it is is said.
+//! PyTorch builds without the symbol through which the caching allocator reports. memprobe falls
+//! back to the allocator's tracepoints, or else to its CUDA calls, and names the source in use.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ use tempfile::TempDir;
 
 const WORKLOAD: &str = "mlp_adam.py";
 
-/// The function that the allocator reports with, and a name that is as long and has the same hash in
-/// `.gnu.hash` (33 * 'U' + 's' = 33 * 'V' + 'R'), so that libraries still find it in one another.
+/// The reporting function, and a name of the same length and `.gnu.hash`. The equal hash
+/// (33 * 'U' + 's' = 33 * 'V' + 'R') lets libraries still find it in one another.
 const HOOK: [&[u8]; 2] = [
     b"reportMemoryUsageToProfiler",
     b"reportMemoryVRageToProfiler",
 ];
 
-/// The owner of the notes that tell of tracepoints, and another.
+/// Owner of the tracepoint notes, and a replacement.
 const NOTES: [&[u8]; 2] = [b"stapsdt\0", b"stopped\0"];
 
 #[test]
@@ -32,7 +32,7 @@ fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
     let mut compared = 0;
     let mut tried = Vec::new();
     for pytorch in &ground.pytorches {
-        // One build of it is enough, whatever Python imports it.
+        // One test per build is enough, whatever Python imports it.
         let allocator = site_packages(pytorch).join("torch/lib/libc10_cuda.so");
         let size = fs::metadata(allocator).expect("PyTorch's allocator").len();
         if tried.contains(&size) {
@@ -44,7 +44,7 @@ fn an_allocator_without_its_function_is_heard_through_its_tracepoints() {
             println!("{} has no tracepoints", pytorch.python().display());
             continue;
         }
-        let (reference, events, said) = strange.record(&ground, pytorch);
+        let (reference, events, said) = strange.record(&ground, pytorch, &[]);
         assert!(said.contains("heard through its tracepoints"), "{said}");
         compared += compare(&reference, &events);
     }
@@ -56,8 +56,15 @@ fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
     let Some(ground) = Ground::take() else { return };
     let pytorch = ground.pytorch();
     let strange = Strange::made_of(pytorch, &[HOOK, NOTES]);
-    let (reference, events, said) = strange.record(&ground, pytorch);
-    assert!(said.contains("cannot be heard"), "{said}");
+    for driver in pytorch.each_driver() {
+        let (reference, events, said) = strange.record(&ground, pytorch, &driver);
+        assert!(said.contains("cannot be heard"), "{said}");
+        assert_is_what_cuda_gave(&reference, &events);
+    }
+}
+
+/// What CUDA gave out is what the allocator has reserved, and has lines.
+fn assert_is_what_cuda_gave(reference: &Reference, events: &[Event]) {
     let gave = |action: &str| {
         let given = events.iter().filter(|event| event.action == action);
         let of_device = given.filter(|event| event.space.as_deref() == Some("device"));
@@ -80,7 +87,7 @@ fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
     assert!(with_lines.count() > 0);
 }
 
-/// A copy of a PyTorch in which some words are others.
+/// A copy of a PyTorch with some bytes replaced.
 struct Strange {
     folder: TempDir,
     has_tracepoints: bool,
@@ -130,13 +137,20 @@ impl Strange {
         }
     }
 
-    /// What PyTorch and memprobe saw of the workload, and what memprobe said.
-    fn record(&self, ground: &Ground, pytorch: &PyTorch) -> (Reference, Vec<Event>, String) {
+    /// Returns PyTorch's record, memprobe's events, and memprobe's messages. `driver` comes before the
+    /// command.
+    fn record(
+        &self,
+        ground: &Ground,
+        pytorch: &PyTorch,
+        driver: &[String],
+    ) -> (Reference, Vec<Event>, String) {
         let out = self.folder.path().join("reference.json");
         let trace = self.folder.path().join("trace.json");
         let inner = pytorch.reference(WORKLOAD, &out);
         let mut command = ground.memprobe();
         command.arg("record").arg("-o").arg(&trace).arg("--");
+        command.args(driver);
         command.arg(inner.get_program()).args(inner.get_args());
         pytorch.settle(&mut command);
         command.env("PYTHONPATH", self.folder.path());
@@ -147,7 +161,7 @@ impl Strange {
     }
 }
 
-/// Compares the blocks, event by event, and says how many there were.
+/// Compares the blocks event by event; returns their number.
 fn compare(reference: &Reference, events: &[Event]) -> usize {
     let mut compared = 0;
     for device in &reference.devices {

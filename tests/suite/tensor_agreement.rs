@@ -1,35 +1,35 @@
-//! A snapshot held against what the process says of itself, row by row.
+//! Compares a snapshot with the process's own account, row by row.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::snapshot::{Row, Snapshot};
 use crate::standing::{Held, Saved, Truth};
 
-/// What was compared, and what differs.
+/// Result of a comparison.
 #[derive(Debug, Default)]
 pub struct TensorAgreement {
-    /// In words.
+    /// Differences in words.
     pub differences: Vec<String>,
-    /// Tensors that are on both sides.
+    /// Tensors present on both sides.
     pub tensors: usize,
-    /// Names that were compared.
+    /// Compared names.
     pub names: usize,
-    /// Tensors of the graph that Python does not hold, on both sides.
+    /// Tensors that only the graph holds, present on both sides.
     pub saved: usize,
     /// Rows of memory without a tensor.
     pub blocks: usize,
 }
 
-/// Which devices a snapshot was to have.
+/// Devices that a snapshot covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Devices {
     /// All but the CPU.
     Cuda,
-    /// The CPU too (`--cpu`).
+    /// Also the CPU (`--cpu`).
     WithCpu,
 }
 
-/// Compares.
+/// Compares a snapshot with the truth.
 pub fn compare(truth: &Truth, snapshot: &Snapshot, devices: Devices) -> TensorAgreement {
     let mut comparison = Comparison {
         truth,
@@ -51,7 +51,7 @@ pub fn compare(truth: &Truth, snapshot: &Snapshot, devices: Devices) -> TensorAg
 struct Comparison<'a> {
     truth: &'a Truth,
     devices: Devices,
-    /// Rows of tensors by their object.
+    /// Rows of tensors by address of the `TensorImpl`.
     rows: BTreeMap<u64, &'a Row>,
     found: TensorAgreement,
 }
@@ -61,7 +61,7 @@ impl Comparison<'_> {
         self.found.differences.push(difference);
     }
 
-    /// Every tensor of the process is in the table, as it is.
+    /// Checks that every tensor of the process has a correct row.
     fn every_tensor(&mut self) {
         let truth = self.truth;
         for held in &truth.tensors {
@@ -90,7 +90,7 @@ impl Comparison<'_> {
         self.names(held, row);
     }
 
-    /// Its names, as far as the process knows them.
+    /// Checks its names, as far as the process knows them.
     fn names(&mut self, held: &Held, row: &Row) {
         let texts = row.texts();
         if row.name.as_deref() != texts.first().copied() {
@@ -120,7 +120,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Nothing is in the table that is not in the process.
+    /// Checks that every row exists in the process.
     fn every_row(&mut self, snapshot: &Snapshot) {
         for row in &snapshot.tensors {
             let object = row.object.unwrap_or_default();
@@ -132,7 +132,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// A tensor that Python does not hold must be kept by the graph.
+    /// Checks that the graph saves a tensor that Python does not hold.
     fn without_python(&mut self, row: &Row) {
         let truth = self.truth;
         let kept = truth.saved.iter().any(|saved| is_saved(row, saved));
@@ -146,7 +146,8 @@ impl Comparison<'_> {
         }
     }
 
-    /// Memory without a tensor is a live block, or a storage in one, that no tensor looks at.
+    /// Checks that memory without a tensor is a live block, or a storage in one, that no tensor
+    /// uses.
     fn block(&mut self, row: &Row) {
         self.found.blocks += 1;
         let Some(data) = row.storage else {
@@ -168,7 +169,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// What the graph keeps is in the table, with the operation that keeps it.
+    /// Checks that every saved tensor has a row with the operation that saves it.
     fn everything_saved(&mut self, snapshot: &Snapshot) {
         let truth = self.truth;
         let mut said = BTreeSet::new();
@@ -185,7 +186,7 @@ impl Comparison<'_> {
                 self.differ(format!("the graph keeps it, and no row does: {saved:?}"));
                 continue;
             }
-            // Where only the graph has the memory, it is said which operation keeps it.
+            // If only the graph holds the memory, the row names the operation.
             let owned = truth
                 .tensors
                 .iter()
@@ -207,7 +208,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// The rows of a device come to what its allocator says, block by block.
+    /// Checks that the rows of a device add up to the allocator's total, block by block.
     fn sums(&mut self, snapshot: &Snapshot) {
         for device in &self.truth.devices {
             let name = format!("cuda:{}", device.device);
@@ -240,7 +241,7 @@ impl Comparison<'_> {
     }
 }
 
-/// What differs between a tensor and its row.
+/// Returns the differences between a tensor and its row.
 fn differences(held: &Held, row: &Row) -> Vec<String> {
     let mut found = Vec::new();
     let mut check = |what: &str, same: bool, theirs: String, ours: String| {
@@ -248,7 +249,7 @@ fn differences(held: &Held, row: &Row) -> Vec<String> {
             found.push(format!("{what} {ours} for {theirs}"));
         }
     };
-    // Of other layouts the sizes may be unknown, but never wrong.
+    // For other layouts the sizes may be unknown, but never wrong.
     let plain = held.layout == "strided" && held.shape.is_some();
     let known = |is: bool| plain || is;
     check(
@@ -309,7 +310,7 @@ fn differences(held: &Held, row: &Row) -> Vec<String> {
     found
 }
 
-/// What it is for, where there is no doubt.
+/// Returns the kind of a tensor if it is unambiguous.
 fn kind_of(held: &Held) -> Option<&'static str> {
     if !held.parameter.is_empty() {
         Some("parameter")
@@ -324,7 +325,7 @@ fn kind_of(held: &Held) -> Option<&'static str> {
     }
 }
 
-/// Whether a name is that path, below the name of a root.
+/// True if a name is this path, possibly below the name of a root.
 fn is_path(text: &str, path: &str) -> bool {
     text == path
         || text

@@ -1,4 +1,4 @@
-//! A terminal for a program that draws on one, and what is on it.
+//! Pseudo-terminal for a full-screen program, and its contents.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -16,11 +16,11 @@ use crate::process::wait_until;
 /// Columns and rows.
 const SIZE: (u16, u16) = (120, 40);
 
-/// A program on a pseudo-terminal of its own.
+/// A program on its own pseudo-terminal.
 pub struct Terminal {
     child: Child,
     keyboard: File,
-    /// Held open, so that the terminal outlives the program and can be looked at.
+    /// Held open, so that the terminal outlives the program and stays readable.
     line: File,
     before: Termios,
     parser: Arc<Mutex<vt100::Parser>>,
@@ -32,7 +32,7 @@ impl Terminal {
     ///
     /// # Panics
     ///
-    /// Where there is no terminal, or the command does not start.
+    /// If there is no terminal, or the command does not start.
     pub fn start(command: &mut Command) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
             .expect("a pseudo-terminal");
@@ -81,11 +81,11 @@ impl Terminal {
         }
     }
 
-    /// Closes the window: the terminal is gone while the program runs on it. Waits for its end.
+    /// Closes the terminal under the running program and waits for its end.
     ///
     /// # Panics
     ///
-    /// Where the program does not end.
+    /// If the program does not end.
     pub fn close(mut self) -> ExitStatus {
         let nothing = || File::open("/dev/null").expect("it is always there");
         self.closed.store(true, Ordering::SeqCst);
@@ -95,12 +95,11 @@ impl Terminal {
         })
     }
 
-    /// The program's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The text on it.
+    /// Returns the text on the terminal.
     pub fn text(&self) -> String {
         self.screen(vt100::Screen::contents)
     }
@@ -109,7 +108,7 @@ impl Terminal {
     ///
     /// # Panics
     ///
-    /// Where it never comes.
+    /// If it does not appear in time.
     pub fn wait_for(&self, text: &str) -> String {
         wait_until(&format!("{text:?} on the screen"), || {
             let shown = self.text();
@@ -117,29 +116,27 @@ impl Terminal {
         })
     }
 
-    /// Presses keys.
     pub fn press(&mut self, keys: &str) {
         self.keyboard
             .write_all(keys.as_bytes())
             .expect("the terminal is there");
     }
 
-    /// Sends the program a signal.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
-    /// Whether the program has the terminal to itself: the other screen, keys unread by the line.
+    /// True if the program uses the alternate screen and has switched off line mode.
     pub fn is_taken(&self) -> bool {
         let modes = tcgetattr(&self.line).expect("it has modes").local_modes;
         self.screen(vt100::Screen::alternate_screen) && !modes.contains(LocalModes::ICANON)
     }
 
-    /// Waits for the program's end and checks that the terminal is as it was before.
+    /// Waits for the program's end and checks that it restored the terminal.
     ///
     /// # Panics
     ///
-    /// Where it is not.
+    /// If the terminal is not restored.
     pub fn finish_restored(mut self) -> ExitStatus {
         let status = wait_until("the end of the program on the terminal", || {
             self.child.try_wait().expect("a child can be asked")
@@ -167,13 +164,13 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may be over, which is fine.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Feeds the parser for as long as the terminal is there and is not closed.
+/// Feeds the parser until the terminal is gone or closed.
 fn watch(master: OwnedFd, parser: Arc<Mutex<vt100::Parser>>, closed: Arc<AtomicBool>) {
     let mut output = File::from(master);
     std::thread::spawn(move || {

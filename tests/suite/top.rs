@@ -1,4 +1,4 @@
-//! `memprobe top`: every process that holds CUDA memory, live and printed once.
+//! Tests `memprobe top`: every process with CUDA memory, live and as a printed table.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 
-/// Processes that share what the driver knows, and a memprobe that may ask it.
+/// Processes with a shared simulated driver, and a memprobe that can query it.
 struct Stage<'a> {
     ground: &'a Ground,
     shared: TempDir,
@@ -25,7 +25,7 @@ impl<'a> Stage<'a> {
         Self { ground, shared }
     }
 
-    /// A process that holds so many MiB on each of so many devices.
+    /// Returns a command that holds `mib` MiB on each of `devices` devices.
     fn holder(&self, pytorch: &PyTorch, mib: u64, devices: u32) -> Command {
         let mut command = pytorch.command();
         command
@@ -36,7 +36,7 @@ impl<'a> Stage<'a> {
         command
     }
 
-    /// A memprobe that finds the driver where the processes do.
+    /// Returns a memprobe command that uses the same driver as the processes.
     fn memprobe(&self) -> Command {
         let mut command = self.ground.memprobe();
         command
@@ -48,7 +48,7 @@ impl<'a> Stage<'a> {
         command
     }
 
-    /// The rows of `top --once` by process.
+    /// Returns the rows of `top --once`.
     fn printed(&self) -> Vec<Value> {
         let mut command = self.memprobe();
         let printed = Background::start(command.args(["top", "--once", "--format", "json"]))
@@ -73,7 +73,7 @@ fn ready(command: &mut Command) -> Background {
     process
 }
 
-/// What is held, and the megabyte that comes and goes.
+/// Accepted totals: the held bytes, with or without the block of 1 MiB that comes and goes.
 fn about(mib: u64) -> [Value; 2] {
     [mib, mib + 1].map(|mib| Value::from(mib * MIB))
 }
@@ -122,7 +122,8 @@ fn a_process_in_a_namespace_of_its_own_has_both_its_numbers() {
     };
     let stage = Stage::set(&ground);
     let mut inner = stage.holder(ground.pytorch(), 64, 1);
-    // The simulated driver knows processes by their own words, which are another number's here.
+    // The simulated driver knows processes by the PID they report, which differs in another
+    // namespace.
     inner.env_remove("CUDASIM_SHARED");
     let mut outer = Command::new("unshare");
     outer.args(["--pid", "--mount-proc", "--fork", "--kill-child"]);
@@ -203,7 +204,7 @@ fn the_screen_sorts_filters_opens_a_process_and_comes_back() {
     screen.wait_for("512 MiB");
     let (small_pid, large_pid) = (small.pid().to_string(), large.pid().to_string());
     screen.wait_for(&small_pid);
-    // Others on this machine may hold memory too.
+    // Other processes on this machine may hold memory too.
     screen.press("/hold\\.py\r");
     let places = |text: &str| {
         let line = |pid: &str| text.lines().position(|line| line.contains(pid));
@@ -255,7 +256,7 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
     let mut attach = stage.memprobe();
     let mut screen = Terminal::start(attach.args(["attach", "--children", "--pid", &launcher_pid]));
     screen.wait_for(&format!("memprobe attach --children --pid {launcher_pid}"));
-    // One that was there, and one that comes later.
+    // One process that already runs, and one that starts later.
     screen.wait_for(" 64.0 MiB");
     fs::write(&go, "").expect("written");
     let shown = screen.wait_for(" 512 MiB");
@@ -271,7 +272,7 @@ fn a_launcher_is_watched_with_the_processes_that_it_makes_and_nobody_else() {
     screen.press("q");
     assert_eq!(screen.finish_restored().code(), Some(0));
     assert!(!launcher.has_ended());
-    // Its workers hear of its end by nothing else.
+    // Nothing but a signal ends the launcher's workers.
     let workers = format!("/proc/{launcher_pid}/task/{launcher_pid}/children");
     for worker in fs::read_to_string(workers)
         .expect("workers")
@@ -306,7 +307,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
         let mut screen = Terminal::start(stage.memprobe().args(arguments));
         screen.wait_for(title);
         screen.press("/python steady\r");
-        // Not the launcher.
+        // Wait until the launcher is filtered out.
         screen.wait_for(" shown 1 of");
         screen.wait_for("(allocated before");
         screen.press("\r");
@@ -315,7 +316,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
         screen.wait_for("Esc back");
         screen.press("\x1b");
         screen.wait_for(title);
-        // What was found out is kept for who comes back.
+        // Results are kept for a later visit of the process.
         screen.press("\r");
         screen.wait_for("Esc back");
         screen.press("c");
@@ -329,7 +330,7 @@ fn an_opened_process_has_its_modules_categories_layers_and_tensors() {
     launcher.finish().succeeded();
 }
 
-/// The screens beside that of lines, of a training loop that runs on.
+/// Visits the other screens of a running training loop.
 fn look_at_each_screen(screen: &mut Terminal) {
     screen.wait_for("Esc back");
     let has_all = |screen: &Terminal, words: &[&str]| {
@@ -369,7 +370,7 @@ fn processes_come_and_go_on_the_screen() {
     let row = format!(" {} root", late.pid());
     screen.wait_for(&row);
     screen.press("/hold\\.py\r");
-    // It was there before the first allocation: the line is known.
+    // memprobe was attached before the first allocation, so the line is known.
     screen.wait_for("hold.py:");
     late.signal(Signal::KILL);
     screen.wait_for("ended");

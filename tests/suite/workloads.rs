@@ -1,29 +1,28 @@
-//! The workloads that are recorded from both sides, as data: what each runs, and what must have
-//! happened in it for a comparison to mean something.
+//! Table of the workloads that are recorded from both sides, with the minimum numbers for a
+//! meaningful comparison.
 
 use crate::rehearsal::BothSides;
 
 /// A training script that is compared event by event.
 #[derive(Debug)]
 pub struct Workload {
-    /// What people call it.
+    /// Name on the command line and in the matrix.
     pub name: &'static str,
-    /// The script in `tests/workloads`, and its arguments.
+    /// Script in `tests/workloads`, and its arguments.
     pub command: &'static [&'static str],
-    /// Variables of the simulated CUDA.
+    /// Environment variables of the simulated CUDA.
     pub settings: &'static [(&'static str, &'static str)],
-    /// What must have been compared.
     pub least: Least,
 }
 
-/// What must have happened for a comparison to mean something.
+/// Minimum numbers for a meaningful comparison.
 #[derive(Debug)]
 pub struct Least {
-    /// Stacks of Python threads.
+    /// Python stacks.
     pub stacks: usize,
     /// Events of autograd's threads.
     pub backward: usize,
-    /// Events by what they are.
+    /// Events by action.
     pub actions: &'static [(&'static str, usize)],
 }
 
@@ -37,7 +36,6 @@ impl Least {
     }
 }
 
-/// Every workload.
 pub const WORKLOADS: &[Workload] = &[
     Workload {
         name: "perceptron",
@@ -100,14 +98,14 @@ pub const WORKLOADS: &[Workload] = &[
 ];
 
 impl Workload {
-    /// The one of this name.
+    /// Returns the workload of this name.
     pub fn named(name: &str) -> Option<&'static Self> {
         WORKLOADS.iter().find(|workload| workload.name == name)
     }
 }
 
 impl Least {
-    /// What of this is missing in a run, in words.
+    /// Returns the first shortfall of a run, in words.
     pub fn missing(&self, both: &BothSides, stacks: usize, backward: usize) -> Option<String> {
         if stacks < self.stacks {
             return Some(format!("only {stacks} stacks were compared"));

@@ -36,6 +36,9 @@ def main():
         "requested": sum(tensor.untyped_storage().nbytes() for tensor in kept),
         "pinned": pinned.untyped_storage().nbytes(),
     }
+    with open("/proc/self/maps") as maps:
+        drivers = {line.split()[-1] for line in maps if "/libcuda.so." in line}
+    (facts["driver"],) = drivers
     if not options.pluggable:
         facts["allocated"] = torch.cuda.memory_allocated()
         facts["reserved"] = torch.cuda.memory_reserved()

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: memprobe on a training script that runs already and knows nothing of it.
+//! `cargo xtask demo`: memprobe on an unmodified training script that is already running.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -15,10 +15,10 @@ use crate::process;
 use crate::pytorch::{self, Interpreter};
 use crate::repository::Repository;
 
-/// What to show.
+/// Output of the demo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Show {
-    /// A recording of ten seconds, and its report.
+    /// A ten-second recording and its report.
     Report,
     /// The live screen.
     Live,
@@ -26,13 +26,13 @@ pub enum Show {
 
 const RECORDED: &str = "10s";
 
-/// How long the script may take to its first step. A cold import of PyTorch takes half a minute.
+/// Time limit for the script's first step. A cold import of PyTorch takes half a minute.
 const START_LIMIT: Duration = Duration::from_secs(180);
 
-/// Longer than any look at the screen; the script is ended with the demo.
+/// Longer than anyone looks at the screen; the script ends with the demo.
 const TRAINING_SECONDS: &str = "3600";
 
-/// Shows the main job, from the build to the report.
+/// Runs the demo, from the build to the report.
 pub fn run(repository: &Repository, interpreter: Interpreter, show: Show) -> Result<()> {
     let memprobe = build(repository)?;
     println!("\n== PyTorch");
@@ -115,7 +115,7 @@ fn record_and_report(
     Ok(())
 }
 
-/// Runs memprobe in the foreground, through sudo where we are not root.
+/// Runs memprobe in the foreground, through sudo unless the demo is root.
 fn run_as_root(memprobe: &Path, arguments: &[&str], interrupted: &Interrupted) -> Result<()> {
     let mut command = if process::is_root() {
         Command::new(memprobe)
@@ -137,7 +137,8 @@ fn run_as_root(memprobe: &Path, arguments: &[&str], interrupted: &Interrupted) -
     Ok(())
 }
 
-/// Waits for memprobe. A Ctrl-C reaches it too, and it ends by itself; one that does not is ended.
+/// Waits for memprobe. Ctrl-C also reaches memprobe, which then ends by itself; after ten seconds
+/// it is killed.
 fn wait(child: &mut Child, interrupted: &Interrupted) -> Result<ExitStatus> {
     const GRACE: Duration = Duration::from_secs(10);
     let mut since = None;
@@ -152,7 +153,7 @@ fn wait(child: &mut Child, interrupted: &Interrupted) -> Result<ExitStatus> {
     }
 }
 
-/// Whether a signal asked the demo to end.
+/// Flag set when a signal asks the demo to end.
 #[derive(Debug, Clone, Default)]
 struct Interrupted(Arc<AtomicBool>);
 
@@ -170,7 +171,7 @@ fn watch_for_interrupts() -> Result<Interrupted> {
     Ok(interrupted)
 }
 
-/// The training script. It ends when this value goes.
+/// The training script, ended on drop.
 #[derive(Debug)]
 struct Training {
     child: Child,
@@ -196,14 +197,15 @@ impl Training {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A group of its own: a Ctrl-C is for memprobe, which is to see the script running on.
+            // In its own process group, so that Ctrl-C reaches memprobe and the script keeps
+            // running.
             .process_group(0)
             .spawn()
             .with_context(|| format!("cannot start `{}`", process::shown(command)))?;
         let (sender, lines) = channel();
         let read = |pipe: Box<dyn Read + Send>, said: fn(String) -> Said| {
             let sender = sender.clone();
-            // Reads to the end even when nobody listens: a full pipe would stop the script.
+            // Read to the end even without a listener: a full pipe would block the script.
             std::thread::spawn(move || {
                 for line in BufReader::new(pipe).lines().map_while(Result::ok) {
                     let _ = sender.send(said(line));
@@ -223,7 +225,7 @@ impl Training {
         self.child.id()
     }
 
-    /// Waits for the line `PID …`, which the script prints when its model is built.
+    /// Waits for the line `PID …`, which the script prints once its model is built.
     fn wait_for_first_step(&mut self, interrupted: &Interrupted) -> Result<()> {
         let start = Instant::now();
         let mut errors = Vec::new();
@@ -265,7 +267,7 @@ impl Training {
 
 impl Drop for Training {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,11 +1,11 @@
-//! Child processes: shown before they run, and their failure told in words.
+//! Child processes: prints commands before they run, and turns failures into readable errors.
 
 use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// `command` as a person would type it.
+/// Formats `command` as typed in a shell.
 pub fn shown(command: &Command) -> String {
     let mut line = String::new();
     for word in std::iter::once(command.get_program()).chain(command.get_args()) {
@@ -27,13 +27,17 @@ fn quoted(word: &OsStr) -> String {
     }
 }
 
-/// Prints the command, runs it with our own input and output, and fails unless it succeeds.
+/// Prints the command and runs it with inherited input and output.
+///
+/// # Errors
+///
+/// If it cannot be started or does not exit successfully.
 pub fn run(command: &mut Command) -> Result<()> {
     eprintln!("  $ {}", shown(command));
     run_unseen(command)
 }
 
-/// As [`run`], for a command that is not worth a line.
+/// Like [`run`], without printing the command.
 pub fn run_unseen(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -44,7 +48,7 @@ pub fn run_unseen(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command that answers in a line or two prints on its standard output.
+/// Returns the standard output of a command with a short answer.
 pub fn answer(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -61,20 +65,20 @@ pub fn answer(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Whether this process has the rights of root.
+/// True if the effective user is root.
 pub fn is_root() -> bool {
     std::fs::read_to_string("/proc/self/status")
         .is_ok_and(|status| effective_uid(&status) == Some(0))
 }
 
-/// The effective user of a `/proc/PID/status` text (`Uid:` real, effective, saved, filesystem;
-/// proc_pid_status(5)).
+/// Returns the effective user in the text of `/proc/PID/status` (`Uid:` real, effective, saved,
+/// filesystem; proc_pid_status(5)).
 fn effective_uid(status: &str) -> Option<u32> {
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     ids.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// The first file called `name` in the folders of `PATH`.
+/// Returns the first file called `name` in the folders of `PATH`.
 pub fn on_path(name: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path)

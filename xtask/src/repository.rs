@@ -1,17 +1,17 @@
-//! Where the things of this repository lie.
+//! Paths in this repository.
 
 use std::path::{Path, PathBuf};
 
-/// A checkout of memprobe, by its root folder.
+/// A checkout of memprobe.
 #[derive(Debug, Clone)]
 pub struct Repository {
     root: PathBuf,
 }
 
 impl Repository {
-    /// The checkout whose `cargo xtask` runs, or else the one that this program was built from.
+    /// Returns the checkout whose `cargo xtask` runs, or else the one this program was built from.
     ///
-    /// The two differ where checkouts share a target folder.
+    /// The two differ if checkouts share a target folder.
     pub fn here() -> Self {
         let package = std::env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -20,7 +20,6 @@ impl Repository {
         }
     }
 
-    /// A checkout at `root`.
     #[cfg(test)]
     pub fn at(root: &Path) -> Self {
         Self {
@@ -28,27 +27,26 @@ impl Repository {
         }
     }
 
-    /// The root folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The package of the eBPF programs.
+    /// Returns the package folder of the eBPF programs.
     pub fn ebpf_package(&self) -> PathBuf {
         self.root.join("memprobe-ebpf")
     }
 
-    /// The compiled eBPF programs that are committed and embedded in memprobe.
+    /// Returns the path of the committed eBPF object, which memprobe embeds.
     pub fn ebpf_object(&self) -> PathBuf {
         self.root.join("memprobe-ebpf/object/memprobe.bpf.o")
     }
 
-    /// The record of what [`Self::ebpf_object`] was built from.
+    /// Returns the path of the build record of [`Self::ebpf_object`].
     pub fn ebpf_record(&self) -> PathBuf {
         self.root.join("memprobe-ebpf/object/memprobe.bpf.json")
     }
 
-    /// The folder of build outputs: `$CARGO_TARGET_DIR`, or `target`.
+    /// Returns the folder of build outputs: `$CARGO_TARGET_DIR`, or `target`.
     pub fn target(&self) -> PathBuf {
         match std::env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty()) {
             Some(folder) => self.root.join(folder),
@@ -57,7 +55,7 @@ impl Repository {
     }
 }
 
-/// The folder for downloads and tools that outlive one checkout: `$MEMPROBE_CACHE`,
+/// Returns the folder for downloads and tools, shared by checkouts: `$MEMPROBE_CACHE`,
 /// `$XDG_CACHE_HOME/memprobe` or `~/.cache/memprobe`.
 pub fn cache_folder() -> anyhow::Result<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that CI asks of a change, in the order of what it costs.
+//! `cargo xtask test`: all checks of CI, in order of cost.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -15,24 +15,24 @@ use crate::pytorch::{self, Gpus, Interpreter, PythonVersion, TestedPair};
 use crate::repository::{Repository, cache_folder};
 use crate::test_programs;
 
-/// What of the tests to run.
+/// Selection of tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// All of them.
+    /// All tests.
     Whole,
-    /// Those that need neither PyTorch nor root.
+    /// Tests that need neither PyTorch nor root.
     WithoutPyTorch,
 }
 
-/// The variables that give the suite its interpreters: the one that most tests run on, and those that
-/// what depends on versions runs on, as `PATH` names folders.
+/// Environment variables with the suite's interpreters. `MOST` holds the one for most tests. `EACH`
+/// holds those for version-dependent tests, in the format of `PATH`.
 const MOST: &str = "MEMPROBE_TEST_PYTHON";
 const EACH: &str = "MEMPROBE_TEST_EACH_PYTHON";
 
-/// The package of the integration suite.
+/// Package of the integration suite.
 const SUITE: &str = "memprobe-tests";
 
-/// Runs every check and says how long each took.
+/// Runs every check and prints its duration.
 pub fn run(repository: &Repository, extent: Extent) -> Result<()> {
     if extent == Extent::Whole && !process::is_root() {
         bail!(
@@ -157,7 +157,7 @@ fn run_steps(repository: &Repository, extent: Extent, steps: &mut Steps) -> Resu
         for (variable, value) in &variables {
             eprintln!("  {variable}={}", Path::new(value).display());
         }
-        // A run costs minutes: it is to show everything that fails.
+        // A run takes minutes, so it reports every failure instead of stopping at the first.
         test_programs::run(programs, &variables)
     })?;
     steps.take("examples in the documentation", || {
@@ -172,8 +172,8 @@ fn cargo(repository: &Repository) -> Command {
     command
 }
 
-/// Sets up every pair that this machine can have a Python for; the variables that name them. Of two
-/// with the same PyTorch the second stands for it among those that depend on versions.
+/// Sets up every tested pair whose Python this machine can have; returns the environment variables.
+/// If another pair has the first one's PyTorch, the version-dependent tests skip the first.
 fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
     let mut interpreters = Vec::new();
     for pair in pytorch::TESTED {
@@ -208,7 +208,7 @@ fn set_up_every(steps: &mut Steps) -> Result<Vec<(&'static str, OsString)>> {
     Ok(variables)
 }
 
-/// The first of a pair's Pythons that is here, or else the first that can be installed or unpacked.
+/// Returns the first of a pair's Pythons that is present, or else the first that can be installed.
 fn interpreter_of(pair: TestedPair) -> Option<Interpreter> {
     let version = |minor: &u8| Interpreter::Version(PythonVersion::three(*minor));
     let mut versions = pair.pythons.iter().map(version);
@@ -234,7 +234,7 @@ fn set_up(request: &pytorch::Request) -> Result<PathBuf> {
     Ok(environment.python)
 }
 
-/// The suite looks in tracefs for probes that were left behind.
+/// Mounts tracefs, in which the suite looks for leftover probes.
 fn mount_tracefs() -> Result<()> {
     let tracefs = Path::new("/sys/kernel/tracing");
     if tracefs.join("uprobe_events").exists() {
@@ -258,12 +258,12 @@ fn count_tests(repository: &Repository, package: &str) -> Result<usize> {
     Ok(listed_tests(&process::answer(&mut list)?))
 }
 
-/// The tests in what the test runner prints for `--list`.
+/// Counts the tests in the output of `--list`.
 fn listed_tests(list: &str) -> usize {
     list.lines().filter(|line| line.ends_with(": test")).count()
 }
 
-/// The checks that ran, each with its time.
+/// Finished checks with their duration and success.
 #[derive(Debug, Default)]
 struct Steps {
     taken: Vec<(String, Duration, bool)>,

@@ -1,7 +1,7 @@
-//! The programs that `cargo test` builds, and their runs beside each other.
+//! Builds the test programs and runs them concurrently.
 //!
-//! cargo runs one after the other. Most of a test here is a program that starts, on one core; which of the tests
-//! may run at once they settle among themselves, by locks that hold between programs too.
+//! cargo runs test programs one after another. A test here mostly waits for a program to start, on
+//! one core. Locks shared by all programs decide which tests may run at once.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -14,22 +14,22 @@ use serde::Deserialize;
 
 use crate::process;
 
-/// How many run at once: as many as the tests have places (`tests/suite/ground.rs`).
+/// Programs run at once: one for each slot of the tests (`tests/suite/ground.rs`).
 const AT_ONCE: usize = 2;
 
-/// A test program that was built.
+/// A built test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TestProgram {
-    /// Of its target, as `exactness`.
+    /// Name of its target, such as `exactness`.
     pub name: String,
-    /// The source file of its target.
+    /// Source file of its target.
     source: PathBuf,
     pub executable: PathBuf,
-    /// The folder of its package, where cargo has its tests run.
+    /// Folder of its package, the working directory of its tests.
     package: PathBuf,
 }
 
-/// Builds what `cargo test` with the arguments of this command runs; gives the programs in cargo's order.
+/// Builds what `cargo test` would run with these arguments; returns the programs in cargo's order.
 pub fn build(tests: &mut Command) -> Result<Vec<TestProgram>> {
     tests.args(["--no-run", "--message-format", "json-render-diagnostics"]);
     eprintln!("  $ {}", process::shown(tests));
@@ -40,7 +40,7 @@ pub fn build(tests: &mut Command) -> Result<Vec<TestProgram>> {
     Ok(programs(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// The test programs in the messages of `cargo test --no-run --message-format json`.
+/// Returns the test programs in the messages of `cargo test --no-run --message-format json`.
 fn programs(messages: &str) -> Vec<TestProgram> {
     #[derive(Deserialize)]
     struct Message {
@@ -73,8 +73,8 @@ fn programs(messages: &str) -> Vec<TestProgram> {
         .collect()
 }
 
-/// Runs all programs with these variables, and prints what each said as soon as it has ended. All are
-/// run even where some fail; those are named in the error.
+/// Runs all programs with these variables and prints each output when its program ends. A failure
+/// does not stop the others; the error names every failed program.
 pub fn run(programs: Vec<TestProgram>, variables: &[(&str, std::ffi::OsString)]) -> Result<()> {
     let left: Mutex<VecDeque<_>> = Mutex::new(programs.into());
     let failed = Mutex::new(Vec::new());
@@ -116,7 +116,7 @@ impl TestProgram {
             .with_context(|| format!("cannot start {}", self.executable.display()))
     }
 
-    /// Prints what it said, at a stretch.
+    /// Prints a program's output in one piece.
     fn print(&self, output: &Output, start: Instant) {
         let text = String::from_utf8_lossy;
         let (said, complained) = (text(&output.stdout), text(&output.stderr));
@@ -128,7 +128,7 @@ impl TestProgram {
         println!("{all}     Ended {} after {seconds:.1} s", self.shown());
     }
 
-    /// The source file below the folder of its package.
+    /// Returns the source file's path from its package folder.
     fn shown(&self) -> String {
         let source = self.source.strip_prefix(&self.package);
         let package = self.package.file_name().map(Path::new);

@@ -251,6 +251,7 @@ fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
         caller: word64(bytes, offset_of!(CudaRecord, caller)),
         on_stack: words(bytes, offset_of!(CudaRecord, on_stack)),
         description: words(bytes, offset_of!(CudaRecord, description)),
+        context: word64(bytes, offset_of!(CudaRecord, context)),
         out: words(bytes, offset_of!(CudaRecord, out)),
         second_out: word64(bytes, offset_of!(CudaRecord, second_out)),
         stack: word64(bytes, offset_of!(CudaRecord, stack)),

@@ -37,7 +37,7 @@ pub(super) fn written(form: Form, processes: &[Known], room: u32) -> RawList {
     }
 }
 
-/// Processes that exist; `None` where that cannot be known.
+/// Processes that exist; `None` if that cannot be known.
 pub(super) struct Existing(pub(super) Option<Vec<u32>>);
 
 impl Pids for Existing {
@@ -46,7 +46,7 @@ impl Pids for Existing {
     }
 }
 
-/// Those, and no other.
+/// Only these.
 pub(super) fn existing(pids: &[u32]) -> Existing {
     Existing(Some(pids.to_vec()))
 }
@@ -54,14 +54,14 @@ pub(super) fn existing(pids: &[u32]) -> Existing {
 /// An answer to one question about a list.
 type Answer = (ListKind, EntryPoint, Result<(Form, Vec<Known>), Refusal>);
 
-/// A device that answers as it is told to. It lacks every function that it was told nothing of.
+/// Device with prepared answers. It lacks every function without one.
 #[derive(Clone)]
 pub(super) struct FakeDevice {
     pub(super) memory_v2: Result<RawMemory, Refusal>,
     pub(super) memory_v1: Result<RawMemory, Refusal>,
     lists: RefCell<Vec<Answer>>,
     mig: Vec<(Option<u32>, FakeDevice)>,
-    /// How often lists were asked for.
+    /// Number of requests for lists.
     pub(super) asked: Cell<usize>,
 }
 

@@ -14,7 +14,7 @@ use std::fmt;
 /// highest of a number of bytes or of an instance id.
 pub(super) const PATTERN: u8 = 0xa5;
 
-/// Bytes for each entry that the driver is told of: twice the longest known form.
+/// Bytes of buffer for each announced entry: twice the longest known form.
 pub(super) const BYTES_AN_ENTRY: usize = 64;
 
 /// `NVML_VALUE_NOT_AVAILABLE` as an unsigned number (nvml.h 13.5), shown as `[N/A]` by `nvidia-smi`.
@@ -45,7 +45,7 @@ pub trait Pids {
 pub(super) struct RawList {
     /// Entries that the driver says it wrote.
     pub(super) count: u32,
-    /// Entries that it was told there is room for.
+    /// Entries announced to the driver as capacity.
     pub(super) room: u32,
     /// The buffer, [`PATTERN`] where nothing was written.
     pub(super) bytes: Vec<u8>,

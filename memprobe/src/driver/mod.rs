@@ -1,4 +1,4 @@
-//! What the NVIDIA driver says of its devices and of who holds memory on them, by NVML.
+//! Memory of devices and of their processes, as the NVIDIA driver reports it through NVML.
 //!
 //! The library is opened when it is asked for and may be missing: memprobe works without it. Asking
 //! takes a few milliseconds a device and holds no context on any. Answers are checked before they are
@@ -34,12 +34,12 @@ pub struct Driver {
     nvml: Nvml,
 }
 
-/// What the driver says at one moment.
+/// Report of the driver at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Its devices, by index.
     pub devices: Vec<DeviceMemory>,
-    /// Who holds memory, on which device (by index), and how much: `None` where the driver does not
+    /// Memory of each process by device index; `None` bytes where the driver does not
     /// say (`[N/A]`), as under Windows' WSL.
     pub held: BTreeMap<Tgid, Vec<(u32, Option<Bytes>)>>,
 }
@@ -47,7 +47,7 @@ pub struct Sample {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// As `nvidia-smi` numbers them.
+    /// Number of the device in `nvidia-smi`.
     pub index: u32,
     /// Such as `NVIDIA H100 80GB HBM3`; empty where the driver does not say.
     pub name: String,
@@ -55,7 +55,7 @@ pub struct DeviceMemory {
     pub memory: Result<Usage, String>,
     /// MIG devices whose memory `memory` is the sum of, where the device as a whole does not answer.
     pub mig_devices: Option<u32>,
-    /// Why [`Sample::held`] may lack processes of this device.
+    /// Reason why [`Sample::held`] may lack processes of this device.
     pub processes: Result<(), String>,
 }
 
@@ -123,7 +123,7 @@ impl Sample {
     }
 }
 
-/// Why the driver cannot be asked.
+/// Reason why the driver cannot be asked.
 fn reason(error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {

@@ -24,7 +24,7 @@ pub(super) type Held = BTreeMap<Tgid, Option<Bytes>>;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceProcesses {
     pub(super) held: Held,
-    /// Why `held` may lack processes.
+    /// Reason why `held` may lack processes.
     pub(super) unknown: Option<String>,
 }
 

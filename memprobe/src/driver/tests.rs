@@ -1,4 +1,4 @@
-//! What is said of a device as a whole.
+//! Report on a whole device.
 
 use super::fake::{FakeDevice, existing, plain};
 use super::form::Form;

@@ -1,24 +1,24 @@
-//! Whether the ledger agrees with the allocator, and if not, whether a loss explains it.
+//! Agreement of the ledger with the allocator's totals, and the losses that excuse a difference.
 
 use crate::event::TimeNs;
 
-/// A loss explains a difference this many nanoseconds before or after it: the kernel's counters
-/// are read beside the ring buffer, so a report of a loss may overtake the events around the loss
-/// or come after them.
+/// Nanoseconds between a loss and a difference that the loss still explains, in either direction.
+/// The kernel's loss counters are read separately from the ring buffer. A report of a loss may
+/// therefore arrive before or after the events around it.
 const GRACE: u64 = 1_000_000_000;
 
-/// Counts differences that no loss explains.
+/// Counter of differences that no loss explains.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Agreement {
     confirmed: u64,
-    /// Differences since `suspected_at` that a loss may yet explain. They count until it does.
+    /// Differences near `suspected_at`. They count until a loss explains them.
     suspected: u64,
     suspected_at: TimeNs,
     loss_at: Option<TimeNs>,
 }
 
 impl Agreement {
-    /// At `time` the ledger and the allocator differed by something new.
+    /// Records a new difference between ledger and allocator at `time`.
     pub(super) fn differs(&mut self, time: TimeNs) {
         if self.loss_at.is_some_and(|loss| near(loss, time)) {
             return;
@@ -30,7 +30,7 @@ impl Agreement {
         self.suspected = self.suspected.saturating_add(1);
     }
 
-    /// Events are known to be lost; `time` is that of the last event before the report.
+    /// Records a loss of events; `time` is the time of the last event before the report.
     pub(super) fn lost(&mut self, time: TimeNs) {
         if near(self.suspected_at, time) {
             self.suspected = 0;
@@ -40,7 +40,6 @@ impl Agreement {
         self.loss_at = Some(time);
     }
 
-    /// Differences that no loss explains.
     pub(super) fn disagreements(&self) -> u64 {
         self.confirmed.saturating_add(self.suspected)
     }

@@ -1,62 +1,58 @@
-//! What the ledger made of an event.
+//! Effect of an event on the ledger.
 
 use crate::event::{Address, Bytes, StackId};
 
-/// What the ledger made of an event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Applied {
-    /// The event changed no memory: a definition, a name or a report of losses.
+    /// A definition, a name or a report of losses; no memory changed.
     Noted,
-    /// A block is live.
+    /// A block was allocated.
     Alloc {
-        /// Blocks in its place whose end was missed; empty unless events were lost.
+        /// Overlapping blocks, whose frees were missed; empty unless events were lost.
         replaced: Vec<Ended>,
-        /// Whether the ledger has room to follow the block; its free will be
-        /// [`Freed::Unknown`] if not.
+        /// True if the ledger tracks the block. Otherwise its free is reported as
+        /// [`Freed::Unknown`].
         kept: bool,
     },
     /// A block was live when memprobe attached.
     Held {
-        /// Whether the ledger has room to follow the block; its bytes are from before attach in
-        /// either case.
+        /// True if the ledger tracks the block. Its bytes count as from before attach in either
+        /// case.
         kept: bool,
     },
-    /// A block is live no more.
+    /// A block was freed.
     Free(Freed),
-    /// The caching allocator got or gave back a segment. The ledger does not follow them.
+    /// The caching allocator obtained or released a segment, which the ledger does not track.
     Segment,
-    /// CUDA gave memory to somebody else, or took it back.
+    /// CUDA allocated or freed memory outside the caching allocator.
     Cuda,
-    /// The allocator gave up.
+    /// The allocator ran out of memory.
     OutOfMemory,
-    /// Not an event of an allocator: no device, or numbers beyond any address. It changed nothing
-    /// and counts as malformed.
+    /// The event has no device, or its numbers are beyond any address. It changed nothing and
+    /// counts as malformed.
     Malformed,
 }
 
-/// Which block a free ended.
+/// Kind of block that a free ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
-    /// One that was seen being allocated.
+    /// Allocated while memprobe was attached.
     Known {
-        /// Its bytes, as they were when it was allocated.
+        /// Bytes at its allocation.
         size: Bytes,
-        /// The stack that allocated it; [`StackId::NONE`] where it is not known.
+        /// Stack of its allocation; [`StackId::NONE`] if unknown.
         stack: StackId,
     },
-    /// One from before attach.
     BeforeAttach,
-    /// One whose allocation was missed.
+    /// Its allocation was missed.
     Unknown,
 }
 
-/// A block that was found to be gone.
+/// Block removed because its free was missed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// Where it was.
     pub addr: Address,
-    /// Its bytes.
     pub size: Bytes,
-    /// The stack that allocated it; [`StackId::NONE`] where it is not known.
+    /// Stack of its allocation; [`StackId::NONE`] if unknown.
     pub stack: StackId,
 }

@@ -1,11 +1,10 @@
-//! The live blocks of one device, by address.
+//! Live blocks of one device, by address.
 
 use std::collections::BTreeMap;
 
 use super::holders::HolderIndex;
 use crate::event::{Address, Bytes};
 
-/// A live block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Block {
     pub(super) addr: Address,
@@ -13,19 +12,18 @@ pub(super) struct Block {
     pub(super) owner: Owner,
 }
 
-/// Who allocated a block.
+/// Call site of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
-    /// A stack that was seen.
     Holder(HolderIndex),
-    /// Nobody knows: it was live when memprobe attached.
+    /// Unknown: the block was live when memprobe attached.
     BeforeAttach,
 }
 
-/// Blocks that never overlap.
+/// Live blocks of one device, which never overlap.
 ///
-/// An ordered map rather than a hash table: it finds overlaps, it has no pause of rehashing a
-/// million blocks and no moment at which two tables stand in memory, and it gives memory back.
+/// An ordered map finds overlaps, gives memory back, and never pauses to rehash a million blocks. A
+/// hash table would also hold two tables at once while it grows.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     by_addr: BTreeMap<u64, (u64, Owner)>,
@@ -33,30 +31,29 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Sum of the sizes. It cannot overflow while all blocks lie below
-    /// [`super::device::ADDRESS_LIMIT`], because they do not overlap.
+    /// Sum of the sizes. It cannot overflow: blocks do not overlap and lie below
+    /// [`super::device::ADDRESS_LIMIT`].
     pub(super) fn live(&self) -> u64 {
         self.live
     }
 
-    /// How many.
     pub(super) fn len(&self) -> usize {
         self.by_addr.len()
     }
 
-    /// Adds a block. It must not overlap another: see [`Self::take_overlapping`].
+    /// Adds a block, which must not overlap another: see [`Self::take_overlapping`].
     pub(super) fn insert(&mut self, block: Block) {
         self.by_addr
             .insert(block.addr.0, (block.size.0, block.owner));
         self.live = self.live.saturating_add(block.size.0);
     }
 
-    /// Whether no block shares a byte with `addr..addr + size`.
+    /// Returns true if no block shares a byte with `addr..addr + size`.
     pub(super) fn is_vacant(&self, addr: Address, size: Bytes) -> bool {
         self.last_overlapping(addr, size).is_none()
     }
 
-    /// All of them, by address.
+    /// All blocks, by address.
     pub(super) fn all(&self) -> impl Iterator<Item = Block> {
         let all = self.by_addr.iter();
         all.map(|(addr, (size, owner))| Block {
@@ -66,7 +63,6 @@ impl Blocks {
         })
     }
 
-    /// The block at `addr`.
     pub(super) fn at(&self, addr: Address) -> Option<Block> {
         let &(size, owner) = self.by_addr.get(&addr.0)?;
         Some(Block {
@@ -76,7 +72,7 @@ impl Blocks {
         })
     }
 
-    /// Takes out the block at `addr`.
+    /// Removes the block at `addr`.
     pub(super) fn take(&mut self, addr: Address) -> Option<Block> {
         let (size, owner) = self.by_addr.remove(&addr.0)?;
         self.live = self.live.saturating_sub(size);
@@ -87,20 +83,19 @@ impl Blocks {
         })
     }
 
-    /// Takes out the last of the blocks that share a byte (or the address, where a size is 0) with
-    /// `addr..addr + size`.
+    /// Removes the last block that overlaps `addr..addr + size`. A size of 0 counts as one byte.
     pub(super) fn take_overlapping(&mut self, addr: Address, size: Bytes) -> Option<Block> {
         self.take(self.last_overlapping(addr, size)?)
     }
 
     fn last_overlapping(&self, addr: Address, size: Bytes) -> Option<Address> {
-        // Since blocks do not overlap, the last that begins before the end also ends last.
+        // Blocks do not overlap, so the last that begins before the end also ends last.
         let (start, last) = self.by_addr.range(..end(addr.0, size.0)).next_back()?;
         (end(*start, last.0) > addr.0).then_some(Address(*start))
     }
 }
 
-/// One past the last byte; a block of no bytes still occupies its address.
+/// Address one past the last byte; an empty block still occupies its address.
 fn end(addr: u64, size: u64) -> u64 {
     addr.saturating_add(size.max(1))
 }

@@ -1,4 +1,4 @@
-//! What a table of many processes says of one: cheap to ask again and again.
+//! Summary of a process for the table of processes; cheap to call often.
 
 use super::Model;
 use super::snapshot::Grouping;
@@ -7,7 +7,7 @@ use super::why::peak::Moment;
 use crate::event::{Action, Bytes, DeviceIndex, Event, Totals};
 
 impl Model {
-    /// The allocator's own totals, summed over all devices; `None` before the first was heard of.
+    /// Allocator totals, summed over all devices; `None` before the first allocator event.
     pub fn totals(&self) -> Option<Totals> {
         let totals = self.devices.values().map(|device| device.totals());
         totals.reduce(|sum, totals| Totals {
@@ -16,7 +16,7 @@ impl Model {
         })
     }
 
-    /// What an event was about, where that is a device of an allocator, and what that holds by now.
+    /// Device of an allocator event, and its state after the event; `None` for other events.
     pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, Moment)> {
         let (index, time) = match event {
             Event::AtAttach(found) => (found.device?, found.time),
@@ -32,7 +32,7 @@ impl Model {
         Some((index, device.moment(time)))
     }
 
-    /// The allocator's own totals of each device.
+    /// Allocator totals and peaks of each device.
     pub fn device_rows(&self) -> Vec<DeviceRow> {
         let devices = self.devices.iter();
         let row = |(index, device): (&_, &super::device::Device)| DeviceRow {
@@ -43,7 +43,7 @@ impl Model {
         devices.map(row).collect()
     }
 
-    /// Who holds most on any one device, and how much; `None` where nobody holds anything.
+    /// Call site that holds most on any one device, and its bytes; `None` if nothing is live.
     pub fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
         let of_each = self.devices.values();
         of_each
@@ -52,22 +52,21 @@ impl Model {
             .filter(|(_, live)| live.0 > 0)
     }
 
-    /// Memory events so far.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Memory events per second, lately.
+    /// Memory events per second, as a moving average.
     pub fn events_per_second(&self) -> f64 {
         self.events_rate.per_second()
     }
 
-    /// Where the ledger and the allocator disagreed without a loss that explains it.
+    /// Differences between ledger and allocator that no loss explains.
     pub fn disagreements(&self) -> u64 {
         self.agreement.disagreements()
     }
 
-    /// Events that are none of an allocator.
+    /// Malformed memory events and totals.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }

@@ -1,18 +1,16 @@
-//! How much the model keeps at most, and what it refused because of that.
+//! Limits of the model's stores, and counters of refused entries.
 
-/// How much the model keeps at most. What is beyond is counted in [`Refused`], never forgotten in
-/// silence: a refused block shows as unaccounted bytes, a refused stack as a row of its own.
+/// Limits of the model's stores. [`Refused`] counts the excess: a refused block shows as
+/// unaccounted bytes, a refused stack as a row of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Caps {
-    /// Live blocks, of all devices together; about 50 bytes each.
+    /// Live blocks of all devices together; about 50 bytes each.
     pub blocks: usize,
-    /// Defined stacks.
     pub stacks: usize,
-    /// Frames of all defined stacks together; 40 bytes each, without the texts that they share.
+    /// Frames of all defined stacks together; 40 bytes each, without their shared strings.
     pub frames: usize,
     /// Pairs of a device and a stack that allocated on it; about 500 bytes each.
     pub holders: usize,
-    /// Named threads.
     pub threads: usize,
 }
 
@@ -28,19 +26,19 @@ impl Default for Caps {
     }
 }
 
-/// What was refused because a store was full.
+/// Counters of entries refused because a store was full.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Refused {
     /// Blocks; their bytes are part of `unaccounted`.
     pub blocks: u64,
     /// Definitions of stacks, and first uses of a stack on a device. Allocations of such a stack
-    /// stand in the row "too many stacks".
+    /// appear in the row "too many stacks".
     pub stacks: u64,
     /// Names of threads.
     pub threads: u64,
 }
 
-/// What is left of the caps that the devices share.
+/// Remaining capacity that the devices share.
 #[derive(Debug)]
 pub(super) struct Budget {
     blocks: usize,
@@ -57,17 +55,17 @@ impl Budget {
         }
     }
 
-    /// Whether one more block may be kept.
+    /// Reserves room for a block; returns false and counts a refusal if the store is full.
     pub(super) fn take_block(&mut self) -> bool {
         take(&mut self.blocks, &mut self.refused.blocks)
     }
 
-    /// A kept block is gone.
+    /// Releases the room of a tracked block that was freed.
     pub(super) fn give_block_back(&mut self) {
         self.blocks += 1;
     }
 
-    /// Whether one more holder may be kept.
+    /// Reserves room for a holder; returns false and counts a refusal if the store is full.
     pub(super) fn take_holder(&mut self) -> bool {
         take(&mut self.holders, &mut self.refused.stacks)
     }

@@ -1,7 +1,7 @@
-//! The ledger of what CUDA gave to others than the caching allocator.
+//! Ledger of CUDA memory outside the caching allocator.
 //!
-//! It is kept twice over: by library and kind of memory ("who has the rest"), and by device as if
-//! CUDA's calls were the allocator, which they are where no caching allocator speaks.
+//! It has two views: by library and kind of memory, and by device. The latter treats CUDA's calls
+//! as the allocator, for processes without a caching allocator.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Laye
 use super::timeline::Recorder;
 use crate::event::{Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, TimeNs, Totals};
 
-/// The most groups; what comes on top is counted under [`OTHERS`].
+/// Maximum number of groups; the excess is counted under [`OTHERS`].
 const MOST_GROUPS: usize = 4096;
 
-/// Stands for the libraries for which there was no room.
+/// Library name of groups beyond [`MOST_GROUPS`].
 const OTHERS: &str = "(other libraries)";
 
-/// Stands for the library of a call whose stack is not known.
+/// Library name of a call without a known stack.
 const UNKNOWN: &str = "(unknown library)";
 
-/// What CUDA gave to others than the caching allocator.
+/// CUDA memory outside the caching allocator.
 #[derive(Debug, Default)]
 pub(super) struct Cuda {
     live: HashMap<Name, Kept>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
     devices: BTreeMap<DeviceIndex, OnDevice>,
-    /// The highest layer that has spoken.
+    /// Highest layer seen so far.
     layer: Layer,
 }
 
-/// What names live memory: addresses, arrays and handles may have the same number.
+/// Key of live memory. Addresses, arrays and handles may share the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Name {
     Address(u64),
@@ -56,7 +56,7 @@ impl Name {
     }
 }
 
-/// Live memory, and where it is counted.
+/// Live memory, and the rows that count it.
 #[derive(Clone, Copy, Debug)]
 struct Kept {
     size: Bytes,
@@ -65,7 +65,7 @@ struct Kept {
     on_device: Option<(DeviceIndex, HolderIndex)>,
 }
 
-/// What is told apart in the table of libraries.
+/// Key of a row of the table of libraries.
 type Key = (Arc<str>, Space, Option<DeviceIndex>);
 
 #[derive(Debug)]
@@ -78,7 +78,7 @@ struct Group {
     holders: Holders,
 }
 
-/// A device, as far as CUDA's calls tell.
+/// A device as seen through CUDA's calls.
 #[derive(Debug)]
 struct OnDevice {
     totals: Totals,
@@ -101,7 +101,7 @@ impl OnDevice {
 }
 
 impl Cuda {
-    /// CUDA gave out memory.
+    /// Handles an allocation by CUDA.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
@@ -152,8 +152,7 @@ impl Cuda {
         Applied::Cuda
     }
 
-    /// Memory was given back to CUDA. What was given out before attach is not known, and not
-    /// counted.
+    /// Handles a free by CUDA. Memory from before attach is unknown and not counted.
     pub(super) fn free(
         &mut self,
         event: &MemoryEvent,
@@ -223,18 +222,18 @@ impl Cuda {
         })
     }
 
-    /// From now on `id` stands for another stack.
+    /// Handles a redefinition: `id` now identifies another stack.
     pub(super) fn forget_stack(&mut self, id: StackId) {
         self.holders_mut().for_each(|holders| holders.forget(id));
     }
 
-    /// Brings the rates up to date.
+    /// Updates the rates.
     pub(super) fn tick(&mut self, interval: Interval) {
         self.holders_mut()
             .for_each(|holders| holders.tick(interval));
     }
 
-    /// From now on rates are measured.
+    /// Starts measuring rates.
     pub(super) fn start_rates(&mut self) {
         self.holders_mut().for_each(Holders::start_rates);
     }
@@ -245,8 +244,8 @@ impl Cuda {
         groups.chain(devices.map(|device| &mut device.holders))
     }
 
-    /// What views see beside the caching allocator, where one speaks; otherwise what is on no
-    /// device for certain.
+    /// Snapshot for views. With a caching allocator it has all groups, otherwise those not known to
+    /// be on a device.
     pub(super) fn snapshot(&self, allocator_speaks: bool, grouping: Grouping) -> CudaSnapshot {
         let beside = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
         let mut rows: Vec<_> = self
@@ -271,7 +270,7 @@ impl Cuda {
         }
     }
 
-    /// The devices as they are where CUDA's calls are the allocations.
+    /// Devices in the view that treats CUDA's calls as the allocator.
     pub(super) fn devices(&self, now: TimeNs, grouping: Grouping) -> Vec<DeviceSnapshot> {
         let devices = self.devices.iter();
         devices
@@ -304,7 +303,7 @@ fn row(group: &Group, grouping: Grouping) -> OutsideRow {
     }
 }
 
-/// The call of an event of CUDA, if its numbers can be: sums of all live memory must fit.
+/// Returns the CUDA call of an event if its size is plausible: sums of all live memory must fit.
 pub(super) fn plausible(event: &MemoryEvent) -> Option<CudaCall> {
     event.call.filter(|_| event.size.0 <= ADDRESS_LIMIT)
 }

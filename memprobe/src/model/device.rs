@@ -1,4 +1,4 @@
-//! The ledger of one device, checked against the allocator's totals on every event.
+//! Ledger of one device, checked against the allocator's totals on every event.
 
 use super::applied::{Applied, Ended, Freed};
 use super::blocks::{Block, Blocks, Owner};
@@ -17,50 +17,48 @@ use crate::event::{
     Address, AtAttach, Bytes, DeviceIndex, Frame, MemoryEvent, StackId, TimeNs, Totals,
 };
 
-/// No block ends beyond this address, and no total is above it (1 EiB; the widest addresses of
-/// today's GPUs and processors have 57 bits). What says otherwise is not an event of an allocator.
-/// Since blocks do not overlap, it bounds the sum of all of them too, so that sums and differences
-/// fit an `i64`.
+/// Upper bound of block ends and totals (1 EiB). Today's GPUs and processors have addresses of at
+/// most 57 bits, so an event beyond it is malformed. Blocks do not overlap, so the bound also holds
+/// for their sum: sums and differences fit an `i64`.
 pub(super) const ADDRESS_LIMIT: u64 = 1 << 60;
 
-/// How an event differs from what the ledger expected.
+/// Mismatch between an event and the ledger's expectation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Difference {
-    /// Not at all.
     None,
-    /// The allocator's total does not follow from the one before: events are missing between.
+    /// The allocator's total does not follow from the previous one: events in between are missing.
     Gap,
-    /// The event contradicts a block in the ledger: an event was missed some time ago.
+    /// The event contradicts a block in the ledger: an earlier event was missed.
     Stale,
 }
 
-/// The device that an event of the allocator is about, if its numbers can be.
+/// Returns the device of an allocator event if the event's numbers are plausible.
 pub(super) fn plausible_device(event: &MemoryEvent) -> Option<DeviceIndex> {
     let end = event.addr.0.checked_add(event.size.0)?;
     let plausible = end <= ADDRESS_LIMIT && are_plausible(event.totals.unwrap_or_default());
     plausible.then_some(event.device).flatten()
 }
 
-/// Whether totals can be those of an allocator.
+/// Returns true if both totals are within [`ADDRESS_LIMIT`].
 pub(super) fn are_plausible(totals: Totals) -> bool {
     totals.allocated.0 <= ADDRESS_LIMIT && totals.reserved.0 <= ADDRESS_LIMIT
 }
 
-/// What was there when memprobe attached and was not freed since.
+/// Memory allocated before attach and not freed since.
 #[derive(Debug, Default)]
 struct Before {
-    /// Bytes of which no block is known.
+    /// Bytes whose blocks are unknown.
     unknown: u64,
-    /// Bytes and number of the blocks that are known.
+    /// Bytes and number of the known blocks.
     held: u64,
     blocks: u64,
-    /// Blocks that were freed since and were not known.
+    /// Frees since attach of blocks that were unknown.
     unseen_frees: u64,
-    /// Why not all are.
+    /// Reason for unknown blocks.
     unread: Option<Arc<str>>,
 }
 
-/// The ledger of one device.
+/// Ledger of one device.
 #[derive(Debug)]
 pub(super) struct Device {
     totals: Totals,
@@ -73,13 +71,13 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// The device as it was just before `event`, the first that is seen on it.
+    /// State of the device just before `event`, the first seen on it.
     pub(super) fn before(event: &MemoryEvent, started: TimeNs) -> Self {
         let totals = event.totals_before();
         Self::with(totals, totals, started)
     }
 
-    /// The device as memprobe found it.
+    /// State of the device as read at attach.
     pub(super) fn found(found: &AtAttach, started: TimeNs) -> Self {
         let mut device = Self::with(found.totals, found.peak, started);
         device.before.unread = found.unread.clone();
@@ -101,7 +99,7 @@ impl Device {
         }
     }
 
-    /// The live block at an address: its bytes and the line that allocated it.
+    /// Bytes of the live block at an address, and the line that allocated it.
     pub(super) fn block_at(&self, addr: Address) -> Option<(Bytes, Option<&Frame>)> {
         let block = self.blocks.at(addr)?;
         let site = match block.owner {
@@ -111,7 +109,7 @@ impl Device {
         Some((block.size, site.and_then(Site::frame)))
     }
 
-    /// The allocator handed out a block.
+    /// Handles an allocation.
     pub(super) fn alloc(
         &mut self,
         event: &MemoryEvent,
@@ -142,7 +140,7 @@ impl Device {
         (Applied::Alloc { replaced, kept }, difference)
     }
 
-    /// A block was live when memprobe attached: so many of the bytes from then have a place now.
+    /// Handles a block that was live at attach: moves its bytes from the unknown to the known ones.
     pub(super) fn hold(
         &mut self,
         event: &MemoryEvent,
@@ -168,7 +166,7 @@ impl Device {
         (Applied::Held { kept }, Difference::None)
     }
 
-    /// The allocator took a block back.
+    /// Handles a free.
     pub(super) fn free(
         &mut self,
         event: &MemoryEvent,
@@ -194,8 +192,8 @@ impl Device {
         (Applied::Free(freed), difference)
     }
 
-    /// A block that the ledger does not hold was freed: one whose allocation was missed (or
-    /// refused) where the unaccounted bytes have room for it, else one from before attach.
+    /// Handles the free of a block that is not in the ledger. If the unaccounted bytes can cover
+    /// it, its allocation was missed or refused; otherwise it is from before attach.
     fn free_unknown(&mut self, size: u64) -> (Freed, bool) {
         let missed = u64::try_from(self.unaccounted()).unwrap_or(0);
         if missed >= size && missed > 0 {
@@ -211,7 +209,7 @@ impl Device {
         }
     }
 
-    /// The allocator gave up.
+    /// Handles an out-of-memory error.
     pub(super) fn out_of_memory(&mut self, event: &MemoryEvent) -> (Applied, Difference) {
         self.ooms = self.ooms.saturating_add(1);
         let difference = self.report(event, self.totals.allocated.0);
@@ -237,7 +235,7 @@ impl Device {
         }
     }
 
-    /// Takes the totals that came with the event; `expected` follows from those before.
+    /// Adopts the totals of the event; `expected` is the total that follows from the previous ones.
     fn report(&mut self, event: &MemoryEvent, expected: u64) -> Difference {
         let reserved = self.totals.reserved;
         let predicted = Totals {
@@ -254,7 +252,7 @@ impl Device {
         }
     }
 
-    /// The allocator's total less what the ledger knows. All terms are below 2^62 (see
+    /// Allocator total minus the bytes that the ledger knows. All terms are below 2^62 (see
     /// [`ADDRESS_LIMIT`]).
     pub(super) fn unaccounted(&self) -> i64 {
         let known = i128::from(self.before.unknown) + i128::from(self.blocks.live());
@@ -262,12 +260,12 @@ impl Device {
         unaccounted.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// What was allocated before attach and not freed since.
+    /// Bytes allocated before attach and not freed since.
     pub(super) fn before_attach(&self) -> Bytes {
         Bytes(self.before.unknown.saturating_add(self.before.held))
     }
 
-    /// What it holds, as of this time.
+    /// State of the device, labelled with `time`.
     pub(super) fn moment(&self, time: TimeNs) -> Moment {
         Moment {
             time,
@@ -277,7 +275,7 @@ impl Device {
         }
     }
 
-    /// The live blocks, by address.
+    /// Live blocks, by address.
     pub(super) fn live_blocks(&self, index: DeviceIndex) -> impl Iterator<Item = LiveBlock<'_>> {
         self.blocks.all().map(move |block| LiveBlock {
             device: index,
@@ -293,32 +291,32 @@ impl Device {
         })
     }
 
-    /// From now on `id` stands for another stack.
+    /// Handles a redefinition: `id` now identifies another stack.
     pub(super) fn forget_stack(&mut self, id: StackId) {
         self.holders.forget(id);
     }
 
-    /// Brings the rates up to date.
+    /// Updates the rates.
     pub(super) fn tick(&mut self, interval: Interval) {
         self.holders.tick(interval);
     }
 
-    /// From now on rates are measured.
+    /// Starts measuring rates.
     pub(super) fn start_rates(&mut self) {
         self.holders.start_rates();
     }
 
-    /// The allocator's own totals after the last event.
+    /// Allocator totals after the last event.
     pub(super) fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// The highest totals, each on its own.
+    /// Highest totals, each at its own time.
     pub(super) fn peak(&self) -> Totals {
         self.peak
     }
 
-    /// Who holds most, and how much.
+    /// Call site or "before attach" that holds most, and its bytes.
     pub(super) fn top_holder(&self, grouping: Grouping) -> Option<(Holder, Bytes)> {
         let before = self.before_attach();
         match self.holders.top(grouping) {
@@ -328,7 +326,7 @@ impl Device {
         }
     }
 
-    /// What views see.
+    /// Snapshot for views.
     pub(super) fn snapshot(
         &self,
         index: DeviceIndex,

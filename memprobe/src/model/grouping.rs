@@ -1,42 +1,41 @@
-//! Which frame of a stack is the user's own.
+//! Choice of the stack frame that names a row: the user's own line.
 //!
-//! A tensor is nearly always allocated inside `torch`, so the innermost frame says what the
-//! memory is for but not who asked. The rule here finds the line that a person would call theirs:
+//! A tensor is nearly always allocated inside `torch`, so the innermost frame shows the operation
+//! but not its user. The rule picks the line that a person would call theirs:
 //!
-//! 1. the innermost frame that belongs to no installed package and not to Python itself;
-//! 2. else the innermost frame of a package other than torch (a program that consists of packages
-//!    alone, such as an inference server);
+//! 1. the innermost frame outside installed packages and Python itself;
+//! 2. else the innermost frame of a package other than torch (for programs that consist of
+//!    packages alone, such as an inference server);
 //! 3. else the innermost frame.
 
 use super::snapshot::{Grouping, Site};
 use crate::event::{Frame, NoStack, Stack, StackKind};
 
-/// Whose code a file is, as far as its name tells.
+/// Owner of a source file, judged by its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// Neither installed nor part of Python: the user's own.
+    /// The user: neither an installed package nor part of Python.
     User,
-    /// An installed package other than torch.
     Package,
-    /// torch itself, or code that torch generated.
+    /// torch, or code that torch generated.
     Torch,
-    /// Python itself: its standard library and the modules frozen into it.
+    /// Python: its standard library and frozen modules.
     StandardLibrary,
-    /// The few lines that an installer or `multiprocessing` writes to start a program.
+    /// Start-up code written by an installer or `multiprocessing`.
     Launcher,
 }
 
-/// Packages of the torch wheel.
+/// Top-level packages of the torch wheel.
 const TORCH_PACKAGES: [&str; 3] = ["torch", "functorch", "torchgen"];
 
 /// File names of code that packages generate and compile (numpy, attrs, decorator).
 const GENERATED_BY_PACKAGES: [&str; 3] =
     ["<__array_function__", "<attrs generated", "<decorator-gen"];
 
-/// Whose code `file` (a `co_filename`) is.
+/// Returns the owner of `file` (a `co_filename`).
 ///
-/// Paths are judged by their components alone; nothing is looked up. `<string>` (`python -c`,
-/// `exec`), `<stdin>` and notebook cells are the user's.
+/// Only the components of the path count; the file system is not read. `<string>` (`python -c`,
+/// `exec`), `<stdin>` and notebook cells belong to the user.
 pub fn origin(file: &str) -> Origin {
     if file.starts_with('<') {
         return origin_of_generated(file);
@@ -46,7 +45,7 @@ pub fn origin(file: &str) -> Origin {
     let mut in_standard_library = false;
     while let Some(part) = components.next() {
         if part == "site-packages" || part == "dist-packages" {
-            // A module that is a single file (`site-packages/six.py`) is its own package.
+            // A single-file module (`site-packages/six.py`) is its own package.
             let package = components.peek().copied().unwrap_or_default();
             return if TORCH_PACKAGES.contains(&package) {
                 Origin::Torch
@@ -73,8 +72,9 @@ pub fn origin(file: &str) -> Origin {
     }
 }
 
-/// Whether a file is one that inductor wrote, in whichever folder its cache is: a `c`, 51 digits of base 32, of which the first two name
-/// the folder (`code_hash` and `get_path`, torch/_inductor/codecache.py@v2.15.0; the same in 2.0).
+/// Returns true if inductor wrote the file, in any cache folder. Its name is a `c` and 51 digits of
+/// base 32, of which the first two name the folder (`code_hash` and `get_path`,
+/// torch/_inductor/codecache.py@v2.15.0; the same in 2.0).
 fn is_of_inductor(folder: &str, file: &str) -> bool {
     let Some(hash) = file.strip_prefix('c').and_then(|it| it.strip_suffix(".py")) else {
         return false;
@@ -83,7 +83,7 @@ fn is_of_inductor(folder: &str, file: &str) -> bool {
     hash.len() == 51 && hash.bytes().all(is_digit) && folder == &hash[..2]
 }
 
-/// Whose code a file name in angle brackets stands for.
+/// Returns the owner of code whose file name is in angle brackets.
 fn origin_of_generated(file: &str) -> Origin {
     if file.starts_with("<frozen ") {
         Origin::StandardLibrary
@@ -100,8 +100,8 @@ fn origin_of_generated(file: &str) -> Origin {
     }
 }
 
-/// Whether a component is `python3.11`, `python3.13t` or `python312.zip`, as they stand under
-/// `lib` (CPython `Lib/sysconfig/__init__.py`, `Modules/getpath.py`).
+/// Returns true for a folder of Python under `lib`: `python3.11`, `python3.13t`, `python312.zip`
+/// (CPython `Lib/sysconfig/__init__.py`, `Modules/getpath.py`).
 fn is_python_directory(part: &str) -> bool {
     let Some(version) = part.strip_prefix("python") else {
         return false;
@@ -115,7 +115,7 @@ fn is_python_directory(part: &str) -> bool {
         && version.len() > 1
 }
 
-/// Index into `frames` (innermost first) of the frame that names the row, `None` without frames.
+/// Index into `frames` (innermost first) of the frame that names the row; `None` without frames.
 fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
     if frames.is_empty() {
         return None;
@@ -126,12 +126,14 @@ fn naming_frame(frames: &[Frame], grouping: Grouping) -> Option<usize> {
     }
 }
 
-/// The row of the table of lines to which `stack` belongs.
+/// Returns the row of the table of lines for a stack.
 ///
-/// The innermost frame of a thread that waits in `backward()` is the same line of torch for every
-/// program, so the line of the user names the row in both groupings. What a node of autograd's graph asks for belongs to
-/// the line of the forward pass whose operation made it, where that is known; but what its own Python asks for (that
-/// of a `torch.autograd.Function`, or a forward pass that is done again) belongs to that line.
+/// For a thread that waits in `backward()` the innermost frame is the same line of torch in every
+/// program. The user's line therefore names the row in both groupings.
+///
+/// Memory of an autograd node belongs to the line of the forward pass that made the node, if known.
+/// Memory allocated by the node's own Python (a `torch.autograd.Function`, or a recomputed forward
+/// pass) belongs to that line.
 pub fn site(stack: &Stack, grouping: Grouping) -> Site {
     if let Some(site) = node_site(stack, grouping) {
         return site;
@@ -157,7 +159,7 @@ pub fn site(stack: &Stack, grouping: Grouping) -> Site {
     }
 }
 
-/// The row of what a node of autograd's graph asked for by itself, where the operation is known that made it.
+/// Row for memory that an autograd node allocated itself, if the node's forward stack is known.
 fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
     let node = stack.context.node.as_ref()?;
     let is_its_own = match stack.kind {
@@ -170,7 +172,8 @@ fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
         StackKind::Native => false,
     };
     let forward = node.forward.as_ref().filter(|_| is_its_own)?;
-    // A node of a node: made on a thread that waited for nobody's line.
+    // A backward pass made the node: the innermost frame would be torch's, so the user's line names
+    // it.
     let grouping = match forward.kind {
         StackKind::Python if !forward.frames.first().is_some_and(calls_engine) => grouping,
         _ => Grouping::User,
@@ -183,7 +186,8 @@ fn node_site(stack: &Stack, grouping: Grouping) -> Option<Site> {
     })
 }
 
-/// Whether the Python of a node is that which `torch.compile` made of a backward pass (torch/_functorch), and nobody else's.
+/// Returns true if all Python of the node is torch's, as for a backward pass compiled by
+/// `torch.compile` (torch/_functorch).
 fn is_compiled(frames: &[Frame]) -> bool {
     let mut own = frames.iter().take_while(|frame| !calls_engine(frame));
     let is_of_torch =
@@ -191,9 +195,9 @@ fn is_compiled(frames: &[Frame]) -> bool {
     own.clone().all(is_of_torch) && own.any(|frame| frame.file.contains("/torch/_functorch/"))
 }
 
-/// Whether a frame is the one in which PyTorch's own Python runs autograd's engine: `_engine_run_backward`
-/// (torch/autograd/graph.py, from 2.2 on), `backward` or `grad` (torch/autograd/__init__.py) before. On the CPU nodes are
-/// evaluated on that very thread.
+/// Returns true for the frame in which PyTorch's Python runs autograd's engine. That is
+/// `_engine_run_backward` (torch/autograd/graph.py) from 2.2 on, `backward` or `grad`
+/// (torch/autograd/__init__.py) before. On the CPU, nodes run on that same thread.
 fn calls_engine(frame: &Frame) -> bool {
     let names: &[&str] = if frame.file.ends_with("/torch/autograd/graph.py") {
         &["_engine_run_backward"]
@@ -205,7 +209,7 @@ fn calls_engine(frame: &Frame) -> bool {
     names.contains(&&*frame.function)
 }
 
-/// The frames of which one names the row: all that are Python where there is Python.
+/// Frames that may name the row: the Python frames, or all frames of a native stack.
 fn naming_frames(stack: &Stack) -> &[Frame] {
     let native = match stack.kind {
         StackKind::Native => 0,
@@ -217,7 +221,7 @@ fn naming_frames(stack: &Stack) -> &[Frame] {
     &stack.frames[native..]
 }
 
-/// Whose code a frame is, as far as its names tell.
+/// Returns the owner of a frame's code, judged by its names.
 pub fn origin_of(frame: &Frame) -> Origin {
     match &frame.library {
         None => origin(&frame.file),
@@ -225,8 +229,8 @@ pub fn origin_of(frame: &Frame) -> Origin {
     }
 }
 
-/// Whose native code a function of a library is. A program's own code lies outside of the folders
-/// of the system; CUDA's runtime may be linked into it.
+/// Returns the owner of a native function. A program's own code lies outside the system's folders;
+/// it may have CUDA's runtime linked in.
 fn origin_of_native(library: &str, function: &str) -> Origin {
     const SYSTEM: [&str; 4] = ["/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/"];
     const NVIDIA: [&str; 5] = ["libcu", "libnv", "libnccl", "libnpp", "libnvidia"];
@@ -255,7 +259,7 @@ fn origin_of_native(library: &str, function: &str) -> Origin {
     }
 }
 
-/// The rule at the head of this file; 0 if nothing is better.
+/// Applies the rule at the head of this file; 0 if no better frame exists.
 fn user_frame(frames: &[Frame]) -> usize {
     let mut package = None;
     for (index, frame) in frames.iter().enumerate() {
@@ -268,7 +272,7 @@ fn user_frame(frames: &[Frame]) -> usize {
     package.unwrap_or(0)
 }
 
-/// Whether the frame is the `python -c` line by which `multiprocessing` starts a process (CPython
+/// Returns true for the `python -c` frame by which `multiprocessing` starts a process (CPython
 /// `Lib/multiprocessing/spawn.py`, `get_command_line`).
 fn starts_a_worker(frames: &[Frame], index: usize) -> bool {
     &*frames[index].file == "<string>"
@@ -441,7 +445,7 @@ mod tests {
 
     const ENGINE: &str = "/opt/lib/python3.12/site-packages/torch/autograd/graph.py";
 
-    /// A stack whose innermost frame runs the engine where it is [`ENGINE`]'s, for a node that an operation of `forward` made.
+    /// Stack of a node made by an operation of `forward`. A frame in [`ENGINE`] runs the engine.
     fn of_node(kind: StackKind, files: &[&str], forward: Option<&[&str]>) -> Stack {
         let stack = |kind, files: &[&str]| {
             let mut frames = named(files);

@@ -1,8 +1,7 @@
-//! Who holds the memory of one device: stacks, and the lines in which they end.
+//! Call sites of one device: stacks, and the lines that they are counted under.
 //!
-//! The lines of both groupings are kept at every event, since the peak of a line cannot be found
-//! later: the peak of a sum is not the sum of the peaks. It costs one more row to update for each
-//! event, and changing the grouping costs nothing and is right from the start.
+//! Both groupings are updated on every event, because the peak of a sum is not the sum of peaks.
+//! This costs one more row per event, and switching the grouping is free.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,11 +13,11 @@ use super::rate::{Interval, Rate};
 use super::snapshot::{Grouping, LineRow, Site, StackRow};
 use crate::event::{Bytes, Context, NoStack, Stack, StackId, StackKind, Tid};
 
-/// Names a stack that has allocated on a device.
+/// Identifies a stack that has allocated on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct HolderIndex(u32);
 
-/// What a stack or a line holds.
+/// Counters of a stack or a line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     live: u64,
@@ -51,7 +50,7 @@ impl Tally {
 struct Holder {
     id: StackId,
     stack: Arc<Stack>,
-    /// Its line, for each grouping as in [`Holders::tables`].
+    /// Index of its line for each grouping, as in [`Holders::tables`].
     lines: [u32; 2],
     tally: Tally,
 }
@@ -87,20 +86,20 @@ impl Table {
     }
 }
 
-/// The stacks that have allocated on a device, and their lines.
+/// Stacks that have allocated on a device, and their lines.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     holders: Vec<Holder>,
     by_stack: HashMap<StackId, HolderIndex>,
-    /// Where the stack is not known, by the name of the thread.
+    /// Holders without a known stack, by thread name.
     by_thread: HashMap<Arc<str>, HolderIndex>,
-    /// Where there was no room for one more.
+    /// Holder for stacks beyond the limit.
     overflow: Option<HolderIndex>,
-    /// By [`slot`] of the grouping.
+    /// Indexed by [`slot`] of the grouping.
     tables: [Table; 2],
 }
 
-/// Where in an array by grouping the grouping stands.
+/// Array index of a grouping.
 fn slot(grouping: Grouping) -> usize {
     match grouping {
         Grouping::User => 0,
@@ -108,13 +107,13 @@ fn slot(grouping: Grouping) -> usize {
     }
 }
 
-/// The caps keep every store far below 2^32 entries.
+/// Converts a length to an index. The caps keep every store far below 2^32 entries.
 fn index(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
 
 impl Holders {
-    /// The holder that an allocation by `tid` with the stack `id` belongs to.
+    /// Returns the holder for an allocation by `tid` with stack `id`, adding it if it is new.
     pub(super) fn holder_of(
         &mut self,
         id: StackId,
@@ -180,42 +179,43 @@ impl Holders {
         holder
     }
 
-    /// From now on `id` stands for another stack. Blocks allocated before stay with the old one.
+    /// Handles a redefinition: `id` now identifies another stack. Earlier blocks stay with the old
+    /// one.
     pub(super) fn forget(&mut self, id: StackId) {
         self.by_stack.remove(&id);
     }
 
-    /// The id of a holder's stack; [`StackId::NONE`] where it has none.
+    /// Id of a holder's stack; [`StackId::NONE`] if it has none.
     pub(super) fn stack_of(&self, holder: HolderIndex) -> StackId {
         self.holders
             .get(holder.0 as usize)
             .map_or(StackId::NONE, |holder| holder.id)
     }
 
-    /// A holder's stack, as it was when it first allocated; `None` where it has none.
+    /// A holder's stack, as of its first allocation; `None` if it has none.
     pub(super) fn stack(&self, holder: HolderIndex) -> Option<&Arc<Stack>> {
         let holder = self.holders.get(holder.0 as usize)?;
         (holder.id != StackId::NONE).then_some(&holder.stack)
     }
 
-    /// The line that a holder is counted under.
+    /// The line that counts a holder.
     pub(super) fn site_of(&self, holder: HolderIndex, grouping: Grouping) -> Option<&Site> {
         let line = self.holders.get(holder.0 as usize)?.lines[slot(grouping)];
         let lines = &self.tables[slot(grouping)].lines;
         lines.get(line as usize).map(|line| &line.site)
     }
 
-    /// `holder` allocated `size` bytes.
+    /// Counts an allocation of `size` bytes.
     pub(super) fn count(&mut self, holder: HolderIndex, size: Bytes) {
         self.each_tally(holder, |tally| tally.count(size.0));
     }
 
-    /// `holder` holds one more block of `size` bytes.
+    /// Adds a live block of `size` bytes.
     pub(super) fn hold(&mut self, holder: HolderIndex, size: Bytes) {
         self.each_tally(holder, |tally| tally.hold(size.0));
     }
 
-    /// `holder` holds a block of `size` bytes no more.
+    /// Removes a live block of `size` bytes.
     pub(super) fn release(&mut self, holder: HolderIndex, size: Bytes) {
         self.each_tally(holder, |tally| tally.release(size.0));
     }
@@ -232,28 +232,27 @@ impl Holders {
         }
     }
 
-    /// Brings the rates up to date.
+    /// Updates the rates.
     pub(super) fn tick(&mut self, interval: Interval) {
         for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
             line.rate.tick(line.tally.allocs, interval);
         }
     }
 
-    /// Takes what has happened so far out of the rates: the first tick.
+    /// Starts measuring rates; earlier allocations do not count.
     pub(super) fn start_rates(&mut self) {
         for line in self.tables.iter_mut().flat_map(|table| &mut table.lines) {
             line.rate.start(line.tally.allocs);
         }
     }
 
-    /// The line that holds most, and how much; `None` where none holds anything.
+    /// The line that holds most, and its bytes; `None` if nothing is live.
     pub(super) fn top(&self, grouping: Grouping) -> Option<(&Site, Bytes)> {
         let lines = self.tables[slot(grouping)].lines.iter();
         let top = lines.max_by_key(|line| line.tally.live)?;
         (top.tally.live > 0).then_some((&top.site, Bytes(top.tally.live)))
     }
 
-    /// The table of lines.
     pub(super) fn rows(&self, grouping: Grouping) -> Vec<LineRow> {
         let slot = slot(grouping);
         let mut rows: Vec<_> = self.tables[slot].lines.iter().map(line_row).collect();
@@ -270,7 +269,7 @@ impl Holders {
     }
 }
 
-/// Stands for a stack that never arrived.
+/// Placeholder for a stack that never arrived.
 fn lost_stack(thread: Arc<str>) -> Arc<Stack> {
     let kind = StackKind::Unknown {
         thread,

@@ -1,10 +1,10 @@
-//! The ledger: what is live, where it was allocated, and whether that agrees with the allocator.
+//! Ledger of live memory: its call sites, and its agreement with the allocator.
 //!
 //! Pure: no clock, no I/O. Time comes with the events.
 //!
 //! For each device, at any moment: `allocated == before attach + unaccounted + live bytes of all
-//! lines`, where `allocated` is the allocator's own total and `unaccounted` is 0 unless events
-//! were lost. Every store is bounded by [`Caps`].
+//! lines`. `allocated` is the allocator's own total; `unaccounted` is 0 unless events were lost.
+//! Every store is bounded by [`Caps`].
 
 mod agreement;
 mod applied;
@@ -51,7 +51,7 @@ use names::{Definition, Names};
 use rate::{Rate, Ticks};
 use snapshot::{Grouping, Health, ProbeStatus, Snapshot, Target, TargetState};
 
-/// Everything known of one process, brought up to date by each event.
+/// Model of one process, updated by each event.
 #[derive(Debug)]
 pub struct Model {
     target: Target,
@@ -75,12 +75,12 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model of `target`, which is looked at since `started`.
+    /// Returns a model of `target`, tracked since `started`.
     pub fn new(target: Target, started: TimeNs) -> Self {
         Self::with_caps(target, started, Caps::default())
     }
 
-    /// A model that keeps no more than `caps`.
+    /// Returns a model with the given limits.
     pub fn with_caps(target: Target, started: TimeNs, caps: Caps) -> Self {
         Self {
             target,
@@ -104,42 +104,39 @@ impl Model {
         }
     }
 
-    /// Replaces what is known of the target.
     pub fn set_target(&mut self, target: Target) {
         self.target = target;
     }
 
-    /// Says whether the target is still there.
     pub fn set_state(&mut self, state: TargetState) {
         self.state = state;
     }
 
-    /// Replaces the list of probes.
     pub fn set_probes(&mut self, probes: Vec<ProbeStatus>) {
         self.probes = probes;
     }
 
-    /// Says what the kernel was asked to tell.
+    /// Sets the options that the kernel records with.
     pub fn set_told(&mut self, told: Told) {
         self.told = told;
     }
 
-    /// Replaces what is said to be missing.
+    /// Sets the list of data that cannot be recorded.
     pub fn set_missing(&mut self, missing: Vec<String>) {
         self.missing = missing;
     }
 
-    /// What was refused because a store was full.
+    /// Counters of entries refused because a store was full.
     pub fn refused(&self) -> Refused {
         self.budget.refused
     }
 
-    /// The latest time that an event carried; `None` before the first.
+    /// Latest time of an event; `None` before the first.
     pub fn last_event(&self) -> Option<TimeNs> {
         self.last_event
     }
 
-    /// Brings the model up to date with the next event of the stream.
+    /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) -> Applied {
         match event {
             Event::Stack(id, stack) => {
@@ -152,7 +149,7 @@ impl Model {
                 }
                 Applied::Noted
             }
-            // Lines are told apart, neither what was made there (see `shapes`) nor what for (see `why`).
+            // The ledger needs lines only; `shapes` handles tensors, `why` handles purposes.
             Event::Use(..) | Event::Mark(_) | Event::Names(_) => Applied::Noted,
             Event::Thread(tid, name) => {
                 self.names.name(*tid, name, &mut self.budget.refused);
@@ -170,7 +167,7 @@ impl Model {
         }
     }
 
-    /// Takes what was there before the first event. What comes later than that is none.
+    /// Adopts the state of a device at attach. A device with earlier events keeps its own state.
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else {
             self.unread_at_attach.clone_from(&found.unread);
@@ -249,7 +246,7 @@ impl Model {
     }
 
     fn judge(&mut self, time: TimeNs, difference: Difference) {
-        // A block that outlived its missed free shows long after the loss.
+        // A block whose free was missed may show long after the loss.
         let late = self.losses.events > 0 || self.losses.malformed > 0 || self.malformed > 0;
         match difference {
             Difference::Gap => self.agreement.differs(time),
@@ -258,14 +255,14 @@ impl Model {
         }
     }
 
-    /// The block of the caching allocator that is live at an address: its bytes, and the line of the
-    /// user's own code that allocated it, where that was seen.
+    /// Live block of the caching allocator at an address: its bytes, and the user's line that
+    /// allocated it, if known.
     pub fn block_at(&self, device: DeviceIndex, addr: Address) -> Option<(Bytes, Option<&Frame>)> {
         self.devices.get(&device)?.block_at(addr)
     }
 
-    /// Brings the rates up to date; about five times a second makes them steady to look at. Without
-    /// ticks all rates are 0.
+    /// Updates the rates; about five ticks a second give steady rates. Without ticks all rates are
+    /// 0.
     pub fn tick(&mut self, now: TimeNs) {
         let first = self.ticks == Ticks::default();
         if let Some(interval) = self.ticks.tick(now) {
@@ -281,7 +278,7 @@ impl Model {
         }
     }
 
-    /// Everything a view needs, as of `now`.
+    /// Snapshot for views, as of `now`.
     pub fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
         let allocator_speaks = self.devices.keys().any(|it| *it != DeviceIndex::CPU);
         let mut devices = match allocator_speaks {
@@ -310,7 +307,7 @@ impl Model {
         }
     }
 
-    /// What was lost, on the way here and here.
+    /// Losses before decoding, and malformed events found here.
     pub fn losses(&self) -> Losses {
         let malformed = self.losses.malformed.saturating_add(self.malformed);
         Losses {

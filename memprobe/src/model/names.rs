@@ -1,4 +1,4 @@
-//! What ids of the event stream stand for: stacks and names of threads.
+//! Definitions from the event stream: stacks and thread names, by id.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,20 +7,20 @@ use std::sync::Arc;
 use super::caps::{Caps, Refused};
 use crate::event::{Stack, StackId, Tid};
 
-/// What the definition of a stack changed.
+/// Effect of a stack's definition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Definition {
-    /// The id now stands for the stack, and for none before.
+    /// The id was undefined before.
     New,
-    /// The id already stood for this stack.
+    /// The id already had this stack.
     Same,
-    /// The id stood for another stack until now.
+    /// The id had another stack before.
     Changed,
-    /// There is no room.
+    /// The store is full.
     Refused,
 }
 
-/// Stacks and names of threads, by id.
+/// Stacks and thread names, by id.
 #[derive(Debug)]
 pub(super) struct Names {
     stacks: HashMap<StackId, Arc<Stack>>,
@@ -87,12 +87,12 @@ impl Names {
         self.stacks.iter().map(|(id, stack)| (*id, stack))
     }
 
-    /// Whether a stack that is not known may have been refused.
+    /// Returns true if any stack was refused, so that an unknown one may be among them.
     pub(super) fn stacks_refused(&self) -> bool {
         self.stacks_refused
     }
 
-    /// The name of a thread, or its number where it was not named.
+    /// Name of a thread, or its number if it has no name.
     pub(super) fn thread(&self, tid: Tid) -> Arc<str> {
         match self.threads.get(&tid) {
             Some(name) => Arc::clone(name),

@@ -1,4 +1,4 @@
-//! The ledger against a naive allocator, under random programs, losses and garbage.
+//! Property tests: the ledger against a naive allocator, with random programs, losses and garbage.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::event::{
 const STACKS: u32 = 6;
 const PAGE: u64 = 512;
 
-/// What a random program does next.
+/// Random action of a program.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Allocates pages at the first free place from a page on.
+    /// Allocates pages at the first free address from page `from` on.
     Alloc { from: u64, pages: u64, stack: u32 },
-    /// Frees one of the live blocks.
+    /// Frees a live block.
     Free { pick: usize },
-    /// Asks for too much.
+    /// Requests more than the allocator has.
     OutOfMemory,
 }
 
-/// What happens to the event of a step on its way.
+/// Delivery of a step's event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Arrives,
@@ -52,11 +52,11 @@ fn fates() -> impl Strategy<Value = Vec<Fate>> {
 struct Truth {
     size: u64,
     stack: u32,
-    /// Whether memprobe got the event of its allocation.
+    /// True if memprobe got the event of its allocation.
     seen: bool,
 }
 
-/// The simplest allocator there can be; it knows the truth.
+/// The naive allocator, which knows the true state.
 #[derive(Default)]
 struct Reference {
     live: BTreeMap<u64, Truth>,
@@ -91,7 +91,7 @@ impl Reference {
         }
     }
 
-    /// Tells a model what is live, as it does when the allocator's tables could be read.
+    /// Sends all live blocks to a model, as at an attach with readable allocator tables.
     fn tell_held(&self, model: &mut Model) {
         model.apply(&Event::AtAttach(AtAttach {
             time: TimeNs(self.time),
@@ -126,8 +126,8 @@ impl Reference {
             .all(|(start, block)| start + block.size <= addr || addr + size <= *start)
     }
 
-    /// Takes the step; gives its event and the block that it freed. A step that is impossible (a
-    /// free without live blocks) does nothing.
+    /// Executes the step; returns its event and the block that it freed. An impossible step (a free
+    /// without live blocks) does nothing.
     fn take(&mut self, step: &Step, seen: bool) -> Option<(MemoryEvent, Option<Truth>)> {
         self.time += 1_000;
         let (action, addr, size, stack, freed) = match *step {
@@ -171,7 +171,7 @@ fn model() -> Model {
     model
 }
 
-/// Each stack has an innermost line of its own; two share a line of the user.
+/// Each stack has its own innermost line; each two share a line of the user.
 fn stack(id: u32) -> Arc<Stack> {
     let frame = |file: &str, line| Frame {
         file: file.into(),
@@ -197,7 +197,7 @@ fn live_of_lines(device: &DeviceSnapshot) -> i128 {
         .sum()
 }
 
-/// What must hold for every device after every event, whatever happened.
+/// Checks the invariants of every device, which must hold after every event.
 fn check_sums(model: &Model) {
     for grouping in [Grouping::User, Grouping::Innermost] {
         for device in model.snapshot(TimeNs(0), grouping).devices {
@@ -227,7 +227,7 @@ fn check_sums(model: &Model) {
     }
 }
 
-/// Bytes by the number of a stack or of a line of the user.
+/// Bytes by the number of a stack or of a user's line.
 type ByNumber = BTreeMap<u32, u64>;
 
 fn nonzero(mut bytes: ByNumber) -> ByNumber {
@@ -244,7 +244,7 @@ fn rows_by_stack(device: &DeviceSnapshot, figure: impl Fn(&StackRow) -> Bytes) -
     )
 }
 
-/// The number of the user's line that a row stands for.
+/// Number of the user's line of a row.
 fn line_of(row: &LineRow) -> u32 {
     match &row.site {
         Site::Line(frame) => frame.line,
@@ -252,7 +252,7 @@ fn line_of(row: &LineRow) -> u32 {
     }
 }
 
-/// The truth about peaks.
+/// The true peaks.
 #[derive(Default)]
 struct Peaks {
     by_stack: ByNumber,
@@ -340,8 +340,8 @@ proptest! {
             }
             let applied = model.apply(&Event::Memory(event));
             if let Some(block) = freed {
-                // A missed free and alloc of an equal block leave no trace, so a block that was not
-                // seen may be taken for one that was, but never the other way.
+                // A missed free and alloc of an equal block leave no trace. An unseen block may
+                // then pass for a seen one, but never the reverse.
                 let known = Freed::Known { size: event.size, stack: StackId(block.stack) };
                 prop_assert!(!block.seen || applied == Applied::Free(known), "{:?}", applied);
             }
@@ -374,7 +374,7 @@ proptest! {
     }
 }
 
-/// Numbers at which programs break.
+/// Numbers at and near limits.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => (0..16_u64).prop_map(|pages| pages * PAGE),

@@ -1,28 +1,28 @@
-//! How often something happens, lately.
+//! Rates of events, as moving averages.
 
 use crate::event::TimeNs;
 
-/// Seconds after which an old rate still counts for a third (1/e).
+/// Seconds after which an old rate still has a weight of 1/e.
 const MEMORY_SECONDS: f64 = 1.0;
 
-/// A rate below this is none: it only fades towards 0 and would never be shown as such.
+/// Rates below this become 0: they only fade, and would be shown as 0.
 const NOTHING: f64 = 0.01;
 
-/// The time between two ticks, and how much what happened in it weighs.
+/// Time between two ticks, and its weight in the average.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Interval {
     seconds: f64,
     weight: f64,
 }
 
-/// Gives the intervals between ticks.
+/// Source of intervals between ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ticks {
     last: Option<TimeNs>,
 }
 
 impl Ticks {
-    /// The interval that ends at `now`; `None` for the first tick and where no time has passed.
+    /// Returns the interval that ends at `now`; `None` at the first tick or if no time has passed.
     pub(super) fn tick(&mut self, now: TimeNs) -> Option<Interval> {
         let Some(last) = self.last else {
             self.last = Some(now);
@@ -38,7 +38,7 @@ impl Ticks {
     }
 }
 
-/// An exponentially fading average of the growth of a counter.
+/// Exponentially weighted moving average of a counter's growth.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rate {
     counted: u64,
@@ -46,7 +46,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Takes the counter's value at the end of an interval.
+    /// Adds the counter's value at the end of an interval.
     pub(super) fn tick(&mut self, count: u64, interval: Interval) {
         let growth = count.saturating_sub(self.counted);
         self.counted = count;
@@ -60,12 +60,11 @@ impl Rate {
         }
     }
 
-    /// Takes the counter's value at the first tick, from which on growth is measured.
+    /// Sets the counter's value at the first tick; growth is measured from there.
     pub(super) fn start(&mut self, count: u64) {
         self.counted = count;
     }
 
-    /// A second.
     pub(super) fn per_second(&self) -> f64 {
         self.per_second
     }

@@ -1,7 +1,7 @@
-//! Which tensors hold memory: live blocks by shape, element type and line.
+//! Live blocks by tensor shape, element type and line.
 //!
-//! It stands beside the [`super::Model`] and goes by its word: a block is live here as long as it is
-//! there, so the rows of a device add up to those of the table of lines.
+//! The ledger follows the results of [`super::Model`]: both have the same live blocks. The rows of
+//! a device therefore add up to those of the table of lines.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use crate::event::{
     StackId, Uses,
 };
 
-/// Rows that are told apart; what comes on top is one row a device.
+/// Maximum number of rows; the excess is one row per device.
 const MOST_ROWS: usize = 1 << 18;
 
-/// Stacks whose lines are remembered; later ones have none.
+/// Maximum number of stacks; blocks of later ones have no line.
 const MOST_STACKS: usize = 1 << 20;
 
-/// Tensors and what they hold, brought up to date by each event.
+/// Ledger of memory by tensor and line.
 #[derive(Debug)]
 pub struct ShapeLedger {
     grouping: Grouping,
     uses: Uses,
-    /// The lines of stacks, each once.
+    /// Distinct lines of all stacks.
     lines: Vec<Site>,
     by_line: HashMap<Site, u32>,
     by_stack: HashMap<StackId, u32>,
     rows: Vec<Row>,
     by_key: HashMap<Key, usize>,
-    /// Which row a live block belongs to, and its bytes.
+    /// Row and bytes of each live block.
     live: HashMap<(DeviceIndex, Address), (usize, Bytes)>,
 }
 
-/// What makes a row.
+/// Key of a row.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Key {
     device: DeviceIndex,
@@ -53,7 +53,6 @@ struct Row {
 }
 
 impl ShapeLedger {
-    /// Nothing is live yet.
     pub fn new(grouping: Grouping) -> Self {
         let mut ledger = Self {
             grouping,
@@ -72,7 +71,7 @@ impl ShapeLedger {
         ledger
     }
 
-    /// Takes the next event of the stream, and what the ledger of lines made of it.
+    /// Applies the next event of the stream, with its effect on the ledger of lines.
     pub fn apply(&mut self, event: &Event, applied: &Applied) {
         match event {
             Event::Stack(id, stack) => {
@@ -170,7 +169,7 @@ impl ShapeLedger {
         line
     }
 
-    /// The rows of a device, in no particular order.
+    /// Rows of a device, in no particular order.
     pub fn rows(&self, device: DeviceIndex) -> Vec<ShapeRow> {
         let of_it = self.rows.iter().filter(|row| row.key.device == device);
         of_it
@@ -189,7 +188,7 @@ impl ShapeLedger {
 }
 
 impl What {
-    /// The shape, where it is known.
+    /// Shape, if the block is a tensor's.
     pub fn shape(&self) -> Option<&Shape> {
         match self {
             Self::Known(is) => is.shape(),
@@ -197,7 +196,7 @@ impl What {
         }
     }
 
-    /// What it is for, where that is known and no tensor.
+    /// Purpose, if it is known and not a tensor.
     pub fn purpose(&self) -> Option<&Purpose> {
         match self {
             Self::Known(is) => is.purpose(),
@@ -217,7 +216,7 @@ mod tests {
 
     const DEVICE: DeviceIndex = DeviceIndex(0);
 
-    /// A model and a ledger of shapes that hear the same.
+    /// A model and a ledger of shapes that receive the same events.
     struct Both {
         model: Model,
         shapes: ShapeLedger,

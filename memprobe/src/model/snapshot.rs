@@ -1,4 +1,4 @@
-//! What views see of the model: plain, owned data, complete in itself.
+//! Plain, owned data that the model gives to views.
 
 pub mod host;
 pub mod why;
@@ -9,41 +9,39 @@ use crate::event::{
     Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Told, Totals, Use,
 };
 
-/// Everything a view needs at one moment.
+/// State of one process at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The process looked at.
     pub target: Target,
-    /// The time of the first event or of attaching, whichever was first.
+    /// Time of the first event or of attaching, whichever is earlier.
     pub started: TimeNs,
-    /// The moment this snapshot stands for.
+    /// Moment of this snapshot.
     pub now: TimeNs,
-    /// One for each device that was seen, by index.
+    /// One for each device seen, by index.
     pub devices: Vec<DeviceSnapshot>,
-    /// What CUDA gave to others than the caching allocator.
+    /// CUDA memory outside the caching allocator.
     pub cuda: CudaSnapshot,
-    /// How the measurement itself is doing.
+    /// Quality of the measurement.
     pub health: Health,
 }
 
-/// Which layer of software the table of lines comes from: the highest that speaks.
+/// Layer of software behind the table of lines: the highest one seen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Layer {
-    /// None has spoken yet.
+    /// No event yet.
     #[default]
     None,
-    /// The calls into libcuda are the allocations.
+    /// Calls into libcuda.
     Driver,
-    /// The calls into libcudart are the allocations.
+    /// Calls into libcudart.
     Runtime,
-    /// The blocks of PyTorch's caching allocator are, as its tracepoints tell of them.
+    /// Blocks of PyTorch's caching allocator, from its tracepoints.
     Tracepoints,
-    /// The blocks of PyTorch's caching allocator are the allocations.
+    /// Blocks of PyTorch's caching allocator.
     Allocator,
 }
 
 impl Layer {
-    /// The layer of a call.
     pub(super) fn of(call: CudaCall) -> Self {
         if call.function.starts_with("pytorch:") {
             Self::Tracepoints
@@ -54,7 +52,7 @@ impl Layer {
         }
     }
 
-    /// A few words for people and other programs.
+    /// Short text for people and other programs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::None => "nothing yet",
@@ -66,13 +64,13 @@ impl Layer {
     }
 }
 
-/// What CUDA gave to others than the caching allocator. Where none speaks, memory of devices is in
-/// the table of lines, and the rest is here.
+/// CUDA memory outside the caching allocator. Without a caching allocator, device memory is in the
+/// table of lines, and only the rest is here.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct CudaSnapshot {
-    /// Where the table of lines comes from.
+    /// Layer behind the table of lines.
     pub layer: Layer,
-    /// By library and kind of memory, largest first.
+    /// Rows by library and kind of memory, largest first.
     pub rows: Vec<OutsideRow>,
 }
 
@@ -84,237 +82,224 @@ impl CudaSnapshot {
     }
 }
 
-/// What a library got from CUDA of one kind of memory.
+/// Memory of one kind that a library got from CUDA.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutsideRow {
-    /// The library or program that called into CUDA, by its path.
+    /// Path of the library or program that called into CUDA.
     pub library: Arc<str>,
-    /// The kind.
     pub space: Space,
-    /// The device; `None` for memory of the host, and where it is not known.
+    /// Device; `None` for host memory, and if unknown.
     pub device: Option<DeviceIndex>,
-    /// Bytes now live.
     pub live: Bytes,
-    /// The highest that `live` has been.
+    /// Maximum of `live`.
     pub peak: Bytes,
-    /// How many pieces are now live.
     pub live_blocks: u64,
-    /// Calls that gave it memory since attach.
+    /// Calls that allocated since attach.
     pub allocs: u64,
-    /// One row for each line that asked for it; in no particular order.
+    /// One row for each line that allocated, in no particular order.
     pub lines: Vec<LineRow>,
 }
 
-/// Who is looked at. Texts come from the target and may hold anything: views clean them.
+/// Observed process. Its texts come from the target and may hold anything: views clean them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Target {
-    /// The process; `None` in a report whose recording does not name it.
+    /// Process id; `None` in a report whose recording lacks it.
     pub tgid: Option<Tgid>,
-    /// Its number in its own PID namespace, where that is not memprobe's.
+    /// Process id in its own PID namespace, if that differs from memprobe's.
     pub inner_tgid: Option<Tgid>,
-    /// The pod, container or batch job that it runs in, as people know it.
+    /// Name of its pod, container or batch job.
     pub container: Option<String>,
-    /// The command line, joined by spaces.
+    /// Command line, joined by spaces.
     pub command: String,
-    /// Such as `3.12.1`.
+    /// Version, such as `3.12.1`.
     pub python: Option<String>,
-    /// Such as `2.15.0+cu132`.
+    /// Version, such as `2.15.0+cu132`.
     pub torch: Option<String>,
 }
 
-/// How the measurement itself is doing.
+/// Quality of the measurement.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Health {
-    /// Memory events so far.
     pub events: u64,
-    /// Memory events per second, lately.
+    /// Memory events per second, as a moving average.
     pub events_per_second: f64,
-    /// What was lost.
     pub losses: Losses,
-    /// Whether the target is still there.
     pub state: TargetState,
-    /// Each probe, in the order of the catalog.
+    /// In the order of the catalog.
     pub probes: Vec<ProbeStatus>,
-    /// What the kernel was asked to tell.
+    /// Options that the kernel records with.
     pub told: Told,
-    /// What is not seen, for want of a probe or of a kernel that can do more.
+    /// Data that is not recorded because a probe or kernel feature is missing.
     pub missing: Vec<String>,
-    /// Where the ledger and the allocator last disagreed without a loss that explains it.
+    /// Differences between ledger and allocator that no loss explains.
     pub disagreements: u64,
-    /// Why nothing is known of what was there at attach, not even how much.
+    /// Reason that no state at attach is known, not even its size.
     pub unread_at_attach: Option<Arc<str>>,
 }
 
-/// Whether the target is still there.
+/// State of the observed process.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum TargetState {
-    /// Waiting for something, such as torch being imported.
+    /// Waiting for something, such as the import of torch.
     Waiting(String),
     /// Running and probed.
     #[default]
     Running,
-    /// The process has ended.
     Exited,
-    /// A finished recording is being shown.
+    /// Not live: a finished recording is shown.
     Recording,
 }
 
-/// One probe: which function, where in it, and how the kernel runs it.
+/// Attached probe: its function, its offset, and the way the kernel runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeStatus {
-    /// The function, as its library names it to people: `c10::reportMemoryUsageToProfiler`.
+    /// Demangled name of the function: `c10::reportMemoryUsageToProfiler`.
     pub function: String,
-    /// The library file.
+    /// Path of the library.
     pub library: String,
     /// Bytes from the function's first instruction.
     pub offset: u64,
-    /// Whether the kernel emulates the instruction there (cheap) or must single-step it.
+    /// True if the kernel emulates the instruction there (cheap); otherwise it single-steps it.
     pub emulated: bool,
 }
 
 impl ProbeStatus {
-    /// Whether it is hit so often that single-stepping it is felt: those on CUDA's own functions are
-    /// not.
+    /// Returns true if the probe is hit so often that single-stepping slows the target noticeably.
+    /// Probes on CUDA's own functions are not.
     pub fn is_busy(&self) -> bool {
         !self.function.starts_with("cu")
     }
 }
 
-/// The memory of one device.
+/// Memory of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceSnapshot {
-    /// Which device.
     pub index: DeviceIndex,
-    /// The allocator's own totals after the last event.
+    /// Allocator totals after the last event.
     pub totals: Totals,
-    /// The highest totals (each on its own): seen since attach, or before by the allocator's own
-    /// statistics where they could be read at attach.
+    /// Highest totals, each at its own time. Includes the time before attach if the allocator's
+    /// statistics were readable at attach.
     pub peak: Totals,
-    /// What was allocated before attach and not freed since.
+    /// Memory allocated before attach and not freed since.
     pub before_attach: BeforeAttach,
-    /// The allocator's total less what the ledger knows: `totals.allocated - before_attach.live -
-    /// sum of live bytes of all lines`. 0 unless events were lost.
+    /// Allocator total minus the bytes that the ledger knows: `totals.allocated -
+    /// before_attach.live - sum of live bytes of all lines`. 0 unless events were lost.
     pub unaccounted: i64,
-    /// Live blocks that are known one by one: those that were seen being allocated, and those that
-    /// were found at attach.
+    /// Live blocks known one by one: those allocated since attach, and those found at attach.
     pub live_blocks: u64,
     /// Out-of-memory errors since attach.
     pub ooms: u64,
-    /// One row for each line that has allocated; in no particular order.
+    /// One row for each line that has allocated, in no particular order.
     pub lines: Vec<LineRow>,
-    /// The totals over time.
+    /// Totals over time.
     pub timeline: Timeline,
 }
 
-/// What was allocated before attach and not freed since.
+/// Memory allocated before attach and not freed since.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct BeforeAttach {
     /// Bytes.
     pub live: Bytes,
-    /// Bytes of `live` of which it is not known in which blocks they are.
+    /// Bytes of `live` whose blocks are unknown.
     pub unknown: Bytes,
-    /// Blocks that are known: those of the other bytes.
+    /// Known blocks, which hold the other bytes.
     pub known_blocks: u64,
-    /// Blocks that were freed since attach and of which nothing else is known.
+    /// Frees since attach of blocks that were unknown.
     pub unseen_frees: u64,
-    /// Why the blocks could not be read at attach; `None` where they could, or nobody tried.
+    /// Reason that the blocks could not be read at attach; `None` if they were read or not tried.
     pub unread: Option<Arc<str>>,
 }
 
 impl BeforeAttach {
-    /// Blocks; `None` where they are not all known.
+    /// Number of blocks; `None` unless all are known.
     pub fn live_blocks(&self) -> Option<u64> {
         (self.unknown == Bytes(0)).then_some(self.known_blocks)
     }
 }
 
-/// What one line of Python holds on one device.
+/// Memory of one line of Python on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineRow {
-    /// Which line, or why none.
+    /// Line, or the reason that none is known.
     pub site: Site,
-    /// Bytes now live.
     pub live: Bytes,
-    /// The highest that `live` has been.
+    /// Maximum of `live`.
     pub peak: Bytes,
-    /// Blocks now live.
     pub live_blocks: u64,
     /// Allocations since attach.
     pub allocs: u64,
     /// Bytes of all allocations since attach.
     pub alloc_bytes: Bytes,
-    /// Allocations per second, lately.
+    /// Allocations per second, as a moving average.
     pub allocs_per_second: f64,
-    /// The stacks that end in this line, largest `live` first.
+    /// Stacks of this line, largest `live` first.
     pub stacks: Vec<StackRow>,
 }
 
-/// What the tensors of one shape and element type hold that one line made on one device.
+/// Memory of tensors with one shape and element type, allocated by one line on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShapeRow {
-    /// The tensors, or what else it is.
+    /// Tensor, or other purpose.
     pub what: What,
-    /// Which line, or why none.
+    /// Line, or the reason that none is known.
     pub site: Site,
-    /// Bytes now live, as the allocator rounded them.
+    /// Live bytes, as rounded by the allocator.
     pub live: Bytes,
-    /// The highest that `live` has been.
+    /// Maximum of `live`.
     pub peak: Bytes,
-    /// Blocks now live.
     pub live_blocks: u64,
     /// Allocations since attach.
     pub allocs: u64,
 }
 
-/// What a block is for.
+/// Purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    /// This.
     Known(Arc<Use>),
-    /// No tensor: a library's workspace, or a storage that was made or resized by itself. Which is not known.
+    /// No tensor: a library's workspace, or a storage allocated or resized on its own.
     NoTensor,
-    /// Nobody knows: tensors were not watched.
+    /// Tensors were not recorded.
     Unknown,
-    /// Tensors of so many kinds that they are not told apart.
+    /// Beyond the limit of distinct tensors.
     TooMany,
 }
 
-/// Which frame of a stack its memory is counted under.
+/// Stack frame that memory is counted under.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Grouping {
-    /// The innermost frame of the user's own code: neither Python's standard library nor an
-    /// installed package.
+    /// Innermost frame of the user's own code: neither Python's standard library nor an installed
+    /// package.
     #[default]
     User,
-    /// The innermost frame, whosever it is.
+    /// Innermost frame of all.
     Innermost,
 }
 
-/// What a row of the table of lines stands for.
+/// Call site of a row in the table of lines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Site {
-    /// A line of Python of the thread that allocated.
+    /// Line of Python of the allocating thread.
     Line(Frame),
-    /// A thread without Python allocated for the backward pass that this line waits for.
+    /// Line that waits in a backward pass, for which a thread without Python allocated.
     Backward(Frame),
-    /// A node of autograd's graph asked for it, in a backward pass.
+    /// Node of autograd's graph that allocated in a backward pass.
     Node {
-        /// The line of the forward pass whose operation made the node.
+        /// Line of the forward pass whose operation made the node.
         forward: Frame,
-        /// As PyTorch names it: `AddmmBackward0`.
+        /// PyTorch's name: `AddmmBackward0`.
         name: Arc<str>,
     },
-    /// No line is known; the name of the thread and why.
+    /// No line is known.
     NoLine {
         /// Name of the thread that allocated.
         thread: Arc<str>,
-        /// Why there is no line, in a few words.
+        /// Reason, in a few words.
         reason: &'static str,
     },
 }
 
 impl Site {
-    /// The word for it in reports for other programs.
+    /// Keyword in structured reports.
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Line(_) => "line",
@@ -324,7 +309,7 @@ impl Site {
         }
     }
 
-    /// The node of autograd's graph that asked for memory.
+    /// Name of the autograd node that allocated.
     pub fn node(&self) -> Option<&Arc<str>> {
         match self {
             Self::Node { name, .. } => Some(name),
@@ -332,7 +317,7 @@ impl Site {
         }
     }
 
-    /// The thread that has no line, and why.
+    /// Name of the thread, and the reason that it has no line.
     pub fn nobody(&self) -> Option<(&Arc<str>, &'static str)> {
         match self {
             Self::NoLine { thread, reason } => Some((thread, reason)),
@@ -340,7 +325,7 @@ impl Site {
         }
     }
 
-    /// The line of Python that the row stands for, goes back to or waits in.
+    /// Line of the row: the allocating line, the forward line of a node, or the waiting line.
     pub fn frame(&self) -> Option<&Frame> {
         match self {
             Self::Line(frame) | Self::Backward(frame) | Self::Node { forward: frame, .. } => {
@@ -354,25 +339,23 @@ impl Site {
 /// One stack of a line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackRow {
-    /// The whole stack, innermost first.
+    /// Frames, innermost first.
     pub stack: Arc<Stack>,
-    /// Bytes now live.
     pub live: Bytes,
-    /// The highest that `live` has been.
+    /// Maximum of `live`.
     pub peak: Bytes,
-    /// Blocks now live.
     pub live_blocks: u64,
     /// Allocations since attach.
     pub allocs: u64,
 }
 
-/// The totals over time, in steps of equal length; bounded.
+/// Totals over time, in steps of equal length; bounded.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Timeline {
-    /// When the first step begins.
+    /// Start of the first step.
     pub start: TimeNs,
-    /// Nanoseconds a step.
+    /// Nanoseconds per step.
     pub step: u64,
-    /// The highest totals within each step; a step without events repeats the totals before it.
+    /// Highest totals within each step; a step without events repeats the previous totals.
     pub points: Vec<Totals>,
 }

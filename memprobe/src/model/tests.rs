@@ -1,4 +1,4 @@
-//! Sentences about the ledger, each with the events that show it.
+//! Tests of the ledger, each from a short stream of events.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::event::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A model and the allocator that it follows: events carry the allocator's true totals.
+/// A model and a simulated allocator, whose true totals the events carry.
 struct Scene {
     model: Model,
     allocated: u64,
@@ -18,7 +18,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// The target had `allocated` bytes when memprobe attached.
+    /// The target had `allocated` bytes at attach.
     fn attached_at(allocated: u64) -> Self {
         Self::with_caps(allocated, Caps::default())
     }
@@ -36,7 +36,7 @@ impl Scene {
         }
     }
 
-    /// The target had these blocks when memprobe attached, and no others.
+    /// The target had exactly these blocks at attach.
     fn found(blocks: &[(u64, u64)]) -> Self {
         let mut scene = Self::attached_at(blocks.iter().map(|(_, size)| size).sum());
         scene.find(blocks);
@@ -127,7 +127,7 @@ impl Scene {
         self.snapshot().devices.remove(0)
     }
 
-    /// Before attach, unaccounted, live bytes of all lines.
+    /// Bytes before attach, unaccounted bytes, live bytes of all lines.
     fn parts(&self) -> (u64, i64, u64) {
         let device = self.device();
         let live = device.lines.iter().map(|line| line.live.0).sum();

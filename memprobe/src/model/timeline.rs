@@ -1,16 +1,16 @@
-//! The totals over time, in a bounded number of steps.
+//! Totals over time, in a bounded number of steps.
 
 use super::snapshot::Timeline;
 use crate::event::{TimeNs, Totals};
 
-/// Points kept at most. When they are full, pairs are merged and the step doubles, so that the
-/// whole time since attach is always covered by half of them or more.
+/// Maximum number of points. When they are full, pairs are merged and the step doubles. The points
+/// always cover all time since attach, and at least half of them stay in use.
 pub const MAX_POINTS: usize = 1200;
 
-/// Nanoseconds of the first step: a millisecond.
+/// Nanoseconds of the first step (1 ms).
 const FIRST_STEP: u64 = 1_000_000;
 
-/// Takes totals as they come and keeps the highest of each step.
+/// Recorder of the highest totals of each step.
 #[derive(Clone, Debug)]
 pub(super) struct Recorder {
     timeline: Timeline,
@@ -18,7 +18,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// `totals` held from `start` until the first that is recorded.
+    /// Starts with `totals` as the value from `start` on.
     pub(super) fn new(start: TimeNs, totals: Totals) -> Self {
         let timeline = Timeline {
             start,
@@ -31,8 +31,8 @@ impl Recorder {
         }
     }
 
-    /// The totals became `totals` at `time`. A time before that of the totals before counts as
-    /// theirs: the order of arrival is the allocator's order.
+    /// Records new totals at `time`. A time earlier than the previous one counts as the previous
+    /// one: events arrive in the allocator's order.
     pub(super) fn record(&mut self, time: TimeNs, totals: Totals) {
         self.extend_to(time);
         self.last = totals;
@@ -41,7 +41,7 @@ impl Recorder {
         }
     }
 
-    /// The timeline up to `now`, through which the last totals hold.
+    /// Timeline extended to `now` with the last totals.
     pub(super) fn up_to(&self, now: TimeNs) -> Timeline {
         let mut recorder = self.clone();
         recorder.extend_to(now);

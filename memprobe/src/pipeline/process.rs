@@ -401,6 +401,9 @@ impl Process {
         if lost.stacks != self.lost.stacks {
             self.symbolizer.forget_waiting();
         }
+        if lost.events != self.lost.events {
+            self.symbolizer.forget_devices();
+        }
         self.lost = lost;
         self.symbolizer.push_event(Event::Loss(lost));
         true

@@ -3,10 +3,10 @@
 use std::sync::LazyLock;
 
 use iced_x86::Register;
-use memprobe_common::{CudaCookie, ProcessConfig, ThreadLocal};
+use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal};
 
 use super::loader::Wanted;
-use crate::cuda::{Api, FUNCTIONS, Function};
+use crate::cuda::{Api, Effect, FUNCTIONS, Function};
 pub use crate::event::{Detail, Graph};
 use crate::target::elf::ThreadLocalName;
 
@@ -222,7 +222,11 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
     let cookie = CudaCookie {
         function: number,
         wants_stack: function.effect.wants_stack(),
-        description: function.effect.description(),
+        sets_context: function.effect == Effect::SetsContext,
+        description: function
+            .effect
+            .description()
+            .map(|(argument, bytes)| Description { argument, bytes }),
     };
     Probe {
         function: function.symbol,

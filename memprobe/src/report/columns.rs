@@ -1,17 +1,17 @@
-//! Rows of cells as text: numbers to the right, the words of the last column to the left.
+//! Text tables: numbers right-aligned, a last column of text left-aligned.
 
 use std::fmt::Write as _;
 
 use super::table::{Style, push_line};
 use crate::label::{CUT, fit, width};
 
-/// Columns that the words get at least, whatever the width.
+/// Minimum width of the last column, in columns.
 const NARROWEST: usize = 20;
 
-/// The cells of a row, words last.
+/// Cells of a row; the last one is text.
 pub(super) type Cells = Vec<String>;
 
-/// Writes rows, the headings first.
+/// Writes rows, of which the first holds the headings.
 pub(super) fn lay_out(text: &mut String, rows: &[Cells], columns: usize, style: Style) {
     let numbers = rows.iter().map(|cells| cells.len().saturating_sub(1));
     let numbers = numbers.max().unwrap_or(0);

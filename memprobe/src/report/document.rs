@@ -1,4 +1,4 @@
-//! How a table is written: as text for people, and for programs as one JSON document, as a JSON object a row, or as comma-separated
+//! Output formats of a table: text, one JSON document, one JSON object per row, or comma-separated
 //! values.
 
 use std::io::{self, Write};
@@ -8,31 +8,30 @@ use serde::Serialize;
 use super::Format;
 use super::replay::Replay;
 
-/// A table on a recording. The rows of all devices are one table where they are not nested in a document.
+/// Table of a recording. The rows of all devices form one table, except in a document, which nests
+/// them by device.
 pub(super) trait Table {
-    /// For people.
+    /// Text for people.
     fn text(&self) -> String;
 
-    /// All that is known, as one document.
+    /// All data as one document.
     fn document(&self) -> impl Serialize;
 
-    /// The names of the columns, in the order of a row's values.
+    /// Column names, in the order of a row's values.
     fn headings(&self) -> Vec<&'static str>;
 
-    /// The rows.
     fn rows(&self, layout: Layout) -> impl Iterator<Item = impl Serialize>;
 }
 
-/// What a value of a row may be.
+/// Kinds of values that a row may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// A list too.
+    /// Scalars and lists.
     Nested,
-    /// A number or words.
+    /// Scalars only.
     Flat,
 }
 
-/// Writes a table.
 pub(super) fn write(table: &impl Table, format: Format, out: &mut impl Write) -> io::Result<()> {
     match format {
         Format::Text => out.write_all(table.text().as_bytes()),
@@ -48,13 +47,12 @@ pub(super) fn write(table: &impl Table, format: Format, out: &mut impl Write) ->
     }
 }
 
-/// Writes one document.
 pub(super) fn json(document: &impl Serialize, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, document)?;
     out.write_all(b"\n")
 }
 
-/// Writes comma-separated values. The headings are there even where no row is.
+/// Writes comma-separated values. The headings are written even without rows.
 pub(super) fn csv<R: Serialize>(
     headings: &[&str],
     rows: impl Iterator<Item = R>,
@@ -70,7 +68,7 @@ pub(super) fn csv<R: Serialize>(
     table.flush()
 }
 
-/// What the operating system said: a closed pipe must stay known as one.
+/// Unwraps I/O errors, so that a broken pipe stays recognizable.
 pub(super) fn csv_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,
@@ -78,7 +76,7 @@ pub(super) fn csv_error(error: csv::Error) -> io::Error {
     }
 }
 
-/// A document on a recording: what it is of, then the rows of each device.
+/// Document about a recording: its metadata, then the rows of each device.
 #[derive(Serialize)]
 pub(super) struct Document<'a, Device> {
     memprobe: &'a str,
@@ -87,7 +85,7 @@ pub(super) struct Document<'a, Device> {
     truncated: bool,
     events: u64,
     lost_events: u64,
-    /// What is to be known of the table.
+    /// Notes on the table.
     #[serde(skip_serializing_if = "Option::is_none")]
     notes: Option<&'a [String]>,
     devices: Vec<Device>,

@@ -1,4 +1,4 @@
-//! Every event of a recording, in its order, one row each.
+//! Report of every event of a recording, in its order, one row each.
 
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
@@ -18,15 +18,15 @@ use crate::event::{
 use crate::label::{FileNames, clean, named_stack};
 use crate::recording::Reader;
 
-/// Stacks whose text is kept; all are dropped when there are more.
+/// Maximum number of stacks with cached text; the cache is cleared beyond it.
 const MAX_TEXTS: usize = 1 << 14;
 
-/// One event as JSON. Unknown values are null. The keys after `grad` are there
-/// where they apply alone.
+/// One event as JSON. Unknown values are null. The keys after `grad` are present only if they
+/// apply.
 #[derive(Serialize)]
 struct Row<'a> {
     time_ns: u64,
-    /// Unknown for blocks that were found at attach.
+    /// Unknown for blocks found at attach.
     tid: Option<u32>,
     action: &'static str,
     addr: Option<u64>,
@@ -34,64 +34,62 @@ struct Row<'a> {
     device: Option<DeviceIndex>,
     allocated: Option<u64>,
     reserved: Option<u64>,
-    /// The function of CUDA.
+    /// The CUDA function that was called.
     #[serde(skip_serializing_if = "Option::is_none")]
     function: Option<&'static str>,
-    /// Where the memory lies that CUDA gave out.
+    /// Kind of memory that CUDA allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     space: Option<&'static str>,
-    /// The tensor that it was allocated for.
+    /// Tensor of the block.
     #[serde(flatten)]
     tensor: Tensor<'a>,
     stack: &'a RawValue,
-    /// The innermost module that was being called; nothing outside of all.
+    /// Innermost module being called; absent outside all modules.
     #[serde(skip_serializing_if = "Option::is_none")]
     module: Option<&'a str>,
-    /// A module was being called, but not known which.
+    /// True if a module was being called that could not be identified.
     #[serde(skip_serializing_if = "Option::is_none")]
     module_unknown: Option<bool>,
-    /// Whether PyTorch took note of the thread's operations, where that is known.
+    /// Grad mode of the thread, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     grad: Option<&'static str>,
-    /// The native code that called into CUDA: the caller alone where there is Python, all of the
-    /// stack otherwise.
+    /// Native frames: the caller into CUDA if there are Python frames, the whole stack otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     native: Option<&'a RawValue>,
-    /// The name of the thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     thread: Option<&'a str>,
-    /// The stack of the thread that waits for this one in `backward()`.
+    /// Stack of the thread that waits for this one in `backward()`.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<&'a RawValue>,
-    /// What was being computed in a backward pass.
+    /// Autograd node that was being evaluated.
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<&'a RawValue>,
-    /// Why there is no stack.
+    /// Reason for the lack of a stack.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_stack: Option<&'static str>,
-    /// The outer frames of the stack (or of `waiting`) are missing.
+    /// True if outer frames of the stack (or of `waiting`) are missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     stack_truncated: Option<bool>,
 }
 
-/// The tensor that an event happened for, as JSON.
+/// Tensor of an event, as JSON.
 #[derive(Default, Serialize)]
 struct Tensor<'a> {
     /// Elements in each dimension.
     #[serde(skip_serializing_if = "Option::is_none")]
     shape: Option<&'a [u64]>,
-    /// Dimensions beyond those of `shape`.
+    /// Number of dimensions beyond those of `shape`.
     #[serde(skip_serializing_if = "Option::is_none")]
     more_dimensions: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dtype: Option<String>,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     requested: Option<u64>,
-    /// False where it was allocated for no tensor.
+    /// False if the block is no tensor's.
     #[serde(skip_serializing_if = "Option::is_none")]
     tensor: Option<bool>,
-    /// What it was allocated for then, told from who asked.
+    /// Purpose of such a block, inferred from the calling function.
     #[serde(skip_serializing_if = "Option::is_none")]
     inferred: Option<Inferred<'a>>,
 }
@@ -119,12 +117,12 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// What a block without a tensor is for, as JSON.
+/// Purpose of a block without a tensor, as JSON.
 #[derive(Serialize)]
 struct Inferred<'a> {
-    /// Null where no function tells.
+    /// Null if no known function is on the stack.
     r#use: Option<&'a str>,
-    /// The function that tells, otherwise the innermost outside of the allocator.
+    /// The recognized function, otherwise the innermost one outside the allocator.
     function: &'a str,
     library: &'a str,
 }
@@ -139,7 +137,7 @@ impl<'a> From<&'a Purpose> for Inferred<'a> {
     }
 }
 
-/// Writes every event as it is read.
+/// Writes each event as it is read.
 pub(super) fn write<R: BufRead>(
     mut reader: Reader<R>,
     options: &ReportOptions,
@@ -169,7 +167,7 @@ pub(super) fn write<R: BufRead>(
     })
 }
 
-/// The frames of a stack as JSON, and the node that it belongs to.
+/// Frames and autograd node of a stack, as JSON.
 struct Json {
     python: Box<RawValue>,
     native: Option<Box<RawValue>>,
@@ -180,7 +178,7 @@ struct Json {
 #[derive(Serialize)]
 struct NodeRow<'a> {
     name: &'a str,
-    /// The stack of the operation that made it; null where that is not known.
+    /// Stack of the operation that made it; null if unknown.
     forward: Option<Vec<FrameRow<'a>>>,
 }
 
@@ -212,7 +210,7 @@ impl Json {
     }
 }
 
-/// Stacks by their number, and their JSON; uses by theirs.
+/// Stacks by id with their cached JSON, and purposes by id.
 struct Stacks {
     uses: Uses,
     stacks: HashMap<StackId, Arc<Stack>>,
@@ -240,7 +238,7 @@ impl Stacks {
         self.stacks.get(&id).map(|stack| &**stack)
     }
 
-    /// Makes the JSON of a stack's frames, if it is not there yet.
+    /// Caches the JSON of a stack's frames.
     fn prepare(&mut self, id: StackId) -> io::Result<()> {
         let Some(stack) = self.stacks.get(&id) else {
             return Ok(());
@@ -255,13 +253,13 @@ impl Stacks {
         Ok(())
     }
 
-    /// The stack, and its frames as JSON once they are prepared.
+    /// A stack and its JSON, if [`Self::prepare`] was called for it.
     fn with_json(&self, id: StackId) -> Option<(&Stack, &Json)> {
         Some((self.stacks.get(&id)?, self.json.get(&id)?))
     }
 }
 
-/// Where rows go.
+/// Writer of rows.
 enum Rows<'a, W: Write> {
     Text {
         out: &'a mut W,
@@ -434,12 +432,12 @@ fn tid(event: &MemoryEvent) -> Option<u32> {
     (event.tid != Tid::UNKNOWN).then_some(event.tid.0)
 }
 
-/// An out-of-memory error has no address.
+/// Address of an event; out-of-memory errors have none.
 fn addr(event: &MemoryEvent) -> Option<u64> {
     (event.action != Action::OutOfMemory).then_some(event.addr.0)
 }
 
-/// The size of what is given back to CUDA is unknown where it was not seen being allocated.
+/// Size of an event; unknown for a free of memory whose allocation was not seen.
 fn size(event: &MemoryEvent) -> Option<u64> {
     let is_free = matches!(event.action, Action::SegmentFree | Action::CudaFree)
         || event.action == Action::Free && event.device == Some(DeviceIndex::CPU);
@@ -447,7 +445,7 @@ fn size(event: &MemoryEvent) -> Option<u64> {
     (!unknown).then_some(event.size.0)
 }
 
-/// One event for people.
+/// One event as text.
 fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>) -> String {
     let since = i128::from(event.time.0) - i128::from(start.0);
     let device = event.device.unwrap_or(DeviceIndex::UNKNOWN);
@@ -480,7 +478,7 @@ fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>)
     line.trim_end().to_owned()
 }
 
-/// What an event happened for.
+/// Tensor or purpose of an event, as text.
 fn words(id: ShapeId, uses: &Uses) -> String {
     match uses.get(id).map(|is| &**is) {
         Some(Use::Tensor(shape)) => format!("{shape} {}", shape.dtype),
@@ -490,7 +488,7 @@ fn words(id: ShapeId, uses: &Uses) -> String {
     }
 }
 
-/// A whole stack on one line, innermost first.
+/// A whole stack on one line, innermost frame first.
 fn in_words(stack: &Stack) -> String {
     let names = FileNames::default();
     named_stack(stack, usize::MAX, |frame| names.frame(frame))

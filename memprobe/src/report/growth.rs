@@ -1,4 +1,4 @@
-//! What grows from iteration to iteration.
+//! Report of memory that grows from iteration to iteration.
 
 mod keepers;
 mod structured;
@@ -24,17 +24,17 @@ use crate::model::why::growth::{Growth, GrowthLedger, Rate, Step, Suspect};
 use crate::model::why::iterations::{IterationKind, Iterations, Source};
 use crate::recording::Reader;
 
-/// Said above suspects.
+/// Note above the suspects.
 const SUSPECTS: &str = "What follows is more at the end of most steps than before, still so at the end, and keeps most of what it takes. \
      It may be a leak, or a store that is meant to grow. Figures are the medians of the slopes between all pairs of steps (Theil-Sen).";
 
-/// A device, and what grows on it.
+/// A device, and its growth.
 struct OnDevice<'a> {
     device: &'a DeviceSnapshot,
     growth: Growth,
 }
 
-/// Writes the report.
+/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -70,14 +70,14 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// What grows on every device.
+/// Growth on every device.
 struct Suspects<'a> {
     replay: &'a Replay,
     devices: Vec<OnDevice<'a>>,
     options: &'a ReportOptions,
 }
 
-/// A row as it is written.
+/// A row in one of its output forms.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Written<'a> {
@@ -108,7 +108,7 @@ impl Table for Suspects<'_> {
     }
 }
 
-/// Of how many laps an iteration is made; `None` where no iterations could be told.
+/// Number of step intervals per iteration; `None` if iterations are unknown.
 fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
     let of_kind = |kinds: &[IterationKind]| {
         let rows = iterations.rows.iter();
@@ -121,7 +121,8 @@ fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
     let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
     let laps = laps.saturating_sub(iterations.dropped) as f64;
     let each = ((laps - others) / whole).max(1.0);
-    // Laps before it was clear what iterations are made of, and evaluations between, belong to none.
+    // Step intervals before iterations were recognized, and evaluations in between, belong to no
+    // iteration.
     let nearest = each.round();
     Some(if (each - nearest).abs() <= 0.15 * nearest {
         nearest
@@ -161,7 +162,7 @@ fn is_quiet(growth: &Growth) -> bool {
     growth.lines.is_empty() && growth.modules.is_empty() && growth.tensors.is_empty()
 }
 
-/// What the figures are of.
+/// Describes the data behind the figures.
 fn looked_at(growth: &Growth) -> String {
     let steps = counted(growth.steps as u64, "step");
     let each = match growth.step {
@@ -215,9 +216,9 @@ fn nobody(growth: &Growth) -> String {
     )
 }
 
-/// Bytes that need not be whole.
+/// Formats a fractional number of bytes.
 fn bytes(bytes: f64) -> String {
-    // Beyond u64 it saturates, and below 0 it is 0.
+    // The cast saturates beyond `u64`; negative numbers become 0.
     human(Bytes(bytes.round() as u64))
 }
 

@@ -1,4 +1,4 @@
-//! The processes of a host, once: as a table for people, or as JSON for programs.
+//! Report of the processes of a host, as text or JSON.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -18,41 +18,37 @@ use crate::model::snapshot::host::{
     DriverSnapshot, Holder, HostSnapshot, ProcessRow, ProcessState,
 };
 
-/// How the processes of a host are written.
+/// Content and format of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostOptions {
-    /// For whom.
     pub format: HostFormat,
-    /// Which processes.
     pub extent: HostExtent,
-    /// Columns of text; `None` for as many as it takes.
+    /// Width of text, in columns; `None` for unlimited.
     pub width: Option<usize>,
-    /// Whether text is coloured.
     pub colour: Colour,
 }
 
-/// For whom they are written.
+/// Output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostFormat {
-    /// For people.
     Text,
     /// One JSON document.
     Json,
 }
 
-/// Which processes are written.
+/// Selection of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostExtent {
-    /// Those that hold memory, or may.
+    /// Processes that hold memory, or may.
     Holders,
-    /// All that have loaded CUDA.
+    /// All processes that have loaded CUDA.
     All,
 }
 
-/// Writes the processes of a host, who holds most first.
+/// Writes the processes of a host, the one that holds most first.
 ///
 /// # Errors
-/// Where `out` cannot be written.
+/// If `out` cannot be written.
 pub fn write_host(
     snapshot: &HostSnapshot,
     options: &HostOptions,
@@ -76,7 +72,7 @@ pub fn write_host(
     }
 }
 
-/// A column: its head, whether it stands at the right, and what it says of a process.
+/// A column: heading, right alignment, and the cell of a process.
 type Column<'a> = (
     &'static str,
     bool,
@@ -159,7 +155,7 @@ fn push(text: &mut String, line: &str, width: Option<usize>) {
     text.push('\n');
 }
 
-/// The devices as the driver sees them, or why it cannot be asked.
+/// Devices as the driver reports them, or the reason that it cannot be queried.
 fn devices(snapshot: &HostSnapshot) -> Vec<String> {
     match &snapshot.driver {
         DriverSnapshot::Unasked => Vec::new(),
@@ -249,7 +245,7 @@ fn table_columns<'a>(rows: &[&ProcessRow], names: &'a FileNames) -> Vec<Column<'
     columns
 }
 
-/// Longer commands are cut, so that the line that holds most stays on the screen.
+/// Maximum width of a command, so that the column of the top line stays on the screen.
 const LONGEST_COMMAND: usize = 40;
 
 fn cells(row: &ProcessRow, rows: &[&ProcessRow], names: &FileNames) -> Vec<String> {
@@ -284,11 +280,11 @@ struct Gpu<'a> {
     name: &'a str,
     used: Option<u64>,
     total: Option<u64>,
-    /// Why `used` and `total` are null.
+    /// Reason why `used` and `total` are null.
     memory_unknown: Option<&'a str>,
     /// MIG devices that `used` and `total` are the sum of.
     mig_devices: Option<u32>,
-    /// Why the driver's list of processes is missing or has gaps.
+    /// Reason why the driver's list of processes is missing or has gaps.
     processes_unknown: Option<&'a str>,
 }
 
@@ -310,7 +306,7 @@ struct Process<'a> {
     allocated: Option<u64>,
     reserved: Option<u64>,
     driver: Option<u64>,
-    /// Why `driver` is null for a process that the driver names.
+    /// Reason why `driver` is null for a process in the driver's list.
     driver_unknown: Option<String>,
     peak_allocated: Option<u64>,
     peak_reserved: Option<u64>,
@@ -333,7 +329,7 @@ struct DriverDevice {
     bytes: Option<u64>,
 }
 
-/// The line that holds most. `kind` is as in a report: `line`, `backward`, `no_line` or
+/// Line that holds most. `kind` is one of a report: `line`, `backward`, `backward_of`, `no_line` or
 /// `before_attach`.
 #[derive(Serialize)]
 struct Top<'a> {

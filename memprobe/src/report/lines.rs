@@ -1,4 +1,4 @@
-//! Which lines of a device are shown, in which order, and what the others come to.
+//! Selection and order of a device's lines, and the sum of hidden ones.
 
 use std::cmp::Reverse;
 
@@ -6,14 +6,14 @@ use super::ReportOptions;
 use crate::event::Frame;
 use crate::model::snapshot::{DeviceSnapshot, LineRow, Site};
 
-/// The lines of one device: shown ones in order, and the sum of those that are not.
+/// Lines of one device: the shown ones in order, and sums.
 pub(super) struct Lines<'a> {
     pub shown: Vec<&'a LineRow>,
     pub hidden: Sum,
     pub all: Sum,
 }
 
-/// What several lines come to.
+/// Sum of several lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub lines: usize,
@@ -58,7 +58,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Makes the order of equal rows the same in every run.
+/// Sort key of equal rows, for an order that is the same in every run.
 fn words(site: &Site) -> (u8, &str, u32, &str, &str) {
     match site {
         Site::Line(frame) => (0, &frame.file, frame.line, &frame.function, ""),
@@ -68,8 +68,8 @@ fn words(site: &Site) -> (u8, &str, u32, &str, &str) {
     }
 }
 
-/// Who called the line of a row, nearest caller first, on the stack that holds most. Of a line of the forward
-/// pass it is who called that, and not who called `backward()`.
+/// Callers of a row's line, nearest first, on its stack that holds most. A line of the forward pass
+/// has the callers of its forward stack, not those of `backward()`.
 pub(super) fn callers(row: &LineRow) -> &[Frame] {
     let stack = row.stacks.first().map(|row| &*row.stack);
     let node = stack.and_then(|stack| stack.context.node.as_ref());

@@ -1,4 +1,4 @@
-//! A report on several recordings: each in turn, and what they come to.
+//! Report of several recordings: each in turn, then their sum.
 
 use std::fmt::Write as _;
 use std::io::{self, BufRead, Write};
@@ -12,7 +12,7 @@ use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::label::{CUT, clean, count, fit};
 use crate::recording::{Reader, RecordingError};
 
-/// Reports on recordings one after the other.
+/// Report of several recordings.
 pub struct Many<'a, W> {
     options: &'a ReportOptions,
     out: &'a mut W,
@@ -20,7 +20,7 @@ pub struct Many<'a, W> {
     recordings: u64,
 }
 
-/// What one process had on one device.
+/// Memory of one process on one device.
 struct Row {
     recording: String,
     device: DeviceIndex,
@@ -29,29 +29,29 @@ struct Row {
     peak: Totals,
 }
 
-/// All of them together.
+/// Sum of all rows.
 #[derive(Default, Serialize)]
 struct Total {
     recordings: u64,
     events: u64,
     allocated: u64,
     reserved: u64,
-    /// Each of its own moment.
+    /// The peaks are at different times.
     sum_of_peak_allocated: u64,
-    /// Each of its own moment.
+    /// The peaks are at different times.
     sum_of_peak_reserved: u64,
 }
 
-/// Whether several recordings can be reported on so: by line, for people or as one document.
+/// Returns true if these options allow several recordings: by line, as text or one document.
 pub fn is_possible(options: &ReportOptions) -> bool {
     options.by == By::Line && matches!(options.format, Format::Text | Format::Json)
 }
 
 impl<'a, W: Write> Many<'a, W> {
-    /// Begins.
+    /// Starts the report.
     ///
     /// # Errors
-    /// When the report cannot be written.
+    /// If `out` cannot be written.
     pub fn begin(options: &'a ReportOptions, out: &'a mut W) -> Result<Self, ReportError> {
         if options.format == Format::Json {
             out.write_all(b"{\"recordings\": [\n")?;
@@ -64,10 +64,10 @@ impl<'a, W: Write> Many<'a, W> {
         })
     }
 
-    /// Reports on the next, which people know by `name`.
+    /// Adds the next recording under the given name.
     ///
     /// # Errors
-    /// When it cannot be read, or the report not be written.
+    /// If the recording cannot be read, or `out` cannot be written.
     pub fn add<R: BufRead>(&mut self, name: &str, reader: Reader<R>) -> Result<(), ReportError> {
         let replay = replay::run(reader, self.options.grouping)?;
         let is_first = self.recordings == 0;
@@ -88,10 +88,10 @@ impl<'a, W: Write> Many<'a, W> {
         Ok(())
     }
 
-    /// Says in its place that a file is no recording.
+    /// Adds an entry for a file that is not a readable recording.
     ///
     /// # Errors
-    /// When the report cannot be written.
+    /// If `out` cannot be written.
     pub fn add_unreadable(
         &mut self,
         name: &str,
@@ -120,17 +120,17 @@ impl<'a, W: Write> Many<'a, W> {
             .extend(devices.enumerate().map(|(at, device)| Row {
                 recording: name.to_owned(),
                 device: device.index,
-                // Of the process, not of the device: counted once.
+                // The count is per process, so only the first device has it.
                 events: if at == 0 { events } else { 0 },
                 now: device.totals,
                 peak: device.peak,
             }));
     }
 
-    /// Writes what they come to.
+    /// Writes the sum.
     ///
     /// # Errors
-    /// When the report cannot be written.
+    /// If `out` cannot be written.
     pub fn finish(self) -> Result<(), ReportError> {
         let total = self.total();
         if self.options.format == Format::Json {
@@ -160,7 +160,7 @@ impl<'a, W: Write> Many<'a, W> {
     }
 }
 
-/// The table of processes.
+/// Table of processes, as text.
 fn render(rows: &[Row], total: &Total, options: &ReportOptions) -> String {
     let headings = ["ALLOCATED", "PEAK", "RESERVED", "PEAK", "EVENTS", "DEVICE"];
     let mut table: Vec<([String; 6], String)> =

@@ -1,4 +1,4 @@
-//! Reports: of a recording, the table of lines or every event; of a process, its tensors.
+//! Reports: tables of a recording, tensors of a process, processes of a host, estimates.
 
 mod columns;
 mod document;
@@ -33,30 +33,27 @@ use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, RecordingError};
 use structured::LineTable;
 
-/// What a report shows, and how.
+/// Content and format of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportOptions {
-    /// What a row stands for.
     pub by: By,
-    /// How rows are written.
     pub format: Format,
-    /// The order of lines; events keep their own.
+    /// Order of lines; events keep their own order.
     pub sort: Sort,
-    /// How many lines are shown; events are all shown.
+    /// Number of lines; events are never cut.
     pub top: Top,
-    /// Which frame of a stack names its line.
+    /// Stack frame that names a line.
     pub grouping: Grouping,
-    /// How many levels of modules are shown below the outermost ones; `None` for all.
+    /// Levels of modules below the outermost ones; `None` for all.
     pub depth: Option<usize>,
-    /// What becomes of modules that differ in number alone.
+    /// Display of modules that differ only in a number.
     pub alike: Alike,
-    /// Columns of text.
+    /// Width of text, in columns.
     pub width: usize,
-    /// Whether text is coloured.
     pub colour: Colour,
-    /// The line at which an iteration begins, where the user names one.
+    /// Line that starts an iteration, if the user gave one.
     pub iteration: Option<IterationLine>,
-    /// Of which moments a table of layers is.
+    /// Moments in the table of layers.
     pub layers: LayersOf,
 }
 
@@ -78,75 +75,73 @@ impl Default for ReportOptions {
     }
 }
 
-/// What a row stands for.
+/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// A line of Python.
     Line,
-    /// The tensors of one shape and element type that a line of Python made.
+    /// Tensors of one shape and element type, allocated by one line of Python.
     Tensor,
     /// An event, in the order of the recording.
     Event,
-    /// A module.
     Module,
-    /// What a device held when it held most.
+    /// Memory of a device at its peak.
     Peak,
-    /// What grows from iteration to iteration.
+    /// Memory that grows from iteration to iteration.
     Growth,
     /// An iteration of a training loop.
     Iteration,
-    /// What memory is for, and the rule that says so.
+    /// A category, and the rule that decided it.
     Category,
-    /// What the program was doing.
+    /// A phase of the program.
     Phase,
-    /// What a module, operation and line saved for backward passes.
+    /// Memory that a module, operation and line saved for backward passes.
     Saved,
-    /// How large a module is: what it keeps, and what it makes in an iteration.
+    /// Size of a module: its parameters and buffers, and its tensors made in an iteration.
     Size,
-    /// What a module held when its device held most, by what it was for.
+    /// Memory of a module at its device's peak, by category.
     Layer,
 }
 
-/// Of which moments a table of layers is.
+/// Moments in the table of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayersOf {
-    /// That at which the device held most.
+    /// The device's peak.
     Peak,
-    /// Those of the iterations of these numbers: of each that at which the device held most in it.
+    /// The device's peak in each iteration with one of these numbers.
     Iterations(RangeInclusive<u64>),
-    /// Those of all iterations, and of what is between them.
+    /// The device's peak in each iteration, and in the intervals between.
     Each,
 }
 
-/// How rows are written.
+/// Output format of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// For people.
     Text,
     /// One JSON document.
     Json,
-    /// One JSON object a row.
+    /// One JSON object per row.
     Jsonl,
-    /// Comma-separated values with a line of headings.
+    /// Comma-separated values with a heading.
     Csv,
 }
 
-/// The order of lines, largest first.
+/// Order of lines, largest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
-    /// By the most bytes that were live at once.
+    /// Maximum of live bytes.
     Peak,
-    /// By the bytes that were live at the end.
+    /// Live bytes at the end.
     Live,
-    /// By the blocks that were live at the end.
+    /// Live blocks at the end.
     Blocks,
-    /// By the number of allocations.
+    /// Number of allocations.
     Allocs,
 }
 
 impl Sort {
-    /// What rows of these figures are ordered by: what they were asked to be, then each in turn. The figures are the most
-    /// bytes, live bytes, live blocks and allocations.
+    /// Sort key of a row: the chosen figure, then all others in turn. The figures are peak bytes,
+    /// live bytes, live blocks and allocations.
     fn rank(self, figures: [u64; 4]) -> (u64, [u64; 4]) {
         let first = match self {
             Self::Peak => figures[0],
@@ -158,17 +153,16 @@ impl Sort {
     }
 }
 
-/// How many lines are shown.
+/// Maximum number of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Top {
-    /// All of them.
     All,
-    /// The first ones, on each device.
+    /// At most this many on each device.
     Rows(usize),
 }
 
 impl Top {
-    /// How many rows of so many are shown.
+    /// Number of rows to show out of `all`.
     fn of(self, all: usize) -> usize {
         match self {
             Self::All => all,
@@ -177,43 +171,44 @@ impl Top {
     }
 }
 
-/// What becomes of modules that differ in number alone, as the layers of a transformer. Other programs than people always get each.
+/// Display of modules that differ only in a number, such as a transformer's layers. Structured
+/// formats always have each one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alike {
-    /// They are one row.
+    /// Shown as one row.
     Folded,
-    /// Each is a row.
+    /// One row per module.
     Each,
 }
 
-/// Whether text is coloured.
+/// Use of colour in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
-    /// For pipes, files and `NO_COLOR`.
+    /// None: for pipes, files and `NO_COLOR`.
     Plain,
-    /// With the sixteen colours that every terminal has.
+    /// The sixteen colours of every terminal.
     Ansi,
 }
 
-/// What the recording turned out to be.
+/// Result of reading a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Memory events that were read.
+    /// Number of memory events read.
     pub events: u64,
-    /// What was lost while recording.
+    /// Losses while recording.
     pub losses: Losses,
-    /// Whether the end of the recording is missing.
+    /// True if the end of the recording is missing.
     pub truncated: bool,
 }
 
-/// Why there is no report, or not all of it.
+/// Reason for a missing or incomplete report.
 #[derive(Debug)]
 pub enum ReportError {
     /// The recording cannot be read.
     Recording(RecordingError),
     /// The report cannot be written.
     Output(io::Error),
-    /// The recording has no such iteration. What it has, and what to do.
+    /// The recording lacks the iteration; the text has the available ones and advice.
     NoIteration(String),
 }
 
@@ -230,7 +225,7 @@ impl fmt::Display for ReportError {
     }
 }
 
-// The text holds that of the cause: as a source it would be printed twice.
+// The message includes the cause; a `source` would print it twice.
 impl std::error::Error for ReportError {}
 
 impl From<RecordingError> for ReportError {
@@ -245,11 +240,11 @@ impl From<io::Error> for ReportError {
     }
 }
 
-/// Writes a report on a recording. Lines are written only when all of the recording could be
-/// read; events are written as they are read, up to the damage if there is some.
+/// Writes a report of a recording. Events are written as they are read, up to any damage. All other
+/// reports are written only if the whole recording could be read.
 ///
-/// Give a buffered `out`. A reader of the output that has seen enough (`| head`) is no error:
-/// the outcome is then `None`.
+/// `out` should be buffered. Returns `None` if the reader closes the output early (`
+///  head`).
 pub fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,

@@ -1,4 +1,4 @@
-//! The table of modules: a tree by the components of their paths.
+//! Table of modules: a tree by the components of their paths.
 
 mod structured;
 
@@ -25,14 +25,14 @@ use crate::model::why::parts::Pass;
 use crate::model::why::peak::Holding;
 use crate::recording::Reader;
 
-/// Said below the table.
+/// Note below the table.
 const PARAMETERS: &str =
     "Parameters are made outside of modules' calls: `memprobe snapshot --group module` finds them.";
 
-/// A module as it is shown.
+/// A displayed module.
 type Shown = outline::Shown<Sums>;
 
-/// Writes the report.
+/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -55,7 +55,7 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// The modules of every device.
+/// Modules of every device.
 struct Trees<'a> {
     replay: &'a Replay,
     trees: Vec<(&'a DeviceSnapshot, ModuleTree)>,
@@ -116,7 +116,7 @@ fn text(
     text
 }
 
-/// The rows in the order of the tree, siblings by what they hold.
+/// Rows in tree order, siblings sorted by `options.sort`.
 fn ordered(mut rows: Vec<ModuleRow>, options: &ReportOptions) -> Vec<Shown> {
     order(&mut rows, options.sort);
     outline::each(rows, options)
@@ -133,7 +133,7 @@ fn rank(all: &Holding, sort: Sort) -> (u64, [u64; 4]) {
     sort.rank([all.at_peak.0, all.live.0, all.live_blocks, all.allocs])
 }
 
-/// The rows that rank first; with each those that it is part of, since they hold no less.
+/// Indices of the top rows. They include their ancestors, which rank no lower.
 fn first(rows: &[Shown], options: &ReportOptions) -> HashSet<usize> {
     let mut ranked: Vec<usize> = (0..rows.len()).collect();
     ranked.sort_by_key(|at| Reverse(rank(&rows[*at].total.all, options.sort).0));
@@ -190,18 +190,18 @@ fn render(text: &mut String, device: &DeviceSnapshot, tree: &ModuleTree, options
     columns::lay_out(text, &cells, options.width, Style(options.colour));
 }
 
-/// Columns of text below which the share of a row is left out: the names are worth more.
+/// Width of text below which the share column is dropped in favour of the names.
 const WIDTH_FOR_SHARES: usize = 110;
 
-/// Where these columns stand.
+/// Indices of these columns.
 const SHARE: usize = 1;
 const RECOMPUTE: usize = 3;
 
-/// How rows become cells.
+/// Layout of rows.
 struct Sheet {
-    /// Columns that are not shown.
+    /// Dropped columns, by index.
     left_out: Vec<usize>,
-    /// What the device held at its peak.
+    /// Allocated bytes of the device at its peak.
     whole: Bytes,
 }
 
@@ -238,7 +238,7 @@ impl Sheet {
         ])
     }
 
-    /// A row of which bytes are all that is known.
+    /// A row with bytes only.
     fn rest(&self, then: String, now: String, name: &str) -> Cells {
         let none = || "-".to_owned();
         let cells = [
@@ -256,7 +256,8 @@ impl Sheet {
         self.of_columns([a, b, c, d, e, f, g, h, i, name.to_owned()])
     }
 
-    /// One row for modules that are not shown: of outermost ones with what they hold, which no other row does.
+    /// Row for hidden modules. It has bytes for hidden outermost modules only, as no other row
+    /// contains them.
     fn hidden(&self, rows: &[Shown], shown: &HashSet<usize>) -> Option<Cells> {
         let hidden = || {
             let rows = rows.iter().enumerate();

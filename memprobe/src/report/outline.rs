@@ -1,4 +1,4 @@
-//! The tree of modules as rows of text: each below what it is part of.
+//! Tree of modules as rows of text, each below its parent.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -7,23 +7,23 @@ use crate::label::{clean, counted};
 use crate::model::why::modules::{ModuleRow, Together, fold};
 use crate::report::{Alike, ReportOptions, Top};
 
-/// Levels that are indented; deeper ones stand below the last.
+/// Maximum number of indented levels; deeper ones have the same indent.
 const DEEPEST_INDENT: usize = 16;
 
-/// A module as it is shown.
+/// A displayed module.
 pub(super) struct Shown<S> {
     /// 0 for an outermost module.
     pub(super) depth: usize,
-    /// As in `GPT.layers.0..23`.
+    /// Such as `GPT.layers.0..23`.
     pub(super) path: String,
-    /// Its name within its parent, for people.
+    /// Indented name within its parent, for text.
     pub(super) name: String,
     pub(super) own: S,
     pub(super) total: S,
 }
 
 impl<S: Copy> Shown<S> {
-    /// What is no module.
+    /// A row that is not a module.
     pub(super) fn beside(name: String, said: S) -> Self {
         Self {
             depth: 0,
@@ -35,7 +35,7 @@ impl<S: Copy> Shown<S> {
     }
 }
 
-/// Each module, in the order of the model.
+/// Returns one row per module, in the order of the model.
 pub(super) fn each<S: Copy>(modules: Vec<ModuleRow<S>>, options: &ReportOptions) -> Vec<Shown<S>> {
     let mut all = Vec::new();
     push(modules, 0, "", options, &mut all);
@@ -71,7 +71,8 @@ fn push<S: Copy>(
     }
 }
 
-/// What people see of them: those that rank highest, in the order of the model, and what the others hold themselves.
+/// Rows for text: the highest-ranked modules in the order of the model, then one row with the own
+/// bytes of the others.
 pub(super) fn for_people<S, R>(
     modules: Vec<ModuleRow<S>>,
     options: &ReportOptions,

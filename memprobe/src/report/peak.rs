@@ -1,4 +1,4 @@
-//! The moment at which a device held most, and what it held then.
+//! Memory of a device at its peak.
 
 mod purpose;
 mod structured;
@@ -30,11 +30,11 @@ use crate::recording::Reader;
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
 
-/// A device, and what it held at its peak.
+/// A device, and its memory at the peak.
 struct AtPeak<'a> {
     device: &'a DeviceSnapshot,
     view: PeakView,
-    /// In which iteration that was, where it is known.
+    /// Iteration of the peak, if known.
     iteration: Option<String>,
     purposes: Vec<Row<Purposed>>,
     lines: Vec<Row<Site>>,
@@ -42,22 +42,22 @@ struct AtPeak<'a> {
     tensors: Vec<Row<What>>,
 }
 
-/// What somebody held.
+/// Memory of one key (line, module, tensor or category).
 struct Row<K> {
     who: K,
     bytes: u64,
-    /// How many, where that is known.
+    /// Number of blocks, if known.
     blocks: Option<u64>,
 }
 
-/// A module, where those that differ in number alone are one, and a pass through it.
+/// A module and a pass through it; modules that differ only in a number are one.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Called {
     pub(super) place: Place,
     pub(super) pass: Pass,
 }
 
-/// Writes the report.
+/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -98,7 +98,7 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// What every device held at its peak.
+/// Memory of every device at its peak.
 struct Peaks<'a> {
     replay: &'a Replay,
     devices: Vec<AtPeak<'a>>,
@@ -126,10 +126,10 @@ impl Table for Peaks<'_> {
     }
 }
 
-/// What was held, by what `who` says of a part, largest first.
+/// Sums of the parts by the key that `who` returns, largest first.
 fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&Part) -> K) -> Vec<Row<K>> {
     let mut sums: HashMap<K, (u64, u64)> = HashMap::new();
-    // Equal rows keep the order in which their parts were first asked for.
+    // Equal rows keep the order of their parts.
     let mut first: HashMap<K, usize> = HashMap::new();
     for (at, part) in view.parts.iter().enumerate() {
         let (bytes, blocks) = sums.entry(who(&part.part)).or_default();
@@ -160,7 +160,8 @@ pub(super) fn called(part: &Part) -> Called {
     }
 }
 
-/// `GPT.layers.*.mlp` for `GPT.layers.3.mlp`. A number at the end stays: such parts may be anything.
+/// Turns `GPT.layers.3.mlp` into `GPT.layers.*.mlp`. A number at the end stays: such modules may
+/// differ in kind.
 fn without_numbers(path: &str) -> String {
     let is_number = |name: &str| !name.is_empty() && name.bytes().all(|it| it.is_ascii_digit());
     let Some((modules, last)) = path.rsplit_once('.') else {
@@ -172,7 +173,7 @@ fn without_numbers(path: &str) -> String {
     names.chain([last]).collect::<Vec<_>>().join(".")
 }
 
-/// What a module and a pass are called.
+/// Name of a module and a pass.
 pub(super) fn called_name(called: &Called) -> String {
     let place = place_name(&called.place);
     match (called.pass, &called.place) {
@@ -181,7 +182,7 @@ pub(super) fn called_name(called: &Called) -> String {
     }
 }
 
-/// What a place is called.
+/// Name of a module, or of the lack of one.
 pub(super) fn place_name(place: &Place) -> String {
     match place {
         Place::Module(path) => clean(path),
@@ -221,7 +222,7 @@ fn text(replay: &Replay, devices: &[AtPeak<'_>], options: &ReportOptions) -> Str
     text
 }
 
-/// When it was, and what the allocator had besides.
+/// Time of the peak, and the allocator's totals then.
 fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     let moment = &at_peak.view.moment;
     let (allocated, reserved) = (moment.totals.allocated, moment.totals.reserved);
@@ -252,7 +253,7 @@ fn moment(at_peak: &AtPeak<'_>, since: u64) -> Vec<String> {
     lines
 }
 
-/// How tables are written.
+/// Layout of tables.
 struct Sheet<'a> {
     at_peak: &'a AtPeak<'a>,
     options: &'a ReportOptions,

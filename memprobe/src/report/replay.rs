@@ -1,4 +1,4 @@
-//! A recording played into the model, as if it happened now.
+//! Replay of a recording through the model.
 
 use std::io::BufRead;
 
@@ -8,7 +8,7 @@ use crate::model::snapshot::{Grouping, Snapshot, TargetState};
 use crate::model::{Applied, Model, Refused};
 use crate::recording::{End, Header, Reader, RecordingError};
 
-/// What is known at the end of a recording.
+/// State at the end of a recording.
 pub(super) struct Replay {
     pub header: Header,
     pub snapshot: Snapshot,
@@ -32,7 +32,7 @@ impl Replay {
     }
 }
 
-/// Plays a whole recording.
+/// Replays a whole recording.
 pub(super) fn run<R: BufRead>(
     reader: Reader<R>,
     grouping: Grouping,
@@ -40,7 +40,8 @@ pub(super) fn run<R: BufRead>(
     run_beside(reader, grouping, |_, _, _| {})
 }
 
-/// Plays a whole recording, also to somebody who hears what the ledger made of each event, and asks it.
+/// Replays a whole recording, and calls `hear` with each event, its effect on the ledger, and the
+/// model.
 pub(super) fn run_beside<R: BufRead>(
     mut reader: Reader<R>,
     grouping: Grouping,
@@ -53,7 +54,7 @@ pub(super) fn run_beside<R: BufRead>(
         let applied = model.apply(&event);
         hear(&event, &applied, &model);
     }
-    // The version of torch is often learned later than the start.
+    // The version of torch is often recorded later than the start.
     let header = reader.header().clone();
     model.set_target(header.target.clone());
     model.set_probes(header.probes.clone());

@@ -1,4 +1,4 @@
-//! The table of tensors, by shape, element type and line.
+//! Table of tensors, by shape, element type and line.
 
 mod structured;
 
@@ -21,25 +21,25 @@ use crate::model::ShapeLedger;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow, What};
 use crate::recording::Reader;
 
-/// Columns that the name of a tensor gets at most, and that of a line at least.
+/// Maximum width of a tensor's name, and minimum width of a line.
 const WIDEST_TENSOR: usize = 90;
 const NARROWEST_LINE: usize = 20;
 
-/// Said below a table that names what blocks without a tensor are for.
+/// Note below a table with purposes of blocks without a tensor.
 const INFERRED: &str = "Blocks without a tensor: what for is inferred from the native function that asked, named beside it.";
 
 const HEADINGS: [&str; 7] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "EACH", "TENSOR", "LINE"];
 
-/// The tensors of one device: shown ones in order, and the others.
+/// Tensors of one device: the shown ones in order, and the others.
 struct Tensors {
     shown: Vec<ShapeRow>,
     hidden: Vec<ShapeRow>,
 }
 
-/// A row as text: five numbers, the tensor, the line.
+/// Cells of a row: five numbers, the tensor, the line.
 type Cells = [String; 7];
 
-/// Writes the report.
+/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -62,7 +62,7 @@ pub(super) fn write<R: BufRead>(
     Ok(replay.outcome())
 }
 
-/// The tensors of every device.
+/// Tensors of every device.
 struct Shapes<'a> {
     replay: &'a Replay,
     tensors: Vec<(&'a DeviceSnapshot, Tensors)>,
@@ -110,7 +110,7 @@ impl Tensors {
     }
 }
 
-/// A tensor, or what a block without one is, for people.
+/// Name of a tensor, or of a block's other purpose.
 pub(super) fn tensor(what: &What) -> String {
     match what {
         What::Known(is) => match &**is {
@@ -123,7 +123,7 @@ pub(super) fn tensor(what: &What) -> String {
     }
 }
 
-/// Bytes that each block of a row was asked for.
+/// Requested bytes of each block in a row.
 fn requested(row: &ShapeRow) -> Option<Bytes> {
     row.what.shape()?.requested
 }
@@ -201,7 +201,7 @@ fn sum(rows: &[ShapeRow], what: String) -> Cells {
     ]
 }
 
-/// Writes rows, the headings first: numbers to the right, words to the left.
+/// Writes rows, headings first: numbers right-aligned, text left-aligned.
 fn lay_out(text: &mut String, rows: &[Cells], options: &ReportOptions) {
     let style = Style(options.colour);
     let widths: [usize; 6] = std::array::from_fn(|column| {
@@ -221,7 +221,7 @@ fn lay_out(text: &mut String, rows: &[Cells], options: &ReportOptions) {
             // Writing to a string cannot fail.
             let _ = write!(written, "{cell:>width$}  ");
         }
-        // A row without a line has all the room.
+        // A row without a line uses the width of both columns.
         if cells[6].is_empty() {
             written.push_str(&fit(&cells[5], tensor + 2 + line, CUT));
         } else {

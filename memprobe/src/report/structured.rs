@@ -1,5 +1,4 @@
-//! The table of lines for other programs. Numbers are bytes and nanoseconds; unknown is null (or
-//! empty).
+//! Structured table of lines. Numbers are bytes and nanoseconds; unknown is null (or empty).
 
 use std::io::{self, Write};
 
@@ -18,7 +17,7 @@ struct Report<'a> {
     memprobe: &'a str,
     command: &'a str,
     pid: Option<u32>,
-    /// In its own PID namespace, where that is another.
+    /// Process id in its own PID namespace, if that differs.
     #[serde(skip_serializing_if = "Option::is_none")]
     inner_pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,14 +35,14 @@ struct Report<'a> {
     lost_uses: u64,
     malformed: u64,
     disagreements: u64,
-    /// The layer of software that the lines come from.
+    /// Layer of software behind the lines.
     layer: &'static str,
     devices: Vec<Device<'a>>,
-    /// What CUDA gave to others than the caching allocator.
+    /// CUDA memory outside the caching allocator.
     cuda: Vec<Outside<'a>>,
 }
 
-/// What a library got from CUDA of one kind of memory.
+/// Memory of one kind that a library got from CUDA.
 #[derive(Serialize)]
 struct Outside<'a> {
     library: &'a str,
@@ -58,18 +57,18 @@ struct Outside<'a> {
 
 #[derive(Serialize)]
 struct Device<'a> {
-    /// `null` where it is not known.
+    /// `null` if unknown.
     device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
     peak_allocated: u64,
     peak_reserved: u64,
     before_attach: u64,
-    /// Blocks of `before_attach`; null where it is not known which they are.
+    /// Number of blocks in `before_attach`; null unless all are known.
     before_attach_blocks: Option<u64>,
-    /// Blocks that were freed and of which nothing else is known.
+    /// Frees since attach of blocks that were unknown.
     unseen_frees: u64,
-    /// Why the blocks could not be read at attach.
+    /// Reason that the blocks could not be read at attach.
     #[serde(skip_serializing_if = "Option::is_none")]
     before_attach_unread: Option<&'a str>,
     unaccounted: i64,
@@ -78,8 +77,9 @@ struct Device<'a> {
     lines: Vec<Line<'a>>,
 }
 
-/// What one row of the table says. `kind` is `line`, `backward`, `no_line`, and in flat tables
-/// also `before_attach` and `unaccounted`, so that `live` adds up to what the allocator says.
+/// One row of the table. `kind` is `line`, `backward`, `backward_of` or `no_line`, and `others` for
+/// all hidden lines. JSON lines and CSV also have `before_attach` and `unaccounted`, so that `live`
+/// adds up to the allocator's total.
 #[derive(Default, Serialize)]
 struct Line<'a> {
     device: Option<DeviceIndex>,
@@ -96,12 +96,12 @@ struct Line<'a> {
     alloc_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     callers: Option<Vec<FrameRow<'a>>>,
-    /// What went back to the line, of `backward_of`.
+    /// Autograd node, for `backward_of`.
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<&'a str>,
 }
 
-/// The columns of comma-separated values.
+/// Columns of comma-separated values.
 const HEADINGS: [&str; 12] = [
     "device",
     "kind",
@@ -117,13 +117,13 @@ const HEADINGS: [&str; 12] = [
     "alloc_bytes",
 ];
 
-/// One line of Python on a stack.
+/// One frame of a stack.
 #[derive(Serialize)]
 pub(super) struct FrameRow<'a> {
     file: &'a str,
     line: Option<u32>,
     function: &'a str,
-    /// For native code.
+    /// Present for native code.
     #[serde(skip_serializing_if = "Option::is_none")]
     library: Option<&'a str>,
 }
@@ -139,7 +139,7 @@ impl<'a> From<&'a Frame> for FrameRow<'a> {
     }
 }
 
-/// Writes the document with the name of the recording and without a last newline: one of many.
+/// Writes the document of one recording out of several: with its name, without a final newline.
 pub(super) fn named_json(
     name: &str,
     replay: &Replay,
@@ -196,7 +196,6 @@ fn document<'a>(replay: &'a Replay, options: &ReportOptions) -> Report<'a> {
     }
 }
 
-/// The table of lines.
 pub(super) struct LineTable<'a> {
     pub(super) replay: &'a Replay,
     pub(super) options: &'a ReportOptions,
@@ -265,14 +264,14 @@ fn outside<'a>(row: &'a OutsideRow, options: &ReportOptions) -> Outside<'a> {
     }
 }
 
-/// The kind of a row that stands for all that are left out.
+/// Kind of the row for all hidden lines.
 pub(super) const OTHERS: &str = "others";
 
 pub(super) fn known_device(index: DeviceIndex) -> Option<DeviceIndex> {
     (index != DeviceIndex::UNKNOWN).then_some(index)
 }
 
-/// What no row stands for, where there is any: its kind, bytes and blocks.
+/// Bytes that no row has, unless 0: kind, bytes and blocks.
 pub(super) fn remainder(
     device: &DeviceSnapshot,
 ) -> impl Iterator<Item = (&'static str, i64, Option<u64>)> {
@@ -304,7 +303,7 @@ fn flat<'a>(
         .chain(rest)
 }
 
-/// What lines come to that are left out, where some are.
+/// Sum of hidden lines, if there are any.
 fn others<'a>(device: DeviceIndex, hidden: &Sum) -> Option<Line<'a>> {
     (hidden.lines > 0).then(|| Line {
         live: signed(hidden.live),
@@ -344,17 +343,17 @@ fn bare<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
     }
 }
 
-/// Where memory was asked for, as far as it is known.
+/// Call site of memory, as far as it is known.
 #[derive(Default)]
 pub(super) struct Where<'a> {
     pub(super) file: Option<&'a str>,
     pub(super) line: Option<u32>,
     pub(super) function: Option<&'a str>,
-    /// Of memory that has no line.
+    /// Thread of memory without a line.
     pub(super) thread: Option<&'a str>,
-    /// Why it has none.
+    /// Reason that it has no line.
     pub(super) reason: Option<&'a str>,
-    /// What went back to the line, of `backward_of`.
+    /// Autograd node, for `backward_of`.
     pub(super) node: Option<&'a str>,
 }
 
@@ -377,12 +376,12 @@ pub(super) fn known_line(frame: &Frame) -> Option<u32> {
     (frame.line != 0).then_some(frame.line)
 }
 
-/// Bytes beside others that may be below 0.
+/// Bytes as a signed number, for columns that may be negative.
 pub(super) fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// The word for a place in reports for other programs.
+/// Keyword of a place in structured reports.
 pub(super) fn place_kind(place: &Place) -> &'static str {
     match place {
         Place::Module(_) => "module",
@@ -393,7 +392,7 @@ pub(super) fn place_kind(place: &Place) -> &'static str {
     }
 }
 
-/// The word for what a block is for in reports for other programs.
+/// Keyword of a block's purpose in structured reports.
 pub(super) fn what_kind(what: &What) -> &'static str {
     match what {
         What::Known(is) if is.shape().is_some() => "tensor",

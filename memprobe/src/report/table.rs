@@ -1,4 +1,4 @@
-//! The table of lines as text.
+//! Table of lines as text.
 
 mod outside;
 
@@ -18,28 +18,28 @@ use crate::label::{
 use crate::model::grouping::{Origin, origin_of};
 use crate::model::snapshot::{BeforeAttach, DeviceSnapshot, Layer, LineRow, Snapshot};
 
-/// Columns that the name of a line gets at least, whatever the width.
+/// Minimum width of a line's name.
 const NARROWEST: usize = 20;
 
-/// Columns below which a caller that has to be cut is left out.
+/// Width below which a caller that does not fit is dropped rather than cut.
 const SHORTEST_CALLER: usize = 16;
 
-/// Said where nothing is known of modules.
+/// Note if nothing is known of modules.
 pub(super) const NO_MODULES: &str = "No call of a torch.nn.Module was seen: the program makes none, or this was recorded without them.";
 
-/// Said where a device is known by its calls into CUDA alone.
+/// Note if a device is known only by its calls into CUDA.
 pub(super) const NO_CALLS_INTO_CUDA: &str = "This table is of PyTorch's allocators: devices of which only calls into CUDA are known are left out.";
 
 const HEADINGS: [&str; 6] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "SHARE", "LINE"];
 
-/// One row: five numbers, the line, and who called it.
+/// One row: five numbers, the line, and its callers.
 struct Row {
     numbers: [String; 5],
     line: String,
     callers: Vec<String>,
 }
 
-/// The whole report.
+/// Returns the whole report.
 pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
     let style = Style(options.colour);
     let mut text = beginning(replay, options);
@@ -53,7 +53,7 @@ pub(super) fn render(replay: &Replay, options: &ReportOptions) -> String {
     text
 }
 
-/// What stands before the tables: who was recorded, and what is to be known of it.
+/// Text before the tables: the recorded process, and warnings.
 pub(super) fn beginning(replay: &Replay, options: &ReportOptions) -> String {
     let style = Style(options.colour);
     let mut text = String::new();
@@ -88,7 +88,7 @@ pub(super) fn beginning(replay: &Replay, options: &ReportOptions) -> String {
     text
 }
 
-/// The line above the table of a device.
+/// Adds the totals above the table of a device.
 pub(super) fn push_totals(text: &mut String, device: &DeviceSnapshot, options: &ReportOptions) {
     for line in totals(device, options.width) {
         push_line(text, &Style(options.colour).strong(&line));
@@ -186,9 +186,9 @@ fn warnings(replay: &Replay) -> Vec<String> {
     warnings
 }
 
-/// Why blocks from before attach are one row.
+/// Reason that blocks from before attach are one row.
 fn unread(snapshot: &Snapshot) -> Option<String> {
-    // Of the CPU it is never known, and said in its line.
+    // Blocks of the CPU are never known; its totals line says so.
     let devices = snapshot.devices.iter();
     let mut reasons = devices
         .filter(|device| device.index != DeviceIndex::CPU)
@@ -201,7 +201,7 @@ fn unread(snapshot: &Snapshot) -> Option<String> {
     ))
 }
 
-/// The totals of a device, as many side by side as fit.
+/// Totals of a device, as many per line as fit.
 fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
     let (now, peak) = (&device.totals, &device.peak);
     let mut facts = vec![format!(
@@ -239,7 +239,7 @@ fn totals(device: &DeviceSnapshot, width: usize) -> Vec<String> {
     lines
 }
 
-/// What is to be known of totals that no allocator gives.
+/// Remarks on totals that memprobe counted itself.
 fn own_sum(before: &BeforeAttach) -> Vec<String> {
     let mut facts = vec!["as memprobe counts them".to_owned()];
     if before.unread.is_some() {
@@ -338,8 +338,8 @@ fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
     }
 }
 
-/// The callers that are worth a place beside a line of the user's own code: those that are the
-/// user's too, and not the machinery between them. All of them where there are no such.
+/// Callers worth showing. Beside a line of the user's own code these are only the user's callers,
+/// if there are any; otherwise all.
 fn told_callers(row: &LineRow) -> Vec<&Frame> {
     let is_own = |frame: &&Frame| origin_of(frame) == Origin::User;
     let all = callers(row);
@@ -366,7 +366,7 @@ fn sum_row(sum: &Sum, live: u64, peak: Option<Bytes>, allocated: u64, line: Stri
     }
 }
 
-/// What part of all allocated bytes some are.
+/// Share of the allocated bytes.
 fn share(part: Bytes, allocated: u64) -> String {
     percent(part.0.into(), allocated.into())
 }
@@ -406,7 +406,8 @@ fn render_rows(text: &mut String, titles: &[&str; 6], rows: &[Row], width: usize
     }
 }
 
-/// As many callers as fit whole, nearest first; of the nearest a part, if it is worth reading.
+/// The nearest callers that fit whole. If none fits, the nearest is cut, unless too little of it
+/// would remain.
 fn callers_that_fit(callers: &[String], room: usize) -> String {
     let mut text = String::new();
     for caller in callers {
@@ -422,7 +423,7 @@ fn callers_that_fit(callers: &[String], room: usize) -> String {
     text
 }
 
-/// A sentence that is about a table.
+/// Adds a note to a table.
 pub(super) fn push_note(text: &mut String, note: &str, width: usize) {
     for line in wrap(note, width) {
         push_line(text, &line);
@@ -434,17 +435,17 @@ pub(super) fn push_line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// A heading of another table.
+/// Formats the heading of another table.
 pub(super) fn strong(colour: Colour, text: &str) -> String {
     Style(colour).strong(text)
 }
 
-/// A warning in another place.
+/// Formats a warning outside this table.
 pub(super) fn warning(colour: Colour, text: &str) -> String {
     Style(colour).warning(text)
 }
 
-/// What is less needed than the rest of its line.
+/// Formats the less important part of a line.
 pub(super) fn weak(colour: Colour, text: &str) -> String {
     Style(colour).weak(text)
 }

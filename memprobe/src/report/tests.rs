@@ -33,7 +33,7 @@ fn jsonl(events: &[Event]) -> Vec<Value> {
         .collect()
 }
 
-/// An allocation or free with the totals that it leads to, in MiB.
+/// An allocation or free with the resulting totals, in MiB.
 fn step(action: Action, micros: u64, addr: u64, mib: u64, id: u32, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
         stack: StackId(id),
@@ -42,7 +42,7 @@ fn step(action: Action, micros: u64, addr: u64, mib: u64, id: u32, allocated: u6
     })
 }
 
-/// Three lines of two files of the same name, called from one script.
+/// Three lines of two files with the same name, called from one script.
 fn three_lines() -> Vec<Event> {
     let train = || frame("/home/me/train.py", 12, "main");
     let python = |id, inner| stack(id, StackKind::Python, vec![inner, train()]);
@@ -58,7 +58,7 @@ fn three_lines() -> Vec<Event> {
     ]
 }
 
-/// The first columns of the rows, heading left out.
+/// The LINE column of a table's rows.
 fn line_column(table: &str) -> Vec<String> {
     let heading = table
         .lines()
@@ -522,7 +522,7 @@ fn damage_is_an_error_after_the_events_that_could_be_read_and_instead_of_a_table
     assert_eq!(run(By::Line), 0);
 }
 
-/// A pipe whose reader has gone.
+/// A pipe whose reader has closed it.
 struct Gone;
 
 impl Write for Gone {

@@ -34,7 +34,7 @@ use crate::event::{
 use crate::target::memory::ReadMemory;
 
 use cpu::CpuBooks;
-use cuda::{Call, Cuda, Owner};
+use cuda::{Call, Caller, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
 use segments::Segments;
@@ -294,6 +294,11 @@ impl<M: ReadMemory> Symbolizer<M> {
         self.graph_tasks = GraphTasks::default();
     }
 
+    /// Forgets the device of every thread, after a call that could have changed it was lost.
+    pub fn forget_devices(&mut self) {
+        self.cuda.forget_contexts();
+    }
+
     /// Inserts an event that is not from the kernel, in its place in the stream.
     pub fn push_event(&mut self, event: Event) {
         self.ready.push(event);
@@ -411,6 +416,10 @@ impl<M: ReadMemory> Symbolizer<M> {
             Some(library) if is_caching_allocator(library) => Owner::Allocator,
             _ => Owner::Other,
         };
+        let caller = match called.library() {
+            Some(library) if is_runtime(library) => Caller::Runtime,
+            _ => Caller::Other,
+        };
         let tid = Tid(record.tid);
         let stack = if record.wants_stack == 0 {
             self.name(tid);
@@ -422,6 +431,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             function,
             record,
             owner,
+            caller,
             stack,
         };
         self.cuda.apply(&call, &mut self.ready);
@@ -558,8 +568,16 @@ impl<M: ReadMemory> Symbolizer<M> {
 
 /// True for the library of PyTorch's CUDA caching allocator.
 fn is_caching_allocator(library: &str) -> bool {
-    let name = library.rsplit('/').next().unwrap_or(library);
-    name.starts_with("libc10_cuda.so")
+    file_name(library).starts_with("libc10_cuda.so")
+}
+
+/// True for CUDA's runtime, whose functions are probed.
+fn is_runtime(library: &str) -> bool {
+    file_name(library).starts_with(crate::cuda::Api::Runtime.library())
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
 }
 
 /// True for the name of a device thread of autograd's engine (torch/csrc/autograd/engine.cpp@v2.15.0,

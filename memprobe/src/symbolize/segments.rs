@@ -34,6 +34,8 @@ pub struct Segments {
     others: BTreeMap<u64, u64>,
     /// True after the first event of the caching allocator.
     allocator_speaks: bool,
+    /// Threads that got memory of another device than they were believed to work on.
+    disputed: Vec<Tid>,
 }
 
 struct Waiting {
@@ -61,16 +63,23 @@ impl Place {
     }
 }
 
+/// Latest end of memory that nobody frees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Until {
+    /// End of a context; `None` for the device's primary one.
+    ContextEnds(Option<u64>),
+    /// End of the process.
+    ProcessEnds,
+}
+
 /// CUDA memory that has not been freed.
 #[derive(Clone, Copy, Debug)]
 pub struct Live {
     pub size: Bytes,
     /// The device, if known.
     pub device: Option<DeviceIndex>,
-    /// The context whose destruction frees it; `None` for the device's primary context.
-    pub context: Option<u64>,
-    /// True for physical memory, which outlives every context.
-    pub outlives_contexts: bool,
+    /// Latest end of the memory.
+    pub until: Until,
     call: CudaCall,
     is_segment: bool,
 }
@@ -106,7 +115,7 @@ impl Segments {
 
     /// Records a CUDA allocation. `event` contains the call; its action is [`Action::CudaAlloc`], or
     /// [`Action::SegmentAlloc`] if the caller certainly is the caching allocator.
-    pub fn give(&mut self, place: Place, context: Option<u64>, event: MemoryEvent) {
+    pub fn give(&mut self, place: Place, until: Until, event: MemoryEvent) {
         self.settle(&event);
         let Some(call) = event.call else {
             return;
@@ -115,8 +124,7 @@ impl Segments {
         let live = Live {
             size: event.size,
             device: event.device,
-            context,
-            outlives_contexts: call.space == Space::Virtual,
+            until,
             call,
             is_segment,
         };
@@ -146,8 +154,7 @@ impl Segments {
         let block = Live {
             size: event.size,
             device: event.device,
-            context: None,
-            outlives_contexts: false,
+            until: Until::ProcessEnds,
             call,
             is_segment: false,
         };
@@ -234,9 +241,17 @@ impl Segments {
         }
         let at = usize::try_from(waiting.position - self.front).unwrap_or(usize::MAX);
         if let Some(Event::Memory(segment)) = self.held.get_mut(at) {
+            if segment.device.is_some() && device.is_some() && segment.device != device {
+                self.disputed.push(segment.tid);
+            }
             segment.action = Action::SegmentAlloc;
             segment.device = device;
         }
+    }
+
+    /// Threads that were believed to work on another device than the caching allocator says that they do.
+    pub fn take_disputed(&mut self) -> Vec<Tid> {
+        std::mem::take(&mut self.disputed)
     }
 
     fn is_other(&mut self, waiting: &Waiting) {
@@ -386,7 +401,7 @@ mod tests {
             call: Some(CALL),
             ..event(Action::CudaAlloc, tid, addr, 0x1000, None)
         };
-        segments.give(Place::Address(addr), None, event);
+        segments.give(Place::Address(addr), Until::ContextEnds(None), event);
     }
 
     fn free(segments: &mut Segments, tid: u32, addr: u64, giver: Giver) {
@@ -419,6 +434,25 @@ mod tests {
         let seen = drain(&mut segments);
         assert_eq!(seen[0], (Action::SegmentAlloc, Some(3), 0x1000));
         assert_eq!(seen.len(), 3);
+    }
+
+    #[test]
+    fn a_segment_on_another_device_than_its_thread_is_disputed() {
+        let mut segments = Segments::default();
+        for (tid, addr, believed, device) in [
+            (1, 0x1000, Some(1), 1),
+            (2, 0x3000, Some(0), 1),
+            (3, 0x5000, None, 1),
+        ] {
+            let event = MemoryEvent {
+                call: Some(CALL),
+                ..event(Action::CudaAlloc, tid, addr, 0x1000, believed)
+            };
+            segments.give(Place::Address(addr), Until::ContextEnds(None), event);
+            block(&mut segments, tid, addr, device);
+        }
+        assert_eq!(segments.take_disputed(), [Tid(2)]);
+        assert_eq!(segments.take_disputed(), []);
     }
 
     #[test]
@@ -511,11 +545,11 @@ mod tests {
                 call: Some(CALL),
                 ..event(Action::CudaAlloc, 1, addr, addr, Some(0))
             };
-            segments.give(Place::Address(addr), context, event);
+            segments.give(Place::Address(addr), Until::ContextEnds(context), event);
         }
         segments.give_up();
         let gone = event(Action::CudaFree, 1, 0, 0, None);
-        segments.take_all(|_, live| live.context == Some(7), gone);
+        segments.take_all(|_, live| live.until == Until::ContextEnds(Some(7)), gone);
         let seen = drain(&mut segments);
         assert_eq!(
             seen[3..],

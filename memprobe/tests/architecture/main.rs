@@ -1,6 +1,7 @@
-//! Holds the sources to ARCHITECTURE.md: which room may touch what, where `unsafe` may stand, how
-//! long a file may be, and that the map names the rooms that exist.
+//! Checks the sources against ARCHITECTURE.md (paths each module may use, files with `unsafe`, length of
+//! files, list of modules), and the documents against the sources.
 
+mod documents;
 mod rooms;
 mod source;
 
@@ -19,8 +20,13 @@ fn repository() -> PathBuf {
         .to_path_buf()
 }
 
-/// The Rust files below `folder`, by their path from the repository's root.
+/// Returns the Rust files below `folder`, as paths from the repository root.
 fn rust_files(folder: &str) -> Vec<PathBuf> {
+    files_below(folder, "rs")
+}
+
+/// Returns the files below `folder` with the extension `wanted`, as paths from the repository root.
+fn files_below(folder: &str, wanted: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::from(folder)];
     while let Some(folder) = folders.pop() {
@@ -28,11 +34,14 @@ fn rust_files(folder: &str) -> Vec<PathBuf> {
             let entry = entry.expect("an entry");
             let path = folder.join(entry.file_name());
             if repository().join(&path).is_dir() {
-                // memprobe-ebpf/target is cargo's; memprobe/src/target is a room.
+                // Skip cargo's memprobe-ebpf/target, but keep the module memprobe/src/target.
                 if path.components().count() > 2 || !path.ends_with("target") {
                     folders.push(path);
                 }
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
+            } else if path
+                .extension()
+                .is_some_and(|extension| extension == wanted)
+            {
                 files.push(path);
             }
         }
@@ -59,13 +68,13 @@ fn text(file: &Path) -> String {
 }
 
 fn parsed(file: &Path) -> Source {
-    // Elsewhere there are no rooms: a file is its own module.
+    // Outside memprobe/src a file counts as a module of its own.
     let name = file.file_name().expect("a file").as_ref();
     let within = file.strip_prefix("memprobe/src").unwrap_or(name);
     Source::parse(within, &text(file)).unwrap_or_else(|error| panic!("{}: {error}", file.display()))
 }
 
-/// The names of the rooms on disk, as the map writes them: `model/`, `event.rs`.
+/// Returns the modules on disk in the notation of the map: `model/`, `event.rs`.
 fn rooms_on_disk() -> BTreeSet<String> {
     let entries = fs::read_dir(repository().join("memprobe/src")).expect("the sources");
     entries
@@ -82,7 +91,7 @@ fn rooms_on_disk() -> BTreeSet<String> {
         .collect()
 }
 
-/// The first cells of the table under the heading "Rooms".
+/// Returns the first cells of the table under the heading "Rooms".
 fn rooms_of_the_map(map: &str) -> BTreeSet<String> {
     map.lines()
         .skip_while(|line| *line != "## Rooms")

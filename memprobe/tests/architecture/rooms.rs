@@ -1,22 +1,21 @@
-//! The table of rooms: what each must never touch. ARCHITECTURE.md gives it in words.
+//! Paths that each module must not use. ARCHITECTURE.md states the same rules in words.
 
 use std::path::Path;
 
 use crate::source::{Finding, Source};
 
-/// A folder or a file of `memprobe/src` with one concern.
+/// A top-level folder or file of `memprobe/src`, with the paths that it must not use.
 pub struct Room {
-    /// Its name under `memprobe/src`; a folder ends in `/`.
+    /// Name under `memprobe/src`; a folder ends in `/`.
     pub name: &'static str,
-    /// Groups of paths whose use is a trespass, with all that lies below them; `*::X` is an `X`
-    /// anywhere.
+    /// Groups of forbidden paths; each covers everything below it. `*::X` is an `X` anywhere.
     pub never: &'static [&'static [&'static str]],
-    /// Paths below one of `never` that may be used all the same.
+    /// Allowed paths below a forbidden one.
     pub except: &'static [&'static str],
 }
 
 impl Room {
-    /// Whether `file`, a path below `memprobe/src`, is in this room.
+    /// True if `file`, a path below `memprobe/src`, belongs to this module.
     pub fn holds(&self, file: &Path) -> bool {
         match self.name.strip_suffix('/') {
             Some(folder) => file.starts_with(folder),
@@ -24,7 +23,7 @@ impl Room {
         }
     }
 
-    /// The names in `source` that this room must not touch.
+    /// Returns the forbidden names that `source` uses.
     pub fn trespasses(&self, source: &Source) -> Vec<Finding> {
         let mut found = source.names_matching(&self.never.concat());
         found.retain(|finding| !finding.matches_any(self.except));
@@ -32,9 +31,9 @@ impl Room {
     }
 }
 
-/// Files with `unsafe` code, each for a reason: calls into NVML, `Pod` for what the kernel reads, links
-/// that aya does not know, giving back freed heap, descriptors that the runtime watches, the positions of
-/// a ring buffer, the memory of another process, stopping it for a moment.
+/// Files that may contain `unsafe`. Reasons: calls into NVML, `Pod` for kernel records, BPF links that aya does not
+/// know, returning freed heap, and polled descriptors. Also ring buffer positions, and reading and
+/// pausing another process.
 pub const UNSAFE_FILES: &[&str] = &[
     "driver/nvml.rs",
     "probe/descriptor.rs",
@@ -46,18 +45,18 @@ pub const UNSAFE_FILES: &[&str] = &[
     "target/pause.rs",
 ];
 
-/// Macros that stand for code that is not there.
+/// Macros that mark missing code.
 pub const UNFINISHED: &[&str] = &["todo", "unimplemented"];
 
-/// A file longer than this is two files.
+/// Maximum number of lines in a file.
 pub const MOST_LINES: usize = 800;
 
-/// The kernel and the runtime.
+/// Kernel access and async runtime.
 const ENGINE: &[&str] = &["aya", "tokio"];
-/// The terminal as a screen.
+/// Terminal user interface.
 const SCREEN: &[&str] = &["ratatui", "crossterm"];
 const ARGUMENTS: &[&str] = &["clap"];
-/// The machine that memprobe runs on.
+/// Access to the operating system, and clocks.
 const SYSTEM: &[&str] = &[
     "std::fs",
     "std::io",
@@ -72,7 +71,7 @@ const SYSTEM: &[&str] = &[
     "blazesym",
 ];
 
-/// Rooms that events come from.
+/// Modules that produce events.
 const SOURCES: &[&str] = &[
     "crate::probe",
     "crate::target",
@@ -82,16 +81,16 @@ const SOURCES: &[&str] = &[
     "crate::inspect",
 ];
 const MODEL: &[&str] = &["crate::model"];
-/// Rooms that bring events to files and back.
+/// Modules that write events to files and read them back.
 const FILES: &[&str] = &["crate::recording", "crate::export"];
-/// Rooms that show things to people, and their words.
+/// Modules that present results to people.
 const VIEWS: &[&str] = &["crate::tui", "crate::report"];
 const WORDS: &[&str] = &["crate::label"];
-/// Rooms that join the others.
+/// Modules that connect the others.
 const JOINTS: &[&str] = &["crate::pipeline", "crate::cli"];
 
-/// What pure code must not touch: no clock, no file, no process, no terminal, no kernel, no
-/// runtime, and no other room than `bytes`, `event`, itself, and what `$more` leaves out.
+/// Paths forbidden to pure code: no clock, file, process, terminal, kernel or runtime. Such code
+/// uses only `bytes`, `event`, itself, and whatever `$more` leaves out.
 macro_rules! pure {
     ($($more:expr),* $(,)?) => {
         &[
@@ -101,7 +100,7 @@ macro_rules! pure {
     };
 }
 
-/// Every room of memprobe.
+/// Every module of memprobe.
 pub const ROOMS: &[Room] = &[
     Room {
         name: "bytes.rs",
@@ -121,7 +120,7 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "tensors.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
-        // Whose tensors they are is said as everywhere.
+        // A tensor snapshot names its process with the same type as every other snapshot.
         except: &["crate::model::snapshot::Target"],
     },
     Room {
@@ -167,7 +166,7 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "probe/",
         never: &[SCREEN, ARGUMENTS, MODEL, FILES, VIEWS, WORDS, JOINTS],
-        // How a probe is doing is shown as it is.
+        // Screens show a probe's status unchanged.
         except: &["crate::model::snapshot::ProbeStatus"],
     },
     Room {
@@ -224,7 +223,7 @@ pub const ROOMS: &[Room] = &[
             WORDS,
             JOINTS,
         ],
-        // Python's objects are laid out the same whoever reads them; a snapshot says whose it is.
+        // Layouts of Python objects are shared by all readers; a snapshot names its process.
         except: &["crate::symbolize::python", "crate::model::snapshot::Target"],
     },
     Room {
@@ -238,7 +237,7 @@ pub const ROOMS: &[Room] = &[
         name: "export/",
         never: &[ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, JOINTS],
         // A trace names an allocation by the same frame as the table of lines.
-        // A snapshot's file has sums that are those of its table.
+        // The sums in a snapshot's file are those of its table.
         except: &[
             "crate::model::snapshot",
             "crate::model::grouping",
@@ -256,7 +255,8 @@ pub const ROOMS: &[Room] = &[
             &["crate::tui"],
             JOINTS,
         ],
-        // A recording is replayed through the same ledger; which code is the user's own is a rule.
+        // Replaying a recording uses the same ledger; telling user code from library code is a
+        // shared rule.
         except: &[
             "crate::model::snapshot",
             "crate::model::grouping",
@@ -285,7 +285,7 @@ pub const ROOMS: &[Room] = &[
     Room {
         name: "cli/",
         never: &[ENGINE, SCREEN, SOURCES],
-        // The width of the table is that of the terminal.
+        // The table is as wide as the terminal.
         except: &["crossterm::terminal::size"],
     },
     Room {

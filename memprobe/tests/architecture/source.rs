@@ -1,11 +1,11 @@
-//! What a Rust file uses: paths, `unsafe`, macros; without its tests.
+//! Paths, `unsafe` and macros that a Rust file uses outside its tests.
 
 use std::path::Path;
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-/// A name that a file uses, and where.
+/// A used name and its line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     pub line: usize,
@@ -13,7 +13,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Whether the name is one of `patterns` or below one; `*::X` is an `X` anywhere in it.
+    /// True if the name is one of `patterns` or lies below one; `*::X` is an `X` anywhere in it.
     pub fn matches_any(&self, patterns: &[&str]) -> bool {
         patterns
             .iter()
@@ -27,10 +27,10 @@ impl Finding {
     }
 }
 
-/// What a file uses outside of `#[cfg(test)]`.
+/// Uses in a file outside `#[cfg(test)]`.
 #[derive(Debug, Default)]
 pub struct Source {
-    /// The module that is being read, from `crate` on.
+    /// Path of the module being visited, starting with `crate`.
     module: Vec<String>,
     paths: Vec<Finding>,
     unsafe_code: Vec<Finding>,
@@ -38,8 +38,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads a file. `within` is its path below `src`, for what `super` means in it. A file that
-    /// is a module of tests by its name has nothing outside of tests.
+    /// Parses a file. `within` is its path below `src`, needed to resolve `super`. A file that is a
+    /// test module by name yields nothing.
     pub fn parse(within: &Path, code: &str) -> syn::Result<Self> {
         let mut source = Self {
             module: module_of(within),
@@ -52,7 +52,7 @@ impl Source {
         Ok(source)
     }
 
-    /// The paths used that match one of `patterns`.
+    /// Returns the used paths that match one of `patterns`.
     pub fn names_matching(&self, patterns: &[&str]) -> Vec<Finding> {
         self.paths
             .iter()
@@ -61,12 +61,11 @@ impl Source {
             .collect()
     }
 
-    /// Every `unsafe`.
     pub fn unsafe_code(&self) -> Vec<Finding> {
         self.unsafe_code.clone()
     }
 
-    /// The calls of macros with one of these names.
+    /// Returns the macro calls with one of these names.
     pub fn macros_named(&self, names: &[&str]) -> Vec<Finding> {
         self.macros
             .iter()
@@ -90,7 +89,7 @@ impl Source {
         });
     }
 
-    /// `segments` with `self` and `super` replaced by the modules that they mean.
+    /// Returns `segments` with leading `self` and `super` resolved to modules.
     fn resolved(&self, segments: &[String]) -> Vec<String> {
         let mut module = self.module.clone();
         let mut rest = segments;
@@ -135,7 +134,7 @@ impl Source {
         self.add_path(&segments, name.span());
     }
 
-    /// The paths in the arguments of a macro, which are not parsed.
+    /// Adds the paths in a macro's arguments, which syn leaves unparsed.
     fn add_tokens(&mut self, tokens: TokenStream) {
         let mut segments: Vec<String> = Vec::new();
         let mut start = Span::call_site();
@@ -252,7 +251,7 @@ impl<'ast> Visit<'ast> for Source {
     }
 }
 
-/// `crate::tui::view` of `tui/view.rs`.
+/// Returns the module of a file: `crate::tui::view` for `tui/view.rs`.
 fn module_of(within: &Path) -> Vec<String> {
     let mut module = vec!["crate".to_owned()];
     let stem = within.with_extension("");
@@ -266,11 +265,10 @@ fn module_of(within: &Path) -> Vec<String> {
     module
 }
 
-/// The names of files that their parent declares under `#[cfg(test)]`: tests, and the samples
-/// that they share.
+/// Stems of files that their parent declares under `#[cfg(test)]`: tests and shared samples.
 pub const TEST_FILES: [&str; 3] = ["tests", "samples", "screens"];
 
-/// Whether a file in a room is one of [`TEST_FILES`].
+/// True if a file below a folder of `src` is one of [`TEST_FILES`].
 fn is_for_tests(within: &Path) -> bool {
     let stem = within.file_stem().and_then(|stem| stem.to_str());
     within.components().count() > 1 && stem.is_some_and(|stem| TEST_FILES.contains(&stem))

@@ -1,18 +1,19 @@
-//! The Python interpreters of this machine, for tests.
+//! Finds the Python interpreters of this machine for tests.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Versions that memprobe reads.
+/// Versions that memprobe supports.
 const SUPPORTED: [&str; 7] = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14", "3.15"];
 
-/// Names more interpreters, as `PATH` does folders. `cargo xtask test` sets it.
+/// Environment variable that lists further interpreters, in the format of `PATH`. `cargo xtask
+/// test` sets it.
 const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
 
-/// The interpreters of a version on this machine: on the path, of Debian, of pyenv, and those that
-/// the environment names.
+/// Returns this machine's interpreters of a version: from `PATH`, Debian, pyenv and
+/// [`TEST_PYTHONS`].
 pub fn interpreters(version: &str) -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
@@ -40,8 +41,8 @@ pub fn interpreters(version: &str) -> Vec<PathBuf> {
     found
 }
 
-/// The interpreter that a program starts, if it is of this version. (A shim of pyenv is a script: the
-/// interpreter itself says where it is.)
+/// Returns the interpreter that a program starts, if it has this version. The interpreter reports
+/// its own path, because a pyenv shim is a script.
 fn interpreter_of(program: &Path, version: &str) -> Option<PathBuf> {
     let question = "import os, sys; print('%d.%d' % sys.version_info[:2]); \
                     print(os.path.realpath(sys.executable))";
@@ -55,7 +56,7 @@ fn interpreter_of(program: &Path, version: &str) -> Option<PathBuf> {
     (output.status.success() && found == version).then(|| path.trim().into())
 }
 
-/// Every supported interpreter of this machine. Without any, the test says what to install.
+/// Returns every supported interpreter of this machine; panics if there is none.
 pub fn supported() -> Vec<PathBuf> {
     let mut all = Vec::new();
     for version in SUPPORTED {
@@ -72,7 +73,7 @@ pub fn supported() -> Vec<PathBuf> {
     all
 }
 
-/// A process that has written its first line, and that line.
+/// Starts a process and returns it with its first line of output.
 pub fn started(command: &mut Command) -> (Child, String) {
     let mut child = command
         .stdin(Stdio::piped())

@@ -2,25 +2,12 @@
 #include <stdlib.h>
 
 #include "driver.h"
-#include "simulation.h"
+#include "state.h"
 
 /* Rows begin at multiples of so many bytes. */
 enum { PITCH = 512 };
 
-EXPORT int cuMemAllocPitch_v2(device_pointer *out, size_t *pitch, size_t width, size_t height, unsigned)
-{
-    if (!out || !pitch || !width || !height)
-        return CUDA_INVALID_VALUE;
-    *pitch = (width + PITCH - 1) / PITCH * PITCH;
-    return cuMemAlloc_v2(out, *pitch * height);
-}
-
-EXPORT int cuMemAllocHost_v2(void **out, size_t size)
-{
-    return cuMemHostAlloc(out, size, 0);
-}
-
-EXPORT int cuMemAllocAsync(device_pointer *out, size_t size, void *)
+static int allocate_on_device(device_pointer *out, size_t size)
 {
     void *base;
     int error = sim_allocate(sim_current_device(), size, MEMORY_DEVICE, &base);
@@ -28,24 +15,43 @@ EXPORT int cuMemAllocAsync(device_pointer *out, size_t size, void *)
     return error;
 }
 
-EXPORT int cuMemAllocAsync_ptsz(device_pointer *out, size_t size, void *stream)
+ENTRY(int, cuMemAllocPitch_v2, device_pointer *out, size_t *pitch, size_t width, size_t height,
+      unsigned)
 {
-    return cuMemAllocAsync(out, size, stream);
+    if (!out || !pitch || !width || !height)
+        return CUDA_INVALID_VALUE;
+    *pitch = (width + PITCH - 1) / PITCH * PITCH;
+    return allocate_on_device(out, *pitch * height);
 }
 
-EXPORT int cuMemAllocFromPoolAsync(device_pointer *out, size_t size, void *, void *stream)
+ENTRY(int, cuMemAllocHost_v2, void **out, size_t size)
 {
-    return cuMemAllocAsync(out, size, stream);
+    return out && size ? sim_allocate(sim_current_device(), size, MEMORY_HOST, out) : CUDA_INVALID_VALUE;
 }
 
-EXPORT int cuMemFreeAsync(device_pointer pointer, void *)
+ENTRY(int, cuMemAllocAsync, device_pointer *out, size_t size, void *)
+{
+    return allocate_on_device(out, size);
+}
+
+ENTRY(int, cuMemAllocAsync_ptsz, device_pointer *out, size_t size, void *)
+{
+    return allocate_on_device(out, size);
+}
+
+ENTRY(int, cuMemAllocFromPoolAsync, device_pointer *out, size_t size, void *, void *)
+{
+    return allocate_on_device(out, size);
+}
+
+ENTRY(int, cuMemFreeAsync, device_pointer pointer, void *)
 {
     return sim_free((void *)(uintptr_t)pointer, MEMORY_DEVICE);
 }
 
-EXPORT int cuMemFreeAsync_ptsz(device_pointer pointer, void *stream)
+ENTRY(int, cuMemFreeAsync_ptsz, device_pointer pointer, void *)
 {
-    return cuMemFreeAsync(pointer, stream);
+    return sim_free((void *)(uintptr_t)pointer, MEMORY_DEVICE);
 }
 
 /* CUarray_format, cuda.h */
@@ -65,7 +71,7 @@ static size_t element_bytes(int format)
 }
 
 /* An array is known by its address; nobody looks into it. */
-EXPORT int cuArray3DCreate_v2(void **out, const struct array_descriptor *wanted)
+static int create_array(void **out, const struct array_descriptor *wanted)
 {
     size_t element = element_bytes(wanted->format) * wanted->channels;
     size_t height = wanted->height ? wanted->height : 1, depth = wanted->depth ? wanted->depth : 1;
@@ -75,6 +81,11 @@ EXPORT int cuArray3DCreate_v2(void **out, const struct array_descriptor *wanted)
     return sim_allocate(sim_current_device(), size, MEMORY_DEVICE, out);
 }
 
+ENTRY(int, cuArray3DCreate_v2, void **out, const struct array_descriptor *wanted)
+{
+    return create_array(out, wanted);
+}
+
 /* CUDA_ARRAY_DESCRIPTOR, cuda.h */
 struct flat_descriptor {
     size_t width, height;
@@ -82,13 +93,13 @@ struct flat_descriptor {
     unsigned channels;
 };
 
-EXPORT int cuArrayCreate_v2(void **out, const struct flat_descriptor *wanted)
+ENTRY(int, cuArrayCreate_v2, void **out, const struct flat_descriptor *wanted)
 {
     struct array_descriptor deep = { wanted->width, wanted->height, 0, wanted->format, wanted->channels, 0 };
-    return cuArray3DCreate_v2(out, &deep);
+    return create_array(out, &deep);
 }
 
-EXPORT int cuArrayDestroy(void *array)
+ENTRY(int, cuArrayDestroy, void *array)
 {
     return sim_free(array, MEMORY_DEVICE);
 }

@@ -28,24 +28,24 @@ static bool exists(int device)
     return device >= 0 && device < sim_device_count();
 }
 
-EXPORT int cuInit(unsigned)
+ENTRY(int, cuInit, unsigned)
 {
     return sim_device_count() ? CUDA_OK : CUDA_NO_DEVICE;
 }
 
-EXPORT int cuDriverGetVersion(int *version)
+ENTRY(int, cuDriverGetVersion, int *version)
 {
     *version = CUDA_MAJOR * 1000 + 90;
     return CUDA_OK;
 }
 
-EXPORT int cuDeviceGetCount(int *count)
+ENTRY(int, cuDeviceGetCount, int *count)
 {
     *count = sim_device_count();
     return CUDA_OK;
 }
 
-EXPORT int cuDeviceGet(int *device, int ordinal)
+ENTRY(int, cuDeviceGet, int *device, int ordinal)
 {
     if (!exists(ordinal))
         return CUDA_INVALID_DEVICE;
@@ -53,26 +53,26 @@ EXPORT int cuDeviceGet(int *device, int ordinal)
     return CUDA_OK;
 }
 
-EXPORT int cuDeviceGetName(char *name, int length, int)
+ENTRY(int, cuDeviceGetName, char *name, int length, int)
 {
     snprintf(name, (size_t)length, "Simulated GPU");
     return CUDA_OK;
 }
 
-EXPORT int cuDeviceGetUuid_v2(unsigned char uuid[16], int device)
+ENTRY(int, cuDeviceGetUuid_v2, unsigned char uuid[16], int device)
 {
     memset(uuid, 0x5a, 16);
     uuid[15] = (unsigned char)device;
     return CUDA_OK;
 }
 
-EXPORT int cuDeviceGetPCIBusId(char *text, int length, int device)
+ENTRY(int, cuDeviceGetPCIBusId, char *text, int length, int device)
 {
     sim_pci_bus_id(text, (size_t)length, device);
     return CUDA_OK;
 }
 
-EXPORT int cuDeviceTotalMem_v2(size_t *size, int device)
+ENTRY(int, cuDeviceTotalMem_v2, size_t *size, int device)
 {
     *size = sim_capacity(device);
     return CUDA_OK;
@@ -124,7 +124,7 @@ static int attribute_value(int attribute, int device)
     return 0;
 }
 
-EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
+ENTRY(int, cuDeviceGetAttribute, int *value, int attribute, int device)
 {
     if (!exists(device))
         return CUDA_INVALID_DEVICE;
@@ -132,7 +132,7 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
     return CUDA_OK;
 }
 
-EXPORT int cuDevicePrimaryCtxRetain(struct context **out, int device)
+int retain_primary_context(struct context **out, int device)
 {
     if (!exists(device))
         return CUDA_INVALID_DEVICE;
@@ -141,7 +141,12 @@ EXPORT int cuDevicePrimaryCtxRetain(struct context **out, int device)
     return CUDA_OK;
 }
 
-EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+ENTRY(int, cuDevicePrimaryCtxRetain, struct context **out, int device)
+{
+    return retain_primary_context(out, device);
+}
+
+ENTRY(int, cuDevicePrimaryCtxGetState, int device, unsigned *flags, int *active)
 {
     if (!exists(device))
         return CUDA_INVALID_DEVICE;
@@ -152,9 +157,9 @@ EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
     return CUDA_OK;
 }
 
-SUCCEEDS(cuDevicePrimaryCtxRelease_v2)
+ENTRY_SUCCEEDS(cuDevicePrimaryCtxRelease_v2)
 
-EXPORT int cuDevicePrimaryCtxReset_v2(int device)
+ENTRY(int, cuDevicePrimaryCtxReset_v2, int device)
 {
     if (!exists(device))
         return CUDA_INVALID_DEVICE;
@@ -168,7 +173,7 @@ EXPORT void *sim_current_context(void)
     return !context || context == &primary[context->device] ? NULL : context;
 }
 
-EXPORT int cuCtxCreate_v2(struct context **out, unsigned, int device)
+ENTRY(int, cuCtxCreate_v2, struct context **out, unsigned, int device)
 {
     if (!exists(device) || depth == CONTEXT_DEPTH)
         return CUDA_INVALID_DEVICE;
@@ -182,7 +187,7 @@ EXPORT int cuCtxCreate_v2(struct context **out, unsigned, int device)
     return CUDA_OK;
 }
 
-EXPORT int cuCtxDestroy_v2(struct context *context)
+ENTRY(int, cuCtxDestroy_v2, struct context *context)
 {
     if (!context || context == &primary[context->device])
         return CUDA_INVALID_CONTEXT;
@@ -195,15 +200,15 @@ EXPORT int cuCtxDestroy_v2(struct context *context)
     return CUDA_OK;
 }
 
-SUCCEEDS(cuDevicePrimaryCtxSetFlags_v2)
+ENTRY_SUCCEEDS(cuDevicePrimaryCtxSetFlags_v2)
 
-EXPORT int cuCtxGetCurrent(struct context **out)
+ENTRY(int, cuCtxGetCurrent, struct context **out)
 {
     *out = top();
     return CUDA_OK;
 }
 
-EXPORT int cuCtxSetCurrent(struct context *context)
+ENTRY(int, cuCtxSetCurrent, struct context *context)
 {
     if (!context) {
         depth -= depth > 0;
@@ -216,7 +221,7 @@ EXPORT int cuCtxSetCurrent(struct context *context)
     return CUDA_OK;
 }
 
-EXPORT int cuCtxPushCurrent_v2(struct context *context)
+ENTRY(int, cuCtxPushCurrent_v2, struct context *context)
 {
     if (!context || depth == CONTEXT_DEPTH)
         return CUDA_INVALID_CONTEXT;
@@ -225,7 +230,7 @@ EXPORT int cuCtxPushCurrent_v2(struct context *context)
     return CUDA_OK;
 }
 
-EXPORT int cuCtxPopCurrent_v2(struct context **out)
+ENTRY(int, cuCtxPopCurrent_v2, struct context **out)
 {
     if (!depth)
         return CUDA_INVALID_CONTEXT;
@@ -237,7 +242,7 @@ EXPORT int cuCtxPopCurrent_v2(struct context **out)
     return CUDA_OK;
 }
 
-EXPORT int cuCtxGetDevice(int *device)
+ENTRY(int, cuCtxGetDevice, int *device)
 {
     if (!top())
         return CUDA_INVALID_CONTEXT;
@@ -245,16 +250,16 @@ EXPORT int cuCtxGetDevice(int *device)
     return CUDA_OK;
 }
 
-SUCCEEDS(cuCtxSynchronize)
-SUCCEEDS(cuCtxSetLimit)
+ENTRY_SUCCEEDS(cuCtxSynchronize)
+ENTRY_SUCCEEDS(cuCtxSetLimit)
 
-EXPORT int cuCtxGetLimit(size_t *value, int)
+ENTRY(int, cuCtxGetLimit, size_t *value, int)
 {
     *value = 1 << 20;
     return CUDA_OK;
 }
 
-EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest)
+ENTRY(int, cuCtxGetStreamPriorityRange, int *least, int *greatest)
 {
     if (least)
         *least = LEAST_STREAM_PRIORITY;
@@ -263,7 +268,7 @@ EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_OK;
 }
 
-EXPORT int cuStreamIsCapturing(void *stream, int *status)
+ENTRY(int, cuStreamIsCapturing, void *stream, int *status)
 {
     *status = sim_stream_of(stream)->capturing ? CAPTURE_ACTIVE : CAPTURE_NONE;
     return CUDA_OK;

@@ -26,7 +26,7 @@ static void *newest(const char *name)
     return found;
 }
 
-EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t, int *status)
+ENTRY(int, cuGetProcAddress_v2, const char *name, void **function, int version, uint64_t, int *status)
 {
     *function = newest(name);
     if (status)
@@ -35,7 +35,7 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, u
     return *function ? CUDA_OK : CUDA_NOT_FOUND;
 }
 
-EXPORT int cuGetErrorString(int error, const char **text)
+ENTRY(int, cuGetErrorString, int error, const char **text)
 {
     switch ((enum cuda_error)error) {
     case CUDA_OK: *text = "no error"; break;

@@ -7,7 +7,7 @@ static void *address(device_pointer pointer)
     return (void *)(uintptr_t)pointer;
 }
 
-EXPORT int cuMemGetInfo_v2(size_t *free, size_t *total)
+ENTRY(int, cuMemGetInfo_v2, size_t *free, size_t *total)
 {
     int device = sim_current_device();
     size_t capacity = sim_capacity(device), used = sim_used(device);
@@ -18,7 +18,7 @@ EXPORT int cuMemGetInfo_v2(size_t *free, size_t *total)
     return CUDA_OK;
 }
 
-EXPORT int cuMemAlloc_v2(device_pointer *out, size_t size)
+ENTRY(int, cuMemAlloc_v2, device_pointer *out, size_t size)
 {
     if (!out || !size)
         return CUDA_INVALID_VALUE;
@@ -30,7 +30,7 @@ EXPORT int cuMemAlloc_v2(device_pointer *out, size_t size)
     return error;
 }
 
-EXPORT int cuMemFree_v2(device_pointer pointer)
+ENTRY(int, cuMemFree_v2, device_pointer pointer)
 {
     int error = sim_free(address(pointer), MEMORY_DEVICE);
     if (error)
@@ -39,7 +39,7 @@ EXPORT int cuMemFree_v2(device_pointer pointer)
     return error;
 }
 
-EXPORT int cuMemAllocManaged(device_pointer *out, size_t size, unsigned)
+ENTRY(int, cuMemAllocManaged, device_pointer *out, size_t size, unsigned)
 {
     if (!out || !size)
         return CUDA_INVALID_VALUE;
@@ -49,7 +49,7 @@ EXPORT int cuMemAllocManaged(device_pointer *out, size_t size, unsigned)
     return error;
 }
 
-EXPORT int cuMemHostAlloc(void **out, size_t size, unsigned)
+ENTRY(int, cuMemHostAlloc, void **out, size_t size, unsigned)
 {
     if (!out || !size)
         return CUDA_INVALID_VALUE;
@@ -58,12 +58,12 @@ EXPORT int cuMemHostAlloc(void **out, size_t size, unsigned)
     return error;
 }
 
-EXPORT int cuMemFreeHost(void *pointer)
+ENTRY(int, cuMemFreeHost, void *pointer)
 {
     return sim_free(pointer, MEMORY_HOST);
 }
 
-EXPORT int cuMemHostRegister_v2(void *pointer, size_t size, unsigned)
+ENTRY(int, cuMemHostRegister_v2, void *pointer, size_t size, unsigned)
 {
     if (!pointer || !size)
         return CUDA_INVALID_VALUE;
@@ -75,12 +75,12 @@ EXPORT int cuMemHostRegister_v2(void *pointer, size_t size, unsigned)
     return CUDA_OK;
 }
 
-EXPORT int cuMemHostUnregister(void *pointer)
+ENTRY(int, cuMemHostUnregister, void *pointer)
 {
     return sim_free(pointer, MEMORY_REGISTERED);
 }
 
-EXPORT int cuMemGetAddressRange_v2(device_pointer *base, size_t *size, device_pointer pointer)
+static int address_range(device_pointer *base, size_t *size, device_pointer pointer)
 {
     struct memory_range range;
     if (!sim_find(address(pointer), &range))
@@ -90,6 +90,16 @@ EXPORT int cuMemGetAddressRange_v2(device_pointer *base, size_t *size, device_po
     if (size)
         *size = range.size;
     return CUDA_OK;
+}
+
+ENTRY(int, cuMemGetAddressRange_v2, device_pointer *base, size_t *size, device_pointer pointer)
+{
+    return address_range(base, size, pointer);
+}
+
+ENTRY(int, cuMemGetAddressRange, device_pointer *base, size_t *size, device_pointer pointer)
+{
+    return address_range(base, size, pointer);
 }
 
 /* CUpointer_attribute, cuda.h */
@@ -106,7 +116,7 @@ enum pointer_attribute {
 /* CUmemorytype, cuda.h */
 enum { TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
-EXPORT int cuPointerGetAttribute(void *out, int attribute, device_pointer pointer)
+ENTRY(int, cuPointerGetAttribute, void *out, int attribute, device_pointer pointer)
 {
     struct memory_range range;
     if (!sim_find(address(pointer), &range))
@@ -124,13 +134,13 @@ EXPORT int cuPointerGetAttribute(void *out, int attribute, device_pointer pointe
     return CUDA_NOT_SUPPORTED;
 }
 
-EXPORT int cuMemsetD8Async(device_pointer to, unsigned char byte, size_t count, void *)
+ENTRY(int, cuMemsetD8Async, device_pointer to, unsigned char byte, size_t count, void *)
 {
     sim_fill(address(to), byte, count);
     return CUDA_OK;
 }
 
-EXPORT int cuMemsetD32Async(device_pointer to, unsigned word, size_t count, void *)
+ENTRY(int, cuMemsetD32Async, device_pointer to, unsigned word, size_t count, void *)
 {
     unsigned *words = address(to);
     for (size_t i = 0; i < count; i++)
@@ -138,27 +148,33 @@ EXPORT int cuMemsetD32Async(device_pointer to, unsigned word, size_t count, void
     return CUDA_OK;
 }
 
-EXPORT int cuMemcpyHtoDAsync_v2(device_pointer to, const void *from, size_t size, void *)
+ENTRY(int, cuMemcpyHtoDAsync_v2, device_pointer to, const void *from, size_t size, void *)
 {
     sim_copy(address(to), from, size);
     return CUDA_OK;
 }
 
-EXPORT int cuMemcpyDtoHAsync_v2(void *to, device_pointer from, size_t size, void *)
+ENTRY(int, cuMemcpyDtoHAsync_v2, void *to, device_pointer from, size_t size, void *)
 {
     sim_copy(to, address(from), size);
     return CUDA_OK;
 }
 
-/* Waits between streams poll such words, so this one is written whatever CUDASIM_COPY says. */
-EXPORT int cuStreamWriteValue32_v2(void *, device_pointer to, uint32_t value, unsigned)
+/* Waits between streams poll such words, so they are written whatever CUDASIM_COPY says. */
+static void write_word(device_pointer to, uint32_t value)
 {
     *(volatile uint32_t *)address(to) = value;
+}
+
+ENTRY(int, cuStreamWriteValue32_v2, void *, device_pointer to, uint32_t value, unsigned)
+{
+    write_word(to, value);
     return CUDA_OK;
 }
 
-/* PyTorch before 2.7 asks dlsym() for these two without their version. */
-EXPORT int cuMemGetAddressRange(device_pointer *base, size_t *size, device_pointer pointer)
-    __attribute__((alias("cuMemGetAddressRange_v2")));
-EXPORT int cuStreamWriteValue32(void *stream, device_pointer to, uint32_t value, unsigned flags)
-    __attribute__((alias("cuStreamWriteValue32_v2")));
+/* PyTorch before 2.7 asks dlsym() for this and for cuMemGetAddressRange without their version. */
+ENTRY(int, cuStreamWriteValue32, void *, device_pointer to, uint32_t value, unsigned)
+{
+    write_word(to, value);
+    return CUDA_OK;
+}

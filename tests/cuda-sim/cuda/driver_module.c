@@ -8,32 +8,32 @@ static void *new_handle(void)
     return (void *)__atomic_add_fetch(&last, 16, __ATOMIC_RELAXED);
 }
 
-EXPORT int cuModuleLoad(void **module, const char *)
+ENTRY(int, cuModuleLoad, void **module, const char *)
 {
     *module = new_handle();
     return CUDA_OK;
 }
 
-EXPORT int cuModuleLoadData(void **module, const void *)
+ENTRY(int, cuModuleLoadData, void **module, const void *)
 {
     *module = new_handle();
     return CUDA_OK;
 }
 
-EXPORT int cuModuleLoadDataEx(void **module, const void *, unsigned, void *, void **)
+ENTRY(int, cuModuleLoadDataEx, void **module, const void *, unsigned, void *, void **)
 {
     *module = new_handle();
     return CUDA_OK;
 }
 
-EXPORT int cuModuleGetFunction(void **function, void *, const char *name)
+ENTRY(int, cuModuleGetFunction, void **function, void *, const char *name)
 {
     sim_trace("cuModuleGetFunction %s", name);
     *function = new_handle();
     return CUDA_OK;
 }
 
-EXPORT int cuModuleGetLoadingMode(int *mode)
+ENTRY(int, cuModuleGetLoadingMode, int *mode)
 {
     enum { LAZY_LOADING = 2 }; /* CU_MODULE_LAZY_LOADING, cuda.h */
     *mode = LAZY_LOADING;
@@ -48,7 +48,7 @@ enum function_attribute {
     FUNCTION_BINARY_VERSION = 6,
 };
 
-EXPORT int cuFuncGetAttribute(int *value, int attribute, void *)
+ENTRY(int, cuFuncGetAttribute, int *value, int attribute, void *)
 {
     *value = 0;
     switch ((enum function_attribute)attribute) {
@@ -60,25 +60,25 @@ EXPORT int cuFuncGetAttribute(int *value, int attribute, void *)
     return CUDA_OK;
 }
 
-EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *, int, size_t)
+ENTRY(int, cuOccupancyMaxActiveBlocksPerMultiprocessor, int *blocks, void *, int, size_t)
 {
     *blocks = 2;
     return CUDA_OK;
 }
 
-EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *, const void *)
+ENTRY(int, cuOccupancyMaxActiveClusters, int *clusters, void *, const void *)
 {
     *clusters = 1;
     return CUDA_OK;
 }
 
-EXPORT int cuLinkCreate_v2(unsigned, void *, void **, void **state)
+ENTRY(int, cuLinkCreate_v2, unsigned, void *, void **, void **state)
 {
     *state = new_handle();
     return CUDA_OK;
 }
 
-EXPORT int cuLinkComplete(void *, void **image, size_t *size)
+ENTRY(int, cuLinkComplete, void *, void **image, size_t *size)
 {
     static char nothing[64];
     *image = nothing;
@@ -87,10 +87,10 @@ EXPORT int cuLinkComplete(void *, void **image, size_t *size)
     return CUDA_OK;
 }
 
-SUCCEEDS(cuModuleUnload)
-SUCCEEDS(cuFuncSetAttribute)
-SUCCEEDS(cuFuncSetCacheConfig)
-SUCCEEDS(cuLaunchKernel)
-SUCCEEDS(cuLaunchKernelEx)
-SUCCEEDS(cuLaunchCooperativeKernel)
-SUCCEEDS(cuLinkAddData_v2)
+ENTRY_SUCCEEDS(cuModuleUnload)
+ENTRY_SUCCEEDS(cuFuncSetAttribute)
+ENTRY_SUCCEEDS(cuFuncSetCacheConfig)
+ENTRY_SUCCEEDS(cuLaunchKernel)
+ENTRY_SUCCEEDS(cuLaunchKernelEx)
+ENTRY_SUCCEEDS(cuLaunchCooperativeKernel)
+ENTRY_SUCCEEDS(cuLinkAddData_v2)

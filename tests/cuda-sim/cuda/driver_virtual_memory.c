@@ -66,14 +66,14 @@ static bool open_device_file(int device, size_t size)
     return size <= (size_t)(FILE_BYTES - device_files[device].end);
 }
 
-EXPORT int cuMemGetAllocationGranularity(size_t *out, const struct allocation_properties *, int)
+ENTRY(int, cuMemGetAllocationGranularity, size_t *out, const struct allocation_properties *, int)
 {
     *out = PAGE_2M;
     return CUDA_OK;
 }
 
-EXPORT int cuMemAddressReserve(device_pointer *out, size_t size, size_t alignment, device_pointer,
-                               unsigned long long)
+ENTRY(int, cuMemAddressReserve, device_pointer *out, size_t size, size_t alignment, device_pointer,
+      unsigned long long)
 {
     size_t unit = alignment > PAGE_2M ? alignment : PAGE_2M;
     void *base = reserve_address_space(size, unit, PROT_NONE);
@@ -84,13 +84,13 @@ EXPORT int cuMemAddressReserve(device_pointer *out, size_t size, size_t alignmen
     return CUDA_OK;
 }
 
-EXPORT int cuMemAddressFree(device_pointer base, size_t size)
+ENTRY(int, cuMemAddressFree, device_pointer base, size_t size)
 {
     return munmap((void *)(uintptr_t)base, size) == 0 ? CUDA_OK : CUDA_INVALID_VALUE;
 }
 
-EXPORT int cuMemCreate(struct physical_memory **out, size_t size,
-                       const struct allocation_properties *properties, unsigned long long)
+ENTRY(int, cuMemCreate, struct physical_memory **out, size_t size,
+      const struct allocation_properties *properties, unsigned long long)
 {
     int device = properties->location_type == LOCATION_DEVICE ? properties->location_id : 0;
     if (device < 0 || device >= sim_device_count() || size % PAGE_2M != 0 || size == 0)
@@ -123,7 +123,7 @@ EXPORT int cuMemCreate(struct physical_memory **out, size_t size,
     return CUDA_OK;
 }
 
-EXPORT int cuMemRelease(struct physical_memory *memory)
+ENTRY(int, cuMemRelease, struct physical_memory *memory)
 {
     pthread_mutex_lock(&memory_lock);
     release(memory);
@@ -131,8 +131,8 @@ EXPORT int cuMemRelease(struct physical_memory *memory)
     return CUDA_OK;
 }
 
-EXPORT int cuMemMap(device_pointer at, size_t size, size_t offset, struct physical_memory *memory,
-                    unsigned long long)
+ENTRY(int, cuMemMap, device_pointer at, size_t size, size_t offset, struct physical_memory *memory,
+      unsigned long long)
 {
     char *base = (char *)(uintptr_t)at;
     struct mapping *mapping = calloc(1, sizeof *mapping);
@@ -154,13 +154,13 @@ EXPORT int cuMemMap(device_pointer at, size_t size, size_t offset, struct physic
     return CUDA_OK;
 }
 
-EXPORT int cuMemSetAccess(device_pointer base, size_t size, const void *, size_t)
+ENTRY(int, cuMemSetAccess, device_pointer base, size_t size, const void *, size_t)
 {
     int error = mprotect((void *)(uintptr_t)base, size, PROT_READ | PROT_WRITE);
     return error ? CUDA_INVALID_VALUE : CUDA_OK;
 }
 
-EXPORT int cuMemUnmap(device_pointer at, size_t size)
+ENTRY(int, cuMemUnmap, device_pointer at, size_t size)
 {
     char *start = (char *)(uintptr_t)at, *end = start + size;
     pthread_mutex_lock(&memory_lock);
@@ -183,7 +183,7 @@ EXPORT int cuMemUnmap(device_pointer at, size_t size)
     return CUDA_OK;
 }
 
-EXPORT int cuMemRetainAllocationHandle(struct physical_memory **out, void *address)
+ENTRY(int, cuMemRetainAllocationHandle, struct physical_memory **out, void *address)
 {
     int error = CUDA_INVALID_VALUE;
     pthread_mutex_lock(&memory_lock);
@@ -199,20 +199,20 @@ EXPORT int cuMemRetainAllocationHandle(struct physical_memory **out, void *addre
     return error;
 }
 
-EXPORT int cuMemGetAllocationPropertiesFromHandle(struct allocation_properties *out,
-                                                  struct physical_memory *memory)
+ENTRY(int, cuMemGetAllocationPropertiesFromHandle, struct allocation_properties *out,
+      struct physical_memory *memory)
 {
     *out = memory->properties;
     return CUDA_OK;
 }
 
 /* Sharing between processes is not simulated; PyTorch needs the names to exist. */
-EXPORT int cuMemExportToShareableHandle(void)
+ENTRY(int, cuMemExportToShareableHandle, void)
 {
     return CUDA_NOT_SUPPORTED;
 }
 
-EXPORT int cuMemImportFromShareableHandle(void)
+ENTRY(int, cuMemImportFromShareableHandle, void)
 {
     return CUDA_NOT_SUPPORTED;
 }

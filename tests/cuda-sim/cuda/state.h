@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "entry.h"
 #include "simulation.h"
 
 struct settings {
@@ -18,6 +19,10 @@ struct settings {
 
 /* The environment's settings, read once. */
 const struct settings *settings(void);
+
+/* Gives out the primary context of a device, which cuDevicePrimaryCtxRetain does. */
+struct context;
+int retain_primary_context(struct context **out, int device);
 
 /* Guards the ranges, the mappings and the bytes used. */
 extern pthread_mutex_t memory_lock;

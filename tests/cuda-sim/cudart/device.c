@@ -1,5 +1,6 @@
 /* Runtime API: devices. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "hardware.h"
@@ -14,10 +15,22 @@ static bool exists(int device)
     return device >= 0 && device < sim_device_count();
 }
 
+/* CUDASIM_PRIVATE_TABLES=1: as NVIDIA's runtimes 11.8 to 13.0 get the context, by no exported function. */
+static int primary_context(void **context, int device)
+{
+    const char *private = getenv("CUDASIM_PRIVATE_TABLES");
+    if (!private || strcmp(private, "1") != 0)
+        return cuDevicePrimaryCtxRetain(context, device);
+    static const char identifier[16] = PRIVATE_TABLE;
+    const struct private_table *table;
+    int error = cuGetExportTable((const void **)&table, identifier);
+    return error ? error : table->primary_context(context, device);
+}
+
 static int make_current(int device)
 {
     void *context;
-    int error = cuDevicePrimaryCtxRetain(&context, device);
+    int error = primary_context(&context, device);
     return error ? error : cuCtxSetCurrent(context);
 }
 

@@ -18,6 +18,20 @@ int cuMemAllocFromPoolAsync(device_pointer *out, size_t size, void *pool, void *
 int cuMemFreeAsync(device_pointer pointer, void *stream);
 int cuDevicePrimaryCtxReset_v2(int device);
 
+/* The tables of functions that cuGetExportTable gives out by an identifier. NVIDIA's are not imitated:
+ * this one is the simulation's own. */
+struct private_table {
+    size_t bytes;
+    int (*primary_context)(void **context, int device);
+};
+
+/* 16 bytes, as a CUuuid has. */
+#define PRIVATE_TABLE { 'm','e','m','p','r','o','b','e',' ','c','u','d','a','s','i','m' }
+int cuGetExportTable(const void **table, const void *identifier);
+
+/* The body of a function (entry.h), or NULL. */
+void *sim_body_of(const char *name);
+
 /* CUDA_ARRAY3D_DESCRIPTOR, cuda.h; without its third size and its flags CUDA_ARRAY_DESCRIPTOR */
 struct array_descriptor {
     size_t width, height, depth;

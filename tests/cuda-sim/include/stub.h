@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "export.h"
+#include "entry.h"
 
 static inline void announce_stub(bool *announced, const char *name)
 {
@@ -17,7 +17,7 @@ static inline void announce_stub(bool *announced, const char *name)
 
 /* Weak: a hand-written function of the same name wins. `long` fills the whole return register. */
 #define STUB(name)                                                                                 \
-    EXPORT __attribute__((weak)) long name(void)                                                   \
+    WEAK_ENTRY(long, name, void)                                                                   \
     {                                                                                              \
         static bool announced;                                                                     \
         if (!announced)                                                                            \

@@ -1,4 +1,4 @@
-//! The speed of memprobe's own code, event by event.
+//! Criterion benchmarks of memprobe's own code, per event.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,25 +12,26 @@ use super::table::Table;
 use crate::process;
 use crate::repository::Repository;
 
-/// What the ledger's benchmark says of memory, and not of time.
+/// Prefix of the lines in which the ledger benchmark reports memory.
 const MEMORY: &str = "memory of ";
 
-/// Runs the benchmarks of the rooms whose names hold `filter`, all of them without one: no root,
-/// no target process.
+/// Runs the benchmarks whose names contain `filter`, or all. They need neither root nor a target
+/// process.
 pub fn measure(repository: &Repository, filter: Option<&str>) -> Result<Table> {
     let folder = repository.target().join("criterion");
     eprintln!(
         "== memprobe's own code (criterion; reports in {})",
         folder.display()
     );
-    // What an earlier run left would be told as this one's.
+    // Results of an earlier run would be reported as this one's.
     if folder.exists() {
         fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot empty {}", folder.display()))?;
     }
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut cargo = Command::new(program);
-    // Every `[[bench]]`, and not the libtest harness of the library, which knows no criterion flag.
+    // Run every `[[bench]]`, but not the library's libtest harness, which rejects criterion's
+    // flags.
     cargo
         .current_dir(repository.root())
         .args(["bench", "--package", "memprobe", "--bench", "*"]);
@@ -50,7 +51,7 @@ pub fn measure(repository: &Repository, filter: Option<&str>) -> Result<Table> {
     Ok(table)
 }
 
-/// Runs cargo, shows what it says on standard error, and gives the lines about memory.
+/// Runs cargo, forwards its output to standard error, and returns the lines about memory.
 fn run(cargo: &mut Command) -> Result<Vec<String>> {
     eprintln!("  $ {}", process::shown(cargo));
     let mut child = cargo.stdout(Stdio::piped()).spawn()?;
@@ -78,7 +79,7 @@ fn capitalized(line: &str) -> String {
     first.unwrap_or_default() + characters.as_str() + "."
 }
 
-/// What criterion found.
+/// One benchmark result: median time per iteration and elements per iteration.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     name: String,
@@ -131,7 +132,7 @@ struct Throughput {
     elements: Option<u64>,
 }
 
-/// Every result below criterion's folder, by name.
+/// Returns every result below criterion's folder, by name.
 fn results(folder: &Path) -> Result<Vec<Outcome>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];

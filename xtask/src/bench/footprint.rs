@@ -1,4 +1,4 @@
-//! What memprobe takes for itself at a steady rate of events.
+//! CPU time and memory that memprobe itself uses at a steady event rate.
 
 use std::fs;
 use std::thread::sleep;
@@ -10,19 +10,19 @@ use super::profiler::{Profiler, Programs};
 use super::table::Table;
 use super::target::Target;
 
-/// Allocator events a second.
+/// Allocator events per second.
 const RATE: u32 = 20_000;
 
-/// How long memprobe is looked at.
+/// Duration of the measurement.
 const MEASURED: Duration = Duration::from_secs(8);
 
-/// How long the loop runs before and after that.
+/// Time that the loop runs before and after the measurement.
 const AROUND: Duration = Duration::from_secs(1);
 
 /// Ticks a second of the times in `/proc/PID/stat`: `USER_HZ`, 100 on every x86-64 Linux.
 const TICKS: f64 = 100.0;
 
-/// Measures memprobe's verbs.
+/// Measures each of memprobe's subcommands.
 pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     eprintln!("== memprobe's own CPU time and memory at {RATE} events/s");
     let mut table = Table::new(
@@ -72,7 +72,7 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     Ok(table)
 }
 
-/// User and system time of a process, in seconds.
+/// Returns a process's user plus system time, in seconds.
 pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("memprobe has ended")?;
     cpu_ticks(&stat)
@@ -80,8 +80,9 @@ pub(super) fn cpu_seconds(pid: u32) -> Result<f64> {
         .context("/proc/PID/stat has no times")
 }
 
-/// User and system time of all threads, of a `/proc/PID/stat` text (proc_pid_stat(5): `utime` is
-/// field 14, `stime` 15, and the name in field 2 may hold blanks).
+/// Returns user plus system time of all threads, in ticks, from the text of `/proc/PID/stat`. See
+/// proc_pid_stat(5): `utime` is field 14, `stime` is 15, and the name in field 2 may contain
+/// blanks.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
@@ -104,7 +105,7 @@ impl Memory {
         Self::parse(&status).context("/proc/PID/status tells no memory")
     }
 
-    /// Of a `/proc/PID/status` text (proc_pid_status(5)).
+    /// Parses the text of `/proc/PID/status` (proc_pid_status(5)).
     fn parse(status: &str) -> Option<Self> {
         let field = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name))?;

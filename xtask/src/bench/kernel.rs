@@ -1,4 +1,4 @@
-//! How long the allocator's program runs in the kernel, by depth of the Python stack.
+//! Kernel run time of the allocator's eBPF program, by depth of the Python stack.
 
 use anyhow::{Context, Result, bail};
 
@@ -7,16 +7,16 @@ use super::statistics::Measured;
 use super::table::Table;
 use super::target::Target;
 
-/// Depths of the Python stack. The last one is more than memprobe walks.
+/// Depths of the Python stack. The last one exceeds the frames that memprobe unwinds.
 const DEPTHS: [u32; 5] = [10, 20, 40, 100, 200];
 
-/// Blocks that are allocated and then freed at each depth.
+/// Blocks allocated and then freed at each depth.
 const BLOCKS: u32 = 10_000;
 
-/// Turns.
+/// Number of turns.
 const ROUNDS: usize = 7;
 
-/// Measures allocations and frees apart, in turns.
+/// Measures allocations and frees separately, in turns.
 pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     eprintln!("== run time of the allocator's program in the kernel");
     target.check_clean()?;
@@ -38,7 +38,7 @@ pub fn measure(target: &mut Target, programs: &Programs) -> Result<Table> {
     table(allocations, frees)
 }
 
-/// Nanoseconds of one run between two moments, in which the allocator told of `events`.
+/// Returns nanoseconds per run between two readings, for `events` allocator events.
 fn nanoseconds(before: RunTime, after: RunTime, events: u64) -> Result<f64> {
     let runs = after.runs - before.runs;
     if runs != events || runs == 0 {

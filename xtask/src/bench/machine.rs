@@ -1,4 +1,4 @@
-//! What the figures were taken on: without it they say nothing.
+//! Description of the machine that the figures were taken on.
 
 use std::fs;
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::target::Description;
 use crate::process;
 
-/// Lines that name machine, kernel, versions and date.
+/// Returns lines that name the machine, kernel, versions and date.
 pub fn describe(target: Option<&Description>) -> Result<Vec<String>> {
     let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -33,7 +33,7 @@ pub fn describe(target: Option<&Description>) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Such as `AMD EPYC, 2 CPUs, 15.6 GiB, virtual` of `/proc/cpuinfo` and `/proc/meminfo` texts.
+/// Summarizes `/proc/cpuinfo` and `/proc/meminfo`, such as `AMD EPYC, 2 CPUs, 15.6 GiB, virtual`.
 fn machine(cpu: &str, memory: &str) -> String {
     let field = |name: &str| {
         let line = cpu.lines().find(|line| line.starts_with(name))?;

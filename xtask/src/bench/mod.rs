@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: what memprobe costs the program that it watches, and itself.
+//! `cargo xtask bench`: the cost of memprobe for the profiled program, and for itself.
 //!
-//! Everything that is compared is measured in one process and in turns (A B C, A B C, …), so that
-//! a machine that slows down slows all of it down; what counts is the ratio within a turn.
+//! Candidates run in one process and in turns (A B C, A B C, …), so a slow phase of the machine
+//! affects all of them. Results are ratios within one turn.
 
 mod code;
 mod footprint;
@@ -68,7 +68,7 @@ enum Part {
     Code,
 }
 
-/// Measures, and prints what came out on standard output.
+/// Runs the chosen benchmarks and prints their tables to standard output.
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let wanted = |part| options.only.is_empty() || options.only.contains(&part);
     let in_process = [Part::Loop, Part::Footprint, Part::Kernel];
@@ -135,7 +135,7 @@ fn print(machine: &[String], tables: &[Table], style: Style) {
     }
 }
 
-/// Builds memprobe and the probes without it.
+/// Builds memprobe and the example that attaches its probes alone.
 fn build(repository: &Repository) -> Result<Programs> {
     eprintln!("== memprobe");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());

@@ -1,4 +1,4 @@
-//! What each profiler adds to an iteration of the training loop.
+//! Time that each profiler adds to an iteration of the training loop.
 
 use anyhow::{Context, Result};
 
@@ -8,7 +8,7 @@ use super::statistics::Measured;
 use super::table::Table;
 use super::target::{Block, Target};
 
-/// Iterations before those that are timed, under the same profiler.
+/// Untimed warm-up iterations under the same profiler.
 const WARM: u32 = 50;
 
 /// Measures every profiler in turns.
@@ -24,7 +24,7 @@ pub fn measure(target: &mut Target, programs: &Programs, options: &Options) -> R
             let block = one_block(Profiler::ALL[which], target, programs, options)?;
             blocks[which].push(block);
         }
-        // Nobody always comes after the same one.
+        // Rotate, so that no profiler always follows the same one.
         order.rotate_left(1);
         let plain = blocks[0][round as usize].mean_us;
         eprintln!(
@@ -51,7 +51,7 @@ fn one_block(
     Ok(block)
 }
 
-/// The blocks of every profiler, those without one first.
+/// Builds the table from the blocks of each profiler; the first are without a profiler.
 fn table(blocks: &[Vec<Block>]) -> Result<Table> {
     let plain = blocks.first().context("nothing was measured")?;
     let events = plain
@@ -99,7 +99,7 @@ fn table(blocks: &[Vec<Block>]) -> Result<Table> {
     Ok(table)
 }
 
-/// The blocks of one profiler against those without.
+/// One profiler compared with no profiler.
 struct Compared {
     microseconds: f64,
     slower: Measured,
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_profiler_is_compared_within_its_turn() {
-        // The machine was twice as slow in the second turn.
+        // The machine is twice as slow in the second turn.
         let plain = [block(100.0), block(200.0)];
         let slow = [block(150.0), block(300.0)];
         let compared = Compared::of(&plain, &slow).unwrap();

@@ -1,4 +1,4 @@
-//! What watches the training loop's memory, from inside or from outside.
+//! Profilers of the training loop: inside the process (PyTorch's own) or attached from outside.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,41 +15,38 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::process;
 
-/// How long attaching or detaching may take.
+/// Time limit for attaching or detaching.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What `probes_alone` and `memprobe record` say when the probes are in place.
+/// Text that `probes_alone` and `memprobe record` print once the probes are attached.
 const READY: [&str; 2] = ["ready", "recording PID"];
 
-/// The programs that attach.
+/// Programs that attach, and the folder for their recordings.
 #[derive(Debug)]
 pub struct Programs {
-    /// memprobe itself.
     pub memprobe: PathBuf,
-    /// Its probes without the rest.
+    /// The example that attaches memprobe's probes and discards the records.
     pub probes_alone: PathBuf,
-    /// Where recordings go.
     pub recordings: PathBuf,
 }
 
-/// What watches.
+/// A profiler, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Profiler {
-    /// Nothing.
     None,
-    /// Uprobes at memprobe's places whose programs return at once: the floor.
+    /// Uprobes at memprobe's addresses whose programs return at once: the lower bound.
     FilteredProbes,
-    /// memprobe's probes; what they send is thrown away.
+    /// memprobe's probes; the records are discarded.
     ProbesAlone,
-    /// As [`Self::ProbesAlone`], those on the making of tensors too.
+    /// Like [`Self::ProbesAlone`], plus the probes on tensor creation.
     TensorProbesAlone,
     /// `memprobe record` into a file.
     Record,
-    /// As [`Self::Record`], with the tensors that blocks are for.
+    /// Like [`Self::Record`], with the tensor behind each block.
     RecordTensors,
     /// `memprobe record` into `/dev/null`.
     RecordNowhere,
-    /// `memprobe attach`, on a terminal of 160 by 50.
+    /// `memprobe attach`, on a terminal of 160 columns and 50 rows.
     Attach,
     /// `_record_memory_history(stacks="python")`.
     HistoryPython,
@@ -60,7 +57,7 @@ pub enum Profiler {
 }
 
 impl Profiler {
-    /// All of them, in the order of the table.
+    /// Every profiler, in the order of the table.
     pub const ALL: [Self; 11] = [
         Self::None,
         Self::FilteredProbes,
@@ -75,7 +72,7 @@ impl Profiler {
         Self::KinetoMemory,
     ];
 
-    /// How the table calls it.
+    /// Label in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "no profiler",
@@ -92,7 +89,7 @@ impl Profiler {
         }
     }
 
-    /// What the training loop is told to use.
+    /// Name of the recorder that the training loop enables itself.
     pub fn inside(self) -> &'static str {
         match self {
             Self::HistoryPython => "history-python",
@@ -102,7 +99,7 @@ impl Profiler {
         }
     }
 
-    /// Attaches to a process from outside, where this does; returns when the probes are in place.
+    /// Attaches from outside, if this profiler does so; returns once the probes are attached.
     pub fn attach(self, programs: &Programs, pid: u32) -> Result<Option<Attached>> {
         let pid = pid.to_string();
         let record = |detail: &str, output: &Path| {
@@ -137,28 +134,26 @@ impl Profiler {
     }
 }
 
-/// The allocator's program, timed by the kernel.
+/// The allocator's eBPF program, timed by the kernel.
 #[derive(Debug)]
 pub struct TimedProbes(Attached);
 
-/// What the kernel counted so far.
+/// Totals counted by the kernel so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunTime {
-    /// Runs.
     pub runs: u64,
-    /// Nanoseconds of all runs.
+    /// Nanoseconds of all runs together.
     pub nanoseconds: u64,
 }
 
 impl TimedProbes {
-    /// Attaches to a process.
     pub fn attach(programs: &Programs, pid: u32) -> Result<Self> {
         let mut command = Command::new(&programs.probes_alone);
         command.args([&pid.to_string(), "timed"]);
         Attached::speaking(command).map(Self)
     }
 
-    /// What the kernel counted so far.
+    /// Reads the kernel's totals.
     pub fn run_time(&mut self) -> Result<RunTime> {
         let Some((input, output)) = self.0.input.as_mut().zip(self.0.output.as_mut()) else {
             bail!("the probes have no pipes");
@@ -169,7 +164,6 @@ impl TimedProbes {
         parse_run_time(&line).with_context(|| format!("probes_alone answered {line:?}"))
     }
 
-    /// Detaches.
     pub fn detach(self) -> Result<()> {
         self.0.detach()
     }
@@ -183,25 +177,25 @@ fn parse_run_time(line: &str) -> Option<RunTime> {
     })
 }
 
-/// A program that watches from outside.
+/// A program attached from outside.
 #[derive(Debug)]
 pub struct Attached {
     child: Child,
     shown: String,
     input: Option<ChildStdin>,
-    /// Where it says that it is ready.
+    /// Output in which the program reports that it is ready.
     output: Option<BufReader<Box<dyn ReadAndDebug>>>,
-    /// Reads what comes after that, so that it never waits for us.
+    /// Drains the output after that, so that the program never blocks on a full pipe.
     draining: Option<JoinHandle<()>>,
 }
 
-/// What an output is read from.
+/// Source of a program's output.
 trait ReadAndDebug: Read + std::fmt::Debug + Send {}
 
 impl<T: Read + std::fmt::Debug + Send> ReadAndDebug for T {}
 
 impl Attached {
-    /// Starts a program that says when its probes are in place.
+    /// Starts a program that reports when its probes are attached.
     fn speaking(mut command: Command) -> Result<Self> {
         let is_record = command
             .get_args()
@@ -231,14 +225,14 @@ impl Attached {
         attached.wait_until_ready()?;
         if is_record && let Some(mut output) = attached.output.take() {
             attached.draining = Some(std::thread::spawn(move || {
-                // An error ends the reading as its end does.
+                // An error ends the copy just as end of file does.
                 let _ = std::io::copy(&mut output, &mut std::io::sink());
             }));
         }
         Ok(attached)
     }
 
-    /// Reads what the program says until it is ready.
+    /// Reads the output until the program is ready.
     fn wait_until_ready(&mut self) -> Result<()> {
         let Some(output) = &mut self.output else {
             bail!("`{}` has no pipe", self.shown);
@@ -255,7 +249,7 @@ impl Attached {
         }
     }
 
-    /// Starts a program with a screen, and waits until it has attached.
+    /// Starts a program with a full-screen UI and waits until it has attached.
     fn on_a_terminal(mut command: Command) -> Result<Self> {
         let (ours, theirs) = open_terminal()?;
         command
@@ -269,7 +263,7 @@ impl Attached {
             .with_context(|| format!("cannot start `{shown}`"))?;
         drop(command);
         let draining = std::thread::spawn(move || {
-            // Reading fails when the program has ended and nobody holds the other side.
+            // Reading fails once the program has ended and the other side is closed.
             let _ = std::io::copy(&mut File::from(ours), &mut std::io::sink());
         });
         let mut attached = Self {
@@ -283,12 +277,12 @@ impl Attached {
         Ok(attached)
     }
 
-    /// The process that watches.
+    /// Process ID of the profiler.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends it; returns when its probes are gone.
+    /// Ends the program and waits until its probes are gone.
     pub fn detach(mut self) -> Result<()> {
         match self.input.take() {
             Some(input) => drop(input),
@@ -311,7 +305,7 @@ impl Attached {
             bail!("`{}` failed ({status})", self.shown);
         }
         if let Some(draining) = self.draining.take() {
-            // It has nothing that could panic.
+            // The thread contains nothing that panics.
             let _ = draining.join();
         }
         Ok(())
@@ -320,13 +314,13 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Waits until a program holds probes, and as many as before.
+/// Waits until a program holds probes and their number has stopped growing.
 pub(super) fn wait_for_links(child: &mut Child, shown: &str) -> Result<()> {
     let start = Instant::now();
     let mut before = 0;
@@ -346,7 +340,7 @@ pub(super) fn wait_for_links(child: &mut Child, shown: &str) -> Result<()> {
     }
 }
 
-/// How many probes a process holds.
+/// Counts the probe links and perf events that a process holds.
 fn probe_links(pid: u32) -> usize {
     let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
         return 0;
@@ -363,7 +357,7 @@ fn probe_links(pid: u32) -> usize {
         .count()
 }
 
-/// Both sides of a terminal of 160 by 50.
+/// Opens both sides of a pseudo-terminal of 160 columns and 50 rows.
 fn open_terminal() -> Result<(OwnedFd, OwnedFd)> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).context("cannot open a terminal")?;
     grantpt(&ours)?;

@@ -1,5 +1,5 @@
-//! Eight ranks at once that do hardly more than allocate: what is left of their speed, and whether memprobe keeps
-//! up with them.
+//! Eight ranks that do little but allocate, all at once: their slowdown, and the records that
+//! memprobe loses.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -20,16 +20,17 @@ use crate::process;
 
 const RANKS: usize = 8;
 
-/// Allocator events of each rank, about.
+/// Approximate allocator events per rank.
 const EVENTS: u32 = 200_000;
 
-/// How often each watcher is measured, in turns.
+/// Number of runs under each watcher, in turns.
 const TURNS: usize = 5;
 
-/// How long `top` listens beyond twice the time that the ranks took alone: it has to find them first.
+/// Seconds that `top` listens beyond twice the ranks' unwatched run time; it has to find them
+/// first.
 const LISTEN_ON: f64 = 10.0;
 
-/// Who watches.
+/// A memprobe command that watches the ranks, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Watcher {
     Nobody,
@@ -51,7 +52,7 @@ impl Watcher {
     }
 }
 
-/// What a rank wrote down of itself (`tests/workloads/rush.py`).
+/// A rank's own account of its run (`tests/workloads/rush.py`).
 #[derive(Debug, Clone, Deserialize)]
 struct Ledger {
     pid: u32,
@@ -62,28 +63,28 @@ struct Ledger {
     reserved: u64,
 }
 
-/// One rush.
+/// One run of all ranks.
 #[derive(Debug, Clone)]
 struct Run {
     ledgers: Vec<Ledger>,
     watched: Option<Watched>,
 }
 
-/// What memprobe came to in a rush.
+/// Results of memprobe in one run.
 #[derive(Debug, Clone)]
 struct Watched {
-    /// Records that it says it lost.
+    /// Records that memprobe reports as lost.
     lost: u64,
-    /// Ranks whose allocated and reserved bytes are the allocator's own at the end.
+    /// Ranks whose allocated and reserved bytes match the allocator's at the end.
     right: usize,
-    /// User and system time, in seconds.
+    /// User plus system time, in seconds.
     cpu: f64,
-    /// The most memory that it had, in KiB.
+    /// Peak resident memory, in KiB.
     memory: u64,
 }
 
 impl Run {
-    /// From the first rank's beginning to the last one's end.
+    /// Returns the seconds from the first rank's start to the last one's end.
     fn seconds(&self) -> f64 {
         let times = |time: fn(&Ledger) -> f64| self.ledgers.iter().map(time);
         let begun = times(|ledger| ledger.begun).fold(f64::MAX, f64::min);
@@ -179,14 +180,14 @@ fn row(watcher: Watcher, runs: &[Run], alone: &[Run]) -> Option<[String; 8]> {
     ])
 }
 
-/// Ranks that are about to be started, and the folder in which they are told what to do.
+/// Ranks ready to start, and the folder of files that control them.
 struct Rush {
     folder: TempDir,
-    /// The interpreter, the script and its arguments.
+    /// Interpreter, script and arguments.
     ranks: Command,
 }
 
-/// Ranks that run, or a memprobe that has started them.
+/// Running ranks, or the memprobe that started them.
 struct Running {
     child: Child,
     shown: String,
@@ -214,7 +215,7 @@ impl Rush {
         self.folder.path().join(name)
     }
 
-    /// Has the ranks begin or end.
+    /// Creates a file that makes the ranks start or end.
     fn touch(&self, name: &str) -> Result<()> {
         fs::write(self.path(name), "").context("the ranks cannot be told what to do")
     }
@@ -229,7 +230,7 @@ impl Rush {
         self.run(None)
     }
 
-    /// Has memprobe start them and record all.
+    /// Runs the ranks under `memprobe record`.
     fn recorded(self, programs: &Programs, detail: &str) -> Result<Run> {
         let run = self.path("run/");
         let mut command = Command::new(&programs.memprobe);
@@ -260,7 +261,7 @@ impl Rush {
         }))
     }
 
-    /// Has memprobe look at all processes of this machine meanwhile.
+    /// Runs the ranks while `memprobe top` watches the whole machine.
     fn under_top(mut self, programs: &Programs, listen: f64) -> Result<Run> {
         let mut running = Running::start(&mut self.ranks)?;
         running.wait_for("ready")?;
@@ -309,7 +310,7 @@ impl Rush {
         (0..RANKS).map(read).collect()
     }
 
-    /// How many ranks hold what memprobe says that they hold.
+    /// Counts the ranks whose totals in memprobe's output match their own.
     fn right(&self, rows: &Value, total: impl Fn(&Value, &str) -> Option<u64>) -> Result<usize> {
         let rows = rows.as_array().context("memprobe told of nobody")?;
         let is_right = |ledger: &&Ledger| {
@@ -341,7 +342,7 @@ impl Running {
         })
     }
 
-    /// Waits for a line that begins so.
+    /// Waits for a line that starts with `word`.
     fn wait_for(&mut self, word: &str) -> Result<()> {
         loop {
             let mut line = String::new();
@@ -363,24 +364,24 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A process that does not outlive an error.
+/// A child process that is killed on drop, also after an error.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // As above.
+        // Both fail only for a process that has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Records that `record` says it lost, by its last line about them.
+/// Parses the number of lost records from the last line of `record` that mentions them.
 fn lost(said: &str) -> Option<u64> {
     let line = said.lines().rfind(|line| line.contains(" lost "))?;
     let (_, number) = line.split_once(" lost ")?;

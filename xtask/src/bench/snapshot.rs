@@ -1,5 +1,4 @@
-//! What a snapshot of all tensors costs: how long the process stands still, how long it takes, and
-//! what memory memprobe takes for it.
+//! Cost of a snapshot of all tensors: pause of the process, total time, and memory of memprobe.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,13 +16,13 @@ use super::statistics::Measured;
 use super::table::Table;
 use crate::process;
 
-/// Snapshots of each process.
+/// Snapshots per process.
 const TAKEN: u32 = 15;
 
-/// How long a process may take to have its heap.
+/// Time limit for a process to build its heap.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A process with so many modules and objects.
+/// A process with this many modules and objects.
 struct Size {
     name: &'static str,
     modules: u32,
@@ -48,7 +47,7 @@ const SIZES: [Size; 3] = [
     },
 ];
 
-/// What is taken from a snapshot's JSON.
+/// Fields read from a snapshot's JSON.
 #[derive(Debug, Deserialize)]
 struct Said {
     objects: u64,
@@ -59,10 +58,10 @@ struct Said {
 /// One snapshot.
 struct Cost {
     said: Said,
-    /// How long the process stood still by its own clock.
+    /// Pause by the process's own clock.
     gap: Duration,
     wall: Duration,
-    /// The most memory of memprobe, in KiB.
+    /// Peak resident memory of memprobe, in KiB.
     memory: u64,
 }
 
@@ -117,7 +116,7 @@ fn row(size: &Size, costs: &[Cost]) -> Option<[String; 8]> {
     ])
 }
 
-/// A process that stands at a point (`tests/workloads/tensor_reference.py`) with its heap.
+/// A process stopped at a point (`tests/workloads/tensor_reference.py`) with its heap.
 struct Target {
     child: Child,
     folder: TempDir,
@@ -166,7 +165,7 @@ impl Target {
         let mut memprobe = command.spawn().context("memprobe does not start")?;
         let mut memory = 0;
         let status = loop {
-            // It has none left once it is over.
+            // Reading fails once the process has ended.
             if let Ok(now) = Memory::of(memprobe.id()) {
                 memory = memory.max(now.most);
             }
@@ -177,7 +176,7 @@ impl Target {
         };
         let wall = start.elapsed();
         ensure!(status.success(), "`memprobe snapshot` failed ({status})");
-        // The thread that looks at the clock writes once it runs again.
+        // The process's clock thread writes its gap only after it runs again.
         sleep(Duration::from_millis(20));
         Ok(Cost {
             said: serde_json::from_reader(std::io::BufReader::new(File::open(&output)?))?,
@@ -197,13 +196,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The longest of lines of nanoseconds; a last line that is not whole does not count.
+/// Returns the longest of the lines, in nanoseconds; an incomplete last line is ignored.
 fn longest(lines: &str) -> Duration {
     let whole = lines.rsplit_once('\n').map_or("", |(whole, _)| whole);
     let longest = whole.lines().filter_map(|line| line.parse().ok()).max();

@@ -1,17 +1,18 @@
-//! Medians and quartiles: a machine that does other things too has outliers on one side only.
+//! Medians and quartiles. Other load on the machine causes outliers on one side only, which distort
+//! a mean.
 
-/// A number that was measured several times.
+/// Repeated measurements of one number, sorted; never empty.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured(Vec<f64>);
 
 impl Measured {
-    /// At least one measurement.
+    /// Returns `None` if there are no values.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         (!values.is_empty()).then_some(Self(values))
     }
 
-    /// The value that `share` (0 to 1) of the measurements lie below, between neighbours linearly.
+    /// Returns the quantile for `share` (0 to 1), with linear interpolation.
     pub fn quantile(&self, share: f64) -> f64 {
         let place = share.clamp(0.0, 1.0) * (self.0.len() - 1) as f64;
         let below = place.floor() as usize;
@@ -19,12 +20,11 @@ impl Measured {
         self.0[below] + (self.0[above] - self.0[below]) * (place - below as f64)
     }
 
-    /// Half of the measurements lie below it.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// The middle half of the measurements.
+    /// Returns the first and third quartile.
     pub fn quartiles(&self) -> (f64, f64) {
         (self.quantile(0.25), self.quantile(0.75))
     }

@@ -1,17 +1,16 @@
-//! Tables for the terminal and for a README.
+//! Tables for the terminal and for Markdown.
 
 use std::fmt::Write as _;
 
-/// How a table is written.
+/// Output format of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// In aligned columns.
+    /// Aligned columns.
     Terminal,
-    /// In Markdown.
     Markdown,
 }
 
-/// A table: the first column holds words, the others numbers.
+/// A table; the first column holds text, the others numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Table {
     title: String,
@@ -21,7 +20,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Creates a table without rows.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Self {
         Self {
             title: title.into(),
@@ -31,7 +30,7 @@ impl Table {
         }
     }
 
-    /// Adds a row, a cell for every column.
+    /// Adds a row with one cell per column.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         assert_eq!(N, self.columns.len(), "a cell for every column");
         self.rows.push(cells.into());
@@ -42,7 +41,7 @@ impl Table {
         self.notes.push(note.into());
     }
 
-    /// The table as text.
+    /// Formats the table as text.
     pub fn render(&self, style: Style) -> String {
         let widths: Vec<usize> = (0..self.columns.len())
             .map(|column| {
@@ -93,7 +92,7 @@ impl Table {
     }
 }
 
-/// The line of Markdown below the head: numbers to the right.
+/// Returns Markdown's delimiter row; number columns are right-aligned.
 fn ruler(widths: &[usize]) -> String {
     let cells = widths.iter().enumerate().map(|(column, width)| {
         if column == 0 {

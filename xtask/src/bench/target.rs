@@ -1,4 +1,4 @@
-//! The training loop: one process that does what it is told, and is measured.
+//! Training loop under measurement: one process that executes commands from its standard input.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::process;
 
-/// The library whose code the allocator's probe changes.
+/// Library that the allocator's uprobe patches.
 const PROBED: &str = "libc10.so";
 
 /// The training loop's process.
@@ -25,45 +25,39 @@ pub struct Target {
     code: Code,
 }
 
-/// What the process says of itself.
+/// The process's description of itself.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Description {
-    /// Its number.
     pub pid: u32,
-    /// The version of Python.
     pub python: String,
-    /// The version of PyTorch.
     pub torch: String,
-    /// The name of the GPU.
     pub gpu: String,
 }
 
-/// A block of iterations.
+/// Result of a block of iterations.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct Block {
-    /// Iterations.
     pub iterations: u64,
-    /// The allocator's events in all of them.
+    /// Allocator events in all iterations.
     pub events: u64,
-    /// Microseconds of an iteration, on average.
+    /// Mean time of an iteration, in microseconds.
     pub mean_us: f64,
-    /// Microseconds of an iteration, the median.
+    /// Median time of an iteration, in microseconds.
     pub median_us: f64,
 }
 
-/// A stretch of training at a given rate of events.
+/// Result of training at a fixed event rate.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct Paced {
-    /// The allocator's events.
+    /// Allocator events.
     pub events: u64,
-    /// How long it took.
     pub seconds: f64,
 }
 
-/// What was done on purpose.
+/// Result of a `hold` or `release` command.
 #[derive(Debug, Clone, Copy, Deserialize)]
 struct Done {
-    /// The allocator's events.
+    /// Allocator events.
     events: u64,
 }
 
@@ -94,40 +88,40 @@ impl Target {
         })
     }
 
-    /// What the process says of itself.
     pub fn describe(&self) -> &Description {
         &self.description
     }
 
-    /// Trains under one of PyTorch's own recorders, `none` for none.
+    /// Trains under one of PyTorch's own recorders; `none` means no recorder.
     pub fn block(&mut self, recorder: &str, warm: u32, iterations: u32) -> Result<Block> {
         self.ask(&format!("block {recorder} {warm} {iterations}"))
     }
 
-    /// Begins to train at `rate` events a second; [`Self::paced`] waits for the end.
+    /// Starts training at `rate` events per second; [`Self::paced`] waits for the end.
     pub fn pace(&mut self, rate: u32, seconds: u64) -> Result<()> {
         self.tell(&format!("pace {rate} {seconds}"))
     }
 
-    /// Waits until the training that [`Self::pace`] began is over.
+    /// Waits for the end of the training that [`Self::pace`] started.
     pub fn paced(&mut self) -> Result<Paced> {
         answer(&mut self.output)
     }
 
-    /// Allocates `count` blocks under `depth` Python frames and keeps them; gives the allocator's events.
+    /// Allocates `count` blocks below `depth` Python frames and keeps them; returns the number of
+    /// allocator events.
     pub fn hold(&mut self, depth: u32, count: u32) -> Result<u64> {
         let done: Done = self.ask(&format!("hold {depth} {count}"))?;
         Ok(done.events)
     }
 
-    /// Frees the blocks that [`Self::hold`] keeps; gives the allocator's events.
+    /// Frees the blocks kept by [`Self::hold`]; returns the number of allocator events.
     pub fn release(&mut self) -> Result<u64> {
         let done: Done = self.ask("release")?;
         Ok(done.events)
     }
 
-    /// Fails if a probe is still in the process: what is measured next would not be what it is
-    /// called.
+    /// Fails if a probe is still attached to the process, because it would distort the next
+    /// measurement.
     pub fn check_clean(&self) -> Result<()> {
         if Code::of(self.description.pid)? != self.code {
             bail!(
@@ -138,7 +132,6 @@ impl Target {
         Ok(())
     }
 
-    /// Ends the process.
     pub fn end(mut self) -> Result<()> {
         self.tell("quit")?;
         let status = self.child.wait()?;
@@ -160,13 +153,13 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended.
+        // Both fail only for a process that has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The next line that is an answer: PyTorch's profiler writes lines of its own.
+/// Reads the next answer, skipping the lines that PyTorch's profiler writes.
 fn answer<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<T> {
     loop {
         let mut line = String::new();
@@ -180,7 +173,7 @@ fn answer<T: DeserializeOwned>(output: &mut impl BufRead) -> Result<T> {
     }
 }
 
-/// The code of the probed library as it stands in a process.
+/// Code of the probed library as mapped into a process.
 #[derive(Debug, PartialEq, Eq)]
 struct Code(Vec<u8>);
 
@@ -196,7 +189,7 @@ impl Code {
     }
 }
 
-/// Address and length of the executable mapping of a library, of a `/proc/PID/maps` text.
+/// Returns address and length of a library's executable mapping, from the text of `/proc/PID/maps`.
 fn code_of(maps: &str, library: &str) -> Option<(u64, usize)> {
     let line = maps.lines().find(|line| {
         let mut words = line.split_whitespace();

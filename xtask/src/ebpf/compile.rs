@@ -1,5 +1,5 @@
-//! One build of the eBPF programs: the same sources and toolchain give the same bytes in every
-//! folder and for every user.
+//! Reproducible build of the eBPF programs: the same sources and toolchain give the same bytes in
+//! every folder and for every user.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,21 +17,21 @@ use crate::repository::Repository;
 
 const TARGET: &str = "bpfel-unknown-none";
 
-/// Set for the inner cargo, whose `RUSTC_WRAPPER` is this program: see [`stand_in_for_rustc`].
+/// Set for the inner cargo, whose `RUSTC_WRAPPER` is this program; see [`stand_in_for_rustc`].
 const WRAPPING: &str = "MEMPROBE_XTASK_WRAPS_RUSTC";
 
-/// Whether the lock file may change.
+/// Policy for the lock file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
-    /// cargo may bring it up to date with a changed manifest.
+    /// cargo may update the lock file to match a changed manifest.
     Update,
-    /// A lock file that is out of date is an error.
+    /// An outdated lock file is an error.
     Keep,
 }
 
-/// Compiles the programs and gives the object, ready to be embedded.
+/// Compiles the programs and returns an object that is ready to embed.
 pub fn compile(repository: &Repository, toolchain: &Toolchain, lock: Lock) -> Result<Vec<u8>> {
-    // A folder for each toolchain: cargo would not link anew for another bpf-linker.
+    // One folder per toolchain: cargo would not relink for another bpf-linker.
     let identity = sha256(toolchain.versions.to_string().as_bytes());
     let target = repository.target().join("ebpf").join(&identity[..8]);
     let folders = MappedFolders::of(repository, toolchain)?;
@@ -54,7 +54,7 @@ pub fn compile(repository: &Repository, toolchain: &Toolchain, lock: Lock) -> Re
         .env(WRAPPING, "1")
         .env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&folders));
     if toolchain.origin == Origin::Debian {
-        // A stable compiler, whose unstable options are those of a nightly of the same day.
+        // Debian's compiler is stable; its unstable options are those of a nightly of the same day.
         cargo.env("RUSTC_BOOTSTRAP", "1");
     }
     if lock == Lock::Keep {
@@ -68,14 +68,14 @@ pub fn compile(repository: &Repository, toolchain: &Toolchain, lock: Lock) -> Re
     Ok(object)
 }
 
-/// Folders of this machine whose names must not reach the object, each with what stands for it.
+/// Folders of this machine whose names must not reach the object, each with its replacement.
 struct MappedFolders(Vec<(String, &'static str)>);
 
 impl MappedFolders {
     fn of(repository: &Repository, toolchain: &Toolchain) -> Result<Self> {
         let mut folders = Vec::new();
         let mut map = |folder: &Path, stands: &'static str| {
-            // Both as named and with links resolved: rustc writes either.
+            // Map the name as given and with links resolved, because rustc may write either.
             for folder in [Some(folder.to_path_buf()), fs::canonicalize(folder).ok()]
                 .into_iter()
                 .flatten()
@@ -94,7 +94,7 @@ impl MappedFolders {
         );
         let sources = cargo_home()?.join("registry/src");
         map(&sources, "/crates");
-        // One folder for each registry, named by a hash of its address.
+        // One folder per registry, named by a hash of its address.
         for registry in fs::read_dir(&sources).into_iter().flatten().flatten() {
             map(&registry.path(), "/crates");
         }
@@ -114,13 +114,13 @@ fn cargo_home() -> Result<PathBuf> {
     Ok(PathBuf::from(home).join(".cargo"))
 }
 
-/// The flags of every crate, in the encoding of `CARGO_ENCODED_RUSTFLAGS`.
+/// Returns the flags of every crate, in the encoding of `CARGO_ENCODED_RUSTFLAGS`.
 ///
-/// rustc takes the last `--remap-path-prefix` that fits, so the narrower ones come last.
+/// rustc applies the last matching `--remap-path-prefix`, so narrower prefixes come last.
 fn rust_flags(folders: &MappedFolders) -> String {
     let mut flags = vec![
         r#"--cfg=bpf_target_arch="x86_64""#.to_owned(),
-        // BTF is made from the debug information.
+        // bpf-linker generates BTF from the debug information.
         "-Cdebuginfo=2".to_owned(),
         "-Clink-arg=--btf".to_owned(),
     ];
@@ -130,7 +130,7 @@ fn rust_flags(folders: &MappedFolders) -> String {
     flags.join("\u{1f}")
 }
 
-/// `PATH` with the folder of the linker first.
+/// Returns `PATH` with the linker's folder first.
 fn path_with(linker: &Path) -> Result<OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = linker.parent().map(Path::to_path_buf).into_iter();
@@ -139,12 +139,13 @@ fn path_with(linker: &Path) -> Result<OsString> {
     )?)
 }
 
-/// When cargo runs this program in place of rustc, runs rustc and does not return.
+/// If cargo runs this program in place of rustc, runs rustc and does not return.
 ///
-/// cargo tells crates of one name apart by `-C metadata`, a hash that holds the absolute folder of
-/// a crate outside the workspace (memprobe-common, and `core` itself). It becomes part of every
-/// mangled name, and with it of the order of functions. Here it is made of the crate's name and
-/// version alone, which tell the crates of this build apart and are the same everywhere.
+/// cargo passes `-C metadata`, a hash that distinguishes crates of one name. The hash includes the
+/// absolute folder of a crate outside the workspace (memprobe-common, and `core` itself). Every
+/// mangled name contains the hash, so it also determines the order of functions. This wrapper
+/// derives it from the crate's name and version alone, which are unique in this build and equal on
+/// every machine.
 pub fn stand_in_for_rustc() {
     if std::env::var_os(WRAPPING).is_none() {
         return;
@@ -166,8 +167,7 @@ pub fn stand_in_for_rustc() {
     std::process::exit(1);
 }
 
-/// The arguments with `metadata` in place of cargo's hash, where a crate is compiled for the
-/// kernel.
+/// Replaces cargo's metadata hash in the arguments of a crate compiled for the eBPF target.
 fn with_metadata(arguments: Vec<OsString>, metadata: &str) -> Vec<OsString> {
     if !arguments.iter().any(|argument| argument == TARGET) {
         return arguments;

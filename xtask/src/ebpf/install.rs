@@ -1,4 +1,4 @@
-//! Installing a toolchain for the eBPF programs where this machine lets us.
+//! Installation of a toolchain for the eBPF programs, if this machine allows it.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,16 +8,16 @@ use anyhow::{Result, bail};
 use super::toolchain::{self, Compiler, Origin, Toolchain};
 use crate::process;
 
-/// The bpf-linker that we install.
+/// Version of bpf-linker that this module installs.
 pub const BPF_LINKER_VERSION: &str = "0.13.0";
 
-/// The LLVM of Debian's `rustc-web`.
+/// LLVM version of Debian's `rustc-web`.
 const DEBIAN_LLVM: &str = "22";
 
-/// Installs what is missing and gives the toolchain.
+/// Installs missing parts and returns the toolchain.
 ///
-/// A compiler that is there already is kept and only gets its linker. Otherwise, as root on a
-/// system whose apt knows `rustc-web`, its packages are installed.
+/// An existing compiler is kept and only gets its linker. Otherwise, root on a system whose apt
+/// knows `rustc-web` gets its packages.
 pub fn install(tools: &Path) -> Result<Toolchain> {
     let mut obstacles = Vec::new();
     for origin in [Origin::Debian, Origin::Rustup] {
@@ -33,7 +33,7 @@ pub fn install(tools: &Path) -> Result<Toolchain> {
     )
 }
 
-/// What a person does when we cannot install.
+/// Returns the instructions for installing by hand.
 pub fn by_hand() -> String {
     format!(
         "Install one of these and run the command again:\n\

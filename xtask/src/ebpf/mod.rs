@@ -1,9 +1,8 @@
-//! `cargo xtask ebpf`: builds the programs that run in the kernel, and checks that the committed
-//! object is what its sources give.
+//! `cargo xtask ebpf`: builds the eBPF programs and checks the committed object against its
+//! sources.
 //!
-//! The object is committed so that a person with a stable compiler alone can build memprobe.
-//! A record beside it ([`record::Record`]) says from which sources and with which toolchain it was
-//! built; `--check` holds both to it.
+//! The object is committed so that memprobe builds with a stable compiler alone. A record beside it
+//! ([`record::Record`]) holds the hash of the sources and the toolchain; `--check` verifies both.
 
 mod compile;
 mod install;
@@ -24,28 +23,27 @@ use toolchain::Toolchain;
 
 use crate::repository::{Repository, cache_folder};
 
-/// What to do about a toolchain that is missing.
+/// Action for a missing toolchain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// Say what to install.
+    /// Print installation instructions.
     Explain,
-    /// Install it.
     Install,
 }
 
-/// What [`check`] found.
+/// Result of [`check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Checked {
-    /// The committed object is, byte for byte, what its sources give.
+    /// Rebuilding gave the committed object, byte for byte.
     Same,
-    /// Another toolchain than the recorded one built this object from the same sources; tests
-    /// are to run on it (`MEMPROBE_BPF_OBJECT`).
+    /// Another toolchain than the recorded one built this object from the same sources. The caller
+    /// must run the tests on it (`MEMPROBE_BPF_OBJECT`).
     OtherToolchain(PathBuf),
 }
 
 /// Builds the programs and writes the object and its record.
 pub fn build(repository: &Repository, missing: Missing) -> Result<()> {
-    // A damaged record only costs the preference for its toolchain here: it is written anew.
+    // A damaged record only loses the preference for its toolchain; the build writes a new one.
     let recorded = Record::read(repository).unwrap_or_default();
     let toolchain = toolchain_for(recorded.as_ref(), missing)?;
     let object = compile(repository, &toolchain, Lock::Update)?;
@@ -54,7 +52,7 @@ pub fn build(repository: &Repository, missing: Missing) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     fs::write(&path, &object).with_context(|| format!("cannot write {}", path.display()))?;
     let record = Record {
-        // After the build, which may have brought the lock file up to date.
+        // Hash after the build, which may have updated the lock file.
         source_sha256: source_sha256(repository)?,
         object_sha256: sha256(&object),
         toolchain: toolchain.versions,
@@ -69,7 +67,7 @@ pub fn build(repository: &Repository, missing: Missing) -> Result<()> {
     Ok(())
 }
 
-/// Rebuilds the programs and compares with what is committed.
+/// Rebuilds the programs and compares them with the committed object.
 pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
     let record = committed(repository)?;
     let toolchain = toolchain_for(Some(&record), missing)?;
@@ -102,7 +100,7 @@ pub fn check(repository: &Repository, missing: Missing) -> Result<Checked> {
     Ok(Checked::OtherToolchain(fresh))
 }
 
-/// The record, held to the committed object and to the sources.
+/// Reads the record and verifies it against the committed object and the sources.
 fn committed(repository: &Repository) -> Result<Record> {
     let record = Record::read(repository)?.with_context(|| {
         format!(

@@ -1,11 +1,11 @@
-//! The object that bpf-linker writes, made fit to be embedded: without DWARF, which is nine
-//! tenths of it and which neither the kernel nor aya reads, and with BTF.
+//! Post-processing of bpf-linker's output: removes DWARF and requires BTF. DWARF is nine tenths of
+//! the object, and neither the kernel nor aya reads it.
 
 use anyhow::{Context, Result, bail};
 use object::build::elf::{Builder, Section, SectionData};
 use object::elf::SHT_STRTAB;
 
-/// Takes the DWARF sections and their relocations out of an eBPF object.
+/// Removes the DWARF sections of an eBPF object and their relocations.
 pub fn without_dwarf(object: &[u8]) -> Result<Vec<u8>> {
     let mut elf = Builder::read(object).context("bpf-linker wrote no ELF file")?;
     let is_dwarf = |name: &[u8]| name.starts_with(b".debug_");
@@ -27,7 +27,7 @@ pub fn without_dwarf(object: &[u8]) -> Result<Vec<u8>> {
     elf.delete_orphans();
     let named = |section: &Section<'_>| matches!(section.data, SectionData::SectionString);
     if !elf.sections.iter().any(named) {
-        // LLVM keeps the names of sections and of symbols in one table, the writer in two.
+        // LLVM keeps section and symbol names in one table; the `object` writer needs two.
         let names = elf.sections.add();
         names.name = b".shstrtab".as_slice().into();
         names.sh_type = SHT_STRTAB;
@@ -41,8 +41,8 @@ pub fn without_dwarf(object: &[u8]) -> Result<Vec<u8>> {
     Ok(stripped)
 }
 
-/// Fails unless the object is one that can be committed: with BTF and a licence, and without the
-/// name of any of `folders` (absolute paths of the machine that built it).
+/// Fails unless the object can be committed: with BTF and a licence, and without the name of any of
+/// `folders` (absolute paths of this machine).
 pub fn check(object: &[u8], folders: &[&str]) -> Result<()> {
     let elf = Builder::read(object).context("the object is no ELF file")?;
     let has = |name: &str| {

@@ -1,4 +1,4 @@
-//! What the committed object was built from.
+//! Record of the sources and the toolchain behind the committed object.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +9,14 @@ use sha2::{Digest, Sha256};
 
 use crate::repository::Repository;
 
-/// The versions of everything that turns sources into the object's bytes.
+/// Versions of every tool that affects the object's bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolchainVersions {
-    /// What `rustc --version` says.
+    /// Output of `rustc --version`.
     pub rustc: String,
-    /// The LLVM inside `rustc`.
+    /// LLVM version inside `rustc`.
     pub llvm: String,
-    /// What `bpf-linker --version` says, and the LLVM that it uses.
+    /// Output of `bpf-linker --version`, and the version of its LLVM.
     pub bpf_linker: String,
 }
 
@@ -31,19 +31,18 @@ impl std::fmt::Display for ToolchainVersions {
     }
 }
 
-/// The record that lies beside the committed object.
+/// The record beside the committed object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// [`source_sha256`] of the sources.
     pub source_sha256: String,
     /// SHA-256 of the object file.
     pub object_sha256: String,
-    /// What it was built with.
     pub toolchain: ToolchainVersions,
 }
 
 impl Record {
-    /// Reads the record of `repository`, `None` when there is none yet.
+    /// Reads the record of `repository`; `None` if there is no file.
     pub fn read(repository: &Repository) -> Result<Option<Self>> {
         let path = repository.ebpf_record();
         let text = match fs::read_to_string(&path) {
@@ -62,7 +61,6 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Writes the record of `repository`.
     pub fn write(&self, repository: &Repository) -> Result<()> {
         let path = repository.ebpf_record();
         let text = serde_json::to_string_pretty(self)? + "\n";
@@ -70,7 +68,7 @@ impl Record {
     }
 }
 
-/// SHA-256 in hexadecimal.
+/// Returns the SHA-256 in hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
 }
@@ -79,8 +77,8 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// SHA-256 over everything that is compiled: the sources, manifests and the lock file of the eBPF
-/// package and of `memprobe-common`, in the order of their names.
+/// Returns the SHA-256 of all inputs of the build, sorted by path. Inputs are sources, manifests
+/// and lock file of the eBPF package, and sources and manifest of `memprobe-common`.
 pub fn source_sha256(repository: &Repository) -> Result<String> {
     let mut files = vec![
         PathBuf::from("memprobe-common/Cargo.toml"),
@@ -95,7 +93,7 @@ pub fn source_sha256(repository: &Repository) -> Result<String> {
     for file in files {
         let bytes = fs::read(repository.root().join(&file))
             .with_context(|| format!("cannot read {}", file.display()))?;
-        // Lengths first, so that no two sets of files give the same stream of bytes.
+        // Hash lengths too, so that different sets of files never give the same byte stream.
         let name = file.to_string_lossy();
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name.as_bytes());

@@ -1,8 +1,8 @@
 //! Compilers that can build the eBPF programs.
 //!
-//! The target `bpfel-unknown-none` has no compiled `core`, so a compiler is needed that comes with
-//! the sources of `core` and takes `-Z build-std`: rustup's nightly with `rust-src`, or Debian's
-//! `rustc-web` with `rust-web-src`. Both hand their bitcode to bpf-linker.
+//! The target `bpfel-unknown-none` has no precompiled `core`. The compiler must therefore come with
+//! the sources of `core` and accept `-Z build-std`. Two do: rustup's nightly with `rust-src`, and
+//! Debian's `rustc-web` with `rust-web-src`. Both pass their bitcode to bpf-linker.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail};
 use super::record::ToolchainVersions;
 use crate::process;
 
-/// Where a compiler comes from.
+/// Source of a compiler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// `rustup toolchain install nightly --component rust-src`.
     Rustup,
-    /// The packages `rustc-web`, `cargo-web` and `rust-web-src`.
+    /// Debian's packages `rustc-web`, `cargo-web` and `rust-web-src`.
     Debian,
 }
 
@@ -33,32 +33,32 @@ impl Origin {
     }
 }
 
-/// A compiler with the sources of `core`, and a linker for what it emits.
+/// A compiler with the sources of `core`, and a matching linker.
 #[derive(Debug, Clone)]
 pub struct Toolchain {
     pub origin: Origin,
     pub rustc: PathBuf,
     pub cargo: PathBuf,
-    /// The folder that holds `library/core`.
+    /// Folder that contains `library/core`.
     pub rust_sources: PathBuf,
     pub bpf_linker: PathBuf,
     pub versions: ToolchainVersions,
 }
 
-/// A compiler that was found, whether or not it has a linker yet.
+/// An installed compiler, with or without a linker.
 #[derive(Debug, Clone)]
 pub struct Compiler {
     pub origin: Origin,
     rustc: PathBuf,
     cargo: PathBuf,
     rust_sources: PathBuf,
-    /// What `rustc --version` says.
+    /// Output of `rustc --version`.
     version: String,
     llvm: String,
 }
 
 impl Compiler {
-    /// The compiler of this origin, or in words what it lacks.
+    /// Finds the compiler of this origin; the error names the missing part.
     pub fn find(origin: Origin) -> Result<Self> {
         let (rustc, cargo) = match origin {
             Origin::Rustup => (rustup_which("rustc")?, rustup_which("cargo")?),
@@ -101,13 +101,13 @@ impl Compiler {
         })
     }
 
-    /// The major version of LLVM, which bpf-linker has to share.
+    /// Returns the major version of LLVM, which bpf-linker must share.
     pub fn llvm_major(&self) -> &str {
         self.llvm.split('.').next().unwrap_or(&self.llvm)
     }
 
-    /// The compiler with a bpf-linker that reads the bitcode of its LLVM, looked for in `tools`
-    /// and on the `PATH`.
+    /// Adds a bpf-linker that reads the bitcode of the compiler's LLVM, searched for in `tools` and
+    /// on `PATH`.
     pub fn with_linker(self, tools: &Path) -> Result<Toolchain> {
         let linker = [
             Some(linker_in(tools, self.llvm_major())),
@@ -147,16 +147,16 @@ impl Compiler {
     }
 }
 
-/// aya-ebpf 0.2.1 needs 1.87, edition 2024 with let chains 1.88.
+/// Oldest minor version of Rust 1: aya-ebpf 0.2.1 needs 1.87, edition 2024 with let chains 1.88.
 const OLDEST_MINOR: u32 = 88;
 
-/// Where our own bpf-linker for one LLVM lies. The version is in the path so that a newer pin
-/// never meets an older program.
+/// Path of our own bpf-linker for one LLVM. The path includes the linker's version, so that an
+/// older program never serves a newer pin.
 pub fn linker_in(tools: &Path, llvm_major: &str) -> PathBuf {
     linker_root(tools, llvm_major).join("bin/bpf-linker")
 }
 
-/// The `--root` of [`linker_in`] for `cargo install`.
+/// The `--root` argument with which `cargo install` installs [`linker_in`].
 pub fn linker_root(tools: &Path, llvm_major: &str) -> PathBuf {
     tools.join(format!(
         "bpf-linker-{}-llvm-{llvm_major}",
@@ -164,8 +164,8 @@ pub fn linker_root(tools: &Path, llvm_major: &str) -> PathBuf {
     ))
 }
 
-/// The toolchain for the programs: the one that the record names if this machine has it, else the
-/// first that is whole. Fails with what each lacks.
+/// Finds a toolchain: the recorded one if this machine has it, else the first complete one. The
+/// error lists the missing parts of each.
 pub fn find(recorded: Option<&ToolchainVersions>, tools: &Path) -> Result<Toolchain> {
     let (whole, lacking) = survey(tools);
     choose(whole, recorded).with_context(|| {
@@ -176,7 +176,7 @@ pub fn find(recorded: Option<&ToolchainVersions>, tools: &Path) -> Result<Toolch
     })
 }
 
-/// The whole toolchains of this machine, and a line about each that lacks something.
+/// Returns the complete toolchains of this machine, and a line about each incomplete one.
 fn survey(tools: &Path) -> (Vec<Toolchain>, Vec<String>) {
     let (mut whole, mut lacking) = (Vec::new(), Vec::new());
     for origin in Origin::ALL {
@@ -201,12 +201,12 @@ fn rustup_which(program: &str) -> Result<PathBuf> {
     }
     let mut command = clean(Command::new("rustup"));
     command.args(["which", "--toolchain", "nightly", program]);
-    // rustup's own words: "toolchain 'nightly-…' is not installed".
+    // rustup's message is clear: "toolchain 'nightly-…' is not installed".
     process::answer(&mut command).map(PathBuf::from)
 }
 
-/// The command without the variables that the outer cargo and its user set for another build:
-/// they would change the compiler, its flags or the bytes that it writes.
+/// Removes the variables that the outer cargo and the user set for other builds. Left in place,
+/// such variables change the compiler, its flags or its output.
 pub fn clean(mut command: Command) -> Command {
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -226,10 +226,11 @@ pub fn clean(mut command: Command) -> Command {
     command
 }
 
-/// The LLVM library that `linker` loads, `None` when LLVM is linked into it.
+/// Returns the version of the LLVM library that `linker` loads; `None` if LLVM is linked
+/// statically.
 ///
-/// Its version counts as much as the linker's own: the library does the work. `llvm-config` lies
-/// in `bin` beside the `lib` of every LLVM installation.
+/// The library does the actual work, so its version matters as much as the linker's. Every LLVM
+/// installation has `llvm-config` in `bin`, beside `lib`.
 fn linker_llvm(linker: &Path) -> Result<Option<String>> {
     let libraries = process::answer(Command::new("ldd").arg(linker)).unwrap_or_default();
     let Some(library) = llvm_library(&libraries) else {
@@ -239,7 +240,7 @@ fn linker_llvm(linker: &Path) -> Result<Option<String>> {
         .with_context(|| format!("{} needs {library}, which is missing", linker.display()))?;
     let prefixes = library.ancestors().skip(2).take(1).map(Path::to_path_buf);
     let named = std::env::var_os("LLVM_PREFIX").map(PathBuf::from);
-    // Debian: /usr/lib/x86_64-linux-gnu/libLLVM.so.22.1 with its tools in /usr/lib/llvm-22.
+    // Debian: /usr/lib/x86_64-linux-gnu/libLLVM.so.22.1, with its tools in /usr/lib/llvm-22.
     let debian = soname_major(&library).map(|major| format!("/usr/lib/llvm-{major}").into());
     for prefix in prefixes.chain(debian).chain(named) {
         let config = prefix.join("bin/llvm-config");
@@ -250,7 +251,7 @@ fn linker_llvm(linker: &Path) -> Result<Option<String>> {
     Ok(soname_version(&library))
 }
 
-/// The path of libLLVM in what `ldd` prints.
+/// Returns the path of libLLVM in the output of `ldd`.
 fn llvm_library(libraries: &str) -> Option<String> {
     libraries.lines().find_map(|line| {
         let (name, found) = line.split_once("=>")?;
@@ -261,7 +262,7 @@ fn llvm_library(libraries: &str) -> Option<String> {
     })
 }
 
-/// `22.1` of `libLLVM.so.22.1`.
+/// Returns `22.1` for `libLLVM.so.22.1`.
 fn soname_version(library: &Path) -> Option<String> {
     let name = library.file_name()?.to_str()?;
     let version = name.split_once(".so.")?.1;
@@ -276,14 +277,14 @@ fn major(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-/// The value of a `name: value` line.
+/// Returns the value of a `name: value` line.
 fn field(text: &str, name: &str) -> Option<String> {
     text.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
         .map(str::to_owned)
 }
 
-/// `95` of `1.95.0`; `None` for anything that is no Rust 1.
+/// Returns `95` for `1.95.0`; `None` for anything but Rust 1.
 fn minor_release(release: &str) -> Option<u32> {
     release.strip_prefix("1.")?.split('.').next()?.parse().ok()
 }

@@ -1,5 +1,5 @@
-//! Kernel packages, by apt with folders of its own: nothing is installed and the sources of this
-//! machine are not touched. apt checks the archives' signatures.
+//! Downloads kernel packages by apt with its own folders: installs nothing and leaves this
+//! machine's sources alone. apt verifies the archives' signatures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,25 +14,25 @@ const DEBIAN: &str = "http://deb.debian.org/debian";
 const DEBIAN_SECURITY: &str = "http://deb.debian.org/debian-security";
 const UBUNTU: &str = "http://archive.ubuntu.com/ubuntu";
 
-/// Debian's keys, by its package `debian-archive-keyring`.
+/// Debian's keys, from its package `debian-archive-keyring`.
 const DEBIAN_KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Ubuntu's keys, by Debian's package `ubuntu-keyring` (since Debian 13) or Ubuntu itself.
+/// Ubuntu's keys, from Debian's package `ubuntu-keyring` (since Debian 13) or from Ubuntu itself.
 const UBUNTU_KEYS: &str = "/usr/share/keyrings/ubuntu-archive-keyring.gpg";
 
-/// The component of the archive that all free software is in.
+/// Archive component of free software.
 const MAIN: &str = "main";
 
-/// Packages that a kernel's image may need beside it, by the start of their names.
+/// Name prefixes of the packages that make up a kernel image.
 const PARTS: [&str; 3] = ["linux-image-", "linux-modules-", "linux-binary-"];
 
-/// An archive as one kernel sees it: an apt with its own sources, lists and cache.
+/// An apt configuration with its own sources, lists and cache.
 pub struct Archive {
     folder: PathBuf,
 }
 
 impl Archive {
-    /// The archive of a kernel, its lists fetched anew, in a folder of the cache.
+    /// Configures apt for a kernel's archive below `folder` and updates the lists.
     pub fn of(kernel: &Kernel, folder: &Path) -> Result<Self> {
         let sources = match kernel.distribution {
             Distribution::Debian => debian_sources(kernel.suites),
@@ -44,7 +44,7 @@ impl Archive {
         Self::with_sources(&sources, &folder.join("apt").join(kernel.name))
     }
 
-    /// Debian's archive of these suites.
+    /// Configures apt for these suites of Debian.
     pub fn debian(suites: &[&str], folder: &Path) -> Result<Self> {
         Self::with_sources(&debian_sources(suites), folder)
     }
@@ -70,7 +70,7 @@ impl Archive {
         Ok(archive)
     }
 
-    /// An apt command that knows only this archive.
+    /// Returns an apt command that knows only this archive.
     fn apt(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         let settings = [
@@ -91,7 +91,7 @@ impl Archive {
         command
     }
 
-    /// The image that a package such as `linux-image-amd64` stands for, and its parts.
+    /// Resolves a metapackage such as `linux-image-amd64` to the packages of the image.
     pub fn image(&self, package: &str) -> Result<Vec<Package>> {
         let mut wanted = vec![package.to_owned()];
         let mut at = 0;
@@ -107,11 +107,11 @@ impl Archive {
         if wanted.len() == 1 {
             bail!("{package} depends on no kernel image");
         }
-        // The first only stands for the others.
+        // The first entry is the metapackage itself.
         wanted[1..].iter().map(|name| self.find(name)).collect()
     }
 
-    /// A package's newest version.
+    /// Finds the newest version of a package.
     pub fn find(&self, name: &str) -> Result<Package> {
         let shown =
             process::answer(
@@ -128,7 +128,7 @@ impl Archive {
         })
     }
 
-    /// Downloads a package and unpacks it below a folder.
+    /// Downloads a package and unpacks it below `into`.
     pub fn unpack(&self, package: &Package, into: &Path) -> Result<()> {
         let place = self.folder.join("packages");
         let words = format!("{}={}", package.name, package.version);
@@ -151,16 +151,17 @@ impl Archive {
     }
 }
 
-/// A package of an archive.
+/// A package in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Package {
     pub name: String,
     pub version: String,
-    /// Of the download.
+    /// Size of the download.
     pub bytes: u64,
 }
 
-/// Lines of a sources.list(5). Only lists of packages are fetched: no descriptions, no icons.
+/// Formats lines of a sources.list(5) that restrict apt to package lists, without descriptions and
+/// icons.
 fn sources(address: &str, suites: &[&str], component: &str, keys: &Path) -> String {
     let mut text = String::new();
     for suite in suites {
@@ -172,7 +173,7 @@ fn sources(address: &str, suites: &[&str], component: &str, keys: &Path) -> Stri
     text
 }
 
-/// Debian keeps its security updates in an archive of their own.
+/// Like [`sources`] for Debian, whose security updates are in an archive of their own.
 fn debian_sources(suites: &[&str]) -> String {
     let lines = suites.iter().map(|suite| {
         let address = if suite.ends_with("-security") {
@@ -185,7 +186,7 @@ fn debian_sources(suites: &[&str]) -> String {
     lines.collect()
 }
 
-/// Ubuntu's keys: this machine's, or those that Debian vouches for.
+/// Returns Ubuntu's keys: this machine's, or those from Debian's signed package.
 fn ubuntu_keys(folder: &Path) -> Result<PathBuf> {
     if Path::new(UBUNTU_KEYS).is_file() {
         return Ok(UBUNTU_KEYS.into());
@@ -199,20 +200,21 @@ fn ubuntu_keys(folder: &Path) -> Result<PathBuf> {
     Ok(keys)
 }
 
-/// The parts of a kernel in what `apt-cache depends` prints.
+/// Returns the packages of a kernel image in the output of `apt-cache depends`.
 fn parts(depends: &str) -> Vec<String> {
     depends
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Depends: "))
         .filter(|name| PARTS.iter().any(|part| name.starts_with(part)))
-        // More drivers, none of which a virtual machine has; and the same kernel without a signature.
+        // Skip extra drivers, which a virtual machine does not need, and the unsigned copy of the
+        // kernel.
         .filter(|name| !name.starts_with("linux-modules-extra-"))
         .filter(|name| !name.starts_with("linux-image-unsigned-"))
         .map(str::to_owned)
         .collect()
 }
 
-/// A field of a package's description.
+/// Returns a field of a package's description.
 fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
     description
         .lines()

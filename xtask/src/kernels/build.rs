@@ -1,4 +1,4 @@
-//! What goes on the tests' disk: memprobe, the test programs, and the files that they read.
+//! Contents of the tests' disk: memprobe, the test programs, and the files that tests read.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::process;
 use crate::repository::Repository;
 use crate::test_programs;
 
-/// Builds memprobe and the test programs; gives all files of the tests' disk.
+/// Builds memprobe and the test programs; returns all files of the tests' disk.
 pub fn files(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathBuf, String)>> {
     let cargo = || {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -46,7 +46,7 @@ pub fn files(repository: &Repository, programs: &[Program]) -> Result<Vec<(PathB
             files.push(file);
         }
     }
-    // What the tests read of the sources.
+    // Source files that the tests read.
     for folder in ["tests/workloads", "memprobe/tests/fixtures"] {
         files.push((
             repository.root().join(folder),

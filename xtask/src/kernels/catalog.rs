@@ -1,45 +1,44 @@
-//! The kernels that memprobe is tried on, as data.
+//! Table of the kernels that memprobe is tested on.
 
-/// A kernel: where it comes from, and what is expected of memprobe on it.
+/// A kernel: its package, and memprobe's expected behaviour on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Whose it is.
     pub distribution: Distribution,
-    /// The suites of the archive that are looked in; the newest package of all counts.
+    /// Suites of the archive to search; the newest package wins.
     pub suites: &'static [&'static str],
-    /// The package that depends on the suite's current kernel.
+    /// Metapackage that depends on the suite's current kernel.
     pub package: &'static str,
-    /// Why it is tried.
+    /// Reason for testing it.
     pub why: &'static str,
-    /// What memprobe does on it.
+    /// Expected behaviour of memprobe.
     pub expected: Expected,
-    /// How many instructions its verifier followed of the longest program, by its log (2026-11-22), where the kernel does
-    /// not tell.
+    /// Instructions that this kernel's verifier processed for the longest program, read from its
+    /// log (2026-11-22), if the kernel itself does not report the number.
     pub followed: Option<u32>,
 }
 
-/// Who built a kernel, and signs it.
+/// Distribution that built and signed a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Distribution {
     Debian,
     Ubuntu,
 }
 
-/// What memprobe does on a kernel.
+/// Expected behaviour of memprobe on a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expected {
-    /// All that it does.
+    /// Everything works.
     Works,
-    /// It says that the kernel is too old, and what would do.
+    /// memprobe reports that the kernel is too old, and names the required version.
     Refused,
 }
 
-/// The kernel that stands for all where only one can be tried.
+/// The representative kernel, used if only one can be tested.
 pub const TYPICAL: &str = "6.1";
 
-/// Every kernel, from the oldest to the newest.
+/// Every kernel, oldest first.
 pub const KERNELS: [Kernel; 7] = [
     Kernel {
         name: "5.10",
@@ -106,30 +105,29 @@ pub const KERNELS: [Kernel; 7] = [
     },
 ];
 
-/// A program of tests that runs on a kernel.
+/// A test program to run on a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Program {
-    /// Its package and its name there.
     pub package: &'static str,
     pub name: &'static str,
-    /// The tests of it, by parts of their names; none for all.
+    /// Substrings of the names of the tests to run; empty for all.
     pub tests: &'static [&'static str],
-    /// On which kernels it runs.
+    /// Kernels to run on, by expected behaviour.
     pub on: Expected,
-    /// Those of its tests that run where time is short, if any.
+    /// Substrings of the tests in a brief run; `None` skips the program.
     pub brief: Option<&'static [&'static str]>,
 }
 
-/// How much is tried on a kernel.
+/// Extent of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// A few tests.
     Brief,
-    /// All of them.
+    /// All tests.
     Whole,
 }
 
-/// The programs, in the order of their running.
+/// Every program, in the order of execution.
 pub const PROGRAMS: [Program; 6] = [
     Program {
         package: "memprobe-tests",
@@ -187,7 +185,7 @@ pub const PROGRAMS: [Program; 6] = [
     },
 ];
 
-/// The programs of a run: those that are named, or all.
+/// Returns the programs of a run: those named in `only`, or all if it is empty.
 pub fn programs(extent: Extent, only: &[&str]) -> Vec<Program> {
     let named = |program: &Program| only.is_empty() || only.contains(&program.name);
     PROGRAMS
@@ -204,12 +202,11 @@ pub fn programs(extent: Extent, only: &[&str]) -> Vec<Program> {
 }
 
 impl Kernel {
-    /// The kernel of that name.
     pub fn named(name: &str) -> Option<&'static Self> {
         KERNELS.iter().find(|kernel| kernel.name == name)
     }
 
-    /// Where its packages come from, as people say it.
+    /// Returns distribution and suite, such as `Debian bullseye`.
     pub fn origin(&self) -> String {
         let distribution = match self.distribution {
             Distribution::Debian => "Debian",

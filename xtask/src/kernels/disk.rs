@@ -1,5 +1,5 @@
-//! The guests' two disks, both read-only: the system (C library, Python, PyTorch), made once, and
-//! the tests of this build.
+//! Builds the guests' two read-only disks. The system disk (C library, Python, PyTorch) is made
+//! once, the test disk for every build.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use crate::process;
 use crate::pytorch::Environment;
 
-/// Where the tests' disk lies in the guest.
+/// Mount point of the test disk in the guest.
 pub const TESTS: &str = "/run/tests";
 
 /// Parts of a Python that no test needs.
@@ -25,16 +25,16 @@ const LEFT_OUT: [&str; 5] = [
     "ensurepip",
 ];
 
-/// Made anew when what [`system`] puts on the disk changes.
+/// Version of the system disk's layout; increment it when [`system`] changes.
 const EDITION: u32 = 2;
 
-/// Where a Python lies, by itself.
+/// Paths of a Python.
 struct Python {
-    /// The program, behind all links.
+    /// The program, with all links resolved.
     program: PathBuf,
-    /// The folder of its standard library.
+    /// Folder of the standard library.
     library: PathBuf,
-    /// The environment that holds PyTorch.
+    /// Virtual environment with PyTorch.
     environment: PathBuf,
 }
 
@@ -53,8 +53,8 @@ impl Python {
     }
 }
 
-/// The system's disk: a Python with PyTorch at the paths that they have here, with the shared
-/// libraries that they need; and `mount_point`, an empty folder.
+/// Makes the system disk: a Python with PyTorch at the same paths as here, the shared libraries of
+/// both, and `mount_point`, an empty folder.
 pub fn system(
     environment: &Environment,
     busybox: &Path,
@@ -98,7 +98,7 @@ pub fn system(
     Ok(disk)
 }
 
-/// The disk of the tests: files by their names below [`TESTS`].
+/// Makes the test disk: `files` by their names below [`TESTS`], and the script.
 pub fn tests(files: &[(PathBuf, String)], script: &str, cache: &Path) -> Result<PathBuf> {
     let stage = cache.join("tests");
     if stage.exists() {
@@ -118,7 +118,7 @@ pub fn tests(files: &[(PathBuf, String)], script: &str, cache: &Path) -> Result<
     Ok(disk)
 }
 
-/// An ext4 of this label with all that a folder holds, and a tenth of room (it is only read).
+/// Makes an ext4 image of a folder, with a tenth of free space (guests only read it).
 fn make(stage: &Path, label: &str, disk: &Path) -> Result<()> {
     let used = process::answer(Command::new("du").arg("-sk").arg(stage))?;
     let kib: u64 = used
@@ -141,7 +141,7 @@ fn make(stage: &Path, label: &str, disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a folder to the same path below `stage`, by links where that can be.
+/// Copies a folder to the same path below `stage`, by hard links where possible.
 fn copy_tree(folder: &Path, stage: &Path, left_out: &[&str]) -> Result<()> {
     let to = below(stage, folder);
     fs::create_dir_all(&to)?;
@@ -159,7 +159,7 @@ fn copy_tree(folder: &Path, stage: &Path, left_out: &[&str]) -> Result<()> {
             .arg(&to)
             .output()
             .context("cannot start cp")?;
-        // Another file system takes no links.
+        // Hard links fail across file systems.
         if !linked.status.success() {
             process::run_unseen(
                 Command::new("cp")
@@ -172,7 +172,7 @@ fn copy_tree(folder: &Path, stage: &Path, left_out: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file to the same path below `stage`; what a link points to, under the link's name.
+/// Copies a file to the same path below `stage`; a link is replaced by its target.
 fn copy_file(file: &Path, stage: &Path) -> Result<()> {
     let to = below(stage, file);
     fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
@@ -185,7 +185,7 @@ fn below(stage: &Path, path: &Path) -> PathBuf {
     stage.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// The shared libraries of the system that the programs and libraries below these places need.
+/// Returns the system's shared libraries that the programs and libraries below `places` need.
 fn libraries_of(places: &[&Path]) -> Result<BTreeSet<PathBuf>> {
     let found = process::answer(
         Command::new("find")
@@ -199,7 +199,7 @@ fn libraries_of(places: &[&Path]) -> Result<BTreeSet<PathBuf>> {
         .collect();
     let mut libraries = BTreeSet::new();
     for some in files.chunks(200) {
-        // It fails where one of them is no dynamic program, and prints the others all the same.
+        // ldd fails if one file is not dynamic, but still prints the others.
         let output = Command::new("ldd")
             .args(some)
             .output()
@@ -213,7 +213,7 @@ fn libraries_of(places: &[&Path]) -> Result<BTreeSet<PathBuf>> {
     Ok(libraries)
 }
 
-/// The paths in what ldd(1) prints: `libm.so.6 => /lib/libm.so.6 (0x…)` or `/lib64/ld.so (0x…)`.
+/// Parses ldd(1) output: `libm.so.6 => /lib/libm.so.6 (0x…)` or `/lib64/ld.so (0x…)`.
 fn needed(printed: &str) -> impl Iterator<Item = PathBuf> {
     printed.lines().filter_map(|line| {
         let line = line.trim();
@@ -230,7 +230,7 @@ fn is_elf(file: &Path) -> bool {
         && start == *b"\x7fELF"
 }
 
-/// Removes the system's disks of earlier environments.
+/// Removes the system disks of earlier environments.
 fn forget_older(cache: &Path) -> Result<()> {
     for entry in fs::read_dir(cache)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-//! A virtual machine that boots a kernel, runs its script, and ends.
+//! Virtual machine that boots a kernel, runs a script and powers off.
 
 use std::fmt;
 use std::fs;
@@ -15,20 +15,20 @@ use crate::process;
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// How long a kernel may take until it says its first word, where the processor runs it.
+/// Time limit for a kernel's first output under KVM.
 const FIRST_WORD: Duration = Duration::from_secs(15);
 
-/// What runs a guest's code.
+/// Execution engine of a guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Accelerator {
-    /// The processor.
+    /// Hardware virtualization.
     Kvm,
-    /// qemu, which translates it; and why the processor does not.
+    /// qemu's binary translation, with the reason why KVM is not used.
     Tcg { why: String },
 }
 
 impl Accelerator {
-    /// Why KVM cannot be used, where that can be seen without trying.
+    /// Returns the reason why KVM cannot work, if that is known without booting a kernel.
     pub fn without_kvm() -> Option<String> {
         let opened = fs::File::options().read(true).write(true).open("/dev/kvm");
         if let Err(error) = opened {
@@ -40,11 +40,11 @@ impl Accelerator {
             .filter(|line| line.starts_with("flags"))
             .flat_map(str::split_whitespace)
             .any(|flag| flag == "vmx" || flag == "svm");
-        // Some machines that are virtual themselves have a KVM that runs only kernels made for it.
+        // The KVM of some nested machines runs only kernels made for it.
         (!virtualizes).then(|| "the processor has neither VMX nor SVM".to_owned())
     }
 
-    /// Tries KVM on a kernel.
+    /// Boots a kernel under KVM as a trial; falls back to TCG.
     pub fn find(vmlinuz: &Path, folder: &Path) -> Result<Self> {
         if let Some(why) = Self::without_kvm() {
             return Ok(Self::Tcg { why });
@@ -83,7 +83,7 @@ impl Accelerator {
         }
     }
 
-    /// How much longer things may take than on the processor.
+    /// Factor for time limits, relative to KVM.
     pub fn patience(&self) -> u32 {
         match self {
             Self::Kvm => 1,
@@ -91,7 +91,7 @@ impl Accelerator {
         }
     }
 
-    /// Its name in a table.
+    /// Name in a table.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Kvm => "KVM",
@@ -116,27 +116,28 @@ impl fmt::Display for Accelerator {
     }
 }
 
-/// What a guest is made of.
+/// Parts and settings of a virtual machine.
 pub struct Guest {
     pub vmlinuz: PathBuf,
     pub initramfs: PathBuf,
-    /// The system's and the tests'.
+    /// System disk and test disk.
     pub disks: [PathBuf; 2],
-    /// What the kernel says goes here.
+    /// Log file for the kernel's console.
     pub console: PathBuf,
-    /// What its script prints goes here too, as it comes.
+    /// Log file for the script's output, written as it arrives.
     pub log: PathBuf,
-    /// When it is given up.
+    /// Time limit of a run.
     pub limit: Duration,
 }
 
 impl Guest {
-    /// Boots it and waits for its end; gives what its script printed. `heard` hears each line as
-    /// it comes.
+    /// Boots the guest, waits for its end, and returns the script's output. `heard` receives each
+    /// line as it arrives.
     ///
     /// # Errors
     ///
-    /// Where it does not start, or is not over within its limit: with the last words of the kernel.
+    /// If the guest does not start or exceeds its limit; the error includes the kernel's last
+    /// messages.
     pub fn run(
         &self,
         accelerator: &Accelerator,
@@ -147,7 +148,7 @@ impl Guest {
         qemu.args(["-smp", "2", "-m", "4096", "-display", "none", "-no-reboot"]);
         qemu.arg("-kernel").arg(&self.vmlinuz);
         qemu.arg("-initrd").arg(&self.initramfs);
-        // On a busy machine the timer of a translated guest may be late for the check that the kernel makes of it.
+        // On a busy machine, a translated guest's timer may be too late for the kernel's own check.
         qemu.args(["-append", "console=ttyS0 panic=-1 quiet no_timer_check"]);
         for disk in &self.disks {
             let disk = disk.display();
@@ -193,7 +194,7 @@ impl Guest {
         Ok(all)
     }
 
-    /// What the kernel said last.
+    /// Returns the last lines of the kernel's console.
     pub fn last_words(&self) -> String {
         let console = fs::read(&self.console).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
@@ -207,7 +208,7 @@ impl Guest {
     }
 }
 
-/// A running qemu, which does not outlive us.
+/// A running qemu, killed on drop.
 struct Machine(Child);
 
 impl Machine {
@@ -222,7 +223,7 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It may be over, which is fine.
+        // Both fail only for a process that has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! A kernel that can be booted: its image and the modules that a virtual disk needs.
+//! Bootable kernel: its image and the modules for virtual disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,37 @@ use super::archive::{Archive, Package};
 use super::catalog::Kernel;
 use crate::process;
 
-/// Drivers of a guest's disks and file system. ext4's check sums are asked for by name at run time.
+/// Drivers for a guest's disks and file system. ext4 requests its checksum module by name at run
+/// time.
 const DRIVERS: [&str; 4] = ["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
 
-/// What a kernel's folder in the cache says of itself; written last.
+/// Description file in a kernel's cache folder; written last.
 const RECORD: &str = "kernel.json";
 
 /// A kernel in the cache.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Image {
-    /// The package of the image.
+    /// Package of the image.
     pub package: String,
-    /// Its version.
+    /// Version of the package.
     pub version: String,
-    /// Its modules, in the order of their loading: files of the folder `modules`.
+    /// Modules in load order: file names in the folder `modules`.
     modules: Vec<String>,
     #[serde(skip)]
     folder: PathBuf,
 }
 
-/// Whether a kernel that is in the cache may be used.
+/// Policy for a cached kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freshness {
-    /// Whatever its age.
+    /// Use it, whatever its age.
     Cached,
-    /// Only if the archive has no newer.
+    /// Use it only if the archive has no newer one.
     Newest,
 }
 
 impl Image {
-    /// The kernel from the cache, or downloaded into it.
+    /// Returns the kernel from the cache, or downloads it.
     pub fn fetch(kernel: &Kernel, cache: &Path, freshness: Freshness) -> Result<Self> {
         let folder = cache.join("kernel").join(kernel.name);
         let cached = Self::cached(&folder);
@@ -96,19 +97,18 @@ impl Image {
         Ok(image)
     }
 
-    /// The kernel itself.
     pub fn vmlinuz(&self) -> PathBuf {
         self.folder.join("vmlinuz")
     }
 
-    /// Its modules' files, in the order of their loading.
+    /// Returns the module files in load order.
     pub fn modules(&self) -> Vec<PathBuf> {
         let place = self.folder.join("modules");
         self.modules.iter().map(|name| place.join(name)).collect()
     }
 }
 
-/// The kernel in unpacked packages: `boot/vmlinuz-RELEASE`, or beside the modules.
+/// Returns the kernel of unpacked packages: `boot/vmlinuz-RELEASE`, or beside the modules.
 fn kernel_in(unpacked: &Path) -> Result<PathBuf> {
     let beside = modules_in(unpacked)?.join("vmlinuz");
     if beside.is_file() {
@@ -123,7 +123,7 @@ fn kernel_in(unpacked: &Path) -> Result<PathBuf> {
         .context("the packages have no kernel")
 }
 
-/// The folder of the modules in unpacked packages: `lib/modules/RELEASE`.
+/// Returns the module folder of unpacked packages: `lib/modules/RELEASE`.
 fn modules_in(unpacked: &Path) -> Result<PathBuf> {
     let tree = ["lib/modules", "usr/lib/modules"]
         .into_iter()
@@ -134,13 +134,13 @@ fn modules_in(unpacked: &Path) -> Result<PathBuf> {
     Ok(release.context("the packages have no modules")??.path())
 }
 
-/// Copies the drivers and what they depend on, uncompressed; gives their names in the order of
-/// their loading. What is built into the kernel has no file.
+/// Copies the drivers and their dependencies, uncompressed; returns their names in load order.
+/// Drivers built into the kernel have no file.
 fn keep_modules(unpacked: &Path, into: &Path) -> Result<Vec<String>> {
     fs::create_dir_all(into)?;
     let release = modules_in(unpacked)?;
     let tree = release.parent().context("it lies in a folder")?;
-    // depmod wants them below lib/modules.
+    // depmod requires the modules below lib/modules.
     if !unpacked.join("lib/modules").exists() {
         fs::create_dir_all(unpacked.join("lib"))?;
         std::os::unix::fs::symlink(tree, unpacked.join("lib/modules"))?;
@@ -155,8 +155,8 @@ fn keep_modules(unpacked: &Path, into: &Path) -> Result<Vec<String>> {
     Ok(kept)
 }
 
-/// The files of these modules and all that they depend on, in the order of their loading, by the
-/// text of modules.dep(5): after each file the ones it needs, the first to be loaded last.
+/// Returns the files of these modules and their dependencies in load order. The text is a
+/// modules.dep(5), which lists the dependencies of each file, the first to load last.
 fn in_order<'a>(dependencies: &'a str, wanted: &[&str]) -> Vec<&'a str> {
     let mut files: Vec<&str> = Vec::new();
     for name in wanted {
@@ -174,13 +174,14 @@ fn in_order<'a>(dependencies: &'a str, wanted: &[&str]) -> Vec<&'a str> {
     files
 }
 
-/// `kernel/fs/ext4/ext4.ko.xz` is called `ext4`; dashes and underscores are the same.
+/// Returns the module name, such as `ext4` for `kernel/fs/ext4/ext4.ko.xz`. Dashes become
+/// underscores, because both mean the same.
 fn module_name(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.split(".ko").next().unwrap_or(name).replace('-', "_")
 }
 
-/// Writes a module without its compression; gives its file name.
+/// Writes a module uncompressed; returns its file name.
 fn uncompressed(file: &Path, into: &Path) -> Result<String> {
     let path = file.to_string_lossy();
     let name = format!("{}.ko", module_name(&path));
@@ -194,7 +195,7 @@ fn uncompressed(file: &Path, into: &Path) -> Result<String> {
     Ok(name)
 }
 
-/// The bytes that a command prints.
+/// Returns the bytes that a command prints.
 fn output(command: &mut Command) -> Result<Vec<u8>> {
     let output = command
         .output()

@@ -1,4 +1,4 @@
-//! The first file system of a guest.
+//! Initial RAM file system of a guest.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 
 use super::image::Image;
 
-/// The guest's first program.
+/// Script that the guest runs as init.
 const INIT: &str = include_str!("init.sh");
 
-/// Writes a kernel's initramfs: busybox (a static one), the drivers and [`INIT`].
+/// Writes a kernel's initramfs: a static busybox, the drivers and [`INIT`].
 pub fn write(image: &Image, busybox: &Path, file: &Path) -> Result<()> {
     let folder = file.with_extension("folder");
     if folder.exists() {
@@ -38,7 +38,8 @@ pub fn write(image: &Image, busybox: &Path, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs a folder as the kernel wants it (cpio's "newc"; Documentation/driver-api/early-userspace).
+/// Packs a folder in the format the kernel expects (cpio "newc";
+/// Documentation/driver-api/early-userspace).
 fn pack(folder: &Path, busybox: &Path, file: &Path) -> Result<()> {
     let script = format!("find . | '{}' cpio -o -H newc", busybox.display());
     let status = Command::new("sh")

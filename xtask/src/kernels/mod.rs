@@ -1,4 +1,4 @@
-//! `cargo xtask kernels`: memprobe on other kernels than this machine's, each in a virtual machine.
+//! `cargo xtask kernels`: tests memprobe on other kernels, each in a virtual machine.
 
 pub mod archive;
 mod build;
@@ -28,10 +28,10 @@ use image::{Freshness, Image};
 use report::Row;
 use script::Told;
 
-/// How long a guest may take where the processor runs it: against one that hangs.
+/// Time limit of a guest under KVM, in case it hangs.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What is needed, each program with the Debian package that has it.
+/// Required programs, each with its Debian package.
 const NEEDED: [(&str, &str); 6] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("mke2fs", "e2fsprogs"),
@@ -73,8 +73,8 @@ fn known_program(name: &str) -> Result<&'static str, String> {
     found.ok_or_else(|| format!("the programs are: {}", names.join(", ")))
 }
 
-/// Runs the chosen tests on the chosen kernels, prints a table, and unless single programs were
-/// chosen, puts its rows into `docs/kernels.md`.
+/// Runs the chosen tests on the chosen kernels and prints a table. Updates `docs/kernels.md`,
+/// unless only single programs were chosen.
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     if options.list {
         for kernel in &KERNELS {
@@ -112,7 +112,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     workshop.judge(&rows)
 }
 
-/// Why a guest is not worth its time in the test command, or cannot be made here.
+/// Returns why the test command skips the guest: too slow, or impossible here.
 fn obstacle() -> Option<String> {
     if let Some(why) = Accelerator::without_kvm() {
         return Some(format!("it takes long without KVM ({why})"));
@@ -124,12 +124,12 @@ fn obstacle() -> Option<String> {
     gpu.then(|| "its guest needs PyTorch on simulated CUDA, and here is a GPU".to_owned())
 }
 
-/// Whether [`run_brief`] will try to run anything.
+/// True if [`run_brief`] will run anything.
 pub fn can_be_brief() -> bool {
     obstacle().is_none()
 }
 
-/// The typical kernel with the few tests, where KVM makes that quick.
+/// Runs a few tests on the typical kernel, if KVM makes that quick.
 pub fn run_brief(repository: &Repository) -> Result<()> {
     let skip = |why: &str| {
         println!(
@@ -166,17 +166,17 @@ fn fetch(kernels: &[&'static Kernel], cache: &Path, freshness: Freshness) -> Res
         .collect()
 }
 
-/// All that guests are made of, but for their kernels.
+/// Everything that guests need except the kernel.
 struct Workshop {
-    /// The folder of kernels, disks and logs.
+    /// Folder of kernels, disks and logs.
     cache: PathBuf,
     repository: PathBuf,
     environment: Environment,
     busybox: PathBuf,
     system: PathBuf,
-    /// What goes on the tests' disk: files and their names there.
+    /// Contents of the test disk: source path and name on the disk.
     files: Vec<(PathBuf, String)>,
-    /// The lock on `cache`: one run at a time writes there.
+    /// Lock on `cache`, which only one run at a time may write.
     _turn: File,
 }
 
@@ -204,7 +204,7 @@ impl Workshop {
         })
     }
 
-    /// Fails where memprobe did not do what is expected of it.
+    /// Fails if memprobe did not behave as expected on a kernel.
     fn judge(&self, rows: &[Row]) -> Result<()> {
         let bad: Vec<&str> = rows
             .iter()
@@ -221,7 +221,7 @@ impl Workshop {
         )
     }
 
-    /// Boots a kernel and runs those of the programs that belong there.
+    /// Boots a kernel and runs the programs meant for it.
     fn try_kernel(
         &self,
         kernel: &'static Kernel,
@@ -292,7 +292,7 @@ impl Workshop {
     }
 }
 
-/// Waits until no other run uses the cache; lasts until the file is closed.
+/// Locks the cache, waiting for other runs; closing the file releases the lock.
 fn turn(cache: &Path) -> Result<File> {
     let file = File::create(cache.join("lock"))?;
     let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
@@ -305,7 +305,7 @@ fn turn(cache: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Installs the programs that are missing, where apt and root are there.
+/// Installs missing programs, if apt is present and the process is root.
 fn install_needed() -> Result<()> {
     let mut missing: Vec<&str> = NEEDED
         .into_iter()
@@ -339,7 +339,7 @@ fn install_needed() -> Result<()> {
     )
 }
 
-/// Also where root's programs lie, which a user's `PATH` may lack.
+/// Also searches the sbin folders, which a user's `PATH` may lack.
 fn is_installed(program: &str) -> bool {
     let sbin = ["/usr/sbin", "/sbin"]
         .into_iter()
@@ -347,7 +347,7 @@ fn is_installed(program: &str) -> bool {
     sbin || process::on_path(program).is_some()
 }
 
-/// A static busybox, the guests' shell.
+/// Returns a static busybox, the guests' shell.
 fn busybox(cache: &Path) -> Result<PathBuf> {
     let unpacked = cache.join("busybox");
     for place in ["bin/busybox", "usr/bin/busybox"] {

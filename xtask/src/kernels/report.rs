@@ -1,5 +1,5 @@
-//! What came out, for people and for the repository: a row for each kernel, kept as data beside
-//! the page, so that one kernel can be tried again by itself.
+//! Results per kernel, for people and for the repository. The rows are stored as JSON beside the
+//! page, so that a single kernel can be tested again.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,35 +11,35 @@ use serde::{Deserialize, Serialize};
 use super::catalog::{Expected, KERNELS, Kernel};
 use super::script::Told;
 
-/// What became of a kernel.
+/// Result of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
-    /// The kernel's name in the list.
+    /// Name in the list of kernels.
     pub kernel: String,
-    /// What it calls itself.
+    /// Output of `uname -r`.
     pub release: String,
-    /// The version of its package.
+    /// Version of its package.
     pub version: String,
-    /// What went against the expectation.
+    /// Deviations from the expected behaviour.
     pub complaints: Vec<String>,
-    /// What `doctor` says of loading the programs there.
+    /// Output of `doctor` about loading the eBPF programs.
     pub programs: Option<String>,
-    /// How many instructions its verifier followed of the longest program.
+    /// Instructions that the kernel's verifier processed for the longest program.
     #[serde(default)]
     pub followed: Option<u32>,
-    /// The tests that passed.
+    /// Names of the tests that passed.
     pub tests: Vec<String>,
-    /// Events, and stacks of them, that agreed with PyTorch's own recorder.
+    /// Events, and their stacks, that matched PyTorch's own recorder.
     pub events: u64,
     pub stacks: u64,
-    /// What ran it.
+    /// Accelerator that ran the guest: `KVM` or `qemu`.
     pub by: String,
-    /// The day.
+    /// Date of the run.
     pub date: String,
 }
 
 impl Row {
-    /// What a guest said, as a row.
+    /// Builds a row from a guest's output.
     pub fn of(kernel: &Kernel, version: &str, told: &Told, complaints: Vec<String>) -> Self {
         let mut tests: Vec<String> = told
             .programs
@@ -66,7 +66,7 @@ impl Row {
         }
     }
 
-    /// Whether memprobe did what is expected of it there.
+    /// True if memprobe behaved as expected on this kernel.
     pub fn is_good(&self) -> bool {
         self.complaints.is_empty()
     }
@@ -105,7 +105,7 @@ const COLUMNS: [&str; 9] = [
     "tried",
 ];
 
-/// The rows, in Markdown.
+/// Formats the rows as a Markdown table.
 pub fn table(rows: &[Row]) -> String {
     let mut text = format!(
         "| {} |\n|{}\n",
@@ -120,7 +120,7 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Puts rows in the place of older ones in `kernels.json` of a folder, and writes its `kernels.md`.
+/// Merges rows into `kernels.json` of a folder and rewrites its `kernels.md`.
 pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let data = folder.join("kernels.json");
@@ -142,7 +142,7 @@ pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The page of the repository.
+/// Formats the repository's page.
 fn page(rows: &[Row]) -> String {
     let mut tests: BTreeMap<&str, usize> = BTreeMap::new();
     for test in rows.iter().flat_map(|row| &row.tests) {

@@ -1,14 +1,14 @@
-//! What a guest is told to do, and what it says of it.
+//! Script that a guest runs, and the parser for its output.
 
 use std::path::Path;
 
 use super::catalog::Program;
 use super::disk;
 
-/// The part that every guest does.
+/// Part of the script that is common to all guests.
 const COMMON: &str = include_str!("run.sh");
 
-/// The script of a guest: its surroundings, and the programs to run.
+/// Returns a guest's script: its environment, and the programs to run.
 pub fn script(
     repository: &Path,
     python: &Path,
@@ -34,44 +34,44 @@ pub fn script(
     for program in programs {
         text += &format!("run {} {}\n", program.name, program.tests.join(" "));
     }
-    // The serial line needs a moment for its last words.
+    // The serial line needs a moment to flush its last output.
     text + "echo @over\nsleep 1\npoweroff -f\n"
 }
 
-/// What a guest said.
+/// Parsed output of a guest.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Told {
-    /// Its kernel, as that calls itself.
+    /// Output of `uname -r`.
     pub release: String,
-    /// What became of each program.
+    /// Results of the programs.
     pub programs: Vec<Ran>,
-    /// Whether it came to its end.
+    /// True if the script reached its end.
     pub over: bool,
 }
 
-/// A program that ran.
+/// Result of a test program.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Ran {
     pub name: String,
-    /// Its exit status, once it ended.
+    /// Exit status; `None` until the program has ended.
     pub status: Option<i32>,
     pub passed: usize,
     pub failed: usize,
-    /// Why tests did nothing.
+    /// Reasons of skipped tests.
     pub skipped: Vec<String>,
-    /// Events, and stacks of them, that agreed with PyTorch's own recorder.
+    /// Events, and their stacks, that matched PyTorch's own recorder.
     pub events: u64,
     pub stacks: u64,
-    /// What `doctor` says of loading the programs.
+    /// Output of `doctor` about loading the eBPF programs.
     pub programs: Option<String>,
-    /// How many instructions the verifier follows of the longest, where the kernel tells.
+    /// Instructions that the verifier processed for the longest program, if the kernel reports it.
     pub followed: Option<u32>,
-    /// The tests that passed.
+    /// Names of the tests that passed.
     pub tests: Vec<String>,
 }
 
 impl Told {
-    /// Reads what a guest printed.
+    /// Parses a guest's output.
     pub fn read(lines: &[String]) -> Self {
         let mut told = Self::default();
         for line in lines {
@@ -100,7 +100,7 @@ impl Ran {
             self.passed = number_before(result, "passed").unwrap_or(0) as usize;
             self.failed = number_before(result, "failed").unwrap_or(0) as usize;
         } else if line.starts_with("skipped: ") {
-            // One Python is enough here.
+            // One Python is enough here, so other missing ones are no skip.
             if !line.contains("names no PyTorch") || line.contains("MEMPROBE_TEST_PYTHON names") {
                 self.skipped.push(line.to_owned());
             }
@@ -118,7 +118,7 @@ impl Ran {
         }
     }
 
-    /// What is wrong with it, if anything.
+    /// Returns the deviation from a clean run, if any.
     pub fn complaint(&self) -> Option<String> {
         let name = &self.name;
         match self.status {
@@ -131,12 +131,12 @@ impl Ran {
     }
 }
 
-/// The name in `test name ... ok`.
+/// Returns the name in `test name ... ok`.
 fn passed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... ok")
 }
 
-/// The number in front of a word: 12 in `… 12 passed; …`.
+/// Returns the number before a word: 12 in `… 12 passed; …`.
 fn number_before(line: &str, word: &str) -> Option<u64> {
     let words: Vec<&str> = line
         .split(|c: char| c.is_whitespace() || c == ';')

@@ -1,81 +1,80 @@
-//! One cell: a workload on a PyTorch on a Python.
+//! One cell of the matrix: a workload on one PyTorch and Python.
 
 use std::path::Path;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-/// A cell that was tried.
+/// Result of one cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cell {
-    /// The version of PyTorch.
+    /// Version of PyTorch.
     pub torch: String,
-    /// The minor version of Python, such as `3.11`.
+    /// Minor version of Python, such as `3.11`.
     pub python: String,
-    /// The name of the workload.
+    /// Name of the workload.
     pub workload: String,
-    /// The version of Python in full.
+    /// Full version of Python.
     pub python_version: String,
-    /// When (UTC), such as `2026-11-21`.
+    /// Date of the run (UTC), such as `2026-11-21`.
     pub date: String,
-    /// The kernel, such as `Linux 6.18.44`.
+    /// Kernel, such as `Linux 6.18.44`.
     pub kernel: String,
-    /// The build of memprobe and of the comparison.
+    /// Identifies the build of memprobe and of the comparison.
     pub build: String,
-    /// What came of it.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a cell.
+/// Outcome of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
 pub enum Outcome {
-    /// Every event, frame and total is as in PyTorch's own history.
+    /// Every event, frame and total matches PyTorch's own history.
     Exact {
-        /// Events that were compared.
+        /// Compared events.
         events: u64,
-        /// Stacks of Python threads, compared frame by frame.
+        /// Python stacks compared frame by frame.
         stacks: u64,
-        /// Events of autograd's threads, led back to the line that waits for them.
+        /// Events on autograd's threads, attributed to the line that waits for them.
         backward: u64,
-        /// Moments at which the allocator's totals were compared.
+        /// Points at which the allocator's totals were compared.
         checkpoints: u64,
     },
-    /// Memprobe said that it cannot.
+    /// Memprobe reported that it does not support this version.
     Refused {
-        /// Its words.
+        /// Error message.
         words: String,
     },
-    /// Something is not as in PyTorch's history.
+    /// Memprobe's result differs from PyTorch's history.
     Differs {
         /// The first difference.
         words: String,
     },
-    /// The comparison did not come about.
+    /// The comparison itself failed.
     Failed {
-        /// Why.
+        /// Error message.
         words: String,
     },
 }
 
-/// The most that is kept of a text.
+/// Maximum characters of a stored message.
 const MOST_WORDS: usize = 400;
 
 impl Outcome {
-    /// The comparison did not come about.
+    /// Returns the outcome of a failed comparison.
     pub fn failed(words: &str) -> Self {
         Self::Failed {
             words: words.to_owned(),
         }
     }
 
-    /// Whether this is a fault.
+    /// True if this outcome is a defect.
     pub fn is_bad(&self) -> bool {
         matches!(self, Self::Differs { .. } | Self::Failed { .. })
     }
 
-    /// For the terminal.
+    /// Formats the outcome for the terminal.
     pub fn in_a_line(&self) -> String {
         match self {
             Self::Exact {
@@ -92,7 +91,7 @@ impl Outcome {
         }
     }
 
-    /// Without what belongs to this machine alone, and not longer than a note.
+    /// Removes the machine's paths and shortens the message.
     fn for_the_repository(self, environment: &str) -> Self {
         let clean = |words: String| {
             let mut words = words.replace(environment, "ENVIRONMENT");
@@ -117,7 +116,7 @@ impl Outcome {
     }
 }
 
-/// Tries a workload on the PyTorch of this interpreter.
+/// Runs a workload on the PyTorch of this interpreter.
 pub fn attempt(program: &Path, memprobe: &Path, python: &Path, workload: &str) -> Outcome {
     let output = Command::new(program)
         .arg(workload)
@@ -140,7 +139,7 @@ fn read(answer: &str) -> Outcome {
         .unwrap_or_else(|error| Outcome::failed(&format!("answered {line:?}: {error}")))
 }
 
-/// What a panic says, without its trace.
+/// Extracts a panic's message without its backtrace.
 fn reason(stderr: &str) -> String {
     let end = stderr.find("stack backtrace:").unwrap_or(stderr.len());
     let said = stderr[..end].trim();

@@ -1,5 +1,5 @@
-//! `cargo xtask matrix`: memprobe on every Python and PyTorch, each workload compared with PyTorch's
-//! own history inside the process, event by event.
+//! `cargo xtask matrix`: compares memprobe with PyTorch's own history on every Python and PyTorch,
+//! event by event.
 
 mod cell;
 mod page;
@@ -20,10 +20,10 @@ use crate::repository::{Repository, cache_folder};
 use cell::{Cell, Outcome};
 use store::Store;
 
-/// What is needed of the disk to set up one environment: its wheel, and what is unpacked of it.
+/// Disk space for setting up one environment: the wheel and its unpacked files.
 const ROOM_BYTES: u64 = 5_000_000_000;
 
-/// The program that tries one cell.
+/// Program that runs one cell.
 const CELL_PROGRAM: &str = "memprobe-matrix-cell";
 
 /// What of the matrix to try.
@@ -52,27 +52,27 @@ pub struct Options {
     show: bool,
 }
 
-/// A Python and a PyTorch that has a wheel for it.
+/// A Python and a PyTorch release with a wheel for it.
 struct Pair {
     interpreter: Interpreter,
-    /// Such as `3.11`.
+    /// Minor version, such as `3.11`.
     python: String,
     release: &'static Release,
 }
 
-/// What every cell of a run has in common.
+/// State shared by all cells of a run.
 struct Run {
     cell_program: PathBuf,
     memprobe: PathBuf,
-    /// The folder of both.
+    /// Folder of both programs.
     _programs: TempDir,
-    /// Names the build of memprobe and of the comparison.
+    /// Identifies the build of memprobe and of the comparison.
     build: String,
     date: String,
     kernel: String,
 }
 
-/// Tries the cells that are asked for and were not tried yet, and keeps what came of each.
+/// Runs the requested cells that have no result for this build, and stores each result.
 pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     let page = repository.root().join("docs/matrix.md");
     let mut store = Store::open(&repository.root().join("docs/matrix.json"))?;
@@ -132,7 +132,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A lock on the environments that are wanted for a run only.
+/// Returns a lock on the temporary environments.
 fn alone() -> Result<fd_lock::RwLock<fs::File>> {
     let cache = cache_folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -142,8 +142,8 @@ fn alone() -> Result<fd_lock::RwLock<fs::File>> {
     Ok(fd_lock::RwLock::new(file))
 }
 
-/// Sets a pair up, tries its workloads, and deletes it where it is not to be kept. Each cell is
-/// given to `done` at once, so that an interrupted run loses none.
+/// Sets up a pair, runs its workloads, and deletes it unless it is to be kept. Passes each cell to
+/// `done` immediately, so an interrupted run loses none.
 fn try_pair(
     run: &Run,
     pair: &Pair,
@@ -189,7 +189,7 @@ fn try_pair(
     Ok(())
 }
 
-/// Whether the tests use this pair too.
+/// True if the tests use this pair too.
 fn is_tested(pair: &Pair) -> bool {
     pytorch::TESTED.iter().any(|tested| {
         let version = |minor: &u8| Interpreter::Version(PythonVersion::three(*minor));
@@ -202,7 +202,7 @@ fn is_tested(pair: &Pair) -> bool {
     })
 }
 
-/// Every pair that is asked for, that PyPI has a wheel for, and whose Python is here or can be had.
+/// Returns the requested pairs that have a wheel on PyPI and a Python here or installable.
 fn pairs(options: &Options) -> Result<Vec<Pair>> {
     for torch in &options.torch {
         if pytorch::release_of(torch).is_none() {
@@ -249,7 +249,7 @@ fn pairs(options: &Options) -> Result<Vec<Pair>> {
     Ok(pairs)
 }
 
-/// The workloads that are asked for, in the order of the suite.
+/// Returns the requested workloads, in the suite's order.
 fn workloads(run: &Run, options: &Options) -> Result<Vec<String>> {
     let known = process::answer(Command::new(&run.cell_program).arg("--list"))?;
     let known: Vec<String> = known.lines().map(str::to_owned).collect();
@@ -264,7 +264,7 @@ fn workloads(run: &Run, options: &Options) -> Result<Vec<String>> {
 }
 
 impl Run {
-    /// Builds memprobe and the program that tries a cell.
+    /// Builds memprobe and the program that runs a cell.
     fn prepare(repository: &Repository) -> Result<Self> {
         let cargo = || {
             let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -274,7 +274,7 @@ impl Run {
         };
         process::run(cargo().args(["--release", "--package", "memprobe"]))?;
         process::run(cargo().args(["--package", "memprobe-tests", "--bin", CELL_PROGRAM]))?;
-        // Copies: a build while the matrix runs would otherwise be tried half-way through.
+        // Run copies, because a concurrent build would replace the programs mid-run.
         let programs = tempfile::tempdir().context("cannot make a folder for the programs")?;
         let memprobe = copy(&repository.target().join("release/memprobe"), &programs)?;
         let built = repository.target().join("debug").join(CELL_PROGRAM);
@@ -314,7 +314,7 @@ fn copy(program: &Path, folder: &TempDir) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// An environment that does not fit would end in pip's words about a full disk.
+/// Checks free disk space first; otherwise pip fails with an obscure error on a full disk.
 fn check_room() -> Result<()> {
     let cache = cache_folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;

@@ -1,4 +1,4 @@
-//! The matrix as a page of Markdown.
+//! Formats the matrix as a Markdown page.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -23,7 +23,6 @@ neither is a fault. PyTorch 2.0 keeps no times and no addresses of the blocks th
 2.3 autograd's threads have no names of their own. All else is compared on every release.
 ";
 
-/// The page.
 pub fn render(cells: &[Cell]) -> String {
     let mut page = INTRODUCTION.to_owned();
     let count =
@@ -73,7 +72,7 @@ pub fn render(cells: &[Cell]) -> String {
     page
 }
 
-/// The cells of each pair together.
+/// Groups the cells of each pair.
 fn rows(cells: &[Cell]) -> impl Iterator<Item = &[Cell]> {
     cells.chunk_by(|one, other| (&one.torch, &one.python) == (&other.torch, &other.python))
 }
@@ -95,7 +94,7 @@ fn shown<'a>(outcome: &'a Outcome, notes: &mut Vec<&'a str>) -> String {
     }
 }
 
-/// What occurs, each once, sorted.
+/// Returns the distinct values, sorted.
 fn set_of<'a>(cells: &'a [Cell], part: impl Fn(&'a Cell) -> &'a String) -> String {
     let set: BTreeSet<&str> = cells
         .iter()
@@ -105,7 +104,7 @@ fn set_of<'a>(cells: &'a [Cell], part: impl Fn(&'a Cell) -> &'a String) -> Strin
     set.into_iter().collect::<Vec<_>>().join(", ")
 }
 
-/// What occurs, each once, by its first occurrence.
+/// Returns the distinct values in order of first occurrence.
 fn in_order<'a>(cells: &'a [Cell], part: impl Fn(&'a Cell) -> &'a String) -> Vec<String> {
     let mut order: Vec<String> = Vec::new();
     for cell in cells {

@@ -1,4 +1,4 @@
-//! The cells that were tried, as `docs/matrix.json` keeps them.
+//! Stored results of the matrix, `docs/matrix.json`.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::cell::Cell;
 use crate::pytorch::{RELEASES, Release};
 
-/// The cells by place.
+/// All stored cells, sorted.
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
@@ -17,7 +17,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reads the file, if there is one.
+    /// Reads the file; a missing file gives an empty store.
     pub fn open(path: &Path) -> Result<Self> {
         let cells = match fs::read(path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
@@ -33,12 +33,12 @@ impl Store {
         })
     }
 
-    /// Every cell, in the order of PyTorch, Python and the suite's workloads.
+    /// Returns every cell, ordered by PyTorch, Python and the suite's workloads.
     pub fn cells(&self) -> &[Cell] {
         &self.cells
     }
 
-    /// Whether this build was tried there already, without a fault.
+    /// True if this build already has a result without a defect for the cell.
     pub fn has(&self, python: &str, release: &Release, workload: &str, build: &str) -> bool {
         self.cells.iter().any(|cell| {
             cell.python == python
@@ -49,7 +49,7 @@ impl Store {
         })
     }
 
-    /// Keeps a cell in the place of an earlier one.
+    /// Inserts a cell, replacing an earlier result.
     pub fn put(&mut self, cell: Cell) {
         let same = |other: &Cell| {
             (&other.torch, &other.python, &other.workload)
@@ -59,7 +59,7 @@ impl Store {
             Some(place) => *place = cell,
             None => self.cells.push(cell),
         }
-        // Stable: the workloads of a pair stay in their order.
+        // A stable sort keeps the order of a pair's workloads.
         self.cells.sort_by_key(|cell| {
             let release = RELEASES
                 .iter()
@@ -72,7 +72,7 @@ impl Store {
         });
     }
 
-    /// Writes the file: whole or not at all.
+    /// Writes the file atomically.
     pub fn save(&self) -> Result<()> {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let partial = self.path.with_extension("partial");

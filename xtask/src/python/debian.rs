@@ -1,5 +1,5 @@
-//! Pythons of Debian's and Ubuntu's releases, unpacked into the cache beside the C library that they
-//! were built for; nothing of this machine is changed.
+//! Pythons from releases of Debian and Ubuntu, unpacked into the cache together with their C
+//! library. Changes nothing on this machine.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -12,12 +12,12 @@ use crate::process;
 use crate::pytorch::{PythonVersion, install_with_apt};
 use crate::repository::cache_folder;
 
-/// A release of a distribution, and which Pythons of it are used.
+/// A distribution release and the Pythons used from it.
 struct Release {
     suite: &'static str,
     components: &'static str,
     mirror: &'static str,
-    /// The keys that its index is signed with, and the package that has them.
+    /// Keyring that verifies the release's index; `keys_package` contains it.
     keys: &'static str,
     keys_package: &'static str,
     c_library: CLibrary,
@@ -25,13 +25,12 @@ struct Release {
     pythons: &'static [u8],
 }
 
-/// The C library that the Pythons of a release run with.
+/// C library that a release's Pythons run with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CLibrary {
     /// The release's own.
     Own,
-    /// That of this machine: the release's loader is too old to be told its program's name
-    /// (`--argv0`, glibc 2.33).
+    /// This machine's: the release's loader is too old for `--argv0` (glibc 2.33).
     OfThisMachine,
 }
 
@@ -55,7 +54,7 @@ const UBUNTU: Release = Release {
     pythons: &[],
 };
 
-/// One row for each release that has a Python which others lack.
+/// Releases, one for each group of Pythons that the others lack.
 const RELEASES: [Release; 6] = [
     Release {
         suite: "sid",
@@ -90,13 +89,13 @@ const RELEASES: [Release; 6] = [
     },
 ];
 
-/// Where the C library of a release may lie.
+/// Possible folders of a release's C library.
 const LIBRARIES: [&str; 2] = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"];
 
-/// The file whose presence says that a release is whole.
+/// Marker file of a completely unpacked release.
 const WHOLE: &str = "memprobe-whole";
 
-/// The Python of this version that was unpacked before.
+/// Returns the Python of this version if it is already unpacked.
 pub fn present(version: PythonVersion) -> Option<PathBuf> {
     let release = RELEASES
         .iter()
@@ -106,10 +105,11 @@ pub fn present(version: PythonVersion) -> Option<PathBuf> {
     (folder.join(WHOLE).exists() && program.exists()).then_some(program)
 }
 
-/// The Python of this version, downloaded and unpacked where it is missing.
+/// Returns the Python of this version; downloads and unpacks it if it is missing.
 ///
 /// # Errors
-/// Where no release has it, or it cannot be downloaded.
+///
+/// If no release has it, or the download fails.
 pub fn unpack(version: PythonVersion) -> Result<PathBuf> {
     if let Some(program) = present(version) {
         return Ok(program);
@@ -134,8 +134,8 @@ pub fn unpack(version: PythonVersion) -> Result<PathBuf> {
     present(version).with_context(|| format!("{} has no Python {version} any more", release.suite))
 }
 
-/// The script that runs the Python of an unpacked release. In the folder of the programs, where
-/// Python looks for its library from.
+/// Returns the script that runs the Python of an unpacked release. The script lies in `usr/bin`,
+/// from which Python locates its standard library.
 fn wrapper(folder: &Path, minor: u8) -> PathBuf {
     folder.join(format!("usr/bin/memprobe-python3.{minor}"))
 }
@@ -145,8 +145,7 @@ impl Release {
         Ok(cache_folder()?.join("python").join(self.suite))
     }
 
-    /// Downloads the packages with an apt that keeps all it knows in a folder of its own, and
-    /// unpacks them.
+    /// Downloads the packages with a separate apt state, and unpacks them.
     fn unpack(&self) -> Result<()> {
         if !Path::new(self.keys).exists() && !install_with_apt(&[self.keys_package]) {
             bail!(
@@ -195,7 +194,7 @@ impl Release {
                 )?;
             }
         }
-        // All that is needed is unpacked; the index alone has 60 MB.
+        // Everything needed is unpacked; the index alone takes 60 MB.
         fs::remove_dir_all(&apt).with_context(|| format!("cannot remove {}", apt.display()))?;
         for &minor in self.pythons {
             write_wrapper(&folder, self.c_library, minor)?;
@@ -203,11 +202,11 @@ impl Release {
         fs::write(folder.join(WHOLE), "").context("cannot write into the cache")
     }
 
-    /// An apt that takes nothing as installed, and asks this release alone.
+    /// Writes an apt configuration for this release alone, with no package installed.
     fn configure(&self, apt: &Path) -> Result<()> {
         let at = apt.display();
         let user = if process::is_root() {
-            // The user that apt downloads as has no way into the cache.
+            // apt's download user cannot access the cache.
             "APT::Sandbox::User \"root\";\n"
         } else {
             ""
@@ -241,8 +240,8 @@ impl Release {
     }
 }
 
-/// Writes the script that starts a Python with its own C library, as whichever name it was called:
-/// that is how an environment knows itself.
+/// Writes the script that starts a Python with its own C library. It passes on the name it was
+/// called by, from which Python recognizes a virtual environment.
 fn write_wrapper(folder: &Path, c_library: CLibrary, minor: u8) -> Result<()> {
     let own = || {
         let places = LIBRARIES.iter();

@@ -1,5 +1,4 @@
-//! The Pythons that memprobe is tested on: of this machine, and of distributions that have those
-//! which this machine lacks.
+//! Pythons to test memprobe on: this machine's, and missing versions from distributions.
 
 mod debian;
 
@@ -10,14 +9,14 @@ use std::path::PathBuf;
 
 use crate::pytorch::{Interpreter, PythonVersion};
 
-/// The minor versions that memprobe reads.
+/// Minor versions that memprobe supports.
 pub const MINORS: std::ops::RangeInclusive<u8> = 9..=15;
 
-/// Names the interpreters to the tests, as `PATH` does folders.
+/// Environment variable with the tests' interpreters, in the format of `PATH`.
 pub const TEST_PYTHONS: &str = "MEMPROBE_TEST_PYTHONS";
 
-/// An interpreter of every version, as far as there is one, each version with its own word on why
-/// there is none. Those that other distributions left here in an earlier run come along.
+/// Returns an interpreter of every available version; prints a reason for each missing one.
+/// Includes Pythons that an earlier run unpacked from distributions.
 pub fn for_tests() -> OsString {
     let mut found: Vec<PathBuf> = Vec::new();
     for minor in MINORS {

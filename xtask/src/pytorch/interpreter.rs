@@ -1,4 +1,4 @@
-//! The Pythons of this machine.
+//! Finds the Pythons of this machine.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::process;
 use crate::python;
 
-/// Which Python to use.
+/// Choice of a Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Interpreter {
-    /// Any of this version.
+    /// Any interpreter of this version.
     Version(PythonVersion),
-    /// This very program.
+    /// Exactly this program.
     Path(PathBuf),
 }
 
@@ -28,17 +28,16 @@ pub struct PythonVersion {
     minor: u8,
 }
 
-/// What an interpreter says of itself.
+/// An interpreter's own answer to [`probe`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PythonInfo {
-    /// The program.
     pub executable: PathBuf,
-    /// Such as `3.11.7`.
+    /// Full version, such as `3.11.7`.
     pub version: String,
 }
 
 impl PythonInfo {
-    /// Such as `3.11`.
+    /// Returns the version without its patch number, such as `3.11`.
     pub fn minor_version(&self) -> String {
         self.version
             .split('.')
@@ -49,12 +48,12 @@ impl PythonInfo {
 }
 
 impl PythonVersion {
-    /// `3.minor`.
+    /// Returns version `3.minor`.
     pub fn three(minor: u8) -> Self {
         Self { major: 3, minor }
     }
 
-    /// 11 of `3.11`.
+    /// Returns 11 for `3.11`.
     pub fn minor(self) -> u8 {
         self.minor
     }
@@ -95,7 +94,7 @@ impl FromStr for Interpreter {
 }
 
 impl Interpreter {
-    /// The interpreter, where this machine has it already.
+    /// Returns the interpreter if this machine already has it.
     pub fn present(&self) -> Option<PythonInfo> {
         match self {
             Self::Path(path) => probe(path).ok(),
@@ -103,7 +102,7 @@ impl Interpreter {
         }
     }
 
-    /// The interpreter on this machine; installed where it is missing and this process may.
+    /// Returns the interpreter; installs a missing one if this process may.
     pub fn find(&self) -> Result<PythonInfo> {
         match self {
             Self::Path(path) => probe(path),
@@ -143,7 +142,7 @@ fn first_of(version: PythonVersion) -> Option<PythonInfo> {
         .find(|info| info.minor_version() == version.to_string())
 }
 
-/// Where an interpreter of this version may lie, best first.
+/// Returns the existing interpreters of this version, best first.
 fn candidates(version: PythonVersion) -> Vec<PathBuf> {
     let name = format!("python{version}");
     let mut paths: Vec<PathBuf> = process::on_path(&name).into_iter().collect();
@@ -159,7 +158,7 @@ fn candidates(version: PythonVersion) -> Vec<PathBuf> {
     paths
 }
 
-/// The folders of pyenv's versions of this minor version, newest first.
+/// Returns pyenv's folders of this minor version, newest patch first.
 fn pyenv_versions(version: PythonVersion) -> Vec<PathBuf> {
     let root = std::env::var_os("PYENV_ROOT")
         .map(PathBuf::from)
@@ -184,7 +183,7 @@ fn pyenv_versions(version: PythonVersion) -> Vec<PathBuf> {
     versions.into_iter().map(|(_, folder)| folder).collect()
 }
 
-/// Runs the interpreter and asks for its version and its real path (behind pyenv's shims).
+/// Runs the interpreter to get its version and its real path (behind pyenv's shims).
 pub fn probe(path: &Path) -> Result<PythonInfo> {
     let question = "import sys; print('%d.%d.%d' % sys.version_info[:3]); print(sys.executable)";
     let answer =
@@ -203,7 +202,7 @@ pub fn probe(path: &Path) -> Result<PythonInfo> {
     })
 }
 
-/// Installs Debian packages where this process may; returns whether it did.
+/// Installs Debian packages if this process may; returns true on success.
 pub fn install_with_apt(packages: &[&str]) -> bool {
     if !process::is_root()
         || !Path::new("/etc/debian_version").exists()
@@ -262,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_missing_python_error_says_what_to_install() {
-        // Asked of `first_of`, so that no package manager is started.
+        // Call `first_of`, so that no package manager starts.
         assert_eq!(
             first_of(PythonVersion {
                 major: 9,

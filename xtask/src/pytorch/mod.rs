@@ -1,5 +1,5 @@
-//! A PyTorch to try memprobe on: a virtual environment in the cache folder, with simulated CUDA
-//! libraries where the machine has no GPU.
+//! Sets up a PyTorch for tests and the demo: a virtual environment in the cache folder. A machine
+//! without a GPU gets simulated CUDA libraries.
 
 mod imports;
 mod interpreter;
@@ -21,24 +21,22 @@ use crate::{process, repository};
 use interpreter::PythonInfo;
 use venv::Venv;
 
-/// The PyTorch that is set up unless another is asked for.
+/// Default version of PyTorch.
 pub const DEFAULT_TORCH: &str = "2.15.0";
 
-/// What to set up.
+/// Environment to set up.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The Python it runs on.
     pub interpreter: Interpreter,
-    /// The version of PyTorch, such as `2.15.0`.
+    /// Version of PyTorch, such as `2.15.0`.
     pub torch: String,
-    /// The GPUs it runs on.
     pub gpus: Gpus,
-    /// How long it is wanted.
+    /// Lifetime of the environment.
     pub shelf: Shelf,
 }
 
 impl Request {
-    /// An environment to keep, on this machine's GPUs.
+    /// Requests a permanent environment on this machine's GPUs.
     pub fn new(interpreter: Interpreter, torch: &str) -> Self {
         Self {
             interpreter,
@@ -49,21 +47,21 @@ impl Request {
     }
 }
 
-/// Which GPUs an environment is to run on.
+/// GPUs of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gpus {
-    /// Those of this machine; simulated ones where it has none.
+    /// This machine's; simulated ones if it has none.
     OfThisMachine,
-    /// Simulated ones, also where there are others: an old PyTorch may not know a new GPU.
+    /// Always simulated: an old PyTorch may not support a new GPU.
     Simulated,
 }
 
-/// How long an environment is wanted.
+/// Lifetime of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shelf {
     /// Until someone deletes it.
     Kept,
-    /// For this run: whoever asked removes it ([`discard`]).
+    /// Only this run; the requester removes it ([`discard`]).
     Passing,
 }
 
@@ -77,36 +75,35 @@ impl Shelf {
     }
 }
 
-/// A PyTorch that runs.
+/// A working PyTorch.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// The interpreter to start; its `torch` is the one asked for.
+    /// Interpreter with the requested `torch`.
     pub python: PathBuf,
-    /// The interpreter's version, such as `3.11.7`.
+    /// Full version of Python, such as `3.11.7`.
     pub python_version: String,
-    /// The version of PyTorch.
+    /// Version of PyTorch.
     pub torch: String,
-    /// Whether its GPUs are simulated.
+    /// True if the GPUs are simulated.
     pub simulated: bool,
-    /// The folder of the CUDA libraries that PyTorch loads, where they are simulated.
+    /// Folder of the simulated CUDA libraries; `None` on real GPUs.
     pub cuda_libraries: Option<PathBuf>,
 }
 
-/// Which CUDA an environment runs on.
+/// CUDA implementation of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cuda {
     Real,
     Simulated,
 }
 
-/// Makes the environment, or finds it made. Says what it downloads before it does, and how far it is.
+/// Returns the environment, making it if needed. Announces each download, and prints progress.
 ///
-/// An interrupted call leaves nothing that a later one would take for whole.
+/// An interrupted call leaves nothing that a later call mistakes for a complete environment.
 ///
 /// # Errors
 ///
-/// Where no such Python is found, a download or a compilation fails, or the PyTorch that came out
-/// sees no GPU.
+/// If there is no such Python, a download or a compilation fails, or the new PyTorch sees no GPU.
 pub fn set_up(request: &Request) -> Result<Environment> {
     check_torch_version(&request.torch)?;
     let cuda = match request.gpus {
@@ -144,11 +141,11 @@ pub fn set_up(request: &Request) -> Result<Environment> {
     })
 }
 
-/// Removes the environments that were wanted for a run only, also those of interrupted runs.
+/// Removes the temporary environments, including those of interrupted runs.
 ///
 /// # Errors
 ///
-/// Where their folder cannot be removed.
+/// If their folder cannot be removed.
 pub fn discard() -> Result<()> {
     let folder = Shelf::Passing.folder()?;
     match fs::remove_dir_all(&folder) {
@@ -189,11 +186,11 @@ fn announce(base: &PythonInfo, request: &Request, cuda: Cuda, folder: &Path) {
     }
 }
 
-/// Asks the environment's PyTorch for its GPUs, and has it train for a step. That also compiles
-/// the modules that a training needs, which pip was told to leave ([`Venv::create`]).
+/// Checks that the environment's PyTorch sees a GPU and can train one step. The step also compiles
+/// the imported modules, which pip did not ([`Venv::create`]).
 fn verify(venv: &Venv, cuda: Cuda) -> Result<()> {
-    // An interpreter that ends right after backward() may abort: autograd's threads still drop
-    // Python objects.
+    // Sleep before exit: right after backward(), autograd's threads still release Python objects,
+    // and the interpreter may abort.
     let question = "import time, torch, torch.utils.data\n\
          print(torch.cuda.is_available())\n\
          model = torch.nn.Linear(2, 2).to('cuda')\n\
@@ -227,7 +224,7 @@ fn verify(venv: &Venv, cuda: Cuda) -> Result<()> {
     Ok(())
 }
 
-/// Whether the machine has an NVIDIA GPU and the driver's library.
+/// Returns real CUDA if the machine has an NVIDIA GPU and the driver library.
 fn present_cuda() -> Cuda {
     const FOLDERS: [&str; 7] = [
         "/usr/lib/x86_64-linux-gnu",
@@ -248,7 +245,7 @@ fn present_cuda() -> Cuda {
     }
 }
 
-/// The version becomes part of a path and of pip's command line.
+/// Validates the version, which becomes part of a path and of pip's command line.
 fn check_torch_version(version: &str) -> Result<()> {
     let plain = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     if version.split('.').count() != 3 || !version.split('.').all(plain) {
@@ -259,7 +256,7 @@ fn check_torch_version(version: &str) -> Result<()> {
     Ok(())
 }
 
-/// One folder per Python (by version, or by interpreter where one is named), PyTorch and CUDA.
+/// Returns the folder's name: one per Python (version, or interpreter path), PyTorch and CUDA.
 fn folder_name(request: &Request, cuda: Cuda) -> Result<String> {
     let python = match &request.interpreter {
         Interpreter::Version(version) => version.to_string(),
@@ -278,7 +275,7 @@ fn folder_name(request: &Request, cuda: Cuda) -> Result<String> {
     Ok(format!("python{python}-torch{}{suffix}", request.torch))
 }
 
-/// SHA-256 of the parts, each with its length, in hexadecimal.
+/// Returns the SHA-256 of the parts, each preceded by its length, in hexadecimal.
 pub fn fingerprint<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -304,7 +301,7 @@ fn lock_for(folder: &Path) -> Result<fd_lock::RwLock<fs::File>> {
     Ok(fd_lock::RwLock::new(file))
 }
 
-/// Waits for another set-up of the same environment.
+/// Locks the environment, waiting for another set-up of it.
 fn hold<'a>(
     lock: &'a mut fd_lock::RwLock<fs::File>,
     folder: &Path,

@@ -1,18 +1,18 @@
-//! The releases of PyTorch that memprobe is tried on: the last patch of each, and the Pythons that
-//! PyPI has a Linux x86-64 wheel for (builds without the GIL aside).
+//! Table of PyTorch releases to test: the last patch of each, with the Pythons that have a Linux
+//! x86-64 wheel on PyPI (free-threaded builds aside).
 
 /// A release of PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Release {
-    /// All three numbers.
+    /// Full version.
     pub torch: &'static str,
-    /// The CUDA that its wheel on PyPI is built for.
+    /// CUDA version of its wheel on PyPI.
     pub cuda: &'static str,
-    /// The minor versions of CPython 3 that have a wheel.
+    /// Minor versions of CPython 3 that have a wheel.
     pub pythons: &'static [u8],
-    /// The size of the wheel for CPython 3.11, in 10^6 bytes. The others differ by less than 1 %.
+    /// Size of the wheel for CPython 3.11, in 10^6 bytes. The others differ by less than 1 %.
     pub wheel_mb: u32,
-    /// The numpy that it is compiled against, as pip is told.
+    /// pip requirement for the numpy that it is compiled against.
     pub numpy: &'static str,
 }
 
@@ -58,18 +58,18 @@ pub const RELEASES: &[Release] = &[
     release("2.15.0", "13.2", &[11, 12, 13, 14, 15], 539),
 ];
 
-/// A release on the first of these Pythons that a machine has.
+/// A release, run on the first of these Pythons that a machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TestedPair {
-    /// The release.
+    /// Version of PyTorch.
     pub torch: &'static str,
-    /// Minor versions of CPython 3, the preferred one first.
+    /// Minor versions of CPython 3, in order of preference.
     pub pythons: &'static [u8],
 }
 
-/// What `cargo xtask test` and CI run. Most tests run on the first alone, with a Python that
-/// machines have; what is compared with PyTorch's own history runs on the others: the newest Python there
-/// is, a release in the middle, and an old one.
+/// Pairs that `cargo xtask test` and CI use. Most tests run on the first alone, with a Python that
+/// machines commonly have. Comparisons with PyTorch's own history run on the others: the newest
+/// Python, a middle release and an old one.
 pub const TESTED: [TestedPair; 4] = [
     TestedPair {
         torch: "2.15.0",
@@ -89,7 +89,7 @@ pub const TESTED: [TestedPair; 4] = [
     },
 ];
 
-/// The release of that version, where the table has it.
+/// Returns the release of that version, if the table has it.
 pub fn release_of(torch: &str) -> Option<&'static Release> {
     RELEASES.iter().find(|release| release.torch == torch)
 }

@@ -39,7 +39,14 @@ const COMPILER_FLAGS: [&str; 9] = [
 
 /// The libraries that PyTorch loads by name, or that others of these link, though it imports none
 /// of their functions.
-const LOADED_BY_NAME: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+const LOADED_BY_NAME: [&str; 2] = [DRIVER.0, "libnvidia-ml.so.1"];
+
+/// The driver, and the form of its functions' entries (`include/entry.h`): that of NVIDIA's 470 to 555.
+const DRIVER: (&str, &str) = ("libcuda.so.1", "-DENTRY_TRAMPOLINE");
+
+/// The same library with entries as in NVIDIA's 575 and later, for processes that load it with
+/// `LD_PRELOAD`: one library of a name satisfies all that link it.
+const OTHER_DRIVER: (&str, &str) = ("push-entries/libcuda.so.1", "-DENTRY_PUSH");
 
 /// The libraries that call the simulated driver.
 const CALLERS_OF_THE_DRIVER: [&str; 3] = ["cudart", "nccl", "nvidia-ml"];
@@ -74,8 +81,12 @@ pub fn install(venv: &Venv) -> Result<PathBuf> {
         fs::remove_file(&stamp)?;
     }
     for (name, path) in &built {
+        let installed = folder.join(name);
+        if let Some(parent) = installed.parent() {
+            fs::create_dir_all(parent)?;
+        }
         // A rename: a process that runs on the old file keeps it.
-        fs::rename(path, folder.join(name))
+        fs::rename(path, installed)
             .with_context(|| format!("cannot install {name} into {}", folder.display()))?;
     }
     fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))?;
@@ -164,12 +175,15 @@ fn build_all(sources: &Sources, imports: &Imports, work: &Path) -> Result<Vec<(S
 
     let major = imports.cuda_major()?;
     let mut built = Vec::new();
+    let mut add = |file: &str, library: &str| {
+        let path = build(file, &libraries[library], sources, major, work)?;
+        built.push((file.to_owned(), path));
+        anyhow::Ok(())
+    };
     for name in names {
-        built.push((
-            name.clone(),
-            build(name, &libraries[name], sources, major, work)?,
-        ));
+        add(name, name)?;
     }
+    add(OTHER_DRIVER.0, DRIVER.0)?;
     Ok(built)
 }
 
@@ -187,10 +201,16 @@ fn build(
     cuda_major: u32,
     work: &Path,
 ) -> Result<PathBuf> {
-    let base = base_name(file).unwrap_or(file);
     let output = work.join(file);
+    if let Some(parent) = output.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let entries = [DRIVER, OTHER_DRIVER];
+    let entries = entries.iter().find(|(driver, _)| *driver == file);
+    let name = file.rsplit('/').next().unwrap_or(file);
+    let base = base_name(name).unwrap_or(name);
     let stubs = work.join(format!("{file}.stubs.c"));
-    fs::write(&stubs, stubs::source(file, library))?;
+    fs::write(&stubs, stubs::source(name, library))?;
 
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
     let mut command = Command::new(compiler);
@@ -198,22 +218,21 @@ fn build(
         .args(COMPILER_FLAGS)
         .arg("-shared")
         .arg(format!("-DCUDA_MAJOR={cuda_major}"))
-        .arg(format!("-DLIBRARY_MAJOR={}", major_of(file)))
+        .arg(format!("-DLIBRARY_MAJOR={}", major_of(name)))
+        .args(entries.map(|(_, form)| form))
         .arg("-I")
         .arg(sources.root.join("include"))
         .args(sources.of(base))
         .arg(&stubs)
         .arg("-o")
         .arg(&output)
-        .arg(format!("-Wl,-soname,{file}"))
+        .arg(format!("-Wl,-soname,{name}"))
         .args(["-lpthread", "-ldl"]);
     if cfg!(target_arch = "x86_64") {
         command.arg("-fcf-protection=none");
     }
     if CALLERS_OF_THE_DRIVER.contains(&base) {
-        command
-            .arg(work.join("libcuda.so.1"))
-            .arg("-Wl,-rpath,$ORIGIN");
+        command.arg(work.join(DRIVER.0)).arg("-Wl,-rpath,$ORIGIN");
     }
     if let Some(script) = stubs::version_script(library) {
         let path = work.join(format!("{file}.map"));

@@ -1,4 +1,4 @@
-//! Virtual environments with a PyTorch in them.
+//! Virtual environments with PyTorch.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,8 @@ use super::interpreter::{self, PythonInfo};
 use super::releases::release_of;
 use crate::process;
 
-/// What PyTorch needs of pure Python to train, besides numpy; pip adds what these need themselves.
+/// Pure Python packages that PyTorch needs for training, besides numpy; pip adds their
+/// dependencies.
 const DEPENDENCIES: [&str; 6] = [
     "typing_extensions",
     "sympy",
@@ -23,23 +24,24 @@ const DEPENDENCIES: [&str; 6] = [
     "fsspec",
 ];
 
-/// What `torch.compile` needs besides, and a C++ compiler, to compile for the CPU (torch/utils/cpp_extension.py@v2.15.0 imports it).
+/// Package that `torch.compile` needs for CPU code, besides a C++ compiler
+/// (torch/utils/cpp_extension.py@v2.15.0 imports it).
 const COMPILING: &str = "setuptools";
 
-/// The file whose presence says that an environment is whole.
+/// Marker file of a complete environment.
 const RECORD: &str = "memprobe-environment.json";
 
-/// The file that names the libraries with which this PyTorch was seen to run.
+/// File that names the CUDA libraries with which this PyTorch is known to work.
 const VERIFIED: &str = "memprobe-verified";
 
-/// A virtual environment that is whole.
+/// A complete virtual environment.
 #[derive(Debug)]
 pub struct Venv {
     folder: PathBuf,
     record: Record,
 }
 
-/// How an environment was made.
+/// Description of an environment's creation.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     python_version: String,
@@ -47,7 +49,7 @@ struct Record {
     torch: String,
 }
 
-/// How much PyTorch's wheel weighs, for people.
+/// Returns the size of PyTorch's wheel, for display.
 pub fn wheel_size(torch: &str) -> String {
     match release_of(torch) {
         Some(release) => format!("{} MB", release.wheel_mb),
@@ -56,8 +58,8 @@ pub fn wheel_size(torch: &str) -> String {
 }
 
 impl Venv {
-    /// The environment in this folder, if it is whole and its Python still runs. The rest of an
-    /// interrupted set-up is removed.
+    /// Opens the environment in this folder if it is complete and its Python still runs. Removes
+    /// the remains of an interrupted set-up.
     pub fn open(folder: &Path, torch: &str) -> Result<Option<Self>> {
         let record = match fs::read(folder.join(RECORD)) {
             Ok(bytes) => serde_json::from_slice::<Record>(&bytes).ok(),
@@ -88,8 +90,8 @@ impl Venv {
         let numpy = release_of(torch).map_or("numpy", |release| release.numpy);
         match cuda {
             Cuda::Simulated => {
-                // No NVIDIA wheel: the simulated libraries take the place that PyTorch's RPATH names.
-                // PyTorch comes last, or pip would complain of their absence.
+                // No NVIDIA wheels: the simulated libraries take their place in PyTorch's RPATH.
+                // Install PyTorch last, or pip complains about their absence.
                 let mut dependencies = DEPENDENCIES.to_vec();
                 dependencies.push(numpy);
                 pip.install(&dependencies)?;
@@ -109,33 +111,31 @@ impl Venv {
         })
     }
 
-    /// The folder of the environment.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The interpreter.
     pub fn python(&self) -> PathBuf {
         python_in(&self.folder)
     }
 
-    /// The interpreter's version, such as `3.11.7`.
+    /// Full version of Python, such as `3.11.7`.
     pub fn python_version(&self) -> &str {
         &self.record.python_version
     }
 
-    /// The version of the PyTorch in it.
     pub fn torch(&self) -> &str {
         &self.record.torch
     }
 
-    /// The folder of PyTorch's shared libraries.
+    /// Returns the folder of PyTorch's shared libraries.
     pub fn torch_libraries(&self) -> Result<PathBuf> {
         self.installed("torch/lib")?
             .with_context(|| format!("no torch/lib below {}", self.folder.display()))
     }
 
-    /// Installs what `torch.compile` needs for the CPU, where it is missing. All else goes without it, so that a failure is only said.
+    /// Installs missing packages that `torch.compile` needs for the CPU. Everything else works
+    /// without, so a failure is only printed.
     pub fn add_what_compiling_needs(&self) -> Result<()> {
         if self.installed(COMPILING)?.is_some() {
             return Ok(());
@@ -144,10 +144,10 @@ impl Venv {
             "Adding {COMPILING} (1 MB) to {}, with which torch.compile is tried",
             self.folder.display()
         );
-        // pip compiles nothing: to import the modules does.
+        // pip does not compile the modules; importing does.
         let modules = "import torch._dynamo, torch._inductor.compile_fx";
         let added = Pip(self.python())
-            // Without a network it is not to keep every run waiting.
+            // Without a network, retries would delay every run.
             .install(&["--retries", "1", COMPILING])
             .and_then(|()| process::answer(Command::new(self.python()).args(["-c", modules])));
         if let Err(error) = added {
@@ -156,7 +156,7 @@ impl Venv {
         Ok(())
     }
 
-    /// A folder among the installed packages.
+    /// Returns a folder among the installed packages, if it exists.
     fn installed(&self, below: &str) -> Result<Option<PathBuf>> {
         let lib = self.folder.join("lib");
         let entries =
@@ -166,13 +166,13 @@ impl Venv {
         Ok(folders.find(|folder| folder.is_dir()))
     }
 
-    /// Whether this PyTorch was seen to run with the CUDA libraries as they are.
+    /// True if this PyTorch is known to work with the current CUDA libraries.
     pub fn is_verified(&self, libraries: Option<&Path>) -> Result<bool> {
         let seen = fs::read_to_string(self.folder.join(VERIFIED)).unwrap_or_default();
         Ok(seen == verification(libraries)?)
     }
 
-    /// Remembers that it was.
+    /// Records that PyTorch works with the current CUDA libraries.
     pub fn mark_verified(&self, libraries: Option<&Path>) -> Result<()> {
         write_whole(
             &self.folder.join(VERIFIED),
@@ -181,7 +181,8 @@ impl Venv {
     }
 }
 
-/// What a verification is good for: one build of the simulated libraries, or the real ones.
+/// Identifies the CUDA libraries of a verification: a build of the simulated ones, or the real
+/// ones.
 fn verification(libraries: Option<&Path>) -> Result<String> {
     match libraries {
         Some(folder) => Ok(super::simulated_cuda::installed_build(folder)
@@ -190,7 +191,7 @@ fn verification(libraries: Option<&Path>) -> Result<String> {
     }
 }
 
-/// Writes a file so that it is there whole or not at all.
+/// Writes a file atomically.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let partial = path.with_extension("partial");
     fs::write(&partial, bytes)
@@ -211,7 +212,7 @@ fn remove(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// How to install packages into an environment: by its own interpreter.
+/// pip of an environment, run by its own interpreter.
 struct Pip(PathBuf);
 
 impl Pip {
@@ -219,12 +220,12 @@ impl Pip {
         let mut command = Command::new(&self.0);
         command
             .args(["-m", "pip"])
-            // The environment itself is the cache: a second copy of each wheel would double what
-            // is taken of the disk. Nothing is compiled: what has no wheel is an error.
+            // The environment itself is the cache: pip's copy of each wheel would double the disk
+            // use. Packages without a wheel are an error, because nothing is compiled.
             .args(["install", "--disable-pip-version-check", "--no-cache-dir"])
             .args(["--only-binary", ":all:"])
-            // Most of PyTorch's modules are never imported: compiling them all takes longer than
-            // the download.
+            // Most of PyTorch's modules are never imported, and compiling all takes longer than the
+            // download.
             .arg("--no-compile")
             .args(requirements)
             .env("PIP_ROOT_USER_ACTION", "ignore");
@@ -235,8 +236,8 @@ impl Pip {
     }
 }
 
-/// An environment without packages, and the pip to fill it. Debian splits venv and ensurepip off
-/// Python, so both may be missing.
+/// Creates an environment without packages, and a pip to fill it. Debian packages venv and
+/// ensurepip apart from Python, so both may be missing.
 fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
     let venv = |extra: &[&str]| {
         process::answer(
@@ -278,8 +279,8 @@ fn create_empty(folder: &Path, base: &PythonInfo) -> Result<Pip> {
     Ok(pip)
 }
 
-/// Installs the pip that a distribution keeps beside its Python as a wheel, where it does; whether it
-/// did. (Its ensurepip looks for that only where the distribution is installed.)
+/// Installs the pip that a distribution ships as a wheel beside its Python. Returns false if there
+/// is none. (Its ensurepip looks for that wheel only where the distribution is installed.)
 fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
     let prefix = base.executable.parent().and_then(Path::parent);
     let wheels = prefix.map(|prefix| prefix.join("share/python-wheels"));
@@ -296,7 +297,7 @@ fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
     let Some(wheel) = wheel else {
         return Ok(false);
     };
-    // A wheel can be run as a program and as the package to install at once.
+    // Python can run pip from the wheel, which installs itself.
     process::answer(
         Command::new(target)
             .arg(wheel.join("pip"))
@@ -307,8 +308,8 @@ fn install_own_pip(base: &PythonInfo, target: &Path) -> Result<bool> {
     .map(|_| true)
 }
 
-/// Installs the newest pip, which is pure Python, by whichever pip this machine has. That one may be
-/// too old to install anything else for a newer Python.
+/// Installs the newest pip, which is pure Python, by this machine's own pip. The latter may be too
+/// old to install packages for a newer Python.
 fn lend_pip(packages: &Path) -> Result<()> {
     let python = process::on_path("python3").context("there is no python3 in PATH")?;
     process::run(

@@ -1,4 +1,4 @@
-//! Each form is told from the others, and nothing that cannot be is taken.
+//! Recognition of each form, and rejection of impossible lists.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Which entry point is believed, and what becomes of MIG and MPS.
+//! Choice of the entry point, MIG and MPS.
 
 use super::super::fake::{FakeDevice, Known, NOT_AVAILABLE, existing, plain};
 use super::super::form::Form;

@@ -1,4 +1,4 @@
-//! What CUDA gave out, with a caching allocator and without one.
+//! Tests of CUDA memory, with and without a caching allocator.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ fn native(library: &str, function: &str) -> Frame {
     }
 }
 
-/// Stack 1 is a line of Python that calls through `libnccl.so`, 2 a program of its own.
+/// Stack 1 is a line of Python that calls through `libnccl.so`; stack 2 is a native program.
 fn model() -> Model {
     let mut model = Model::new(Target::default(), TimeNs(0));
     let train = Frame {

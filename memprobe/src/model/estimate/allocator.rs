@@ -1,73 +1,75 @@
-//! PyTorch's caching allocator, without memory: what it would hand out and ask of CUDA.
+//! Simulation of PyTorch's caching allocator, without memory: blocks, segments and totals.
 //!
-//! The rules are those of `DeviceCachingAllocator` as it is set by default and on one stream
-//! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0: `round_size`, `get_allocation_size`, `get_free_block`, `should_split`,
-//! `free_block`, `release_cached_blocks`; the constants in c10/core/AllocatorConfig.h). They are the same from 2.0 on but for [`Ties`].
+//! The rules are those of `DeviceCachingAllocator` with default settings and a single stream
+//! (c10/cuda/CUDACachingAllocator.cpp@v2.15.0: `round_size`, `get_allocation_size`,
+//! `get_free_block`, `should_split`, `free_block`, `release_cached_blocks`; the constants in
+//! c10/core/AllocatorConfig.h). Apart from [`Ties`] they are unchanged since 2.0.
 
 use std::collections::BTreeSet;
 
 use crate::event::{Address, Bytes, Totals};
 
-/// Blocks are multiples of this (`kMinBlockSize`).
+/// Granularity of block sizes (`kMinBlockSize`).
 const LEAST: u64 = 512;
-/// The largest block of the small pool (`kSmallSize`).
+/// Largest block of the small pool (`kSmallSize`).
 const SMALL: u64 = 1 << 20;
-/// Segments of the small pool (`kSmallBuffer`).
+/// Size of segments of the small pool (`kSmallBuffer`).
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Segments of the large pool for blocks below [`OWN_SEGMENT`] (`kLargeBuffer`).
+/// Size of segments of the large pool for blocks below [`OWN_SEGMENT`] (`kLargeBuffer`).
 const LARGE_SEGMENT: u64 = 20 << 20;
-/// From here on a block that does not fit anywhere gets a segment of its size (`kMinLargeAlloc`).
+/// Smallest block that gets a segment of its own size if no free block fits (`kMinLargeAlloc`).
 const OWN_SEGMENT: u64 = 10 << 20;
-/// Of which that is a multiple (`kRoundLarge`).
+/// Granularity of such segments (`kRoundLarge`).
 const SEGMENT_UNIT: u64 = 2 << 20;
-/// Where the first segment lies.
+/// Address of the first segment.
 const FIRST: u64 = 1 << 40;
-/// More than a device has: a request that cannot be meant.
+/// Requests above this are rejected: no device has as much memory.
 const MOST: u64 = 1 << 48;
 
-/// Names a block that was handed out.
+/// Identifies an allocated block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BlockId(usize);
 
-/// Why there is no block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutOfMemory {
-    /// Bytes of the segment that the device had no room for.
+    /// Size of the segment that did not fit on the device.
     pub segment: Bytes,
 }
 
-/// The caching allocator of one device.
+/// Simulated caching allocator of one device.
 #[derive(Debug, Default)]
 pub struct CachingAllocator {
-    /// Bytes that CUDA can give; `None` for as many as are asked for.
+    /// Bytes that CUDA can give; `None` for unlimited.
     capacity: Option<Bytes>,
     ties: Ties,
     blocks: Vec<Block>,
-    /// Places in `blocks` that are free to be used.
+    /// Unused indices of `blocks`.
     vacant: Vec<usize>,
     small: BTreeSet<Key>,
     large: BTreeSet<Key>,
     totals: Totals,
     peak: Totals,
-    /// How often all cached segments were given back to make room.
+    /// Number of times that all cached segments were released to make room.
     flushes: u64,
-    /// Where the next segment lies.
+    /// Address of the next segment, if the caller chose one.
     next: Option<Address>,
     segments: u64,
-    /// Bytes of all segments so far: one follows on the other, and none lies where another was.
+    /// Bytes of all segments so far. By default each segment follows the last; no address is
+    /// reused.
     mapped: u64,
 }
 
-/// The order in which free blocks are tried: the smallest first, of equal ones as [`Ties`] has it.
+/// Sort key of free blocks: smallest first, equal ones in the order of [`Ties`].
 type Key = (u64, u64, u64, usize);
 
-/// Which of several free blocks of equal size is taken.
+/// Choice among free blocks of equal size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Ties {
-    /// The first of the oldest segment, as seen in 2.15.0. Where CUDA gives out ascending addresses, it is the same.
+    /// The first of the oldest segment, as seen in 2.15.0. It is also the lowest address as long as
+    /// CUDA returns ascending addresses.
     #[default]
     OldestSegment,
-    /// The first in memory, as seen in 2.0.1 and 2.6.0.
+    /// The lowest address, as seen in 2.0.1 and 2.6.0.
     LowestAddress,
 }
 
@@ -81,11 +83,11 @@ enum Pool {
 struct Block {
     addr: u64,
     size: u64,
-    /// Segments in the order in which they count.
+    /// Rank of its segment among blocks of equal size.
     segment: u64,
     pool: Pool,
     is_live: bool,
-    /// The neighbours in the segment.
+    /// Neighbours in the segment.
     before: Option<usize>,
     after: Option<usize>,
 }
@@ -97,12 +99,12 @@ impl Block {
 }
 
 impl CachingAllocator {
-    /// An allocator of a device that never runs out of memory.
+    /// Returns an allocator of a device with unlimited memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As [`Self::new`], with another order of blocks that are equally large.
+    /// Returns an unlimited allocator with another choice among blocks of equal size.
     pub fn with_ties(ties: Ties) -> Self {
         Self {
             ties,
@@ -110,7 +112,7 @@ impl CachingAllocator {
         }
     }
 
-    /// An allocator that gets no more than `capacity` of CUDA.
+    /// Returns an allocator that gets at most `capacity` from CUDA.
     pub fn with_capacity(capacity: Bytes) -> Self {
         Self {
             capacity: Some(capacity),
@@ -118,10 +120,10 @@ impl CachingAllocator {
         }
     }
 
-    /// Hands out a block of at least `requested` bytes.
+    /// Allocates a block of at least `requested` bytes.
     ///
     /// # Errors
-    /// When the device has no room, also after everything cached was given back.
+    /// If the device has no room, even after all cached segments were released.
     pub fn malloc(&mut self, requested: Bytes) -> Result<BlockId, OutOfMemory> {
         if requested.0 > MOST {
             return Err(OutOfMemory { segment: requested });
@@ -147,7 +149,7 @@ impl CachingAllocator {
         Ok(BlockId(found))
     }
 
-    /// Takes a block back. One that is not live is left as it is.
+    /// Frees a block. Does nothing if the block is not live.
     pub fn free(&mut self, id: BlockId) {
         let Some(block) = self.blocks.get_mut(id.0).filter(|block| block.is_live) else {
             return;
@@ -169,7 +171,7 @@ impl CachingAllocator {
         self.free_of(pool).insert(key);
     }
 
-    /// Gives back all segments in which nothing is live (`torch.cuda.empty_cache()`).
+    /// Releases all segments without live blocks (`torch.cuda.empty_cache()`).
     pub fn empty_cache(&mut self) {
         for pool in [Pool::Small, Pool::Large] {
             let blocks = &self.blocks;
@@ -189,32 +191,32 @@ impl CachingAllocator {
         }
     }
 
-    /// Says where the next segment will lie; without a word, segments lie one after the other.
+    /// Sets the address of the next segment. By default segments follow one another.
     pub fn place_next_segment(&mut self, addr: Address) {
         self.next = Some(addr);
     }
 
-    /// Bytes that the allocator made of a request.
+    /// Bytes of the block, after rounding.
     pub fn size(&self, id: BlockId) -> Bytes {
         Bytes(self.blocks.get(id.0).map_or(0, |block| block.size))
     }
 
-    /// Where a block lies.
+    /// Address of the block.
     pub fn addr(&self, id: BlockId) -> Address {
         Address(self.blocks.get(id.0).map_or(0, |block| block.addr))
     }
 
-    /// What is allocated and reserved.
+    /// Allocated and reserved bytes.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// The highest that each total has been.
+    /// Highest value of each total.
     pub fn peak(&self) -> Totals {
         self.peak
     }
 
-    /// How often everything cached was given back because the device was full.
+    /// Number of times that all cached segments were released because the device was full.
     pub fn flushes(&self) -> u64 {
         self.flushes
     }
@@ -236,11 +238,11 @@ impl CachingAllocator {
         self.free_of(self.blocks[at].pool).remove(&key);
     }
 
-    /// Asks CUDA for a segment that has room for `size` bytes.
+    /// Requests a segment from CUDA with room for `size` bytes.
     fn segment(&mut self, size: u64, pool: Pool) -> Result<usize, OutOfMemory> {
         let bytes = segment_bytes(size);
         if self.is_beyond_capacity(bytes) {
-            // The segments that are whole are given back, and asked for anew later.
+            // Whole segments are released, and requested again later.
             self.flushes += 1;
             self.empty_cache();
             if self.is_beyond_capacity(bytes) {
@@ -288,7 +290,7 @@ impl CachingAllocator {
         }
     }
 
-    /// Cuts off the end of a block that is too large, unless the end is too small to be of use.
+    /// Splits off the end of a block, unless the remainder is too small (`should_split`).
     fn split(&mut self, at: usize, size: u64) {
         let block = self.blocks[at];
         let rest = block.size - size;
@@ -315,7 +317,7 @@ impl CachingAllocator {
         self.free_of(block.pool).insert(key);
     }
 
-    /// Makes one free block of two neighbours; the first stays.
+    /// Merges two neighbouring free blocks into the first.
     fn join(&mut self, first: usize, second: usize) {
         let gone = self.blocks[second];
         self.blocks[first].size += gone.size;
@@ -328,7 +330,7 @@ impl CachingAllocator {
     }
 }
 
-/// Bytes of a segment for a block that fits in none (`get_allocation_size`).
+/// Size of a new segment for a block of `size` bytes (`get_allocation_size`).
 fn segment_bytes(size: u64) -> u64 {
     if size <= SMALL {
         SMALL_SEGMENT

@@ -1,4 +1,4 @@
-//! What a GPU would hold at each moment, and what of that the CPU holds.
+//! Accounting of the estimate: memory of the CPU and of the simulated GPU at each moment.
 
 use super::allocator::{BlockId, CachingAllocator};
 use super::lines::{LineId, Lines};
@@ -7,61 +7,61 @@ use super::retold::{Asked, OnGpu, Retold};
 use super::{Difference, Fit, Hardware, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
 
-/// A block of the CPU, and what stands for it on a GPU.
+/// Block of the CPU, and its counterpart on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// Bytes that the CPU's allocator was asked for.
+    /// Bytes requested from the CPU's allocator.
     pub(super) cpu: u64,
-    /// Bytes that a GPU's allocator is asked for; `None` where it is not.
+    /// Bytes requested from a GPU's allocator; `None` if there is no counterpart.
     pub(super) gpu: Option<u64>,
-    /// Why these differ.
+    /// Reason that the two differ.
     pub(super) why: Option<Difference>,
     pub(super) line: LineId,
     pub(super) phase: Phase,
     pub(super) asked: Asked,
 }
 
-/// Names a [`Piece`] that is there.
+/// Identifies a live [`Piece`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PieceId(usize);
 
-/// How the figures of a moment come about: `cpu`, and all that is added to it or taken away, make up what is allocated.
+/// Figures of one moment: `cpu` plus all `differences` equals `allocated`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Moment {
     pub(super) allocated: u64,
     pub(super) cpu: u64,
     pub(super) differences: [i64; Difference::ALL.len()],
-    /// Allocated, by what the program was doing when it was.
+    /// `allocated`, by the phase of the allocation.
     pub(super) phases: [u64; Phase::ALL.len()],
-    /// What the program was doing, and where.
+    /// Phase and line of the last allocation; set for the peak only.
     pub(super) phase: Phase,
     pub(super) line: LineId,
 }
 
-/// One allocator that is tried.
+/// One simulated allocator.
 #[derive(Debug)]
 struct Trial {
     allocator: CachingAllocator,
     /// By piece.
     blocks: Vec<Option<BlockId>>,
-    /// The request that the device had no room for first.
+    /// First request that did not fit on the device.
     refused: Option<(LineId, u64)>,
 }
 
-/// The books of a run.
+/// Accounting of one run.
 #[derive(Debug)]
 pub(super) struct Books {
     pieces: Vec<Option<Piece>>,
     vacant: Vec<usize>,
-    /// A device with room for everything: what the figures are about.
+    /// Unlimited device: the source of the reported figures.
     plain: Trial,
-    /// The same, with a workspace of cuBLAS that is never given back.
+    /// Unlimited device with a permanent cuBLAS workspace.
     working: Trial,
-    /// As `working`, with the room of a certain device.
+    /// Like `working`, with the memory of a given device.
     bounded: Option<Trial>,
     now: Moment,
     peak: Moment,
-    /// What was there when a backward pass or a step was over and the program began with something new.
+    /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
     kept: Option<Totals>,
     pub(super) lines: Lines,
     pub(super) retold: Retold,
@@ -76,7 +76,7 @@ impl Trial {
         }
     }
 
-    /// Bytes that the allocator made of them.
+    /// Allocates the piece; returns its rounded size.
     fn begin(&mut self, at: usize, bytes: u64, line: LineId) -> u64 {
         if self.blocks.len() <= at {
             self.blocks.resize(at + 1, None);
@@ -100,7 +100,7 @@ impl Trial {
         })
     }
 
-    /// Bytes that are given back.
+    /// Frees the piece; returns its rounded size.
     fn end(&mut self, at: usize) -> u64 {
         let Some(block) = self.blocks.get_mut(at).and_then(Option::take) else {
             return 0;
@@ -127,7 +127,7 @@ impl Books {
             lines: Lines::default(),
             retold: Retold::new(TimeNs(0)),
         };
-        // Nobody frees it, so its name need not be kept.
+        // Nothing frees it, so its id is not needed.
         for trial in std::iter::once(&mut books.working).chain(&mut books.bounded) {
             if trial.allocator.malloc(WORKSPACE).is_err() {
                 trial.refused = Some((LineId::NONE, WORKSPACE.0));
@@ -136,7 +136,7 @@ impl Books {
         books
     }
 
-    /// A block came into being.
+    /// Adds a piece.
     pub(super) fn begin(&mut self, piece: Piece) -> PieceId {
         let at = match self.vacant.pop() {
             Some(at) => at,
@@ -176,7 +176,7 @@ impl Books {
         PieceId(at)
     }
 
-    /// The CPU has given a block back, and a GPU would not yet.
+    /// Records a free on the CPU of a block that a GPU would still hold.
     pub(super) fn end_on_cpu(&mut self, id: PieceId, why: Difference) {
         let Some(piece) = self.pieces.get_mut(id.0).and_then(Option::as_mut) else {
             return;
@@ -190,7 +190,7 @@ impl Books {
         self.differ(Some(why), signed(gpu));
     }
 
-    /// A block is given back. Bytes that a GPU's allocator gets by it.
+    /// Removes a piece; returns it with the bytes freed on the GPU.
     pub(super) fn end(&mut self, id: PieceId) -> Option<(Piece, u64)> {
         let piece = self.pieces.get_mut(id.0)?.take()?;
         self.vacant.push(id.0);
@@ -217,44 +217,43 @@ impl Books {
         Some((piece, size))
     }
 
-    /// What stands for a block on the GPU.
+    /// Block of a piece on the simulated GPU.
     pub(super) fn on_gpu(&self, id: PieceId) -> Option<OnGpu> {
         self.plain.block(id.0)
     }
 
-    /// What is there now.
     pub(super) fn now(&self) -> Moment {
         self.now
     }
 
-    /// The moment at which most was allocated.
+    /// Moment of the highest allocated bytes.
     pub(super) fn peak(&self) -> Moment {
         self.peak
     }
 
-    /// The program goes on with something else; `phase` is over.
+    /// Handles the end of `phase`.
     pub(super) fn is_over(&mut self, phase: Phase) {
         if matches!(phase, Phase::Backward | Phase::Step) {
             self.kept = Some(self.plain.allocator.totals());
         }
     }
 
-    /// What was kept from one iteration to the next; `None` where there was one at most.
+    /// Memory kept between iterations; `None` until other work follows a backward pass or a step.
     pub(super) fn kept(&self) -> Option<Totals> {
         self.kept
     }
 
-    /// The highest that each of the allocator's own totals was.
+    /// Highest value of each of the allocator's totals.
     pub(super) fn totals(&self) -> Totals {
         self.plain.allocator.peak()
     }
 
-    /// The highest totals with a workspace of cuBLAS.
+    /// Highest totals with a cuBLAS workspace.
     pub(super) fn with_workspace(&self) -> Totals {
         self.working.allocator.peak()
     }
 
-    /// Whether the run, with a workspace, has room on the device that was asked for.
+    /// Result for the given device, with a cuBLAS workspace; `None` without a device.
     pub(super) fn fit(&self) -> Option<Fit> {
         let bounded = self.bounded.as_ref()?;
         Some(match bounded.refused {
@@ -270,13 +269,14 @@ impl Books {
     }
 
     fn differ(&mut self, why: Option<Difference>, by: i64) {
-        // What stands for itself is as large on both; the books say so if it is not.
+        // A piece without a reason has equal sizes on both. Should they differ, the difference
+        // shows as rounding.
         let why = why.unwrap_or(Difference::Rounding) as usize;
         self.now.differences[why] = self.now.differences[why].saturating_add(by);
     }
 }
 
-/// Bytes as a difference. No device has as many as do not fit.
+/// Bytes as a signed difference. Saturates, at a size that no device has.
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Which lines of Python the memory belongs to: at the peak, and of what is saved for backward.
+//! Lines of Python that hold memory at the peak, and those that save memory for backward.
 
 use std::collections::HashMap;
 
@@ -6,17 +6,17 @@ use super::LineAtPeak;
 use crate::event::{Bytes, NoStack};
 use crate::model::snapshot::Site;
 
-/// Lines that are told apart. Later ones stand in one row.
+/// Maximum number of lines; the excess shares one row.
 const MOST: usize = 1 << 18;
 
-/// Names a line.
+/// Identifies a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct LineId(u32);
 
 impl LineId {
-    /// Of blocks whose stack is not known.
+    /// Line of blocks without a known stack.
     pub(super) const NONE: Self = Self(0);
-    /// Of blocks whose line there was no room for.
+    /// Line of blocks beyond [`MOST`] lines.
     const OTHERS: Self = Self(1);
 }
 
@@ -26,34 +26,33 @@ struct Held {
     blocks: u64,
 }
 
-/// One line. What it held at the peak is written down when that changes for the first time after it.
+/// One line. Its value at a peak is saved at its first change after that peak.
 #[derive(Debug)]
 struct Line {
     site: Site,
     now: Held,
     at_peak: Held,
-    /// The peak that `at_peak` is of.
+    /// Number of the peak that `at_peak` belongs to.
     peak: u64,
-    /// What a backward pass gave back so far of what was made here, and which pass that was.
+    /// Bytes of this line freed so far by backward pass `pass`.
     saved: u64,
     pass: u64,
 }
 
-/// All lines.
 #[derive(Debug)]
 pub(super) struct Lines {
     lines: Vec<Line>,
     by_site: HashMap<Site, LineId>,
-    /// Peaks are numbered: the last one counts.
+    /// Number of the latest peak.
     peak: u64,
-    /// Backward passes are numbered.
+    /// Number of the current backward pass.
     pass: u64,
     saved: u64,
-    /// Of the pass for which most was saved.
+    /// Backward pass with most saved bytes.
     most: Saved,
 }
 
-/// What was saved for one backward pass.
+/// Bytes saved for one backward pass.
 #[derive(Debug, Default)]
 struct Saved {
     bytes: u64,
@@ -81,7 +80,7 @@ impl Default for Lines {
 }
 
 impl Lines {
-    /// The line of a site.
+    /// Returns the line of a site, adding it if it is new.
     pub(super) fn define(&mut self, site: Site) -> LineId {
         if let Some(line) = self.by_site.get(&site) {
             return *line;
@@ -108,26 +107,26 @@ impl Lines {
         self.lines[line.0 as usize].site.clone()
     }
 
-    /// A block was made.
+    /// Counts an allocated block.
     pub(super) fn take(&mut self, line: LineId, bytes: u64) {
         let now = &mut self.changing(line).now;
         now.bytes = now.bytes.saturating_add(bytes);
         now.blocks += 1;
     }
 
-    /// A block was given back.
+    /// Counts a freed block.
     pub(super) fn give_back(&mut self, line: LineId, bytes: u64) {
         let now = &mut self.changing(line).now;
         now.bytes = now.bytes.saturating_sub(bytes);
         now.blocks = now.blocks.saturating_sub(1);
     }
 
-    /// Never has there been more than now.
+    /// Marks the current state as the peak.
     pub(super) fn is_peak(&mut self) {
         self.peak += 1;
     }
 
-    /// A block that was there before a backward pass was given back in it.
+    /// Counts a block from before the current backward pass that the pass freed.
     pub(super) fn was_saved(&mut self, line: LineId, bytes: u64) {
         let pass = self.pass;
         let line = &mut self.lines[line.0 as usize];
@@ -139,7 +138,7 @@ impl Lines {
         self.saved = self.saved.saturating_add(bytes);
     }
 
-    /// A backward pass is over; another may begin.
+    /// Ends the current backward pass.
     pub(super) fn backward_ended(&mut self) {
         if self.saved > self.most.bytes {
             let of_pass = (0..).zip(&self.lines);
@@ -153,12 +152,12 @@ impl Lines {
         self.pass += 1;
     }
 
-    /// The most that was saved for one backward pass.
+    /// Most bytes saved for one backward pass.
     pub(super) fn saved(&self) -> Bytes {
         Bytes(self.most.bytes)
     }
 
-    /// What each line held at the peak and saved for backward, where it did, the largest first.
+    /// Lines that held memory at the peak or saved some for backward, largest first.
     pub(super) fn rows(&self) -> Vec<LineAtPeak> {
         let rows = (0..).zip(&self.lines).map(|(at, line): (u32, _)| {
             let held = match line.peak == self.peak {
@@ -179,7 +178,7 @@ impl Lines {
         rows
     }
 
-    /// A line about whose bytes something is about to change.
+    /// Returns the line for a change, after saving its value at the peak.
     fn changing(&mut self, line: LineId) -> &mut Line {
         let line = &mut self.lines[line.0 as usize];
         if line.peak != self.peak {

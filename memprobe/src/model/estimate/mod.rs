@@ -1,6 +1,7 @@
-//! What a run on the CPU says of the same run on a GPU: the blocks of PyTorch's CPU allocator are handed, in order, to
-//! its GPU allocator as [`CachingAllocator`] has it, less those that a GPU does not have and with those that only
-//! a GPU has, as far as that is known.
+//! Estimate of a run on a GPU from a run on the CPU. The blocks of PyTorch's CPU allocator are
+//! replayed, in order, on a simulation of its GPU allocator ([`CachingAllocator`]). Blocks that a
+//! GPU would not have are left out, and blocks that only a GPU has are added, as far as they are
+//! known.
 //!
 //! At any moment: `allocated == bytes of the CPU + all [`Difference`]s`.
 
@@ -24,56 +25,56 @@ use crate::model::why::view::Hearsay;
 use books::{Books, Moment};
 use translation::Translation;
 
-/// The workspace that PyTorch gives cuBLAS where nothing else is asked for: `CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`,
-/// in KiB and numbers (`getChosenWorkspaceSize`, aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0). Up to 2.14 a thread keeps one for
-/// each stream, 2.15 asks for it with each product of matrices.
+/// Default cuBLAS workspace of PyTorch: `CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`, in KiB and counts
+/// (`getChosenWorkspaceSize`, aten/src/ATen/cuda/CublasHandlePool.cpp@v2.15.0). Up to 2.14 a thread
+/// keeps one for each stream; 2.15 allocates it for each matrix product.
 pub const WORKSPACE: Bytes = Bytes((4096 * 2 + 16 * 8) << 10);
 
-/// The same where the GPU is a Hopper.
+/// Default cuBLAS workspace on Hopper.
 pub const WORKSPACE_OF_HOPPER: Bytes = Bytes((4096 * 8) << 10);
 
-/// What is known of the GPU.
+/// Known properties of the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hardware {
-    /// Bytes that the allocator can get of CUDA; `None` where nobody asks whether a run fits.
+    /// Bytes that the allocator can get from CUDA; `None` if no fit is checked.
     pub memory: Option<Bytes>,
 }
 
-/// A line whose blocks stay in the host's memory, by the end of its file's path and its number.
+/// Line whose blocks stay in host memory, given by the end of its file's path and its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnHost {
     /// Such as `data.py` or `loaders/data.py`.
     pub file: String,
-    /// Such as 12.
     pub line: u32,
 }
 
 impl OnHost {
-    /// Whether it is the line of a frame.
+    /// Returns true if the frame is on this line.
     fn names(&self, frame: &Frame) -> bool {
         let rest = frame.file.strip_suffix(self.file.as_str());
         self.line == frame.line && rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
     }
 }
 
-/// Why a GPU's allocator has more or less than the CPU's.
+/// Reason for a difference between the GPU's allocator and the CPU's.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Difference {
-    /// Blocks are multiples of 512 bytes, and small ends are not cut off.
+    /// GPU blocks are multiples of 512 bytes, and small remainders are not split off.
     Rounding,
-    /// A step of the optimizer takes all parameters at once (`foreach`), where the CPU takes one after the other: its
-    /// temporary tensors exist together.
+    /// On a GPU an optimizer step handles all parameters at once (`foreach`), so its temporary
+    /// tensors coexist. On the CPU it handles one after the other.
     Together,
-    /// Masks of dropout have a byte an element.
+    /// Dropout masks take one byte an element on a GPU.
     Mask,
-    /// Copies and buffers of the CPU's kernels, for no tensor.
+    /// Copies and buffers of the CPU's kernels, which belong to no tensor.
     Scratch,
-    /// It is the host's in a run on a GPU too: examples before they are a batch, numbers, lines that were named.
+    /// Memory that is on the host in a GPU run too: samples before collation, scalars, lines named
+    /// by the user.
     OnHost,
 }
 
 impl Difference {
-    /// All of them, in the order in which they are shown.
+    /// All variants, in display order.
     pub const ALL: [Self; 5] = [
         Self::OnHost,
         Self::Scratch,
@@ -83,94 +84,93 @@ impl Difference {
     ];
 }
 
-/// Whether a run fits into a device's memory.
+/// Result of fitting a run into a device's memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fit {
-    /// It does.
     Whole,
-    /// It does because cached segments are given back to CUDA and asked for anew, which is slow.
+    /// Fits only if cached segments are released to CUDA and requested again, which is slow.
     WithoutCache {
-        /// How often.
+        /// Number of such releases.
         flushes: u64,
     },
-    /// It does not.
     Not {
-        /// The first request for which there is no room.
+        /// First request that does not fit.
         requested: Bytes,
-        /// Where that is made.
+        /// Line of that request.
         site: Site,
     },
 }
 
-/// What a line has to do with the peak.
+/// Share of a line in the peak.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineAtPeak {
-    /// The line.
     pub site: Site,
-    /// Bytes that it held when most was allocated, as the GPU's allocator counts.
+    /// Bytes held when most was allocated, as the GPU's allocator counts them.
     pub held: Bytes,
-    /// In so many blocks.
     pub blocks: u64,
-    /// Bytes that it had saved for the backward pass for which most was saved.
+    /// Bytes saved for the backward pass with most saved bytes.
     pub saved: Bytes,
 }
 
-/// What could not be taken into account.
+/// Gaps in the input of the estimate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Blocks that there was no room for.
+    /// Blocks beyond the limit.
     pub blocks: u64,
-    /// Stacks that there was no room for.
+    /// Stacks beyond the limit.
     pub stacks: u64,
-    /// Temporary tensors of optimizers whose steps on a GPU nobody has looked at.
+    /// Temporary tensors of optimizers whose steps on a GPU are not modelled.
     pub steps: u64,
-    /// Events of memory of GPUs.
+    /// Allocations on GPUs.
     pub on_gpu: u64,
-    /// Events that were lost.
+    /// Lost events.
     pub lost: u64,
-    /// What the CPU's allocator had given out before is not known.
+    /// True if earlier allocations of the CPU's allocator are unknown.
     pub past: bool,
 }
 
-/// What a run on a GPU is expected to need.
+/// Expected memory of a run on a GPU.
 #[derive(Clone, Debug)]
 pub struct Estimate {
-    /// Events of the CPU's memory that it is made of.
+    /// Events of the CPU's memory behind the estimate.
     pub events: u64,
-    /// The highest that each total is. They need not be so at the same moment.
+    /// Highest value of each total; they may be at different moments.
     pub peak: Totals,
-    /// The same with [`WORKSPACE`], held from the beginning: what is allocated then is the most that it can be.
+    /// The same with [`WORKSPACE`] held from the start, which gives an upper bound of allocated
+    /// bytes.
     pub with_workspace: Totals,
-    /// Kept from one iteration to the next: at the last beginning of something new after a backward pass or a step.
-    /// `None` where nothing followed on one.
+    /// Memory kept between iterations: totals at the last start of other work after a backward pass
+    /// or a step. `None` if nothing followed one.
     pub kept: Option<Totals>,
-    /// Bytes of the CPU's allocator when most is allocated on a GPU.
+    /// Bytes of the CPU's allocator when most is allocated on the GPU.
     pub cpu_at_peak: Bytes,
-    /// The most that the CPU's allocator had given out at once.
+    /// Highest bytes of the CPU's allocator.
     pub cpu_peak: Bytes,
-    /// What makes of `cpu_at_peak` the highest allocated: all of [`Difference::ALL`] in their order.
+    /// Differences that lead from `cpu_at_peak` to the highest allocated bytes, in the order of
+    /// [`Difference::ALL`].
     pub differences: Vec<(Difference, i64)>,
-    /// Allocated at the peak, by what the program was doing when it was: all of [`Phase::ALL`] in their order.
+    /// Highest allocated bytes by the phase of the allocation, in the order of [`Phase::ALL`].
     pub phases: Vec<(Phase, Bytes)>,
-    /// What the program was doing when most was allocated.
+    /// Phase of the allocation that reached the peak.
     pub peak_in: Phase,
-    /// And where.
+    /// Line of that allocation.
     pub peak_at: Site,
-    /// The most that was saved for a backward pass: made before it, and given back while it ran.
+    /// Most bytes saved for a backward pass: allocated before it and freed during it.
     pub saved: Bytes,
-    /// Lines that held or saved something, the largest first. `held` adds up to the highest allocated.
+    /// Lines that held or saved memory, largest first. The sum of `held` is the highest allocated
+    /// bytes.
     pub lines: Vec<LineAtPeak>,
-    /// How large the model is on the GPU: what its modules keep, and what they make in one iteration. `None` where nothing was made.
+    /// Size of the model on the GPU: parameters and buffers, and tensors made in one iteration.
+    /// `None` if nothing was allocated.
     pub sizes: Option<Sizes>,
-    /// What the stream said at all: tables tell what they miss.
+    /// Information available in the event stream, for the notes under tables.
     pub heard: Hearsay,
-    /// Whether there is room for it; `None` where nobody asked.
+    /// Result for the given device; `None` without one.
     pub fit: Option<Fit>,
-    /// What could not be taken into account.
     pub missing: Missing,
 }
 
-/// Makes an [`Estimate`] of the events of one process.
+/// Builds an [`Estimate`] from the events of one process.
 #[derive(Debug)]
 pub struct Estimator {
     translation: Translation,
@@ -180,7 +180,6 @@ pub struct Estimator {
 }
 
 impl Estimator {
-    /// Nothing has happened yet.
     pub fn new(hardware: Hardware, on_host: Vec<OnHost>) -> Self {
         Self {
             translation: Translation::new(on_host),
@@ -190,7 +189,7 @@ impl Estimator {
         }
     }
 
-    /// Takes the next event of the stream.
+    /// Handles the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         let Self {
             translation, books, ..
@@ -205,7 +204,7 @@ impl Estimator {
                 translation.define_use(*id, is);
             }
             Event::Mark(mark) => {
-                // What a step held is given back before the next begins.
+                // Memory that a step held is freed before the next begins.
                 translation.mark(mark, books);
                 books.retold.pass(event);
             }
@@ -242,12 +241,11 @@ impl Estimator {
         }
     }
 
-    /// Whether there is anything to estimate by.
+    /// True if no event of the CPU's memory was seen.
     pub fn is_empty(&self) -> bool {
         self.events == 0
     }
 
-    /// What all of that comes to.
     pub fn finish(mut self) -> Estimate {
         self.translation.finish(&mut self.books);
         let books = &self.books;

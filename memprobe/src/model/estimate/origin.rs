@@ -1,59 +1,60 @@
-//! What a block of the CPU is part of, by the stack that asked for it.
+//! Origin of a block of the CPU: its phase and role, by the stack of its allocation.
 //!
-//! Inferred from the names of PyTorch's own files and functions (torch@v2.15.0; the names are older than 2.0).
+//! Inferred from names of PyTorch's own files and functions (torch@v2.15.0; the names predate 2.0).
 
 use crate::event::{Frame, Stack, StackKind};
 
-/// What a program was doing when it asked for memory.
+/// Phase of a program at an allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub enum Phase {
-    /// Anything but the others: making the model, and the forward pass.
+    /// Anything else: construction of the model, and the forward pass.
     #[default]
     Forward,
-    /// A backward pass.
     Backward,
-    /// A step of an optimizer.
+    /// Optimizer step.
     Step,
-    /// Loading data (`torch.utils.data`).
+    /// Data loading (`torch.utils.data`).
     Loading,
 }
 
 impl Phase {
-    /// All of them, in the order in which they are shown.
+    /// All variants, in display order.
     pub const ALL: [Self; 4] = [Self::Forward, Self::Backward, Self::Step, Self::Loading];
 }
 
-/// What is special about a block.
+/// Role of a block that needs special treatment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// Nothing.
+    /// None.
     Plain,
-    /// It is asked for by `torch.nn.functional.dropout` itself.
+    /// Allocated directly by `torch.nn.functional.dropout`.
     Dropout,
-    /// A step of an optimizer takes one parameter after the other, and this is for one of them.
+    /// Allocated for one parameter, by an optimizer step that handles them one after the other.
     Parameter(Together),
-    /// It is an example for a batch, or belongs to the order of the examples.
+    /// A sample of a batch, or part of the sampling order.
     Sample,
-    /// A thread without Python asked for it, which works for another (OpenMP's do): what goes on is what went on.
+    /// Allocated by a helper thread without Python, such as OpenMP's. It belongs to the phase of
+    /// the last other allocation.
     Helper,
 }
 
-/// What becomes of the temporary tensors of a step where it takes all parameters at once, as it does on a GPU
-/// (`foreach`; the functions `_multi_tensor_*` beside `_single_tensor_*` in torch/optim/*.py@v2.15.0).
+/// Temporary tensors of an optimizer step that handles all parameters at once, as on a GPU
+/// (`foreach`; the functions `_multi_tensor_*` beside `_single_tensor_*` in
+/// torch/optim/*.py@v2.15.0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Together {
-    /// Of two that a line makes one after the other, the second exists of all parameters at once, and the first not
-    /// at all; nor does one that is alone (`_foreach_sqrt`, and the rest in place).
+    /// A line allocates two in a row: the second exists for all parameters at once, the first not
+    /// at all. A single one does not exist either (`_foreach_sqrt`, and the rest in place).
     Second,
-    /// Each exists of all parameters at once.
+    /// Each exists for all parameters at once.
     Each,
-    /// As [`Self::Each`] for the first line that makes one; the others are in place.
+    /// Like [`Self::Each`] for the first line that allocates one; the others work in place.
     FirstLine,
-    /// Nobody has looked.
+    /// Optimizer that is not modelled.
     Unknown,
 }
 
-/// What a block is part of.
+/// Phase and role of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Origin {
     pub(super) phase: Phase,
@@ -61,15 +62,16 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// Of a block whose stack is not known.
+    /// Origin of a block without a known stack.
     pub(super) const UNKNOWN: Self = Self {
         phase: Phase::Forward,
         part: Part::Plain,
     };
 
-    /// By a stack.
+    /// Returns the origin for a stack.
     pub(super) fn of(stack: &Stack) -> Self {
-        // On the CPU a backward pass runs on the thread that asks for it, whose frames say so.
+        // On the CPU a backward pass runs on the thread that called it, so its frames show the
+        // pass.
         let is_backward = match stack.kind {
             StackKind::Python => false,
             StackKind::Waiting { .. } => true,
@@ -89,7 +91,8 @@ impl Origin {
             if is_backward {
                 break;
             }
-            // The innermost of these frames is what goes on: a closure that a step calls goes backward.
+            // The innermost of these frames decides: a closure called by a step may run a backward
+            // pass.
             if let Some(found) = told_by(&stack.frames, at, file) {
                 origin.phase = found.phase;
                 if found.part != Part::Plain {
@@ -105,7 +108,7 @@ impl Origin {
     }
 }
 
-/// What a frame of a file of PyTorch says of all that it calls.
+/// Origin of everything that a frame of a PyTorch file calls; `None` if the frame decides nothing.
 fn told_by(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
     let function = &*frames[at].function;
     let (phase, part) = match file {
@@ -113,7 +116,7 @@ fn told_by(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
         "autograd/__init__.py" if matches!(function, "backward" | "grad") => {
             (Phase::Backward, Part::Plain)
         }
-        // Whoever fetches calls it.
+        // Its caller `fetch.py` decides.
         "utils/data/_utils/collate.py" => return None,
         "utils/data/_utils/fetch.py" => (Phase::Loading, fetched(frames, at)),
         _ if file.starts_with("utils/data/") => (Phase::Loading, Part::Sample),
@@ -129,7 +132,8 @@ fn told_by(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
     Some(Origin { phase, part })
 }
 
-/// `data = [self.dataset[index] for index in indices]` makes examples, and `return self.collate_fn(data)` a batch.
+/// Role by the call inside `fetch`: `data = [self.dataset[index] for index in indices]` makes
+/// samples, `return self.collate_fn(data)` makes a batch.
 fn fetched(frames: &[Frame], at: usize) -> Part {
     let inner = at.checked_sub(1).map(|inner| &*frames[inner].function);
     match inner {
@@ -147,7 +151,7 @@ fn together(optimizer: &str) -> Together {
     }
 }
 
-/// The path of a file of PyTorch's Python code below its package.
+/// Path of a PyTorch Python file, relative to its package.
 fn file_of_torch(frame: &Frame) -> Option<&str> {
     if frame.library.is_some() {
         return None;

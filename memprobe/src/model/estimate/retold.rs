@@ -1,4 +1,4 @@
-//! The run as the GPU's allocator would tell it, event by event: what it says of how large the model is.
+//! Replay of the run as events of the GPU's allocator, for the size of the model.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::model::why::WhyLedger;
 use crate::model::why::size::Sizes;
 use crate::model::why::view::Hearsay;
 
-/// The device that is told of.
+/// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
 
-/// Who asked for a block of the CPU, and what for.
+/// Thread, stack and purpose of an allocation on the CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Asked {
     pub(super) tid: Tid,
@@ -23,24 +23,23 @@ pub(super) struct Asked {
     pub(super) shape: ShapeId,
 }
 
-/// A block of the GPU's allocator.
+/// Block of the simulated GPU allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OnGpu {
     pub(super) addr: Address,
     pub(super) size: Bytes,
 }
 
-/// The ledgers that hear it.
+/// Ledgers that receive the replayed events.
 #[derive(Debug)]
 pub(super) struct Retold {
     model: Model,
     why: WhyLedger,
-    /// When the event happened that is being taken, and in which thread.
+    /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
 
 impl Retold {
-    /// Nothing has happened yet.
     pub(super) fn new(start: TimeNs) -> Self {
         Self {
             model: Model::new(Target::default(), start),
@@ -49,18 +48,18 @@ impl Retold {
         }
     }
 
-    /// Something happened that is alike on both.
+    /// Passes on an event that is the same for CPU and GPU.
     pub(super) fn pass(&mut self, event: &Event) {
         let applied = self.model.apply(event);
         self.why.apply(event, &applied);
     }
 
-    /// The CPU's allocator was called.
+    /// Sets the time and thread from an event of the CPU's allocator.
     pub(super) fn go_on(&mut self, event: &MemoryEvent) {
         self.now = (event.time, event.tgid, event.tid);
     }
 
-    /// The GPU's allocator hands out a block.
+    /// Emits an allocation on the GPU.
     pub(super) fn begin(&mut self, block: OnGpu, totals: Totals, asked: Asked) {
         let event = self.event(Action::Alloc, block, totals);
         self.pass(&Event::Memory(MemoryEvent {
@@ -71,13 +70,13 @@ impl Retold {
         }));
     }
 
-    /// It takes one back.
+    /// Emits a free on the GPU.
     pub(super) fn end(&mut self, block: OnGpu, totals: Totals) {
         let event = self.event(Action::Free, block, totals);
         self.pass(&Event::Memory(event));
     }
 
-    /// The process's objects say this of blocks of the CPU, for which those stand.
+    /// Passes on the names of CPU blocks, moved to their counterparts on the GPU.
     pub(super) fn name(&mut self, names: &Names, named: Vec<(&NamedBlock, OnGpu)>) {
         let named = named.into_iter();
         let of_cpu = named.filter(|(block, _)| block.device == DeviceIndex::CPU);
@@ -91,12 +90,12 @@ impl Retold {
         self.pass(&Event::Names(Arc::new(Names { blocks, ..*names })));
     }
 
-    /// How large the models are; `None` where nothing was allocated.
+    /// Sizes of the models; `None` if nothing was allocated.
     pub(super) fn sizes(&self) -> Option<Sizes> {
         self.why.sizes()
     }
 
-    /// What the stream said at all.
+    /// Information available in the event stream.
     pub(super) fn heard(&self) -> Hearsay {
         self.why.heard()
     }

@@ -1,4 +1,4 @@
-//! Sentences about estimates, each with the events that show it.
+//! Tests of estimates, each from a short stream of events.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::tensors::{DType, TensorKind};
 
 const MIB: u64 = 1 << 20;
 
-/// Lines of a program, by number.
+/// Line numbers of the test program.
 const FORWARD: u32 = 1;
 const BACKWARD: u32 = 2;
 const ADAM: u32 = 3;
@@ -131,7 +131,7 @@ impl Run {
         self.next
     }
 
-    /// A tensor of elements of four bytes.
+    /// Allocates a tensor of 4-byte elements.
     fn tensor(&mut self, line: u32, bytes: u64) -> u64 {
         self.tensor_of(line, vec![bytes / 4], DType::FLOAT32, bytes)
     }
@@ -155,7 +155,7 @@ impl Run {
         self.estimator.apply(&Event::Memory(event));
     }
 
-    /// The estimate, whose rows add up.
+    /// Finishes the estimate, and checks that its rows add up.
     fn finish(self) -> Estimate {
         let estimate = self.estimator.finish();
         let differences: i64 = estimate.differences.iter().map(|(_, bytes)| bytes).sum();
@@ -231,7 +231,7 @@ fn a_step_of_adam_has_one_temporary_tensor_of_each_parameter_at_once() {
     let estimate = run.finish();
     assert_eq!(estimate.peak.allocated, Bytes(6 * MIB));
     assert_eq!(estimate.peak_in, Phase::Step);
-    // At that moment the CPU has three: two denominators and a root.
+    // The CPU has three at that moment: two denominators and a root.
     assert_eq!(estimate.cpu_at_peak, Bytes(6 * MIB));
     assert_eq!(differences(&estimate), []);
 }
@@ -340,7 +340,7 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
     let sizes = run.finish().sizes.expect("something was made");
     let on_gpu = &sizes.devices[&DeviceIndex(0)];
     let made = on_gpu.others.iter().map(|(_, size)| size.made().bytes);
-    // The weight, a mask of a byte an element, and what comes out.
+    // The weight, a mask of one byte an element, and the output.
     assert_eq!(made.sum::<u64>(), (1 + 1 + 4) * MIB);
     let [module] = on_gpu.modules.as_slice() else {
         panic!("{:?}", on_gpu.modules);

@@ -1,4 +1,4 @@
-//! From what the CPU's allocator was asked for to what a GPU's would be.
+//! Translation of requests to the CPU's allocator into requests to a GPU's.
 
 use std::collections::HashMap;
 
@@ -14,29 +14,29 @@ use crate::model::grouping;
 use crate::model::snapshot::{Grouping, Site};
 use crate::tensors::DType;
 
-/// Blocks that are kept; what comes on top is counted.
+/// Maximum number of live blocks; the excess is counted.
 const MOST_BLOCKS: usize = 1 << 24;
 
-/// Stacks that are kept; later ones are not known.
+/// Maximum number of stacks; blocks of later ones have no origin.
 const MOST_STACKS: usize = 1 << 20;
 
-/// Temporary tensors of one step of an optimizer that are kept until it is over.
+/// Maximum number of temporary tensors held until the end of an optimizer step.
 const MOST_HELD: usize = 1 << 20;
 
-/// What is known of the blocks of the CPU.
+/// State of the CPU's blocks, threads and phases.
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
     uses: Uses,
     stacks: HashMap<StackId, (Origin, LineId, IsOnHost)>,
     live: FastMap<Address, Live>,
-    /// A block that may be the mask of a dropout: the next says.
+    /// Block that may be a dropout mask; the next allocation decides.
     mask: Option<Candidate>,
     step: Option<Step>,
     steps: u64,
-    /// The thread that goes backward.
+    /// Thread that runs the backward pass.
     backward: Option<Tid>,
-    /// What the program was doing last.
+    /// Phase of the last allocation.
     last: Phase,
     pub(super) missing: Missing,
 }
@@ -45,13 +45,13 @@ type IsOnHost = bool;
 
 #[derive(Clone, Copy, Debug)]
 enum Live {
-    /// It waits to be told what it is.
+    /// Its role is not decided yet.
     Waiting,
-    /// In the books, and with which step of an optimizer it ends.
+    /// In the accounting; `step` is the optimizer step that it ends with.
     Known { piece: PieceId, step: Option<u64> },
 }
 
-/// A block of which it is not known yet what stands for it.
+/// Block that may be a dropout mask.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     tid: Tid,
@@ -62,16 +62,16 @@ struct Candidate {
     piece: Piece,
 }
 
-/// A step of an optimizer that takes one parameter after the other.
+/// Optimizer step that handles one parameter after the other.
 #[derive(Debug)]
 struct Step {
     number: u64,
     tid: Tid,
-    /// What the CPU gave back and a GPU would hold until the step is over.
+    /// Pieces that the CPU freed and a GPU would hold until the end of the step.
     held: Vec<PieceId>,
-    /// The first of two blocks of equal size that a line makes.
+    /// Stack and size of the first of two allocations in a row.
     first: Option<(StackId, u64)>,
-    /// The line that made temporary tensors first.
+    /// Stack of the first temporary tensor.
     line: Option<StackId>,
 }
 
@@ -102,15 +102,15 @@ impl Translation {
         self.uses.define(id, is);
     }
 
-    /// PyTorch said what comes next.
+    /// Handles a mark of PyTorch (`Event::Mark`).
     pub(super) fn mark(&mut self, mark: &Mark, books: &mut Books) {
         self.phase(mark.tid, Phase::Step, books);
         self.end_step(mark.tid, books);
     }
 
-    /// The CPU's allocator handed out a block.
+    /// Handles an allocation of the CPU's allocator.
     pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Books) {
-        // The free of the block that was here before got lost.
+        // Frees a leftover block at this address, whose own free was lost.
         self.free(event.addr, books);
         if self.live.len() >= MOST_BLOCKS {
             self.missing.blocks += 1;
@@ -153,7 +153,7 @@ impl Translation {
         if is_on_host || origin.part == Part::Sample {
             return self.keep(event.addr, books.begin(on_host(piece)), None);
         }
-        // oneDNN's copies of images and weights in its own order, and buffers of sums.
+        // oneDNN's reordered copies of images and weights, and buffers for sums.
         if self.uses_no_tensor(event.shape) {
             let piece = Piece {
                 gpu: None,
@@ -171,7 +171,7 @@ impl Translation {
         }
     }
 
-    /// The CPU's allocator took a block back.
+    /// Handles a free of the CPU's allocator.
     pub(super) fn free(&mut self, addr: Address, books: &mut Books) {
         if self.mask.is_some_and(|mask| mask.addr == addr) {
             self.settle_mask(None, books);
@@ -195,7 +195,7 @@ impl Translation {
         }
     }
 
-    /// What stands for a block of the CPU.
+    /// Piece of the CPU block at an address.
     pub(super) fn piece_at(&self, addr: Address) -> Option<PieceId> {
         match self.live.get(&addr)? {
             Live::Known { piece, .. } => Some(*piece),
@@ -203,7 +203,7 @@ impl Translation {
         }
     }
 
-    /// Nothing more comes.
+    /// Handles the end of the stream.
     pub(super) fn finish(&mut self, books: &mut Books) {
         self.settle_mask(None, books);
         if let Some(tid) = self.step.as_ref().map(|step| step.tid) {
@@ -218,7 +218,7 @@ impl Translation {
         self.live.insert(addr, Live::Known { piece, step });
     }
 
-    /// Follows a thread into a backward pass and out of it.
+    /// Tracks the thread's entry into a backward pass and its return.
     fn phase(&mut self, tid: Tid, phase: Phase, books: &mut Books) {
         match (self.backward, phase) {
             (None, Phase::Backward) => self.backward = Some(tid),
@@ -230,8 +230,8 @@ impl Translation {
         }
     }
 
-    /// Whether it is a number of Python that PyTorch makes a tensor of: these are the host's also where they are
-    /// taken together with tensors of a GPU. So are the counters of an optimizer.
+    /// Returns true for the tensor of a Python number. It stays on the host even when combined with
+    /// tensors of a GPU. So do the counters of an optimizer.
     fn is_number(&self, event: &MemoryEvent, origin: Origin) -> bool {
         let shape = self.uses.get(event.shape).and_then(|it| it.shape());
         shape.is_some_and(|shape| {
@@ -248,8 +248,9 @@ impl Translation {
         shape == ShapeId::NO_TENSOR || self.uses.get(shape).is_some_and(other)
     }
 
-    /// `dropout` on the CPU makes a mask of the input's element type and then the output; on a GPU the mask has a
-    /// byte an element (`_dropout` and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
+    /// Holds back a block that may be a dropout mask. `dropout` on the CPU allocates a mask of the
+    /// input's element type, then the output. On a GPU the mask has one byte an element (`_dropout`
+    /// and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
     fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Books) {
         let shape = self.uses.get(event.shape).and_then(|it| it.shape());
         let element = shape.and_then(|shape| {
@@ -270,7 +271,8 @@ impl Translation {
         });
     }
 
-    /// Says whether the block that waits is a mask: it is if `next` is the output that is made with it.
+    /// Decides the candidate mask: it is one if `next` is the output made with it. Returns the
+    /// decision.
     fn settle_mask(&mut self, next: Option<&MemoryEvent>, books: &mut Books) -> bool {
         let Some(mut candidate) = self.mask.take() else {
             return false;
@@ -289,7 +291,7 @@ impl Translation {
         is_mask
     }
 
-    /// A temporary tensor of a step that takes one parameter after the other.
+    /// Handles a temporary tensor of a step that handles one parameter after the other.
     fn alloc_in_step(
         &mut self,
         event: &MemoryEvent,

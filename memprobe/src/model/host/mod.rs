@@ -1,8 +1,8 @@
-//! All processes of a host: a ledger for each, and a row of it for views.
+//! All processes of a host: a ledger for each, and its row for views.
 //!
-//! Pure as the ledgers are: time comes with the events and with [`Host::tick`]. Rows are made anew
-//! only where something has happened, so that a host on which nobody allocates costs next to
-//! nothing, however many processes hold memory.
+//! Like the ledgers it has no clock; time comes with the events and with [`Host::tick`]. Rows are
+//! rebuilt only after a change. A host without allocations costs next to nothing, however many
+//! processes it has.
 
 mod process;
 mod trend;
@@ -21,14 +21,14 @@ use super::{Applied, Caps};
 use crate::event::{Action, Event, Losses, Tgid, TimeNs, Told};
 use process::Process;
 
-/// How much a host keeps at most, and for how long.
+/// Limits of a host's stores, and the time that ended processes stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostCaps {
-    /// Processes. What is beyond is counted in [`HostHealth::not_kept`].
+    /// Processes; [`HostHealth::not_kept`] counts the excess.
     pub processes: usize,
-    /// Of each process.
+    /// Limits of each process.
     pub each: Caps,
-    /// Nanoseconds for which a process that has ended keeps its row.
+    /// Nanoseconds for which an ended process keeps its row.
     pub fade: u64,
 }
 
@@ -48,41 +48,38 @@ impl Default for HostCaps {
     }
 }
 
-/// What is known of a process once it is probed.
+/// Facts about a process once its probes are attached.
 #[derive(Clone, Debug, Default)]
 pub struct Attached {
-    /// Who it is, with its versions.
     pub target: Target,
-    /// The probes.
     pub probes: Vec<ProbeStatus>,
-    /// What the kernel was asked to tell.
+    /// Record kinds that the kernel emits for this process.
     pub told: Told,
-    /// What cannot be told, a sentence each.
+    /// Data that cannot be recorded, one sentence each.
     pub missing: Vec<String>,
 }
 
-/// Everything known of the processes of a host, brought up to date by each event.
+/// Model of all processes of a host.
 #[derive(Debug)]
 pub struct Host {
     caps: HostCaps,
     started: TimeNs,
     processes: BTreeMap<Tgid, Process>,
     driver: DriverSnapshot,
-    /// Kept however long ago it ended: somebody looks at it.
+    /// Process that the user has open; it stays after it ended.
     opened: Option<Tgid>,
-    /// Of processes that are not kept any more.
+    /// Counters of removed processes.
     past: HostHealth,
-    /// On the way here, which all processes share.
+    /// Losses of the ring buffer, which all processes share.
     losses: Losses,
 }
 
 impl Host {
-    /// A host that is looked at since `started`.
     pub fn new(started: TimeNs) -> Self {
         Self::with_caps(started, HostCaps::default())
     }
 
-    /// A host that keeps no more than `caps`.
+    /// Returns an empty host with the given limits.
     pub fn with_caps(started: TimeNs, caps: HostCaps) -> Self {
         Self {
             caps,
@@ -95,8 +92,8 @@ impl Host {
         }
     }
 
-    /// A process was found at `now`. One of the same number that has ended gives way; one that
-    /// has not keeps its ledger and gets the new facts. Says whether there was room.
+    /// Adds a process found at `now`; returns false if there is no room. An ended process with the
+    /// same id is removed. A live one keeps its ledger and gets the new facts.
     pub fn start(&mut self, target: Target, facts: ProcessFacts, now: TimeNs) -> bool {
         let Some(tgid) = target.tgid else {
             return false;
@@ -117,29 +114,29 @@ impl Host {
         true
     }
 
-    /// In whose name and what for a process runs, where it has a row.
+    /// User, rank and parent of a process; `None` if it has no row.
     pub fn facts(&self, tgid: Tgid) -> Option<&ProcessFacts> {
         self.processes.get(&tgid).map(Process::facts)
     }
 
-    /// Whether the process has a row and has not ended.
+    /// Returns true if the process has a row and has not ended.
     pub fn is_live(&self, tgid: Tgid) -> bool {
         self.processes
             .get(&tgid)
             .is_some_and(|process| !process.has_ended())
     }
 
-    /// The process waits for something before it can be probed.
+    /// Marks the process as waiting for `what` before it can be probed.
     pub fn wait(&mut self, tgid: Tgid, what: &str) {
         self.set_state(tgid, ProcessState::Waiting(what.to_owned()));
     }
 
-    /// The process cannot be probed, and this is why.
+    /// Marks the process as impossible to probe, with the reason.
     pub fn refuse(&mut self, tgid: Tgid, why: &str) {
         self.set_state(tgid, ProcessState::Refused(why.to_owned()));
     }
 
-    /// The process is probed: its versions and probes are known.
+    /// Marks the process as probed, with its versions and probes.
     pub fn attach(&mut self, tgid: Tgid, found: Attached) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.attach(found);
@@ -152,8 +149,8 @@ impl Host {
         }
     }
 
-    /// Brings a process up to date with the next event of its stream; `None` where it has no row, or where the event tells of
-    /// what is its parent's.
+    /// Applies the next event of a process. Returns `None` if the process has no row. Also `None`
+    /// for baseline events that a forked process copied from its parent.
     pub fn apply(&mut self, tgid: Tgid, event: &Event) -> Option<Applied> {
         if is_of_before(event) && self.is_copy_of_a_user(tgid) {
             return None;
@@ -162,21 +159,21 @@ impl Host {
         Some(process.apply(event))
     }
 
-    /// Whether what is written down in the memory of a process is that of the one it is a copy of:
-    /// CUDA does not survive a fork.
+    /// Returns true if the process is a fork of one whose allocator was seen. Its allocator state
+    /// is then the parent's: CUDA does not survive a fork.
     fn is_copy_of_a_user(&self, tgid: Tgid) -> bool {
         let parent = self.processes.get(&tgid).and_then(Process::forked_from);
         let parent = parent.and_then(|parent| self.processes.get(&parent));
         parent.is_some_and(Process::was_heard)
     }
 
-    /// The running totals of what was lost on the way here, for all processes together. Of its own each is
-    /// told by an event too ([`Event::Loss`]).
+    /// Sets the running totals of losses before decoding, for all processes together. Each process
+    /// also gets its own as events ([`Event::Loss`]).
     pub fn lose(&mut self, losses: Losses) {
         self.losses = losses;
     }
 
-    /// The process runs another program from now on: what it held is freed, and its row is gone.
+    /// Removes a process that executes another program: its memory is freed.
     pub fn forget(&mut self, tgid: Tgid) {
         if let Some(process) = self.processes.remove(&tgid) {
             process.add_to(&mut self.past);
@@ -184,26 +181,26 @@ impl Host {
         }
     }
 
-    /// Something that whoever looks at the process should know.
+    /// Sets a note for the user of the process's screen.
     pub fn note(&mut self, tgid: Tgid, text: &str) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.note(text);
         }
     }
 
-    /// The process has ended. Its row stays for a while, as it was last.
+    /// Marks the process as ended. Its row stays for a while, unchanged.
     pub fn end(&mut self, tgid: Tgid, now: TimeNs) {
         if let Some(process) = self.processes.get_mut(&tgid) {
             process.end(now);
         }
     }
 
-    /// Somebody looks at this process, or at none: it is kept as long as they do.
+    /// Sets the process that the user has open, which is kept meanwhile; `None` closes it.
     pub fn open(&mut self, tgid: Option<Tgid>) {
         self.opened = tgid;
     }
 
-    /// What the driver says: its devices, and who holds what on them.
+    /// Sets the driver's data: its devices, and the memory of each process on them.
     pub fn set_driver(&mut self, driver: DriverSnapshot, held: &BTreeMap<Tgid, Vec<DriverUse>>) {
         let is_partial = driver.unlisted().next().is_some();
         self.driver = driver;
@@ -212,7 +209,7 @@ impl Host {
         }
     }
 
-    /// Brings rates and trends up to date, and lets go of what ended long enough ago.
+    /// Updates rates and trends, and removes processes that ended long enough ago.
     pub fn tick(&mut self, now: TimeNs) {
         for process in self.processes.values_mut() {
             process.tick(now);
@@ -239,13 +236,13 @@ impl Host {
         ended.inspect(|tgid| self.forget(*tgid)).is_some()
     }
 
-    /// Everything a view of the host needs, as of `now`.
+    /// Snapshot of the host for views, as of `now`.
     pub fn snapshot(&mut self, now: TimeNs) -> HostSnapshot {
         let mut health = self.past;
         for process in self.processes.values() {
             process.add_to(&mut health);
         }
-        // Of the processes' own there are only events that none of an allocator can be.
+        // The processes' own losses are only malformed events; the rest is counted for the host.
         health.losses = Losses {
             malformed: health
                 .losses
@@ -262,19 +259,19 @@ impl Host {
         }
     }
 
-    /// What is known of the live blocks of a process; `None` where it has no row.
+    /// Ledgers of the live blocks of a process; `None` if it has no row.
     pub fn ledgers(&self, tgid: Tgid) -> Option<Ledgers<'_>> {
         self.processes.get(&tgid).map(Process::ledgers)
     }
 
-    /// Everything a view of one process needs, as of `now`; `None` where it has no row.
+    /// Snapshot of one process for views, as of `now`; `None` if it has no row.
     pub fn process(&self, tgid: Tgid, now: TimeNs, grouping: Grouping) -> Option<Snapshot> {
         let process = self.processes.get(&tgid)?;
         Some(process.snapshot(now, grouping))
     }
 }
 
-/// Whether an event tells of what was there at attach.
+/// Returns true for an event that describes memory from before attach.
 fn is_of_before(event: &Event) -> bool {
     match event {
         Event::AtAttach(_) => true,

@@ -1,4 +1,4 @@
-//! One process of a host: its ledger, and the row that is made of it.
+//! One process of a host: its ledger, and its row.
 
 use super::Attached;
 use super::trend;
@@ -10,22 +10,21 @@ use crate::model::snapshot::{Grouping, Snapshot, Target, TargetState};
 use crate::model::tensors::{BlockUses, Ledgers};
 use crate::model::{Applied, Caps, Model};
 
-/// One process.
 #[derive(Debug)]
 pub(super) struct Process {
     model: Model,
-    /// What live blocks are for, where that is told.
+    /// Purposes of live blocks, if the kernel records them.
     uses: BlockUses,
     told: Told,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
-    /// Whether something has happened that the row does not tell of.
+    /// True if the row is older than the ledger.
     stale: bool,
 }
 
 impl Process {
-    /// A process that was found at `now`.
+    /// Returns a process found at `now`.
     pub(super) fn new(target: Target, facts: ProcessFacts, now: TimeNs, caps: Caps) -> Self {
         let mut model = Model::with_caps(target.clone(), now, caps);
         let state = ProcessState::Waiting("libraries of CUDA or PyTorch".to_owned());
@@ -56,14 +55,13 @@ impl Process {
         }
     }
 
-    /// Replaces what is known of who it is.
     pub(super) fn describe(&mut self, target: Target, facts: ProcessFacts) {
         self.model.set_target(target.clone());
         self.row.target = target;
         self.row.facts = facts;
     }
 
-    /// It is probed.
+    /// Marks the process as probed, with its versions and probes.
     pub(super) fn attach(&mut self, found: Attached) {
         self.model.set_target(found.target.clone());
         self.model.set_probes(found.probes);
@@ -74,7 +72,7 @@ impl Process {
         self.set_state(ProcessState::Probed);
     }
 
-    /// How memprobe gets on with it. One that has ended stays so.
+    /// Sets the state, unless the process has ended.
     pub(super) fn set_state(&mut self, state: ProcessState) {
         if self.ended.is_none() {
             self.model.set_state(seen(&state));
@@ -82,24 +80,22 @@ impl Process {
         }
     }
 
-    /// In whose name and what for it runs.
     pub(super) fn facts(&self) -> &ProcessFacts {
         &self.row.facts
     }
 
-    /// The process that it is a copy of.
+    /// Process that it was forked from.
     pub(super) fn forked_from(&self) -> Option<Tgid> {
         self.row.facts.forked_from
     }
 
-    /// Whether its allocator was heard.
+    /// Returns true once an event of its allocator was seen.
     pub(super) fn was_heard(&self) -> bool {
         self.model.totals().is_some()
     }
 
-    /// Brings the ledger up to date.
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
-        // Else no block has a use, and it is spared the look-up.
+        // At `Detail::Lines` no block has a purpose; this saves the lookup.
         if self.told.detail > Detail::Lines {
             self.uses.apply(event);
         }
@@ -122,29 +118,28 @@ impl Process {
         applied
     }
 
-    /// Something that whoever looks at it should know. The last word counts.
+    /// Sets the note for the user; the last one counts.
     pub(super) fn note(&mut self, text: &str) {
         self.row.note = Some(text.to_owned());
     }
 
-    /// It has ended.
+    /// Marks the process as ended at `now`.
     pub(super) fn end(&mut self, now: TimeNs) {
         self.set_state(ProcessState::Ended);
         self.ended.get_or_insert(now);
     }
 
-    /// Whether it has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Whether it ended so many nanoseconds ago.
+    /// Returns true if it ended at least `fade` nanoseconds ago.
     pub(super) fn has_faded(&self, now: TimeNs, fade: u64) -> bool {
         self.ended
             .is_some_and(|ended| now.0.saturating_sub(ended.0) >= fade)
     }
 
-    /// What the driver says it holds. What it held last is still told of one that has ended.
+    /// Sets the memory that the driver reports. An ended process keeps its last value.
     pub(super) fn set_driver(&mut self, held: &[DriverUse], is_partial: bool) {
         if self.ended.is_none() {
             self.row.driver = held.to_vec();
@@ -152,13 +147,13 @@ impl Process {
         }
     }
 
-    /// Brings rates and the trend up to date.
+    /// Updates the rates and the trend.
     pub(super) fn tick(&mut self, now: TimeNs) {
         self.model.tick(now);
         self.trend.advance(self.ended.unwrap_or(now));
     }
 
-    /// Adds what is known of its measurement.
+    /// Adds the process's counters to `health`.
     pub(super) fn add_to(&self, health: &mut HostHealth) {
         let own = &self.model;
         health.events = health.events.saturating_add(own.events());
@@ -168,7 +163,7 @@ impl Process {
         health.disagreements = health.disagreements.saturating_add(own.disagreements());
     }
 
-    /// Its row, made anew where something has happened since the last.
+    /// Row of the process, rebuilt if it changed.
     pub(super) fn row(&mut self) -> ProcessRow {
         if std::mem::replace(&mut self.stale, false) {
             self.row.devices = self.model.device_rows();
@@ -184,7 +179,7 @@ impl Process {
         self.row.clone()
     }
 
-    /// What is known of its live blocks.
+    /// Ledgers of its live blocks.
     pub(super) fn ledgers(&self) -> Ledgers<'_> {
         Ledgers {
             lines: &self.model,
@@ -192,13 +187,13 @@ impl Process {
         }
     }
 
-    /// Everything of it.
+    /// Snapshot for the screen of this process.
     pub(super) fn snapshot(&self, now: TimeNs, grouping: Grouping) -> Snapshot {
         self.model.snapshot(self.ended.unwrap_or(now), grouping)
     }
 }
 
-/// The state as the screen of one process shows it.
+/// State as shown on the screen of one process.
 fn seen(state: &ProcessState) -> TargetState {
     match state {
         ProcessState::Waiting(what) => TargetState::Waiting(what.clone()),

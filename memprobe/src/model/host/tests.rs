@@ -1,4 +1,4 @@
-//! Sentences about the processes of a host, each with the events that show it.
+//! Tests of the processes of a host, each from a short stream of events.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ fn stack(line: u32) -> Event {
     Event::Stack(StackId(line), Arc::new(stack))
 }
 
-/// Allocator `device` of process `tgid` handed out `size` bytes at `addr` and now has `allocated`.
+/// Process `tgid` allocates `size` bytes at `addr` on `device`, which then has `allocated`.
 fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
         shape: ShapeId::NONE,
@@ -106,7 +106,7 @@ fn totals(bytes: u64) -> Totals {
     }
 }
 
-/// An allocator had `bytes` on device 0 when memprobe attached, and `peak` at most before.
+/// Device 0 had `bytes` at attach, and at most `peak` before.
 fn at_attach(bytes: u64, peak: u64) -> AtAttach {
     AtAttach {
         time: at(1),
@@ -339,7 +339,7 @@ fn a_process_that_runs_another_program_begins_anew() {
     assert_eq!(host.snapshot(at(2)).health.events, 1);
 }
 
-/// Who is known to hold nothing.
+/// Processes known to hold nothing.
 fn idle(host: &mut Host) -> Vec<u32> {
     let snapshot = host.snapshot(at(1));
     let rows = snapshot.processes.iter();
@@ -389,7 +389,7 @@ fn a_silent_host_makes_no_row_anew_and_its_trends_go_on() {
 }
 
 proptest! {
-    /// Whatever order processes allocate, free, end and come back in.
+    /// Processes allocate, free, end and return in random order.
     #[test]
     fn rows_add_up_to_the_ledgers(steps in proptest::collection::vec((0..4_u32, 0..3_u8, 1..1000_u64, 0..10_u8), 1..200)) {
         let mut host = Host::with_caps(at(0), HostCaps::default());

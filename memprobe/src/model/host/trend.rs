@@ -1,25 +1,25 @@
-//! The allocated bytes of a process over the last minute.
+//! Allocated bytes of a process over the last minute.
 
 use std::collections::VecDeque;
 
 use crate::event::{Bytes, TimeNs};
 use crate::model::snapshot::host::{TREND_STEPS as STEPS, Trend};
 
-/// Nanoseconds of a step: a second.
+/// Nanoseconds of a step (1 s).
 pub(super) const STEP: u64 = 1_000_000_000;
 
-/// Takes totals as they come and keeps the highest of each of the last steps.
+/// Recorder of the highest allocated bytes of each recent step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Recorder {
-    /// The number of the newest step, counted from time 0.
+    /// Number of the newest step, counted from time 0.
     newest: u64,
     points: VecDeque<Bytes>,
     last: Bytes,
 }
 
 impl Recorder {
-    /// The allocated bytes became `bytes` at `time`. A time before that of the bytes before counts
-    /// as theirs.
+    /// Records `bytes` as allocated from `time` on. A time earlier than the previous one counts as
+    /// the previous one.
     pub(super) fn record(&mut self, time: TimeNs, bytes: Bytes) {
         if self.points.is_empty() {
             self.newest = time.0 / STEP;
@@ -32,7 +32,7 @@ impl Recorder {
         }
     }
 
-    /// The last bytes hold through `now`. Does nothing before the first record.
+    /// Extends the last value to `now`. Does nothing before the first record.
     pub(super) fn advance(&mut self, now: TimeNs) {
         if self.points.is_empty() {
             return;
@@ -48,7 +48,6 @@ impl Recorder {
         self.newest = self.newest.max(step);
     }
 
-    /// What views see.
     pub(super) fn snapshot(&self) -> Trend {
         Trend {
             step: STEP,

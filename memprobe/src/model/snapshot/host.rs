@@ -1,27 +1,26 @@
-//! What views see of all processes of a host together.
+//! Data that views get about all processes of a host.
 
 use super::{Site, Target};
 use crate::event::{Bytes, DeviceIndex, Losses, Tgid, TimeNs, Totals};
 
-/// Everything that a view of the host needs at one moment.
+/// State of a host at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostSnapshot {
-    /// When memprobe began to look.
+    /// Start of memprobe.
     pub started: TimeNs,
-    /// The moment this snapshot stands for.
+    /// Moment of this snapshot.
     pub now: TimeNs,
-    /// One for each process, by number.
+    /// One row for each process, by id.
     pub processes: Vec<ProcessRow>,
-    /// What the driver says of its devices.
     pub driver: DriverSnapshot,
-    /// How the measurement itself is doing.
+    /// Quality of the measurement.
     pub health: HostHealth,
 }
 
 impl HostSnapshot {
-    /// Whether a process is known to hold nothing: its allocator did nothing, and the driver, which
-    /// tells of others, does not tell of it; or it is a copy of a process that uses the GPU, as
-    /// workers that load data are, and has done nothing of its own.
+    /// Returns true if the process is known to hold no GPU memory. Either its allocator was silent
+    /// and the driver, which reports other processes, does not report it. Or it was forked from a
+    /// process that uses the GPU, like a data loader's worker, and has done nothing of its own.
     pub fn holds_nothing(&self, row: &ProcessRow) -> bool {
         let names_any = self.processes.iter().any(|row| !row.driver.is_empty());
         let driver_tells = names_any && self.driver.unlisted().next().is_none();
@@ -30,41 +29,36 @@ impl HostSnapshot {
     }
 }
 
-/// One process. Texts come from the process and may hold anything: views clean them.
+/// One process. Its texts come from the process and may hold anything: views clean them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProcessRow {
-    /// Its number, as memprobe sees it.
+    /// Process id, as memprobe sees it.
     pub tgid: Tgid,
-    /// Its command, versions and container.
     pub target: Target,
-    /// In whose name and what for it runs.
     pub facts: ProcessFacts,
-    /// How memprobe gets on with it.
     pub state: ProcessState,
-    /// What the allocator says of each device that was seen, by index; empty where it was not
-    /// heard yet.
+    /// Allocator totals of each device seen, by index; empty before the first allocator event.
     pub devices: Vec<DeviceRow>,
-    /// The highest that the sums over all devices were at once, each on its own; of one device also
-    /// from before attach where the allocator could be asked.
+    /// Highest sums over all devices, each at its own time. With one device this includes the time
+    /// before attach, if the allocator's statistics were readable.
     pub peak: Totals,
-    /// What the driver says the process holds, by device; empty where the driver does not say.
+    /// Memory by device, as the driver reports it; empty if it does not.
     pub driver: Vec<DriverUse>,
     /// The process may hold memory on further devices: the driver did not list the processes of each.
     pub driver_is_partial: bool,
-    /// Allocated bytes lately.
+    /// Recent allocated bytes.
     pub trend: Trend,
-    /// Who holds most of it.
+    /// Call site that holds most.
     pub top: Option<TopHolder>,
-    /// Something that whoever looks at it should know.
+    /// Note for the user.
     pub note: Option<String>,
-    /// Memory events so far.
     pub events: u64,
-    /// Memory events per second, lately.
+    /// Memory events per second, as a moving average.
     pub events_per_second: f64,
 }
 
 impl ProcessRow {
-    /// The sums over all devices; `None` where the allocator was not heard yet.
+    /// Sums over all devices; `None` before the first allocator event.
     pub fn totals(&self) -> Option<Totals> {
         let sum = |sum: Totals, device: &DeviceRow| Totals {
             allocated: Bytes(sum.allocated.0.saturating_add(device.totals.allocated.0)),
@@ -73,8 +67,7 @@ impl ProcessRow {
         (!self.devices.is_empty()).then(|| self.devices.iter().fold(Totals::default(), sum))
     }
 
-    /// Bytes that the driver says the process holds on all devices; `None` where it does not say so
-    /// of each.
+    /// Memory on all devices, as the driver reports it; `None` if it does not report every device.
     pub fn driver_total(&self) -> Option<Bytes> {
         if self.driver.is_empty() || self.driver_is_partial {
             return None;
@@ -90,104 +83,101 @@ impl ProcessRow {
     }
 }
 
-/// In whose name and what for a process runs.
+/// Owner and role of a process.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ProcessFacts {
-    /// The name of its user, or the number where it has no name here.
+    /// Name of its user, or the number if it has no name here.
     pub user: Option<String>,
-    /// Its place among the processes of a distributed job.
+    /// Rank in a distributed job.
     pub rank: Option<Rank>,
-    /// The process that made it by `fork`, where it has not run a program of its own since. Its
-    /// memory is a copy: what an allocator wrote down there is that of the other process.
+    /// Parent, if the process was forked and has not executed another program since. Its memory,
+    /// including the allocator's tables, is a copy of the parent's.
     pub forked_from: Option<Tgid>,
 }
 
-/// A place among the processes of a distributed job, as its launcher told the process.
+/// Rank in a distributed job, from the launcher's environment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// Its number in the whole job.
+    /// Rank in the whole job.
     pub global: u32,
-    /// Its number on this machine.
+    /// Rank on this machine.
     pub local: Option<u32>,
-    /// How many there are in the whole job.
+    /// Number of processes in the whole job.
     pub world: Option<u32>,
 }
 
-/// How memprobe gets on with a process.
+/// State of memprobe's attachment to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessState {
-    /// It is about to be probed, or waits for something, such as torch being imported.
+    /// About to be probed, or waiting for something, such as the import of torch.
     Waiting(String),
     /// Running and probed.
     Probed,
-    /// It cannot be probed, and this is why.
+    /// Cannot be probed, for this reason.
     Refused(String),
-    /// It has ended; its row is about to go.
+    /// Ended; its row is about to go.
     Ended,
 }
 
-/// What the allocator of one process says of one device.
+/// Allocator totals of one process on one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRow {
-    /// Which device, as the process numbers them.
+    /// Index as the process numbers devices.
     pub index: DeviceIndex,
-    /// The totals after the last event.
+    /// Totals after the last event.
     pub totals: Totals,
-    /// The highest totals, each on its own; also from before attach where the allocator could be
-    /// asked.
+    /// Highest totals, each at its own time. Includes the time before attach if the allocator's
+    /// statistics were readable.
     pub peak: Totals,
 }
 
-/// What the driver says one process holds on one device.
+/// Memory of one process on one device, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverUse {
-    /// Which device, as the driver numbers them (`nvidia-smi`).
+    /// Index as the driver numbers devices (`nvidia-smi`).
     pub device: u32,
-    /// Everything the process holds there, its context included; `None` where the driver does
-    /// not say.
+    /// All memory of the process on the device, including its CUDA context; `None` if not reported.
     pub bytes: Option<Bytes>,
 }
 
-/// Steps that a [`Trend`] has at most.
+/// Maximum number of steps in a [`Trend`].
 pub const TREND_STEPS: usize = 60;
 
-/// The highest allocated bytes of each of the last steps, oldest first; no more than
-/// [`TREND_STEPS`].
+/// Highest allocated bytes of each recent step, oldest first; at most [`TREND_STEPS`].
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Trend {
-    /// Nanoseconds a step.
+    /// Nanoseconds per step.
     pub step: u64,
-    /// Empty where the allocator was not heard yet.
+    /// Empty before the first allocator event.
     pub points: Vec<Bytes>,
 }
 
-/// Who holds the most memory of a process.
+/// Call site that holds the most memory of a process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TopHolder {
-    /// Who.
     pub holder: Holder,
-    /// Bytes now live, on the device where it holds most.
+    /// Live bytes on the device where it holds most.
     pub live: Bytes,
 }
 
-/// Who holds memory.
+/// Holder of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Holder {
-    /// A line, or why there is none.
+    /// A line, or the reason that none is known.
     Site(Site),
     /// Memory from before attach.
     BeforeAttach,
 }
 
-/// What the driver says of its devices.
+/// Devices as the driver reports them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum DriverSnapshot {
-    /// It was not asked yet.
+    /// Not queried yet.
     #[default]
     Unasked,
-    /// It cannot be asked, and this is why.
+    /// Cannot be queried, for this reason.
     Silent(String),
-    /// Its devices, by index.
+    /// Devices, by index.
     Devices(Vec<DriverDevice>),
 }
 
@@ -207,41 +197,40 @@ impl DriverSnapshot {
     }
 }
 
-/// One device as the driver sees it.
+/// One device, as the driver reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverDevice {
-    /// As the driver numbers them (`nvidia-smi`).
+    /// Index as the driver numbers devices (`nvidia-smi`).
     pub index: u32,
     /// Such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
     /// Its memory, or why it is unknown.
     pub memory: Result<DriverMemory, String>,
-    /// MIG devices whose memory `memory` is the sum of; `None` where it is that of the whole device.
+    /// Number of MIG devices summed in `memory`; `None` if it is the whole device's.
     pub mig_devices: Option<u32>,
-    /// Why the driver's list of its processes is missing or has gaps.
+    /// Reason why the driver's list of its processes is missing or has gaps.
     pub processes: Result<(), String>,
 }
 
-/// The memory of one device as the driver sees it.
+/// Memory of one device, as the driver reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DriverMemory {
     /// Bytes in use, without those that the driver reserves for itself (as `nvidia-smi` since R510).
     pub used: Bytes,
-    /// Bytes it has.
     pub total: Bytes,
 }
 
-/// How the measurement itself is doing.
+/// Quality of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct HostHealth {
-    /// Memory events so far, of processes that have ended too.
+    /// Memory events, including those of ended processes.
     pub events: u64,
-    /// Memory events per second, lately.
+    /// Memory events per second, as a moving average.
     pub events_per_second: f64,
-    /// What was lost, of processes that have ended too.
+    /// Losses, including those of ended processes.
     pub losses: Losses,
-    /// Where a ledger and its allocator last disagreed without a loss that explains it.
+    /// Differences between a ledger and its allocator that no loss explains.
     pub disagreements: u64,
-    /// Processes for which there was no room.
+    /// Processes beyond the limit.
     pub not_kept: u64,
 }

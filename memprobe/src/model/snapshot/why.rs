@@ -1,4 +1,4 @@
-//! What views see of why memory is there.
+//! Data that views get about modules, categories and iterations.
 
 pub use crate::model::why::category::{Category, CategoryRule, Standing};
 pub use crate::model::why::iterations::{IterationKind, Source};
@@ -11,65 +11,62 @@ pub use crate::model::why::view::{CategoryRow, Since};
 
 use crate::event::{Bytes, DeviceIndex, TimeNs, Totals};
 
-/// What the modules of a device hold. The sum of all rows of the tree, of `before_attach` and of `unaccounted` is
-/// `totals.allocated`.
+/// Memory of a device by module. The sum of all rows of the tree, `before_attach` and `unaccounted`
+/// is `totals.allocated`.
 #[derive(Clone, Debug)]
 pub struct DeviceModules {
-    /// The device.
     pub index: DeviceIndex,
-    /// Since when all this is counted.
+    /// Start of the data.
     pub since: Since,
-    /// The allocator's own totals.
+    /// Allocator totals.
     pub totals: Totals,
     /// Bytes from before attach.
     pub before_attach: Bytes,
-    /// The allocator's total less all that is known; 0 unless events were lost.
+    /// Allocator total minus all known bytes; 0 unless events were lost.
     pub unaccounted: i64,
-    /// The modules, none of them folded.
+    /// Modules, none of them folded.
     pub tree: ModuleTree,
 }
 
-/// What the modules of a device held when it held most in an iteration.
+/// Memory of a device by module, at the peak of an iteration.
 #[derive(Clone, Debug)]
 pub struct IterationLayers {
-    /// The device.
     pub index: DeviceIndex,
-    /// Since when all this is counted.
+    /// Start of the data.
     pub since: Since,
-    /// What iterations are told apart by.
+    /// Signal that separates iterations.
     pub source: Source,
-    /// The iteration; `None` where none was seen yet.
+    /// Iteration; `None` before the first.
     pub iteration: Option<IterationRow>,
-    /// The first and the last whole iteration that can be looked at; `None` where none can.
+    /// First and last whole iteration with data; `None` without any.
     pub whole: Option<(u64, u64)>,
-    /// What was held then, none of it folded; `None` where that is kept no more. The sum of all rows is the allocator's total at
-    /// that moment.
+    /// Layers at that moment, none of them folded; `None` if no longer stored. The sum of all rows
+    /// is the allocator's total then.
     pub layers: Option<DeviceLayers>,
 }
 
-/// Which iteration is to be told of.
+/// Choice of an iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Which {
-    /// The last whole one, or the one that runs where none is whole.
+    /// The last whole one, or the current one if none is whole.
     #[default]
     Latest,
-    /// That of this number, where it is kept.
+    /// The iteration with this number, if stored.
     Numbered(u64),
 }
 
-/// A part of what a device holds, by what it is for.
+/// Share of a device's memory, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Portion {
-    /// Live when memprobe came.
+    /// Live at attach.
     BeforeAttach,
-    /// Of a category.
     Of(Category),
-    /// The allocator's total less all that is known.
+    /// Allocator total minus all known bytes.
     Unaccounted,
 }
 
 impl Portion {
-    /// All of them, what stays longest first.
+    /// All variants, longest-lived first.
     pub const ALL: [Self; 11] = [
         Self::BeforeAttach,
         Self::Of(Category::Parameter),
@@ -85,73 +82,72 @@ impl Portion {
     ];
 }
 
-/// How the bytes of a moment divide, in the order of [`Portion::ALL`].
+/// Bytes of a moment by portion, in the order of [`Portion::ALL`].
 pub type Portions = [i64; Portion::ALL.len()];
 
-/// How the memory of a device divides. The sum of all rows is `totals.allocated`, and that of their `at_peak` is `peak`.
+/// Memory of a device by category. The sum of all rows is `totals.allocated`; the sum of their
+/// `at_peak` is `peak`.
 #[derive(Clone, Debug)]
 pub struct DeviceCategories {
-    /// The device.
     pub index: DeviceIndex,
-    /// Since when all this is counted.
+    /// Start of the data.
     pub since: Since,
-    /// The allocator's own totals.
+    /// Allocator totals.
     pub totals: Totals,
-    /// The most that was allocated since then.
+    /// Highest allocated bytes since then.
     pub peak: Bytes,
-    /// Nanoseconds since the process's objects were read, which made categories exact; `None` where they were not.
+    /// Nanoseconds since the process's objects were read, which makes categories exact; `None` if
+    /// never.
     pub read_before: Option<u64>,
-    /// Bytes of live blocks whose category they told.
+    /// Bytes of live blocks with a category from those objects.
     pub exact: Bytes,
-    /// One for each portion that ever held anything, in the order of [`Portion::ALL`].
+    /// One row for each portion that ever held memory, in the order of [`Portion::ALL`].
     pub rows: Vec<PortionRow>,
-    /// When the first point begins.
+    /// Start of the first point.
     pub start: TimeNs,
-    /// Nanoseconds from point to point.
+    /// Nanoseconds between points.
     pub step: u64,
-    /// How it divided over time: of each step, at the moment when most was allocated.
+    /// Portions over time: of each step, at its moment of highest allocated bytes.
     pub points: Vec<Portions>,
-    /// The last iterations, the latest first.
+    /// Recent iterations, latest first.
     pub iterations: Vec<IterationRow>,
-    /// What iterations are told apart by.
+    /// Signal that separates iterations.
     pub source: Source,
-    /// What the program was doing when it last asked for memory.
+    /// Phase at the last allocation.
     pub phase: Phase,
 }
 
-/// What a portion holds.
+/// Memory of one portion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortionRow {
-    /// Which.
     pub portion: Portion,
-    /// Bytes now; negative only of what is unaccounted.
+    /// Bytes now; only unaccounted bytes may be negative.
     pub live: i64,
-    /// Blocks now, where they are counted.
+    /// Blocks now, if counted.
     pub blocks: Option<u64>,
-    /// Bytes when most was allocated on the device.
+    /// Bytes at the device's peak.
     pub at_peak: i64,
-    /// The most of the moments that `points` keeps.
+    /// Maximum over the moments in `points`.
     pub most: i64,
-    /// What decided, most bytes first; empty of what is no category.
+    /// Deciding rules, most bytes first; empty if the portion is no category.
     pub rules: Vec<CategoryRow>,
 }
 
-/// An iteration, as one device saw it.
+/// One iteration on one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IterationRow {
-    /// Counts iterations from 1; the number of those so far, for what is none.
+    /// Number from 1. A row that is not an iteration has the number of iterations so far.
     pub number: u64,
-    /// What it is.
     pub kind: IterationKind,
-    /// The epoch that it began in, where that can be told.
+    /// Epoch at its start, if known.
     pub epoch: Option<u64>,
-    /// Nanoseconds from its beginning to its end, or to the last event in it.
+    /// Nanoseconds to its end, or to its last event.
     pub length: u64,
-    /// The most that was allocated in it.
+    /// Highest allocated bytes in it.
     pub peak: Bytes,
-    /// The allocator's own totals at its end.
+    /// Allocator totals at its end.
     pub end: Totals,
-    /// Blocks that were allocated in it.
+    /// Blocks allocated in it.
     pub allocs: u64,
 }
 

@@ -1,9 +1,9 @@
-//! What came and what went between two tables.
+//! Difference of two tensor tables.
 //!
-//! A tensor is the same in both where its object, its data, its place in them, its shape and its
-//! element type are; then a new name or kind is told as such. Of what is left, rows of equal kind,
-//! name, type, shape and element type are paired whatever their addresses, because a loop gives its
-//! tensors new ones in every turn. What finds no partner came or went.
+//! A tensor is the same in both if its object, its storage, its offset, its shape and its element
+//! type are equal; a new name or kind is then a rename. Remaining rows are paired by kind, name,
+//! type, shape and element type, whatever their addresses. A loop gives its tensors new addresses
+//! in every iteration. Rows without a partner were added or removed.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -13,59 +13,54 @@ use super::{DeviceTable, Row, RowKind, TensorTable};
 use crate::event::Bytes;
 use crate::tensors::Device;
 
-/// What changed from one table to another.
+/// Difference of two tensor tables.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorDiff {
-    /// What was.
     pub before: TensorTable,
-    /// What is.
     pub after: TensorTable,
-    /// Both are of one process, so that addresses mean the same in both.
+    /// True if both are of one process, so that addresses are comparable.
     pub same_process: bool,
     /// By device, in the order of [`TensorTable::devices`].
     pub devices: Vec<DeviceDiff>,
 }
 
-/// What changed on a device. Rows are those of the tables, by index.
+/// Difference on one device. Rows are indices into the tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceDiff {
-    /// Which.
     pub device: Device,
-    /// Rows of the table after that were not there before.
+    /// Added rows, by index into the later table.
     pub came: Vec<usize>,
-    /// Rows of the table before that are there no more.
+    /// Removed rows, by index into the earlier table.
     pub went: Vec<usize>,
-    /// The same tensors that hold more or less now: the row before and the row after.
+    /// Tensors with another number of allocator bytes: the earlier and the later row.
     pub resized: Vec<(usize, usize)>,
-    /// The same tensors with another best name or kind: the row before and the row after.
+    /// Tensors with another best name or kind: the earlier and the later row.
     pub renamed: Vec<(usize, usize)>,
-    /// What is equal but lies elsewhere.
+    /// Equal tensors at another address.
     pub moved: Moved,
 }
 
-/// Tensors that were freed and allocated again, or moved.
+/// Tensors that were reallocated or moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Moved {
-    /// How many.
+    /// Number of tensors.
     pub tensors: u64,
-    /// What they hold.
+    /// Their allocator bytes.
     pub holds: Bytes,
 }
 
 impl TensorDiff {
-    /// The table of a device before.
     pub fn before_on(&self, device: Device) -> Option<&DeviceTable> {
         self.before.device(device)
     }
 
-    /// The table of a device after.
     pub fn after_on(&self, device: Device) -> Option<&DeviceTable> {
         self.after.device(device)
     }
 }
 
 impl DeviceDiff {
-    /// Whether nothing is to be told.
+    /// Returns true if no row was added, removed, resized or renamed.
     pub fn is_empty(&self) -> bool {
         self.came.is_empty()
             && self.went.is_empty()
@@ -74,7 +69,7 @@ impl DeviceDiff {
     }
 }
 
-/// Compares.
+/// Compares two tables.
 pub fn diff(before: TensorTable, after: TensorTable) -> TensorDiff {
     let same_process =
         before.target.tgid == after.target.tgid && before.target.command == after.target.command;
@@ -146,14 +141,14 @@ fn compare(device: Device, before: &[Row], after: &[Row], same_process: bool) ->
 struct Pairing<'a> {
     before: &'a [Row],
     after: &'a [Row],
-    /// Rows before and after that have no partner yet, ascending.
+    /// Rows without a partner so far, by index, ascending.
     left: Vec<usize>,
     new: Vec<usize>,
     pairs: Vec<(usize, usize)>,
 }
 
 impl<'a> Pairing<'a> {
-    /// Pairs rows of equal keys, those that hold most first; rows without a key stay alone.
+    /// Pairs rows with equal keys, those with most bytes first. Rows without a key stay unpaired.
     fn pair<K: Eq + Hash>(&mut self, key: impl Fn(&'a Row) -> Option<K>) {
         let mut partners: HashMap<K, Vec<usize>> = HashMap::new();
         for &at in &self.left {
@@ -183,21 +178,21 @@ impl<'a> Pairing<'a> {
     }
 }
 
-/// What makes a tensor the same in one process.
+/// Identity of a tensor within one process; `None` without a storage.
 fn identity(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
     let tensor = matches!(row.kind, RowKind::Tensor(_));
     let what = row.shape.as_deref().zip(row.dtype);
     Some((tensor, row.object, row.storage?, row.offset, what, row.size))
 }
 
-/// What makes two tensors the same to a person.
+/// Similarity key of tensors, independent of addresses.
 fn likeness(row: &Row) -> Option<impl Eq + Hash + use<'_>> {
     let what = row.shape.as_deref().zip(row.dtype);
     Some((row.kind, name(row), row.class.as_deref(), what, row.size))
 }
 
-/// The best name, less what the moment adds to it: a variable is named with the line that its
-/// function has come to (`train.py:31 train() -> x`), which is another at every moment.
+/// Best name without its current line. A variable's name contains the line that its function is at
+/// (`train.py:31 train() -> x`), which differs between snapshots.
 fn name(row: &Row) -> Option<(&str, &str)> {
     let text = &*row.name()?.text;
     let split = text.find(") -> ").and_then(|end| {
@@ -217,7 +212,7 @@ mod tests {
     use crate::model::tensors::samples::{Building, plain, unnamed};
     use crate::tensors::{Tensor, TensorSnapshot};
 
-    /// A tensor of this name on a block that lies behind so many others.
+    /// A tensor of this name, on a block after `before` others.
     fn with(name: &str, before: usize) -> TensorSnapshot {
         let mut made = Building::new();
         for _ in 0..before {

@@ -1,4 +1,4 @@
-//! Block by block, storage by storage, tensor by tensor: who holds what.
+//! Assignment of allocator bytes to tensors: blocks, their storages, and the tensors of these.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::{Account, DeviceTable, Reason, Row, RowKind, TensorTable};
 use crate::event::{Bytes, DeviceIndex, Totals};
 use crate::tensors::{Block, Consistency, Device, Storage, Tensor, TensorKind, TensorSnapshot};
 
-/// The table of what was found.
+/// Builds the table of a snapshot.
 pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
     let found = Found::of(snapshot);
     TensorTable {
@@ -24,21 +24,21 @@ pub fn explain(snapshot: &TensorSnapshot) -> TensorTable {
     }
 }
 
-/// What lies on a device, by index.
+/// Storages, tensors and blocks on one device, by index.
 #[derive(Default)]
 struct There {
     storages: Vec<usize>,
-    /// Tensors that have no storage.
+    /// Tensors without a storage.
     without: Vec<usize>,
     blocks: Vec<usize>,
 }
 
-/// CUDA's devices first.
+/// Sort key of devices; CUDA devices come first.
 type DeviceOrder = (u8, Device);
 
 struct Found {
     devices: BTreeMap<DeviceOrder, There>,
-    /// The tensors of each storage, the one that answers for it first.
+    /// Tensors of each storage; the first one gets its bytes.
     tensors: Vec<Vec<usize>>,
 }
 
@@ -85,7 +85,7 @@ impl Found {
         for there in devices.values_mut() {
             let blocks = &snapshot.blocks;
             there.blocks.sort_by_key(|&at| blocks[at].addr);
-            // Where storages begin together, the one with the better tensor comes first.
+            // Of storages with the same start, the one with the better-ranked tensor comes first.
             there.storages.sort_by_key(|&at| {
                 let best = tensors[at].first();
                 best.map_or((1, None), |&at| {
@@ -97,8 +97,8 @@ impl Found {
     }
 }
 
-/// Less is better: which of the tensors that share a storage answers for it. What a person would
-/// call it by comes first, then what looks at all of it, then what looks at its beginning.
+/// Rank of a tensor among those that share its storage; the lowest gets the storage's bytes. Kind
+/// and name count first, then full views before partial ones, then the smallest offset.
 fn rank<'a>(tensor: &'a Tensor, snapshot: &TensorSnapshot) -> impl Ord + use<'a> {
     let name = tensor.names.first();
     let naming = match name {
@@ -119,7 +119,7 @@ fn rank<'a>(tensor: &'a Tensor, snapshot: &TensorSnapshot) -> impl Ord + use<'a>
     let is_part = storage.zip(tensor.bytes());
     let is_part = is_part.is_some_and(|(storage, bytes)| bytes < storage.bytes);
     let text = name.map(|name| &*name.text);
-    // Where nothing else tells them apart, what they are for does so in every snapshot alike.
+    // As a last resort, their operations give an order that is the same in every snapshot.
     let purpose = (&tensor.saved_by, &tensor.grad_fn);
     (
         kind,
@@ -153,8 +153,8 @@ fn device_table(
             ..Account::default()
         },
     };
-    // Where no block is known although some bytes are handed out, it is not known which blocks are
-    // live; then the storages alone are the rows.
+    // Live blocks are unknown if bytes are allocated and no block was read. Then the storages alone
+    // make the rows.
     let handed_out = totals.is_none_or(|totals| totals.allocated.0 > 0);
     let blocks_known = !there.blocks.is_empty() || matches!(device, Device::Cuda(_)) && !handed_out;
     if blocks_known {
@@ -181,7 +181,7 @@ fn totals_of(snapshot: &TensorSnapshot, index: DeviceIndex) -> Option<Totals> {
 struct Builder<'a> {
     snapshot: &'a TensorSnapshot,
     tensors: &'a [Vec<usize>],
-    /// The row that answers for each storage.
+    /// Row that gets each storage's bytes.
     first_row: Vec<Option<usize>>,
     device: Device,
     rows: Vec<Row>,
@@ -189,7 +189,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Blocks with the storages in them, and storages that lie in none.
+    /// Adds blocks with their storages, and storages outside all blocks.
     fn add_blocks(&mut self, there: &There) {
         let blocks = &self.snapshot.blocks;
         let mut inside: Vec<Vec<usize>> = vec![Vec::new(); there.blocks.len()];
@@ -220,7 +220,7 @@ impl Builder<'_> {
         let first = self.rows.len();
         let counted = self.account.clone();
         self.add_storages(&outside, None);
-        // A storage that was emptied (`resize_(0)`) lies nowhere.
+        // An emptied storage (`resize_(0)`) has no address.
         let somewhere = |row: &&mut Row| row.storage.is_some_and(|data| data.0 != 0);
         for row in self.rows[first..].iter_mut().filter(somewhere) {
             row.outside = Some(std::mem::take(&mut row.holds));
@@ -232,7 +232,7 @@ impl Builder<'_> {
         self.account.outside = Bytes(outside);
     }
 
-    /// Storages that lie in the same block, or in no known one.
+    /// Adds storages of one block, or of no known one.
     fn add_storages(&mut self, storages: &[usize], block: Option<&Block>) {
         let piece = |&of: &usize| {
             let storage = &self.snapshot.storages[of];
@@ -270,7 +270,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Its rows; gives the one that answers for it.
+    /// Adds a storage's rows; returns the one that gets its bytes.
     fn add_storage(
         &mut self,
         at: usize,

@@ -1,4 +1,4 @@
-//! Rows that are one row to a person, and the order of rows.
+//! Grouping and order of tensor rows.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
@@ -8,65 +8,63 @@ use super::{Row, RowKind};
 use crate::event::{Bytes, Frame};
 use crate::tensors::DType;
 
-/// Which rows are shown as one.
+/// Grouping of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GroupBy {
-    /// Those without a name that are equal in all that is shown of them. Of those that hold nothing, because others
-    /// answer for their storages, it does not matter which ones do.
+    /// Groups unnamed rows that look the same. Rows without bytes of their own may share different
+    /// storages.
     #[default]
     Unnamed,
-    /// None.
+    /// One row per tensor.
     Nothing,
-    /// Those of equal shape, whatever their names.
+    /// Groups rows of equal shape, kind and element type, whatever their names.
     Shape,
-    /// Those of a kind.
     Kind,
-    /// Those of a module.
     Module,
-    /// Those that a line has allocated.
+    /// By allocating line.
     Site,
-    /// Those that one variable or container keeps alive.
+    /// By the variable or container that keeps the storage alive.
     Keeper,
 }
 
 impl GroupBy {
-    /// Whether the rows of a group need not come from one line.
+    /// Returns true if the rows of a group may come from different lines.
     pub fn is_apart_from_lines(self) -> bool {
         matches!(self, Self::Site | Self::Module | Self::Kind | Self::Keeper)
     }
 }
 
-/// The order of rows.
+/// Order of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Order {
-    /// The most bytes of the allocator first; a named one that shares them directly after. What is one of many,
-    /// or has no name, and holds nothing comes last.
+    /// Most allocator bytes first; a named row that shares them follows directly. Unnamed or
+    /// grouped rows without bytes come last.
     #[default]
     Holds,
-    /// The largest of its own elements first.
+    /// Largest own size first.
     Size,
-    /// By name; those without one last.
+    /// By name; unnamed ones last.
     Name,
     /// By kind, then as [`Self::Holds`].
     Kind,
-    /// The most rows in one first.
+    /// Largest groups first.
     Count,
 }
 
-/// Rows that are shown as one.
+/// Rows shown as one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Which of the table's rows; the first holds most.
+    /// Indices of the table's rows; the first has most bytes.
     pub rows: Vec<usize>,
-    /// What they hold together.
+    /// Their allocator bytes.
     pub holds: Bytes,
-    /// What they hold together of memory that is not the allocator's.
+    /// Their bytes outside the allocator.
     pub outside: Bytes,
-    /// The bytes of their own elements together; `None` where that of one cannot be told.
+    /// Bytes of their own elements; `None` if one is unknown.
     pub size: Option<Bytes>,
 }
 
-/// What rows of one group have in common.
+/// Common properties of a group's rows.
 #[derive(PartialEq, Eq, Hash)]
 enum Key<'a> {
     Alone(usize),
@@ -77,7 +75,7 @@ enum Key<'a> {
     Keeper(Option<(&'a str, Option<&'a str>)>),
 }
 
-/// All that is shown of a row without its name and place.
+/// Visible properties of a row, except its name and address.
 #[derive(PartialEq, Eq, Hash)]
 struct Alike<'a> {
     kind: RowKind,
@@ -90,7 +88,7 @@ struct Alike<'a> {
     of: Option<Of<'a>>,
 }
 
-/// Of rows without names: whence they came.
+/// Origin of an unnamed row.
 #[derive(PartialEq, Eq, Hash)]
 struct Of<'a> {
     grad_fn: Option<&'a Arc<str>>,
@@ -104,9 +102,9 @@ enum Shares {
     Nothing,
     /// The storage of this row.
     With(usize),
-    /// That of another, whichever.
+    /// The storage of any other row.
     Something,
-    /// Memory of others than the allocator.
+    /// Memory outside the allocator.
     Outside,
 }
 
@@ -128,18 +126,18 @@ impl<'a> Key<'a> {
     }
 }
 
-/// How alike rows of one group are.
+/// Strictness of the comparison.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Likeness {
-    /// In shape and kind.
+    /// Equal shape and kind.
     Shape,
-    /// In where they came from, too.
+    /// Also equal origin.
     Source,
 }
 
 impl<'a> Alike<'a> {
     fn of(row: &'a Row, likeness: Likeness) -> Self {
-        // Of what holds nothing it does not matter whose storage it looks at.
+        // For a row without bytes it does not matter which storage it shares.
         let holds = row.owner.is_none() || row.holds != Bytes(0);
         let shares = match (row.owner, row.outside, likeness) {
             (None, None, _) => Shares::Nothing,
@@ -148,7 +146,7 @@ impl<'a> Alike<'a> {
             (Some(_), ..) => Shares::Something,
         };
         let of = || Of {
-            // What is saved is called by that.
+            // A saved tensor is named after the operation that saved it.
             grad_fn: row
                 .grad_fn
                 .as_ref()
@@ -170,15 +168,15 @@ impl<'a> Alike<'a> {
     }
 }
 
-/// The rows of a table as a person wants to see them.
+/// Groups and sorts all rows of a table.
 pub fn groups(rows: &[Row], by: GroupBy, order: Order) -> Vec<Group> {
     groups_of(rows, 0..rows.len(), by, order)
 }
 
-/// Likewise, of some of the rows alone: those of these indices.
+/// Groups and sorts the rows with the indices `of`.
 ///
 /// # Panics
-/// Where there is no row of an index.
+/// If an index is out of range.
 pub fn groups_of(
     rows: &[Row],
     of: impl IntoIterator<Item = usize>,
@@ -212,8 +210,8 @@ pub fn groups_of(
 }
 
 impl Group {
-    /// Whether others answer for all that it looks at, so that a person looks for it last: it has no name, or is
-    /// several tensors in one.
+    /// Returns true if the group is minor: it shares storages of others and has no bytes. It is
+    /// also unnamed, or several tensors in one.
     pub fn is_beside(&self, rows: &[Row], by: GroupBy) -> bool {
         let of_tensors = matches!(by, GroupBy::Unnamed | GroupBy::Shape);
         let shares = |at: &usize| rows[*at].owner.is_some();
@@ -227,14 +225,14 @@ fn sum(one: Bytes, other: Bytes) -> Bytes {
     Bytes(one.0.saturating_add(other.0))
 }
 
-/// The row that answers for the storage that a row looks at. A storage within another leads on.
+/// Row that gets the bytes of a row's storage. A storage within another leads on to that one.
 fn answering(rows: &[Row], at: usize) -> usize {
     let owner = |at: usize| rows.get(at).and_then(|row| row.owner);
     let first = owner(at).unwrap_or(at);
     owner(first).unwrap_or(first)
 }
 
-/// The best name in the order in which people count: `layers.2` comes before `layers.10`.
+/// Best name, for sorting in natural order: `layers.2` comes before `layers.10`.
 fn counting(row: &Row) -> Counting<'_> {
     Counting(row.name().map_or("", |name| &name.text))
 }
@@ -268,8 +266,8 @@ impl PartialOrd for Counting<'_> {
     }
 }
 
-/// The digits at the beginning, so that they compare as the number that they are; equal numbers by
-/// how they are written.
+/// Splits off leading digits as a sort key that compares by value; equal values compare by their
+/// leading zeros.
 fn take_number<'a>(text: &mut &'a [u8]) -> (usize, &'a [u8], usize) {
     let end = text.iter().position(|byte| !byte.is_ascii_digit());
     let (digits, rest) = text.split_at(end.unwrap_or(text.len()));
@@ -279,7 +277,7 @@ fn take_number<'a>(text: &mut &'a [u8]) -> (usize, &'a [u8], usize) {
     (number.len(), number, zeros)
 }
 
-/// Largest first, and each row after the one that holds its storage.
+/// Sort key: largest first, and each row after the one that has its storage's bytes.
 fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
     let answering = answering(rows, at);
     let holder = &rows[answering];
@@ -299,7 +297,7 @@ fn key(rows: &[Row], at: usize) -> impl Ord + use<'_> {
 fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
     let first = |group: &Group| &rows[group.rows[0]];
     groups.sort_by(|one, other| {
-        // What holds nothing itself keeps to the row that holds its storage.
+        // A group without bytes stays next to the row that has its storage's bytes.
         let weight = |group: &Group| match (group.holds, group.outside) {
             (Bytes(0), Bytes(0)) if group.is_beside(rows, by) => {
                 (group.size.unwrap_or_default(), Bytes(0))

@@ -1,8 +1,8 @@
-//! From the tensors of a process to tables: what holds each byte that the allocator has handed out.
+//! Tables of a process's tensors, which account for each byte of the allocator.
 //!
-//! Every live block of the allocator is on exactly one row: with the best tensor of the storage that
-//! lies in it, or, where no storage does, as a row of its own. For each device `sum of the rows'
-//! holds + remainder == memory_allocated()`, always; a remainder says its reason.
+//! Every live block of the allocator is counted on exactly one row. That is the best tensor of the
+//! storage in it or, without a storage, a row of its own. For each device `sum of the rows' holds +
+//! remainder == memory_allocated()`; a remainder has a reason.
 
 mod diff;
 mod explain;
@@ -32,63 +32,60 @@ use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};
 use crate::tensors::{Consistency, DType, Device, Kept, Name, TensorKind};
 
-/// The tensors of a process at one moment, explained device by device.
+/// Tensors of a process at one moment, by device.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct TensorTable {
-    /// The process.
     pub target: Target,
-    /// When, in milliseconds since 1970 (UTC).
+    /// Time of the snapshot in milliseconds since 1970 (UTC).
     pub taken_ms: u64,
-    /// How far what was read belongs to one moment.
+    /// Consistency of the read data: paused or running process.
     pub consistency: Consistency,
-    /// Python objects that were looked at.
+    /// Number of Python objects examined.
     pub objects: u64,
-    /// What could not be read, and why.
+    /// Data that could not be read, with reasons.
     pub unread: Vec<Arc<str>>,
-    /// By device: those of CUDA, then the others.
+    /// By device: CUDA devices first.
     pub devices: Vec<DeviceTable>,
 }
 
-/// What lies on one device.
+/// Memory of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceTable {
-    /// Which.
     pub device: Device,
-    /// What the rows come to.
+    /// Sums of the rows.
     pub account: Account,
-    /// One row for each tensor, and for each block or storage without one; in no particular order.
+    /// One row for each tensor, and for each block or storage without one, in no particular order.
     pub rows: Vec<Row>,
 }
 
-/// What the rows of a device come to, beside what its allocator says.
+/// Sums of a device's rows, compared with its allocator.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Account {
-    /// The allocator's own totals; `None` where it was not asked or there is none (`cpu`).
+    /// Allocator totals; `None` if not read or not available (`cpu`).
     pub totals: Option<Totals>,
-    /// Bytes of storages that tensors look at.
+    /// Bytes of storages with tensors.
     pub tensors: Bytes,
-    /// Bytes of storages that no tensor looks at.
+    /// Bytes of storages without tensors.
     pub bare: Bytes,
-    /// Bytes that the allocator added to what it was asked for.
+    /// Bytes that the allocator added by rounding.
     pub rounding: Bytes,
-    /// Bytes that the allocator was asked for, in blocks with storages, that no storage covers.
+    /// Requested bytes in blocks with storages that no storage covers.
     pub uncovered: Bytes,
-    /// Bytes of blocks that no storage reaches.
+    /// Bytes of blocks without storages.
     pub blocks: Bytes,
-    /// The allocator's total less all of these; `None` where there is no total.
+    /// Allocator total minus all of these; `None` without a total.
     pub remainder: Option<i64>,
-    /// Why there is a remainder.
+    /// Reason for a remainder.
     pub reason: Option<Reason>,
-    /// Bytes of storages that lie in no block: not the allocator's, and not in any sum above.
+    /// Bytes of storages outside all blocks: not the allocator's, and in none of the sums above.
     pub outside: Bytes,
-    /// How many tensors.
     pub tensor_count: u64,
-    /// How many blocks there are; `None` where they are not known.
+    /// Number of blocks; `None` if unknown.
     pub block_count: Option<u64>,
 }
 
 impl Account {
-    /// Bytes of the allocator that rows or reasons stand for: all but the remainder.
+    /// Bytes of the allocator that the parts explain: all but the remainder.
     pub fn held(&self) -> Bytes {
         let parts = [
             self.tensors,
@@ -101,19 +98,19 @@ impl Account {
     }
 }
 
-/// Why the rows of a device do not come to what its allocator says.
+/// Reason for a difference between the rows and the allocator's total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The blocks are not known, so that rounding and blocks without tensors are in the remainder.
+    /// Blocks are unknown, so the remainder contains rounding and blocks without tensors.
     BlocksUnknown,
-    /// The process ran on while it was read.
+    /// The process was not paused while it was read.
     Running,
-    /// The blocks that were read do not come to the allocator's total.
+    /// The sum of the blocks read is not the allocator's total.
     BlocksMissing,
 }
 
 impl Reason {
-    /// Words for people.
+    /// Text for people.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::BlocksUnknown => {
@@ -125,19 +122,18 @@ impl Reason {
     }
 }
 
-/// What a row stands for.
+/// Kind of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
-    /// A tensor.
     Tensor(TensorKind),
-    /// A storage that no tensor looks at.
+    /// Storage without a tensor.
     Storage,
-    /// A block of the allocator that no storage reaches.
+    /// Block without a storage.
     Block,
 }
 
 impl RowKind {
-    /// The word used in files: [`TensorKind::as_str`], or `block` for memory without a tensor.
+    /// Keyword in files: [`TensorKind::as_str`], or `block` for memory without a tensor.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Tensor(kind) => kind.as_str(),
@@ -149,64 +145,59 @@ impl RowKind {
 /// A tensor, or memory without one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// What it is.
     pub kind: RowKind,
-    /// Which of [`crate::tensors::TensorSnapshot::tensors`] it is; `None` for memory without a tensor.
+    /// Index into [`crate::tensors::TensorSnapshot::tensors`]; `None` for memory without a tensor.
     pub tensor: Option<usize>,
-    /// The bytes of the allocator that it answers for; of tensors that share a storage, one has
-    /// them all.
+    /// Allocator bytes that this row accounts for; of tensors that share a storage, one has them
+    /// all.
     pub holds: Bytes,
-    /// The bytes of its own elements: `numel() * element_size()`, or the size of the storage or
-    /// block; `None` where this cannot be told.
+    /// Bytes of its own elements: `numel() * element_size()`, or the size of the storage or block;
+    /// `None` if unknown.
     pub size: Option<Bytes>,
-    /// Which row of the table answers for the storage that this one looks at too.
+    /// Index of the row that accounts for the storage this one shares.
     pub owner: Option<usize>,
-    /// It lies in no block of the allocator, where its blocks are known; `holds` is 0, and this is
-    /// what it holds of somebody else's memory.
+    /// Bytes outside the allocator: the storage lies in no block, although blocks are known.
+    /// `holds` is then 0.
     pub outside: Option<Bytes>,
-    /// Its names, the best first.
+    /// Names, best first.
     pub names: Vec<Name>,
-    /// The name of its Python type.
+    /// Name of its Python type.
     pub class: Option<Arc<str>>,
     /// `shape`; `None` for memory without a tensor.
     pub shape: Option<Vec<u64>>,
-    /// Its element type.
     pub dtype: Option<DType>,
-    /// Where it lies.
     pub device: Device,
-    /// `requires_grad`.
     pub requires_grad: bool,
     /// `grad_fn.name()`.
     pub grad_fn: Option<Arc<str>>,
-    /// The operation that keeps it for the backward pass.
+    /// Operation that saved it for the backward pass.
     pub saved_by: Option<Arc<str>>,
-    /// Who keeps its storage alive; `None` where no name leads to it.
+    /// Retainers of its storage; `None` if no name leads to it.
     pub kept: Option<Arc<Kept>>,
-    /// The path of its module.
+    /// Path of its module.
     pub module: Option<Arc<str>>,
-    /// The line that allocated it.
+    /// Line that allocated it.
     pub site: Option<Frame>,
-    /// What the block was asked for, in words; of memory without a tensor alone.
+    /// Purpose of the block in words; only for memory without a tensor.
     pub purpose: Option<Arc<str>>,
-    /// The data of its storage, or the block.
+    /// Address of its storage's data, or of the block.
     pub storage: Option<Address>,
-    /// `untyped_storage().nbytes()`, or the block's.
+    /// `untyped_storage().nbytes()`, or the block's size.
     pub storage_bytes: Option<Bytes>,
     /// `storage_offset()`, in elements.
     pub offset: u64,
-    /// The block that it lies in, and its bytes.
+    /// Address and size of its block.
     pub block: Option<(Address, Bytes)>,
-    /// Where the tensor object lies in the target's own memory; 0 for memory without a tensor.
+    /// Address of the tensor object in the target's memory; 0 for memory without a tensor.
     pub object: u64,
 }
 
 impl Row {
-    /// The best name.
     pub fn name(&self) -> Option<&Name> {
         self.names.first()
     }
 
-    /// Whether it looks at a part of its storage alone.
+    /// Returns true if its elements take fewer bytes than its storage.
     pub fn is_part(&self) -> bool {
         let whole = |(size, storage): (Bytes, Bytes)| size < storage;
         self.size.zip(self.storage_bytes).is_some_and(whole)
@@ -214,7 +205,6 @@ impl Row {
 }
 
 impl TensorTable {
-    /// The table of a device.
     pub fn device(&self, device: Device) -> Option<&DeviceTable> {
         self.devices.iter().find(|table| table.device == device)
     }

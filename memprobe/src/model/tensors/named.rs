@@ -1,4 +1,4 @@
-//! From the tensors of a process to its blocks: which tensor answers for each.
+//! Names of live blocks, from the tensors of a snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,10 +7,11 @@ use super::{Row, RowKind, explain};
 use crate::event::{Address, Bytes, DeviceIndex, NamedBlock, Names, Tgid};
 use crate::tensors::{Device, TensorSnapshot};
 
-/// Every live block of the snapshot's devices, and every storage of the host, with the tensor that holds most of it.
-/// PyTorch's CPU allocator keeps no list of its blocks; but it hands out one for each storage, of as many bytes
-/// (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Those that are not its own, such as numpy's, are at addresses of which
-/// no event tells.
+/// Names every live block and every host storage after its tensor with most bytes.
+///
+/// PyTorch's CPU allocator keeps no list of blocks, but allocates one block for each storage, of
+/// the same size (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Storages of other allocators,
+/// such as numpy's, have addresses that occur in no event.
 pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> Names {
     let mut best: BTreeMap<(DeviceIndex, Address), Row> = BTreeMap::new();
     for table in explain(snapshot).devices {
@@ -59,7 +60,7 @@ fn index_of(device: Device) -> Option<DeviceIndex> {
     }
 }
 
-/// Where the block of a row begins, and its bytes.
+/// Address and size of a row's block.
 fn place(row: &Row) -> Option<(Address, Bytes)> {
     match row.device {
         Device::Cpu => row
@@ -127,7 +128,7 @@ mod tests {
         let mut building = Building::new();
         let storage = building.storage(Address(0x5000), 4 * 60, Device::Cpu);
         building.tensor(storage, &[2, 30], parameter("layer.weight"));
-        // What looks at a part of it, and what has no memory.
+        // A partial view, and a tensor without memory.
         building.tensor(storage, &[30], Tensor::default());
         let empty = building.storage(Address(0), 0, Device::Cpu);
         building.tensor(empty, &[0], Tensor::default());

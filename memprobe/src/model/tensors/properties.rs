@@ -1,4 +1,4 @@
-//! What holds for any snapshot, however torn.
+//! Property tests of tensor tables, for consistent and inconsistent snapshots.
 
 use proptest::prelude::*;
 
@@ -17,17 +17,17 @@ fn device() -> impl Strategy<Value = Device> {
     ]
 }
 
-/// Few addresses, so that much falls together.
+/// Mostly from a small set, so that many addresses coincide.
 fn address() -> impl Strategy<Value = u64> {
     prop_oneof![8 => (0..64_u64).prop_map(|at| at * 256), 1 => any::<u64>()]
 }
 
-/// Those that are not small are less than `most`.
+/// Mostly small sizes; the others are below `most`.
 fn size(most: u64) -> impl Strategy<Value = u64> {
     prop_oneof![8 => (0..8_u64).prop_map(|at| at * 256), 1 => 0..most]
 }
 
-/// Sums of as many sizes as there are here stay in 64 bits.
+/// Bound of sizes, so that their sums fit 64 bits.
 const SUMMABLE: u64 = 1 << 50;
 
 fn block(most: u64) -> impl Strategy<Value = Block> {

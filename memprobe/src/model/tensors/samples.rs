@@ -1,4 +1,4 @@
-//! A process with a little of everything, for tests of what shows it.
+//! Sample snapshot with tensors of every kind, for tests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::tensors::{
     TensorSnapshot,
 };
 
-/// Where the first block lies.
+/// Address of the first block.
 pub(crate) const BASE: u64 = 0x7f20_0000_0000;
 
 pub(crate) fn name(text: &str) -> Name {
@@ -29,7 +29,7 @@ pub(crate) fn line(file: &str, line: u32, function: &str) -> Frame {
     }
 }
 
-/// Builds a snapshot block by block, each after the one before.
+/// Builder of a snapshot; each block follows the previous one.
 pub(crate) struct Building {
     pub(crate) snapshot: TensorSnapshot,
     next: u64,
@@ -59,7 +59,7 @@ impl Building {
         }
     }
 
-    /// A block of `cuda:0` for so many bytes, as the allocator rounds them.
+    /// Adds a block of `cuda:0` for `bytes`, rounded as the allocator does.
     pub(crate) fn block(&mut self, bytes: u64, site: Option<Frame>) -> Address {
         let addr = Address(self.next);
         let size = bytes.div_ceil(512) * 512;
@@ -86,7 +86,7 @@ impl Building {
         self.snapshot.storages.len() - 1
     }
 
-    /// A tensor that looks at all or a part of a storage, from its beginning.
+    /// Adds a tensor on all or a part of a storage, by default from its beginning.
     pub(crate) fn tensor(&mut self, storage: usize, shape: &[u64], tensor: Tensor) -> usize {
         let mut strides: Vec<u64> = Vec::new();
         let mut step = 1;
@@ -105,7 +105,7 @@ impl Building {
         self.snapshot.tensors.len() - 1
     }
 
-    /// A float32 tensor on a block of its own.
+    /// Adds a float32 tensor on a block of its own.
     pub(crate) fn alone(&mut self, shape: &[u64], tensor: Tensor, site: Option<Frame>) -> usize {
         let bytes = 4 * shape.iter().product::<u64>();
         let block = self.block(bytes, site);
@@ -113,7 +113,7 @@ impl Building {
         self.tensor(storage, shape, tensor)
     }
 
-    /// The allocator's total becomes what its blocks come to.
+    /// Sets the allocator's total to the sum of the blocks.
     pub(crate) fn finish(mut self) -> TensorSnapshot {
         let allocated: u64 = self.snapshot.blocks.iter().map(|block| block.size.0).sum();
         self.snapshot.devices = vec![DeviceTotals {
@@ -163,9 +163,10 @@ fn gradient(of: usize, text: &str) -> Tensor {
     }
 }
 
-/// A step of training in the middle: parameters with gradients and optimizer state, an LSTM whose
-/// weights lie in one storage, tied weights, saved activations, a small view of a large storage,
-/// blocks without a tensor, memory of another library, tensors of the host, hostile names.
+/// Middle of a training step. It has parameters with gradients and optimizer state, an LSTM whose
+/// weights share one storage, tied weights, and saved activations. It also has a small view of a
+/// large storage, blocks without a tensor, memory of another library, host tensors, and hostile
+/// names.
 pub(crate) fn training() -> TensorSnapshot {
     let mut made = Building::new();
     let at = |number: u32, function: &str| Some(line("/home/me/train.py", number, function));
@@ -185,7 +186,7 @@ pub(crate) fn training() -> TensorSnapshot {
             made.alone(shape, state, at(33, "step"));
         }
     }
-    // An LSTM: four weights, one flat storage.
+    // LSTM: four weights in one flat storage.
     let bytes = 4 * (2 * 256 * 64 + 2 * 256);
     let block = made.block(bytes, at(14, "build"));
     let flat = made.storage(block, bytes, Device::Cuda(DeviceIndex(0)));
@@ -203,7 +204,7 @@ pub(crate) fn training() -> TensorSnapshot {
         offset += shape.iter().product::<u64>();
         made.tensor(flat, &shape, tensor);
     }
-    // The embedding is the decoder too: one tensor with two names.
+    // Tied weights: one tensor with two names.
     let tied = Tensor {
         names: vec![name("embedding.weight"), name("decoder.weight")],
         ..parameter("embedding.weight")
@@ -229,16 +230,16 @@ pub(crate) fn training() -> TensorSnapshot {
         ..unnamed()
     };
     made.alone(&[], loss, at(30, "step"));
-    // Eight bytes keep four megabytes.
+    // A view of eight bytes keeps four megabytes alive.
     let block = made.block(4 << 20, at(40, "evaluate"));
     let large = made.storage(block, 4 << 20, Device::Cuda(DeviceIndex(0)));
     made.tensor(large, &[2], plain("history[0]"));
     made.alone(&[60, 3, 512, 512], plain("a\x1b[31m\n\u{202e}b"), None);
-    // Blocks that no storage reaches.
+    // Blocks without storages.
     made.block(8_519_680, at(22, "forward"));
     made.block(8_519_680, at(22, "forward"));
     made.block(1000, None);
-    // Of another library, by DLPack.
+    // Memory of another library, through DLPack.
     let theirs = made.storage(
         Address(0x7f90_0000_0000),
         1 << 20,
@@ -266,7 +267,7 @@ pub(crate) fn training() -> TensorSnapshot {
     made.finish()
 }
 
-/// A forward pass whose graph keeps transposed weights, and activations that two operations look at.
+/// Forward pass whose graph saves transposed weights, and activations shared by two operations.
 pub(crate) fn graph() -> TensorSnapshot {
     let mut made = Building::new();
     let saved = |by: &str| Tensor {
@@ -290,7 +291,7 @@ pub(crate) fn graph() -> TensorSnapshot {
     made.finish()
 }
 
-/// The same a little later: an activation is gone, gradients are new, a name has changed.
+/// [`training`] a little later: an activation is freed, gradients are new, a name has changed.
 pub(crate) fn later() -> TensorSnapshot {
     let mut snapshot = training();
     snapshot.taken_ms += 5000;

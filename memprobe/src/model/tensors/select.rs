@@ -1,8 +1,8 @@
-//! A part of a snapshot that is whole in itself.
+//! Consistent subsets of a snapshot.
 
 use crate::tensors::{Device, TensorSnapshot};
 
-/// The snapshot without what lies on a device.
+/// Removes everything on a device from the snapshot.
 pub fn without(snapshot: TensorSnapshot, device: Device) -> TensorSnapshot {
     let mut places = vec![None; snapshot.storages.len()];
     let mut storages = Vec::new();
@@ -16,7 +16,7 @@ pub fn without(snapshot: TensorSnapshot, device: Device) -> TensorSnapshot {
     let mut tensors = Vec::new();
     for (at, mut tensor) in snapshot.tensors.into_iter().enumerate() {
         if tensor.device != device {
-            // Of a tensor elsewhere the storage may lie there: then it has none that is left.
+            // A tensor on another device may have its storage there; it then loses the storage.
             tensor.storage = tensor.storage.and_then(|at| *places.get(at)?);
             moved[at] = Some(tensors.len());
             tensors.push(tensor);

@@ -1,8 +1,8 @@
-//! Which line allocated each block of a snapshot, and for what, by the events around it.
+//! Lines and purposes of a snapshot's blocks, from the events around it.
 //!
-//! The allocator hands out the same address again and again. The ledger says who allocated what is
-//! live now; a snapshot is of a moment that has passed. So what happens to an address from the
-//! beginning of the reading on is kept, and each block is given the line that held it then.
+//! The allocator reuses addresses. The ledger has the owners of blocks that are live now, but a
+//! snapshot is of an earlier moment. All changes of an address since the start of the reading are
+//! therefore stored. Each block gets the line that owned the address at the snapshot's moment.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use super::uses::BlockUses;
 use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, Names, TimeNs, Use};
 use crate::tensors::{Block, Consistency, TensorSnapshot};
 
-/// Events that are kept while a snapshot is read; with more, no block gets a line.
+/// Maximum number of events stored while a snapshot is read; beyond it no block gets a line.
 const MOST: usize = 1 << 20;
 
 /// A block as the ledgers knew it.
 type Known = Option<(Bytes, Option<Frame>, Option<Arc<Use>>)>;
 
-/// What is known of live blocks.
+/// Ledgers of live blocks.
 #[derive(Clone, Copy)]
 pub struct Ledgers<'a> {
-    /// The lines.
+    /// Lines of blocks.
     pub lines: &'a Model,
-    /// What they are for.
+    /// Purposes of blocks.
     pub uses: &'a BlockUses,
 }
 
@@ -34,17 +34,17 @@ impl Ledgers<'_> {
     }
 }
 
-/// What happened to addresses since the reading began.
+/// Changes of addresses since the start of the reading.
 #[derive(Debug, Default)]
 pub struct Sites {
-    /// For each address the times at which it was handed out or taken back, and what was live there
-    /// before.
+    /// For each address, the times of its allocations and frees, with the block that was live
+    /// before each.
     touched: HashMap<(DeviceIndex, Address), Vec<(TimeNs, Known)>>,
     kept: usize,
 }
 
 impl Sites {
-    /// Takes note of an event that the ledgers are about to be given.
+    /// Records an event; call it before the ledgers apply the event.
     pub fn note(&mut self, ledgers: Ledgers<'_>, event: &Event) {
         let Event::Memory(event) = event else { return };
         let Some(device) = event.device else { return };
@@ -59,8 +59,7 @@ impl Sites {
         }
     }
 
-    /// Gives each block of the snapshot the line that allocated it, where that is known for certain, and what it
-    /// was asked for.
+    /// Sets the line and purpose of each block of the snapshot, where they are certain.
     pub fn sign(&self, ledgers: Ledgers<'_>, snapshot: &mut TensorSnapshot) {
         if self.kept > MOST {
             let words = format!(
@@ -91,7 +90,7 @@ impl Sites {
         }
     }
 
-    /// Leaves those blocks alone that are live still since the moment of the names: of the others they would say what is no more.
+    /// Removes names of blocks that may have been freed since `names` was read.
     pub fn keep_untouched(&self, consistency: Consistency, names: &mut Names) {
         let still = matches!(consistency, Consistency::Paused { .. });
         let moment = Some(names.time).filter(|moment| still && *moment != TimeNs(0));
@@ -105,7 +104,7 @@ impl Sites {
         });
     }
 
-    /// What was live where the block lies, at that moment; `None` where this is not certain.
+    /// Block that was live at that address and moment; `None` if uncertain.
     fn at(&self, ledgers: Ledgers<'_>, block: &Block, moment: Option<TimeNs>) -> Known {
         let Some(touched) = self.touched.get(&(block.device, block.addr)) else {
             return ledgers.at(block.device, block.addr);
@@ -119,7 +118,7 @@ impl Sites {
     }
 }
 
-/// What a block is for, as a row without a tensor says it.
+/// Purpose of a block, as text for a row without a tensor.
 fn in_words(is: &Use) -> Arc<str> {
     match is {
         Use::Tensor(shape) => format!("made for a tensor {shape} {}", shape.dtype).into(),
@@ -169,8 +168,8 @@ mod tests {
         Event::Stack(StackId(id), Arc::new(stack))
     }
 
-    /// Line 1 allocates at 10; the reading begins at 20; the block is freed at 30, line 2 gets it at
-    /// 40. Says the line of the block in a snapshot of this moment.
+    /// Line 1 allocates at 10, the reading begins at 20, the block is freed at 30, line 2 reuses it
+    /// at 40. Returns the line of the block in a snapshot of `moment`.
     fn line_at(moment: u64, consistency: Consistency) -> Option<u32> {
         let mut model = Model::new(Target::default(), TimeNs(0));
         for event in [defined(1), defined(2), event(Action::Alloc, 10, 1)] {

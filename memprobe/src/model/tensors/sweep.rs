@@ -1,27 +1,27 @@
-//! Whose bytes are whose, where pieces of memory overlap.
+//! Division of overlapping ranges of memory among their owners.
 
 use crate::event::Bytes;
 
-/// A piece of memory.
+/// A range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) start: u64,
     pub(super) bytes: u64,
-    /// Whose it is: an index of the caller's.
+    /// Owner, an index of the caller's.
     pub(super) of: usize,
 }
 
-/// What a piece has to itself.
+/// Exclusive part of a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Own {
     pub(super) of: usize,
     pub(super) bytes: Bytes,
-    /// The piece that covers it, where it has nothing to itself.
+    /// Owner of the covering range, if nothing is exclusive.
     pub(super) within: Option<usize>,
 }
 
-/// Gives every byte below `end` to one piece, the first that reaches it. Pieces that begin together
-/// are served the longest first, and then in the order given.
+/// Assigns every byte below `end` to the first range that reaches it. Of ranges with the same
+/// start, the longest comes first, then the given order counts.
 pub(super) fn sweep(mut pieces: Vec<Piece>, end: u64) -> Vec<Own> {
     pieces.sort_by_key(|piece| (piece.start, std::cmp::Reverse(piece.bytes)));
     let mut reached = 0;

@@ -1,15 +1,15 @@
-//! What live blocks are for, by the events: tensors that PyTorch began to make, and workspaces, scratch and what
-//! else a native function tells.
+//! Purposes of live blocks, from the events: tensors, workspaces, scratch memory and others
+//! recognized by a native function.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::event::{Action, Address, Bytes, DeviceIndex, Event, ShapeId, Use, Uses};
 
-/// Blocks that are kept at once, some 40 bytes each; of what comes on top nothing is known.
+/// Maximum number of blocks, about 40 bytes each; the purpose of others is unknown.
 const MOST: usize = 1 << 21;
 
-/// What each live block is for, where the events tell.
+/// Purpose of each live block, if recorded.
 #[derive(Clone, Debug, Default)]
 pub struct BlockUses {
     uses: Uses,
@@ -18,7 +18,7 @@ pub struct BlockUses {
 }
 
 impl BlockUses {
-    /// Takes the next event of the stream.
+    /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Use(id, is) => self.uses.define(*id, is),
@@ -45,18 +45,18 @@ impl BlockUses {
         }
     }
 
-    /// What the block of this size that lies there now is for; `None` where that is not known.
+    /// Purpose of the live block of this size at an address; `None` if unknown.
     pub fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Arc<Use>> {
         let &(known, id) = self.live.get(&(device, addr))?;
         self.uses.get(id).filter(|_| known == size).cloned()
     }
 
-    /// What the numbers of uses stand for.
+    /// Purposes by id.
     pub fn definitions(&self) -> &Uses {
         &self.uses
     }
 
-    /// How many blocks were not kept, because there were too many.
+    /// Number of blocks beyond the limit.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }

@@ -1,4 +1,4 @@
-//! An estimate for programs. Numbers are bytes; unknown is null.
+//! Estimate as JSON. Numbers are bytes; unknown is null.
 
 use std::io::{self, Write};
 
@@ -23,7 +23,7 @@ struct Document<'a, S> {
     events: u64,
     lost_events: u64,
     notes: &'a [String],
-    /// The highest that each is.
+    /// Highest value of each total.
     peak: Sums,
     peak_with_workspace: Sums,
     workspace: u64,
@@ -32,7 +32,7 @@ struct Document<'a, S> {
     peak_at: Place<'a>,
     cpu_at_peak: u64,
     cpu_peak: u64,
-    /// `cpu_at_peak` and these add up to what is allocated at the peak.
+    /// Differences that lead from `cpu_at_peak` to the allocated bytes at the peak.
     differences: Vec<Reason>,
     made_in: Vec<Made>,
     saved_for_backward: u64,
@@ -79,7 +79,7 @@ struct Row<'a> {
     saved_for_backward: u64,
 }
 
-/// A line, and what it is called; where there is none, that says why.
+/// A line and its name; without a line the name has the reason.
 #[derive(Serialize)]
 struct Place<'a> {
     name: String,
@@ -97,7 +97,6 @@ struct Missing {
     before_attach: bool,
 }
 
-/// Writes one document.
 pub(super) fn write(
     subject: &EstimateSubject,
     estimate: &Estimate,

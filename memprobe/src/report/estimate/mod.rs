@@ -1,4 +1,4 @@
-//! What a run on a GPU is expected to need, as a table or for programs.
+//! Reports of expected GPU memory, as text or JSON.
 
 mod json;
 mod text;
@@ -13,23 +13,21 @@ use crate::event::Bytes;
 use crate::model::estimate::Estimate;
 use crate::model::snapshot::Target;
 
-/// What an estimate shows, and how.
+/// Content and format of an estimate's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EstimateOptions {
-    /// How it is written.
     pub format: EstimateFormat,
-    /// How many lines of Python are shown; of a file for programs, all are.
+    /// Number of lines of Python in text; JSON has all.
     pub top: Top,
-    /// Bytes of the device that it may have to fit into.
+    /// Bytes of the device to fit into.
     pub device_memory: Option<Bytes>,
-    /// Columns of text.
+    /// Width of text, in columns.
     pub width: usize,
-    /// Whether text is coloured.
     pub colour: Colour,
 }
 
 impl EstimateOptions {
-    /// How the table of how large the model is, which is that of a report, is written.
+    /// Options for the table of model size, shared with `report --by size`.
     fn of_sizes(&self) -> ReportOptions {
         ReportOptions {
             by: By::Size,
@@ -45,31 +43,29 @@ impl EstimateOptions {
     }
 }
 
-/// How an estimate is written.
+/// Output format of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EstimateFormat {
-    /// For people.
     Text,
     /// One JSON document.
     Json,
 }
 
-/// Whose estimate it is.
+/// Subject of an estimate.
 #[derive(Clone, Debug, Default)]
 pub struct EstimateSubject {
     /// The process that ran on the CPU.
     pub target: Target,
-    /// What else there is to say of the run, each in a sentence.
+    /// Notes on the run, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// Writes an estimate.
-///
-/// Give a buffered `out`. A reader of the output that has seen enough (`| head`) is no error: `None`
-/// is given then.
+/// Writes an estimate. `out` should be buffered. Returns `None` if the reader closes the output
+/// early (`
+///  head`).
 ///
 /// # Errors
-/// When `out` cannot be written.
+/// If `out` cannot be written.
 pub fn write_estimate(
     subject: &EstimateSubject,
     estimate: &Estimate,

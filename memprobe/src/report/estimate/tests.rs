@@ -1,4 +1,4 @@
-//! What an estimate looks like.
+//! Tests of an estimate's report.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! An estimate for people.
+//! Estimate as text.
 
 use super::{EstimateOptions, EstimateSubject};
 use crate::bytes::{human, signed};
@@ -12,10 +12,10 @@ use crate::report::table::{Style, push_line, warning, wrap};
 use crate::report::tensors::heading;
 use crate::report::why::push_sizes;
 
-/// Columns of a number of bytes.
+/// Width of a column of bytes.
 const NUMBER: usize = 11;
 
-/// Writes all of it.
+/// Returns the whole report.
 pub(super) fn render(
     subject: &EstimateSubject,
     estimate: &Estimate,
@@ -97,7 +97,7 @@ fn warnings(missing: &Missing) -> Vec<String> {
     warnings
 }
 
-/// The shortest names that tell the files of the lines apart.
+/// Shortest names that distinguish the files of the lines.
 fn names(estimate: &Estimate) -> FileNames {
     let lines = estimate.lines.iter();
     FileNames::of(lines.filter_map(|line| Some(&line.site.frame()?.file)))
@@ -217,7 +217,7 @@ fn push_account(text: &mut String, estimate: &Estimate, style: Style, options: &
     }
 }
 
-/// What no run on a CPU can tell.
+/// Adds the memory that a run on the CPU cannot show.
 fn push_beyond(text: &mut String, style: Style, options: &EstimateOptions) {
     push_line(text, "");
     push_line(
@@ -287,7 +287,7 @@ fn push_row(text: &mut String, line: &LineAtPeak, name: &str, options: &Estimate
     push_line(text, &fit(&row, options.width, CUT));
 }
 
-/// What several lines come to.
+/// Sum of several lines.
 fn sum(lines: &[LineAtPeak], estimate: &Estimate) -> LineAtPeak {
     let total = |of: fn(&LineAtPeak) -> u64| lines.iter().map(of).fold(0, u64::saturating_add);
     LineAtPeak {

@@ -1,4 +1,4 @@
-//! Who keeps what grows, as text.
+//! Retainers of growing memory, as text.
 
 use std::time::Duration;
 
@@ -11,21 +11,21 @@ use crate::report::columns::{self, Cells};
 use crate::report::table::{self, Style};
 use crate::report::{ReportOptions, Top};
 
-/// Stands between a frame and its variable in a name.
+/// Separator of frame and variable in a name.
 const IN_FRAME: &str = " -> ";
 
-/// Stands for every slot of a container.
+/// Placeholder for every slot of a container.
 const EVERY: &str = "[*]";
 
-/// Said where nothing was read.
+/// Note if no objects were read.
 const NOT_READ: &str =
     "Who keeps it alive is told where the process's objects were read: `memprobe record --names`.";
 
-/// Said where they were read too early or too late.
+/// Note if none of the growing lines' blocks was live when objects were read.
 const NOTHING_LIVE: &str = "When the process's objects were read, nothing of these lines was live: who keeps it alive cannot be told. \
      Record for longer with --names.";
 
-/// Writes who keeps the lines that grow on a device.
+/// Writes the retainers of the growing lines of a device.
 pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, options: &ReportOptions) {
     let growth = &on.growth;
     if growth.lines.is_empty() {
@@ -59,7 +59,7 @@ pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, option
     );
 }
 
-/// What the one who keeps most keeps, in words.
+/// Sentence about the top retainer.
 fn sentence(kept: &Kept) -> Option<String> {
     let first = kept.keepers.first()?;
     let mut all = Amount::default();
@@ -88,7 +88,7 @@ fn sentence(kept: &Kept) -> Option<String> {
     ))
 }
 
-/// Such as ``list `losses` in train.py:12 main()``.
+/// Name of a retainer, such as ``list `losses` in train.py:12 main()``.
 fn named(keeper: &Keeper) -> String {
     let (frame, path) = match keeper.by.split_once(IN_FRAME) {
         Some((frame, path)) => (Some(frame), path),

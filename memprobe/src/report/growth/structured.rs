@@ -1,4 +1,4 @@
-//! What grows, for other programs. Numbers are bytes; unknown is null (or empty).
+//! Structured report of growth. Numbers are bytes; unknown is null (or empty).
 
 use serde::Serialize;
 
@@ -13,25 +13,26 @@ use crate::report::structured::{Where, known_device, place_kind, what_kind};
 #[derive(Serialize)]
 pub(super) struct Device<'a> {
     device: Option<DeviceIndex>,
-    /// What rates are by: `iteration` or `second`.
+    /// Unit of rates: `iteration` or `second`.
     per: &'static str,
-    /// Iterations, or seconds, a step.
+    /// Iterations or seconds per step.
     step: f64,
-    /// Steps that were looked at; with fewer than `needed_steps` nobody is named.
+    /// Number of steps examined; with fewer than `needed_steps` there are no suspects.
     steps: usize,
-    /// Those before, which were left out.
+    /// Earlier steps that were left out.
     left_out: usize,
     needed_steps: usize,
-    /// What somebody must have gained to be named.
+    /// Minimum growth of a suspect.
     least_growth: u64,
     suspects: Vec<SuspectRecord<'a>>,
-    /// When the process's objects were read, in nanoseconds from the start on; null where they were not.
+    /// Time at which the process's objects were read, in nanoseconds since the start; null if
+    /// never.
     read_ns: Option<u64>,
-    /// Who kept all of the lines that grow; `keepers`, `others` and `nobody` add up to `live`.
+    /// Retainers of all growing lines; `keepers`, `others` and `nobody` add up to `live`.
     kept: Option<KeptRecord<'a>>,
 }
 
-/// A row, and all who keep it.
+/// A row, and all its retainers.
 #[derive(Serialize)]
 pub(super) struct SuspectRecord<'a> {
     #[serde(flatten)]
@@ -49,7 +50,7 @@ struct KeptRecord<'a> {
     nobody_bytes: u64,
 }
 
-/// Somebody who keeps blocks alive: `by` through `slot` and then `through`.
+/// A retainer of blocks: `by`, through `slot` and then `through`.
 #[derive(Serialize)]
 struct KeeperRecord<'a> {
     by: &'a str,
@@ -63,8 +64,8 @@ struct KeeperRecord<'a> {
     alone_bytes: u64,
 }
 
-/// One row. `by` is `total`, `line`, `module` or `tensor`: each is the same memory, told apart in another way. What else is known of a suspect
-/// is that of its part which gained most.
+/// One row. `by` is `total`, `line`, `module` or `tensor`: different views of the same memory. The
+/// other keys of a suspect are those of its part with most growth.
 #[derive(Default, Serialize)]
 pub(super) struct Row<'a> {
     device: Option<DeviceIndex>,
@@ -72,7 +73,7 @@ pub(super) struct Row<'a> {
     per: &'static str,
     bytes: f64,
     blocks: Option<f64>,
-    /// In which share of the steps it grew, from 0 to 1.
+    /// Share of the steps with growth, from 0 to 1.
     grew: f64,
     first: u64,
     last: u64,
@@ -81,13 +82,13 @@ pub(super) struct Row<'a> {
     line: Option<u32>,
     function: Option<&'a str>,
     reason: Option<&'a str>,
-    /// The node of autograd's graph, for `backward_of`.
+    /// Autograd node, for `backward_of`.
     node: Option<&'a str>,
     module: Option<String>,
     shape: Option<String>,
     dtype: Option<String>,
     r#use: Option<String>,
-    /// Who keeps most of it alive, of what was live when the process's objects were read.
+    /// Top retainer of the blocks that were live when the process's objects were read.
     kept_by: Option<&'a str>,
     kept_class: Option<&'a str>,
     kept_through: Option<&'a str>,
@@ -173,7 +174,7 @@ fn per(growth: &Growth) -> &'static str {
     }
 }
 
-/// The rows of a device.
+/// Rows of a device.
 pub(super) fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<SuspectRecord<'a>> {
     let OnDevice { device, growth } = on;
     let row = |by, rate: &Rate| bare(device.index, by, per(growth), rate);

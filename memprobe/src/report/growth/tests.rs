@@ -96,7 +96,7 @@ fn suspects_as_comma_separated_values() {
     insta::assert_snapshot!(report(&learning_for(40, |_| true).events, Format::Csv));
 }
 
-/// A net that keeps its losses, whose objects were read at the end.
+/// A net that keeps its losses; its objects are read at the end.
 fn read_at_the_end() -> Vec<Event> {
     let mut program = learning_for(40, |_| true);
     program.read(|addr| match addr >> 9 {

@@ -1,4 +1,5 @@
-//! The table of modules for other programs: each module, whatever is shown to people. Numbers are bytes; unknown is null (or empty).
+//! Structured table of modules: every module, whatever the text shows. Numbers are bytes; unknown
+//! is null (or empty).
 
 use serde::Serialize;
 
@@ -15,16 +16,16 @@ pub(super) struct Device {
     device: Option<DeviceIndex>,
     allocated: u64,
     reserved: u64,
-    /// What the device held when it held most since attach, and when that was.
+    /// Totals and time of the device's peak since attach.
     peak_allocated: u64,
     peak_reserved: u64,
     peak_ns: u64,
     modules: Vec<Row>,
 }
 
-/// One row. `kind` is `module`, `outside`, `unknown`, `backward_unknown`, `too_many`, `before_attach` or `unaccounted`. Bytes whose name
-/// begins with `own` are without those of a module's parts: they add up to what the allocator says, now (`own_live`) and when the
-/// device held most (`own_at_peak`).
+/// One row. `kind` is `module`, `outside`, `unknown`, `backward_unknown`, `too_many`,
+/// `before_attach` or `unaccounted`. Keys that begin with `own` exclude a module's parts. They add
+/// up to the allocator's total now (`own_live`) and at the peak (`own_at_peak`).
 #[derive(Default, Serialize)]
 pub(super) struct Row {
     device: Option<DeviceIndex>,
@@ -99,7 +100,7 @@ pub(super) fn device(
     }
 }
 
-/// The rows of a device.
+/// Rows of a device.
 pub(super) fn rows(
     device: &DeviceSnapshot,
     tree: &ModuleTree,

@@ -1,4 +1,4 @@
-//! What memory was for when a device held most, and in which iteration that was.
+//! Categories and iteration of a device's peak.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,22 +12,22 @@ use crate::model::why::category::Category;
 use crate::model::why::iterations::{IterationKind, Iterations};
 use crate::model::why::view::DeviceView;
 
-/// Said below the table of categories.
+/// Note below the table of categories.
 pub(super) const INFERRED: &str =
     "Categories are inferred from when memory was asked for and when it was given back.";
 
-/// Modules that are named beside what was saved for backward.
+/// Maximum number of modules named beside memory saved for backward.
 const MOST_NAMED: usize = 3;
 
-/// What memory was for.
+/// A category, with its modules.
 pub(super) struct Purposed {
     pub(super) category: Category,
-    /// Of what was saved for backward: in which modules, most first.
+    /// For memory saved for backward: bytes by module, largest first.
     pub(super) saved: Vec<(String, u64)>,
 }
 
 impl Purposed {
-    /// The category in words, with the modules that saved most.
+    /// Name of the category, with the modules that saved most.
     pub(super) fn name(&self) -> String {
         let category = match self.category {
             Category::Activation => "activation, saved for backward",
@@ -44,7 +44,7 @@ impl Purposed {
     }
 }
 
-/// What memory was for, most first.
+/// Memory by category, largest first.
 pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Row<Purposed>> {
     let composition = &device.peak().composition;
     let of = |category: &Category| Row {
@@ -64,7 +64,7 @@ pub(super) fn purposes(device: DeviceView<'_>) -> Vec<Row<Purposed>> {
     rows
 }
 
-/// Bytes saved for backward by module, most first.
+/// Bytes saved for backward by module, largest first.
 fn saved(device: DeviceView<'_>) -> Vec<(String, u64)> {
     let mut of_module: BTreeMap<String, u64> = BTreeMap::new();
     let (mut outside, mut unknown) = (0_u64, 0_u64);
@@ -86,7 +86,8 @@ fn saved(device: DeviceView<'_>) -> Vec<(String, u64)> {
     sums
 }
 
-/// The sums of the modules at the level at which their paths part: all begin with `GPT`, so `GPT.layers` and `GPT.head`.
+/// Sums by module, up to the level at which paths differ: if all begin with `GPT`, then
+/// `GPT.layers` and `GPT.head`.
 fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
     let paths: Vec<Vec<&str>> = of_module
         .keys()
@@ -109,7 +110,7 @@ fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
     sums.into_iter().collect()
 }
 
-/// In which iteration a moment was, in words; `None` where no iterations could be told.
+/// Iteration at a time, as text; `None` if iterations are unknown.
 pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<String> {
     let any = |row: &crate::model::why::iterations::Iteration| {
         !matches!(row.kind, IterationKind::Before | IterationKind::Undivided)

@@ -1,4 +1,5 @@
-//! What a device held at its peak, for other programs. Numbers are bytes and nanoseconds; unknown is null (or empty).
+//! Structured report of a device's peak. Numbers are bytes and nanoseconds; unknown is null (or
+//! empty).
 
 use serde::Serialize;
 
@@ -10,23 +11,24 @@ use crate::report::structured::{Where, known_device, place_kind, signed, what_ki
 #[derive(Serialize)]
 pub(super) struct Device<'a> {
     device: Option<DeviceIndex>,
-    /// From the beginning to the moment when the device held most since attach.
+    /// Nanoseconds from the start to the device's peak since attach.
     peak_ns: u64,
-    /// What it held then.
+    /// Totals at that time.
     allocated: u64,
     reserved: u64,
     cached: u64,
-    /// In words: which iteration it was.
+    /// Iteration of the peak, as text.
     iteration: Option<&'a str>,
     before_attach: u64,
     unaccounted: i64,
-    /// The highest by the allocator's own statistics, which may be of before attach.
+    /// Highest allocated bytes by the allocator's own statistics, which may be from before attach.
     highest_allocated: u64,
     rows: Vec<Row<'a>>,
 }
 
-/// One row. `by` says which table it belongs to: `line`, `module`, `tensor` or `category` (which is inferred). The rows of each add up to what
-/// the allocator said, with those of the `kind`s `before_attach` and `unaccounted`. Those of `saved` divide the category `activation`.
+/// One row. `by` is its table: `line`, `module`, `tensor`, `category` (inferred) or `saved`.
+/// Together with the `kind`s `before_attach` and `unaccounted`, the rows of each table add up to
+/// the allocator's total. Rows of `saved` instead divide the category `activation`.
 #[derive(Default, Serialize)]
 pub(super) struct Row<'a> {
     device: Option<DeviceIndex>,
@@ -37,7 +39,7 @@ pub(super) struct Row<'a> {
     function: Option<&'a str>,
     thread: Option<&'a str>,
     reason: Option<&'a str>,
-    /// The node of autograd's graph, for `backward_of`.
+    /// Autograd node, for `backward_of`.
     node: Option<&'a str>,
     category: Option<&'static str>,
     module: Option<String>,
@@ -54,7 +56,7 @@ pub(super) const HEADINGS: [&str; 17] = [
     "module", "pass", "shape", "dtype", "use", "bytes", "blocks",
 ];
 
-/// A device in a document; it began at `started`, in nanoseconds.
+/// A device in a document; the recording began at `started`, in nanoseconds.
 pub(super) fn device<'a>(at_peak: &'a AtPeak<'a>, started: u64) -> Device<'a> {
     let moment = &at_peak.view.moment;
     let (allocated, reserved) = (moment.totals.allocated.0, moment.totals.reserved.0);
@@ -72,7 +74,7 @@ pub(super) fn device<'a>(at_peak: &'a AtPeak<'a>, started: u64) -> Device<'a> {
     }
 }
 
-/// The rows of a device.
+/// Rows of a device.
 pub(super) fn rows<'a>(at_peak: &'a AtPeak<'a>) -> Vec<Row<'a>> {
     let device = at_peak.device.index;
     let moment = &at_peak.view.moment;

@@ -1,4 +1,4 @@
-//! The table of tensors for other programs. Numbers are bytes; unknown is null (or empty).
+//! Structured table of tensors. Numbers are bytes; unknown is null (or empty).
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::model::snapshot::{DeviceSnapshot, ShapeRow};
 use crate::report::document::Layout;
 use crate::report::structured::{OTHERS, Where, known_device, remainder, signed, what_kind};
 
-/// The columns of comma-separated values.
+/// Columns of comma-separated values.
 pub(super) const HEADINGS: [&str; 17] = [
     "device",
     "kind",
@@ -40,16 +40,19 @@ pub(super) struct Device<'a> {
     tensors: Vec<Row<'a>>,
 }
 
-/// One row. What a block of `no_tensor` is for may be known: `use` says it, inferred from `asked_by`, a function of
-/// `library`; where `use` is null, that is the innermost one outside of the allocator. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, `others` for all that are left out, and in flat tables also `before_attach` and
-/// `unaccounted`, so that `live` adds up to what the allocator says.
+/// One row. `kind` is `tensor`, `no_tensor`, `unknown` or `too_many`, and `others` for all hidden
+/// rows. JSON lines and CSV also have `before_attach` and `unaccounted`, so that `live` adds up to
+/// the allocator's total.
+///
+/// For `no_tensor`, `use` is the purpose if known, inferred from `asked_by`, a function of
+/// `library`. If `use` is null, `asked_by` is the innermost function outside the allocator.
 #[derive(Default, Serialize)]
 pub(super) struct Row<'a> {
     device: Option<DeviceIndex>,
     kind: &'static str,
     shape: Option<Sizes<'a>>,
     dtype: Option<String>,
-    /// Bytes that one was asked for.
+    /// Requested bytes of one block.
     requested: Option<u64>,
     file: Option<&'a str>,
     line: Option<u32>,
@@ -65,7 +68,7 @@ pub(super) struct Row<'a> {
     library: Option<&'a str>,
 }
 
-/// A shape: numbers, or where a row is flat, words.
+/// A shape: numbers, or text in a flat row.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Sizes<'a> {
@@ -90,7 +93,7 @@ pub(super) fn device<'a>((device, tensors): &'a (&DeviceSnapshot, Tensors)) -> D
     }
 }
 
-/// The rows of a device, and what no row stands for.
+/// Rows of a device, and its remainders.
 pub(super) fn flat<'a>(
     device: &'a DeviceSnapshot,
     tensors: &'a Tensors,
@@ -108,7 +111,7 @@ pub(super) fn flat<'a>(
         .chain(rest)
 }
 
-/// What rows come to that are left out, where some are.
+/// Sum of hidden rows, if there are any.
 fn others<'a>(device: DeviceIndex, hidden: &[ShapeRow]) -> Option<Row<'a>> {
     let total = |of: fn(&ShapeRow) -> u64| hidden.iter().map(of).fold(0, u64::saturating_add);
     (!hidden.is_empty()).then(|| Row {

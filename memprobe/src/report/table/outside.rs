@@ -1,4 +1,4 @@
-//! The table of what CUDA gave to others than the caching allocator: who has the rest.
+//! Table of CUDA memory outside the caching allocator.
 
 use super::super::ReportOptions;
 use super::super::lines::Lines;
@@ -17,10 +17,10 @@ const HEADINGS: [&str; 6] = [
     "LIBRARY AND LINES",
 ];
 
-/// Lines that are told of each library.
+/// Maximum number of lines per library.
 const LINES: usize = 3;
 
-/// Adds the table, unless there is nothing to say.
+/// Adds the table if it has rows.
 pub(super) fn render(
     text: &mut String,
     cuda: &CudaSnapshot,
@@ -67,7 +67,7 @@ fn table_row(row: &OutsideRow, names: &FileNames, options: &ReportOptions) -> Ro
     }
 }
 
-/// `device cuda:0`, `pinned`.
+/// Such as `device cuda:0` or `pinned`.
 fn kind(row: &OutsideRow) -> String {
     let space = row.space.as_str();
     match row.device {
@@ -77,7 +77,7 @@ fn kind(row: &OutsideRow) -> String {
     }
 }
 
-/// The name of the file.
+/// File name of a library.
 fn library(path: &str) -> String {
     clean(path.rsplit('/').next().unwrap_or(path))
 }

@@ -1,11 +1,11 @@
-//! What the allocator has handed out beside what the rows explain.
+//! Sums of a device's tensors, compared with the allocator's total.
 
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
 use crate::label::{count, counted};
 use crate::model::tensors::{Account, DeviceTable};
 
-/// The first line of a device.
+/// Title line of a device.
 pub(super) fn title(table: &DeviceTable) -> String {
     let account = &table.account;
     let device = table.device;
@@ -26,7 +26,7 @@ pub(super) fn title(table: &DeviceTable) -> String {
     }
 }
 
-/// The sum, part by part: a number of bytes and what it is. The first is the whole.
+/// The allocator's total, then its parts: bytes and label of each.
 pub(super) fn sum(account: &Account) -> Vec<(String, String)> {
     let Some(totals) = account.totals else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Rows of cells as columns of text, the last as wide as there is room.
+//! Text tables whose last column takes the remaining width.
 
 use std::fmt::Write;
 
@@ -6,36 +6,36 @@ use super::super::table::{push_line, strong, weak};
 use crate::label::{CUT, fit, fit_middle, width as columns};
 use crate::report::Colour;
 
-/// Columns that a name gets at least, whatever the width.
+/// Minimum width of a name.
 const NARROWEST: usize = 24;
 
-/// Columns below which a line that has to be cut is left out.
+/// Width below which a line that does not fit is dropped rather than cut.
 const SHORTEST_SITE: usize = 14;
 
-/// Columns of a cell that may be endless: shapes.
+/// Maximum width of a cell of unlimited length, such as a shape.
 const WIDEST: usize = 40;
 
-/// How a cell lies in its column.
+/// Alignment of a cell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {
     Left,
     Right,
 }
 
-/// A row: its cells, what it is called, and where it was allocated.
+/// A row: its cells, its name, and the line that allocated it.
 #[derive(Default)]
 pub(super) struct Cells {
     pub(super) cells: Vec<String>,
     pub(super) name: String,
     pub(super) site: String,
-    /// Lines below it, under its name.
+    /// Continuation lines, indented like the name.
     pub(super) more: Vec<String>,
 }
 
-/// The head of each column, and how its cells lie; the name follows them.
+/// Heading and alignment of each column; the name follows them.
 pub(super) type Head<'a> = [(&'a str, Align)];
 
-/// Appends the rows with their head; gives the width of the first column.
+/// Appends the headings and the rows; returns the width of the first column.
 pub(super) fn push(
     text: &mut String,
     head: &Head,

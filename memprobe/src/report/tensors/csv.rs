@@ -1,5 +1,5 @@
-//! Tables of tensors for spreadsheets. `holds` of all rows of a device adds up to what its allocator
-//! says; numbers are bytes, unknown is empty.
+//! Tables of tensors as comma-separated values. `holds` of all rows of a device adds up to the
+//! allocator's total. Numbers are bytes; unknown is empty.
 
 use std::io::{self, Write};
 
@@ -14,10 +14,9 @@ use crate::model::tensors::{
     DeviceDiff, DeviceTable, Group, Row, TensorDiff, TensorTable, groups, groups_of,
 };
 
-/// One row.
 #[derive(Serialize, Default)]
 struct Line {
-    /// `+`, `-` or `~`; in differences alone.
+    /// `+`, `-` or `~`; in differences only.
     #[serde(skip_serializing_if = "Option::is_none")]
     change: Option<&'static str>,
     device: String,
@@ -41,7 +40,7 @@ struct Line {
     function: String,
 }
 
-/// The columns, but for `change`.
+/// Columns, except `change`.
 const HEADINGS: [&str; 19] = [
     "device",
     "kind",
@@ -64,7 +63,7 @@ const HEADINGS: [&str; 19] = [
     "function",
 ];
 
-/// A table.
+/// Writes a table.
 pub(super) fn write(
     table: &TensorTable,
     options: &TensorOptions,
@@ -78,7 +77,7 @@ pub(super) fn write(
     csv(&HEADINGS, lines, out)
 }
 
-/// A difference: its rows add up to that of the allocator's totals.
+/// Writes a difference. Its rows add up to the change of the allocator's total.
 pub(super) fn write_diff(
     diff: &TensorDiff,
     options: &TensorOptions,
@@ -110,7 +109,7 @@ fn changes(diff: &TensorDiff, change: &DeviceDiff, options: &TensorOptions) -> V
     lines
 }
 
-/// Makes a row that of a difference.
+/// Marks a row with its kind of change.
 type Sign = fn(Line) -> Line;
 
 fn came(line: Line) -> Line {
@@ -135,7 +134,7 @@ fn of_group(rows: &[Row], group: &Group) -> Line {
     }
 }
 
-/// What the allocator has handed out and no row explains.
+/// Row for bytes of the allocator that no other row explains.
 fn remainder(device: &DeviceTable) -> Option<Line> {
     let holds = device.account.remainder.filter(|rest| *rest != 0)?;
     Some(Line {
@@ -151,7 +150,7 @@ fn remainder(device: &DeviceTable) -> Option<Line> {
     })
 }
 
-/// What rows of a group have in common; of names, the first.
+/// Common properties of a group's rows; the name is the first row's.
 fn of(rows: &[Row], group: &[usize]) -> Line {
     let first = &rows[group[0]];
     let common = |text: fn(&Row) -> String| {

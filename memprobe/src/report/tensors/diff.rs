@@ -1,4 +1,4 @@
-//! What came and what went between two moments, as text.
+//! Difference of two tensor tables, as text.
 
 use super::columns::{Align, Cells, push};
 use super::text::{common_site, file_names, group_name, what};
@@ -22,7 +22,7 @@ const HEAD: [(&str, Align); 6] = [
     ("GRAD", Align::Left),
 ];
 
-/// The whole report.
+/// Returns the whole report.
 pub(super) fn render(diff: &TensorDiff, options: &TensorOptions) -> String {
     let mut text = String::new();
     for line in heading::target(&diff.after.target) {
@@ -102,7 +102,7 @@ fn push_device(text: &mut String, diff: &TensorDiff, change: &DeviceDiff, option
     }
 }
 
-/// `cuda:0  allocated 4.12 GiB, was 4.00 GiB: +0.12 GiB`.
+/// Such as `cuda:0  allocated 4.12 GiB, was 4.00 GiB: +0.12 GiB`.
 fn title(device: Device, before: Option<&DeviceTable>, after: Option<&DeviceTable>) -> String {
     let allocated = |table: Option<&DeviceTable>| {
         let account: &Account = &table?.account;
@@ -127,7 +127,7 @@ fn difference(is: Bytes, was: Bytes) -> i64 {
     i64::try_from(difference).unwrap_or(0)
 }
 
-/// What could not be explained, where that changed: without it the rows do not come to the change.
+/// Row for a changed remainder, so that the rows add up to the total's change.
 fn remainder(before: Option<&DeviceTable>, after: Option<&DeviceTable>) -> Option<Cells> {
     let rest = |table: Option<&DeviceTable>| table.and_then(|table| table.account.remainder);
     let (was, is) = (rest(before).unwrap_or(0), rest(after).unwrap_or(0));
@@ -149,7 +149,7 @@ const CAME: &str = "+";
 const WENT: &str = "-";
 const SAME: &str = "~";
 
-/// The rows of a device before and after.
+/// Rows of a device before and after.
 struct Both<'a> {
     before: &'a [Row],
     after: &'a [Row],

@@ -1,4 +1,4 @@
-//! What came and what went between two moments, for other programs.
+//! Difference of two tensor tables, as JSON.
 
 use std::io::{self, Write};
 
@@ -40,16 +40,16 @@ impl<'a> Moment<'a> {
 #[derive(Serialize)]
 struct Device<'a> {
     device: String,
-    /// `null` where the allocator was not asked.
+    /// `null` if the allocator was not read.
     allocated_before: Option<u64>,
     allocated_after: Option<u64>,
     remainder_before: Option<i64>,
     remainder_after: Option<i64>,
     came: Vec<Item<'a>>,
     went: Vec<Item<'a>>,
-    /// The same tensors that hold more or less now.
+    /// Tensors with another number of allocator bytes.
     resized: Vec<Changed<'a>>,
-    /// The same tensors with another best name or kind.
+    /// Tensors with another best name or kind.
     renamed: Vec<Changed<'a>>,
     moved_tensors: u64,
     moved_bytes: u64,
@@ -61,7 +61,7 @@ struct Changed<'a> {
     after: Item<'a>,
 }
 
-/// Rows that are one; what is said of it is said of the first.
+/// A group of rows; its properties are those of the first.
 #[derive(Serialize)]
 struct Item<'a> {
     count: u64,
@@ -71,7 +71,7 @@ struct Item<'a> {
     dtype: Option<String>,
     bytes: Option<u64>,
     holds: u64,
-    /// Bytes of memory that is not the allocator's.
+    /// Bytes outside the allocator.
     outside: u64,
     storage: Option<String>,
     requires_grad: bool,
@@ -81,7 +81,6 @@ struct Item<'a> {
     site: Option<FrameRow<'a>>,
 }
 
-/// Writes the document.
 pub(super) fn write(
     diff: &TensorDiff,
     options: &TensorOptions,

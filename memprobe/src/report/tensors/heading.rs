@@ -1,4 +1,4 @@
-//! What stands above the tables: whose tensors, when, and what could not be read.
+//! Text above the tables: process, time, and data that could not be read.
 
 use std::time::{Duration, SystemTime};
 
@@ -6,7 +6,7 @@ use crate::label::{clean, consistency, count, process};
 use crate::model::snapshot::Target;
 use crate::model::tensors::TensorTable;
 
-/// The command; then who it is.
+/// Lines with the command, and with the process's id and versions.
 pub(in crate::report) fn target(target: &Target) -> Vec<String> {
     let command = if target.command.is_empty() {
         "unknown command".to_owned()
@@ -25,7 +25,7 @@ pub(in crate::report) fn target(target: &Target) -> Vec<String> {
     vec![command, facts.join("  ")]
 }
 
-/// When it was taken, and at what cost.
+/// Time, consistency and extent of the snapshot.
 pub(super) fn taken(table: &TensorTable) -> String {
     format!(
         "taken {}; {}; {} Python objects",
@@ -35,10 +35,10 @@ pub(super) fn taken(table: &TensorTable) -> String {
     )
 }
 
-/// `2025-11-24 16:00:00 UTC`.
+/// Such as `2025-11-24 16:00:00 UTC`.
 pub(super) fn moment(milliseconds: u64) -> String {
     let since = Duration::from_millis(milliseconds);
-    // Dates that cannot be written come from a damaged file or a clock that was never set.
+    // Invalid dates come from a damaged file or an unset clock.
     let year_9999 = Duration::from_secs(253_402_300_799);
     match SystemTime::UNIX_EPOCH.checked_add(since.min(year_9999)) {
         Some(time) => {
@@ -49,7 +49,7 @@ pub(super) fn moment(milliseconds: u64) -> String {
     }
 }
 
-/// What could not be read.
+/// Notes on data that could not be read.
 pub(super) fn notes(table: &TensorTable) -> impl Iterator<Item = String> {
     let unread = table.unread.iter();
     unread.map(|words| format!("note: {}", clean(words)))

@@ -1,4 +1,4 @@
-//! Tables of the tensors of a process, and of what changed between two moments.
+//! Tables of a process's tensors, and of their changes between two snapshots.
 
 mod account;
 mod columns;
@@ -17,22 +17,18 @@ use super::{Colour, ReportError, Top};
 use crate::model::tensors::{GroupBy, Order, TensorDiff, diff as compare, explain};
 use crate::tensors::TensorSnapshot;
 
-/// What a table of tensors shows, and how.
+/// Content and format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorOptions {
-    /// How it is written.
     pub format: TensorFormat,
-    /// Which rows are shown as one.
+    /// Grouping of rows.
     pub by: GroupBy,
-    /// The order of rows.
     pub order: Order,
-    /// How many rows are shown; of files for programs, all are.
+    /// Number of rows in text; structured formats have all.
     pub top: Top,
-    /// Which names are shown.
     pub names: TensorNames,
-    /// Columns of text.
+    /// Width of text, in columns.
     pub width: usize,
-    /// Whether text is coloured.
     pub colour: Colour,
 }
 
@@ -50,33 +46,32 @@ impl Default for TensorOptions {
     }
 }
 
-/// How a table of tensors is written.
+/// Output format of a table of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorFormat {
-    /// For people.
     Text,
-    /// One JSON document with all that is known.
+    /// One JSON document with all data.
     Json,
-    /// Comma-separated values with a line of headings.
+    /// Comma-separated values with a heading.
     Csv,
 }
 
-/// Which names of a tensor are shown.
+/// Choice of a tensor's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorNames {
-    /// The best.
+    /// The best name.
     Best,
-    /// All, each on a line.
+    /// All names, one per line.
     All,
 }
 
 /// Writes the table of a snapshot.
 ///
-/// Give a buffered `out`. A reader of the output that has seen enough (`| head`) is no error: `None`
-/// is given then.
+/// `out` should be buffered. Returns `None` if the reader closes the output early (`
+///  head`).
 ///
 /// # Errors
-/// When `out` cannot be written.
+/// If `out` cannot be written.
 pub fn write_tensors(
     snapshot: &TensorSnapshot,
     options: &TensorOptions,
@@ -95,10 +90,10 @@ pub fn write_tensors(
     })
 }
 
-/// Writes what changed between two snapshots; `None` where nobody reads it any more.
+/// Writes the difference of two snapshots. Returns `None` if the reader closes the output early.
 ///
 /// # Errors
-/// When `out` cannot be written.
+/// If `out` cannot be written.
 pub fn write_tensor_diff(
     before: &TensorSnapshot,
     after: &TensorSnapshot,

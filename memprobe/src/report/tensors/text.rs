@@ -1,4 +1,4 @@
-//! The tensors of a process as text.
+//! Table of a process's tensors as text.
 
 use std::collections::HashSet;
 
@@ -23,12 +23,12 @@ const HEAD: [(&str, Align); 6] = [
     ("GRAD", Align::Left),
 ];
 
-/// What is said beside blocks of which it is not known what they are for.
+/// Note if purposes of blocks are unknown.
 const FOR_WHAT: &str = "What blocks without a tensor are for is not in the memory of the process: probes tell it \
                         of those that are allocated from then on (`snapshot --watch 5s --detail full`, or `t` in \
                         `attach --detail full`)";
 
-/// The whole report.
+/// Returns the whole report.
 pub(super) fn render(table: &TensorTable, options: &TensorOptions) -> String {
     let mut text = String::new();
     for line in heading::target(&table.target) {
@@ -109,7 +109,7 @@ fn push_device(text: &mut String, table: &DeviceTable, options: &TensorOptions) 
     }
 }
 
-/// Gives the width of the first column.
+/// Adds the groups of `rows`; returns the width of the first column.
 fn push_groups(
     text: &mut String,
     table: &DeviceTable,
@@ -141,7 +141,7 @@ fn push_groups(
     )
 }
 
-/// The line for groups that are not shown, with words on what they are; `None` where there are none.
+/// Row for hidden groups, with a description; `None` if there are none.
 fn hidden_cells(hidden: &[Group], what: &str, words: &str) -> Option<Cells> {
     let count = hidden.iter().map(|group| group.rows.len() as u64).sum();
     let held = hidden
@@ -209,7 +209,7 @@ fn unknown() -> String {
     "-".to_owned()
 }
 
-/// Kind, shape, element type and whether a gradient is wanted; `-` where rows differ.
+/// Kind, shape, element type and `requires_grad`; `-` if rows differ.
 pub(super) fn what(rows: &[Row], group: &[usize]) -> [String; 4] {
     let first = &rows[group[0]];
     let all = |same: fn(&Row, &Row) -> bool| group.iter().all(|&at| same(&rows[at], first));
@@ -247,7 +247,7 @@ pub(super) fn what(rows: &[Row], group: &[usize]) -> [String; 4] {
     [kind, shape, dtype, grad]
 }
 
-/// What a group is called.
+/// Name of a group.
 pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &FileNames) -> String {
     let row = &rows[group[0]];
     match by {
@@ -272,14 +272,14 @@ pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &Fil
     }
 }
 
-/// A row of a group whose rows were all allocated by one line; `None` where they were not.
+/// A row of a group that one line allocated; `None` if lines differ.
 pub(super) fn common_site<'a>(rows: &'a [Row], group: &[usize]) -> Option<&'a Row> {
     let first = &rows[group[0]];
     let same = |at: &usize| rows[*at].site == first.site;
     group.iter().all(same).then_some(first)
 }
 
-/// The line that allocated it; what is known instead, for memory without a tensor.
+/// Line that allocated a row; for blocks of unknown lines "before attach".
 fn site(row: &Row, names: &FileNames) -> String {
     match (&row.site, row.kind) {
         (Some(frame), _) => names.frame(frame),

@@ -1,10 +1,10 @@
-//! Modules that differ in number alone, as the layers of a transformer, as one name.
+//! Common names for modules that differ only in a number, such as a transformer's layers.
 
 use std::collections::HashSet;
 
-/// Paths of modules, and which of them are parts of numbered ones.
+/// Paths of modules, which tell numbered modules with parts from numbered leaves.
 pub(super) struct Paths<'a> {
-    /// Paths of what has parts.
+    /// Paths of modules with parts.
     whole: HashSet<&'a str>,
 }
 
@@ -19,8 +19,8 @@ impl<'a> Paths<'a> {
         Self { whole }
     }
 
-    /// The path with a `*` for the numbers of modules that have parts of their own, as in `GPT.layers.*.mlp`. Modules without such
-    /// may be anything, so they stay as they are.
+    /// Replaces the numbers of modules that have parts by `*`, as in `GPT.layers.*.mlp`. Numbered
+    /// modules without parts may differ in kind, so they stay.
     pub(super) fn pattern(&self, path: &str) -> String {
         let mut end = 0;
         let names = path.split('.').map(|name| {

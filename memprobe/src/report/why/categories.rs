@@ -1,4 +1,4 @@
-//! The table of categories: what memory is for, and by which rule.
+//! Table of categories, and the rule behind each.
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::{missing, remainders};
@@ -54,7 +54,7 @@ pub(super) fn notes(ledger: &WhyLedger) -> Vec<String> {
     notes
 }
 
-/// How what was inferred compares with what the process's objects say.
+/// Compares inferred categories with those from the process's objects.
 fn checked(check: &Check) -> String {
     let compared = check.compared();
     if compared == 0 {

@@ -1,4 +1,4 @@
-//! Tables whose rows are written alike for people and for programs.
+//! Tables with common columns for text and structured formats.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
@@ -9,18 +9,18 @@ use crate::report::document::Layout;
 use crate::report::structured::known_device;
 use crate::report::table::{Style, push_line};
 
-/// Columns that the last column of a table gets at least, whatever the width.
+/// Minimum width of the last column.
 const NARROWEST: usize = 20;
 
-/// What stands where nothing is known.
+/// Text of an unknown value.
 const NONE: &str = "-";
 
 /// One value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Cell {
-    /// Nothing is known.
+    /// Unknown.
     None,
-    /// There is nothing to be known.
+    /// Not applicable.
     Blank,
     Bytes(u64),
     Signed(i64),
@@ -88,27 +88,26 @@ impl Serialize for Cell {
     }
 }
 
-/// For whom a column is.
+/// Audience of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum For {
-    /// All: under this heading, numbers to the right.
+    /// Text and structured formats; in text under this heading.
     All(&'static str),
-    /// All, and left out where the screen is too narrow; the highest goes first.
+    /// Like `All`, but dropped from narrow text; the highest number goes first.
     Wide(&'static str, u8),
-    /// As above; where it is left out, its bytes count in the column of the rest.
+    /// Like `Wide`; if dropped, its bytes count in the column `Rest`.
     Part(&'static str, u8),
-    /// People alone: bytes that have no column of their own.
+    /// Text only: bytes without a column of their own.
     Rest(&'static str),
-    /// Programs alone.
+    /// Structured formats only.
     Programs,
-    /// People alone: it says in another way what other columns say.
+    /// Text only: repeats other columns in another form.
     People(&'static str),
 }
 
-/// One column.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Column {
-    /// Its name for programs.
+    /// Name in structured formats.
     pub(super) key: &'static str,
     pub(super) shown: For,
 }
@@ -164,7 +163,7 @@ impl Column {
     }
 }
 
-/// Who sees a row.
+/// Audience of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     Everybody,
@@ -190,22 +189,22 @@ impl Row {
     }
 }
 
-/// The rows of one device.
+/// Rows of one device.
 #[derive(Clone, Debug)]
 pub(super) struct Grid {
     pub(super) columns: &'static [Column],
     pub(super) rows: Vec<Row>,
 }
 
-/// The rows of one moment of a device, for people.
+/// Rows of one moment of a device, for text.
 pub(super) struct Section {
-    /// Which moment; `None` where there is one alone.
+    /// Name of the moment; `None` if it is the only one.
     pub(super) title: Option<String>,
     pub(super) grid: Grid,
 }
 
 impl Grid {
-    /// Writes it for people. What is too wide is left out; gives the headings of those columns.
+    /// Writes the table as text. Columns that do not fit are dropped; returns their headings.
     pub(super) fn render(
         &self,
         text: &mut String,
@@ -246,7 +245,7 @@ impl Grid {
         left_out
     }
 
-    /// The bytes of a part that is left out belong to the rest.
+    /// Adds the bytes of a dropped `Part` column to the `Rest` column.
     fn count_in_rest(&self, rows: &mut [Row], part: usize) {
         let is_rest = |column: &Column| matches!(column.shown, For::Rest(_));
         let rest = self.columns.iter().position(is_rest);
@@ -267,7 +266,8 @@ impl Grid {
         }
     }
 
-    /// Columns that may be left out for want of room, and those for people alone, are left out where nothing is known for any row.
+    /// Returns false for a column to hide. Droppable and text-only columns are hidden if all their
+    /// cells are empty.
     fn says_anything(&self, at: usize) -> bool {
         let nothing = |row: &Row| matches!(row.cells.get(at), Some(Cell::None | Cell::Blank));
         let stays = matches!(self.columns[at].shown, For::All(_) | For::Rest(_));
@@ -284,7 +284,7 @@ impl Grid {
         (0..self.columns.len()).map(of_column).collect()
     }
 
-    /// Which columns hold words.
+    /// Alignment of each column: left if it has text.
     fn sides(&self) -> Vec<Side> {
         let of_column = |at: usize| {
             let cells = self.rows.iter().filter_map(|row| row.cells.get(at));
@@ -297,7 +297,7 @@ impl Grid {
         (0..self.columns.len()).map(of_column).collect()
     }
 
-    /// The rows that programs see.
+    /// Rows for structured formats.
     pub(super) fn into_rows(self, layout: Layout) -> impl Iterator<Item = Keyed> {
         let columns = self.columns;
         let rows = self.rows.into_iter();
@@ -342,7 +342,7 @@ fn lay_out(row: &Row, shown: &[usize], widths: &[usize], sides: &[Side], columns
     line
 }
 
-/// A row with its names, which a flat one is written without.
+/// A row with its column names, which flat formats omit.
 pub(super) struct Keyed {
     columns: &'static [Column],
     row: Row,
@@ -371,7 +371,7 @@ impl Serialize for Keyed {
     }
 }
 
-/// The names of the columns for programs.
+/// Column names in structured formats.
 pub(super) fn headings(columns: &[Column]) -> Vec<&'static str> {
     let columns = columns.iter().filter(|column| !column.is_for_people());
     columns.map(|column| column.key).collect()

@@ -1,4 +1,4 @@
-//! The table of iterations.
+//! Table of iterations.
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::{missing, purposes};
@@ -10,7 +10,7 @@ use crate::model::why::iterations::{Cycle, Epochs, Iteration, IterationKind, Ite
 use crate::model::why::view::Hearsay;
 use crate::report::ReportOptions;
 
-/// The sums of categories are those of the moment at which most was allocated.
+/// Bytes by category are those at the iteration's peak.
 pub(super) const COLUMNS: &[Column] = &purposes::joined::<28>(&[
     &[
         Column::programs("device"),
@@ -136,7 +136,7 @@ pub(super) fn grid(
     }
 }
 
-/// What a row is called by people.
+/// Name of a row in text.
 pub(super) fn name(iteration: &Iteration) -> String {
     match iteration.kind {
         IterationKind::Undivided => "(all)".to_owned(),
@@ -147,7 +147,7 @@ pub(super) fn name(iteration: &Iteration) -> String {
     }
 }
 
-/// The number, kind and epoch of a row for programs.
+/// Number, kind and epoch of a row in structured formats.
 pub(super) fn keys(iteration: &Iteration) -> [Cell; 3] {
     let kind = match iteration.kind {
         IterationKind::Undivided => "undivided",
@@ -199,7 +199,7 @@ fn row(index: DeviceIndex, iteration: &Iteration, device: &LapDevice, start: Tim
     Row::new(cells)
 }
 
-/// What has no column of its own for people.
+/// Bytes without a column of their own in text.
 fn other(device: &LapDevice) -> Cell {
     let composition = &device.peak.composition;
     let named = purposes::named(|category| composition.of(category));

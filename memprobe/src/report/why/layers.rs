@@ -1,4 +1,5 @@
-//! The table of what each module held when its device held most, by what it was for: of the whole recording, or in each iteration.
+//! Table of each module's memory at its device's peak, by category: of the whole recording, or in
+//! each iteration.
 
 use super::grid::{Cell, Column, Grid, Row, Section, Seen};
 use super::{iterations, missing, purposes, remainders};
@@ -42,7 +43,7 @@ pub(super) const COLUMNS: &[Column] = &purposes::joined::<29>(&[
     ],
 ]);
 
-/// What the modules of a device held: a section for each moment that is told of.
+/// Memory of a device's modules: a section for each selected moment.
 pub(super) struct Moments<'a> {
     index: DeviceIndex,
     layering: &'a Layering<'a>,
@@ -50,11 +51,11 @@ pub(super) struct Moments<'a> {
     options: &'a ReportOptions,
 }
 
-/// Iterations that are told of, and what was held in them.
+/// An iteration, and the memory of modules in it.
 type Told<'a> = (Option<&'a Iteration>, DeviceLayers);
 
 impl<'a> Moments<'a> {
-    /// Of those that the options name.
+    /// Selects the moments of the options.
     pub(super) fn of(
         index: DeviceIndex,
         layering: &'a Layering<'a>,
@@ -69,13 +70,13 @@ impl<'a> Moments<'a> {
         }
     }
 
-    /// For programs, made one at a time: there may be many.
+    /// Tables for structured formats, made one at a time: there may be many.
     pub(super) fn for_programs(&self) -> impl Iterator<Item = Grid> {
         self.told()
             .map(|(iteration, layers)| grid(self.index, iteration, &layers, self.options))
     }
 
-    /// For people, to whom iterations one after the other that held the same are one.
+    /// Tables for text; consecutive iterations with equal memory are one.
     pub(super) fn for_people(&self) -> Vec<Section> {
         let mut sections: Vec<(Vec<&Iteration>, DeviceLayers)> = Vec::new();
         for (iteration, layers) in self.told() {
@@ -119,7 +120,7 @@ impl<'a> Moments<'a> {
     }
 }
 
-/// The iterations that are asked for.
+/// Iterations selected by the options.
 fn meant<'a>(iterations: &'a Iterations, of: &'a LayersOf) -> impl Iterator<Item = &'a Iteration> {
     iterations.rows.iter().filter(move |row| match of {
         LayersOf::Peak => false,
@@ -128,7 +129,7 @@ fn meant<'a>(iterations: &'a Iterations, of: &'a LayersOf) -> impl Iterator<Item
     })
 }
 
-/// Says why nothing is known of the iterations that are asked for, if nothing is.
+/// Returns an error if none of the selected iterations has data.
 pub(super) fn check(
     layering: &Layering<'_>,
     iterations: &Iterations,
@@ -271,7 +272,7 @@ fn grid(
     }
 }
 
-/// What a row is of, for programs.
+/// Subject of a row, in structured formats.
 struct Line {
     kind: &'static str,
     path: Cell,
@@ -287,7 +288,7 @@ impl Line {
         }
     }
 
-    /// The first cells; those that all rows of a moment share stay blank.
+    /// The first cells of a row; those that all rows of a moment share stay blank.
     fn cells(&self) -> Vec<Cell> {
         let mut cells = vec![Cell::Blank; 4];
         cells.push(Cell::words(self.kind));
@@ -309,7 +310,7 @@ fn row(line: &Line, module: &Shown<Layer>) -> Row {
     Row::new(cells)
 }
 
-/// A row of which all bytes are known and not what they are for.
+/// A row whose bytes are known, but not their categories.
 fn rest(kind: &'static str, name: &str, bytes: Cell) -> Row {
     let line = Line {
         kind,

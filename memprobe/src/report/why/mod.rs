@@ -1,4 +1,4 @@
-//! Tables that say why memory is there: by iteration, by category, by phase, and what is saved for backward.
+//! Tables of iterations, categories, phases, layers, model size, and memory saved for backward.
 
 mod alike;
 mod categories;
@@ -37,15 +37,15 @@ struct Tables<'a> {
     options: &'a ReportOptions,
     columns: &'static [Column],
     devices: Vec<(&'a DeviceSnapshot, Rows<'a>)>,
-    /// What is to be known of it.
+    /// Notes on the table.
     notes: Vec<String>,
 }
 
-/// The rows of a device.
+/// Rows of a device.
 enum Rows<'a> {
-    /// Of all time.
+    /// One table for the whole recording.
     Once(Grid),
-    /// Of several moments.
+    /// A table for each of several moments.
     Moments(layers::Moments<'a>),
 }
 
@@ -84,7 +84,7 @@ struct Device<'a> {
     rows: &'a Rows<'a>,
 }
 
-/// Writes the report.
+/// Reads the recording and writes the report.
 pub(super) fn write<R: BufRead>(
     reader: Reader<R>,
     options: &ReportOptions,
@@ -231,7 +231,7 @@ fn text(replay: &Replay, tables: &Tables<'_>, options: &ReportOptions) -> String
     text
 }
 
-/// Writes how large a model is as a part of an estimate, with what is to be known of it.
+/// Adds the table of model size to an estimate, with its notes.
 pub(super) fn push_sizes(
     text: &mut String,
     sizes: &Sizes,
@@ -247,7 +247,7 @@ pub(super) fn push_sizes(
     }
 }
 
-/// The same for programs, where there is one device: the rows of `report --by size`.
+/// Rows of `report --by size` for one device, for structured formats.
 pub(super) fn sizes_for_programs(
     sizes: &Sizes,
     options: &ReportOptions,
@@ -257,12 +257,12 @@ pub(super) fn sizes_for_programs(
     Some(grid.into_rows(Layout::Nested).collect::<Vec<_>>())
 }
 
-/// A row without which a sum is not the allocator's.
+/// A row that completes the sum to the allocator's total.
 struct Remainder {
-    /// Its name for programs, and that for people.
+    /// Its name in structured formats, and in text.
     kind: &'static str,
     name: &'static str,
-    /// What it held now, and at the peak.
+    /// Bytes now, and at the peak.
     live: Cell,
     at_peak: Cell,
 }
@@ -289,7 +289,7 @@ fn remainders(now: &Moment, peak: &Moment) -> Vec<Remainder> {
     rows
 }
 
-/// What a recording does not say, and what follows from that.
+/// Notes on data that the recording lacks, and the consequences.
 fn missing(heard: Hearsay) -> Vec<String> {
     let mut notes = Vec::new();
     if heard.stacks_left_out > 0 {

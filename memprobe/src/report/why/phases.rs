@@ -1,4 +1,4 @@
-//! The table of phases: what the program was doing when it asked for memory.
+//! Table of phases of the program, by its allocations.
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::{missing, remainders};

@@ -1,13 +1,12 @@
-//! The columns of what memory was for, the same in all tables that have them.
+//! Columns of categories, common to all tables that have them.
 
 use super::grid::{Cell, Column};
 use crate::model::why::category::Category;
 
-/// How many they are.
 const COUNT: usize = 9;
 
-/// "Feature maps" and "intermediate gradients" are called so by profilers that people know. What has no heading counts in the column of
-/// the rest.
+/// Headings follow other profilers ("feature maps", "intermediate gradients"). Categories without a
+/// heading count in the column `Rest`.
 pub(super) const COLUMNS: [Column; COUNT] = [
     Column::all("activation", "FEAT. MAPS"),
     Column::all("parameter", "WEIGHTS"),
@@ -20,7 +19,7 @@ pub(super) const COLUMNS: [Column; COUNT] = [
     Column::programs("unknown"),
 ];
 
-/// Categories in the order of their columns; the first ones have headings.
+/// Categories in the order of their columns; the first [`NAMED`] have headings.
 const CATEGORIES: [Category; COUNT] = [
     Category::Activation,
     Category::Parameter,
@@ -33,25 +32,24 @@ const CATEGORIES: [Category; COUNT] = [
     Category::Unknown,
 ];
 
-/// Those that have headings.
+/// Number of categories with a heading.
 const NAMED: usize = 6;
 
-/// The cells of a row.
 pub(super) fn cells(of: impl Fn(Category) -> u64) -> [Cell; COUNT] {
     CATEGORIES.map(|category| Cell::Bytes(of(category)))
 }
 
-/// Bytes of categories that have a heading.
+/// Bytes of categories with a heading.
 pub(super) fn named(of: impl Fn(Category) -> u64) -> u64 {
     let named = CATEGORIES[..NAMED].iter();
     named.fold(0, |sum, category| sum.saturating_add(of(*category)))
 }
 
-/// Columns of several kinds, side by side.
+/// Concatenates lists of columns.
 ///
 /// # Panics
 ///
-/// When it is not asked for as many as there are; when compiled, where it makes a constant.
+/// If `ALL` is not their number; at compile time in a constant.
 pub(super) const fn joined<const ALL: usize>(kinds: &[&[Column]]) -> [Column; ALL] {
     let mut all = [COLUMNS[0]; ALL];
     let (mut kind, mut at) = (0, 0);

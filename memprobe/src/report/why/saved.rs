@@ -1,4 +1,4 @@
-//! The table of what is saved for backward passes, by module, operation and line.
+//! Table of memory saved for backward passes, by module, operation and line.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -98,15 +98,15 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>, options: &ReportOpt
     }
 }
 
-/// What one row says: of one module, or of several that differ in number alone.
+/// A displayed row: one module, or several that differ only in a number.
 struct Layers<'a> {
-    /// One of them.
+    /// First of these modules.
     first: &'a SavedRow,
     name: String,
     count: u64,
-    /// What all of them hold.
+    /// Sum of all.
     holding: Holding,
-    /// What the one with least and the one with most hold at the peak.
+    /// Smallest and largest share at the peak.
     least: u64,
     most: u64,
 }
@@ -115,7 +115,8 @@ fn rank(held: &Holding) -> Reverse<(u64, u64, u64)> {
     Reverse((held.at_peak, held.live, held.allocs))
 }
 
-/// Joins what the same line and operations saved in modules that differ in number alone; what holds most comes first.
+/// Merges rows with equal lines and operations whose modules differ only in a number; largest
+/// first.
 fn layers(saved: &[SavedRow], alike: Alike) -> Vec<Layers<'_>> {
     let paths = saved.iter().filter_map(|row| row.module.path());
     let paths = Paths::of(paths.map(|path| &**path));
@@ -160,7 +161,7 @@ impl<'a> Layers<'a> {
         self.most = self.most.max(row.holding.at_peak);
     }
 
-    /// What each of several holds at the peak.
+    /// Bytes of each module at the peak; blank for a single one.
     fn each(&self) -> Cell {
         match (self.count, self.least == self.most) {
             (..2, _) => Cell::Blank,

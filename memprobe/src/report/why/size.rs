@@ -1,4 +1,4 @@
-//! The table of how large a model is: what its modules keep, and what they make in one iteration.
+//! Table of model size: parameters and buffers of modules, and tensors made in one iteration.
 
 use super::grid::{Cell, Column, Grid, Row, Seen};
 use super::missing;
@@ -13,7 +13,8 @@ use crate::report::peak::place_name;
 use crate::report::structured::place_kind;
 use crate::report::{Alike, Format, ReportOptions, table};
 
-/// Bytes of tensors, but for those that say `rounded`. Those that begin with `own` are without a module's parts.
+/// Bytes of tensors, except in the columns `rounded`. Columns that begin with `own` exclude a
+/// module's parts.
 pub(super) const COLUMNS: &[Column] = &[
     Column::programs("device"),
     Column::programs("kind"),
@@ -44,13 +45,13 @@ pub(super) const COLUMNS: &[Column] = &[
     Column::people("MODULE"),
 ];
 
-/// What the columns are.
+/// Legend of the columns.
 const COLUMNS_MEAN: &str = "Bytes of tensors, a module's with those of its parts. FORWARD: intermediate variables that forward passes made, without \
          backward; in-place operations and views make none. SAVED: those of them that a backward pass freed. BOTH: with what backward passes made, \
          but for GRADIENTS of parameters. OTHER: inputs, optimizer state, workspaces, temporaries of steps. ROUNDED: all that was made, \
          as the allocator rounds it; the total is what it handed out in that time.";
 
-/// What is to be known of the table where it is part of an estimate, which has other options than a report.
+/// Notes on the table in an estimate, whose options differ from a report's.
 pub(super) fn notes_of_estimate(sizes: &Sizes, heard: Hearsay) -> Vec<String> {
     let mut notes = vec![which(sizes), COLUMNS_MEAN.to_owned()];
     notes.push(match sizes.named {
@@ -99,7 +100,7 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Hearsay, options: &ReportOptio
     notes
 }
 
-/// Says of what time the table is.
+/// Describes the time of the table.
 fn which(sizes: &Sizes) -> String {
     let most = format!(
         "the one whose forward passes made most, of {} that can be looked back at",

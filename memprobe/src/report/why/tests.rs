@@ -31,7 +31,7 @@ fn table(events: &[Event], by: By) -> String {
     report(events, options)
 }
 
-/// Stacks: 1 builds, 2 and 3 go forward, 4 goes backward, 5 steps, 6 evaluates.
+/// Stacks: 1 builds, 2 and 3 run forward, 4 runs backward, 5 steps, 6 evaluates.
 fn stacks() -> Vec<Event> {
     let train = |line| frame("/home/me/train.py", line, "main");
     let called = || frame(MODULES, 1779, "_call_impl");
@@ -94,7 +94,7 @@ fn stacks() -> Vec<Event> {
         .collect()
 }
 
-/// A program as it is recorded.
+/// Builder of a recording.
 #[derive(Default)]
 struct Story {
     events: Vec<Event>,
@@ -158,7 +158,7 @@ impl Story {
     }
 }
 
-/// A model of 3 MiB that is trained three times, and evaluated after the second.
+/// A model of 3 MiB, trained for three iterations and evaluated after the second.
 fn training() -> Vec<Event> {
     let mut story = Story {
         events: stacks(),

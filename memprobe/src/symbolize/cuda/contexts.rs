@@ -1,12 +1,23 @@
 //! On which device, and in which context, each thread works.
 //!
-//! The runtime has one context a device, the primary one, and a device for each thread, 0 at
-//! first. The driver has a stack of contexts for each thread. Threads that were running before
-//! memprobe looked may be anywhere.
+//! The driver has a stack of contexts for each thread. The runtime has one context a device, the primary
+//! one, and a device for each thread, 0 at first; it makes the primary context of that device current when it
+//! needs one (CUDA Runtime API, "Interactions with the CUDA Driver API"). Which context is which device's is
+//! learned from the calls that say so: the runtimes of CUDA 11.8 to 13.0 get the primary context by a private
+//! way, so the `cuCtxSetCurrent` within a call of theirs is all that there is.
+//!
+//! A wrong device is worse than none. Threads that were running before memprobe looked may be anywhere, and
+//! calls that contradict what is believed make it unknown until it is said anew.
 
-use hashbrown::HashMap;
+mod known;
+mod thread;
+
+use hashbrown::{HashMap, HashSet};
 
 use crate::event::{DeviceIndex, Tid};
+
+use known::{Known, Origin};
+use thread::{Entry, Thread};
 
 /// The most threads whose place is remembered.
 const THREADS: usize = 65_536;
@@ -14,13 +25,10 @@ const THREADS: usize = 65_536;
 /// The most contexts whose device is remembered.
 const CONTEXTS: usize = 65_536;
 
-/// The deepest stack of contexts that is followed.
-const DEPTH: usize = 64;
-
 /// A context, where it is not a device's primary one.
 pub type Context = Option<u64>;
 
-/// Where a thread works.
+/// Device and context of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Place {
     /// Its device; `None` where it is not known.
@@ -29,215 +37,449 @@ pub struct Place {
     pub context: Context,
 }
 
+/// Caller of the driver.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Caller {
+    /// The runtime whose functions are probed: its device for the thread is known.
+    Runtime,
+    /// The program, or a copy of the runtime inside of a library.
+    Other,
+}
+
+/// The context that a call of the runtime has made current.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Bound {
+    /// None: it works in the one that is current.
+    Nothing,
+    /// This one.
+    Context(u64),
+    /// Taken off the thread's stack.
+    Popped,
+}
+
 /// The devices and contexts of one process.
 #[derive(Default)]
 pub struct Contexts {
-    /// Where a thread is of which nothing is known.
-    first: Place,
-    threads: HashMap<Tid, Vec<Place>>,
-    known: HashMap<u64, Place>,
+    /// A thread of which nothing is known.
+    first: Thread,
+    threads: HashMap<Tid, Thread>,
+    known: Known,
     /// By device: references to its primary context that were seen being taken.
-    primary: HashMap<u64, u64>,
+    references: HashMap<DeviceIndex, u64>,
+    /// True if every probed call since the process's first was seen.
+    saw_everything: bool,
+    /// True once the runtime was used, which takes references unseen.
+    runtime_was_used: bool,
+    /// Devices on which the runtime was seen to work: it keeps their primary contexts until it is reset.
+    held_by_runtime: HashSet<DeviceIndex>,
+    /// True once a context of unknown origin was set: something takes references unseen.
+    saw_stranger: bool,
+    /// By green context: its device, and the context made of it.
+    greens: HashMap<u64, (DeviceIndex, Context)>,
 }
 
 impl Contexts {
-    /// Of a process that is looked at since before its first call: its threads begin on device 0.
+    /// Contexts of a process watched from before its first call: its threads begin without a context, and
+    /// on device 0 for the runtime.
     pub fn from_the_start() -> Self {
         Self {
-            first: Place {
-                device: Some(DeviceIndex(0)),
-                context: None,
-            },
+            first: Thread::without_context(),
+            saw_everything: true,
             ..Self::default()
         }
     }
 
-    /// Where a thread works.
-    pub fn of(&self, tid: Tid) -> Place {
-        let stack = self.threads.get(&tid);
-        stack
-            .and_then(|stack| stack.last())
-            .copied()
-            .unwrap_or(self.first)
+    /// Device and context of a thread for calls of this kind.
+    pub fn of(&self, tid: Tid, caller: Caller) -> Place {
+        let top = self.threads.get(&tid).unwrap_or(&self.first).top();
+        let place = top.context.map(|context| self.known.place_of(context));
+        match (caller, top.runtime, place) {
+            (Caller::Runtime, Some(device), _) => Place::primary(device),
+            // The runtime may put off making its device's context current until it needs it.
+            (Caller::Other, Some(device), Some(place)) if place.device != Some(device) => {
+                Place::default()
+            }
+            (_, _, place) => place.unwrap_or_default(),
+        }
     }
 
-    /// `cudaSetDevice`, and the like.
-    pub fn set_device(&mut self, tid: Tid, device: u64) {
-        let place = primary(device);
-        self.set(tid, place);
+    /// `cudaSetDevice`, and the context that it has made current. "Any device memory subsequently allocated
+    /// from this host thread using cudaMalloc() […] will be physically resident on device" (CUDA Runtime API).
+    pub fn set_device(&mut self, tid: Tid, device: u64, bound: Bound) {
+        self.runtime_was_used = true;
+        let Some(device) = self::device(device) else {
+            self.thread(tid).forget();
+            return;
+        };
+        if let Bound::Context(context) = bound {
+            self.learn_by_name(context, device);
+        }
+        let thread = self.thread(tid);
+        match bound {
+            Bound::Nothing => {}
+            Bound::Context(context) => thread.set(Entry::of(context)),
+            Bound::Popped => thread.pop(),
+        }
+        thread.set_runtime(device);
     }
 
-    /// `cuCtxSetCurrent`.
-    pub fn set_context(&mut self, tid: Tid, context: u64) {
-        let place = self.place_of(context);
-        self.set(tid, place);
+    /// A call of the runtime, other than those that set the device, has made a context current or none.
+    pub fn run(&mut self, tid: Tid, bound: Bound) {
+        self.runtime_was_used = true;
+        let top = self.thread(tid).top();
+        match bound {
+            Bound::Popped => self.thread(tid).pop(),
+            Bound::Nothing => self.check_device(tid, top),
+            Bound::Context(context) => {
+                let bound_to = self.known.device_of(context);
+                let runtime = match (bound_to, top.runtime) {
+                    (Some(known), Some(device)) if known != device => {
+                        self.forget(context);
+                        None
+                    }
+                    (None, Some(device)) => {
+                        self.learn_by_guess(context, device);
+                        Some(device)
+                    }
+                    (_, runtime) => runtime,
+                };
+                let entry = Entry {
+                    runtime,
+                    ..Entry::of(context)
+                };
+                self.thread(tid).set(entry);
+            }
+        }
     }
 
-    fn set(&mut self, tid: Tid, place: Place) {
-        let stack = self.stack(tid);
-        stack.pop();
-        stack.push(place);
+    /// The runtime has worked on its device without making a context current: its context is the current
+    /// one, so what was believed of another is not so.
+    fn check_device(&mut self, tid: Tid, top: Entry) {
+        let (Some(context), Some(device)) = (top.context, top.runtime) else {
+            return;
+        };
+        if self
+            .known
+            .device_of(context)
+            .is_some_and(|known| known != device)
+        {
+            self.forget(context);
+            self.thread(tid).set(Entry {
+                context: None,
+                runtime: Some(device),
+            });
+        }
+    }
+
+    /// `cuCtxSetCurrent`, of 0 for "popping the top of the CUDA context stack, a no-op if it is empty".
+    pub fn set_context(&mut self, tid: Tid, context: u64, caller: Caller) {
+        if context == 0 {
+            return self.thread(tid).pop();
+        }
+        let (before, is_empty) = {
+            let thread = self.thread(tid);
+            (thread.top(), thread.is_empty())
+        };
+        let runtime = match caller {
+            // Its device stays, whichever function of it that is.
+            Caller::Runtime => before.runtime,
+            Caller::Other => None,
+        };
+        if let (Some(device), true, None) = (runtime, is_empty, self.known.device_of(context)) {
+            self.learn_by_guess(context, device);
+        }
+        self.note_stranger(context);
+        self.thread(tid).set(Entry {
+            runtime,
+            ..Entry::of(context)
+        });
     }
 
     /// `cuCtxPushCurrent`.
     pub fn push(&mut self, tid: Tid, context: u64) {
-        let place = self.place_of(context);
-        self.push_place(tid, place);
+        self.note_stranger(context);
+        self.thread(tid).push(Entry::of(context));
     }
 
-    fn push_place(&mut self, tid: Tid, place: Place) {
-        let first = self.first;
-        let stack = self.stack(tid);
-        if stack.is_empty() {
-            stack.push(first);
+    /// `cuCtxPopCurrent`, with the context that it wrote, where it did.
+    pub fn pop(&mut self, tid: Tid, popped: Context) {
+        let thread = self.thread(tid);
+        let believed = thread.top().context;
+        let is_wrong = believed.is_some() && popped.is_some() && believed != popped;
+        if is_wrong || thread.is_empty() {
+            thread.forget();
+        } else {
+            thread.pop();
         }
-        if stack.len() >= DEPTH {
-            stack.remove(0);
-        }
-        stack.push(place);
-    }
-
-    /// `cuCtxPopCurrent`.
-    pub fn pop(&mut self, tid: Tid) {
-        self.stack(tid).pop();
     }
 
     /// `cuCtxCreate`.
     pub fn create(&mut self, tid: Tid, context: u64, device: u64) {
-        let place = Place {
-            context: Some(context),
-            ..primary(device)
-        };
-        self.learn(context, place);
-        self.push_place(tid, place);
+        self.replace(context);
+        if let Some(device) = self::device(device) {
+            self.known
+                .insert(context, device, Origin::Created { uses: 1 });
+        }
+        self.thread(tid).push(Entry::of(context));
     }
 
-    /// `cuCtxDestroy`.
-    pub fn destroy(&mut self, context: u64) {
-        self.known.remove(&context);
-        for stack in self.threads.values_mut() {
-            stack.retain(|place| place.context != Some(context));
+    /// `cuCtxDestroy`. "If ctx is current to the calling thread then ctx will also be popped from the current
+    /// thread's context stack […]. If ctx is current to other threads, then ctx will remain current to those
+    /// threads" (CUDA Driver API).
+    pub fn destroy(&mut self, tid: Tid, context: u64) {
+        let thread = self.thread(tid);
+        match thread.top().context {
+            Some(top) if top == context => thread.pop(),
+            Some(_) => {}
+            // It may have been the current one.
+            None => thread.forget(),
         }
+        self.replace(context);
+    }
+
+    /// `cuCtxAttach`, which gave the current context.
+    pub fn attach(&mut self, context: u64) {
+        self.known.add_use(context);
+    }
+
+    /// `cuCtxDetach`: whether that is known to have destroyed the context.
+    pub fn detach(&mut self, tid: Tid, context: u64) -> bool {
+        match self.known.drop_use(context) {
+            Some(0) => {
+                self.destroy(tid, context);
+                true
+            }
+            Some(_) => false,
+            None => {
+                self.replace(context);
+                self.thread(tid).forget();
+                false
+            }
+        }
+    }
+
+    /// `cuGreenCtxCreate`.
+    pub fn create_green(&mut self, green: u64, device: u64) {
+        let Some(device) = self::device(device) else {
+            return;
+        };
+        self.refer_to_primary(device);
+        if self.greens.len() < CONTEXTS || self.greens.contains_key(&green) {
+            self.greens.insert(green, (device, None));
+        }
+    }
+
+    /// `cuCtxFromGreenCtx`: the context "will be treated as if it were a primary context" (CUDA Driver API).
+    pub fn convert_green(&mut self, context: u64, green: u64) {
+        let Some((device, made)) = self.greens.get_mut(&green) else {
+            self.replace(context);
+            return;
+        };
+        let device = *device;
+        *made = Some(context);
+        if self.known.device_of(context) != Some(device) {
+            self.replace(context);
+            self.known.insert(context, device, Origin::Green);
+        }
+    }
+
+    /// `cuGreenCtxDestroy`: the device whose primary context is destroyed with that.
+    pub fn destroy_green(&mut self, green: u64) -> Option<DeviceIndex> {
+        let (device, context) = self.greens.remove(&green)?;
+        if let Some(context) = context.filter(|context| self.known.is_green(*context)) {
+            self.replace(context);
+        }
+        self.release(device)
     }
 
     /// `cuDevicePrimaryCtxRetain`.
     pub fn retain_primary(&mut self, context: u64, device: u64) {
-        self.learn(context, primary(device));
-        if self.primary.len() < CONTEXTS || self.primary.contains_key(&device) {
-            *self.primary.entry(device).or_default() += 1;
-        }
-    }
-
-    /// `cuDevicePrimaryCtxRelease`: whether it was the last reference of those that were seen.
-    pub fn release_primary(&mut self, device: u64) -> bool {
-        match self.primary.get_mut(&device) {
-            Some(references @ 2..) => {
-                *references -= 1;
-                false
-            }
-            Some(_) => {
-                self.primary.remove(&device);
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn learn(&mut self, context: u64, place: Place) {
-        if self.known.len() < CONTEXTS || self.known.contains_key(&context) {
-            self.known.insert(context, place);
-        }
-    }
-
-    /// Where a context is; one of which nothing is known is its own, on a device unknown.
-    fn place_of(&self, context: u64) -> Place {
-        let unknown = Place {
-            device: None,
-            context: Some(context),
+        let Some(device) = self::device(device) else {
+            return;
         };
-        match context {
-            0 => Place::default(),
-            _ => self.known.get(&context).copied().unwrap_or(unknown),
+        match self.known.device_of(context) {
+            Some(known) if known != device => self.contradict(context),
+            _ => {}
+        }
+        if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
+            self.replace(other);
+        }
+        self.known.insert(context, device, Origin::Primary);
+        self.refer_to_primary(device);
+    }
+
+    /// `cuDevicePrimaryCtxRelease`: the device whose primary context is destroyed with that, as it was the
+    /// last reference.
+    pub fn release_primary(&mut self, device: u64) -> Option<DeviceIndex> {
+        self.release(self::device(device)?)
+    }
+
+    /// [`Self::release_primary`], after which the context is unknown if the reference may have been the
+    /// last.
+    fn release(&mut self, device: DeviceIndex) -> Option<DeviceIndex> {
+        if let Some(references @ 2..) = self.references.get_mut(&device) {
+            *references -= 1;
+            return None;
+        }
+        let was_seen = self.references.remove(&device).is_some() && self.saw_everything;
+        if self.held_by_runtime.contains(&device) {
+            return None;
+        }
+        if was_seen && !self.runtime_was_used && !self.saw_stranger {
+            return Some(device);
+        }
+        self.reset_primary(device);
+        None
+    }
+
+    fn refer_to_primary(&mut self, device: DeviceIndex) {
+        *self.references.entry(device).or_default() += 1;
+    }
+
+    /// A device's primary context was destroyed: the contexts that were known to be it. Their numbers may be
+    /// given to others.
+    pub fn reset_primary(&mut self, device: DeviceIndex) -> Vec<u64> {
+        let gone = self.known.primaries_of(device);
+        for context in &gone {
+            self.replace(*context);
+        }
+        gone
+    }
+
+    /// `cuDevicePrimaryCtxReset`: the contexts that were known to be the device's primary one, or the
+    /// thread's own where none was.
+    ///
+    /// That is how a copy of the runtime resets the thread's device, whose context it got unseen. A program
+    /// that made such a context itself before memprobe came, has it current and resets another would be
+    /// misunderstood; memory that stays counted after every `cudaDeviceReset` of a copy would be worse.
+    pub fn reset_primary_on(&mut self, tid: Tid, device: DeviceIndex) -> Vec<u64> {
+        let gone = self.reset_primary(device);
+        let top = self.thread(tid).top();
+        let is_unknown = |context: &u64| self.known.device_of(*context).is_none();
+        match top.context.filter(is_unknown) {
+            Some(context) if gone.is_empty() => {
+                self.replace(context);
+                vec![context]
+            }
+            _ => gone,
         }
     }
 
-    fn stack(&mut self, tid: Tid) -> &mut Vec<Place> {
+    /// `cudaDeviceReset`: the thread's device, and the contexts that were known to be its primary one.
+    pub fn reset_device(&mut self, tid: Tid) -> (Option<DeviceIndex>, Vec<u64>) {
+        let device = self.of(tid, Caller::Runtime).device;
+        let gone = match device {
+            Some(device) => {
+                self.held_by_runtime.remove(&device);
+                self.reset_primary(device)
+            }
+            None => {
+                for context in self.known.primaries() {
+                    self.replace(context);
+                }
+                self.held_by_runtime.clear();
+                Vec::new()
+            }
+        };
+        (device, gone)
+    }
+
+    /// A block of the caching allocator turned out to lie on another device than the thread was believed to
+    /// work on.
+    pub fn doubt(&mut self, tid: Tid) {
+        if let Some(context) = self.thread(tid).top().context {
+            self.forget(context);
+        }
+        self.thread(tid).forget();
+    }
+
+    /// Calls were missed: anything may have changed.
+    pub fn forget_all(&mut self) {
+        *self = Self::default();
+    }
+
+    /// `cudaSetDevice` has made the context current: it is the device's, unless it is believed to be another's.
+    fn learn_by_name(&mut self, context: u64, device: DeviceIndex) {
+        if self
+            .known
+            .device_of(context)
+            .is_some_and(|known| known != device)
+        {
+            return self.contradict(context);
+        }
+        if let Some(other) = self.known.primary_of(device).filter(|it| *it != context) {
+            self.replace(other);
+        }
+        self.known.learn(context, device);
+        self.held_by_runtime.insert(device);
+    }
+
+    /// The runtime has made a context current of which nothing is known, on a thread whose device is known:
+    /// it is the primary one of that device, unless another is.
+    fn learn_by_guess(&mut self, context: u64, device: DeviceIndex) {
+        match self.known.primary_of(device).filter(|it| *it != context) {
+            Some(other) => self.forget(other),
+            None => {
+                self.known.learn(context, device);
+                self.held_by_runtime.insert(device);
+            }
+        }
+    }
+
+    /// The device of a context is not known any more.
+    fn forget(&mut self, context: u64) {
+        self.known.remove(context);
+    }
+
+    /// A context is not the one any more that it was: threads that had it current have an unknown one.
+    fn replace(&mut self, context: u64) {
+        self.forget(context);
+        for thread in self.threads.values_mut() {
+            thread.lose(context);
+        }
+    }
+
+    /// A context is not the one that it was believed to be: what is believed of the threads on it may be just
+    /// as wrong.
+    fn contradict(&mut self, context: u64) {
+        self.forget(context);
+        for thread in self.threads.values_mut() {
+            if thread.has(context) {
+                thread.forget();
+            }
+        }
+    }
+
+    fn note_stranger(&mut self, context: u64) {
+        self.saw_stranger |= self.known.device_of(context).is_none();
+    }
+
+    fn thread(&mut self, tid: Tid) -> &mut Thread {
         if self.threads.len() >= THREADS && !self.threads.contains_key(&tid) {
             self.threads.clear();
+            // Those that come again are not at their beginning.
+            self.first = Thread::default();
         }
-        self.threads.entry(tid).or_default()
+        let first = &self.first;
+        self.threads.entry(tid).or_insert_with(|| first.clone())
+    }
+}
+
+impl Place {
+    /// In the primary context of a device.
+    fn primary(device: DeviceIndex) -> Self {
+        Self {
+            device: Some(device),
+            context: None,
+        }
     }
 }
 
 /// A device by its ordinal, which is never large.
 pub fn device(ordinal: u64) -> Option<DeviceIndex> {
-    u8::try_from(ordinal as u32).ok().map(DeviceIndex)
-}
-
-fn primary(ordinal: u64) -> Place {
-    Place {
-        device: device(ordinal),
-        context: None,
-    }
+    let index = u8::try_from(ordinal as u32).ok().map(DeviceIndex);
+    index.filter(|index| !matches!(*index, DeviceIndex::CPU | DeviceIndex::UNKNOWN))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const THREAD: Tid = Tid(1);
-
-    fn on(device: u8, context: Context) -> Place {
-        Place {
-            device: Some(DeviceIndex(device)),
-            context,
-        }
-    }
-
-    #[test]
-    fn a_thread_is_on_device_0_only_if_it_was_watched_from_the_start() {
-        assert_eq!(Contexts::from_the_start().of(THREAD), on(0, None));
-        assert_eq!(Contexts::default().of(THREAD), Place::default());
-    }
-
-    #[test]
-    fn each_thread_has_its_own_device() {
-        let mut contexts = Contexts::from_the_start();
-        contexts.set_device(THREAD, 3);
-        assert_eq!(contexts.of(THREAD), on(3, None));
-        assert_eq!(contexts.of(Tid(2)), on(0, None));
-    }
-
-    #[test]
-    fn contexts_are_a_stack() {
-        let mut contexts = Contexts::from_the_start();
-        contexts.create(THREAD, 0xc1, 1);
-        assert_eq!(contexts.of(THREAD), on(1, Some(0xc1)));
-        contexts.create(THREAD, 0xc2, 2);
-        contexts.pop(THREAD);
-        assert_eq!(contexts.of(THREAD), on(1, Some(0xc1)));
-        contexts.push(THREAD, 0xc2);
-        contexts.destroy(0xc2);
-        assert_eq!(contexts.of(THREAD), on(1, Some(0xc1)));
-        contexts.pop(THREAD);
-        assert_eq!(contexts.of(THREAD), on(0, None));
-    }
-
-    #[test]
-    fn a_primary_context_is_the_devices_own() {
-        let mut contexts = Contexts::default();
-        contexts.retain_primary(0xaa, 1);
-        contexts.set_context(THREAD, 0xaa);
-        assert_eq!(contexts.of(THREAD), on(1, None));
-        contexts.set_context(THREAD, 0xbb);
-        assert_eq!(
-            contexts.of(THREAD).device,
-            None,
-            "a context of which nothing is known"
-        );
-        contexts.retain_primary(0xaa, 1);
-        assert!(!contexts.release_primary(1));
-        assert!(contexts.release_primary(1));
-        assert!(!contexts.release_primary(1));
-    }
-}
+mod tests;

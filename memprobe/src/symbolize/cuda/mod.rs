@@ -1,4 +1,4 @@
-//! Calls into CUDA to events: what each gave out or took back, how much, where and on which device.
+//! Turns calls into CUDA into events: allocation or free, bytes, kind of memory, device.
 
 mod contexts;
 mod physical;
@@ -6,38 +6,37 @@ mod size;
 
 use memprobe_common::CudaRecord;
 
-use super::segments::{Giver, Live, Place, Segments, event_of};
-use crate::cuda::{Api, Effect, Function, Named};
+use super::segments::{Giver, Live, Place, Segments, Until, event_of};
+use crate::cuda::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
     Action, Address, Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, Tgid, Tid, TimeNs,
 };
 
-use contexts::Contexts;
+use contexts::{Bound, Contexts};
 use physical::Physical;
 
+pub use contexts::Caller;
 pub use physical::Owner;
 
 /// `CU_MEM_LOCATION_TYPE_DEVICE` (cuda.h).
 const ON_DEVICE: u32 = 1;
 
-/// What a process does with CUDA.
+/// State of a process's use of CUDA.
 #[derive(Default)]
 pub struct Cuda {
     contexts: Contexts,
     physical: Physical,
-    /// Whether the runtime has called the driver unseen: it takes references of its own.
-    runtime_was_used: bool,
 }
 
 /// One call, and who made it.
 pub struct Call<'a> {
     /// The function.
     pub function: &'static Function,
-    /// What the kernel says of it.
+    /// Record of the kernel programs.
     pub record: &'a CudaRecord,
-    /// Who asked.
     pub owner: Owner,
-    /// Where.
+    pub caller: Caller,
+    /// Stack of the call.
     pub stack: StackId,
 }
 
@@ -72,10 +71,27 @@ impl Call<'_> {
     fn tid(&self) -> Tid {
         Tid(self.record.tid)
     }
+
+    /// Caller whose device counts: the runtime, if it is the runtime that calls the driver.
+    fn caller(&self) -> Caller {
+        match self.function.api {
+            Api::Runtime => Caller::Runtime,
+            Api::Driver | Api::Tracepoint => self.caller,
+        }
+    }
+
+    /// The context that was made current within the call.
+    fn bound(&self) -> Bound {
+        match self.record.context {
+            0 => Bound::Nothing,
+            CudaRecord::NO_CONTEXT => Bound::Popped,
+            context => Bound::Context(context),
+        }
+    }
 }
 
 impl Cuda {
-    /// Of a process that is looked at since before its first call.
+    /// State of a process watched from before its first call.
     pub fn from_the_start() -> Self {
         Self {
             contexts: Contexts::from_the_start(),
@@ -90,18 +106,26 @@ impl Cuda {
         if call.function.api == Api::Tracepoint {
             return tell_of_block(call, segments);
         }
-        self.runtime_was_used |= call.function.api == Api::Runtime;
+        for tid in segments.take_disputed() {
+            self.contexts.doubt(tid);
+        }
+        self.follow_context(call);
         match call.function.effect {
-            Effect::Allocates { space, size } => {
+            Effect::Allocates {
+                space,
+                size,
+                lifetime,
+            } => {
                 let place = match space {
                     Space::Array => Place::Array(record.out[0]),
                     _ => Place::Address(record.out[0]),
                 };
-                self.give(call, place, size::of(size, record), space, segments);
+                let size = size::of(size, record);
+                self.give(call, place, (size, space, lifetime), segments);
             }
             Effect::Registers => {
-                let place = Place::Address(first);
-                self.give(call, place, Bytes(second), Space::Registered, segments);
+                let memory = (Bytes(second), Space::Registered, Lifetime::Context);
+                self.give(call, Place::Address(first), memory, segments);
             }
             Effect::Frees(named) if first != 0 => {
                 let place = match named {
@@ -117,6 +141,7 @@ impl Cuda {
             Effect::Frees(_) => {}
             Effect::CreatesPhysical
             | Effect::RetainsPhysical
+            | Effect::ImportsPhysical
             | Effect::ReleasesPhysical
             | Effect::Maps
             | Effect::Unmaps => self.apply_physical(call, segments),
@@ -128,20 +153,23 @@ impl Cuda {
         &self,
         call: &Call<'_>,
         place: Place,
-        size: Bytes,
-        space: Space,
+        (size, space, lifetime): (Bytes, Space, Lifetime),
         segments: &mut Segments,
     ) {
         // Nothing was asked for, and nothing was given.
         if place.number() == 0 || size == Bytes(0) && space != Space::Array {
             return;
         }
-        let current = self.contexts.of(call.tid());
+        let current = self.contexts.of(call.tid(), call.caller());
         let event = MemoryEvent {
             device: current.device,
             ..call.event(Action::CudaAlloc, place.number(), size, space)
         };
-        segments.give(place, current.context, event);
+        let until = match lifetime {
+            Lifetime::Context => Until::ContextEnds(current.context),
+            Lifetime::Process => Until::ProcessEnds,
+        };
+        segments.give(place, until, event);
     }
 
     /// The functions of virtual memory management.
@@ -155,10 +183,12 @@ impl Cuda {
                 if call.owner == Owner::Other {
                     let event =
                         call.event(Action::CudaAlloc, handle, Bytes(second), Space::Virtual);
-                    segments.give(Place::Handle(handle), None, MemoryEvent { device, ..event });
+                    let event = MemoryEvent { device, ..event };
+                    segments.give(Place::Handle(handle), Until::ProcessEnds, event);
                 }
             }
             Effect::RetainsPhysical => self.physical.retain(record.out[0], second),
+            Effect::ImportsPhysical => self.physical.import(record.out[0]),
             Effect::ReleasesPhysical => {
                 if let Some((handle, Owner::Other)) = self.physical.release(first) {
                     segments.take(Place::Handle(handle), Giver::Other, call.freed(handle));
@@ -169,7 +199,8 @@ impl Cuda {
                 if let Some((Owner::Allocator, device)) = mapped {
                     let event =
                         call.event(Action::SegmentAlloc, first, Bytes(second), Space::Virtual);
-                    segments.give(Place::Address(first), None, MemoryEvent { device, ..event });
+                    let event = MemoryEvent { device, ..event };
+                    segments.give(Place::Address(first), Until::ProcessEnds, event);
                 }
             }
             _ => {
@@ -185,48 +216,102 @@ impl Cuda {
         }
     }
 
+    /// The context that a function of CUDA made current on the way.
+    fn follow_context(&mut self, call: &Call<'_>) {
+        let (tid, bound) = (call.tid(), call.bound());
+        match (call.function.api, bound) {
+            // It says itself on which device.
+            (Api::Runtime, _) if call.function.effect == Effect::SetsDevice => {}
+            (Api::Runtime, _) => self.contexts.run(tid, bound),
+            (_, Bound::Context(context)) => {
+                self.contexts.set_context(tid, context, Caller::Other);
+            }
+            (_, Bound::Popped) => self.contexts.set_context(tid, 0, Caller::Other),
+            (_, Bound::Nothing) => {}
+        }
+    }
+
     /// The functions of devices and contexts.
     fn apply_context(&mut self, call: &Call<'_>, segments: &mut Segments) {
         let (tid, record) = (call.tid(), call.record);
-        let [first, second, ..] = record.args;
+        let [first, second, third, ..] = record.args;
+        let written = record.out[0];
         match call.function.effect {
-            Effect::SetsDevice => self.contexts.set_device(tid, first),
-            Effect::SetsContext => self.contexts.set_context(tid, first),
+            Effect::SetsDevice => self.contexts.set_device(tid, first, call.bound()),
+            Effect::SetsContext => self.contexts.set_context(tid, first, call.caller),
             Effect::PushesContext => self.contexts.push(tid, first),
-            Effect::PopsContext => self.contexts.pop(tid),
+            Effect::PopsContext => {
+                let popped = Some(written).filter(|context| first != 0 && *context != 0);
+                self.contexts.pop(tid, popped);
+            }
             Effect::CreatesContext { device } => {
                 let device = record.args.get(usize::from(device)).copied();
                 self.contexts
-                    .create(tid, record.out[0], device.unwrap_or(u64::MAX));
+                    .create(tid, written, device.unwrap_or(u64::MAX));
             }
             Effect::DestroysContext => {
-                self.contexts.destroy(first);
-                let gone = |_, live: &Live| !live.outlives_contexts && live.context == Some(first);
-                segments.take_all(gone, call.freed(0));
+                self.contexts.destroy(tid, first);
+                end(&[first], None, call, segments);
             }
-            Effect::RetainsPrimary => self.contexts.retain_primary(record.out[0], second),
-            Effect::ReleasesPrimary => {
-                let was_last = self.contexts.release_primary(first);
-                if was_last && !self.runtime_was_used {
-                    self.reset(contexts::device(first), call, segments);
+            Effect::AttachesContext => self.contexts.attach(written),
+            Effect::DetachesContext => {
+                let was_last = self.contexts.detach(tid, first);
+                if was_last {
+                    end(&[first], None, call, segments);
                 }
             }
-            Effect::ResetsPrimary => self.reset(contexts::device(first), call, segments),
+            Effect::CreatesGreen => self.contexts.create_green(written, third),
+            Effect::ConvertsGreen => self.contexts.convert_green(written, second),
+            Effect::DestroysGreen => {
+                if let Some(device) = self.contexts.destroy_green(first) {
+                    self.end_primary(device, call, segments);
+                }
+            }
+            Effect::RetainsPrimary => self.contexts.retain_primary(written, second),
+            Effect::ReleasesPrimary => {
+                if let Some(device) = self.contexts.release_primary(first) {
+                    self.end_primary(device, call, segments);
+                }
+            }
+            Effect::ResetsPrimary => {
+                if let Some(device) = contexts::device(first) {
+                    let contexts = self.contexts.reset_primary_on(tid, device);
+                    end(&contexts, Some(Some(device)), call, segments);
+                }
+            }
             Effect::ResetsDevice => {
-                let device = self.contexts.of(tid).device;
-                self.reset(device, call, segments);
+                let (device, contexts) = self.contexts.reset_device(tid);
+                end(&contexts, Some(device), call, segments);
             }
             _ => {}
         }
     }
 
     /// A device's primary context is gone, and all that was allocated in it.
-    fn reset(&self, device: Option<DeviceIndex>, call: &Call<'_>, segments: &mut Segments) {
-        let gone = |_, live: &Live| {
-            !live.outlives_contexts && live.context.is_none() && live.device == device
-        };
-        segments.take_all(gone, call.freed(0));
+    fn end_primary(&mut self, device: DeviceIndex, call: &Call<'_>, segments: &mut Segments) {
+        let contexts = self.contexts.reset_primary(device);
+        end(&contexts, Some(Some(device)), call, segments);
     }
+
+    /// Calls were missed: where threads work is not known any more.
+    pub fn forget_contexts(&mut self) {
+        self.contexts.forget_all();
+    }
+}
+
+/// Contexts are gone, and the primary one of a device, with all that was allocated in them.
+fn end(
+    contexts: &[u64],
+    primary: Option<Option<DeviceIndex>>,
+    call: &Call<'_>,
+    segments: &mut Segments,
+) {
+    let gone = |_, live: &Live| match live.until {
+        Until::ContextEnds(Some(context)) => contexts.contains(&context),
+        Until::ContextEnds(None) => primary == Some(live.device),
+        Until::ProcessEnds => false,
+    };
+    segments.take_all(gone, call.freed(0));
 }
 
 /// A tracepoint of the caching allocator: argument 0 is the block, 1 its size, 2 its device.

@@ -11,7 +11,7 @@ use crate::event::{Bytes, DeviceIndex};
 /// The most handles and mappings that are followed.
 const MOST: usize = 1 << 20;
 
-/// Who asked for physical memory.
+/// Requester of physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
     /// PyTorch's caching allocator, for its expandable segments: mappings of it are segments.
@@ -24,8 +24,9 @@ pub enum Owner {
 struct Memory {
     owner: Owner,
     device: Option<DeviceIndex>,
-    /// References by handles and mappings.
-    references: u64,
+    /// Handles given out and not released.
+    handles: u64,
+    mappings: u64,
 }
 
 /// The physical memory of one process.
@@ -41,9 +42,8 @@ pub struct Physical {
 /// Something that was unmapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Unmapped {
-    /// Where it was.
+    /// Its former address.
     pub addr: u64,
-    /// Whose memory it was.
     pub owner: Owner,
     /// The handle, if that was all that kept its memory.
     pub gone: Option<u64>,
@@ -56,7 +56,8 @@ impl Physical {
             let memory = Memory {
                 owner,
                 device,
-                references: 1,
+                handles: 1,
+                mappings: 0,
             };
             self.memory.insert(handle, memory);
         }
@@ -71,19 +72,34 @@ impl Physical {
         let Some(memory) = self.memory.get_mut(&known) else {
             return;
         };
-        memory.references += 1;
+        memory.handles += 1;
         if known != handle && self.aliases.len() < MOST {
             self.aliases.insert(handle, known);
         }
     }
 
-    /// `cuMemRelease`: the memory that is gone with that, by the handle that it was made with.
+    /// `cuMemImportFromShareableHandle`, which gave `handle`: another reference, if that is memory of this
+    /// process.
+    pub fn import(&mut self, handle: u64) {
+        let handle = self.original(handle);
+        if let Some(memory) = self.memory.get_mut(&handle) {
+            memory.handles += 1;
+        }
+    }
+
+    /// Handles `cuMemRelease`; returns the memory that it frees, by the handle of its creation. A handle
+    /// released as often as it was given may name another object afterwards.
     pub fn release(&mut self, handle: u64) -> Option<(u64, Owner)> {
         let handle = self.original(handle);
         let memory = self.memory.get_mut(&handle)?;
-        memory.references -= 1;
+        memory.handles = memory.handles.checked_sub(1)?;
+        self.remove_unused(handle)
+    }
+
+    fn remove_unused(&mut self, handle: u64) -> Option<(u64, Owner)> {
+        let memory = self.memory.get(&handle)?;
         let owner = memory.owner;
-        (memory.references == 0).then(|| {
+        (memory.handles == 0 && memory.mappings == 0).then(|| {
             self.memory.remove(&handle);
             self.aliases.retain(|_, original| *original != handle);
             (handle, owner)
@@ -95,7 +111,7 @@ impl Physical {
     }
 
     /// `cuMemMap`: whose memory is mapped, and its device; `None` for memory that was not seen being
-    /// made, or of another process.
+    /// made, or of another process, and for a multicast object.
     pub fn map(
         &mut self,
         addr: u64,
@@ -104,10 +120,10 @@ impl Physical {
     ) -> Option<(Owner, Option<DeviceIndex>)> {
         let handle = self.original(handle);
         let memory = self.memory.get_mut(&handle)?;
-        if self.mappings.len() >= MOST {
+        if self.mappings.len() >= MOST || memory.handles == 0 {
             return None;
         }
-        memory.references += 1;
+        memory.mappings += 1;
         self.mappings.insert(addr, (size.0, handle));
         Some((memory.owner, memory.device))
     }
@@ -122,11 +138,11 @@ impl Physical {
             .collect();
         let unmapped = inside.into_iter().map(|(addr, handle)| {
             self.mappings.remove(&addr);
-            let owner = self
-                .memory
-                .get(&handle)
-                .map_or(Owner::Other, |memory| memory.owner);
-            let gone = self.release(handle).map(|(handle, _)| handle);
+            let owner = self.memory.get_mut(&handle).map_or(Owner::Other, |memory| {
+                memory.mappings = memory.mappings.saturating_sub(1);
+                memory.owner
+            });
+            let gone = self.remove_unused(handle).map(|(handle, _)| handle);
             Unmapped { addr, owner, gone }
         });
         unmapped.collect()
@@ -197,8 +213,31 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_imported_again_is_held_by_that_handle_too() {
+        let mut physical = made();
+        physical.import(7);
+        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.release(7), Some((7, Owner::Other)));
+        physical.import(7);
+        assert_eq!(physical.release(7), None, "gone already");
+    }
+
+    #[test]
+    fn a_handle_that_was_released_may_be_the_number_of_another_object() {
+        let mut physical = made();
+        physical.map(0x20_0000, PAGE, 7);
+        assert_eq!(physical.release(7), None);
+        // A multicast object has the number now.
+        assert_eq!(physical.map(0x40_0000, PAGE, 7), None);
+        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.unmap(0x40_0000, PAGE), []);
+        assert_eq!(physical.unmap(0x20_0000, PAGE)[0].gone, Some(7));
+    }
+
+    #[test]
     fn memory_of_another_process_is_none_of_ours() {
         let mut physical = Physical::default();
+        physical.import(9);
         assert_eq!(physical.map(0x1000, PAGE, 9), None);
         assert_eq!(physical.release(9), None);
         assert_eq!(physical.unmap(0x1000, PAGE), []);

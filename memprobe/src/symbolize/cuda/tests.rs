@@ -5,13 +5,26 @@ use crate::cuda::{FUNCTIONS, function_named};
 use crate::event::Event;
 
 /// A process, and what was seen of it.
-#[derive(Default)]
 struct Process {
     cuda: Cuda,
     segments: Segments,
+    /// The thread and the library that call from now on.
+    tid: u32,
+    caller: Caller,
 }
 
-/// What an event says: action, address, bytes, device.
+impl Default for Process {
+    fn default() -> Self {
+        Self {
+            cuda: Cuda::default(),
+            segments: Segments::default(),
+            tid: 1,
+            caller: Caller::Other,
+        }
+    }
+}
+
+/// Essence of an event: action, address, bytes, device.
 type Seen = (Action, u64, u64, Option<u8>);
 
 impl Process {
@@ -29,12 +42,39 @@ impl Process {
     fn call_by(&mut self, owner: Owner, name: &str, record: CudaRecord) -> &mut Self {
         let call = Call {
             function: function_named(name).expect("a function of CUDA"),
-            record: &CudaRecord { tid: 1, ..record },
+            record: &CudaRecord {
+                tid: self.tid,
+                ..record
+            },
             owner,
+            caller: self.caller,
             stack: StackId::NONE,
         };
         self.cuda.apply(&call, &mut self.segments);
         self
+    }
+
+    /// The calls that follow are of that thread.
+    fn on(&mut self, tid: u32) -> &mut Self {
+        self.tid = tid;
+        self
+    }
+
+    /// The calls that follow come from there.
+    fn from(&mut self, caller: Caller) -> &mut Self {
+        self.caller = caller;
+        self
+    }
+
+    /// The device of an allocation by `name` on that thread.
+    fn device_of(&mut self, tid: u32, name: &str) -> Option<u8> {
+        self.seen();
+        let before = std::mem::replace(&mut self.tid, tid);
+        self.call(name, gave(0x7000, 64));
+        self.tid = before;
+        let seen = self.seen();
+        let (_, _, _, device) = seen.last().expect("an event");
+        *device
     }
 
     fn seen(&mut self) -> Vec<Seen> {
@@ -71,7 +111,7 @@ fn gave(out: u64, size: u64) -> CudaRecord {
 /// `cuMemCreate` of `size` bytes on `device`.
 fn created(handle: u64, size: u64, device: u64) -> CudaRecord {
     CudaRecord {
-        description: [1, device << 32 | 1, 0, 0],
+        description: [1, device << 32 | 1, 0, 0, 0],
         ..gave(handle, size)
     }
 }
@@ -158,7 +198,7 @@ fn a_destroyed_context_takes_its_memory_along_and_no_other() {
         ..args([1, 0, 1, 0])
     };
     process
-        .call("cuMemAlloc_v2", gave(0x1000, 10))
+        .call("cudaMalloc", gave(0x1000, 10))
         .call("cuCtxCreate_v2", context)
         .call("cuMemAlloc_v2", gave(0x2000, 20))
         .call("cuMemCreate", created(7, 40, 1))
@@ -200,6 +240,263 @@ fn the_last_reference_to_a_primary_context_takes_its_memory_along() {
     );
 }
 
+/// `name` was called with these arguments and made `context` current on the way.
+fn bound(words: [u64; 4], context: u64) -> CudaRecord {
+    CudaRecord {
+        context,
+        ..args(words)
+    }
+}
+
+#[test]
+fn a_copy_of_the_runtime_works_on_the_device_that_the_runtime_was_seen_to_bind() {
+    let mut process = Process::default();
+    process
+        .call("cudaSetDevice", bound([1, 0, 0, 0], 0xc1))
+        .on(2)
+        .call("cuCtxSetCurrent", args([0xc1, 0, 0, 0]));
+    assert_eq!(process.device_of(2, "cuMemAlloc_v2"), Some(1));
+    assert_eq!(process.device_of(1, "cudaMalloc"), Some(1));
+    assert_eq!(process.device_of(3, "cuMemAlloc_v2"), None);
+}
+
+#[test]
+fn the_runtime_binds_its_device_in_the_first_call_that_needs_one() {
+    let mut process = Process::from_the_start();
+    process
+        .call("cudaFree", bound([0; 4], 0xc0))
+        .call("cudaSetDevice", args([1, 0, 0, 0]))
+        .call("cudaHostAlloc", bound([0; 4], 0xc1));
+    for (context, device) in [(0xc0, 0), (0xc1, 1)] {
+        process
+            .on(2)
+            .call("cuCtxSetCurrent", args([context, 0, 0, 0]));
+        assert_eq!(process.device_of(2, "cuMemAlloc_v2"), Some(device));
+    }
+}
+
+#[test]
+fn a_call_of_the_runtime_that_is_not_probed_binds_the_threads_device() {
+    let mut process = Process::from_the_start();
+    process
+        .from(Caller::Runtime)
+        .call("cuCtxSetCurrent", args([0xc0, 0, 0, 0]))
+        .from(Caller::Other);
+    assert_eq!(process.device_of(1, "cudaMalloc"), Some(0));
+    process.on(2).call("cuCtxSetCurrent", args([0xc0, 0, 0, 0]));
+    assert_eq!(process.device_of(2, "cuMemAlloc_v2"), Some(0));
+}
+
+#[test]
+fn a_reset_device_takes_along_what_was_allocated_before_its_context_was_known() {
+    for (reset, argument) in [
+        ("cudaDeviceReset", 0),
+        ("cuDevicePrimaryCtxReset", 1),
+        ("cuDevicePrimaryCtxReset_v2", 1),
+    ] {
+        let mut process = Process::default();
+        process
+            .on(2)
+            .call("cuCtxSetCurrent", args([0xc1, 0, 0, 0]))
+            .call("cuMemAlloc_v2", gave(0x1000, 10))
+            .call("cuMemAllocAsync", gave(0x3000, 30))
+            .on(1)
+            .call("cudaSetDevice", bound([1, 0, 0, 0], 0xc1))
+            .call("cudaMalloc", gave(0x2000, 20))
+            .call(reset, args([argument, 0, 0, 0]));
+        let seen = process.seen();
+        assert_eq!(
+            seen[3..],
+            [
+                (Action::CudaFree, 0x1000, 10, None),
+                (Action::CudaFree, 0x2000, 20, Some(1))
+            ],
+            "memory of a pool outlives contexts"
+        );
+        process.on(2).call("cuCtxSetCurrent", args([0xc1, 0, 0, 0]));
+        assert_eq!(process.device_of(2, "cuMemAlloc_v2"), None, "{reset}");
+        assert_eq!(process.device_of(1, "cudaMalloc"), Some(1), "{reset}");
+    }
+}
+
+#[test]
+fn a_copy_of_the_runtime_resets_the_device_of_its_thread() {
+    let reset = |process: &mut Process| {
+        process
+            .call("cuCtxSetCurrent", args([0xc1, 0, 0, 0]))
+            .call("cuMemAlloc_v2", gave(0x1000, 10))
+            .on(2)
+            .call("cuCtxSetCurrent", args([0xc2, 0, 0, 0]))
+            .call("cuMemAlloc_v2", gave(0x2000, 20))
+            .on(1)
+            .call("cuDevicePrimaryCtxReset", args([1, 0, 0, 0]));
+        process.seen()[2..].to_vec()
+    };
+    let gone = [(Action::CudaFree, 0x1000, 10, None)];
+    assert_eq!(reset(&mut Process::from_the_start()), gone);
+    assert_eq!(reset(&mut Process::default()), gone);
+    let mut device_1_has_another = Process::default();
+    device_1_has_another.call("cudaSetDevice", bound([1, 0, 0, 0], 0xc5));
+    assert_eq!(reset(&mut device_1_has_another), []);
+    let mut context_is_known = Process::default();
+    context_is_known.call("cudaSetDevice", bound([0, 0, 0, 0], 0xc1));
+    assert_eq!(reset(&mut context_is_known), []);
+}
+
+#[test]
+fn memory_of_a_green_context_goes_with_the_primary_one() {
+    let mut process = Process::from_the_start();
+    let green = CudaRecord {
+        out: [0x60, 0, 0, 0],
+        ..args([1, 2, 1, 0])
+    };
+    let context = CudaRecord {
+        out: [0xc6, 0, 0, 0],
+        ..args([1, 0x60, 0, 0])
+    };
+    process
+        .call("cuGreenCtxCreate", green)
+        .call("cuCtxFromGreenCtx", context)
+        .call("cuCtxSetCurrent", args([0xc6, 0, 0, 0]))
+        .call("cuMemAlloc_v2", gave(0x1000, 10))
+        .call("cuGreenCtxDestroy", args([0x60, 0, 0, 0]));
+    assert_eq!(
+        process.seen(),
+        [
+            (Action::CudaAlloc, 0x1000, 10, Some(1)),
+            (Action::CudaFree, 0x1000, 10, Some(1))
+        ],
+        "it held the only reference"
+    );
+    assert_eq!(process.device_of(1, "cuMemAlloc_v2"), None);
+}
+
+#[test]
+fn a_context_lasts_until_its_last_use_is_detached() {
+    let mut process = Process::from_the_start();
+    let context = |arguments| CudaRecord {
+        out: [0xc0, 0, 0, 0],
+        ..args(arguments)
+    };
+    process
+        .call("cuCtxCreate", context([1, 0, 1, 0]))
+        .call("cuCtxAttach", context([1, 0, 0, 0]))
+        .call("cuMemAlloc_v2", gave(0x1000, 10))
+        .call("cuCtxDetach", args([0xc0, 0, 0, 0]));
+    assert_eq!(process.seen(), [(Action::CudaAlloc, 0x1000, 10, Some(1))]);
+    process.call("cuCtxDetach", args([0xc0, 0, 0, 0]));
+    assert_eq!(process.seen(), [(Action::CudaFree, 0x1000, 10, Some(1))]);
+}
+
+#[test]
+fn a_mipmapped_array_is_told_with_all_its_levels() {
+    let mut process = Process::from_the_start();
+    let made = CudaRecord {
+        out: [0xa0, 0, 0, 0],
+        description: [32, 0, 2, 0, 0],
+        on_stack: [8, 8, 0],
+        ..args([1, 2, 3, 0])
+    };
+    process
+        .call("cudaMallocMipmappedArray", made)
+        .call("cudaFreeMipmappedArray", args([0xa0, 0, 0, 0]));
+    let bytes = 4 * (64 + 16 + 4);
+    assert_eq!(
+        process.seen(),
+        [
+            (Action::CudaAlloc, 0xa0, bytes, Some(0)),
+            (Action::CudaFree, 0xa0, bytes, Some(0))
+        ]
+    );
+}
+
+#[test]
+fn memory_of_others_that_is_mapped_or_imported_is_not_counted_nor_taken_for_the_process_s_own() {
+    let mut process = Process::default();
+    let imported = |handle| CudaRecord {
+        out: [handle, 0, 0, 0],
+        ..args([1, 3, 1, 0])
+    };
+    process
+        .call("cuMemCreate", created(7, 4096, 1))
+        .call("cuMemImportFromShareableHandle", imported(9))
+        // 11 is a multicast object.
+        .call("cuMemMap", args([0x10000, 4096, 0, 9]))
+        .call("cuMemMap", args([0x20000, 4096, 0, 11]))
+        .call("cuMemUnmap", args([0x10000, 4096, 0, 0]))
+        .call("cuMemUnmap", args([0x20000, 4096, 0, 0]))
+        .call("cuMemRelease", args([9, 0, 0, 0]))
+        .call("cuMemRelease", args([11, 0, 0, 0]));
+    assert_eq!(process.seen(), [(Action::CudaAlloc, 7, 4096, Some(1))]);
+    process
+        .call("cuMemImportFromShareableHandle", imported(7))
+        .call("cuMemRelease", args([7, 0, 0, 0]));
+    assert_eq!(
+        process.seen(),
+        [],
+        "the process's own, by another reference"
+    );
+    process.call("cuMemRelease", args([7, 0, 0, 0]));
+    assert_eq!(process.seen(), [(Action::CudaFree, 7, 4096, Some(1))]);
+}
+
+#[test]
+fn a_free_of_memory_that_came_from_elsewhere_takes_nothing_else_along() {
+    let mut process = Process::from_the_start();
+    process
+        .call("cudaMalloc", gave(0x1000, 100))
+        // By cuMemPoolImportPointer, cuExternalMemoryGetMappedBuffer or a node of a graph.
+        .call("cuMemFree_v2", args([0x1040, 0, 0, 0]))
+        .call("cuMemFreeAsync", args([0x9000, 0, 0, 0]))
+        .call("cudaFreeMipmappedArray", args([0x1000, 0, 0, 0]))
+        .call("cudaFree", args([0x1000, 0, 0, 0]));
+    let seen = process.seen();
+    let freed: Vec<_> = seen
+        .iter()
+        .map(|(_, addr, size, _)| (*addr, *size))
+        .collect();
+    assert_eq!(
+        freed,
+        [
+            (0x1000, 100),
+            (0x1040, 0),
+            (0x9000, 0),
+            (0x1000, 0),
+            (0x1000, 100)
+        ]
+    );
+}
+
+#[test]
+fn a_block_on_another_device_than_believed_makes_the_device_of_its_thread_unknown() {
+    let mut process = Process::default();
+    process
+        .call("cudaSetDevice", bound([0, 0, 0, 0], 0xc0))
+        .call_by(Owner::Allocator, "cudaMalloc", gave(0x1000, 4096))
+        .segments
+        .push(Event::Memory(MemoryEvent {
+            action: Action::Alloc,
+            addr: Address(0x1000),
+            size: Bytes(512),
+            device: Some(DeviceIndex(1)),
+            ..event_of(TimeNs(1), Tgid(0), Tid(1))
+        }));
+    assert_eq!(process.device_of(1, "cudaMalloc"), None);
+    process.call("cudaSetDevice", bound([0, 0, 0, 0], 0xc0));
+    assert_eq!(process.device_of(1, "cudaMalloc"), Some(0));
+}
+
+#[test]
+fn calls_that_were_missed_make_devices_unknown() {
+    let mut process = Process::from_the_start();
+    process.call("cudaSetDevice", bound([1, 0, 0, 0], 0xc1));
+    process.cuda.forget_contexts();
+    assert_eq!(process.device_of(1, "cudaMalloc"), None);
+    assert_eq!(process.device_of(2, "cudaMalloc"), None);
+    process.on(2).call("cuCtxSetCurrent", args([0xc1, 0, 0, 0]));
+    assert_eq!(process.device_of(2, "cuMemAlloc_v2"), None);
+}
+
 #[test]
 fn any_function_may_be_called_with_any_numbers() {
     let mut process = Process::default();
@@ -208,12 +505,15 @@ fn any_function_may_be_called_with_any_numbers() {
             let record = CudaRecord {
                 args: [word; 6],
                 out: [word; 4],
-                description: [word; 4],
+                description: [word; 5],
                 on_stack: [word; 3],
                 second_out: word,
+                context: word,
                 ..CudaRecord::default()
             };
-            process.call(function.name, record);
+            for caller in [Caller::Runtime, Caller::Other] {
+                process.from(caller).call(function.name, record);
+            }
         }
     }
     process.seen();

@@ -1,4 +1,4 @@
-//! A program that trains, for tests of screens.
+//! Sample training program for tests of screens.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::model::why::told;
 
 const MIB: u64 = 1 << 20;
 
-/// A line inside of PyTorch, called from `train.py`.
+/// A line inside PyTorch, called from `train.py`.
 fn torch(file: &str, function: &str, line: u32) -> Stack {
     let mut stack = called(line, "");
     stack.frames.insert(
@@ -162,17 +162,17 @@ fn told_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
     )
 }
 
-/// The modules of that program.
+/// Modules of the sample program.
 pub(crate) fn modules() -> Arc<Vec<DeviceModules>> {
     Arc::new(told_of(&Training::new().train(12)).0)
 }
 
-/// What its memory is for.
+/// Categories of the sample program.
 pub(crate) fn categories() -> Arc<Vec<DeviceCategories>> {
     Arc::new(told_of(&Training::new().train(12)).1)
 }
 
-/// What its modules held in an iteration.
+/// Layers of the sample program in an iteration.
 pub(crate) fn layers(which: Which) -> Arc<Vec<IterationLayers>> {
     let mut ledger = WhyLedger::new(None).with_latest_layers();
     let program = Training::new().train(12);
@@ -181,7 +181,7 @@ pub(crate) fn layers(which: Which) -> Arc<Vec<IterationLayers>> {
     Arc::new(told::layers(&ledger, &table, which))
 }
 
-/// Modules of which one has that name and holds a MiB.
+/// A program with a single module of this name, which holds 1 MiB.
 pub(crate) fn module(name: &str) -> Arc<Vec<DeviceModules>> {
     let mut program = Program::default();
     let stack = program.stack(called(1, name));
@@ -189,7 +189,7 @@ pub(crate) fn module(name: &str) -> Arc<Vec<DeviceModules>> {
     Arc::new(told_of(&program).0)
 }
 
-/// What a program holds that marks nothing and calls no modules.
+/// A program without marks and module calls.
 pub(crate) fn silent() -> (Arc<Vec<DeviceModules>>, Arc<Vec<DeviceCategories>>) {
     let mut program = Program::attached_at(5 * MIB);
     let stack = program.stack(called(1, ""));

@@ -1,0 +1,103 @@
+//! The contexts whose device is known.
+
+use hashbrown::HashMap;
+
+use super::{CONTEXTS, Place};
+use crate::event::DeviceIndex;
+
+/// Identity of a context.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Origin {
+    /// The primary one of its device.
+    Primary,
+    /// Made of a green context: memory goes with the primary one.
+    Green,
+    /// The program's own.
+    Created {
+        /// References taken by `cuCtxCreate` and `cuCtxAttach`, less those returned by `cuCtxDetach`.
+        uses: u64,
+    },
+}
+
+/// Contexts by their number.
+#[derive(Default)]
+pub(super) struct Known(HashMap<u64, (DeviceIndex, Origin)>);
+
+impl Known {
+    /// Device of a context; unknown for an unknown context.
+    pub(super) fn place_of(&self, context: u64) -> Place {
+        match self.0.get(&context) {
+            Some((device, Origin::Primary | Origin::Green)) => Place::primary(*device),
+            known => Place {
+                device: known.map(|(device, _)| *device),
+                context: Some(context),
+            },
+        }
+    }
+
+    pub(super) fn device_of(&self, context: u64) -> Option<DeviceIndex> {
+        self.0.get(&context).map(|(device, _)| *device)
+    }
+
+    pub(super) fn is_green(&self, context: u64) -> bool {
+        let known = self.0.get(&context);
+        known.is_some_and(|(_, origin)| *origin == Origin::Green)
+    }
+
+    /// The primary context of a device; there is one at a time.
+    pub(super) fn primary_of(&self, device: DeviceIndex) -> Option<u64> {
+        let mut known = self.0.iter();
+        let (context, _) = known.find(|(_, known)| **known == (device, Origin::Primary))?;
+        Some(*context)
+    }
+
+    /// The primary context of a device, and those made of its green contexts.
+    pub(super) fn primaries_of(&self, device: DeviceIndex) -> Vec<u64> {
+        let mut primaries = self.primaries();
+        primaries.retain(|context| self.device_of(*context) == Some(device));
+        primaries
+    }
+
+    /// [`Self::primaries_of`] for every device.
+    pub(super) fn primaries(&self) -> Vec<u64> {
+        let known = self.0.iter();
+        let primaries =
+            known.filter(|(_, (_, origin))| matches!(origin, Origin::Primary | Origin::Green));
+        primaries.map(|(context, _)| *context).collect()
+    }
+
+    pub(super) fn insert(&mut self, context: u64, device: DeviceIndex, origin: Origin) {
+        if self.0.len() < CONTEXTS || self.0.contains_key(&context) {
+            self.0.insert(context, (device, origin));
+        }
+    }
+
+    /// Inserts a primary context unless it is known already.
+    pub(super) fn learn(&mut self, context: u64, device: DeviceIndex) {
+        if !self.0.contains_key(&context) {
+            self.insert(context, device, Origin::Primary);
+        }
+    }
+
+    pub(super) fn remove(&mut self, context: u64) {
+        self.0.remove(&context);
+    }
+
+    /// Another use of a context.
+    pub(super) fn add_use(&mut self, context: u64) {
+        if let Some((_, Origin::Created { uses })) = self.0.get_mut(&context) {
+            *uses = uses.saturating_add(1);
+        }
+    }
+
+    /// A use less: how many are left, where that is known.
+    pub(super) fn drop_use(&mut self, context: u64) -> Option<u64> {
+        match self.0.get_mut(&context) {
+            Some((_, Origin::Created { uses })) => {
+                *uses = uses.saturating_sub(1);
+                Some(*uses)
+            }
+            _ => None,
+        }
+    }
+}

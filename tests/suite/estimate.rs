@@ -267,7 +267,7 @@ fn a_recording_gives_the_same_estimate_as_the_run() {
     let file = folder.path().join("cpu.json");
     let name = file.to_str().expect("UTF-8");
     let sizes = folder.path().join("sizes.json");
-    let script = ["estimated.py", "convnet", "--steps", "6", "--sizes"];
+    let script = ["estimated.py", "convnet", "--steps", "24", "--sizes"];
     let script = [&script[..], &[sizes.to_str().expect("UTF-8")]].concat();
     let arguments = ["record", "-q", "--cpu", "--names", "-o", name];
     let mut command = under_memprobe(&ground, ground.pytorch(), &arguments, &script);

@@ -444,15 +444,16 @@ mod tests {
 
     #[test]
     fn stretches_that_touch_are_read_up_to_the_one_that_cannot_be() {
-        // SAFETY: a new mapping of two pages that nothing else refers to.
+        // The last piece begins behind the second page, where another mapping may lie but for a third.
+        // SAFETY: a new mapping of three pages that nothing else refers to.
         let at = unsafe {
             let nowhere = std::ptr::null_mut();
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            libc::mmap(nowhere, 8192, libc::PROT_READ, flags, -1, 0)
+            libc::mmap(nowhere, 3 * 4096, libc::PROT_READ, flags, -1, 0)
         };
         assert_ne!(at, libc::MAP_FAILED);
-        // SAFETY: the second page of that mapping.
-        let closed = unsafe { libc::mprotect(at.byte_add(4096), 4096, libc::PROT_NONE) };
+        // SAFETY: the second and third page of that mapping.
+        let closed = unsafe { libc::mprotect(at.byte_add(4096), 2 * 4096, libc::PROT_NONE) };
         assert_eq!(closed, 0);
         let mut rooms = vec![[1_u8; 1024]; 9];
         let pieces = (0..).zip(&mut rooms);

@@ -74,7 +74,7 @@ impl Stage {
             .env("CUDASIM_SHARED", self.shared.path())
             .env("LD_LIBRARY_PATH", folder(&self.cuda, library))
             .envs(settings.iter().copied())
-            .args(["top", "--once", "--duration", "0s"])
+            .args(["top", "--once"])
             .args(options);
         Background::start(&mut command).finish().succeeded().stdout
     }

@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use criterion::{BatchSize, Criterion, Throughput};
 
 use memprobe::event::{
-    Action, Address, Beginning, Bytes, Context, DeviceIndex, Event, Frame, Mark, MemoryEvent,
-    ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MarkedPhase, MemoryEvent,
+    PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::Model;
+use memprobe::model::attribution::AttributionLedger;
 use memprobe::model::snapshot::{Grouping, Target};
-use memprobe::model::why::WhyLedger;
 
 /// Allocator that counts the live and peak bytes of this process.
 struct Counting;
@@ -107,7 +107,7 @@ impl Program {
             device: Some(DeviceIndex(0)),
             totals: Some(totals),
             stack: StackId(stack),
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         })
     }
@@ -246,11 +246,11 @@ fn train(program: &mut Program, events: &mut Vec<Event>) {
         events.push(event);
         events.push(program.event(Action::Free, addr, 0));
     }
-    events.push(Event::Mark(Mark {
+    events.push(Event::PhaseMark(PhaseMark {
         time: TimeNs(program.time),
         tgid: Tgid(1),
         tid: Tid(1),
-        begins: Beginning::Step,
+        phase: MarkedPhase::Step,
         class: "Adam".into(),
         stack: StackId(2),
     }));
@@ -287,12 +287,12 @@ fn bench_why(criterion: &mut Criterion) {
     group.bench_function("lines and what for", |bencher| {
         bencher.iter(|| {
             let mut model = Model::new(Target::default(), TimeNs(0));
-            let mut why = WhyLedger::new(None);
+            let mut why = AttributionLedger::new(None);
             for event in &events {
                 let applied = model.apply(event);
                 why.apply(event, &applied);
             }
-            black_box(why.laps_ended());
+            black_box(why.intervals_ended());
         });
     });
     group.finish();

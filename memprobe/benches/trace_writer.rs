@@ -6,7 +6,7 @@ use std::sync::Arc;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 use memprobe::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::export::trace_event::TraceWriter;
@@ -59,7 +59,7 @@ fn stream() -> Vec<Event> {
             } else {
                 StackId((pair % STACKS) as u32 + 1)
             },
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         })
     };

@@ -21,7 +21,7 @@ use aya::sys::{Stats, enable_stats};
 use memprobe::event::{Tgid, TimeNs};
 use memprobe::probe::attach::Located;
 use memprobe::probe::attaching::{Attaching, Step};
-use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, Graph, PROBES};
+use memprobe::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking, PROBES};
 use memprobe::probe::files::ProbedFiles;
 use memprobe::probe::kernel::{self, TaskOffsets};
 use memprobe::probe::loader::{Link, Loader, Reach, Wanted, Watch};
@@ -95,7 +95,7 @@ fn wanted(detail: Detail) -> Wanted {
         watch: Watch::One,
         detail,
         allocators: Allocators::Cuda,
-        graph: Graph::Followed,
+        graph: GraphTracking::On,
         driver: DriverCalls::Probed,
     }
 }

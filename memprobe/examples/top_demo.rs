@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memprobe::event::{
-    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, ShapeId, Stack,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, MemoryEvent, PurposeId, Stack,
     StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
+use memprobe::model::attribution::modules::ModuleLedger;
+use memprobe::model::attribution::views::modules;
 use memprobe::model::host::{Attached, Host};
 use memprobe::model::snapshot::host::{
     DriverDevice, DriverMemory, DriverSnapshot, DriverUse, ProcessFacts, Rank,
 };
 use memprobe::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
-use memprobe::model::why::modules::ModuleLedger;
-use memprobe::model::why::told::modules;
 use memprobe::tui::host::{self, HostCommand, HostView};
 use memprobe::tui::{Command, Explain, News, Reasons, SourceText, Tensors};
 use tokio::sync::{mpsc, watch};
@@ -333,7 +333,7 @@ impl Actor {
         };
         let held: u64 = self.blocks.iter().sum();
         Some(Event::Memory(MemoryEvent {
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
             time,
             tgid: self.tgid,

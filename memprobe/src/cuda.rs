@@ -398,11 +398,11 @@ mod tests {
 
     #[test]
     fn a_description_fits_into_its_record() {
-        let room = size_of_val(&memprobe_common::CudaRecord::default().description);
+        let capacity = size_of_val(&memprobe_common::CudaRecord::default().description);
         for function in FUNCTIONS {
             if let Some((argument, bytes)) = function.effect.description() {
                 assert!(argument < 3, "{}", function.name);
-                assert!(usize::from(bytes) <= room, "{}", function.name);
+                assert!(usize::from(bytes) <= capacity, "{}", function.name);
             }
         }
     }

@@ -3,9 +3,9 @@
 //! Live capture and replay differ only in the source of the [`Event`]s. Nothing here does I/O, reads a clock
 //! or knows an interpreter.
 
+mod capture_options;
 mod context;
 mod names;
-mod told;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub use context::{Beginning, Context, Grad, Mark, Module, Node};
-pub use names::{NamedBlock, Names};
-pub use told::{Detail, Graph, Told};
+pub use capture_options::{CaptureOptions, Detail, GraphTracking};
+pub use context::{Context, Grad, MarkedPhase, Module, Node, PhaseMark};
+pub use names::{BlockLabels, LabeledBlock};
 
 use crate::tensors::DType;
 
@@ -49,7 +49,7 @@ pub struct StackId(pub u32);
 
 /// The ID of an interned [`Use`], the purpose of a block. An [`Event::Use`] defines it before its first use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub struct ShapeId(pub u32);
+pub struct PurposeId(pub u32);
 
 impl DeviceIndex {
     /// Memory whose device is unknown.
@@ -120,7 +120,7 @@ impl StackId {
     pub const NONE: Self = Self(0);
 }
 
-impl ShapeId {
+impl PurposeId {
     /// No information: tensors are not recorded, the event is a free, or the block is from before attach.
     pub const NONE: Self = Self(0);
 
@@ -144,7 +144,7 @@ pub enum Event {
     /// Defines a stack. Precedes the first event that refers to it.
     Stack(StackId, Arc<Stack>),
     /// Defines the purpose of blocks. Precedes the first event that refers to it.
-    Use(ShapeId, Arc<Use>),
+    BlockPurpose(PurposeId, Arc<BlockPurpose>),
     /// Names a thread (its `comm`). Precedes the thread's first memory event.
     Thread(Tid, Arc<str>),
     /// The allocator's totals when memprobe attached. Precedes all memory events of its device.
@@ -152,9 +152,9 @@ pub enum Event {
     /// An allocation, a free or a failed request.
     Memory(MemoryEvent),
     /// A `record_function` range of PyTorch that marks a phase of the program.
-    Mark(Mark),
+    PhaseMark(PhaseMark),
     /// The state of the process's Python objects: labels for the live blocks.
-    Names(Arc<Names>),
+    BlockLabels(Arc<BlockLabels>),
     /// The running totals of lost records, sent after a loss was noticed.
     Loss(Losses),
 }
@@ -294,7 +294,7 @@ pub struct MemoryEvent {
     /// The stack of the allocation; [`StackId::NONE`] for frees.
     pub stack: StackId,
     /// The purpose of the block; [`ShapeId::NONE`] if unknown.
-    pub shape: ShapeId,
+    pub shape: PurposeId,
     /// The call into CUDA; `None` for blocks. For a free, `space` describes the freed memory.
     pub call: Option<CudaCall>,
 }
@@ -467,7 +467,7 @@ impl NoStack {
 /// The tensor that PyTorch was creating when it requested memory, as the arguments of `torch.empty` describe
 /// it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Shape {
+pub struct TensorSpec {
     /// Elements in each dimension.
     pub sizes: Vec<u64>,
     /// The number of dimensions beyond those in `sizes`.
@@ -480,15 +480,15 @@ pub struct Shape {
 
 /// The purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Use {
+pub enum BlockPurpose {
     /// A tensor, as PyTorch started to create it.
-    Tensor(Shape),
+    Tensor(TensorSpec),
     /// Memory without a tensor.
     Other(Purpose),
 }
 
-impl Use {
-    pub fn shape(&self) -> Option<&Shape> {
+impl BlockPurpose {
+    pub fn tensor(&self) -> Option<&TensorSpec> {
         match self {
             Self::Tensor(shape) => Some(shape),
             Self::Other(_) => None,
@@ -527,17 +527,17 @@ impl fmt::Display for Purpose {
     }
 }
 
-/// The current meaning of a stream's [`ShapeId`]s. IDs only grow, and a source redefines a use under a new ID
+/// The current meaning of a stream's [`PurposeId`]s. IDs only grow, and a source redefines a use under a new ID
 /// once it has forgotten it. Therefore the oldest entries can be dropped.
 #[derive(Clone, Debug, Default)]
-pub struct Uses(BTreeMap<ShapeId, Arc<Use>>);
+pub struct BlockPurposes(BTreeMap<PurposeId, Arc<BlockPurpose>>);
 
-impl Uses {
+impl BlockPurposes {
     /// The most uses that an event source keeps. A source that exceeds it forgets all of them and redefines
     /// each under a new ID.
     pub const MOST: usize = 1 << 16;
 
-    pub fn define(&mut self, id: ShapeId, is: &Arc<Use>) {
+    pub fn define(&mut self, id: PurposeId, is: &Arc<BlockPurpose>) {
         self.0.insert(id, Arc::clone(is));
         // Room for the uses of one full period of the source and the one before it.
         if self.0.len() > 2 * Self::MOST {
@@ -545,12 +545,12 @@ impl Uses {
         }
     }
 
-    pub fn get(&self, id: ShapeId) -> Option<&Arc<Use>> {
+    pub fn get(&self, id: PurposeId) -> Option<&Arc<BlockPurpose>> {
         self.0.get(&id)
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for TensorSpec {
     /// Writes `(32, 1024)`, as PyTorch does; `(2, 2, …)` if not all sizes are known.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(")?;

@@ -101,12 +101,12 @@ pub struct Storage {
     pub bytes: Bytes,
     pub device: Device,
     /// The retainer; `None` if no named object leads to the storage.
-    pub kept: Option<Arc<Kept>>,
+    pub retainer: Option<Arc<Retainer>>,
 }
 
 /// The retainer of memory: a reference path from a variable to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Kept {
+pub struct Retainer {
     /// The variable, or all slots of a container: `train.py:12 main() -> losses[*]`.
     pub by: Arc<str>,
     /// The class of the container, the module or the optimizer: `list`. `None` if `by` is a variable that
@@ -119,7 +119,7 @@ pub struct Kept {
     /// tensor's own.
     pub through: Option<Arc<str>>,
     /// True if no other retainer was found.
-    pub alone: bool,
+    pub exclusive: bool,
 }
 
 /// A `c10::TensorImpl`.

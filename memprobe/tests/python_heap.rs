@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 
 use memprobe::event::Tgid;
 use memprobe::inspect::heap::Heap;
-use memprobe::inspect::heap::capture::{Captured, Manner, capture};
+use memprobe::inspect::heap::capture::{CaptureMode, Captured, capture};
 use memprobe::inspect::heap::paths::Paths;
 use memprobe::symbolize::python::PythonProcess;
 use memprobe::tensors::Consistency;
@@ -46,7 +46,7 @@ impl Drop for Target {
 }
 
 /// Captures the heap, with the paths to the fixture's `Wanted` objects.
-fn captured(process: &PythonProcess, manner: Manner) -> Captured<(), Vec<String>> {
+fn captured(process: &PythonProcess, manner: CaptureMode) -> Captured<(), Vec<String>> {
     let paths = |image: &_, moment: &mut _, (): &()| paths_of(process, image, moment);
     let captured = capture(process, manner, |_, _| (), paths);
     captured.unwrap_or_else(|error| panic!("{error}"))
@@ -56,13 +56,13 @@ fn captured(process: &PythonProcess, manner: Manner) -> Captured<(), Vec<String>
 fn paths_of(
     process: &PythonProcess,
     image: &impl memprobe::target::memory::ReadMemory,
-    moment: &mut memprobe::inspect::heap::capture::Moment,
+    moment: &mut memprobe::inspect::heap::capture::HeapScan,
 ) -> Vec<String> {
     let heap = Heap::of(image, &process.layout);
     let classes = &mut moment.classes;
-    let paths = Paths::search(&heap, classes, &moment.census, &moment.variables.all);
+    let paths = Paths::search(&heap, classes, &moment.objects, &moment.variables.all);
     let mut found = Vec::new();
-    for object in &moment.census.objects {
+    for object in &moment.objects.objects {
         let class = classes.get(object.class).unwrap();
         if class.short_name() == "Wanted" {
             let path = paths.to_object(&heap, classes, object.address);
@@ -77,20 +77,20 @@ fn paths_of(
 fn every_object_that_python_counts_is_found() {
     for python in supported() {
         let target = Target::start(&python, &[]);
-        let captured = captured(&target.process(), Manner::Paused);
+        let captured = captured(&target.process(), CaptureMode::Paused);
         let moment = &captured.moment;
         assert_eq!(moment.broken, None);
         println!(
             "{}: {} of {} objects, {:?}, {:?}",
             python.display(),
-            moment.census.objects.len(),
+            moment.objects.objects.len(),
             target.objects,
             captured.consistency,
             captured.extent
         );
-        assert_eq!(moment.census.unknown, 0);
+        assert_eq!(moment.objects.unknown, 0);
         assert_eq!(
-            moment.census.objects.len(),
+            moment.objects.objects.len(),
             target.objects,
             "{}",
             python.display()
@@ -103,7 +103,7 @@ fn objects_are_reached_by_the_paths_that_the_program_would_write() {
     for python in supported() {
         let target = Target::start(&python, &[]);
         let process = target.process();
-        let captured = captured(&process, Manner::Paused);
+        let captured = captured(&process, CaptureMode::Paused);
         assert_eq!(captured.extent.missed, 0);
         let mut found = captured.result;
         for path in &mut found {
@@ -159,9 +159,9 @@ fn a_heap_that_changes_all_the_time_is_read_at_one_moment() {
         let target = Target::start(&python, &["busy"]);
         let process = target.process();
         for _ in 0..5 {
-            let captured = captured(&process, Manner::Paused);
+            let captured = captured(&process, CaptureMode::Paused);
             assert_eq!(captured.moment.broken, None);
-            assert_eq!(captured.moment.census.unknown, 0);
+            assert_eq!(captured.moment.objects.unknown, 0);
             assert!(matches!(captured.consistency, Consistency::Paused { .. }));
             println!(
                 "{}: {:?} {:?}",
@@ -177,8 +177,8 @@ fn a_heap_that_changes_all_the_time_is_read_at_one_moment() {
 fn a_heap_is_read_while_the_process_runs_on() {
     for python in supported() {
         let target = Target::start(&python, &[]);
-        let captured = captured(&target.process(), Manner::Running);
+        let captured = captured(&target.process(), CaptureMode::Running);
         assert_eq!(captured.consistency, Consistency::Running);
-        assert_eq!(captured.moment.census.objects.len(), target.objects);
+        assert_eq!(captured.moment.objects.objects.len(), target.objects);
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use memprobe::event::Tgid;
-use memprobe::inspect::tensors::Manner;
+use memprobe::inspect::tensors::CaptureMode;
 use memprobe::inspect::torch::graph::{LeftOut, RawGraph, Saved, collect};
 use memprobe::inspect::torch::{Class, Layouts, Origin, RawTensor};
 use memprobe::target::memory::ProcessMemory;
@@ -100,7 +100,7 @@ impl Target {
     }
 
     fn layouts(&self, version: Option<&str>) -> Layouts {
-        Layouts::find(&self.memory, version, &self.objects(), Manner::Paused).unwrap()
+        Layouts::find(&self.memory, version, &self.objects(), CaptureMode::Paused).unwrap()
     }
 
     fn collect(&self, layouts: &Layouts) -> RawGraph {

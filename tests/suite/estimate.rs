@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::process::Command;
 
-use memprobe::event::{Action, Bytes, DeviceIndex, Event, MemoryEvent, Uses};
+use memprobe::event::{Action, BlockPurposes, Bytes, DeviceIndex, Event, MemoryEvent};
 use memprobe::model::estimate::{CachingAllocator, Ties, WORKSPACE};
 use memprobe::recording::Reader;
 use memprobe_tests::ground::Ground;
@@ -77,13 +77,13 @@ fn record(ground: &Ground, pytorch: &PyTorch, file: &Path, script: &[&str]) -> F
 /// Returns the caching allocator's events on `cuda:0`. Each has the requested bytes, and true if a
 /// tensor requested them.
 fn events_of_gpu(file: &Path) -> Vec<(MemoryEvent, Bytes, bool)> {
-    let mut uses = Uses::default();
+    let mut uses = BlockPurposes::default();
     let mut events = Vec::new();
     for event in Reader::open(file).expect("a recording") {
         match event.expect("whole") {
-            Event::Use(id, is) => uses.define(id, &is),
+            Event::BlockPurpose(id, is) => uses.define(id, &is),
             Event::Memory(event) if event.device == Some(DeviceIndex(0)) => {
-                let shape = uses.get(event.shape).and_then(|it| it.shape());
+                let shape = uses.get(event.shape).and_then(|it| it.tensor());
                 let asked = shape.and_then(|shape| shape.requested);
                 events.push((event, asked.unwrap_or(event.size), asked.is_some()));
             }

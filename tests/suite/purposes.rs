@@ -6,8 +6,8 @@ use std::path::Path;
 
 use memprobe::event::{Action, DeviceIndex, Event, MemoryEvent};
 use memprobe::model::Model;
-use memprobe::model::why::WhyLedger;
-use memprobe::model::why::category::{Category, CategoryRule};
+use memprobe::model::attribution::AttributionLedger;
+use memprobe::model::attribution::category::{Category, CategoryRule};
 use memprobe::recording::Reader;
 use serde::Deserialize;
 
@@ -252,7 +252,7 @@ fn judged(recording: &Path, of: DeviceIndex) -> (Vec<Block>, Vec<Mark>) {
     let mut reader = Reader::open(recording).expect("a recording");
     let header = reader.header();
     let mut model = Model::new(header.target.clone(), header.start);
-    let mut ledger = WhyLedger::new(None);
+    let mut ledger = AttributionLedger::new(None);
     let mut blocks: Vec<Block> = Vec::new();
     let (mut live, mut freed) = (HashMap::new(), 0);
     let mut marks = Vec::new();

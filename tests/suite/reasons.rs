@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use memprobe::model::why::category::Category;
+use memprobe::model::attribution::category::Category;
 use memprobe_tests::ground::Ground;
 use memprobe_tests::process::Background;
 use memprobe_tests::purposes::Purposes;

@@ -351,7 +351,7 @@ impl Run {
                 },
                 probes: probes(self.scene),
                 state,
-                told: memprobe::event::Told::default(),
+                told: memprobe::event::CaptureOptions::default(),
                 missing: Vec::new(),
                 disagreements: 0,
                 unread_at_attach: None,

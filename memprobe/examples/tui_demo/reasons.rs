@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use memprobe::event::{
-    Action, Address, Beginning, Bytes, Context, DeviceIndex, Event, Frame, Grad, Mark, MemoryEvent,
-    Module, Node, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, DeviceIndex, Event, Frame, Grad, MarkedPhase, MemoryEvent,
+    Module, Node, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use memprobe::model::Model;
+use memprobe::model::attribution::AttributionLedger;
+use memprobe::model::attribution::modules::ModuleLedger;
+use memprobe::model::attribution::views;
 use memprobe::model::snapshot::{Grouping, Target};
-use memprobe::model::why::WhyLedger;
-use memprobe::model::why::modules::ModuleLedger;
-use memprobe::model::why::told;
 use memprobe::tui::{Explain, Reasons};
 
 const MIB: u64 = 1 << 20;
@@ -31,7 +31,7 @@ enum Doing {
 pub struct Trainer {
     model: Model,
     modules: ModuleLedger,
-    categories: WhyLedger,
+    categories: AttributionLedger,
     stacks: HashMap<String, StackId>,
     live: Vec<(u64, u64)>,
     gradients: Vec<(u64, u64)>,
@@ -47,7 +47,7 @@ impl Trainer {
         let mut trainer = Self {
             model: Model::new(Target::default(), TimeNs(0)),
             modules: ModuleLedger::default(),
-            categories: WhyLedger::new(None).with_latest_layers(),
+            categories: AttributionLedger::new(None).with_latest_layers(),
             stacks: HashMap::new(),
             live: Vec::new(),
             gradients: Vec::new(),
@@ -82,22 +82,28 @@ impl Trainer {
         let snapshot = self.model.snapshot(TimeNs(self.time), Grouping::User);
         match wanted {
             Explain::Nothing => Reasons::Nothing,
-            Explain::Modules => Reasons::Modules(Arc::new(told::modules(&self.modules, &snapshot))),
+            Explain::Modules => {
+                Reasons::Modules(Arc::new(views::modules(&self.modules, &snapshot)))
+            }
             Explain::Categories => {
                 let iterations = self.categories.latest_iterations(100);
-                let all = told::categories(&self.categories, &iterations, snapshot.now);
+                let all = views::categories(&self.categories, &iterations, snapshot.now);
                 Reasons::Categories(Arc::new(all))
             }
             Explain::Layers(which) => {
                 let iterations = self.categories.latest_iterations(100);
-                Reasons::Layers(Arc::new(told::layers(&self.categories, &iterations, which)))
+                Reasons::Layers(Arc::new(views::layers(
+                    &self.categories,
+                    &iterations,
+                    which,
+                )))
             }
         }
     }
 
     fn forward(&mut self, layer: u64) -> Doing {
         if layer == 0 {
-            self.mark(Beginning::ZeroGrad);
+            self.mark(MarkedPhase::ZeroGrad);
             let batch = self.stack("batch", called("", 29));
             let block = self.alloc(batch, 16 * MIB);
             self.live.push(block);
@@ -141,7 +147,7 @@ impl Trainer {
     }
 
     fn step(&mut self) -> Doing {
-        self.mark(Beginning::Step);
+        self.mark(MarkedPhase::Step);
         let stack = self.stack("step", torch("optim/optimizer.py", "step", 35));
         for _ in 0..if self.steps == 0 { LAYERS } else { 0 } {
             self.alloc(stack, 40 * MIB);
@@ -174,13 +180,13 @@ impl Trainer {
         id
     }
 
-    fn mark(&mut self, begins: Beginning) {
+    fn mark(&mut self, begins: MarkedPhase) {
         let stack = self.stack("main", called("", 58));
-        self.tell(&Event::Mark(Mark {
+        self.tell(&Event::PhaseMark(PhaseMark {
             time: TimeNs(self.time),
             tgid: Tgid(1234),
             tid: Tid(1234),
-            begins,
+            phase: begins,
             class: "AdamW".into(),
             stack,
         }));
@@ -214,7 +220,7 @@ impl Trainer {
                 reserved: Bytes(12_288 * MIB),
             }),
             stack,
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         }));
     }

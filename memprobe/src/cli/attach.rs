@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::{Detail, Driver, allocators, graph, parse_buffer_size};
-use crate::event::{Tgid, Told};
+use crate::event::{CaptureOptions, Tgid};
 use crate::pipeline::host::Scope;
 use crate::pipeline::live::Live;
 use crate::pipeline::top::{Keep, Top};
@@ -54,7 +54,7 @@ impl Attach {
         if self.children {
             return Top {
                 scope: Scope::Family(Tgid(self.pid)),
-                told: Told {
+                told: CaptureOptions {
                     detail: self.detail.into(),
                     graph: graph(self.no_graph),
                 },

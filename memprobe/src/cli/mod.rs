@@ -122,11 +122,11 @@ fn allocators(cpu: bool) -> pipeline::Allocators {
 }
 
 /// Attribution of backward passes to the forward pass.
-fn graph(ignored: bool) -> pipeline::Graph {
+fn graph(ignored: bool) -> pipeline::GraphTracking {
     if ignored {
-        pipeline::Graph::Ignored
+        pipeline::GraphTracking::Off
     } else {
-        pipeline::Graph::Followed
+        pipeline::GraphTracking::On
     }
 }
 

@@ -8,8 +8,8 @@ use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::event::Losses;
+use crate::model::attribution::iterations::IterationLine;
 use crate::model::snapshot::Grouping;
-use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, open_tensors, recordings_in};
 use crate::report::{
     self, Alike, By, Colour, Format, LayersOf, Many, Outcome, ReportError, ReportOptions, Sort,

@@ -10,7 +10,7 @@ use clap::Args;
 use super::tensors::{Table, Writing};
 use super::{Detail, parse_buffer_size, parse_duration};
 use crate::event::Tgid;
-use crate::pipeline::snapshot::{Extent, Manner, Snapshots};
+use crate::pipeline::snapshot::{CaptureMode, Extent, Snapshots};
 
 /// Print every tensor of a running process: name, shape, dtype, what it holds
 ///
@@ -71,9 +71,9 @@ impl Snapshot {
         let snapshots = Snapshots {
             tgid: Tgid(self.pid),
             manner: if self.nonblocking {
-                Manner::Running
+                CaptureMode::Running
             } else {
-                Manner::Paused
+                CaptureMode::Paused
             },
             extent: if self.cpu {
                 Extent::DevicesAndHost

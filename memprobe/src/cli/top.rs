@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use super::{Detail, Driver, graph, parse_buffer_size, parse_duration};
-use crate::event::Told;
+use crate::event::CaptureOptions;
 use crate::pipeline::host::Scope;
 use crate::pipeline::top::{Keep, Once, Top as Screen};
 use crate::report::{Colour, HostExtent, HostFormat, HostOptions};
@@ -70,7 +70,7 @@ impl Top {
         if !self.once && terminal && self.format == Writing::Text {
             return Screen {
                 scope: Scope::Host,
-                told: Told {
+                told: CaptureOptions {
                     detail: self.detail.into(),
                     graph: graph(!self.graph),
                 },

@@ -17,8 +17,8 @@ pub(super) fn plain(pid: u32, used: u64) -> Known {
 }
 
 /// The buffer of a driver that writes one form; padding is left as it was.
-pub(super) fn written(form: Form, processes: &[Known], room: u32) -> RawList {
-    let mut bytes = vec![PATTERN; room as usize * BYTES_AN_ENTRY];
+pub(super) fn written(form: Form, processes: &[Known], capacity: u32) -> RawList {
+    let mut bytes = vec![PATTERN; capacity as usize * BYTES_AN_ENTRY];
     for (place, (pid, used, gpu, compute)) in bytes.chunks_exact_mut(form.size()).zip(processes) {
         place[..4].copy_from_slice(&pid.to_ne_bytes());
         place[8..16].copy_from_slice(&used.to_ne_bytes());
@@ -32,7 +32,7 @@ pub(super) fn written(form: Form, processes: &[Known], room: u32) -> RawList {
     }
     RawList {
         count: processes.len() as u32,
-        room,
+        capacity: capacity,
         bytes,
     }
 }
@@ -112,7 +112,12 @@ impl FakeDevice {
 }
 
 impl DeviceQuery for FakeDevice {
-    fn processes(&self, kind: ListKind, point: EntryPoint, room: u32) -> Result<RawList, Refusal> {
+    fn processes(
+        &self,
+        kind: ListKind,
+        point: EntryPoint,
+        capacity: u32,
+    ) -> Result<RawList, Refusal> {
         self.asked.set(self.asked.get() + 1);
         let lists = self.lists.borrow();
         let mut answers = lists.iter().filter(|(k, p, _)| (*k, *p) == (kind, point));
@@ -120,10 +125,10 @@ impl DeviceQuery for FakeDevice {
             return Err(Refusal::Missing);
         };
         let (form, processes) = answer.clone()?;
-        if processes.len() > room as usize {
+        if processes.len() > capacity as usize {
             return Err(Refusal::Room(processes.len() as u32));
         }
-        Ok(written(form, &processes, room))
+        Ok(written(form, &processes, capacity))
     }
 
     fn memory_v2(&self) -> Result<RawMemory, Refusal> {

@@ -46,7 +46,7 @@ pub(super) struct RawList {
     /// Entries that the driver says it wrote.
     pub(super) count: u32,
     /// Entries announced to the driver as capacity.
-    pub(super) room: u32,
+    pub(super) capacity: u32,
     /// The buffer, [`PATTERN`] where nothing was written.
     pub(super) bytes: Vec<u8>,
 }
@@ -145,7 +145,7 @@ pub(super) fn decode(
             missing: 0,
         });
     }
-    if list.count > list.room {
+    if list.count > list.capacity {
         return Err(Implausible::Count);
     }
     let measured = measured_forms(list);
@@ -177,7 +177,7 @@ fn measured_forms(list: &RawList) -> Vec<Form> {
     let untouched = list.bytes.iter().rev().take_while(|byte| **byte == PATTERN);
     let written = list.bytes.len() - untouched.count();
     let fits = |form: &Form| {
-        [list.count, list.room]
+        [list.count, list.capacity]
             .iter()
             .any(|entries| form.size().checked_mul(*entries as usize) == Some(written))
     };

@@ -59,26 +59,26 @@ const fn mode(kind: ListKind) -> u32 {
 struct Buffer(Vec<u64>);
 
 impl Buffer {
-    fn for_entries(room: u32) -> Self {
+    fn for_entries(capacity: u32) -> Self {
         let word = u64::from_ne_bytes([PATTERN; 8]);
-        let words = (room as usize).saturating_mul(BYTES_AN_ENTRY / size_of::<u64>());
+        let words = (capacity as usize).saturating_mul(BYTES_AN_ENTRY / size_of::<u64>());
         Self(vec![word; words])
     }
 
-    fn list(self, count: u32, room: u32) -> RawList {
+    fn list(self, count: u32, capacity: u32) -> RawList {
         let bytes = self.0.into_iter().flat_map(u64::to_ne_bytes);
         RawList {
             count,
-            room,
+            capacity: capacity,
             bytes: bytes.collect(),
         }
     }
 }
 
 /// The outcome of a call that fills a list, `count` being what the driver left there.
-fn listed(code: u32, count: u32, room: u32, buffer: Buffer) -> Result<RawList, Refusal> {
+fn listed(code: u32, count: u32, capacity: u32, buffer: Buffer) -> Result<RawList, Refusal> {
     match nvml_try(code) {
-        Ok(()) => Ok(buffer.list(count, room)),
+        Ok(()) => Ok(buffer.list(count, capacity)),
         Err(NvmlError::InsufficientSize(_)) => Err(Refusal::Room(count)),
         Err(error) => Err(error.into()),
     }
@@ -91,21 +91,26 @@ fn listed(code: u32, count: u32, room: u32, buffer: Buffer) -> Result<RawList, R
 unsafe fn fill<D, T, E: std::fmt::Display>(
     function: &Result<unsafe extern "C" fn(D, *mut u32, *mut T) -> u32, E>,
     device: D,
-    room: u32,
+    capacity: u32,
 ) -> Result<RawList, Refusal> {
     let Ok(function) = function else {
         return Err(Refusal::Missing);
     };
-    let mut buffer = Buffer::for_entries(room);
-    let mut count = room;
+    let mut buffer = Buffer::for_entries(capacity);
+    let mut count = capacity;
     // SAFETY: the caller's promise. The buffer has at least twice the bytes of the longest known
-    // entry for each of the `room` entries that the function may write.
+    // entry for each of the `capacity` entries that the function may write.
     let code = unsafe { function(device, &mut count, buffer.0.as_mut_ptr().cast()) };
-    listed(code, count, room, buffer)
+    listed(code, count, capacity, buffer)
 }
 
 impl DeviceQuery for Device<'_> {
-    fn processes(&self, kind: ListKind, point: EntryPoint, room: u32) -> Result<RawList, Refusal> {
+    fn processes(
+        &self,
+        kind: ListKind,
+        point: EntryPoint,
+        capacity: u32,
+    ) -> Result<RawList, Refusal> {
         use EntryPoint::{DetailList, V1, V2, V3};
         use ListKind::{Compute, Mps};
         let lib = self.nvml().lib();
@@ -114,21 +119,33 @@ impl DeviceQuery for Device<'_> {
         unsafe {
             let device = self.handle();
             match (point, kind) {
-                (V3, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v3, device, room),
-                (V2, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses_v2, device, room),
-                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, device, room),
+                (V3, Compute) => fill(
+                    &lib.nvmlDeviceGetComputeRunningProcesses_v3,
+                    device,
+                    capacity,
+                ),
+                (V2, Compute) => fill(
+                    &lib.nvmlDeviceGetComputeRunningProcesses_v2,
+                    device,
+                    capacity,
+                ),
+                (V1, Compute) => fill(&lib.nvmlDeviceGetComputeRunningProcesses, device, capacity),
                 (V3, Mps) => fill(
                     &lib.nvmlDeviceGetMPSComputeRunningProcesses_v3,
                     device,
-                    room,
+                    capacity,
                 ),
                 (V2, Mps) => fill(
                     &lib.nvmlDeviceGetMPSComputeRunningProcesses_v2,
                     device,
-                    room,
+                    capacity,
                 ),
-                (V1, Mps) => fill(&lib.nvmlDeviceGetMPSComputeRunningProcesses, device, room),
-                (DetailList, _) => detail_list(self, kind, room),
+                (V1, Mps) => fill(
+                    &lib.nvmlDeviceGetMPSComputeRunningProcesses,
+                    device,
+                    capacity,
+                ),
+                (DetailList, _) => detail_list(self, kind, capacity),
             }
         }
     }
@@ -176,20 +193,20 @@ impl DeviceQuery for Device<'_> {
 }
 
 /// Asks `nvmlDeviceGetRunningProcessDetailList`.
-fn detail_list(device: &Device<'_>, kind: ListKind, room: u32) -> Result<RawList, Refusal> {
+fn detail_list(device: &Device<'_>, kind: ListKind, capacity: u32) -> Result<RawList, Refusal> {
     let lib = device.nvml().lib();
     let function = nvml_sym(lib.nvmlDeviceGetRunningProcessDetailList.as_ref())?;
-    let mut buffer = Buffer::for_entries(room);
+    let mut buffer = Buffer::for_entries(capacity);
     let mut list = DetailList {
         version: version::<DetailList>(1),
         mode: mode(kind),
-        count: room,
+        count: capacity,
         entries: buffer.0.as_mut_ptr(),
     };
     // SAFETY: the handle is the device's; the structure is the one that its version names, and its
     // array has more than 32 bytes for each entry that it says there is room for.
     let code = unsafe { function(device.handle(), ptr::from_mut(&mut list).cast()) };
-    listed(code, list.count, room, buffer)
+    listed(code, list.count, capacity, buffer)
 }
 
 /// The GPU instance of a MIG device.

@@ -8,7 +8,7 @@ use super::query::{DeviceQuery, EntryPoint, ListKind, MigDevice, Refusal};
 use crate::event::{Bytes, Tgid};
 
 /// Entries that there is room for at first.
-const FIRST_ROOM: u32 = 64;
+const FIRST_CAPACITY: u32 = 64;
 
 /// Most entries that are asked for. The kernel's driver gives at most 950
 /// (`NV2080_CTRL_GPU_GET_PIDS_MAX_COUNT`, open-gpu-kernel-modules 595.45.04).
@@ -189,14 +189,14 @@ fn ask<Q: DeviceQuery>(
     total: Option<u64>,
     pids: &impl Pids,
 ) -> Result<Vec<Entry>, NoList> {
-    let mut room = FIRST_ROOM;
+    let mut capacity = FIRST_CAPACITY;
     let mut last = NoList::Refused(Refusal::Missing);
     for attempt in 1..=TRIES {
-        let answer = match device.processes(kind, point, room) {
+        let answer = match device.processes(kind, point, capacity) {
             Ok(answer) => answer,
             Err(Refusal::Room(count)) if count < MOST_ENTRIES => {
                 last = NoList::Refused(Refusal::Room(count));
-                room = count.max(room).saturating_mul(2).min(MOST_ENTRIES);
+                capacity = count.max(capacity).saturating_mul(2).min(MOST_ENTRIES);
                 continue;
             }
             Err(why) => return Err(NoList::Refused(why)),

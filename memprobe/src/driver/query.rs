@@ -68,7 +68,12 @@ pub(super) struct MigDevice<Q> {
 /// A device, or a MIG device of one, that answers questions.
 pub(super) trait DeviceQuery: Sized {
     /// Asks for a process list with room for so many entries.
-    fn processes(&self, kind: ListKind, point: EntryPoint, room: u32) -> Result<RawList, Refusal>;
+    fn processes(
+        &self,
+        kind: ListKind,
+        point: EntryPoint,
+        capacity: u32,
+    ) -> Result<RawList, Refusal>;
 
     /// `nvmlDeviceGetMemoryInfo_v2`.
     fn memory_v2(&self) -> Result<RawMemory, Refusal>;

@@ -89,12 +89,12 @@ pub struct Node {
 
 /// A phase marker that PyTorch itself emits.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct PhaseMark {
     /// The start of the phase.
     pub time: TimeNs,
     pub tgid: Tgid,
     pub tid: Tid,
-    pub begins: Beginning,
+    pub phase: MarkedPhase,
     /// The class that runs the phase: `Adam`, `_SingleProcessDataLoaderIter`.
     pub class: Arc<str>,
     /// The stack of the call.
@@ -104,7 +104,7 @@ pub struct Mark {
 /// The phase that a [`Mark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
 /// profiler (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Beginning {
+pub enum MarkedPhase {
     /// `Optimizer.step()`.
     Step,
     /// `Optimizer.zero_grad()`.
@@ -113,7 +113,7 @@ pub enum Beginning {
     NextBatch,
 }
 
-impl Beginning {
+impl MarkedPhase {
     const ALL: [Self; 3] = [Self::Step, Self::ZeroGrad, Self::NextBatch];
 
     /// The word in recordings and reports.
@@ -131,7 +131,7 @@ impl Beginning {
     }
 }
 
-impl fmt::Display for Beginning {
+impl fmt::Display for MarkedPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

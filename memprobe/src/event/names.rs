@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use super::{Address, Bytes, DeviceIndex, Tgid, TimeNs};
-use crate::tensors::{Kept, Name, TensorKind};
+use crate::tensors::{Name, Retainer, TensorKind};
 
 /// Every live block of the caching allocator at one moment, with labels from the process's objects. Its place
 /// in the event stream is the moment at which the process was paused.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Names {
+pub struct BlockLabels {
     pub time: TimeNs,
     pub tgid: Tgid,
     /// The blocks, in no particular order.
-    pub blocks: Vec<NamedBlock>,
+    pub blocks: Vec<LabeledBlock>,
 }
 
 /// A live block and the tensor that represents it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NamedBlock {
+pub struct LabeledBlock {
     pub addr: Address,
     /// The block's bytes, as the allocator rounded them.
     pub size: Bytes,
@@ -34,5 +34,5 @@ pub struct NamedBlock {
     /// The operation that saves the tensor for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// The retainer; `None` if no named object leads to the block.
-    pub kept: Option<Arc<Kept>>,
+    pub retainer: Option<Arc<Retainer>>,
 }

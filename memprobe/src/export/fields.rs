@@ -2,8 +2,8 @@
 
 use super::json;
 use crate::event::{
-    DeviceIndex, Frame, Grad, Mark, MemoryEvent, Module, Purpose, Shape, Stack, StackId, StackKind,
-    Tid, TimeNs,
+    DeviceIndex, Frame, Grad, MemoryEvent, Module, PhaseMark, Purpose, Stack, StackId, StackKind,
+    TensorSpec, Tid, TimeNs,
 };
 use crate::recording::MAX_LINE;
 
@@ -60,7 +60,7 @@ pub(super) fn push_args(line: &mut Vec<u8>, event: &MemoryEvent) {
 }
 
 /// Appends the tensor of an event to an open object.
-pub(super) fn push_shape(line: &mut Vec<u8>, shape: &Shape) {
+pub(super) fn push_shape(line: &mut Vec<u8>, shape: &TensorSpec) {
     line.extend_from_slice(b",\"shape\":[");
     for (at, size) in shape.sizes.iter().enumerate() {
         if at > 0 {
@@ -212,9 +212,9 @@ fn push_frames(line: &mut Vec<u8>, frames: &[Frame], end: usize) -> bool {
 }
 
 /// Appends a mark as an object.
-pub(super) fn push_mark(line: &mut Vec<u8>, mark: &Mark) {
+pub(super) fn push_mark(line: &mut Vec<u8>, mark: &PhaseMark) {
     line.extend_from_slice(b"{\"begins\":");
-    json::push_string(line, mark.begins.as_str());
+    json::push_string(line, mark.phase.as_str());
     line.extend_from_slice(b",\"class\":");
     json::push_string(line, clip(&mark.class));
     line.extend_from_slice(b",\"stack_id\":");

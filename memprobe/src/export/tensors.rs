@@ -310,7 +310,7 @@ impl<'a> From<&'a Storage> for StorageRecord<'a> {
             data: Some(storage.data.0),
             bytes: storage.bytes.0,
             device: storage.device,
-            kept: storage.kept.as_deref().map(KeptRecord::from),
+            kept: storage.retainer.as_deref().map(KeptRecord::from),
         }
     }
 }

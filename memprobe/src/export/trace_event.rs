@@ -22,12 +22,12 @@ use super::json;
 use super::slices::{BLOCK, CPU, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
-    Action, AtAttach, DeviceIndex, Event, Losses, Mark, MemoryEvent, Names, ShapeId, Stack,
-    StackId, Tid, TimeNs, Totals, Use, Uses,
+    Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, DeviceIndex, Event, Losses,
+    MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid, TimeNs, Totals,
 };
 use crate::label;
 use crate::model::snapshot::Grouping;
-use crate::model::snapshot::why::{DeviceCategories, Portion, Portions};
+use crate::model::snapshot::attribution::{DeviceCategories, Portion, Portions};
 use crate::recording::{
     AtAttachRecord, End, EndReason, EndRecord, Header, HeaderRecord, NamedRecord,
 };
@@ -52,7 +52,7 @@ pub struct TraceWriter<W: Write> {
     events: u64,
     losses: Losses,
     stacks: StackTexts,
-    uses: Uses,
+    uses: BlockPurposes,
     blocks: OpenSlices,
     segments: OpenSlices,
     cuda: OpenSlices,
@@ -110,7 +110,7 @@ impl<W: Write> TraceWriter<W> {
             events: 0,
             losses: Losses::default(),
             stacks: StackTexts::new(grouping),
-            uses: Uses::default(),
+            uses: BlockPurposes::default(),
             blocks: OpenSlices::new(MAX_OPEN),
             segments: OpenSlices::new(MAX_OPEN),
             cuda: OpenSlices::new(MAX_OPEN),
@@ -149,14 +149,14 @@ impl<W: Write> TraceWriter<W> {
         match event {
             Event::Stack(id, stack) => self.stack(*id, stack),
             // Each event repeats its purpose: viewers do not resolve numbers.
-            Event::Use(id, is) => self.uses.define(*id, is),
+            Event::BlockPurpose(id, is) => self.uses.define(*id, is),
             Event::Thread(Tid(tid), name) => {
                 self.metadata("thread_name", *tid, |line| push_name(line, clip(name)));
             }
             Event::AtAttach(found) => self.at_attach(found),
             Event::Memory(event) => self.memory(event),
-            Event::Mark(mark) => self.mark(mark),
-            Event::Names(names) => self.names(names),
+            Event::PhaseMark(mark) => self.mark(mark),
+            Event::BlockLabels(names) => self.names(names),
             Event::Loss(losses) => self.loss(*losses),
         }
         self.drain_when_full()
@@ -301,11 +301,11 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes a mark as an instant on its thread.
-    fn mark(&mut self, mark: &Mark) {
+    fn mark(&mut self, mark: &PhaseMark) {
         self.last = mark.time;
         let line = &mut self.lines;
         line.extend_from_slice(b"{\"ph\":\"i\",\"s\":\"t\",\"cat\":\"mark\",\"name\":");
-        json::push_string(line, &format!("{} {}", clip(&mark.class), mark.begins));
+        json::push_string(line, &format!("{} {}", clip(&mark.class), mark.phase));
         push_process(line, mark.tgid.0, mark.tid.0);
         push_ts(line, self.start, mark.time);
         line.extend_from_slice(b",\"args\":");
@@ -314,7 +314,7 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes the name of each live block as a record, followed by an instant.
-    fn names(&mut self, names: &Names) {
+    fn names(&mut self, names: &BlockLabels) {
         for block in &names.blocks {
             let record = NamedRecord::from(block);
             self.metadata("memprobe_named", names.tgid.0, |line| {
@@ -525,9 +525,9 @@ impl<W: Write> TraceWriter<W> {
         line.extend_from_slice(b",\"args\":");
         push_args(line, event);
         match self.uses.get(event.shape).map(|is| &**is) {
-            Some(Use::Tensor(shape)) => push_shape(line, shape),
-            Some(Use::Other(purpose)) => push_purpose(line, purpose),
-            None if event.shape == ShapeId::NO_TENSOR => {
+            Some(BlockPurpose::Tensor(shape)) => push_shape(line, shape),
+            Some(BlockPurpose::Other(purpose)) => push_purpose(line, purpose),
+            None if event.shape == PurposeId::NO_TENSOR => {
                 line.extend_from_slice(b",\"tensor\":false");
             }
             None => {}

@@ -74,7 +74,7 @@ impl AllocatorTables {
 
 /// Reasons for failing to read the tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum TablesError {
     NoAllocator(NoAllocator),
     /// The active allocator keeps no such tables.
     Backend(Backend),
@@ -85,7 +85,7 @@ pub enum Why {
     TooManyBlocks,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for TablesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoAllocator(why) => why.fmt(f),
@@ -105,9 +105,9 @@ impl fmt::Display for Why {
     }
 }
 
-impl std::error::Error for Why {}
+impl std::error::Error for TablesError {}
 
-impl From<NoAllocator> for Why {
+impl From<NoAllocator> for TablesError {
     fn from(why: NoAllocator) -> Self {
         Self::NoAllocator(why)
     }
@@ -122,14 +122,14 @@ pub fn read(
     memory: &impl ReadMemory,
     variable: AllocatorVariable,
     version: Option<&str>,
-) -> Result<AllocatorTables, Why> {
+) -> Result<AllocatorTables, TablesError> {
     let object = match active_allocator(memory, variable)? {
         None => return Ok(AllocatorTables::default()),
         Some(ActiveAllocator {
             backend: Backend::Native,
             object,
         }) => object,
-        Some(active) => return Err(Why::Backend(active.backend)),
+        Some(active) => return Err(TablesError::Backend(active.backend)),
     };
     let mut found = None;
     for layout in layout::candidates(version) {
@@ -141,7 +141,7 @@ pub fn read(
                 }
                 found.get_or_insert(tables);
             }
-            Err(Misfit::TooManyBlocks) => return Err(Why::TooManyBlocks),
+            Err(Misfit::TooManyBlocks) => return Err(TablesError::TooManyBlocks),
             Err(Misfit::Layout) => {}
         }
     }
@@ -154,8 +154,8 @@ pub fn read(
     if let Some(tables) = found {
         return Ok(tables.without_counters());
     }
-    memory.read_u64(object).map_err(Why::Unreadable)?;
-    Err(Why::UnknownLayout(version.map(str::to_owned)))
+    memory.read_u64(object).map_err(TablesError::Unreadable)?;
+    Err(TablesError::UnknownLayout(version.map(str::to_owned)))
 }
 
 /// Reasons why a layout does not yield the tables.

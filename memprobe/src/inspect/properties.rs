@@ -9,7 +9,7 @@ use super::fake::{self, Live};
 use super::layout::{BlockLayout, CounterLayout, LAYOUTS, Layout, STAT_ARRAY, TableLayout};
 use super::reconcile::Reconciler;
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, ShapeId, StackId, Tgid, Tid, TimeNs,
+    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid, Tid, TimeNs,
     Totals,
 };
 use crate::target::memory::{ReadMemory, Unreadable, fake::FakeMemory};
@@ -240,7 +240,7 @@ impl Program {
                 reserved: Bytes(1 << 21),
             }),
             stack: StackId::NONE,
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         })
     }

@@ -17,8 +17,8 @@ use hashbrown::HashMap;
 
 use super::allocator::AllocatorTables;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, ShapeId, StackId, Tgid, Tid,
-    TimeNs, Totals,
+    Action, Address, AtAttach, Bytes, DeviceIndex, Event, MemoryEvent, PurposeId, StackId, Tgid,
+    Tid, TimeNs, Totals,
 };
 
 /// Most events held back while the tables are read.
@@ -157,7 +157,7 @@ impl Reconciler {
                 allocated: before.totals.allocated,
             });
         }
-        self.tell(&devices, &held, None);
+        self.prepend_baseline(&devices, &held, None);
         Ok(())
     }
 
@@ -165,7 +165,7 @@ impl Reconciler {
     pub fn give_up(&mut self, tables: Option<&AllocatorTables>, why: &str) {
         let none = AllocatorTables::default();
         let devices = self.before(tables.unwrap_or(&none));
-        self.tell(&devices, &[], Some(why.into()));
+        self.prepend_baseline(&devices, &[], Some(why.into()));
     }
 
     /// Returns the first event of each block.
@@ -239,7 +239,7 @@ impl Reconciler {
     }
 
     /// Puts the state at attach in front of all held-back events.
-    fn tell(
+    fn prepend_baseline(
         &mut self,
         devices: &BTreeMap<DeviceIndex, Before>,
         held: &[(DeviceIndex, Address, Bytes)],
@@ -247,7 +247,7 @@ impl Reconciler {
     ) {
         let first = self.memory_events().map(|event| event.time).min();
         let time = first.map_or(self.since, |first| first.min(self.since));
-        let mut told = VecDeque::new();
+        let mut events = VecDeque::new();
         let at_attach = |device, totals, peak| {
             Event::AtAttach(AtAttach {
                 time,
@@ -263,9 +263,9 @@ impl Reconciler {
             if before.peak.higher(before.totals) == Totals::default() {
                 continue;
             }
-            told.push_back(at_attach(Some(*device), before.totals, before.peak));
+            events.push_back(at_attach(Some(*device), before.totals, before.peak));
             let here = held.iter().filter(|(on, ..)| on == device);
-            told.extend(here.map(|(_, addr, size)| {
+            events.extend(here.map(|(_, addr, size)| {
                 Event::Memory(MemoryEvent {
                     time,
                     tgid: self.tgid,
@@ -276,16 +276,16 @@ impl Reconciler {
                     device: Some(*device),
                     totals: Some(before.totals),
                     stack: StackId::NONE,
-                    shape: ShapeId::NONE,
+                    shape: PurposeId::NONE,
                     call: None,
                 })
             }));
         }
-        if told.is_empty() && unread.is_some() {
-            told.push_back(at_attach(None, Totals::default(), Totals::default()));
+        if events.is_empty() && unread.is_some() {
+            events.push_back(at_attach(None, Totals::default(), Totals::default()));
         }
-        told.append(&mut self.events);
-        self.events = told;
+        events.append(&mut self.events);
+        self.events = events;
         self.settled = true;
     }
 }
@@ -346,7 +346,7 @@ mod tests {
                 device: Some(CUDA_0),
                 totals: (action != Action::SegmentAlloc).then_some(self.totals[0]),
                 stack: StackId::NONE,
-                shape: ShapeId::NONE,
+                shape: PurposeId::NONE,
                 call: None,
             };
             self.reconciler.push(Event::Memory(event));

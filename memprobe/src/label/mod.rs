@@ -2,14 +2,15 @@
 //!
 //! Every text from the target passes [`clean`] before it is shown.
 
+mod attribution;
 mod host;
 mod names;
 mod number;
 mod process;
 mod tensors;
 mod text;
-mod why;
 
+pub use attribution::{before, iteration, iterations_by, no_module, peak, portion, sureness};
 pub use host::{
     device_gaps, device_list, driver_gap, process_state, rank, short_command, top_line,
 };
@@ -24,4 +25,3 @@ pub use tensors::{
     tensors_label, whole_keeper, whole_tensor_name,
 };
 pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};
-pub use why::{before, iteration, iterations_by, no_module, peak, portion, sureness};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::number::{count, counted};
 use super::text::{CUT, clean};
 use crate::model::tensors::{Row, RowKind};
-use crate::tensors::{Consistency, Kept, Name, TensorKind};
+use crate::tensors::{Consistency, Name, Retainer, TensorKind};
 
 /// Dimensions shown before a shape is cut.
 const DIMENSIONS: usize = 12;
@@ -93,7 +93,7 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
 }
 
 /// Returns the root that keeps memory alive: a variable, or a container with its class.
-pub fn keeper(kept: Option<&Kept>) -> String {
+pub fn keeper(kept: Option<&Retainer>) -> String {
     let Some(kept) = kept else {
         return "(no name leads to it)".to_owned();
     };
@@ -104,7 +104,7 @@ pub fn keeper(kept: Option<&Kept>) -> String {
 }
 
 /// Returns [`keeper`] with the reference path and whether it is the only root found.
-pub fn whole_keeper(kept: &Kept) -> String {
+pub fn whole_keeper(kept: &Retainer) -> String {
     let mut words = keeper(Some(kept));
     if let Some(slot) = kept.slot.as_ref().filter(|slot| **slot != kept.by) {
         words.push_str(&format!(", by {}", clean(slot)));
@@ -112,7 +112,7 @@ pub fn whole_keeper(kept: &Kept) -> String {
     if let Some(through) = &kept.through {
         words.push_str(&format!(" through {}", clean(through)));
     }
-    words.push_str(match kept.alone {
+    words.push_str(match kept.exclusive {
         true => "; nobody else was found",
         false => "; others too",
     });

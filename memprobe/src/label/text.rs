@@ -62,14 +62,14 @@ pub fn fit(text: &str, columns: usize, mark: &str) -> String {
         return text.to_owned();
     }
     let mark = if width(mark) <= columns { mark } else { "" };
-    let mut room = columns - width(mark);
+    let mut left = columns - width(mark);
     let mut fitted = String::new();
     for letter in text.chars() {
         let wide = letter.width().unwrap_or(0);
-        if wide > room {
+        if wide > left {
             break;
         }
-        room -= wide;
+        left -= wide;
         fitted.push(letter);
     }
     fitted + mark
@@ -87,8 +87,8 @@ pub fn fit_middle(text: &str, columns: usize, mark: &str) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
-    let room = columns.saturating_sub(width(mark));
-    let begin = fit(text, room * 2 / 5, "");
+    let limit = columns.saturating_sub(width(mark));
+    let begin = fit(text, limit * 2 / 5, "");
     let end = fit_end(text, columns - width(&begin), mark);
     begin + &end
 }

@@ -1,9 +1,9 @@
 //! Summary of a process for the table of processes; cheap to call often.
 
 use super::Model;
+use super::attribution::peak::DeviceTotals;
 use super::snapshot::Grouping;
 use super::snapshot::host::{DeviceRow, Holder};
-use super::why::peak::Moment;
 use crate::event::{Action, Bytes, DeviceIndex, Event, Totals};
 
 impl Model {
@@ -17,7 +17,7 @@ impl Model {
     }
 
     /// Device of an allocator event, and its state after the event; `None` for other events.
-    pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, Moment)> {
+    pub fn moment(&self, event: &Event) -> Option<(DeviceIndex, DeviceTotals)> {
         let (index, time) = match event {
             Event::AtAttach(found) => (found.device?, found.time),
             Event::Memory(event) => match event.action {

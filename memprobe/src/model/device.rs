@@ -1,6 +1,7 @@
 //! Ledger of one device, checked against the allocator's totals on every event.
 
 use super::applied::{Applied, Ended, Freed};
+use super::attribution::peak::DeviceTotals;
 use super::blocks::{Block, Blocks, Owner};
 use super::caps::Budget;
 use super::holders::Holders;
@@ -10,7 +11,6 @@ use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Site};
 use super::standing::{LiveBlock, Maker};
 use super::timeline::Recorder;
-use super::why::peak::Moment;
 use std::sync::Arc;
 
 use crate::event::{
@@ -266,8 +266,8 @@ impl Device {
     }
 
     /// State of the device, labelled with `time`.
-    pub(super) fn moment(&self, time: TimeNs) -> Moment {
-        Moment {
+    pub(super) fn moment(&self, time: TimeNs) -> DeviceTotals {
+        DeviceTotals {
             time,
             totals: self.totals,
             before_attach: self.before_attach(),

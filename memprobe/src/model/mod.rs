@@ -8,6 +8,7 @@
 
 mod agreement;
 mod applied;
+pub mod attribution;
 mod blocks;
 mod brief;
 mod caps;
@@ -24,7 +25,6 @@ pub mod snapshot;
 mod standing;
 pub mod tensors;
 mod timeline;
-pub mod why;
 
 #[cfg(test)]
 mod properties;
@@ -41,7 +41,8 @@ pub use standing::{LiveBlock, Maker};
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
-    Action, Address, AtAttach, Bytes, DeviceIndex, Event, Frame, Losses, MemoryEvent, TimeNs, Told,
+    Action, Address, AtAttach, Bytes, CaptureOptions, DeviceIndex, Event, Frame, Losses,
+    MemoryEvent, TimeNs,
 };
 use agreement::Agreement;
 use caps::Budget;
@@ -57,7 +58,7 @@ pub struct Model {
     target: Target,
     state: TargetState,
     probes: Vec<ProbeStatus>,
-    told: Told,
+    told: CaptureOptions,
     missing: Vec<String>,
     started: TimeNs,
     last_event: Option<TimeNs>,
@@ -86,7 +87,7 @@ impl Model {
             target,
             state: TargetState::default(),
             probes: Vec::new(),
-            told: Told::default(),
+            told: CaptureOptions::default(),
             missing: Vec::new(),
             started,
             last_event: None,
@@ -117,7 +118,7 @@ impl Model {
     }
 
     /// Sets the options that the kernel records with.
-    pub fn set_told(&mut self, told: Told) {
+    pub fn set_told(&mut self, told: CaptureOptions) {
         self.told = told;
     }
 
@@ -150,7 +151,7 @@ impl Model {
                 Applied::Noted
             }
             // The ledger needs lines only; `shapes` handles tensors, `why` handles purposes.
-            Event::Use(..) | Event::Mark(_) | Event::Names(_) => Applied::Noted,
+            Event::BlockPurpose(..) | Event::PhaseMark(_) | Event::BlockLabels(_) => Applied::Noted,
             Event::Thread(tid, name) => {
                 self.names.name(*tid, name, &mut self.budget.refused);
                 Applied::Noted

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use super::snapshot::{DeviceSnapshot, LineRow, Site, StackRow};
 use super::*;
 use crate::event::{
-    Address, AtAttach, Bytes, Context, Frame, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+    Address, AtAttach, Bytes, Context, Frame, PurposeId, Stack, StackId, StackKind, Tgid, Tid,
+    Totals,
 };
 
 const STACKS: u32 = 6;
@@ -112,7 +113,7 @@ impl Reference {
                 device: Some(DeviceIndex(0)),
                 totals: Some(self.totals()),
                 stack: StackId::NONE,
-                shape: ShapeId::NONE,
+                shape: PurposeId::NONE,
                 call: None,
             }));
             assert_eq!(applied, Applied::Held { kept: true });
@@ -156,7 +157,7 @@ impl Reference {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         };
         Some((event, freed))
@@ -419,7 +420,7 @@ fn garbage() -> impl Strategy<Value = Event> {
                 device: device.map(DeviceIndex),
                 totals,
                 stack: StackId(stack),
-                shape: ShapeId::NONE,
+                shape: PurposeId::NONE,
                 call: None,
             })
         });

@@ -10,8 +10,8 @@ use super::applied::{Applied, Freed};
 use super::grouping;
 use super::snapshot::{Grouping, ShapeRow, Site, What};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Purpose, Shape, ShapeId,
-    StackId, Uses,
+    Action, Address, BlockPurposes, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Purpose,
+    PurposeId, StackId, TensorSpec,
 };
 
 /// Maximum number of rows; the excess is one row per device.
@@ -24,7 +24,7 @@ const MOST_STACKS: usize = 1 << 20;
 #[derive(Debug)]
 pub struct ShapeLedger {
     grouping: Grouping,
-    uses: Uses,
+    uses: BlockPurposes,
     /// Distinct lines of all stacks.
     lines: Vec<Site>,
     by_line: HashMap<Site, u32>,
@@ -56,7 +56,7 @@ impl ShapeLedger {
     pub fn new(grouping: Grouping) -> Self {
         let mut ledger = Self {
             grouping,
-            uses: Uses::default(),
+            uses: BlockPurposes::default(),
             lines: Vec::new(),
             by_line: HashMap::new(),
             by_stack: HashMap::new(),
@@ -81,12 +81,12 @@ impl ShapeLedger {
                     self.by_stack.insert(*id, line);
                 }
             }
-            Event::Use(id, is) => self.uses.define(*id, is),
+            Event::BlockPurpose(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => self.apply_memory(event, applied),
             Event::Thread(..)
             | Event::AtAttach(_)
-            | Event::Mark(_)
-            | Event::Names(_)
+            | Event::PhaseMark(_)
+            | Event::BlockLabels(_)
             | Event::Loss(_) => {}
         }
     }
@@ -110,7 +110,7 @@ impl ShapeLedger {
     fn hold(&mut self, device: DeviceIndex, event: &MemoryEvent, kept: bool) {
         let what = match self.uses.get(event.shape) {
             Some(is) => What::Known(Arc::clone(is)),
-            None if event.shape == ShapeId::NO_TENSOR => What::NoTensor,
+            None if event.shape == PurposeId::NO_TENSOR => What::NoTensor,
             None => What::Unknown,
         };
         let line = self.by_stack.get(&event.stack).copied().unwrap_or(0);
@@ -189,9 +189,9 @@ impl ShapeLedger {
 
 impl What {
     /// Shape, if the block is a tensor's.
-    pub fn shape(&self) -> Option<&Shape> {
+    pub fn shape(&self) -> Option<&TensorSpec> {
         match self {
-            Self::Known(is) => is.shape(),
+            Self::Known(is) => is.tensor(),
             Self::NoTensor | Self::Unknown | Self::TooMany => None,
         }
     }
@@ -209,7 +209,7 @@ impl What {
 mod tests {
     use super::*;
     use crate::event::Context;
-    use crate::event::{Stack, StackKind, Tgid, Tid, TimeNs, Totals, Use};
+    use crate::event::{BlockPurpose, Stack, StackKind, Tgid, Tid, TimeNs, Totals};
     use crate::model::Model;
     use crate::model::snapshot::Target;
     use crate::tensors::DType;
@@ -245,13 +245,16 @@ mod tests {
                     context: Context::default(),
                 }),
             ));
-            let shape = Shape {
+            let shape = TensorSpec {
                 sizes: vec![3, 33],
                 more: 0,
                 dtype: DType::FLOAT32,
                 requested: Some(Bytes(396)),
             };
-            both.hear(Event::Use(ShapeId(2), Arc::new(Use::Tensor(shape))));
+            both.hear(Event::BlockPurpose(
+                PurposeId(2),
+                Arc::new(BlockPurpose::Tensor(shape)),
+            ));
             both
         }
 
@@ -260,7 +263,7 @@ mod tests {
             self.shapes.apply(&event, &applied);
         }
 
-        fn memory(&mut self, action: Action, addr: u64, size: u64, shape: ShapeId) {
+        fn memory(&mut self, action: Action, addr: u64, size: u64, shape: PurposeId) {
             match action {
                 Action::Alloc => self.allocated += size,
                 _ => self.allocated -= size,
@@ -297,10 +300,10 @@ mod tests {
     #[test]
     fn equal_tensors_of_a_line_are_one_row() {
         let mut both = Both::new();
-        both.memory(Action::Alloc, 0x1000, 512, ShapeId(2));
-        both.memory(Action::Alloc, 0x2000, 512, ShapeId(2));
-        both.memory(Action::Alloc, 0x3000, 1024, ShapeId::NO_TENSOR);
-        both.memory(Action::Free, 0x1000, 512, ShapeId::NONE);
+        both.memory(Action::Alloc, 0x1000, 512, PurposeId(2));
+        both.memory(Action::Alloc, 0x2000, 512, PurposeId(2));
+        both.memory(Action::Alloc, 0x3000, 1024, PurposeId::NO_TENSOR);
+        both.memory(Action::Free, 0x1000, 512, PurposeId::NONE);
         assert_eq!(both.row(|what| what.shape().is_some()), (512, 1024, 1, 2));
         assert_eq!(both.row(|what| *what == What::NoTensor), (1024, 1024, 1, 1));
         let lines = both.model.snapshot(TimeNs(2), Grouping::User);
@@ -311,8 +314,8 @@ mod tests {
     #[test]
     fn a_block_whose_free_was_missed_ends_where_the_next_one_begins() {
         let mut both = Both::new();
-        both.memory(Action::Alloc, 0x1000, 512, ShapeId(2));
-        both.memory(Action::Alloc, 0x1000, 512, ShapeId::NONE);
+        both.memory(Action::Alloc, 0x1000, 512, PurposeId(2));
+        both.memory(Action::Alloc, 0x1000, 512, PurposeId::NONE);
         assert_eq!(both.row(|what| what.shape().is_some()), (0, 512, 0, 1));
         assert_eq!(both.row(|what| *what == What::Unknown), (512, 512, 1, 1));
     }

@@ -1,12 +1,13 @@
 //! Plain, owned data that the model gives to views.
 
+pub mod attribution;
 pub mod host;
-pub mod why;
 
 use std::sync::Arc;
 
 use crate::event::{
-    Bytes, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid, TimeNs, Told, Totals, Use,
+    BlockPurpose, Bytes, CaptureOptions, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid,
+    TimeNs, Totals,
 };
 
 /// State of one process at one moment.
@@ -128,7 +129,7 @@ pub struct Health {
     /// In the order of the catalog.
     pub probes: Vec<ProbeStatus>,
     /// Options that the kernel records with.
-    pub told: Told,
+    pub told: CaptureOptions,
     /// Data that is not recorded because a probe or kernel feature is missing.
     pub missing: Vec<String>,
     /// Differences between ledger and allocator that no loss explains.
@@ -255,7 +256,7 @@ pub struct ShapeRow {
 /// Purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum What {
-    Known(Arc<Use>),
+    Known(Arc<BlockPurpose>),
     /// No tensor: a library's workspace, or a storage allocated or resized on its own.
     NoTensor,
     /// Tensors were not recorded.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Model;
-use super::why::peak::Moment;
+use super::attribution::peak::DeviceTotals;
 use crate::event::{Address, Bytes, DeviceIndex, Stack, StackId, TimeNs};
 
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Model {
     }
 
     /// State of each device, labelled with `now`.
-    pub fn moments(&self, now: TimeNs) -> impl Iterator<Item = (DeviceIndex, Moment)> {
+    pub fn moments(&self, now: TimeNs) -> impl Iterator<Item = (DeviceIndex, DeviceTotals)> {
         let devices = self.devices.iter();
         devices.map(move |(index, device)| (*index, device.moment(now)))
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::snapshot::{DeviceSnapshot, LineRow, Site};
 use super::*;
 use crate::event::{
-    Address, Bytes, Context, Frame, NoStack, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+    Address, Bytes, Context, Frame, NoStack, PurposeId, Stack, StackId, StackKind, Tgid, Tid,
+    Totals,
 };
 
 const SECOND: u64 = 1_000_000_000;
@@ -76,7 +77,7 @@ impl Scene {
             device: Some(DeviceIndex(0)),
             totals: Some(self.totals()),
             stack: StackId(stack),
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::event::{AtAttach, DeviceIndex, Event, Tgid, TimeNs};
 use crate::inspect::active::{AllocatorVariable, NoAllocator};
-use crate::inspect::allocator::{self, AllocatorTables, Why};
+use crate::inspect::allocator::{self, AllocatorTables, TablesError};
 use crate::inspect::reconcile::Reconciler;
 use crate::label::clean;
 use crate::target::maps::Maps;
@@ -37,7 +37,7 @@ pub(super) struct BeforeAttach {
     variable: Option<AllocatorVariable>,
     version: Option<String>,
     reconciler: Reconciler,
-    tables: Result<AllocatorTables, Why>,
+    tables: Result<AllocatorTables, TablesError>,
     /// When the tables had been read.
     read: TimeNs,
     /// Attempts so far; 0 until the probes are in place.
@@ -85,7 +85,7 @@ impl BeforeAttach {
     }
 
     /// Reads the allocator's tables; empty if PyTorch's library is not loaded yet.
-    fn read_tables(&mut self) -> Result<AllocatorTables, Why> {
+    fn read_tables(&mut self) -> Result<AllocatorTables, TablesError> {
         let variable = match self.variable {
             Some(variable) => variable,
             None => match self.find()? {
@@ -96,7 +96,7 @@ impl BeforeAttach {
         allocator::read(&self.memory, variable, self.version.as_deref())
     }
 
-    fn find(&self) -> Result<Option<AllocatorVariable>, Why> {
+    fn find(&self) -> Result<Option<AllocatorVariable>, TablesError> {
         let tgid = self.memory.tgid();
         let maps = Maps::of(tgid).map_err(|error| NoAllocator::Process(error.to_string()))?;
         Ok(AllocatorVariable::find(tgid, &maps)?)

@@ -125,7 +125,7 @@ impl Beginning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Address, ShapeId, StackId, Tgid, Tid, TimeNs};
+    use crate::event::{Address, PurposeId, StackId, Tgid, Tid, TimeNs};
 
     fn event(action: Action, size: u64, totals: Option<(u64, u64)>) -> MemoryEvent {
         MemoryEvent {
@@ -141,7 +141,7 @@ mod tests {
                 reserved: Bytes(reserved),
             }),
             stack: StackId::NONE,
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         }
     }

@@ -17,14 +17,14 @@ use super::priority;
 use super::process::Origin;
 use super::progress::Progress;
 use super::session::{HostEvent, HostItem, HostSession};
-use super::snapshot::Manner;
+use super::snapshot::CaptureMode;
 use crate::bytes::human;
 use crate::event::Tgid;
 use crate::label::{clean, counted, fit};
 use crate::model::estimate::{Estimate, Estimator, Hardware, OnHost};
 use crate::model::snapshot::Target;
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -124,7 +124,7 @@ impl Estimation {
         let wanted = Wanted {
             watch: Watch::Family,
             detail: Detail::Tensors,
-            graph: Graph::Followed,
+            graph: GraphTracking::On,
             allocators: Allocators::CudaAndCpu,
             driver: DriverCalls::Probed,
         };
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
     fn new(of: &'a Estimation, root: Tgid, allocators: Allocators) -> Self {
         Self {
             // Of a step or two, which are run for this alone, no more than that must be over.
-            names: NameReader::new(of.naming, allocators, Manner::AtOnce),
+            names: NameReader::new(of.naming, allocators, CaptureMode::AtOnce),
             of,
             root,
             running: HashMap::new(),

@@ -12,7 +12,7 @@ use super::priority;
 use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
-use crate::event::{Event, Tgid, TimeNs, Told};
+use crate::event::{CaptureOptions, Event, Tgid, TimeNs};
 use crate::model::host::{Attached, Host, HostCaps};
 use crate::model::snapshot::Target;
 use crate::model::snapshot::host::{
@@ -22,10 +22,10 @@ use crate::probe::attach::AttachError;
 use crate::probe::catalog::{Allocators, DriverCalls};
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
-use crate::target::census::Found;
 use crate::target::namespace::{Kind, Namespace};
+use crate::target::process_scan::Found;
 use crate::target::status::Status;
-use crate::target::{census, facts, rank, user};
+use crate::target::{facts, process_scan, rank, user};
 use crate::tui::{Command, News};
 
 /// Processes to watch.
@@ -43,7 +43,7 @@ pub(super) struct Watching {
     lookout: Lookout,
     pub(super) host: Host,
     scope: Scope,
-    told: Told,
+    told: CaptureOptions,
     /// Processes opened by the user.
     opened: Shelf,
     /// Processes that the session tells of and that have no row.
@@ -75,7 +75,7 @@ impl Watching {
     /// When the kernel refuses, or there is no such process.
     pub(super) fn begin(
         scope: Scope,
-        told: Told,
+        told: CaptureOptions,
         driver: DriverCalls,
         ring_bytes: u32,
         caps: HostCaps,
@@ -274,7 +274,7 @@ impl Watching {
         let same = self.session.is_watched(parent)
             && facts::program(parent).is_some_and(|own| facts::program(tgid) == Some(own))
             && facts::command_line(parent) == facts::command_line(tgid)
-            && census::is_user(parent);
+            && process_scan::is_user(parent);
         same.then_some(parent)
     }
 
@@ -419,7 +419,7 @@ impl Watching {
         if let Some(other) = self.others.get_mut(&tgid) {
             other.refused = Some(why.clone());
             let asked_for = self.scope == Scope::Family(tgid);
-            if !asked_for && !census::is_user(tgid) {
+            if !asked_for && !process_scan::is_user(tgid) {
                 return;
             }
             self.show(tgid);

@@ -13,11 +13,11 @@ use super::priority;
 use super::process::{self, Origin};
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
-use crate::event::{Tgid, Told};
+use crate::event::{CaptureOptions, Tgid};
 use crate::model::Model;
 use crate::model::snapshot::TargetState;
 use crate::model::tensors::{BlockUses, Ledgers};
-use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -32,7 +32,7 @@ pub struct Live {
     pub tgid: Tgid,
     pub detail: Detail,
     pub allocators: Allocators,
-    pub graph: Graph,
+    pub graph: GraphTracking,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
     /// Bytes of the ring buffer.
@@ -60,8 +60,8 @@ impl Live {
         outcome.map(|()| ExitCode::SUCCESS)
     }
 
-    fn told(&self) -> Told {
-        Told {
+    fn told(&self) -> CaptureOptions {
+        CaptureOptions {
             detail: self.detail,
             graph: self.graph,
         }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc as channel;
 use super::host::has_pids_of_the_driver;
 use super::priority;
 use crate::driver::{Driver, Pids, Sample};
-use crate::target::census::{Census, Found};
+use crate::target::process_scan::{Census, Found};
 
 /// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);

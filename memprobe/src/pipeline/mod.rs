@@ -26,7 +26,7 @@ mod source;
 mod tensor_reader;
 
 use crate::event::TimeNs;
-pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
+pub use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 
 /// Now, on the clock of the events (`bpf_ktime_get_ns` is `CLOCK_MONOTONIC`).
 fn now() -> TimeNs {

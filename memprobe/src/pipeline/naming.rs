@@ -10,8 +10,8 @@ use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
 use super::session::{Come, HostEvent, HostItem};
-use super::snapshot::{Extent, Manner, NotTaken, taken};
-use crate::event::{Event, NamedBlock, Names, Tgid, TimeNs};
+use super::snapshot::{CaptureMode, Extent, NotTaken, taken};
+use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::label::{consistency, counted};
 use crate::model::tensors::named;
 use crate::probe::catalog::Allocators;
@@ -73,7 +73,7 @@ pub(super) enum Passed {
 }
 
 /// Names, and the consistency of the snapshot.
-type Read = Result<(Names, Consistency)>;
+type Read = Result<(BlockLabels, Consistency)>;
 
 /// Snapshot of a process.
 pub(super) type Reading = (Tgid, Read);
@@ -91,7 +91,7 @@ pub(super) struct Placed {
 pub(super) struct NameReader {
     naming: Naming,
     /// Manner of reading.
-    manner: Manner,
+    manner: CaptureMode,
     extent: Extent,
     courses: HashMap<Tgid, Course>,
     /// Processes being read.
@@ -136,7 +136,7 @@ impl Passed {
 
 impl NameReader {
     /// Nothing is read yet.
-    pub(super) fn new(naming: Naming, allocators: Allocators, manner: Manner) -> Self {
+    pub(super) fn new(naming: Naming, allocators: Allocators, manner: CaptureMode) -> Self {
         let (send, read) = mpsc::unbounded_channel();
         Self {
             naming,
@@ -292,7 +292,7 @@ impl NameReader {
             Err(error) => not_read(error, is_over, course.has_names),
             Ok((names, how)) => {
                 let how = in_words(how);
-                let is_named = |block: &&NamedBlock| block.kind.is_some();
+                let is_named = |block: &&LabeledBlock| block.kind.is_some();
                 match names.blocks.iter().filter(is_named).count() {
                     // An empty list would say of what was named before that it is gone.
                     0 => format!("{}; {how}", nothing_named(course.has_names)),
@@ -323,7 +323,7 @@ impl Held {
 }
 
 /// Puts names where their moment is among events.
-fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: Names) {
+fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: BlockLabels) {
     let is_behind = |event: &HostEvent| match &event.item {
         HostItem::Ended | HostItem::Executed(_) => true,
         _ => time_of(event).is_some_and(|time| time > names.time),
@@ -331,7 +331,7 @@ fn insert(events: &mut Vec<HostEvent>, tgid: Tgid, names: Names) {
     let place = events.iter().position(is_behind).unwrap_or(events.len());
     let event = HostEvent {
         tgid,
-        item: HostItem::Event(Event::Names(names.into())),
+        item: HostItem::Event(Event::BlockLabels(names.into())),
     };
     events.insert(place, event);
 }
@@ -371,7 +371,7 @@ fn nothing_named(has_names: bool) -> String {
 fn time_of(event: &HostEvent) -> Option<TimeNs> {
     match &event.item {
         HostItem::Event(Event::Memory(event)) => Some(event.time),
-        HostItem::Event(Event::Mark(mark)) => Some(mark.time),
+        HostItem::Event(Event::PhaseMark(mark)) => Some(mark.time),
         _ => None,
     }
 }
@@ -379,7 +379,7 @@ fn time_of(event: &HostEvent) -> Option<TimeNs> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Address, Beginning, Bytes, DeviceIndex, Mark, StackId, Tid};
+    use crate::event::{Address, Bytes, DeviceIndex, MarkedPhase, PhaseMark, StackId, Tid};
     use crate::tensors::TensorKind;
 
     const TGID: Tgid = Tgid(7);
@@ -389,19 +389,19 @@ mod tests {
     }
 
     fn step(time: u64) -> HostEvent {
-        let mark = Mark {
+        let mark = PhaseMark {
             time: TimeNs(time),
             tgid: TGID,
             tid: Tid(7),
-            begins: Beginning::Step,
+            phase: MarkedPhase::Step,
             class: "Adam".into(),
             stack: StackId::NONE,
         };
-        event(HostItem::Event(Event::Mark(mark)))
+        event(HostItem::Event(Event::PhaseMark(mark)))
     }
 
-    fn parameter() -> NamedBlock {
-        NamedBlock {
+    fn parameter() -> LabeledBlock {
+        LabeledBlock {
             addr: Address(512),
             size: Bytes(512),
             device: DeviceIndex::CPU,
@@ -410,12 +410,12 @@ mod tests {
             module: None,
             called: None,
             saved_by: None,
-            kept: None,
+            retainer: None,
         }
     }
 
-    fn read_at(time: u64, blocks: Vec<NamedBlock>) -> Reading {
-        let names = Names {
+    fn read_at(time: u64, blocks: Vec<LabeledBlock>) -> Reading {
+        let names = BlockLabels {
             time: TimeNs(time),
             tgid: TGID,
             blocks,
@@ -425,8 +425,11 @@ mod tests {
 
     /// One that reads the process already.
     fn reading() -> NameReader {
-        let mut reader =
-            NameReader::new(Naming::NowAndThen, Allocators::CudaAndCpu, Manner::Paused);
+        let mut reader = NameReader::new(
+            Naming::NowAndThen,
+            Allocators::CudaAndCpu,
+            CaptureMode::Paused,
+        );
         reader.held.insert(TGID, Held::default());
         reader
     }
@@ -518,7 +521,7 @@ mod tests {
 
     #[test]
     fn without_being_asked_nothing_is_read() {
-        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, Manner::Paused);
+        let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, CaptureMode::Paused);
         for time in 0..9 {
             reader.pass(event(HostItem::Come(Come::Step)));
             assert!(matches!(reader.pass(step(time)), Passed::On(_)));

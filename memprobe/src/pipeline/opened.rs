@@ -181,9 +181,9 @@ impl Shelf {
 mod tests {
     use super::*;
     use crate::event::Bytes;
+    use crate::model::attribution::allocation_groups::samples::learning;
     use crate::model::snapshot::Target;
     use crate::model::tensors::BlockUses;
-    use crate::model::why::parts::samples::learning;
     use crate::tui::Reasons;
 
     fn followed(shelf: &Shelf) -> Vec<u32> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::event::{Event, TimeNs};
+use crate::model::attribution::AttributionLedger;
+use crate::model::attribution::iterations::Iterations;
+use crate::model::attribution::modules::ModuleLedger;
+use crate::model::attribution::views::{categories, layers, modules};
 use crate::model::snapshot::Snapshot;
 use crate::model::tensors::Ledgers;
-use crate::model::why::WhyLedger;
-use crate::model::why::iterations::Iterations;
-use crate::model::why::modules::ModuleLedger;
-use crate::model::why::told::{categories, layers, modules};
 use crate::model::{Applied, Model};
 use crate::tui::{Explain, Reasons};
 
@@ -23,7 +23,7 @@ const SERVES: u32 = 5;
 /// Source of the screens of modules and categories.
 pub(super) struct Reasoner {
     modules: ModuleLedger,
-    categories: WhyLedger,
+    categories: AttributionLedger,
     wanted: Explain,
     shown: watch::Sender<Reasons>,
     /// The last iterations, and for how many snapshots more they serve.
@@ -35,7 +35,7 @@ impl Reasoner {
     pub(super) fn new(known: Ledgers<'_>, now: TimeNs) -> (Self, watch::Receiver<Reasons>) {
         let (shown, seen) = watch::channel(Reasons::default());
         let (model, uses) = (known.lines, known.uses.definitions());
-        let categories = WhyLedger::new(None).with_latest_layers();
+        let categories = AttributionLedger::new(None).with_latest_layers();
         let reasoner = Self {
             modules: ModuleLedger::late(model, now),
             categories: categories.with_known(model, uses, now),
@@ -49,7 +49,7 @@ impl Reasoner {
     /// The process is another program now.
     pub(super) fn begin_anew(&mut self) {
         self.modules = ModuleLedger::default();
-        self.categories = WhyLedger::new(None).with_latest_layers();
+        self.categories = AttributionLedger::new(None).with_latest_layers();
         self.iterations = None;
     }
 

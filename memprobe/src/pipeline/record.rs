@@ -17,10 +17,10 @@ use super::process::Origin;
 use super::progress::Progress;
 use super::recorder::{Destination, Recorder};
 use super::session::{HostEvent, HostItem, HostSession};
-use super::snapshot::Manner;
+use super::snapshot::CaptureMode;
 use crate::event::{Losses, Tgid};
 use crate::probe::attach::AttachError;
-use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -47,7 +47,7 @@ pub struct Recording {
     /// Schedule of heap snapshots, for names.
     pub naming: Naming,
     pub allocators: Allocators,
-    pub graph: Graph,
+    pub graph: GraphTracking,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
     /// For how long at most.
@@ -112,7 +112,7 @@ impl Recording {
                 watch,
                 root,
                 recorder: Recorder::new(destination),
-                names: NameReader::new(self.naming, self.allocators, Manner::Paused),
+                names: NameReader::new(self.naming, self.allocators, CaptureMode::Paused),
                 progress: Progress::new(self.quiet),
                 duration: self.duration,
                 deadline: None,

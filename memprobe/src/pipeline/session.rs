@@ -732,7 +732,10 @@ fn lost_of(process: &Process, counters: &Counters, malformed: u64) -> Losses {
 fn is_step(record: &Record) -> bool {
     match record {
         Record::Mark(mark) => {
-            matches!(marks::parse(&mark.name), Some((event::Beginning::Step, _)))
+            matches!(
+                marks::parse(&mark.name),
+                Some((event::MarkedPhase::Step, _))
+            )
         }
         _ => false,
     }

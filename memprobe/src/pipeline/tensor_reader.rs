@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::snapshot::{Extent, Manner, taken};
+use super::snapshot::{CaptureMode, Extent, taken};
 use crate::event::{Event, Tgid};
 use crate::model::Model;
 use crate::model::tensors::{BlockUses, Ledgers, Sites, explain, named};
@@ -48,7 +48,7 @@ impl TensorReader {
         self.shown.send_replace(Tensors::Taking);
         let tgid = self.tgid;
         self.taking = Some(tokio::task::spawn_blocking(move || {
-            taken(tgid, Manner::Paused, Extent::DevicesAndHost)
+            taken(tgid, CaptureMode::Paused, Extent::DevicesAndHost)
         }));
     }
 
@@ -94,6 +94,6 @@ impl TensorReader {
             .send_replace(Tensors::Taken(Arc::new(explain(&snapshot))));
         let mut names = named(&snapshot, self.tgid);
         self.sites.keep_untouched(snapshot.consistency, &mut names);
-        Some(Event::Names(Arc::new(names)))
+        Some(Event::BlockLabels(Arc::new(names)))
     }
 }

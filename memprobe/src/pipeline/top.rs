@@ -13,7 +13,7 @@ use super::host::{PATIENCE, Scope, Watching};
 use super::interrupts::Interrupts;
 use super::priority;
 use super::source::Sources;
-use crate::event::{Detail, Graph, Tgid, Told};
+use crate::event::{CaptureOptions, Detail, GraphTracking, Tgid};
 use crate::model::host::HostCaps;
 use crate::model::snapshot::host::HostSnapshot;
 use crate::probe::catalog::DriverCalls;
@@ -31,7 +31,7 @@ const REFRESH_QUIET: Duration = Duration::from_secs(1);
 /// One run of the live screen of many processes.
 pub struct Top {
     pub scope: Scope,
-    pub told: Told,
+    pub told: CaptureOptions,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
     /// Bytes of the ring buffer.
@@ -126,9 +126,9 @@ impl Once {
     async fn look(&self) -> Result<HostSnapshot> {
         let mut interrupts = Interrupts::new()?;
         // The table shows neither purposes nor lines of the forward pass.
-        let told = Told {
+        let told = CaptureOptions {
             detail: Detail::Lines,
-            graph: Graph::Ignored,
+            graph: GraphTracking::Off,
         };
         let mut watching = Watching::begin(
             self.scope,

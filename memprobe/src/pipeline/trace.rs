@@ -5,16 +5,16 @@ use crate::event::Event;
 use crate::export::output::OutputFile;
 use crate::export::trace_event::{TraceWriter, WriteError};
 use crate::model::Model;
+use crate::model::attribution::AttributionLedger;
+use crate::model::attribution::views::categories;
 use crate::model::snapshot::Grouping;
-use crate::model::why::WhyLedger;
-use crate::model::why::told::categories;
 use crate::recording::{EndReason, Header};
 
 /// A recording that is being written.
 pub(super) struct Trace {
     writer: TraceWriter<OutputFile>,
     model: Model,
-    categories: WhyLedger,
+    categories: AttributionLedger,
 }
 
 impl Trace {
@@ -27,7 +27,7 @@ impl Trace {
         Ok(Self {
             writer: TraceWriter::new(out, place, header, Grouping::default())?,
             model: Model::new(header.target.clone(), header.start),
-            categories: WhyLedger::new(None),
+            categories: AttributionLedger::new(None),
         })
     }
 

@@ -7,7 +7,7 @@ use memprobe_common::{CudaCookie, Description, ProcessConfig, ThreadLocal};
 
 use super::loader::Wanted;
 use crate::cuda::{Api, Effect, FUNCTIONS, Function};
-pub use crate::event::{Detail, Graph};
+pub use crate::event::{Detail, GraphTracking};
 use crate::target::elf::ThreadLocalName;
 
 /// One probed function.
@@ -32,8 +32,8 @@ pub struct Probe {
     pub detail: Detail,
     /// Allocators whose memory it reports.
     pub allocators: Allocators,
-    /// [`Graph::Followed`] if it serves autograd's graph alone.
-    pub graph: Graph,
+    /// [`GraphTracking::On`] if it serves autograd's graph alone.
+    pub graph: GraphTracking,
 }
 
 impl Probe {
@@ -109,7 +109,7 @@ pub static TRACEPOINTS: LazyLock<Vec<Probe>> = LazyLock::new(|| {
         cookie: None,
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
         need: Need::Optional(WITHOUT_BLOCKS),
     });
     tracepoints.collect()
@@ -239,7 +239,7 @@ fn of_cuda((number, function): (u8, &'static Function)) -> Probe {
         need: Need::WhereItIs,
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     }
 }
 
@@ -257,7 +257,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional("out-of-memory errors are not seen"),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: "torch::autograd::Engine::execute_with_graph_task",
@@ -274,7 +274,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional("memory of backward passes has no line"),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: "torch::autograd::profiler::record_function_enter_new",
@@ -293,7 +293,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional("steps of optimizers and batches of data loaders are not seen"),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: "torch::autograd::Engine::evaluate_function",
@@ -308,7 +308,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional(WITHOUT_GRAPH),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Followed,
+        graph: GraphTracking::On,
     },
     Probe {
         function: "torch::autograd::impl::set_gradient_edge",
@@ -321,7 +321,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional(WITHOUT_GRAPH),
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Followed,
+        graph: GraphTracking::On,
     },
     Probe {
         function: EMPTY,
@@ -338,7 +338,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: EMPTY_STRIDED,
@@ -354,7 +354,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional(WITHOUT_SHAPES),
         detail: Detail::Tensors,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: "c10::ProfiledCPUMemoryReporter::Delete",
@@ -367,7 +367,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional(WITHOUT_CPU),
         detail: Detail::Lines,
         allocators: Allocators::CudaAndCpu,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: "c10::ProfiledCPUMemoryReporter::New",
@@ -380,7 +380,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Optional(WITHOUT_CPU),
         detail: Detail::Lines,
         allocators: Allocators::CudaAndCpu,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
     Probe {
         function: "c10::reportMemoryUsageToProfiler",
@@ -402,7 +402,7 @@ const PYTORCH: [Probe; 10] = [
         need: Need::Allocator,
         detail: Detail::Lines,
         allocators: Allocators::Cuda,
-        graph: Graph::Ignored,
+        graph: GraphTracking::Off,
     },
 ];
 
@@ -419,7 +419,7 @@ pub const CODE_FREED: Probe = Probe {
     need: Need::Optional("lines of code that is made and dropped at run time may be unknown"),
     detail: Detail::Lines,
     allocators: Allocators::Cuda,
-    graph: Graph::Ignored,
+    graph: GraphTracking::Off,
 };
 
 /// The probe on the dynamic loader's way of telling a debugger that it maps libraries (elf/dl-debug.c
@@ -436,7 +436,7 @@ pub const LIBRARY_MAPPED: Probe = Probe {
     need: Need::Optional("libraries that are loaded later are found by looking now and then"),
     detail: Detail::Lines,
     allocators: Allocators::Cuda,
-    graph: Graph::Ignored,
+    graph: GraphTracking::Off,
 };
 
 /// The files of dynamic loaders begin with one of these (glibc, before and since 2.34 under its

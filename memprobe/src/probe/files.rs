@@ -12,9 +12,9 @@ use super::loader::{Link, Loader, Reach};
 use super::patch::{self, BREAKPOINT, Entry};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
-use crate::target::census;
 use crate::target::maps::{Device, MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
+use crate::target::process_scan;
 
 /// Lifetime of a file's probes after its last user has ended, so that the next run of a program is
 /// probed from its first instruction. Their only cost is the disk space of a deleted file.
@@ -346,7 +346,7 @@ fn reached(
         _ if functions.is_empty() => Vec::new(),
         Reach::Process(_) => only_the_user(),
         Reach::Everyone => {
-            let users = census::users_of(mapped.dev, mapped.inode);
+            let users = process_scan::users_of(mapped.dev, mapped.inode);
             users.unwrap_or_else(|_| only_the_user())
         }
     }

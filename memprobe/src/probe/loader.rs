@@ -13,7 +13,7 @@ use aya::programs::{Program, RawTracePoint, UProbe};
 use aya::{Ebpf, EbpfLoader, Pod, include_bytes_aligned};
 use memprobe_common::{ProcessConfig, counter};
 
-use super::catalog::{Allocators, Detail, DriverCalls, Graph};
+use super::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use super::kernel::TaskOffsets;
 pub use super::many::Function;
 use super::many::Many;
@@ -54,7 +54,7 @@ pub struct Wanted {
     pub watch: Watch,
     pub detail: Detail,
     pub allocators: Allocators,
-    pub graph: Graph,
+    pub graph: GraphTracking,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
-use crate::tensors::Kept;
+use crate::tensors::Retainer;
 
 /// Serialized form of [`Kept`].
 #[derive(Serialize, Deserialize)]
@@ -22,34 +22,37 @@ pub(crate) struct KeptRecord<'a> {
     alone: bool,
 }
 
-impl<'a> From<&'a Kept> for KeptRecord<'a> {
-    fn from(kept: &'a Kept) -> Self {
+impl<'a> From<&'a Retainer> for KeptRecord<'a> {
+    fn from(kept: &'a Retainer) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         Self {
             by: clipped(&kept.by),
             class: text(&kept.class),
             slot: text(&kept.slot),
             through: text(&kept.through),
-            alone: kept.alone,
+            alone: kept.exclusive,
         }
     }
 }
 
 impl KeptRecord<'_> {
     /// Checks the lengths of the texts and interns them. An error describes the fault in a few words.
-    pub(super) fn read(&self, mut intern: impl FnMut(&str) -> Arc<str>) -> Result<Kept, String> {
+    pub(super) fn read(
+        &self,
+        mut intern: impl FnMut(&str) -> Arc<str>,
+    ) -> Result<Retainer, String> {
         let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
         let all = texts.iter().flatten().copied().chain([&*self.by]);
         if let Some(long) = all.map(str::len).find(|length| *length > MAX_CONTEXT) {
             return Err(format!("a name of {long} bytes"));
         }
         let [class, slot, through] = texts.map(|text| text.map(&mut intern));
-        Ok(Kept {
+        Ok(Retainer {
             by: intern(&self.by),
             class,
             slot,
             through,
-            alone: self.alone,
+            exclusive: self.alone,
         })
     }
 }

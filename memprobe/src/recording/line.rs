@@ -12,8 +12,9 @@ use super::{
 };
 use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, AtAttach, Beginning, Bytes, CudaCall, DeviceIndex, Losses, MemoryEvent,
-    NoStack, Purpose, Shape, ShapeId, Space, StackId, Tgid, Tid, TimeNs, Totals, Use,
+    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MarkedPhase,
+    MemoryEvent, NoStack, Purpose, PurposeId, Space, StackId, TensorSpec, Tgid, Tid, TimeNs,
+    Totals,
 };
 use crate::tensors::DType;
 
@@ -27,7 +28,7 @@ pub(super) enum Record<'a> {
     },
     AtAttach(AtAttach),
     /// A memory event and its purpose; the reader assigns the purpose's number.
-    Memory(MemoryEvent, Option<Use>),
+    Memory(MemoryEvent, Option<BlockPurpose>),
     Mark(MarkRecord<'a>),
     Named(NamedRecord<'a>),
     /// Ends the preceding `Named` records: their time, and their count.
@@ -177,7 +178,7 @@ pub(super) struct MarkRecord<'a> {
     pub time: TimeNs,
     pub tgid: Tgid,
     pub tid: Tid,
-    pub begins: Beginning,
+    pub begins: MarkedPhase,
     pub class: Cow<'a, str>,
     pub stack: StackId,
 }
@@ -328,7 +329,7 @@ fn mark<'a>(line: &Line<'a>, start: TimeNs) -> Result<MarkRecord<'a>, String> {
         time: line_time(line, start)?,
         tgid: Tgid(line.pid),
         tid: Tid(line.tid),
-        begins: Beginning::parse(&mark.begins)
+        begins: MarkedPhase::parse(&mark.begins)
             .ok_or_else(|| format!("unknown `begins`: {:?}", first(&mark.begins)))?,
         class: mark.class,
         stack: StackId(mark.stack_id),
@@ -355,8 +356,8 @@ fn memory<'a>(line: &Line<'a>, action: Action, start: TimeNs) -> Result<Record<'
     let args: MemoryArgs<'_> = args(line)?;
     let event = event(line, &args, action, start)?;
     let is = match shape(&args)? {
-        Some(shape) => Some(Use::Tensor(shape)),
-        None => purpose(&args)?.map(Use::Other),
+        Some(shape) => Some(BlockPurpose::Tensor(shape)),
+        None => purpose(&args)?.map(BlockPurpose::Other),
     };
     Ok(Record::Memory(event, is))
 }
@@ -392,15 +393,15 @@ fn event(
         totals,
         stack: args.stack_id.map_or(StackId::NONE, StackId),
         shape: match args.tensor {
-            Some(false) => ShapeId::NO_TENSOR,
-            _ => ShapeId::NONE,
+            Some(false) => PurposeId::NO_TENSOR,
+            _ => PurposeId::NONE,
         },
         call: call(args)?,
     })
 }
 
 /// Returns the tensor that the event names, if any.
-fn shape(args: &MemoryArgs<'_>) -> Result<Option<Shape>, String> {
+fn shape(args: &MemoryArgs<'_>) -> Result<Option<TensorSpec>, String> {
     let (sizes, dtype) = match (&args.shape, &args.dtype) {
         (Some(sizes), Some(dtype)) => (sizes, dtype),
         (None, None) => return Ok(None),
@@ -413,7 +414,7 @@ fn shape(args: &MemoryArgs<'_>) -> Result<Option<Shape>, String> {
     let dtype = DType::parse(dtype)
         .or_else(number)
         .ok_or_else(|| format!("no `dtype`: {:?}", first(dtype)))?;
-    Ok(Some(Shape {
+    Ok(Some(TensorSpec {
         sizes: sizes.clone(),
         more: args.more_dimensions,
         dtype,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
 use super::kept::{KeptRecord, clipped};
-use crate::event::{Address, Bytes, DeviceIndex, NamedBlock};
+use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
 use crate::tensors::{Name, TensorKind};
 
 /// Most blocks of one `names` record.
@@ -35,8 +35,8 @@ pub(crate) struct NamedRecord<'a> {
     kept: Option<KeptRecord<'a>>,
 }
 
-impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
-    fn from(block: &'a NamedBlock) -> Self {
+impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
+    fn from(block: &'a LabeledBlock) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         Self {
             addr: block.addr.0,
@@ -50,14 +50,14 @@ impl<'a> From<&'a NamedBlock> for NamedRecord<'a> {
             module: text(&block.module),
             called: text(&block.called),
             saved_by: text(&block.saved_by),
-            kept: block.kept.as_deref().map(KeptRecord::from),
+            kept: block.retainer.as_deref().map(KeptRecord::from),
         }
     }
 }
 
 /// Blocks read before the `names` record that they belong to.
 #[derive(Default)]
-pub(super) struct Naming(Vec<NamedBlock>);
+pub(super) struct Naming(Vec<LabeledBlock>);
 
 impl Naming {
     /// Adds a block. An error describes the fault in a few words.
@@ -84,7 +84,7 @@ impl Naming {
         let kept = record.kept.as_ref().map(|kept| kept.read(&mut intern));
         let kept = kept.transpose()?.map(Arc::new);
         let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
-        self.0.push(NamedBlock {
+        self.0.push(LabeledBlock {
             addr: Address(record.addr),
             size: Bytes(record.size),
             device: record.device,
@@ -96,13 +96,13 @@ impl Naming {
             module,
             called,
             saved_by,
-            kept,
+            retainer: kept,
         });
         Ok(())
     }
 
     /// Returns the blocks collected, and checks their number against `told`, the count in the `names` record.
-    pub(super) fn end(&mut self, told: u64) -> Result<Vec<NamedBlock>, String> {
+    pub(super) fn end(&mut self, told: u64) -> Result<Vec<LabeledBlock>, String> {
         let blocks = std::mem::take(&mut self.0);
         if blocks.len() as u64 == told {
             return Ok(blocks);

@@ -12,8 +12,8 @@ use super::line::{self, FrameRecord, MarkRecord, Record, StackRecord};
 use super::names::Naming;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
-    Action, Context, Event, Frame, Grad, Mark, MemoryEvent, Module, Names, NoStack, Node, ShapeId,
-    Stack, StackId, StackKind, TimeNs, Use, Uses,
+    Action, BlockLabels, BlockPurpose, BlockPurposes, Context, Event, Frame, Grad, MemoryEvent,
+    Module, NoStack, Node, PhaseMark, PurposeId, Stack, StackId, StackKind, TimeNs,
 };
 
 /// Read buffer, in bytes.
@@ -39,8 +39,8 @@ pub struct Reader<R> {
     strings: HashSet<Arc<str>>,
     stacks: HashSet<u32>,
     frames: usize,
-    uses: HashMap<Arc<Use>, ShapeId>,
-    next_use: ShapeId,
+    uses: HashMap<Arc<BlockPurpose>, PurposeId>,
+    next_use: PurposeId,
     naming: Naming,
     /// Events already read but not yet returned: definitions, and then the event that needs them.
     waiting: VecDeque<Event>,
@@ -89,7 +89,7 @@ impl<R: BufRead> Reader<R> {
             stacks: HashSet::new(),
             frames: 0,
             uses: HashMap::new(),
-            next_use: ShapeId::FIRST,
+            next_use: PurposeId::FIRST,
             naming: Naming::default(),
             waiting: VecDeque::new(),
         };
@@ -232,8 +232,8 @@ impl<R: BufRead> Reader<R> {
             }
             Record::Names { time, tgid, blocks } => {
                 let blocks = self.naming.end(blocks)?;
-                let names = Names { time, tgid, blocks };
-                Ok(Step::Give(Event::Names(Arc::new(names))))
+                let names = BlockLabels { time, tgid, blocks };
+                Ok(Step::Give(Event::BlockLabels(Arc::new(names))))
             }
             Record::Mark(mark) => Ok(Step::Give(self.mark(mark))),
             Record::Thread { tid, name } => Ok(Step::Give(Event::Thread(
@@ -265,7 +265,7 @@ impl<R: BufRead> Reader<R> {
 
     /// Returns the event, or first the definitions it needs: its purpose if new, its stack if the recording
     /// lacks it.
-    fn memory(&mut self, mut event: MemoryEvent, is: Option<Use>) -> Event {
+    fn memory(&mut self, mut event: MemoryEvent, is: Option<BlockPurpose>) -> Event {
         self.events += u64::from(event.action != Action::Held);
         if let Some(is) = is {
             event.shape = self.used(is);
@@ -275,21 +275,21 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Returns the number of a purpose, and queues its definition if it is new.
-    fn used(&mut self, is: Use) -> ShapeId {
+    fn used(&mut self, is: BlockPurpose) -> PurposeId {
         if let Some(id) = self.uses.get(&is) {
             return *id;
         }
         let id = self.next_use;
         let Some(next) = id.0.checked_add(1) else {
-            return ShapeId::NONE;
+            return PurposeId::NONE;
         };
-        self.next_use = ShapeId(next);
-        if self.uses.len() >= Uses::MOST {
+        self.next_use = PurposeId(next);
+        if self.uses.len() >= BlockPurposes::MOST {
             self.uses.clear();
         }
         let is = Arc::new(is);
         self.uses.insert(Arc::clone(&is), id);
-        self.waiting.push_back(Event::Use(id, is));
+        self.waiting.push_back(Event::BlockPurpose(id, is));
         id
     }
 
@@ -386,11 +386,11 @@ impl<R: BufRead> Reader<R> {
 
     /// Returns the mark, or first a definition of its stack if the recording has none.
     fn mark(&mut self, mark: MarkRecord<'_>) -> Event {
-        let event = Event::Mark(Mark {
+        let event = Event::PhaseMark(PhaseMark {
             time: mark.time,
             tgid: mark.tgid,
             tid: mark.tid,
-            begins: mark.begins,
+            phase: mark.begins,
             class: intern(&mut self.strings, &mark.class),
             stack: mark.stack,
         });

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use super::{EndReason, Header};
 use crate::event::{
-    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Event, Frame, Losses, MemoryEvent,
-    NoStack, Purpose, Shape, ShapeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals, Use,
+    Action, Address, AtAttach, BlockPurpose, Bytes, Context, DeviceIndex, Event, Frame, Losses,
+    MemoryEvent, NoStack, Purpose, PurposeId, Stack, StackId, StackKind, TensorSpec, Tgid, Tid,
+    TimeNs, Totals,
 };
 use crate::export::trace_event::TraceWriter;
 use crate::model::snapshot::Grouping;
@@ -68,7 +69,7 @@ pub(crate) fn memory(action: Action, micros: u64, addr: u64, size: u64) -> Memor
         device: Some(DeviceIndex(0)),
         totals: None,
         stack: StackId::NONE,
-        shape: ShapeId::NONE,
+        shape: PurposeId::NONE,
         call: None,
     }
 }
@@ -185,7 +186,8 @@ pub(crate) fn story() -> Vec<Event> {
 
 /// Blocks for two tensors (one with omitted dimensions), for none, and with an unknown purpose.
 pub(crate) fn tensors() -> Vec<Event> {
-    let define = |id, shape| Event::Use(ShapeId(id), Arc::new(Use::Tensor(shape)));
+    let define =
+        |id, shape| Event::BlockPurpose(PurposeId(id), Arc::new(BlockPurpose::Tensor(shape)));
     let block = |at: u64, size, allocated, shape| {
         Event::Memory(MemoryEvent {
             stack: StackId(1),
@@ -195,13 +197,13 @@ pub(crate) fn tensors() -> Vec<Event> {
         })
     };
     let train = frame("/home/me/train.py", 31, "<module>");
-    let flat = Shape {
+    let flat = TensorSpec {
         sizes: vec![32, 1024],
         more: 0,
         dtype: DType::FLOAT32,
         requested: Some(Bytes(131_072)),
     };
-    let deep = Shape {
+    let deep = TensorSpec {
         sizes: vec![2; 8],
         more: 3,
         dtype: DType(99),
@@ -211,12 +213,12 @@ pub(crate) fn tensors() -> Vec<Event> {
         Event::Thread(Tid(1234), "python".into()),
         stack(1, StackKind::Python, vec![train]),
         define(2, flat),
-        block(1, 131_072, 131_072, ShapeId(2)),
-        block(2, 131_072, 262_144, ShapeId(2)),
+        block(1, 131_072, 131_072, PurposeId(2)),
+        block(2, 131_072, 262_144, PurposeId(2)),
         define(3, deep),
-        block(3, 8192, 270_336, ShapeId(3)),
-        block(16, 8 * MIB, 270_336 + 8 * MIB, ShapeId::NO_TENSOR),
-        block(5, 512, 270_848 + 8 * MIB, ShapeId::NONE),
+        block(3, 8192, 270_336, PurposeId(3)),
+        block(16, 8 * MIB, 270_336 + 8 * MIB, PurposeId::NO_TENSOR),
+        block(5, 512, 270_848 + 8 * MIB, PurposeId::NONE),
         Event::Memory(MemoryEvent {
             totals: totals(139_776 + 8 * MIB, 22 * MIB),
             ..memory(Action::Free, 6, 0x7f00_0000_0000 + MIB, 131_072)
@@ -233,7 +235,7 @@ pub(crate) fn purposes() -> Vec<Event> {
             function: function.into(),
             library: "libtorch_cuda.so".into(),
         };
-        Event::Use(ShapeId(id), Arc::new(Use::Other(purpose)))
+        Event::BlockPurpose(PurposeId(id), Arc::new(BlockPurpose::Other(purpose)))
     };
     let block = |at: u64, allocated, shape| {
         Event::Memory(MemoryEvent {
@@ -252,11 +254,11 @@ pub(crate) fn purposes() -> Vec<Event> {
             Some("cuBLAS workspace"),
             "at::cuda::getCurrentCUDABlasHandle",
         ),
-        block(1, MIB, ShapeId(2)),
-        block(2, 2 * MIB, ShapeId(2)),
+        block(1, MIB, PurposeId(2)),
+        block(2, 2 * MIB, PurposeId(2)),
         define(3, None, "at::native::foo"),
-        block(3, 3 * MIB, ShapeId(3)),
-        block(4, 4 * MIB, ShapeId::NO_TENSOR),
+        block(3, 3 * MIB, PurposeId(3)),
+        block(4, 4 * MIB, PurposeId::NO_TENSOR),
     ]
 }
 

@@ -12,8 +12,8 @@ use super::structured::FrameRow;
 use super::{Format, Outcome, ReportError, ReportOptions};
 use crate::bytes::human;
 use crate::event::{
-    Action, Bytes, DeviceIndex, Event, Frame, Grad, Losses, MemoryEvent, Module, Node, Purpose,
-    ShapeId, Stack, StackId, StackKind, Tid, TimeNs, Use, Uses,
+    Action, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, Frame, Grad, Losses,
+    MemoryEvent, Module, Node, Purpose, PurposeId, Stack, StackId, StackKind, Tid, TimeNs,
 };
 use crate::label::{FileNames, clean, named_stack};
 use crate::recording::Reader;
@@ -95,18 +95,18 @@ struct Tensor<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    fn of(id: ShapeId, is: Option<&'a Use>) -> Self {
+    fn of(id: PurposeId, is: Option<&'a BlockPurpose>) -> Self {
         match is {
             None => Self {
-                tensor: (id == ShapeId::NO_TENSOR).then_some(false),
+                tensor: (id == PurposeId::NO_TENSOR).then_some(false),
                 ..Self::default()
             },
-            Some(Use::Other(purpose)) => Self {
+            Some(BlockPurpose::Other(purpose)) => Self {
                 tensor: Some(false),
                 inferred: Some(purpose.into()),
                 ..Self::default()
             },
-            Some(Use::Tensor(shape)) => Self {
+            Some(BlockPurpose::Tensor(shape)) => Self {
                 shape: Some(&shape.sizes),
                 more_dimensions: (shape.more > 0).then_some(shape.more),
                 dtype: Some(shape.dtype.to_string()),
@@ -150,9 +150,14 @@ pub(super) fn write<R: BufRead>(
         match event {
             Ok(Event::Memory(event)) => rows.push(&event, &mut stacks)?,
             Ok(Event::Stack(id, stack)) => stacks.define(id, stack),
-            Ok(Event::Use(id, is)) => stacks.uses.define(id, &is),
+            Ok(Event::BlockPurpose(id, is)) => stacks.uses.define(id, &is),
             Ok(Event::Loss(now)) => losses = now,
-            Ok(Event::Thread(..) | Event::AtAttach(_) | Event::Mark(_) | Event::Names(_)) => {}
+            Ok(
+                Event::Thread(..)
+                | Event::AtAttach(_)
+                | Event::PhaseMark(_)
+                | Event::BlockLabels(_),
+            ) => {}
             Err(error) => {
                 rows.flush()?;
                 return Err(error.into());
@@ -212,7 +217,7 @@ impl Json {
 
 /// Stacks by id with their cached JSON, and purposes by id.
 struct Stacks {
-    uses: Uses,
+    uses: BlockPurposes,
     stacks: HashMap<StackId, Arc<Stack>>,
     json: HashMap<StackId, Json>,
     empty: Box<RawValue>,
@@ -222,7 +227,7 @@ impl Stacks {
     fn new() -> io::Result<Self> {
         let empty = serde_json::value::to_raw_value::<[FrameRow; 0]>(&[])?;
         Ok(Self {
-            uses: Uses::default(),
+            uses: BlockPurposes::default(),
             stacks: HashMap::new(),
             json: HashMap::new(),
             empty,
@@ -330,7 +335,7 @@ impl<'a, W: Write> Rows<'a, W> {
                 let number =
                     |number: Option<u64>| number.map_or_else(String::new, |n| n.to_string());
                 let is = stacks.uses.get(event.shape);
-                let shape = is.and_then(|is| is.shape());
+                let shape = is.and_then(|is| is.tensor());
                 let purpose = is.and_then(|is| is.purpose());
                 table
                     .write_record([
@@ -479,11 +484,11 @@ fn text(event: &MemoryEvent, start: TimeNs, tensor: &str, stack: Option<&Stack>)
 }
 
 /// Tensor or purpose of an event, as text.
-fn words(id: ShapeId, uses: &Uses) -> String {
+fn words(id: PurposeId, uses: &BlockPurposes) -> String {
     match uses.get(id).map(|is| &**is) {
-        Some(Use::Tensor(shape)) => format!("{shape} {}", shape.dtype),
-        Some(Use::Other(purpose)) => clean(&purpose.to_string()),
-        None if id == ShapeId::NO_TENSOR => "no tensor".to_owned(),
+        Some(BlockPurpose::Tensor(shape)) => format!("{shape} {}", shape.dtype),
+        Some(BlockPurpose::Other(purpose)) => clean(&purpose.to_string()),
+        None if id == PurposeId::NO_TENSOR => "no tensor".to_owned(),
         None => String::new(),
     }
 }

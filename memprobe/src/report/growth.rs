@@ -18,10 +18,10 @@ use super::{Outcome, ReportError, ReportOptions, replay, shapes};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{FileNames, count, counted, rate, span};
+use crate::model::attribution::AttributionLedger;
+use crate::model::attribution::growth::{Growth, GrowthLedger, Rate, StepUnit, Suspect};
+use crate::model::attribution::iterations::{IterationKind, Iterations, Source};
 use crate::model::snapshot::{DeviceSnapshot, What};
-use crate::model::why::WhyLedger;
-use crate::model::why::growth::{Growth, GrowthLedger, Rate, Step, Suspect};
-use crate::model::why::iterations::{IterationKind, Iterations, Source};
 use crate::recording::Reader;
 
 /// Note above the suspects.
@@ -41,13 +41,13 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = GrowthLedger::new(options.grouping);
-    let mut why = WhyLedger::new(options.iteration.clone());
+    let mut why = AttributionLedger::new(options.iteration.clone());
     let mut laps = 0;
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
         why.apply(event, applied);
-        if why.laps_ended() > laps {
-            laps = why.laps_ended();
-            ledger.end_lap();
+        if why.intervals_ended() > laps {
+            laps = why.intervals_ended();
+            ledger.end_interval();
         }
         ledger.apply(event, applied, model);
     })?;
@@ -166,13 +166,13 @@ fn is_quiet(growth: &Growth) -> bool {
 fn looked_at(growth: &Growth) -> String {
     let steps = counted(growth.steps as u64, "step");
     let each = match growth.step {
-        Step::Iterations(each) if (each - 1.0).abs() < 0.01 => {
+        StepUnit::Iterations(each) if (each - 1.0).abs() < 0.01 => {
             "what was live at the end of each iteration".to_owned()
         }
-        Step::Iterations(each) => {
+        StepUnit::Iterations(each) => {
             format!("the lowest of what was live at the ends of every {each:.0} iterations")
         }
-        Step::Window(length) => format!(
+        StepUnit::Window(length) => format!(
             "the lowest of what was live in every {}, since no iterations could be told",
             span(Duration::from_nanos(length))
         ),
@@ -190,8 +190,8 @@ fn looked_at(growth: &Growth) -> String {
 
 fn per(growth: &Growth) -> &'static str {
     match growth.step {
-        Step::Iterations(_) => "an iteration",
-        Step::Window(_) => "a second",
+        StepUnit::Iterations(_) => "an iteration",
+        StepUnit::Window(_) => "a second",
     }
 }
 
@@ -258,8 +258,8 @@ fn section<K>(
     }
     let (shown, hidden) = suspects.split_at(options.top.of(suspects.len()));
     let headings = match growth.step {
-        Step::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER", "GREW", "FIRST", "LAST", what],
-        Step::Window(_) => ["BYTES/s", "BLOCKS/s", "GREW", "FIRST", "LAST", what],
+        StepUnit::Iterations(_) => ["BYTES/ITER", "BLOCKS/ITER", "GREW", "FIRST", "LAST", what],
+        StepUnit::Window(_) => ["BYTES/s", "BLOCKS/s", "GREW", "FIRST", "LAST", what],
     };
     let mut cells: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
     cells.extend(

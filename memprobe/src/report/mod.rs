@@ -1,5 +1,6 @@
 //! Reports: tables of a recording, tensors of a process, processes of a host, estimates.
 
+mod attribution;
 mod columns;
 mod document;
 mod estimate;
@@ -16,7 +17,6 @@ mod shapes;
 mod structured;
 mod table;
 mod tensors;
-mod why;
 
 pub use estimate::{EstimateFormat, EstimateOptions, EstimateSubject, write_estimate};
 pub use host::{HostExtent, HostFormat, HostOptions, write_host};
@@ -28,8 +28,8 @@ use std::io::{self, BufRead, Write};
 use std::ops::RangeInclusive;
 
 use crate::event::Losses;
+use crate::model::attribution::iterations::IterationLine;
 use crate::model::snapshot::Grouping;
-use crate::model::why::iterations::IterationLine;
 use crate::recording::{Reader, RecordingError};
 use structured::LineTable;
 
@@ -258,7 +258,7 @@ pub fn write<R: BufRead>(
         By::Peak => peak::write(reader, options, out),
         By::Growth => growth::write(reader, options, out),
         By::Iteration | By::Category | By::Phase | By::Saved | By::Size | By::Layer => {
-            why::write(reader, options, out)
+            attribution::write(reader, options, out)
         }
     };
     let flushed = written.and_then(|outcome| Ok(out.flush().map(|()| outcome)?));

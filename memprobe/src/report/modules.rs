@@ -19,10 +19,12 @@ use super::{Alike, Outcome, ReportError, ReportOptions, Sort, replay};
 use crate::bytes::{short, signed};
 use crate::event::{Bytes, DeviceIndex};
 use crate::label::{BEFORE_ATTACH, UNACCOUNTED, count, counted, duration, percent};
+use crate::model::attribution::allocation_groups::Pass;
+use crate::model::attribution::modules::{
+    Additive, ModuleLedger, ModuleRow, ModuleTree, Sums, fold,
+};
+use crate::model::attribution::peak::Holding;
 use crate::model::snapshot::DeviceSnapshot;
-use crate::model::why::modules::{ModuleLedger, ModuleRow, ModuleTree, Sums, Together, fold};
-use crate::model::why::parts::Pass;
-use crate::model::why::peak::Holding;
 use crate::recording::Reader;
 
 /// Note below the table.

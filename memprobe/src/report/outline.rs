@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 
 use crate::label::{clean, counted};
-use crate::model::why::modules::{ModuleRow, Together, fold};
+use crate::model::attribution::modules::{Additive, ModuleRow, fold};
 use crate::report::{Alike, ReportOptions, Top};
 
 /// Maximum number of indented levels; deeper ones have the same indent.
@@ -79,7 +79,7 @@ pub(super) fn for_people<S, R>(
     rank: impl Fn(&S) -> R,
 ) -> Vec<Shown<S>>
 where
-    S: Copy + Default + Together,
+    S: Copy + Default + Additive,
     R: Ord,
 {
     let modules = match options.alike {

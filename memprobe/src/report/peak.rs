@@ -22,10 +22,10 @@ use crate::label::{
     BEFORE_ATTACH, BLOCKS, FileNames, UNACCOUNTED, clean, count, counted, duration, no_module,
     percent,
 };
+use crate::model::attribution::AttributionLedger;
+use crate::model::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
+use crate::model::attribution::peak::{PeakLedger, PeakView};
 use crate::model::snapshot::{DeviceSnapshot, Site, What};
-use crate::model::why::WhyLedger;
-use crate::model::why::parts::{Part, Pass, Place};
-use crate::model::why::peak::{PeakLedger, PeakView};
 use crate::recording::Reader;
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
@@ -53,7 +53,7 @@ struct Row<K> {
 /// A module and a pass through it; modules that differ only in a number are one.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Called {
-    pub(super) place: Place,
+    pub(super) place: ModuleScope,
     pub(super) pass: Pass,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = PeakLedger::new(options.grouping);
-    let mut why = WhyLedger::new(options.iteration.clone());
+    let mut why = AttributionLedger::new(options.iteration.clone());
     let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
         ledger.apply(event, applied, model);
         why.apply(event, applied);
@@ -127,7 +127,7 @@ impl Table for Peaks<'_> {
 }
 
 /// Sums of the parts by the key that `who` returns, largest first.
-fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&Part) -> K) -> Vec<Row<K>> {
+fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&AllocationGroup) -> K) -> Vec<Row<K>> {
     let mut sums: HashMap<K, (u64, u64)> = HashMap::new();
     // Equal rows keep the order of their parts.
     let mut first: HashMap<K, usize> = HashMap::new();
@@ -149,9 +149,9 @@ fn rows<K: Eq + Hash>(view: &PeakView, who: impl Fn(&Part) -> K) -> Vec<Row<K>> 
     rows
 }
 
-pub(super) fn called(part: &Part) -> Called {
+pub(super) fn called(part: &AllocationGroup) -> Called {
     let place = match &part.origin.place {
-        Place::Module(path) => Place::Module(without_numbers(path).into()),
+        ModuleScope::Module(path) => ModuleScope::Module(without_numbers(path).into()),
         other => other.clone(),
     };
     Called {
@@ -177,15 +177,15 @@ fn without_numbers(path: &str) -> String {
 pub(super) fn called_name(called: &Called) -> String {
     let place = place_name(&called.place);
     match (called.pass, &called.place) {
-        (Pass::Forward, _) | (_, Place::BackwardUnknown) => place,
+        (Pass::Forward, _) | (_, ModuleScope::BackwardUnknown) => place,
         (pass, _) => format!("{place}, {}", pass.as_str()),
     }
 }
 
 /// Name of a module, or of the lack of one.
-pub(super) fn place_name(place: &Place) -> String {
+pub(super) fn place_name(place: &ModuleScope) -> String {
     match place {
-        Place::Module(path) => clean(path),
+        ModuleScope::Module(path) => clean(path),
         none => no_module(none).to_owned(),
     }
 }

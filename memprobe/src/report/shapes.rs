@@ -13,7 +13,7 @@ use super::replay::{self, Replay};
 use super::table::{self, Style};
 use super::{Outcome, ReportError, ReportOptions};
 use crate::bytes::{human, signed};
-use crate::event::{Bytes, DeviceIndex, Use};
+use crate::event::{BlockPurpose, Bytes, DeviceIndex};
 use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, fit, width,
 };
@@ -114,8 +114,8 @@ impl Tensors {
 pub(super) fn tensor(what: &What) -> String {
     match what {
         What::Known(is) => match &**is {
-            Use::Tensor(shape) => format!("{shape} {}", shape.dtype),
-            Use::Other(purpose) => clean(&purpose.to_string()),
+            BlockPurpose::Tensor(shape) => format!("{shape} {}", shape.dtype),
+            BlockPurpose::Other(purpose) => clean(&purpose.to_string()),
         },
         What::NoTensor => "(no tensor)".to_owned(),
         What::Unknown => "(not known)".to_owned(),

@@ -9,8 +9,8 @@ use super::lines::{Lines, Sum, callers};
 use super::replay::Replay;
 use super::{ReportOptions, table};
 use crate::event::{DeviceIndex, Frame};
+use crate::model::attribution::allocation_groups::ModuleScope;
 use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site, What};
-use crate::model::why::parts::Place;
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -382,20 +382,20 @@ pub(super) fn signed(bytes: u64) -> i64 {
 }
 
 /// Keyword of a place in structured reports.
-pub(super) fn place_kind(place: &Place) -> &'static str {
+pub(super) fn place_kind(place: &ModuleScope) -> &'static str {
     match place {
-        Place::Module(_) => "module",
-        Place::Outside => "outside",
-        Place::Unknown => "unknown",
-        Place::BackwardUnknown => "backward_unknown",
-        Place::TooMany => "too_many",
+        ModuleScope::Module(_) => "module",
+        ModuleScope::Outside => "outside",
+        ModuleScope::Unknown => "unknown",
+        ModuleScope::BackwardUnknown => "backward_unknown",
+        ModuleScope::TooMany => "too_many",
     }
 }
 
 /// Keyword of a block's purpose in structured reports.
 pub(super) fn what_kind(what: &What) -> &'static str {
     match what {
-        What::Known(is) if is.shape().is_some() => "tensor",
+        What::Known(is) if is.tensor().is_some() => "tensor",
         What::Known(_) | What::NoTensor => "no_tensor",
         What::Unknown => "unknown",
         What::TooMany => "too_many",

@@ -2,19 +2,23 @@
 
 use memprobe_common::MARK_NAME;
 
-use crate::event::Beginning;
+use crate::event::MarkedPhase;
 
 /// Prefix and suffix of these names around the class (torch/optim/optimizer.py,
 /// torch/utils/data/dataloader.py@v2.15.0, the same in 2.0.1).
-const FORMS: [(&str, &str, Beginning); 3] = [
-    ("Optimizer.step#", ".step", Beginning::Step),
-    ("Optimizer.zero_grad#", ".zero_grad", Beginning::ZeroGrad),
-    ("enumerate(DataLoader)#", ".__next__", Beginning::NextBatch),
+const FORMS: [(&str, &str, MarkedPhase); 3] = [
+    ("Optimizer.step#", ".step", MarkedPhase::Step),
+    ("Optimizer.zero_grad#", ".zero_grad", MarkedPhase::ZeroGrad),
+    (
+        "enumerate(DataLoader)#",
+        ".__next__",
+        MarkedPhase::NextBatch,
+    ),
 ];
 
 /// Returns the phase that starts and the class that runs it; `None` for a range of the program's own. The
 /// kernel programs truncate long names, in which case the class is truncated too.
-pub fn parse(name: &[u8; MARK_NAME]) -> Option<(Beginning, String)> {
+pub fn parse(name: &[u8; MARK_NAME]) -> Option<(MarkedPhase, String)> {
     let length = name.iter().position(|byte| *byte == 0)?;
     let is_whole = length + 1 < MARK_NAME;
     let name = String::from_utf8_lossy(&name[..length]);
@@ -33,7 +37,7 @@ pub fn parse(name: &[u8; MARK_NAME]) -> Option<(Beginning, String)> {
 mod tests {
     use super::*;
 
-    fn parsed(text: &str) -> Option<(Beginning, String)> {
+    fn parsed(text: &str) -> Option<(MarkedPhase, String)> {
         let mut name = [0; MARK_NAME];
         let length = text.len().min(MARK_NAME - 1);
         name[..length].copy_from_slice(&text.as_bytes()[..length]);
@@ -43,15 +47,15 @@ mod tests {
     #[test]
     fn pytorchs_own_names_are_marks() {
         for (name, begins, class) in [
-            ("Optimizer.step#Adam.step", Beginning::Step, "Adam"),
+            ("Optimizer.step#Adam.step", MarkedPhase::Step, "Adam"),
             (
                 "Optimizer.zero_grad#SGD.zero_grad",
-                Beginning::ZeroGrad,
+                MarkedPhase::ZeroGrad,
                 "SGD",
             ),
             (
                 "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
-                Beginning::NextBatch,
+                MarkedPhase::NextBatch,
                 "_SingleProcessDataLoaderIter",
             ),
         ] {

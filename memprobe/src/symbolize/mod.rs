@@ -28,7 +28,7 @@ use memprobe_common::{
 
 use crate::decode::{MemoryKind, Reason, Record, StackCopy};
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, Frame, Mark, MemoryEvent, NoStack, ShapeId,
+    Action, Address, Bytes, DeviceIndex, Event, Frame, MemoryEvent, NoStack, PhaseMark, PurposeId,
     StackId, Tgid, Tid, TimeNs, Totals,
 };
 use crate::target::memory::ReadMemory;
@@ -337,7 +337,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         let stack = self.stack_of_memory(record);
         let shape = match action {
-            Action::Free => ShapeId::NONE,
+            Action::Free => PurposeId::NONE,
             _ => self.use_of(record, reason),
         };
         self.ready.push(Event::Memory(MemoryEvent {
@@ -369,7 +369,7 @@ impl<M: ReadMemory> Symbolizer<M> {
         }
         let addr = Address(record.addr);
         let (action, size, shape) = match kind {
-            MemoryKind::CpuFree => (Action::Free, self.cpu.free(addr), ShapeId::NONE),
+            MemoryKind::CpuFree => (Action::Free, self.cpu.free(addr), PurposeId::NONE),
             _ => {
                 let size = Bytes(record.size.unsigned_abs());
                 self.cpu.alloc(addr, size);
@@ -392,7 +392,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Returns the purpose of a record's memory and defines it in the stream if it is new.
-    fn use_of(&mut self, record: &MemoryRecord, reason: &Reason) -> ShapeId {
+    fn use_of(&mut self, record: &MemoryRecord, reason: &Reason) -> PurposeId {
         let (id, new) = match reason {
             Reason::None => self.shapes.of(record, None, None),
             Reason::Tensor(shape) => self.shapes.of(record, Some(shape), None),
@@ -402,7 +402,7 @@ impl<M: ReadMemory> Symbolizer<M> {
             }
         };
         if let Some(new) = new {
-            self.ready.push(Event::Use(id, new));
+            self.ready.push(Event::BlockPurpose(id, new));
         }
         id
     }
@@ -475,11 +475,11 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         let tid = Tid(record.tid);
         let stack = self.stack_of(tid, record.stack_state, record.stack);
-        self.ready.push(Event::Mark(Mark {
+        self.ready.push(Event::PhaseMark(PhaseMark {
             time: TimeNs(record.time_ns),
             tgid: self.tgid,
             tid,
-            begins,
+            phase: begins,
             class: class.into(),
             stack,
         }));
@@ -593,7 +593,7 @@ mod tests {
     use crate::target::memory::fake::FakeMemory;
 
     /// Returns the reason for a missing stack while the kernel programs have no Python layout.
-    fn why(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
+    fn missing_stack_reason(symbolizer: &mut Symbolizer<FakeMemory>) -> Option<NoStack> {
         let record = MemoryRecord {
             tgid: symbolizer.tgid.0,
             size: 512,
@@ -615,8 +615,14 @@ mod tests {
     fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
         let mut symbolizer =
             Symbolizer::new(Tgid(u32::MAX), FakeMemory::default(), None, Past::Unknown);
-        assert_eq!(why(&mut symbolizer), Some(NoStack::UnknownPython));
+        assert_eq!(
+            missing_stack_reason(&mut symbolizer),
+            Some(NoStack::UnknownPython)
+        );
         symbolizer.runs_no_python();
-        assert_eq!(why(&mut symbolizer), Some(NoStack::NoPython));
+        assert_eq!(
+            missing_stack_reason(&mut symbolizer),
+            Some(NoStack::NoPython)
+        );
     }
 }

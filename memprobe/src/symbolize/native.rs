@@ -295,8 +295,8 @@ impl NativeCode {
         let library = &mut self.libraries[place.library];
         if library.unwinds == Unwinds::NotYetTried {
             library.unwinds = Unwinds::No;
-            let room = ALL_TABLES.saturating_sub(self.tables).min(LARGEST_TABLES);
-            if let Some((module, bytes)) = library.module(self.tgid, room) {
+            let limit = ALL_TABLES.saturating_sub(self.tables).min(LARGEST_TABLES);
+            if let Some((module, bytes)) = library.module(self.tgid, limit) {
                 self.tables += bytes;
                 self.unwinder.add_module(module);
                 library.unwinds = Unwinds::Yes;

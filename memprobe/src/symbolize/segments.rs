@@ -279,7 +279,7 @@ impl Segments {
             addr: Address(addr),
             totals: None,
             stack: crate::event::StackId::NONE,
-            shape: crate::event::ShapeId::NONE,
+            shape: crate::event::PurposeId::NONE,
             ..*block
         };
         live.describe(&mut event);
@@ -359,7 +359,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
         device: None,
         totals: None,
         stack: crate::event::StackId::NONE,
-        shape: crate::event::ShapeId::NONE,
+        shape: crate::event::PurposeId::NONE,
         call: None,
     }
 }

@@ -7,7 +7,7 @@ use memprobe_common::{
     DEVICE_TYPE_CPU, MAX_DIMENSIONS, MemoryRecord, ShapeRecord, shape_layout, stack_state,
 };
 
-use crate::event::{Bytes, Purpose, Shape, ShapeId, TimeNs, Use};
+use crate::event::{BlockPurpose, Bytes, Purpose, PurposeId, TensorSpec, TimeNs};
 use crate::tensors::DType;
 
 /// The most bytes that a block can have beyond twice the requested size. The allocator rounds up to a power
@@ -19,8 +19,8 @@ const MOST_REST: u64 = 20 << 20;
 /// The interned purposes.
 #[derive(Debug)]
 pub struct Shapes {
-    ids: HashMap<Arc<Use>, ShapeId>,
-    next: ShapeId,
+    ids: HashMap<Arc<BlockPurpose>, PurposeId>,
+    next: PurposeId,
     /// The time from which on probes report every tensor.
     watched_since: Option<TimeNs>,
 }
@@ -29,7 +29,7 @@ impl Default for Shapes {
     fn default() -> Self {
         Self {
             ids: HashMap::new(),
-            next: ShapeId::FIRST,
+            next: PurposeId::FIRST,
             watched_since: None,
         }
     }
@@ -38,7 +38,7 @@ impl Default for Shapes {
 /// The tensor that a record's memory belongs to.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
-    Shape(Shape),
+    Shape(TensorSpec),
     /// The most recent tensor does not fit this memory, so the memory is not for it.
     Another,
     /// The tensor could not be read, or the block is larger than any allocator rule explains.
@@ -58,39 +58,39 @@ impl Shapes {
         memory: &MemoryRecord,
         shape: Option<&ShapeRecord>,
         purpose: Option<Purpose>,
-    ) -> (ShapeId, Option<Arc<Use>>) {
+    ) -> (PurposeId, Option<Arc<BlockPurpose>>) {
         let found = shape.map_or(Found::Another, |shape| {
             check(shape, memory.size.unsigned_abs())
         });
         match found {
-            Found::Shape(shape) => self.intern(Use::Tensor(shape)),
-            Found::Unknown => (ShapeId::NONE, None),
+            Found::Shape(shape) => self.intern(BlockPurpose::Tensor(shape)),
+            Found::Unknown => (PurposeId::NONE, None),
             Found::Another if self.is_watched(memory) => match purpose {
-                Some(purpose) => self.intern(Use::Other(purpose)),
-                None => (ShapeId::NO_TENSOR, None),
+                Some(purpose) => self.intern(BlockPurpose::Other(purpose)),
+                None => (PurposeId::NO_TENSOR, None),
             },
-            Found::Another => (ShapeId::NONE, None),
+            Found::Another => (PurposeId::NONE, None),
         }
     }
 
     /// True if probes would have reported a tensor for this memory.
     fn is_watched(&self, memory: &MemoryRecord) -> bool {
         // The kernel programs had no scratch memory for the thread, so they recorded no tensor.
-        let is_kept = memory.stack_state != stack_state::UNREADABLE;
+        let has_scratch = memory.stack_state != stack_state::UNREADABLE;
         let since = self.watched_since;
-        is_kept && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
+        has_scratch && since.is_some_and(|since| TimeNs(memory.time_ns) >= since)
     }
 
-    fn intern(&mut self, is: Use) -> (ShapeId, Option<Arc<Use>>) {
+    fn intern(&mut self, is: BlockPurpose) -> (PurposeId, Option<Arc<BlockPurpose>>) {
         if let Some(id) = self.ids.get(&is) {
             return (*id, None);
         }
         let id = self.next;
         let Some(next) = id.0.checked_add(1) else {
-            return (ShapeId::NONE, None);
+            return (PurposeId::NONE, None);
         };
-        self.next = ShapeId(next);
-        if self.ids.len() >= crate::event::Uses::MOST {
+        self.next = PurposeId(next);
+        if self.ids.len() >= crate::event::BlockPurposes::MOST {
             self.ids.clear();
         }
         let is = Arc::new(is);
@@ -106,11 +106,11 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
     }
     let dimensions = record.dimensions as usize;
     let sizes = record.sizes[..dimensions.min(MAX_DIMENSIONS)].to_vec();
-    let told = sizes
+    let elements_known = sizes
         .iter()
         .try_fold(1u64, |all, size| all.checked_mul(*size));
     let is_whole = dimensions <= MAX_DIMENSIONS;
-    let elements = match (record.layout, told) {
+    let elements = match (record.layout, elements_known) {
         // A tensor of no elements gets no memory, and PyTorch rejects an overflowing size.
         (_, None | Some(0)) => return Found::Another,
         (shape_layout::STRIDED, Some(_)) if is_whole => record.extent,
@@ -133,7 +133,7 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
     if requested.is_some_and(|asked| size > asked.0.saturating_mul(2).saturating_add(MOST_REST)) {
         return Found::Unknown;
     }
-    Found::Shape(Shape {
+    Found::Shape(TensorSpec {
         sizes,
         more: u32::try_from(dimensions.saturating_sub(MAX_DIMENSIONS)).unwrap_or(u32::MAX),
         dtype,
@@ -242,7 +242,7 @@ mod tests {
         let (first, told) = shapes.of(&block(1, 512), Some(&dense(&[3])), None);
         let told = told.expect("a new shape");
         assert!(
-            told.shape()
+            told.tensor()
                 .is_some_and(|shape| shape.to_string() == "(3,)")
         );
         assert_eq!(
@@ -256,10 +256,13 @@ mod tests {
     #[test]
     fn a_block_without_a_tensor_is_known_as_such_only_where_tensors_are_watched() {
         let mut shapes = Shapes::default();
-        assert_eq!(shapes.of(&block(5, 512), None, None).0, ShapeId::NONE);
+        assert_eq!(shapes.of(&block(5, 512), None, None).0, PurposeId::NONE);
         shapes.watch(TimeNs(10));
-        assert_eq!(shapes.of(&block(9, 512), None, None).0, ShapeId::NONE);
-        assert_eq!(shapes.of(&block(10, 512), None, None).0, ShapeId::NO_TENSOR);
+        assert_eq!(shapes.of(&block(9, 512), None, None).0, PurposeId::NONE);
+        assert_eq!(
+            shapes.of(&block(10, 512), None, None).0,
+            PurposeId::NO_TENSOR
+        );
     }
 
     #[test]
@@ -277,11 +280,14 @@ mod tests {
         };
         shapes.watch(TimeNs(10));
         let before = of(&mut shapes, 9, None);
-        assert_eq!(before, (ShapeId::NONE, None), "it may be a tensor's");
+        assert_eq!(before, (PurposeId::NONE, None), "it may be a tensor's");
         let (first, told) = of(&mut shapes, 10, None);
-        assert_eq!(told.as_deref().and_then(Use::purpose), purpose().as_ref());
+        assert_eq!(
+            told.as_deref().and_then(BlockPurpose::purpose),
+            purpose().as_ref()
+        );
         assert_eq!(of(&mut shapes, 11, None), (first, None));
         let (other, told) = of(&mut shapes, 12, Some(&dense(&[3])));
-        assert!(other != first && told.is_some_and(|told| told.shape().is_some()));
+        assert!(other != first && told.is_some_and(|told| told.tensor().is_some()));
     }
 }

@@ -215,8 +215,8 @@ impl<M: ReadMemory> Stacks<M> {
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {
                 if frame.code(head) == freed.code && matches!(reading, Reading::Tentative(_)) {
                     let (instr, owner) = (code.instr_of(frame, freed.code), frame.owner());
-                    let kept = code.resolve_freed(&memory, freed.code, instr, owner);
-                    *reading = Reading::Kept(kept);
+                    let from_copy = code.resolve_freed(&memory, freed.code, instr, owner);
+                    *reading = Reading::Kept(from_copy);
                 }
             }
         }

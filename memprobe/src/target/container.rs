@@ -143,7 +143,7 @@ pub fn of(tgid: Tgid) -> Option<Container> {
     if foreign.contains(&Kind::Uts) {
         container.host = environment
             .first(&["HOSTNAME"])
-            .or_else(|| told_by(tgid, &foreign, "/etc/hostname"));
+            .or_else(|| name_in_file(tgid, &foreign, "/etc/hostname"));
     }
     if let Some(pod) = &mut container.pod {
         pod.name = environment
@@ -151,7 +151,7 @@ pub fn of(tgid: Tgid) -> Option<Container> {
             .or_else(|| container.host.clone());
         pod.namespace = environment
             .first(&POD_NAMESPACES)
-            .or_else(|| told_by(tgid, &foreign, SERVICE_ACCOUNT));
+            .or_else(|| name_in_file(tgid, &foreign, SERVICE_ACCOUNT));
     }
     Some(container)
 }
@@ -214,7 +214,7 @@ fn believable(name: &str) -> Option<String> {
 }
 
 /// Reads a name from a file in the process's mount namespace; `None` if the process shares memprobe's.
-fn told_by(tgid: Tgid, foreign: &[Kind], path: &str) -> Option<String> {
+fn name_in_file(tgid: Tgid, foreign: &[Kind], path: &str) -> Option<String> {
     if !foreign.contains(&Kind::Mount) {
         return None;
     }

@@ -363,12 +363,12 @@ pub(crate) mod fake {
 
         /// Returns copies of some stretches, as the kernel programs take them; each is an address and the
         /// most bytes.
-        pub(crate) fn kept(&self, stretches: &[(u64, usize)]) -> Stretches {
-            let kept = stretches.iter().map(|&(address, most)| {
+        pub(crate) fn copies_of(&self, stretches: &[(u64, usize)]) -> Stretches {
+            let copies = stretches.iter().map(|&(address, most)| {
                 let known = self.regions.known_from(address).unwrap();
                 (address, known[..most.min(known.len())].to_vec())
             });
-            kept.collect()
+            copies.collect()
         }
     }
 

@@ -2,7 +2,6 @@
 //! is bounded and checked.
 
 mod build_id;
-pub mod census;
 mod class_name;
 pub mod container;
 pub mod cpp_class;
@@ -13,6 +12,7 @@ pub mod memory;
 pub mod namespace;
 pub mod node_name;
 pub mod pause;
+pub mod process_scan;
 pub mod rank;
 pub mod root;
 pub mod status;

@@ -161,8 +161,8 @@ impl Pause {
         while pause.ask_new(tgid)? {
             pause.wait(tgid, deadline)?;
         }
-        let standing = |thread| matches!(thread, &Thread::Stopped(_) | &Thread::InKernel);
-        if pause.threads.values().any(standing) {
+        let is_stopped = |thread| matches!(thread, &Thread::Stopped(_) | &Thread::InKernel);
+        if pause.threads.values().any(is_stopped) {
             Ok(pause)
         } else {
             Err(PauseError::Gone)

@@ -13,7 +13,9 @@ use super::status::draw_status;
 use super::theme::Theme;
 use crate::event::DeviceIndex;
 use crate::label::{clock, process};
-use crate::model::snapshot::why::{DeviceCategories, DeviceModules, IterationLayers, Which};
+use crate::model::snapshot::attribution::{
+    DeviceCategories, DeviceModules, IterationLayers, Which,
+};
 
 /// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Clear, Widget};
 
 use super::state::{Overlay, State};
 use super::theme::{ASCII, Theme};
-use crate::event::{Detail, Graph, Told};
+use crate::event::{CaptureOptions, Detail, GraphTracking};
 use crate::label::{clean, fit, wrap};
 
 /// Maximum width of a box, for readable lines.
@@ -187,15 +187,15 @@ pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
 }
 
 /// Describes what the probes record, and how to record more.
-fn told(told: Told) -> Vec<Line<'static>> {
+fn told(told: CaptureOptions) -> Vec<Line<'static>> {
     let blocks = match told.detail {
         Detail::Lines => "its line (--detail tensors: the tensor too)",
         Detail::Tensors => "its line and tensor (--detail full: workspaces too)",
         Detail::Full => "its line and tensor, or what else it is for",
     };
     let backward = match told.graph {
-        Graph::Ignored => "not led back to the forward pass",
-        Graph::Followed => "led back to the line of the forward pass",
+        GraphTracking::Off => "not led back to the forward pass",
+        GraphTracking::On => "led back to the line of the forward pass",
     };
     vec![
         Line::from(format!(" told of each block: {blocks}")),

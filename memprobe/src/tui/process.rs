@@ -359,7 +359,7 @@ mod tests {
     use super::super::trial::COLOUR;
     use super::*;
     use crate::model::snapshot::Grouping;
-    use crate::model::snapshot::why::samples::module;
+    use crate::model::snapshot::attribution::samples::module;
     use crate::model::tensors::explain;
     use crate::model::tensors::samples::training;
 

@@ -246,7 +246,7 @@ pub(super) fn normal() -> Snapshot {
             losses: Losses::default(),
             state: TargetState::Running,
             probes: probes(),
-            told: crate::event::Told::default(),
+            told: crate::event::CaptureOptions::default(),
             missing: Vec::new(),
             disagreements: 0,
             unread_at_attach: None,

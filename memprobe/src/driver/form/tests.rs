@@ -145,10 +145,10 @@ proptest! {
         processes in processes(),
         form in prop::sample::select(Form::ALL.to_vec()),
         padding in any::<u32>(),
-        room in 40..200_u32,
+        capacity in 40..200_u32,
     ) {
         let pids: Vec<u32> = processes.iter().map(|process| process.0).collect();
-        let mut list = written(form, &processes, room);
+        let mut list = written(form, &processes, capacity);
         for place in list.bytes.chunks_exact_mut(form.size()).take(processes.len()) {
             place[4..8].copy_from_slice(&padding.to_ne_bytes());
         }
@@ -163,12 +163,12 @@ proptest! {
     #[test]
     fn whatever_is_written_gives_numbers_that_can_be_or_a_reason(
         count in 0..70_u32,
-        room in 0..70_u32,
+        capacity in 0..70_u32,
         bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(0_u8), Just(PATTERN)], 0..5000),
         knows in any::<bool>(),
     ) {
         let pids = Existing(knows.then(|| vec![100, 200]));
-        let list = RawList { count, room, bytes };
+        let list = RawList { count, capacity, bytes };
         if let Ok(decoded) = decode(&list, TOTAL, &pids) {
             let sum: u64 = decoded.entries.iter().filter_map(|entry| entry.used).sum();
             prop_assert!(sum <= 80 * GIB);

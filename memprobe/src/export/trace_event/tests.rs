@@ -8,7 +8,7 @@ use super::*;
 use crate::event::{Address, Bytes, StackKind};
 use crate::export::output::OutputPlan;
 use crate::model::snapshot::Grouping;
-use crate::model::snapshot::why::samples::categories;
+use crate::model::snapshot::attribution::samples::categories;
 use crate::recording::samples::{MIB, frame, header, late_attach, memory, recording, stack, story};
 use crate::recording::{MAX_LINE, Reader};
 

@@ -14,13 +14,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Heap;
-use super::census::{Census, Known};
 use super::class::Classes;
 use super::collector::{self, Broken, Reach};
 use super::frames::{self, Variables};
 use super::image::{Extent, Image};
 use super::modules::{self, Module};
 use super::optimizers::{self, Optimizers};
+use super::process_scan::{PreviousScan, ProcessScan};
 use crate::event::TimeNs;
 use crate::symbolize::python::PythonProcess;
 use crate::target::memory::{ProcessMemory, ReadMemory};
@@ -54,7 +54,7 @@ const MOST_COPIES: u32 = 2;
 
 /// Mode of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Manner {
+pub enum CaptureMode {
     /// Paused for the copy only; as much as possible is read before, to keep the pause short.
     #[default]
     Paused,
@@ -67,7 +67,7 @@ pub enum Manner {
 
 /// Reasons for failing to read a heap.
 #[derive(Debug)]
-pub enum Why {
+pub enum CaptureError {
     /// The process could not be paused.
     Pause(PauseError),
     /// No stop found the object lists consistent.
@@ -76,7 +76,7 @@ pub enum Why {
     StandsBroken(Broken),
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for CaptureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pause(error) => error.fmt(f),
@@ -95,7 +95,7 @@ impl fmt::Display for Why {
     }
 }
 
-impl std::error::Error for Why {
+impl std::error::Error for CaptureError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Pause(error) => Some(error),
@@ -104,7 +104,7 @@ impl std::error::Error for Why {
     }
 }
 
-impl From<PauseError> for Why {
+impl From<PauseError> for CaptureError {
     fn from(error: PauseError) -> Self {
         Self::Pause(error)
     }
@@ -112,12 +112,12 @@ impl From<PauseError> for Why {
 
 /// Result of one scan of a heap.
 #[derive(Debug, Default)]
-pub struct Moment {
+pub struct HeapScan {
     /// Time of the scan, on the clock of the events.
     pub at: TimeNs,
     /// Mode of the scan.
-    pub manner: Manner,
-    pub census: Census,
+    pub mode: CaptureMode,
+    pub objects: ProcessScan,
     pub classes: Classes,
     /// The PyTorch modules.
     pub modules: Vec<Module>,
@@ -133,32 +133,32 @@ pub struct Moment {
 
 /// Scope of a scan.
 #[derive(Clone, Copy, Debug)]
-enum Look<'a> {
+enum ScanScope<'a> {
     /// Everything. Reads into the image whatever later steps need.
-    Whole(Manner),
+    Whole(CaptureMode),
     /// Objects that are new since an earlier scan, and its tensors, modules and so on. Also reads into the
     /// image.
-    New(&'a Known),
+    New(&'a PreviousScan),
     /// Everything, from an image that is already complete.
     Copy,
 }
 
-impl Moment {
+impl HeapScan {
     /// Scans a heap.
-    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: Look<'_>) -> Self {
+    fn of(image: &Image<impl ReadMemory>, python: &PythonProcess, look: ScanScope<'_>) -> Self {
         let mut moment = Self {
             at: now(),
-            manner: match look {
-                Look::Whole(manner) => manner,
-                Look::New(_) | Look::Copy => Manner::Paused,
+            mode: match look {
+                ScanScope::Whole(manner) => manner,
+                ScanScope::New(_) | ScanScope::Copy => CaptureMode::Paused,
             },
             ..Self::default()
         };
         let mut listed = Vec::new();
         let layout = &python.layout;
         let reach = match look {
-            Look::New(known) => Reach::Added(&known.endings),
-            Look::Whole(_) | Look::Copy => Reach::All,
+            ScanScope::New(known) => Reach::Added(&known.endings),
+            ScanScope::Whole(_) | ScanScope::Copy => Reach::All,
         };
         let walked = collector::interpreters(image, layout, python.runtime);
         let walked = walked.and_then(|interpreters| {
@@ -170,19 +170,19 @@ impl Moment {
         moment.broken = walked.err();
         let heap = Heap::of(image, layout);
         let classes = &mut moment.classes;
-        moment.census = Census::of(&heap, classes, &listed);
+        moment.objects = ProcessScan::of(&heap, classes, &listed);
         drop(listed);
         match look {
-            Look::Whole(_) => moment.census.keep_contents(&heap, classes),
-            Look::New(known) => {
-                moment.census.keep_contents(&heap, classes);
-                moment.census.add_known(&heap, classes, known);
+            ScanScope::Whole(_) => moment.objects.keep_contents(&heap, classes),
+            ScanScope::New(known) => {
+                moment.objects.keep_contents(&heap, classes);
+                moment.objects.add_known(&heap, classes, known);
             }
-            Look::Copy => {}
+            ScanScope::Copy => {}
         }
-        moment.modules = modules::read(&heap, classes, &moment.census.modules);
-        moment.optimizers = optimizers::read(&heap, classes, &moment.census.optimizers);
-        match frames::variables(&heap, classes, python, &moment.census) {
+        moment.modules = modules::read(&heap, classes, &moment.objects.modules);
+        moment.optimizers = optimizers::read(&heap, classes, &moment.objects.optimizers);
+        match frames::variables(&heap, classes, python, &moment.objects) {
             Ok(variables) => moment.variables = variables,
             Err(why) => moment.no_frames = Some(why),
         }
@@ -200,7 +200,7 @@ fn now() -> TimeNs {
 /// A captured heap.
 #[derive(Debug)]
 pub struct Captured<T, R> {
-    pub moment: Moment,
+    pub moment: HeapScan,
     /// Result of `more`.
     pub more: T,
     /// Result of `conclude`.
@@ -212,7 +212,7 @@ pub struct Captured<T, R> {
 
 impl<T, R> Captured<T, R> {
     fn of(
-        moment: Moment,
+        moment: HeapScan,
         more: T,
         result: R,
         image: &Image<ProcessMemory>,
@@ -236,34 +236,34 @@ impl<T, R> Captured<T, R> {
 /// [`Why`].
 pub fn capture<T: Send, R: Send>(
     python: &PythonProcess,
-    manner: Manner,
-    more: impl Fn(&Image<ProcessMemory>, &mut Moment) -> T + Sync,
-    conclude: impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R + Sync,
-) -> Result<Captured<T, R>, Why> {
-    let look = |image: &Image<ProcessMemory>, what: Look<'_>| {
-        let mut moment = Moment::of(image, python, what);
+    manner: CaptureMode,
+    more: impl Fn(&Image<ProcessMemory>, &mut HeapScan) -> T + Sync,
+    conclude: impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync,
+) -> Result<Captured<T, R>, CaptureError> {
+    let look = |image: &Image<ProcessMemory>, what: ScanScope<'_>| {
+        let mut moment = HeapScan::of(image, python, what);
         let more = more(image, &mut moment);
         (moment, more)
     };
-    if manner == Manner::AtOnce {
+    if manner == CaptureMode::AtOnce {
         return capture_at_once(python, &look, &conclude);
     }
     let (mut image, (mut moment, mut found)) = look_at_running(python, &look);
     // A running process is read at many moments anyway, and the result says so: missing memory is read on
     // demand.
     let mut result = conclude(&image, &mut moment, &found);
-    if manner == Manner::Running {
+    if manner == CaptureMode::Running {
         let how = Consistency::Running;
         return Ok(Captured::of(moment, found, result, &image, how));
     }
-    let mut stops = Stops::default();
+    let mut stops = PauseAttempts::default();
     for _ in 0..MOST_COPIES {
         drop((found, result));
-        let known = Known::of(moment.census);
-        let standing = |image: &Image<ProcessMemory>| look(image, Look::New(&known));
-        let ((stood, _), pause) = stops.look(python, &mut image, &standing)?;
+        let known = PreviousScan::of(moment.objects);
+        let scan_paused = |image: &Image<ProcessMemory>| look(image, ScanScope::New(&known));
+        let ((stood, _), pause) = stops.look(python, &mut image, &scan_paused)?;
         image.close();
-        (moment, found) = look(&image, Look::Copy);
+        (moment, found) = look(&image, ScanScope::Copy);
         moment.at = stood.at;
         result = conclude(&image, &mut moment, &found);
         let extent = image.extent();
@@ -277,12 +277,13 @@ pub fn capture<T: Send, R: Send>(
         image.open();
         image.renew();
         drop((found, result));
-        (moment, found) = look(&image, Look::Whole(Manner::Running));
+        (moment, found) = look(&image, ScanScope::Whole(CaptureMode::Running));
         result = conclude(&image, &mut moment, &found);
     }
     drop((moment, found, result));
-    let standing = |image: &Image<ProcessMemory>| look(image, Look::Whole(Manner::Paused));
-    let ((mut moment, more), pause) = stops.look(python, &mut image, &standing)?;
+    let scan_paused =
+        |image: &Image<ProcessMemory>| look(image, ScanScope::Whole(CaptureMode::Paused));
+    let ((mut moment, more), pause) = stops.look(python, &mut image, &scan_paused)?;
     image.close();
     let result = conclude(&image, &mut moment, &more);
     let how = stops.paused_for(pause);
@@ -292,13 +293,13 @@ pub fn capture<T: Send, R: Send>(
 /// Captures a heap completely while the process is paused.
 fn capture_at_once<T: Send, R: Send>(
     python: &PythonProcess,
-    look: &(impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T) + Sync),
-    conclude: &(impl Fn(&Image<ProcessMemory>, &mut Moment, &T) -> R + Sync),
-) -> Result<Captured<T, R>, Why> {
+    look: &(impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T) + Sync),
+    conclude: &(impl Fn(&Image<ProcessMemory>, &mut HeapScan, &T) -> R + Sync),
+) -> Result<Captured<T, R>, CaptureError> {
     let mut image = Image::of(python.memory(), MOST_BYTES);
-    let mut stops = Stops::default();
+    let mut stops = PauseAttempts::default();
     let all = |image: &Image<ProcessMemory>| {
-        let (mut moment, more) = look(image, Look::Whole(Manner::AtOnce));
+        let (mut moment, more) = look(image, ScanScope::Whole(CaptureMode::AtOnce));
         let result = conclude(image, &mut moment, &more);
         (moment, (more, result))
     };
@@ -310,8 +311,8 @@ fn capture_at_once<T: Send, R: Send>(
 /// Scans a running process until the result is consistent, at most [`MOST_WALKS`] times.
 fn look_at_running<T>(
     python: &PythonProcess,
-    look: &impl Fn(&Image<ProcessMemory>, Look<'_>) -> (Moment, T),
-) -> (Image<ProcessMemory>, (Moment, T)) {
+    look: &impl Fn(&Image<ProcessMemory>, ScanScope<'_>) -> (HeapScan, T),
+) -> (Image<ProcessMemory>, (HeapScan, T)) {
     let mut walks = 0;
     loop {
         let stands = is_stopped(python.tgid);
@@ -319,7 +320,7 @@ fn look_at_running<T>(
             wait_for_a_good_moment(python);
         }
         let image = Image::of(python.memory(), MOST_BYTES);
-        let found = look(&image, Look::Whole(Manner::Running));
+        let found = look(&image, ScanScope::Whole(CaptureMode::Running));
         walks += 1;
         let is_whole = found.0.broken.is_none() && !found.0.is_torn;
         if is_whole || stands || walks == MOST_WALKS {
@@ -331,11 +332,11 @@ fn look_at_running<T>(
 
 /// Number of failed stops.
 #[derive(Debug, Default)]
-struct Stops {
+struct PauseAttempts {
     number: u32,
 }
 
-impl Stops {
+impl PauseAttempts {
     /// Result of the final stop, with the number of failed ones before it.
     fn paused_for(&self, pause: Duration) -> Consistency {
         Consistency::Paused {
@@ -350,8 +351,8 @@ impl Stops {
         &mut self,
         python: &PythonProcess,
         image: &mut Image<ProcessMemory>,
-        look: &(impl Fn(&Image<ProcessMemory>) -> (Moment, T) + Sync),
-    ) -> Result<((Moment, T), Duration), Why> {
+        look: &(impl Fn(&Image<ProcessMemory>) -> (HeapScan, T) + Sync),
+    ) -> Result<((HeapScan, T), Duration), CaptureError> {
         let mut wait = FIRST_WAIT;
         let mut allocating = 0;
         loop {
@@ -381,12 +382,12 @@ impl Stops {
             };
             // Somebody may have resumed it meanwhile.
             if stands && is_stopped(python.tgid) {
-                return Err(Why::StandsBroken(broken));
+                return Err(CaptureError::StandsBroken(broken));
             }
             allocating += u32::from(broken == Broken::Allocating);
             self.number += 1;
             if self.number >= MOST_STOPS {
-                return Err(Why::NeverWhole(broken));
+                return Err(CaptureError::NeverWhole(broken));
             }
             thread::sleep(wait);
             wait = (wait * 2).min(MOST_WAIT);

@@ -64,7 +64,7 @@ mod tests {
     fn deque(heap: &mut FakeHeap, count: u64) -> u64 {
         let class = heap.class("collections.deque", 0, 0);
         let object = heap.object(class, 64);
-        let blocks = [heap.room(BLOCK as u64), heap.room(BLOCK as u64)];
+        let blocks = [heap.reserve(BLOCK as u64), heap.reserve(BLOCK as u64)];
         heap.put_word(object, 16_u64, count);
         heap.put_word(object, FIRST_BLOCK, blocks[0]);
         heap.put_word(object, FIRST_BLOCK + FIRST_INDEX as u64, ITEMS - 1);

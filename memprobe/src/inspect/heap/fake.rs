@@ -53,7 +53,7 @@ impl FakeHeap {
     }
 
     /// Reserves `size` zero bytes.
-    pub(in crate::inspect) fn room(&mut self, size: u64) -> u64 {
+    pub(in crate::inspect) fn reserve(&mut self, size: u64) -> u64 {
         let at = BASE + self.bytes.len() as u64;
         let end = self.bytes.len() + size.next_multiple_of(64) as usize;
         self.bytes.resize(end, 0);
@@ -70,14 +70,14 @@ impl FakeHeap {
     }
 
     fn c_string(&mut self, text: &str) -> u64 {
-        let at = self.room(text.len() as u64 + 1);
+        let at = self.reserve(text.len() as u64 + 1);
         self.put(at, 0_u64, text.as_bytes());
         at
     }
 
     /// A class with these flags.
     pub(in crate::inspect) fn class(&mut self, name: &str, flags: u64, base: u64) -> u64 {
-        let class = self.room(CLASS);
+        let class = self.reserve(CLASS);
         let name = self.c_string(name);
         self.put_word(class, ClassLayout::NAME, name);
         self.put_word(class, ClassLayout::FLAGS, flags | ClassLayout::READY);
@@ -117,7 +117,7 @@ impl FakeHeap {
 
     /// An object in the collector's lists.
     pub(in crate::inspect) fn object(&mut self, class: u64, size: u64) -> u64 {
-        let at = self.room(BEFORE + size) + BEFORE;
+        let at = self.reserve(BEFORE + size) + BEFORE;
         self.put_word(at, 0_u64, 1);
         self.put_word(at, self.layout.object.kind, class);
         self.listed.push(at);
@@ -127,9 +127,9 @@ impl FakeHeap {
     pub(in crate::inspect) fn text(&mut self, text: &str) -> u64 {
         let mut alone = FakeMemory::default();
         map_str(&mut alone, self.layout, 0x1000, text);
-        let bytes = alone.kept(&[(0x1000, 4096)]);
+        let bytes = alone.copies_of(&[(0x1000, 4096)]);
         let bytes = bytes.read_prefix(0x1000, 4096, 4096).unwrap();
-        let at = self.room(bytes.len() as u64 + 64);
+        let at = self.reserve(bytes.len() as u64 + 64);
         self.put(at, 0_u64, &bytes);
         self.put_word(at, self.layout.object.kind, self.str_class);
         at
@@ -138,7 +138,7 @@ impl FakeHeap {
     /// An int of one digit.
     pub(in crate::inspect) fn int(&mut self, value: i32) -> u64 {
         use crate::symbolize::python::layout::Numbers;
-        let at = self.room(40);
+        let at = self.reserve(40);
         let size = match (self.layout.heap.numbers, value) {
             (Numbers::Signed, ..0) => u64::MAX,
             (Numbers::Signed, _) => 1,
@@ -164,7 +164,7 @@ impl FakeHeap {
         let size = entries.len().next_power_of_two().max(8) as u64;
         let width = if size > 0xff { 2 } else { 1 };
         let indices = size * width;
-        let table = self.room(64 + indices + 24 * size);
+        let table = self.reserve(64 + indices + 24 * size);
         let (start, with_hash) = match self.layout.heap.dict.keys {
             DictKeys::Sized => {
                 self.put_word(table, 8_u64, size);
@@ -189,7 +189,7 @@ impl FakeHeap {
 
     pub(in crate::inspect) fn list(&mut self, items: &[u64]) -> u64 {
         let list = self.object(self.list_class, 40);
-        let table = self.room(8 * items.len() as u64 + 8);
+        let table = self.reserve(8 * items.len() as u64 + 8);
         self.put_word(list, HeapLayout::SIZE, items.len() as u64);
         self.put_word(list, HeapLayout::LIST_ITEMS, table);
         for (number, &item) in (0..).zip(items) {
@@ -238,7 +238,7 @@ impl FakeHeap {
 
     /// An object with its attributes in a values array, in the order of its class's names.
     pub(in crate::inspect) fn with_values(&mut self, class: u64, values: &[u64]) -> u64 {
-        let table = self.room(16 + 8 * values.len() as u64);
+        let table = self.reserve(16 + 8 * values.len() as u64);
         let object = self.object(class, 64 + 8 * values.len() as u64);
         let first = match self.layout.heap.attributes {
             Attributes::Dict => unreachable!("they have none before 3.11"),
@@ -265,7 +265,7 @@ impl FakeHeap {
     /// turn.
     pub(in crate::inspect) fn finish(mut self) -> (FakeMemory, u64) {
         let collector = self.layout.heap.collector;
-        let interpreter = self.room(u64::from(collector.start) + 512);
+        let interpreter = self.reserve(u64::from(collector.start) + 512);
         let start = interpreter + u64::from(collector.start);
         let generation = start + u64::from(collector.generations);
         let step = CollectorLayout::GENERATION_SIZE;
@@ -286,7 +286,7 @@ impl FakeHeap {
             }
         }
         // Pad the last page.
-        self.room(16 << 10);
+        self.reserve(16 << 10);
         let mut memory = FakeMemory::default();
         memory.map(BASE, self.bytes);
         (memory, interpreter)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::census::Census;
 use super::class::{Classes, Holds};
+use super::process_scan::ProcessScan;
 use super::{Heap, shortened};
 use crate::symbolize::python::layout::{GeneratorLayout, HeapLayout, LocalNames, LocalsLayout};
 use crate::symbolize::python::threads::{self, RawFrame};
@@ -31,7 +31,7 @@ const LONGEST_NAME: usize = 128;
 const MARKS: u64 = 3;
 
 /// Most generators and most frame objects that are read.
-const MOST_KEPT: usize = 1 << 16;
+const MAX_SUSPENDED: usize = 1 << 16;
 
 /// `FRAME_OWNED_BY_FRAME_OBJECT`: the call has ended (`Include/internal/pycore_frame.h`@v3.11.7 to @v3.15.2).
 const OWNED_BY_OBJECT: u8 = 2;
@@ -83,7 +83,7 @@ pub fn variables(
     heap: &Heap<'_, impl ReadMemory>,
     classes: &mut Classes,
     python: &PythonProcess,
-    census: &Census,
+    scan: &ProcessScan,
 ) -> Result<Variables, Unreadable> {
     let memory = heap.memory;
     let states = threads::thread_states(memory, &python.layout, python.interpreter)?;
@@ -91,7 +91,7 @@ pub fn variables(
         heap,
         classes,
         codes: CodeCache::new(python),
-        globals: globals_of(heap, &census.globals),
+        globals: globals_of(heap, &scan.globals),
         seen: HashSet::new(),
         found: Variables::default(),
     };
@@ -111,8 +111,8 @@ pub fn variables(
             reader.add_frame(frame, depth, "");
         }
     }
-    reader.add_suspended(&census.suspended);
-    reader.add_kept(&census.frames);
+    reader.add_suspended(&scan.suspended);
+    reader.add_ended(&scan.frames);
     let mut found = reader.found;
     found.all.sort_by_key(|variable| variable.rank);
     Ok(found)
@@ -150,8 +150,8 @@ struct Suspended {
 impl<M: ReadMemory> Reader<'_, '_, M> {
     /// Adds generators, coroutines and asynchronous generators that do not run.
     fn add_suspended(&mut self, objects: &[u64]) {
-        self.found.frames_left_out += objects.len().saturating_sub(MOST_KEPT) as u64;
-        for &object in objects.iter().take(MOST_KEPT) {
+        self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
+        for &object in objects.iter().take(MAX_SUSPENDED) {
             let class = self.classes.of(self.heap, object);
             let class = class.map_or_else(|| "".into(), |class| Arc::clone(&class.name));
             let suspended = match self.suspended(object) {
@@ -207,9 +207,9 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
     }
 
     /// Adds frame objects of ended calls.
-    fn add_kept(&mut self, objects: &[u64]) {
-        self.found.frames_left_out += objects.len().saturating_sub(MOST_KEPT) as u64;
-        for &object in objects.iter().take(MOST_KEPT) {
+    fn add_ended(&mut self, objects: &[u64]) {
+        self.found.frames_left_out += objects.len().saturating_sub(MAX_SUSPENDED) as u64;
+        for &object in objects.iter().take(MAX_SUSPENDED) {
             let frame = match self.heap.layout.heap.frame_of_object {
                 Some(at) => self.heap.word(object, at),
                 None => Ok(object),

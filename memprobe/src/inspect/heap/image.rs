@@ -28,11 +28,11 @@ const RECENT: usize = 4096;
 #[derive(Debug)]
 pub struct Image<M> {
     memory: M,
-    kept: RefCell<Kept>,
+    cache: RefCell<ChunkCache>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct ChunkCache {
     chunks: Vec<Chunk>,
     /// Index in `chunks` by chunk number: the address divided by [`CHUNK`].
     places: HashMap<u64, usize>,
@@ -75,7 +75,7 @@ impl<M: ReadMemory> Image<M> {
     pub fn of(memory: M, most: usize) -> Self {
         Self {
             memory,
-            kept: RefCell::new(Kept {
+            cache: RefCell::new(ChunkCache {
                 chunks: Vec::new(),
                 places: HashMap::new(),
                 recent: vec![(u64::MAX, 0); RECENT].into(),
@@ -88,31 +88,31 @@ impl<M: ReadMemory> Image<M> {
 
     /// Stops reading missing memory.
     pub fn close(&self) {
-        self.kept.borrow_mut().open = false;
+        self.cache.borrow_mut().open = false;
     }
 
     /// Resumes reading missing memory. Cached memory stays as of the moment it was read until
     /// [`Self::renew`].
     pub fn open(&self) {
-        self.kept.borrow_mut().open = true;
+        self.cache.borrow_mut().open = true;
     }
 
     /// Returns the image's size and completeness.
     pub fn extent(&self) -> Extent {
-        let kept = self.kept.borrow();
+        let cache = self.cache.borrow();
         Extent {
-            bytes: kept.chunks.len() * CHUNK,
-            missed: kept.missed,
-            full: kept.chunks.len() >= kept.most,
+            bytes: cache.chunks.len() * CHUNK,
+            missed: cache.missed,
+            full: cache.chunks.len() >= cache.most,
         }
     }
 
     /// Reads all pages again that were looked at so far, in one call, and forgets the rest. The image then
     /// belongs to this moment. Pages that nobody looked at are unlikely to be needed now.
     pub fn renew(&self) {
-        let kept = &mut *self.kept.borrow_mut();
-        kept.missed = 0;
-        let mut wanted: Vec<&mut Chunk> = kept.chunks.iter_mut().collect();
+        let cache = &mut *self.cache.borrow_mut();
+        cache.missed = 0;
+        let mut wanted: Vec<&mut Chunk> = cache.chunks.iter_mut().collect();
         wanted.sort_unstable_by_key(|chunk| chunk.number);
         let spans: Vec<_> = wanted.iter().map(|chunk| chunk.span()).collect();
         let mut pieces: Vec<_> = wanted
@@ -144,14 +144,14 @@ impl<M: ReadMemory> Image<M> {
 
     /// Reads the missing parts of a range.
     pub fn keep(&self, range: Range<u64>) {
-        let kept = &mut *self.kept.borrow_mut();
+        let cache = &mut *self.cache.borrow_mut();
         let mut at = range.start;
         while at < range.end {
             let within = (at % CHUNK as u64) as usize;
             let len = ((CHUNK - within) as u64).min(range.end - at);
             // A later read of the range reports the error.
             let bytes = within..within + len as usize;
-            if kept.get(&self.memory, at / CHUNK as u64, bytes) == Err(Cause::NotKept) {
+            if cache.get(&self.memory, at / CHUNK as u64, bytes) == Err(Cause::NotKept) {
                 return;
             }
             let Some(next) = at.checked_add(len) else {
@@ -163,8 +163,8 @@ impl<M: ReadMemory> Image<M> {
 
     /// Reads the missing chunks of these ranges, with as few calls as possible.
     pub fn fetch(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
-        let kept = &mut *self.kept.borrow_mut();
-        if !kept.open {
+        let cache = &mut *self.cache.borrow_mut();
+        if !cache.open {
             return;
         }
         let mut numbers = Vec::new();
@@ -173,23 +173,23 @@ impl<M: ReadMemory> Image<M> {
                 continue;
             };
             let (first, last) = (range.start / CHUNK as u64, last / CHUNK as u64);
-            if last - first > kept.most as u64 {
+            if last - first > cache.most as u64 {
                 continue;
             }
             for number in first..=last {
-                if !kept.places.contains_key(&number) && numbers.last() != Some(&number) {
+                if !cache.places.contains_key(&number) && numbers.last() != Some(&number) {
                     numbers.push(number);
                 }
             }
         }
         numbers.sort_unstable();
         numbers.dedup();
-        numbers.truncate(kept.most.saturating_sub(kept.chunks.len()));
+        numbers.truncate(cache.most.saturating_sub(cache.chunks.len()));
         for numbers in numbers.chunks(BATCH) {
             let mut chunks: Vec<_> = numbers.iter().copied().map(Chunk::empty).collect();
             read_whole(&self.memory, &mut chunks);
             for chunk in chunks {
-                kept.keep(chunk);
+                cache.keep(chunk);
             }
         }
     }
@@ -259,7 +259,7 @@ fn pages(range: &Range<usize>) -> u8 {
     ALL & (u8::MAX << first) & !(((u16::MAX << behind) & 0xff) as u8)
 }
 
-impl Kept {
+impl ChunkCache {
     fn keep(&mut self, chunk: Chunk) -> usize {
         let place = self.chunks.len();
         self.places.insert(chunk.number, place);
@@ -320,14 +320,14 @@ impl Kept {
 impl<M: ReadMemory> ReadMemory for Image<M> {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         let unreadable = |cause| Unreadable { address, cause };
-        let kept = &mut *self.kept.borrow_mut();
+        let cache = &mut *self.cache.borrow_mut();
         let mut done = 0;
         while done < into.len() {
             let at = address.checked_add(done as u64);
             let at = at.ok_or_else(|| unreadable(Cause::NotMapped))?;
             let within = (at % CHUNK as u64) as usize;
             let len = (CHUNK - within).min(into.len() - done);
-            let bytes = kept.get(&self.memory, at / CHUNK as u64, within..within + len);
+            let bytes = cache.get(&self.memory, at / CHUNK as u64, within..within + len);
             into[done..done + len].copy_from_slice(bytes.map_err(unreadable)?);
             done += len;
         }

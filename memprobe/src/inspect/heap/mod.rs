@@ -5,19 +5,19 @@
 //! recurses on it, and unreadable objects are skipped.
 
 pub mod capture;
-pub mod census;
 pub mod class;
 pub mod collector;
 pub mod contents;
 mod deque;
 pub mod dict;
 pub mod frames;
-pub mod holders;
 pub mod image;
 pub mod key;
 pub mod modules;
 pub mod optimizers;
 pub mod paths;
+pub mod process_scan;
+pub mod retainers;
 
 #[cfg(test)]
 pub(in crate::inspect) mod fake;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Heap;
-use super::census::Census;
 use super::class::{Classes, Holds, Role};
 use super::contents::Step;
 use super::frames::{Variable, is_library};
+use super::process_scan::ProcessScan;
 use crate::symbolize::python::layout::HeapLayout;
 use crate::target::memory::ReadMemory;
 
@@ -23,12 +23,12 @@ const LIBRARY: usize = 3;
 const IMPORTED: usize = 1;
 
 /// Most paths kept to one tensor, and to all tensors together.
-pub(super) const MOST_WAYS: usize = 32;
+pub(super) const MAX_PATHS: usize = 32;
 const MOST_OF_ALL: usize = 1 << 22;
 
 /// Start of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Root {
+pub(super) struct PathRoot {
     /// `train.py:31 train() -> x`, `torch.nn`; empty for `__main__`.
     pub(super) text: Arc<str>,
     /// The same without the frame: `x`.
@@ -52,7 +52,7 @@ pub(super) enum Origin {
 
 /// A path to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct ReferencePath {
     pub(super) origin: Origin,
     steps: usize,
 }
@@ -71,11 +71,11 @@ pub struct Path {
 /// Objects that a program reaches, with their paths.
 #[derive(Debug)]
 pub struct Paths {
-    pub(super) roots: Vec<Root>,
+    pub(super) roots: Vec<PathRoot>,
     origins: Vec<Origin>,
     places: HashMap<u64, u32>,
     /// Paths to each tensor, shortest first.
-    pub(super) ways: HashMap<u64, Vec<Way>>,
+    pub(super) to_tensors: HashMap<u64, Vec<ReferencePath>>,
     /// Longest-lived variable or global for each object: a global of the program, otherwise a variable of the
     /// outermost frame.
     pub(super) longest: HashMap<u64, u32>,
@@ -86,7 +86,7 @@ impl Paths {
     pub fn search(
         heap: &Heap<'_, impl ReadMemory>,
         classes: &mut Classes,
-        census: &Census,
+        census: &ProcessScan,
         variables: &[Variable],
     ) -> Self {
         let places = census.objects.iter().map(|object| object.address).zip(0..);
@@ -95,7 +95,7 @@ impl Paths {
                 roots: Vec::new(),
                 origins: vec![Origin::Nowhere; census.objects.len()],
                 places: places.collect(),
-                ways: HashMap::new(),
+                to_tensors: HashMap::new(),
                 longest: HashMap::new(),
             },
             next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
@@ -121,8 +121,14 @@ impl Paths {
         tensor: u64,
         most: usize,
     ) -> Vec<Path> {
-        let ways = self.ways.get(&tensor).into_iter().flatten().take(most);
-        ways.filter_map(|way| self.path(heap, classes, way.origin))
+        let paths = self
+            .to_tensors
+            .get(&tensor)
+            .into_iter()
+            .flatten()
+            .take(most);
+        paths
+            .filter_map(|way| self.path(heap, classes, way.origin))
             .collect()
     }
 
@@ -204,7 +210,7 @@ struct Search<'a> {
     paths: Paths,
     /// Objects to visit, by distance.
     next: Vec<Vec<u32>>,
-    census: &'a Census,
+    census: &'a ProcessScan,
     /// Number of paths kept.
     count: usize,
 }
@@ -298,7 +304,7 @@ impl Search<'_> {
         note: &'static str,
         value: Option<u64>,
     ) -> Origin {
-        let root = Root {
+        let root = PathRoot {
             text,
             name,
             note,
@@ -326,10 +332,10 @@ impl Search<'_> {
     }
 
     fn add_way(&mut self, tensor: u64, origin: Origin, steps: usize) {
-        let ways = self.paths.ways.entry(tensor).or_default();
-        if ways.len() < MOST_WAYS && self.count < MOST_OF_ALL {
+        let paths = self.paths.to_tensors.entry(tensor).or_default();
+        if paths.len() < MAX_PATHS && self.count < MOST_OF_ALL {
             self.count += 1;
-            ways.push(Way { origin, steps });
+            paths.push(ReferencePath { origin, steps });
         }
     }
 

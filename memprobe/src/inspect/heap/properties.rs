@@ -4,12 +4,12 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::census::{Census, Known, Object};
 use super::class::Classes;
 use super::collector::{self, Age, Listed, Reach};
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
+use super::process_scan::{Object, PreviousScan, ProcessScan};
 use super::{Heap, modules, optimizers};
 use crate::symbolize::python::layout::{ClassLayout, PythonLayout};
 use crate::symbolize::python::versions::LAYOUTS;
@@ -95,10 +95,10 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     }));
     let heap = Heap::of(&image, layout);
     let mut classes = Classes::default();
-    let mut census = Census::of(&heap, &mut classes, &listed);
+    let mut census = ProcessScan::of(&heap, &mut classes, &listed);
     census.keep_contents(&heap, &classes);
-    let known = Known::of(census.clone());
-    let mut again = Census::default();
+    let known = PreviousScan::of(census.clone());
+    let mut again = ProcessScan::default();
     again.add_known(&heap, &mut classes, &known);
     let mut added = Vec::new();
     let reach = Reach::Added(&known.endings);

@@ -1,18 +1,22 @@
-use super::census::{Census, Known};
 use super::class::{Classes, Role};
 use super::collector::{self, Age, Broken, Reach};
 use super::fake::FakeHeap;
 use super::frames::Variable;
-use super::holders::Holders;
 use super::image::Image;
 use super::paths::Paths;
+use super::process_scan::{PreviousScan, ProcessScan};
+use super::retainers::HeapRetainers;
 use super::{Heap, modules, optimizers};
 use crate::symbolize::python::layout::{Attributes, CollectorLayout, PythonLayout};
 use crate::symbolize::python::versions::LAYOUTS;
 use crate::target::memory::ReadMemory;
 use crate::target::memory::fake::FakeMemory;
 
-fn census(memory: &impl ReadMemory, layout: &PythonLayout, interpreter: u64) -> (Census, Classes) {
+fn census(
+    memory: &impl ReadMemory,
+    layout: &PythonLayout,
+    interpreter: u64,
+) -> (ProcessScan, Classes) {
     let mut listed = Vec::new();
     collector::walk(
         memory,
@@ -23,7 +27,7 @@ fn census(memory: &impl ReadMemory, layout: &PythonLayout, interpreter: u64) -> 
     )
     .unwrap();
     let mut classes = Classes::default();
-    let census = Census::of(&Heap::of(memory, layout), &mut classes, &listed);
+    let census = ProcessScan::of(&Heap::of(memory, layout), &mut classes, &listed);
     (census, classes)
 }
 
@@ -144,9 +148,9 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
         let program = program(layout);
         let (all, _) = census(&program.memory, layout, program.interpreter);
         assert!(!all.tensors.is_empty() && !all.modules.is_empty() && !all.globals.is_empty());
-        let known = Known::of(all.clone());
+        let known = PreviousScan::of(all.clone());
         let again = |memory: &FakeMemory| {
-            let mut census = Census::default();
+            let mut census = ProcessScan::default();
             census.add_known(&Heap::of(memory, layout), &mut Classes::default(), &known);
             census
         };
@@ -393,14 +397,14 @@ fn holders_of(
     let (census, mut classes) = census(memory, layout, interpreter);
     let heap = Heap::of(memory, layout);
     let paths = Paths::search(&heap, &mut classes, &census, variables);
-    let mut holders = Holders::of(&paths);
+    let mut holders = HeapRetainers::of(&paths);
     let search = (&paths, &census);
     let mut held: Vec<Vec<String>> = Vec::new();
     for &tensor in tensors {
-        for by in holders.by_ways(&heap, &mut classes, search, tensor) {
-            let place = by.holder as usize;
+        for by in holders.by_paths(&heap, &mut classes, search, tensor) {
+            let place = by.retainer as usize;
             held.resize(held.len().max(place + 1), Vec::new());
-            let slot = paths.slot(&heap, &mut classes, by.way).unwrap();
+            let slot = paths.slot(&heap, &mut classes, by.path).unwrap();
             held[place].push(slot.to_string());
         }
     }

@@ -6,9 +6,9 @@
 //! its present state. They count only after the tree was found unchanged often enough ([`belief`]); until
 //! then callers must ask again.
 
-mod belief;
+mod confidence;
+mod fingerprint;
 mod named;
-mod sign;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -23,9 +23,9 @@ use crate::symbolize::python::layout::PythonLayout;
 use crate::symbolize::python::module_calls::{Answer, Called, Calls, NameModules, Question};
 use crate::target::memory::ReadMemory;
 
-use belief::{Belief, Faith, LASTS, STAYS, Watch, worked};
+use confidence::{Confidence, ConfidenceTracker, LASTS, STAYS, Watch, worked};
+use fingerprint::{ObjectFingerprint, ObjectState};
 use named::{Named, Rank};
-use sign::{Fate, Sign};
 use tree::Tree;
 
 /// Most modules over all trees, and most trees.
@@ -55,7 +55,7 @@ pub struct ModuleNames<M> {
     layout: PythonLayout,
     /// Trees by the address of their root.
     trees: HashMap<u64, Named>,
-    belief: Belief,
+    confidence: ConfidenceTracker,
     watch: Watch,
     /// Number of modules over all trees.
     modules: usize,
@@ -80,7 +80,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             memory,
             layout,
             trees: HashMap::new(),
-            belief: Belief::default(),
+            confidence: ConfidenceTracker::default(),
             watch: Watch::default(),
             modules: 0,
             is_other: false,
@@ -94,10 +94,10 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Returns the path of a stack's last module; the error says if it may be known later.
-    fn innermost(&mut self, calls: &Calls<'_>, question: Question) -> Result<Arc<str>, Faith> {
+    fn innermost(&mut self, calls: &Calls<'_>, question: Question) -> Result<Arc<str>, Confidence> {
         if self.doubt_others(calls) {
             // It is unknown if the stack's modules were called before or after the change.
-            return Err(Faith::None);
+            return Err(Confidence::None);
         }
         // Roots of the trees entered so far, outermost first.
         let mut entered: Vec<u64> = Vec::new();
@@ -108,25 +108,25 @@ impl<M: ReadMemory> ModuleNames<M> {
             let is_outermost = depth == 0 && !calls.cut;
             let top = match self.entered_with(&entered, module) {
                 Some(top) => top,
-                None if calls.cut && depth == 0 => return Err(Faith::None),
+                None if calls.cut && depth == 0 => return Err(Confidence::None),
                 None => self.enter(&entered, *called, question)?,
             };
             let in_place = is_outermost || entered.contains(&top);
-            match self.faith_in(top, module, in_place, question) {
-                Faith::Full => {}
-                Faith::Growing => is_growing = true,
-                Faith::None => return Err(Faith::None),
+            match self.confidence_in(top, module, in_place, question) {
+                Confidence::Full => {}
+                Confidence::Growing => is_growing = true,
+                Confidence::None => return Err(Confidence::None),
             }
             if !entered.contains(&top) {
                 entered.push(top);
             }
             let member = self.trees.get(&top).and_then(|tree| tree.get(module));
             let member = member.filter(|member| member.sign.class == called.class);
-            path = Some(Arc::clone(&member.ok_or(Faith::None)?.path));
+            path = Some(Arc::clone(&member.ok_or(Confidence::None)?.path));
         }
         match is_growing {
-            true => Err(Faith::Growing),
-            false => path.ok_or(Faith::None),
+            true => Err(Confidence::Growing),
+            false => path.ok_or(Confidence::None),
         }
     }
 
@@ -163,34 +163,45 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Confidence that a tree held this module when it was called and is still the same tree. The class alone
     /// names a root that was called `in_place`: outside all other modules, or inside its own tree.
-    fn faith_in(&self, top: u64, module: u64, in_place: bool, question: Question) -> Faith {
+    fn confidence_in(
+        &self,
+        top: u64,
+        module: u64,
+        in_place: bool,
+        question: Question,
+    ) -> Confidence {
         let Some(tree) = self.trees.get(&top) else {
-            return Faith::None;
+            return Confidence::None;
         };
         match () {
-            () if in_place && module == top => Faith::Full,
-            () if tree.is_over || tree.since > question => Faith::None,
-            () => self.faith_in_tree(top, tree),
+            () if in_place && module == top => Confidence::Full,
+            () if tree.is_over || tree.since > question => Confidence::None,
+            () => self.confidence_in_tree(top, tree),
         }
     }
 
-    fn faith_in_tree(&self, top: u64, tree: &Named) -> Faith {
+    fn confidence_in_tree(&self, top: u64, tree: &Named) -> Confidence {
         let class = tree.sign(top).map_or(0, |sign| sign.class);
-        self.belief.of_tree(class, tree.moments)
+        self.confidence.of_tree(class, tree.moments)
     }
 
     /// Handles a module that no tree holds: a new member of an entered tree, or the root of another tree. The
     /// new root counts only if the trees around it are confirmed and it stays for a while. A module that is
     /// dropped right after its call may already be replaced by one that never was a root.
-    fn enter(&mut self, entered: &[u64], called: Called, question: Question) -> Result<u64, Faith> {
+    fn enter(
+        &mut self,
+        entered: &[u64],
+        called: Called,
+        question: Question,
+    ) -> Result<u64, Confidence> {
         let module = called.object;
-        let mut faith = Faith::Growing;
+        let mut confidence = Confidence::Growing;
         if !entered.is_empty() {
-            let sign = Sign::read(&self.memory, &self.layout, module);
-            let sign = sign.map_err(|_| Faith::None)?;
-            match self.belief.of_stranger(module, sign) {
+            let sign = ObjectFingerprint::read(&self.memory, &self.layout, module);
+            let sign = sign.map_err(|_| Confidence::None)?;
+            match self.confidence.of_unplaced(module, sign) {
                 None => {}
-                Some(Faith::Full) => faith = Faith::Full,
+                Some(Confidence::Full) => confidence = Confidence::Full,
                 Some(faith) => return Err(faith),
             }
         }
@@ -200,15 +211,15 @@ impl<M: ReadMemory> ModuleNames<M> {
             if holds {
                 return Ok(*top);
             }
-            match self.faith_in(*top, module, true, question) {
-                Faith::Full if is_same => {}
-                Faith::Growing if is_same => return Err(Faith::Growing),
-                _ => return Err(Faith::None),
+            match self.confidence_in(*top, module, true, question) {
+                Confidence::Full if is_same => {}
+                Confidence::Growing if is_same => return Err(Confidence::Growing),
+                _ => return Err(Confidence::None),
             }
         }
-        match faith {
-            Faith::Growing if !entered.is_empty() => Err(Faith::Growing),
-            faith => self.add(called, faith, question).ok_or(Faith::None),
+        match confidence {
+            Confidence::Growing if !entered.is_empty() => Err(Confidence::Growing),
+            faith => self.add(called, faith, question).ok_or(Confidence::None),
         }
     }
 
@@ -225,14 +236,14 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Reads a tree again. Returns `true` if its names are unchanged.
-    fn read_again(&mut self, top: u64, question: Question) -> Result<bool, Faith> {
-        let known = self.trees.get(&top).ok_or(Faith::None)?;
+    fn read_again(&mut self, top: u64, question: Question) -> Result<bool, Confidence> {
+        let known = self.trees.get(&top).ok_or(Confidence::None)?;
         let (rank, since, moments) = (known.rank, known.since, known.moments);
         let class = known.sign(top).map(|sign| sign.class);
-        let tree = self.read(top).ok_or(Faith::None)?;
+        let tree = self.read(top).ok_or(Confidence::None)?;
         if tree.class_of(top) != class {
             self.remove(top);
-            return Err(Faith::None);
+            return Err(Confidence::None);
         }
         let mut named = Named::of(tree, rank, self.since(question));
         let known = self.trees.get(&top);
@@ -240,13 +251,13 @@ impl<M: ReadMemory> ModuleNames<M> {
         if is_same {
             (named.since, named.moments) = (since, moments);
         }
-        self.put(top, named).ok_or(Faith::None)?;
+        self.put(top, named).ok_or(Confidence::None)?;
         Ok(is_same)
     }
 
     /// Reads a new tree. If its root has another class than the called module, another object has taken the
     /// address since. That object may be part of another tree, so the tree is rejected.
-    fn add(&mut self, called: Called, faith: Faith, question: Question) -> Option<u64> {
+    fn add(&mut self, called: Called, faith: Confidence, question: Question) -> Option<u64> {
         let top = called.object;
         let tree = self.read(top)?;
         if tree.class_of(top) != Some(called.class) {
@@ -257,7 +268,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         let order = order.map_or(0, |order| order + 1);
         let rank = Rank { number, order };
         let mut named = Named::of(tree, rank, self.since(question));
-        if faith == Faith::Full && named.len() == 1 {
+        if faith == Confidence::Full && named.len() == 1 {
             // A tree of one module: it was there when first asked for, and its class is its whole name.
             (named.since, named.moments) = (question, STAYS);
         }
@@ -305,15 +316,15 @@ impl<M: ReadMemory> ModuleNames<M> {
             .filter(|(_, tree)| !tree.is_over)
             .filter_map(|(top, tree)| Some((*top, tree.sign(*top)?)))
             .collect();
-        let fates = Sign::fates(&self.memory, &self.layout, &tops);
+        let fates = ObjectFingerprint::states(&self.memory, &self.layout, &tops);
         let mut taken = Vec::new();
         for ((top, sign), fate) in tops.iter().zip(fates) {
             if let Some(tree) = self.trees.get_mut(top) {
                 match fate {
-                    Fate::Same => taken.push(tree.rank.number),
-                    Fate::Freed | Fate::Changed => {
+                    ObjectState::Same => taken.push(tree.rank.number),
+                    ObjectState::Freed | ObjectState::Changed => {
                         tree.is_over = true;
-                        self.belief.is_fleeting(sign.class);
+                        self.confidence.is_fleeting(sign.class);
                     }
                 }
             }
@@ -336,25 +347,25 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Returns the trees in which some of these modules changed, by root, with the fate of the root.
-    fn doubted(&mut self, known: &[(u64, (u64, Sign))]) -> HashMap<u64, Fate> {
+    fn doubted(&mut self, known: &[(u64, (u64, ObjectFingerprint))]) -> HashMap<u64, ObjectState> {
         let objects: Vec<_> = known.iter().map(|(_, object)| *object).collect();
-        let fates = Sign::fates(&self.memory, &self.layout, &objects);
+        let fates = ObjectFingerprint::states(&self.memory, &self.layout, &objects);
         let mut doubted = HashMap::new();
         for ((top, (object, sign)), fate) in known.iter().zip(fates) {
             let is_over = self.trees.get(top).is_some_and(|tree| tree.is_over);
             match fate {
                 // A live object at the root of a tree that is over is another object.
-                Fate::Same if is_over && object == top => {
-                    doubted.insert(*top, Fate::Changed);
+                ObjectState::Same if is_over && object == top => {
+                    doubted.insert(*top, ObjectState::Changed);
                 }
-                Fate::Same => {}
+                ObjectState::Same => {}
                 // The fate of the root counts for the whole tree.
                 _ if object == top => {
-                    self.belief.is_fleeting(sign.class);
+                    self.confidence.is_fleeting(sign.class);
                     doubted.insert(*top, fate);
                 }
                 _ => {
-                    doubted.entry(*top).or_insert(Fate::Changed);
+                    doubted.entry(*top).or_insert(ObjectState::Changed);
                 }
             }
         }
@@ -362,11 +373,11 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Reads a tree again in which something changed. Returns `true` if names changed.
-    fn doubt(&mut self, top: u64, fate: Fate) -> bool {
+    fn doubt(&mut self, top: u64, fate: ObjectState) -> bool {
         let Some(known) = self.trees.get_mut(&top) else {
             return false;
         };
-        if fate == Fate::Freed && known.len() == 1 {
+        if fate == ObjectState::Freed && known.len() == 1 {
             // A later object of the same class at this address gets the same name. Many are created and
             // dropped in each step, such as the `CrossEntropyLoss()` of a loss.
             known.is_over = true;
@@ -396,7 +407,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     /// Checks all unconfirmed trees and modules, at a moment independent of the process's calls.
     fn watch(&mut self, ran: &dyn Fn() -> Option<u64>) {
         let is_watched = |(top, tree): &(&u64, &Named)| {
-            !tree.is_over && self.faith_in_tree(**top, tree) != Faith::Full
+            !tree.is_over && self.confidence_in_tree(**top, tree) != Confidence::Full
         };
         let watched: Vec<u64> = self
             .trees
@@ -404,12 +415,12 @@ impl<M: ReadMemory> ModuleNames<M> {
             .filter(is_watched)
             .map(|it| *it.0)
             .collect();
-        let is_idle = watched.is_empty() && !self.belief.has_doubts();
+        let is_idle = watched.is_empty() && !self.confidence.has_doubts();
         if is_idle || !self.watch.is_due(Instant::now(), ran) {
             return;
         }
         let before = worked();
-        self.belief.look(&self.memory, &self.layout);
+        self.confidence.look(&self.memory, &self.layout);
         let mut known = Vec::new();
         for top in &watched {
             let signs = self.trees.get(top).into_iter().flat_map(Named::signs);
@@ -446,7 +457,8 @@ impl<M: ReadMemory> ModuleNames<M> {
             }
         }
         let tree = self.trees.get(&top);
-        let is_full = tree.is_some_and(|tree| self.faith_in_tree(top, tree) == Faith::Full);
+        let is_full =
+            tree.is_some_and(|tree| self.confidence_in_tree(top, tree) == Confidence::Full);
         if is_full && self.nameless > 0 {
             self.try_again_soon();
         }
@@ -460,7 +472,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Removes trees whose root was freed, once half of a limit is reached. Returns `true` if any was
     /// removed.
-    fn make_room(&mut self) -> bool {
+    fn remove_freed_trees(&mut self) -> bool {
         if self.trees.len() < MOST_TREES / 2 && self.modules < MOST_MODULES / 2 {
             return false;
         }
@@ -475,8 +487,8 @@ impl<M: ReadMemory> ModuleNames<M> {
     fn answer(&mut self, calls: &Calls<'_>, question: Question) -> Answer {
         match self.innermost(calls, question) {
             Ok(path) => Answer::Is(Module::Called(path)),
-            Err(Faith::Growing) => Answer::Later(question),
-            Err(Faith::None | Faith::Full) => {
+            Err(Confidence::Growing) => Answer::Later(question),
+            Err(Confidence::None | Confidence::Full) => {
                 self.give_up();
                 Answer::Is(Module::Unknown)
             }
@@ -512,7 +524,7 @@ impl<M: ReadMemory> NameModules for ModuleNames<M> {
             return false;
         }
         let mut is_other = self.look();
-        is_other |= self.make_room();
+        is_other |= self.remove_freed_trees();
         self.next_look = Instant::now() + LOOK.max(start.elapsed() * LOOKING_SHARE);
         if self.nameless == 0 {
             (self.patience, self.passed) = (1, 0);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::sign::Sign;
+use super::fingerprint::ObjectFingerprint;
 use super::tree::{Member, Tree};
 use crate::inspect::heap::modules::joined;
 use crate::symbolize::python::module_calls::Question;
@@ -70,17 +70,20 @@ impl Named {
         self.members.get(&module)
     }
 
-    pub(super) fn sign(&self, module: u64) -> Option<Sign> {
+    pub(super) fn sign(&self, module: u64) -> Option<ObjectFingerprint> {
         self.get(module).map(|member| member.sign)
     }
 
-    pub(super) fn signs(&self) -> impl Iterator<Item = (u64, Sign)> {
+    pub(super) fn signs(&self) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
         let members = self.members.iter();
         members.map(|(object, member)| (*object, member.sign))
     }
 
     /// Signs of a module and all its ancestors. Its path is still correct if none of them was replaced.
-    pub(super) fn signs_up_from(&self, module: u64) -> impl Iterator<Item = (u64, Sign)> {
+    pub(super) fn signs_up_from(
+        &self,
+        module: u64,
+    ) -> impl Iterator<Item = (u64, ObjectFingerprint)> {
         let first = self.get(module).map(|member| (module, member));
         let up = std::iter::successors(first, |(_, member)| {
             let above = member.above;

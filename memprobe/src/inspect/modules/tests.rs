@@ -111,7 +111,7 @@ fn ask_again(
 
 /// Asks again until there is an answer.
 fn in_the_end(names: &mut ModuleNames<Shared>, calls: &Calls<'_>, mut answer: Answer) -> Module {
-    for _ in 0..4 * belief::STAYS {
+    for _ in 0..4 * confidence::STAYS {
         let question = match answer {
             Answer::Is(module) => return module,
             Answer::Later(question) => question,
@@ -359,10 +359,10 @@ fn what_is_below_modules_that_are_made_and_dropped_has_a_name_once_it_stays() {
         assert_eq!(path(&mut names, &[child]), Module::Unknown);
         for _ in 0..2 {
             assert_eq!(path(&mut names, &[second, stranger]), Module::Unknown);
-            pass(&mut names, belief::STAYS);
+            pass(&mut names, confidence::STAYS);
         }
         assert_eq!(path(&mut names, &[second, child]), Module::Unknown);
-        pass(&mut names, belief::LASTS);
+        pass(&mut names, confidence::LASTS);
         assert_eq!(path(&mut names, &[second, child]), called("Net.child"));
         assert_eq!(path(&mut names, &[child]), called("Net.child"));
     }
@@ -409,9 +409,9 @@ fn a_module_within_a_strange_tree_that_is_gone_at_some_moment_has_not_stayed() {
         pass(&mut names, 1);
         is_there(1);
         assert_eq!(ask_again(&mut names, first), Module::Unknown);
-        pass(&mut names, belief::STAYS);
+        pass(&mut names, confidence::STAYS);
         assert_eq!(path(&mut names, &[top, stranger]), Module::Unknown);
-        pass(&mut names, belief::LASTS);
+        pass(&mut names, confidence::LASTS);
         assert_eq!(path(&mut names, &[top, stranger]), called("Loss"));
     }
 }
@@ -431,7 +431,7 @@ fn a_tree_of_which_the_parts_change_places_before_it_was_seen_to_stay_gives_no_n
         let top = nets.heap.with_dict(net, &[("_modules", children)]);
         let (memory, mut names) = nets.finish();
         let asked = ask(&mut names, &[top, parts[0]]);
-        pass(&mut names, belief::STAYS - 1);
+        pass(&mut names, confidence::STAYS - 1);
         let keys = children + u64::from(keys);
         memory.0.borrow_mut().write(keys, &after.to_le_bytes());
         assert_eq!(ask_again(&mut names, asked), Module::Unknown);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::sign::Sign;
+use super::fingerprint::ObjectFingerprint;
 use crate::inspect::heap::Heap;
 use crate::inspect::heap::class::{Class, Classes, Role};
 use crate::inspect::heap::dict::Entry;
@@ -40,7 +40,7 @@ pub(super) struct Tree {
 pub(super) struct Member {
     /// First path from the root, as `named_modules()` gives it. Empty for the root.
     pub(super) path: Arc<str>,
-    pub(super) sign: Sign,
+    pub(super) sign: ObjectFingerprint,
     /// The parent module; 0 for the root.
     pub(super) above: u64,
 }
@@ -156,7 +156,8 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
                 cause: Cause::TooLong,
             });
         }
-        let sign = Sign::read(self.heap.memory, self.heap.layout, object)?.in_slot(slot);
+        let sign =
+            ObjectFingerprint::read(self.heap.memory, self.heap.layout, object)?.in_slot(slot);
         let children = self.children(&class, object)?;
         for (name, child) in children.into_iter().rev() {
             self.left.push(Next {

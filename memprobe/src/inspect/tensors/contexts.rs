@@ -10,11 +10,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::inspect::heap::Heap;
-use crate::inspect::heap::census::Census;
 use crate::inspect::heap::class::{Classes, Holds};
 use crate::inspect::heap::contents::Step;
-use crate::inspect::heap::holders::EVERY;
 use crate::inspect::heap::paths::Paths;
+use crate::inspect::heap::process_scan::ProcessScan;
+use crate::inspect::heap::retainers::EVERY;
 use crate::inspect::torch::graph::RawGraph;
 use crate::target::memory::ReadMemory;
 
@@ -62,7 +62,7 @@ impl Contexts {
     pub(super) fn search(
         heap: &Heap<'_, impl ReadMemory>,
         classes: &mut Classes,
-        (paths, census): (&Paths, &Census),
+        (paths, census): (&Paths, &ProcessScan),
         graph: &RawGraph,
         of_python: &HashMap<u64, usize>,
     ) -> Self {
@@ -139,7 +139,7 @@ impl Search {
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
         classes: &Classes,
-        (paths, census): (&Paths, &Census),
+        (paths, census): (&Paths, &ProcessScan),
         (step, value): (Step, u64),
     ) -> Option<To> {
         let place = paths.place_of(value)?;

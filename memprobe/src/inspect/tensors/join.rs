@@ -6,14 +6,14 @@ use hashbrown::HashMap;
 
 use super::Found;
 use super::contexts::Contexts;
-use super::kept::{self, Held};
 use super::names::{self, Named};
+use super::retainers::{self, HeldTensor};
 use crate::inspect::heap::Heap;
-use crate::inspect::heap::capture::Moment;
-use crate::inspect::heap::holders::Holders;
+use crate::inspect::heap::capture::HeapScan;
 use crate::inspect::heap::image::Image;
 use crate::inspect::heap::modules::Tree;
 use crate::inspect::heap::paths::Paths;
+use crate::inspect::heap::retainers::HeapRetainers;
 use crate::inspect::torch::RawTensor;
 use crate::symbolize::python::PythonProcess;
 use crate::target::memory::ReadMemory;
@@ -23,7 +23,7 @@ use crate::tensors::{Block, DeviceTotals, Storage, Tensor, TensorKind, TensorSna
 pub(super) fn join(
     image: &Image<impl ReadMemory>,
     python: &PythonProcess,
-    moment: &mut Moment,
+    moment: &mut HeapScan,
     found: &Found,
 ) -> TensorSnapshot {
     let mut snapshot = TensorSnapshot::default();
@@ -36,7 +36,7 @@ pub(super) fn join(
             data: storage.data,
             bytes: storage.bytes,
             device: storage.device,
-            kept: None,
+            retainer: None,
         })
         .collect();
     snapshot.tensors = found
@@ -64,7 +64,7 @@ pub(super) fn join(
         let class = moment.classes.of(&heap, *object);
         snapshot.tensors[at].class = class.map(|class| class.short_name().into());
     }
-    let (census, classes) = (&moment.census, &mut moment.classes);
+    let (census, classes) = (&moment.objects, &mut moment.classes);
     let paths = Paths::search(&heap, classes, census, &moment.variables.all);
     let tree = Tree::of(moment.modules.clone());
     let of = (&paths, &tree);
@@ -75,12 +75,12 @@ pub(super) fn join(
     name_parts(found, &places, &mut snapshot.tensors);
     let (holders, held) = holders(&heap, moment, of, &of_python);
     let not_followed = holders.not_followed;
-    let search = (&paths, &moment.census);
+    let search = (&paths, &moment.objects);
     let classes = &mut moment.classes;
     let contexts = Contexts::search(&heap, classes, search, &found.graph, &of_python);
     let slot = |way| paths.slot(&heap, classes, way);
     let all = &holders.all;
-    let left_out = kept::keep(found, &contexts, all, &held, &mut snapshot, slot);
+    let left_out = retainers::name_retainers(found, &contexts, all, &held, &mut snapshot, slot);
     if not_followed > 0 {
         let words = format!("all who hold {not_followed} tensors: there are too many ways to them");
         snapshot.unread.push(words.into());
@@ -95,20 +95,20 @@ pub(super) fn join(
 /// Determines the holders of each tensor: modules, optimizers, and the objects at the start of paths.
 fn holders(
     heap: &Heap<'_, impl ReadMemory>,
-    moment: &mut Moment,
+    moment: &mut HeapScan,
     (paths, tree): (&Paths, &Tree),
     of_python: &HashMap<u64, usize>,
-) -> (Holders, Vec<Held>) {
+) -> (HeapRetainers, Vec<HeldTensor>) {
     let classes = &mut moment.classes;
-    let search = (paths, &moment.census);
-    let mut holders = Holders::of(paths);
+    let search = (paths, &moment.objects);
+    let mut holders = HeapRetainers::of(paths);
     let mut held = Vec::new();
     let mut hold = |object: &u64, holder: u32, way| {
         if let Some(&tensor) = of_python.get(object) {
-            let held_so = Held {
+            let held_so = HeldTensor {
                 tensor,
-                holder,
-                way,
+                retainer: holder,
+                path: way,
             };
             held.push(held_so);
         }
@@ -128,8 +128,8 @@ fn holders(
     let mut objects: Vec<&u64> = of_python.keys().collect();
     objects.sort_unstable();
     for object in objects {
-        for by in holders.by_ways(heap, classes, search, *object) {
-            hold(object, by.holder, Some(by.way));
+        for by in holders.by_paths(heap, classes, search, *object) {
+            hold(object, by.retainer, Some(by.path));
         }
     }
     (holders, held)

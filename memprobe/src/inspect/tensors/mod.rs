@@ -4,16 +4,16 @@
 mod contexts;
 mod dominators;
 mod join;
-mod kept;
 mod names;
-mod ways;
+mod reference_paths;
+mod retainers;
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::active::AllocatorVariable;
 use super::allocator::{self, AllocatorTables};
-use super::heap::capture::{self, Captured, Moment, capture};
+use super::heap::capture::{self, Captured, HeapScan, capture};
 use super::heap::collector::Broken;
 use super::heap::image::Image;
 use super::torch::graph::{self, RawGraph};
@@ -26,27 +26,27 @@ use crate::target::maps::Maps;
 use crate::target::memory::ReadMemory;
 use crate::tensors::TensorSnapshot;
 
-pub use super::heap::capture::Manner;
+pub use super::heap::capture::CaptureMode;
 
 /// The library with PyTorch's Python bindings.
 const LIBRARY: &str = "libtorch_python.so";
 
 /// Reasons why there is no snapshot. Each message ends with the user's next step.
 #[derive(Debug)]
-pub enum Why {
+pub enum SnapshotError {
     /// The process cannot be read as CPython.
     Python(DetectError),
     /// The process has not loaded PyTorch.
     NoTorch,
     /// The Python heap cannot be read.
-    Heap(capture::Why),
+    Heap(capture::CaptureError),
     /// PyTorch's objects cannot be read.
-    Torch(torch::Why),
+    Torch(torch::LayoutError),
     /// PyTorch's objects could not be read while the process kept running.
     Torn,
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for SnapshotError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Python(error) => error.fmt(f),
@@ -69,7 +69,7 @@ impl fmt::Display for Why {
     }
 }
 
-impl std::error::Error for Why {
+impl std::error::Error for SnapshotError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Python(error) => Some(error),
@@ -80,7 +80,7 @@ impl std::error::Error for Why {
     }
 }
 
-impl From<DetectError> for Why {
+impl From<DetectError> for SnapshotError {
     fn from(error: DetectError) -> Self {
         Self::Python(error)
     }
@@ -91,15 +91,15 @@ impl From<DetectError> for Why {
 ///
 /// # Errors
 /// [`Why`]. Missing parts that do not invalidate the rest are listed in [`TensorSnapshot::unread`].
-pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
+pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
     let maps = Maps::of(tgid).map_err(DetectError::from)?;
     let python = PythonProcess::detect_in(tgid, &maps)?;
     if maps.library(LIBRARY).is_none() {
-        return Err(Why::NoTorch);
+        return Err(SnapshotError::NoTorch);
     }
     let reader = Reader {
         version: facts::torch_version(tgid),
-        variable: AllocatorVariable::find(tgid, &maps).map_err(allocator::Why::from),
+        variable: AllocatorVariable::find(tgid, &maps).map_err(allocator::TablesError::from),
     };
     let captured = capture(
         &python,
@@ -114,13 +114,13 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
         },
         |image, moment, found| join::join(image, &python, moment, found),
     );
-    let captured = captured.map_err(Why::Heap)?;
+    let captured = captured.map_err(SnapshotError::Heap)?;
     if let Some(Err(why)) = &captured.more.layouts
-        && !captured.moment.census.tensors.is_empty()
+        && !captured.moment.objects.tensors.is_empty()
     {
         return Err(match manner {
-            Manner::Paused | Manner::AtOnce => Why::Torch(why.clone()),
-            Manner::Running => Why::Torn,
+            CaptureMode::Paused | CaptureMode::AtOnce => SnapshotError::Torch(why.clone()),
+            CaptureMode::Running => SnapshotError::Torn,
         });
     }
     let mut unread = unread(&captured);
@@ -136,7 +136,7 @@ pub fn take(tgid: Tgid, manner: Manner) -> Result<TensorSnapshot, Why> {
         taken_ms: now_ms(),
         moment: captured.moment.at,
         consistency: captured.consistency,
-        objects: captured.moment.census.objects.len() as u64,
+        objects: captured.moment.objects.objects.len() as u64,
         unread,
         ..captured.result
     };
@@ -154,13 +154,13 @@ fn now_ms() -> u64 {
 /// Reads PyTorch's own memory at the moment of the snapshot.
 struct Reader {
     version: Option<String>,
-    variable: Result<Option<AllocatorVariable>, allocator::Why>,
+    variable: Result<Option<AllocatorVariable>, allocator::TablesError>,
 }
 
 /// Result of [`Reader::read`].
 struct Found {
     /// Source of the layouts of PyTorch's objects; `None` if Python has no tensor object.
-    layouts: Option<Result<Origin, torch::Why>>,
+    layouts: Option<Result<Origin, torch::LayoutError>>,
     /// Pairs of a tensor's Python object and its `TensorImpl`.
     tensors: Vec<(u64, u64)>,
     /// Tensor objects without a `TensorImpl`: under construction or destruction.
@@ -168,11 +168,11 @@ struct Found {
     /// All PyTorch objects reachable from these tensors.
     graph: RawGraph,
     /// The allocator's blocks; `None` if CUDA is not loaded.
-    allocator: Result<Option<AllocatorTables>, allocator::Why>,
+    allocator: Result<Option<AllocatorTables>, allocator::TablesError>,
 }
 
 impl Reader {
-    fn read(&self, image: &Image<impl ReadMemory>, moment: &Moment) -> Found {
+    fn read(&self, image: &Image<impl ReadMemory>, moment: &HeapScan) -> Found {
         let version = self.version.as_deref();
         let allocator = match &self.variable {
             Ok(Some(variable)) => allocator::read(image, *variable, version).map(Some),
@@ -186,11 +186,11 @@ impl Reader {
             graph: RawGraph::default(),
             allocator,
         };
-        let objects = &moment.census.tensors;
+        let objects = &moment.objects.tensors;
         if objects.is_empty() {
             return found;
         }
-        match Layouts::find(image, version, objects, moment.manner) {
+        match Layouts::find(image, version, objects, moment.mode) {
             Ok(layouts) => {
                 found.layouts = Some(Ok(layouts.origin()));
                 found.read_tensors(image, &layouts, objects);
@@ -211,7 +211,10 @@ impl Found {
 
     /// True if the process's tensors fit no layout.
     fn has_no_layout(&self) -> bool {
-        matches!(self.layouts, Some(Err(torch::Why::UnknownLayout(_))))
+        matches!(
+            self.layouts,
+            Some(Err(torch::LayoutError::UnknownLayout(_)))
+        )
     }
 
     fn read_tensors(&mut self, image: &Image<impl ReadMemory>, layouts: &Layouts, objects: &[u64]) {
@@ -235,8 +238,8 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
     // An interrupted allocator shows in the difference between its blocks and its total.
     let broken = moment.broken.filter(|&broken| broken != Broken::Allocating);
     words.extend(broken.map(|broken| format!("not all objects: {broken}")));
-    if moment.census.unknown > 0 {
-        let count = moment.census.unknown;
+    if moment.objects.unknown > 0 {
+        let count = moment.objects.unknown;
         words.push(format!(
             "{count} Python objects are of no class that can be read"
         ));

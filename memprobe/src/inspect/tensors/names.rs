@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::inspect::heap::Heap;
-use crate::inspect::heap::capture::Moment;
+use crate::inspect::heap::capture::HeapScan;
 use crate::inspect::heap::class::Classes;
 use crate::inspect::heap::modules::{Module, Place, Tree, joined};
 use crate::inspect::heap::optimizers::Optimizers;
@@ -55,7 +55,7 @@ impl Named {
 /// Names every tensor of a snapshot. `of_python` maps Python objects to the indices of their tensors.
 pub(super) fn name(
     heap: &Heap<'_, impl ReadMemory>,
-    moment: &mut Moment,
+    moment: &mut HeapScan,
     (paths, tree): (&Paths, &Tree),
     of_python: &HashMap<u64, usize>,
     tensors: &[Tensor],

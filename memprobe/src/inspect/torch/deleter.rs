@@ -28,14 +28,14 @@ pub(super) fn object_size(memory: &impl ReadMemory, table: u64) -> Option<u64> {
     let code = memory
         .read_prefix(start, MOST_CODE as u64, MOST_CODE)
         .ok()?;
-    told_by(&code, start)
+    deleted_size(&code, start)
 }
 
 /// Register state before an instruction.
 #[derive(Clone, Copy)]
 struct Known {
     /// Callee-saved register that holds the object.
-    kept: Option<Register>,
+    saved: Option<Register>,
     /// True if the first argument register holds the object.
     is_object: bool,
     /// Constant in the second argument register.
@@ -44,19 +44,19 @@ struct Known {
 
 /// Follows every path through the function at `start` to the jumps that leave it. Each must free the object
 /// for which the function was called, with the same size: `operator delete(this, size)`.
-fn told_by(code: &[u8], start: u64) -> Option<u64> {
+fn deleted_size(code: &[u8], start: u64) -> Option<u64> {
     let mut facts = InstructionInfoFactory::new();
     let mut met = HashSet::new();
     let mut size = None;
-    let mut ways = vec![(
+    let mut branches = vec![(
         start,
         Known {
-            kept: None,
+            saved: None,
             is_object: true,
             second: None,
         },
     )];
-    while let Some((mut at, mut known)) = ways.pop() {
+    while let Some((mut at, mut known)) = branches.pop() {
         while met.insert(at) {
             if met.len() > MOST_STEPS {
                 return None;
@@ -69,7 +69,7 @@ fn told_by(code: &[u8], start: u64) -> Option<u64> {
                     (known.is_object, known.second) = (false, None);
                 }
                 FlowControl::ConditionalBranch => {
-                    ways.push((instruction.near_branch_target(), known));
+                    branches.push((instruction.near_branch_target(), known));
                 }
                 FlowControl::UnconditionalBranch
                     if is_within(code, start, instruction.near_branch_target()) =>
@@ -77,11 +77,11 @@ fn told_by(code: &[u8], start: u64) -> Option<u64> {
                     at = instruction.near_branch_target();
                 }
                 FlowControl::UnconditionalBranch | FlowControl::IndirectBranch => {
-                    let told = known.second.filter(|_| known.is_object)?;
-                    if size.is_some_and(|size| size != told) {
+                    let freed = known.second.filter(|_| known.is_object)?;
+                    if size.is_some_and(|size| size != freed) {
                         return None;
                     }
-                    size = Some(told);
+                    size = Some(freed);
                     break;
                 }
                 _ => return None,
@@ -118,7 +118,7 @@ impl Known {
                 Register::RDI => self.is_object = false,
                 Register::RSI => self.second = None,
                 // A pop restores the caller's value; by then the first argument holds the object again.
-                register if self.kept == Some(register) => self.kept = None,
+                register if self.saved == Some(register) => self.saved = None,
                 _ => {}
             }
         }
@@ -128,9 +128,9 @@ impl Known {
         let to = instruction.op0_register();
         match instruction.op1_kind() {
             OpKind::Register => match (to, instruction.op1_register()) {
-                (Register::RDI, from) => self.is_object = before.kept == Some(from),
+                (Register::RDI, from) => self.is_object = before.saved == Some(from),
                 (to, Register::RDI) if before.is_object && outlasts_calls(to) => {
-                    self.kept = Some(to);
+                    self.saved = Some(to);
                 }
                 _ => {}
             },
@@ -170,7 +170,7 @@ mod tests {
     const START: u64 = 0x0519_4070;
 
     fn of(parts: &[&[u8]]) -> Option<u64> {
-        told_by(&parts.concat(), START)
+        deleted_size(&parts.concat(), START)
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_is_there_comes_to_an_end(code in prop::collection::vec(any::<u8>(), 0..600), start in any::<u64>()) {
-            told_by(&code, start);
+            deleted_size(&code, start);
         }
     }
 }

@@ -136,7 +136,7 @@ impl RawGraph {
     }
 
     /// The nodes that save a tensor.
-    pub fn keepers(&self, tensor: u64) -> impl Iterator<Item = &SavedTensor> {
+    pub fn nodes_saving(&self, tensor: u64) -> impl Iterator<Item = &SavedTensor> {
         let start = self.saved.partition_point(|saved| saved.tensor < tensor);
         let from = self.saved[start..].iter();
         from.take_while(move |saved| saved.tensor == tensor)

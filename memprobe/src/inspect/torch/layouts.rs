@@ -15,7 +15,7 @@ use super::storage::{self, RawStorage};
 use super::tensor::{self, Class, Geometry, RawTensor, some};
 use super::{NotOne, autograd};
 use crate::event::Bytes;
-use crate::inspect::heap::capture::Manner;
+use crate::inspect::heap::capture::CaptureMode;
 use crate::target::memory::ReadMemory;
 use crate::tensors::DType;
 
@@ -48,14 +48,14 @@ pub enum Origin {
 
 /// Reasons why the tensors of a process cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum LayoutError {
     /// The process has no tensor on which a layout could be verified.
     NoTensors,
     /// No known layout fits, and calibration found none. Holds the target's version, if known.
     UnknownLayout(Option<String>),
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoTensors => f.write_str(
@@ -75,7 +75,7 @@ impl fmt::Display for Why {
     }
 }
 
-impl std::error::Error for Why {}
+impl std::error::Error for LayoutError {}
 
 impl Layouts {
     /// Determines the layouts of a process. `tensors` are addresses of Python `torch.Tensor` objects,
@@ -87,16 +87,16 @@ impl Layouts {
         memory: &impl ReadMemory,
         version: Option<&str>,
         tensors: &[u64],
-        manner: Manner,
-    ) -> Result<Self, Why> {
+        manner: CaptureMode,
+    ) -> Result<Self, LayoutError> {
         if tensors.is_empty() {
-            return Err(Why::NoTensors);
+            return Err(LayoutError::NoTensors);
         }
         let samples = &samples(tensors)[..];
         let classes = Classes::default();
         let row = first_of(TENSORS, |row| era::is_of(&row.0, version)).find(|row| {
             let proof = proof(memory, &classes, &row.1, row.2, samples);
-            let runs_on = manner == Manner::Running && era::is_of(&row.0, version);
+            let runs_on = manner == CaptureMode::Running && era::is_of(&row.0, version);
             proof.is_enough() || runs_on && proof.is_no_accident()
         });
         let (tensor, storage, origin) = match row {
@@ -108,7 +108,7 @@ impl Layouts {
                     proof(memory, &classes, tensor, *storage, samples).is_enough()
                 });
                 let (tensor, storage) =
-                    found.ok_or_else(|| Why::UnknownLayout(version.map(str::to_owned)))?;
+                    found.ok_or_else(|| LayoutError::UnknownLayout(version.map(str::to_owned)))?;
                 (tensor, storage, Origin::Calibrated)
             }
         };
@@ -184,9 +184,9 @@ impl Layouts {
             if !proof.is_enough() {
                 continue;
             }
-            let kept = self.originals(memory, layout, nodes);
-            if best.is_none_or(|(most, _)| kept > most) {
-                best = Some((kept, *layout));
+            let originals = self.originals(memory, layout, nodes);
+            if best.is_none_or(|(most, _)| originals > most) {
+                best = Some((originals, *layout));
             }
         }
         best.map(|(_, layout)| layout)
@@ -216,7 +216,7 @@ impl Layouts {
     /// Number of tensors that some nodes and their successors save as originals, read by a layout. A wrong
     /// layout yields none.
     fn originals(&self, memory: &impl ReadMemory, layout: &NodeLayout, nodes: &[u64]) -> usize {
-        let mut kept = 0;
+        let mut originals = 0;
         let mut waiting = nodes.to_vec();
         let mut looked_at = 0;
         while let Some(node) = waiting.get(looked_at).copied() {
@@ -225,7 +225,7 @@ impl Layouts {
                 continue;
             };
             let tensors = read.saved.tensors.iter();
-            kept += tensors
+            originals += tensors
                 .filter(|(_, saved)| *saved == Saved::Original)
                 .count();
             for next in read.node.next.into_iter().chain(read.node.within) {
@@ -234,7 +234,7 @@ impl Layouts {
                 }
             }
         }
-        kept
+        originals
     }
 }
 

@@ -28,7 +28,7 @@ use std::fmt;
 
 use crate::target::memory::Unreadable;
 
-pub use layouts::{Layouts, Origin, Why};
+pub use layouts::{LayoutError, Layouts, Origin};
 pub use storage::RawStorage;
 pub use tensor::{Class, Geometry, RawTensor};
 

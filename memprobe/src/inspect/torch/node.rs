@@ -128,8 +128,8 @@ fn body(
     address: u64,
 ) -> Option<Vec<u8>> {
     let least = layout.size as u64;
-    let told = class.size.filter(|size| (least..=LARGEST).contains(size));
-    let size = told.or_else(|| chunk_size(memory, address, least))?;
+    let from_deleter = class.size.filter(|size| (least..=LARGEST).contains(size));
+    let size = from_deleter.or_else(|| chunk_size(memory, address, least))?;
     let start = address.checked_add(layout.size as u64)?;
     memory
         .read_bytes(start, size - layout.size as u64, LARGEST as usize)

@@ -4,9 +4,9 @@ use super::era::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TEN
 use super::era::{DeviceOrder, Handle, TensorLayout};
 use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
-use super::{Class, Geometry, Layouts, NotOne, Origin, Why};
+use super::{Class, Geometry, LayoutError, Layouts, NotOne, Origin};
 use crate::event::DeviceIndex;
-use crate::inspect::heap::capture::Manner;
+use crate::inspect::heap::capture::CaptureMode;
 use crate::target::memory::ReadMemory as _;
 use crate::tensors::Device;
 
@@ -92,12 +92,12 @@ impl Training {
         }
     }
 
-    pub(super) fn layouts(&self, version: Option<&str>) -> Result<Layouts, Why> {
+    pub(super) fn layouts(&self, version: Option<&str>) -> Result<Layouts, LayoutError> {
         Layouts::find(
             &self.process.heap.memory,
             version,
             &self.python,
-            Manner::Paused,
+            CaptureMode::Paused,
         )
     }
 
@@ -147,14 +147,14 @@ fn compare(training: &Training, graph: &RawGraph, minor: u32) {
         "{names:?}"
     );
     assert!(names.contains(&"torch::autograd::CopySlices"), "{names:?}");
-    let kept = |tensor, saved| {
+    let saved_as = |tensor, saved| {
         let is_it = |kept: &&SavedTensor| (kept.tensor, kept.saved) == (tensor, saved);
         assert_eq!(graph.saved.iter().filter(is_it).count(), 1, "2.{minor}");
     };
-    kept(training.activation, Saved::Original);
-    kept(training.in_list, Saved::Alias);
-    kept(training.weight, Saved::Original);
-    kept(training.grad, Saved::Alias);
+    saved_as(training.activation, Saved::Original);
+    saved_as(training.in_list, Saved::Alias);
+    saved_as(training.weight, Saved::Original);
+    saved_as(training.grad, Saved::Alias);
     assert_eq!(graph.saved.len(), 4);
     assert_eq!(graph.left_out, LeftOut::default());
     assert!(graph.left_out.words().is_empty());
@@ -208,7 +208,7 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
             samples.push(process.python(tensor));
         }
         let memory = &process.heap.memory;
-        let layouts = Layouts::find(memory, Some("2.99"), &samples, Manner::Paused).unwrap();
+        let layouts = Layouts::find(memory, Some("2.99"), &samples, CaptureMode::Paused).unwrap();
         assert_eq!(layouts.origin(), Origin::Calibrated);
         assert_eq!((layouts.tensor, layouts.storage.data), (tensor, 32));
         let object = layouts.tensor_of(memory, samples[0]).unwrap();
@@ -222,9 +222,10 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
 fn without_tensors_or_with_none_that_tell_nothing_is_guessed() {
     let training = Training::of(process(15));
     let memory = &training.process.heap.memory;
-    let find = |samples: &[u64]| Layouts::find(memory, Some("2.15.0"), samples, Manner::Paused);
-    assert_eq!(find(&[]).unwrap_err(), Why::NoTensors);
-    let unknown = Why::UnknownLayout(Some("2.15.0".to_owned()));
+    let find =
+        |samples: &[u64]| Layouts::find(memory, Some("2.15.0"), samples, CaptureMode::Paused);
+    assert_eq!(find(&[]).unwrap_err(), LayoutError::NoTensors);
+    let unknown = LayoutError::UnknownLayout(Some("2.15.0".to_owned()));
     assert_eq!(
         find(&[0, 7, u64::MAX, training.weight]).unwrap_err(),
         unknown
@@ -249,16 +250,16 @@ fn of_a_process_that_runs_on_a_few_tensors_tell_the_layout_of_its_version_though
         found.map(|layouts| layouts.origin()).ok()
     };
     let own = Some(Origin::Version);
-    assert_eq!(find("2.15.0", &samples, Manner::Running), own);
-    assert_eq!(find("2.15.0", &samples, Manner::Paused), None);
-    assert_eq!(find("2.15.0", &samples[..12], Manner::Running), None);
-    assert_eq!(find("2.0.1", &samples, Manner::Running), None);
+    assert_eq!(find("2.15.0", &samples, CaptureMode::Running), own);
+    assert_eq!(find("2.15.0", &samples, CaptureMode::Paused), None);
+    assert_eq!(find("2.15.0", &samples[..12], CaptureMode::Running), None);
+    assert_eq!(find("2.0.1", &samples, CaptureMode::Running), None);
     // With many samples only the older ones are read, which come last.
     let (dying, old) = samples.split_at(9);
     let many = [dying.repeat(20), old.repeat(50)].concat();
-    assert_eq!(find("2.15.0", &many, Manner::Paused), own);
+    assert_eq!(find("2.15.0", &many, CaptureMode::Paused), own);
     let many = [old.repeat(50), dying.repeat(50)].concat();
-    assert_eq!(find("2.15.0", &many, Manner::Running), None);
+    assert_eq!(find("2.15.0", &many, CaptureMode::Running), None);
 }
 
 #[test]
@@ -309,7 +310,7 @@ fn a_node_of_an_unknown_allocator_is_not_searched_and_that_is_said() {
         .write(chunk, &0x1234_5678_9abc_u64.to_le_bytes());
     let graph = training.collect(&layouts);
     assert_eq!(graph.left_out.unsearched, 1);
-    assert!(graph.keepers(training.activation).next().is_none());
+    assert!(graph.nodes_saving(training.activation).next().is_none());
 }
 
 #[test]

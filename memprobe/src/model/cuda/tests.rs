@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, Context, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, ShapeId,
+    Action, Address, Bytes, Context, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, PurposeId,
     Space, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::model::Model;
@@ -58,7 +58,7 @@ fn event(action: Action, space: Space, addr: u64, size: u64, stack: u32) -> Even
         device: Some(DeviceIndex(1)),
         totals: None,
         stack: StackId(stack),
-        shape: ShapeId::NONE,
+        shape: PurposeId::NONE,
         call: Some(CudaCall {
             function: "cudaMalloc",
             space,
@@ -80,7 +80,7 @@ fn block(addr: u64, size: u64) -> Event {
             reserved: Bytes(4096),
         }),
         stack: StackId(1),
-        shape: ShapeId::NONE,
+        shape: PurposeId::NONE,
         call: None,
     })
 }

@@ -19,9 +19,9 @@ pub use allocator::{BlockId, CachingAllocator, OutOfMemory, Ties};
 pub use origin::Phase;
 
 use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
+use crate::model::attribution::size::Sizes;
+use crate::model::attribution::view::Coverage;
 use crate::model::snapshot::Site;
-use crate::model::why::size::Sizes;
-use crate::model::why::view::Hearsay;
 use books::{Books, Moment};
 use translation::Translation;
 
@@ -164,7 +164,7 @@ pub struct Estimate {
     /// `None` if nothing was allocated.
     pub sizes: Option<Sizes>,
     /// Information available in the event stream, for the notes under tables.
-    pub heard: Hearsay,
+    pub heard: Coverage,
     /// Result for the given device; `None` without one.
     pub fit: Option<Fit>,
     pub missing: Missing,
@@ -199,16 +199,16 @@ impl Estimator {
                 books.retold.pass(event);
                 translation.define_stack(*id, stack, books);
             }
-            Event::Use(id, is) => {
+            Event::BlockPurpose(id, is) => {
                 books.retold.pass(event);
                 translation.define_use(*id, is);
             }
-            Event::Mark(mark) => {
+            Event::PhaseMark(mark) => {
                 // Memory that a step held is freed before the next begins.
                 translation.mark(mark, books);
                 books.retold.pass(event);
             }
-            Event::Names(names) => {
+            Event::BlockLabels(names) => {
                 let find = |addr| books.on_gpu(translation.piece_at(addr)?);
                 let named = names
                     .blocks

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, DeviceIndex, Event, MemoryEvent, NamedBlock, Names, ShapeId, StackId,
-    Tgid, Tid, TimeNs, Totals,
+    Action, Address, BlockLabels, Bytes, DeviceIndex, Event, LabeledBlock, MemoryEvent, PurposeId,
+    StackId, Tgid, Tid, TimeNs, Totals,
 };
 use crate::model::Model;
+use crate::model::attribution::AttributionLedger;
+use crate::model::attribution::size::Sizes;
+use crate::model::attribution::view::Coverage;
 use crate::model::snapshot::Target;
-use crate::model::why::WhyLedger;
-use crate::model::why::size::Sizes;
-use crate::model::why::view::Hearsay;
 
 /// Device of the replayed events.
 const GPU: DeviceIndex = DeviceIndex(0);
@@ -20,7 +20,7 @@ const GPU: DeviceIndex = DeviceIndex(0);
 pub(super) struct Asked {
     pub(super) tid: Tid,
     pub(super) stack: StackId,
-    pub(super) shape: ShapeId,
+    pub(super) shape: PurposeId,
 }
 
 /// Block of the simulated GPU allocator.
@@ -34,7 +34,7 @@ pub(super) struct OnGpu {
 #[derive(Debug)]
 pub(super) struct Retold {
     model: Model,
-    why: WhyLedger,
+    why: AttributionLedger,
     /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
@@ -43,7 +43,7 @@ impl Retold {
     pub(super) fn new(start: TimeNs) -> Self {
         Self {
             model: Model::new(Target::default(), start),
-            why: WhyLedger::new(None).with_sizes(),
+            why: AttributionLedger::new(None).with_sizes(),
             now: (start, Tgid(0), Tid::UNKNOWN),
         }
     }
@@ -77,17 +77,20 @@ impl Retold {
     }
 
     /// Passes on the names of CPU blocks, moved to their counterparts on the GPU.
-    pub(super) fn name(&mut self, names: &Names, named: Vec<(&NamedBlock, OnGpu)>) {
+    pub(super) fn name(&mut self, names: &BlockLabels, named: Vec<(&LabeledBlock, OnGpu)>) {
         let named = named.into_iter();
         let of_cpu = named.filter(|(block, _)| block.device == DeviceIndex::CPU);
-        let on_gpu = of_cpu.map(|(block, OnGpu { addr, size })| NamedBlock {
+        let on_gpu = of_cpu.map(|(block, OnGpu { addr, size })| LabeledBlock {
             addr,
             size,
             device: GPU,
             ..block.clone()
         });
         let blocks = on_gpu.collect();
-        self.pass(&Event::Names(Arc::new(Names { blocks, ..*names })));
+        self.pass(&Event::BlockLabels(Arc::new(BlockLabels {
+            blocks,
+            ..*names
+        })));
     }
 
     /// Sizes of the models; `None` if nothing was allocated.
@@ -96,8 +99,8 @@ impl Retold {
     }
 
     /// Information available in the event stream.
-    pub(super) fn heard(&self) -> Hearsay {
-        self.why.heard()
+    pub(super) fn heard(&self) -> Coverage {
+        self.why.coverage()
     }
 
     fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {
@@ -112,7 +115,7 @@ impl Retold {
             device: Some(GPU),
             totals: Some(totals),
             stack: StackId::NONE,
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         }
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::event::{
-    Address, AtAttach, Context, MemoryEvent, NamedBlock, Names, Shape, ShapeId, Stack, StackId,
-    StackKind, Tgid, Tid, TimeNs, Use,
+    Address, AtAttach, BlockLabels, BlockPurpose, Context, LabeledBlock, MemoryEvent, PurposeId,
+    Stack, StackId, StackKind, TensorSpec, Tgid, Tid, TimeNs,
 };
 use crate::tensors::{DType, TensorKind};
 
@@ -99,7 +99,7 @@ impl Run {
         }
         Self {
             estimator,
-            shapes: ShapeId::FIRST.0,
+            shapes: PurposeId::FIRST.0,
             next: 0x1000,
         }
     }
@@ -115,12 +115,12 @@ impl Run {
             device: Some(device),
             totals: None,
             stack: StackId::NONE,
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         }
     }
 
-    fn block(&mut self, line: u32, bytes: u64, shape: ShapeId) -> u64 {
+    fn block(&mut self, line: u32, bytes: u64, shape: PurposeId) -> u64 {
         self.next += 1 << 32;
         let event = MemoryEvent {
             stack: StackId(line),
@@ -137,16 +137,18 @@ impl Run {
     }
 
     fn tensor_of(&mut self, line: u32, sizes: Vec<u64>, dtype: DType, bytes: u64) -> u64 {
-        let shape = Shape {
+        let shape = TensorSpec {
             sizes,
             more: 0,
             dtype,
             requested: Some(Bytes(bytes)),
         };
-        let id = ShapeId(self.shapes);
+        let id = PurposeId(self.shapes);
         self.shapes += 1;
-        self.estimator
-            .apply(&Event::Use(id, Arc::new(Use::Tensor(shape))));
+        self.estimator.apply(&Event::BlockPurpose(
+            id,
+            Arc::new(BlockPurpose::Tensor(shape)),
+        ));
         self.block(line, bytes, id)
     }
 
@@ -284,7 +286,7 @@ fn a_file_is_named_by_the_end_of_its_path_at_a_slash() {
 fn buffers_of_the_cpus_kernels_are_not_counted() {
     let mut run = Run::new();
     run.tensor(FORWARD, MIB);
-    run.block(FORWARD, 5 * MIB, ShapeId::NO_TENSOR);
+    run.block(FORWARD, 5 * MIB, PurposeId::NO_TENSOR);
     let weights = run.tensor(FORWARD, MIB);
     run.free(weights);
     let estimate = run.finish();
@@ -319,8 +321,8 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
     let weight = run.tensor(FORWARD, MIB);
     run.tensor(DROPOUT, 4 * MIB);
     run.tensor(DROPOUT, 4 * MIB);
-    run.block(FORWARD, 5 * MIB, ShapeId::NO_TENSOR);
-    let named = NamedBlock {
+    run.block(FORWARD, 5 * MIB, PurposeId::NO_TENSOR);
+    let named = LabeledBlock {
         addr: Address(weight),
         size: Bytes(MIB),
         device: DeviceIndex::CPU,
@@ -329,14 +331,15 @@ fn how_large_the_model_is_counts_what_the_gpu_has() {
         module: Some("Net".into()),
         called: None,
         saved_by: None,
-        kept: None,
+        retainer: None,
     };
     let time = TimeNs(run.next);
-    run.estimator.apply(&Event::Names(Arc::new(Names {
-        time,
-        tgid: Tgid(1),
-        blocks: vec![named],
-    })));
+    run.estimator
+        .apply(&Event::BlockLabels(Arc::new(BlockLabels {
+            time,
+            tgid: Tgid(1),
+            blocks: vec![named],
+        })));
     let sizes = run.finish().sizes.expect("something was made");
     let on_gpu = &sizes.devices[&DeviceIndex(0)];
     let made = on_gpu.others.iter().map(|(_, size)| size.made().bytes);

@@ -9,7 +9,9 @@ use super::lines::LineId;
 use super::origin::{Origin, Part, Phase, Together};
 use super::retold::Asked;
 use super::{Difference, Missing, OnHost};
-use crate::event::{Address, Mark, MemoryEvent, ShapeId, Stack, StackId, Tid, Use, Uses};
+use crate::event::{
+    Address, BlockPurpose, BlockPurposes, MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid,
+};
 use crate::model::grouping;
 use crate::model::snapshot::{Grouping, Site};
 use crate::tensors::DType;
@@ -27,7 +29,7 @@ const MOST_HELD: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct Translation {
     on_host: Vec<OnHost>,
-    uses: Uses,
+    uses: BlockPurposes,
     stacks: HashMap<StackId, (Origin, LineId, IsOnHost)>,
     live: FastMap<Address, Live>,
     /// Block that may be a dropout mask; the next allocation decides.
@@ -98,12 +100,12 @@ impl Translation {
             .insert(id, (Origin::of(stack), line, is_on_host));
     }
 
-    pub(super) fn define_use(&mut self, id: ShapeId, is: &std::sync::Arc<Use>) {
+    pub(super) fn define_use(&mut self, id: PurposeId, is: &std::sync::Arc<BlockPurpose>) {
         self.uses.define(id, is);
     }
 
     /// Handles a mark of PyTorch (`Event::Mark`).
-    pub(super) fn mark(&mut self, mark: &Mark, books: &mut Books) {
+    pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Books) {
         self.phase(mark.tid, Phase::Step, books);
         self.end_step(mark.tid, books);
     }
@@ -233,7 +235,7 @@ impl Translation {
     /// Returns true for the tensor of a Python number. It stays on the host even when combined with
     /// tensors of a GPU. So do the counters of an optimizer.
     fn is_number(&self, event: &MemoryEvent, origin: Origin) -> bool {
-        let shape = self.uses.get(event.shape).and_then(|it| it.shape());
+        let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
         shape.is_some_and(|shape| {
             let is_one = shape.sizes.is_empty() && shape.more == 0;
             is_one
@@ -243,16 +245,16 @@ impl Translation {
         })
     }
 
-    fn uses_no_tensor(&self, shape: ShapeId) -> bool {
-        let other = |it: &std::sync::Arc<Use>| it.shape().is_none();
-        shape == ShapeId::NO_TENSOR || self.uses.get(shape).is_some_and(other)
+    fn uses_no_tensor(&self, shape: PurposeId) -> bool {
+        let other = |it: &std::sync::Arc<BlockPurpose>| it.tensor().is_none();
+        shape == PurposeId::NO_TENSOR || self.uses.get(shape).is_some_and(other)
     }
 
     /// Holds back a block that may be a dropout mask. `dropout` on the CPU allocates a mask of the
     /// input's element type, then the output. On a GPU the mask has one byte an element (`_dropout`
     /// and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
     fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Books) {
-        let shape = self.uses.get(event.shape).and_then(|it| it.shape());
+        let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
         let element = shape.and_then(|shape| {
             let is_whole = shape.requested == Some(event.size);
             shape.dtype.size().filter(|bytes| is_whole && *bytes > 1)

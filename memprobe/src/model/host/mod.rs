@@ -18,7 +18,7 @@ use super::snapshot::host::{
 use super::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
 use super::tensors::Ledgers;
 use super::{Applied, Caps};
-use crate::event::{Action, Event, Losses, Tgid, TimeNs, Told};
+use crate::event::{Action, CaptureOptions, Event, Losses, Tgid, TimeNs};
 use process::Process;
 
 /// Limits of a host's stores, and the time that ended processes stay.
@@ -54,7 +54,7 @@ pub struct Attached {
     pub target: Target,
     pub probes: Vec<ProbeStatus>,
     /// Record kinds that the kernel emits for this process.
-    pub told: Told,
+    pub told: CaptureOptions,
     /// Data that cannot be recorded, one sentence each.
     pub missing: Vec<String>,
 }
@@ -277,10 +277,10 @@ fn is_of_before(event: &Event) -> bool {
         Event::AtAttach(_) => true,
         Event::Memory(event) => event.action == Action::Held,
         Event::Stack(..)
-        | Event::Use(..)
+        | Event::BlockPurpose(..)
         | Event::Thread(..)
-        | Event::Mark(_)
-        | Event::Names(_)
+        | Event::PhaseMark(_)
+        | Event::BlockLabels(_)
         | Event::Loss(_) => false,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Attached;
 use super::trend;
-use crate::event::{Detail, Event, Tgid, TimeNs, Told, Totals};
+use crate::event::{CaptureOptions, Detail, Event, Tgid, TimeNs, Totals};
 use crate::model::snapshot::host::{
     DriverUse, HostHealth, ProcessFacts, ProcessRow, ProcessState, TopHolder, Trend,
 };
@@ -15,7 +15,7 @@ pub(super) struct Process {
     model: Model,
     /// Purposes of live blocks, if the kernel records them.
     uses: BlockUses,
-    told: Told,
+    told: CaptureOptions,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
@@ -47,7 +47,7 @@ impl Process {
         Self {
             model,
             uses: BlockUses::default(),
-            told: Told::default(),
+            told: CaptureOptions::default(),
             ended: None,
             trend: trend::Recorder::default(),
             row,
@@ -104,10 +104,10 @@ impl Process {
             Event::Memory(event) => event.time,
             Event::AtAttach(found) => found.time,
             Event::Stack(..)
-            | Event::Use(..)
+            | Event::BlockPurpose(..)
             | Event::Thread(..)
-            | Event::Mark(_)
-            | Event::Names(_)
+            | Event::PhaseMark(_)
+            | Event::BlockLabels(_)
             | Event::Loss(_) => return applied,
         };
         self.stale = true;

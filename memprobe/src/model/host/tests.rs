@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, ShapeId, Stack,
+    Action, Address, AtAttach, Bytes, Context, DeviceIndex, Frame, MemoryEvent, PurposeId, Stack,
     StackId, StackKind, Tid, Totals,
 };
 use crate::model::snapshot::host::{DriverDevice, Holder, ProcessRow};
@@ -69,7 +69,7 @@ fn stack(line: u32) -> Event {
 /// Process `tgid` allocates `size` bytes at `addr` on `device`, which then has `allocated`.
 fn alloc(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64) -> Event {
     Event::Memory(MemoryEvent {
-        shape: ShapeId::NONE,
+        shape: PurposeId::NONE,
         call: None,
         time: at(second),
         tgid: Tgid(tgid),
@@ -91,7 +91,7 @@ fn free(second: u64, tgid: u32, device: u8, addr: u64, size: u64, allocated: u64
         unreachable!("made above")
     };
     Event::Memory(MemoryEvent {
-        shape: ShapeId::NONE,
+        shape: PurposeId::NONE,
         call: None,
         action: Action::Free,
         stack: StackId::NONE,

@@ -30,7 +30,7 @@ pub use uses::BlockUses;
 
 use super::snapshot::Target;
 use crate::event::{Address, Bytes, Frame, Totals};
-use crate::tensors::{Consistency, DType, Device, Kept, Name, TensorKind};
+use crate::tensors::{Consistency, DType, Device, Name, Retainer, TensorKind};
 
 /// Tensors of a process at one moment, by device.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -173,7 +173,7 @@ pub struct Row {
     /// Operation that saved it for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// Retainers of its storage; `None` if no name leads to it.
-    pub kept: Option<Arc<Kept>>,
+    pub kept: Option<Arc<Retainer>>,
     /// Path of its module.
     pub module: Option<Arc<str>>,
     /// Line that allocated it.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Row, RowKind, explain};
-use crate::event::{Address, Bytes, DeviceIndex, NamedBlock, Names, Tgid};
+use crate::event::{Address, BlockLabels, Bytes, DeviceIndex, LabeledBlock, Tgid};
 use crate::tensors::{Device, TensorSnapshot};
 
 /// Names every live block and every host storage after its tensor with most bytes.
@@ -12,7 +12,7 @@ use crate::tensors::{Device, TensorSnapshot};
 /// PyTorch's CPU allocator keeps no list of blocks, but allocates one block for each storage, of
 /// the same size (`StorageImpl` in c10/core/StorageImpl.h@v2.15.0). Storages of other allocators,
 /// such as numpy's, have addresses that occur in no event.
-pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> Names {
+pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> BlockLabels {
     let mut best: BTreeMap<(DeviceIndex, Address), Row> = BTreeMap::new();
     for table in explain(snapshot).devices {
         let Some(device) = index_of(table.device) else {
@@ -41,11 +41,11 @@ pub fn named(snapshot: &TensorSnapshot, tgid: Tgid) -> Names {
         }
     }
     let blocks = blocks.into_iter();
-    let blocks = blocks.map(|(device, addr, size, row)| NamedBlock {
+    let blocks = blocks.map(|(device, addr, size, row)| LabeledBlock {
         called: called(snapshot, row.as_ref()),
         ..named_block((device, addr, size), row)
     });
-    Names {
+    BlockLabels {
         time: snapshot.moment,
         tgid,
         blocks: blocks.collect(),
@@ -79,12 +79,12 @@ fn called(snapshot: &TensorSnapshot, row: Option<&Row>) -> Option<Arc<str>> {
 fn named_block(
     (device, addr, size): (DeviceIndex, Address, Bytes),
     row: Option<Row>,
-) -> NamedBlock {
+) -> LabeledBlock {
     let kind = row.as_ref().and_then(|row| match row.kind {
         RowKind::Tensor(kind) => Some(kind),
         RowKind::Storage | RowKind::Block => None,
     });
-    NamedBlock {
+    LabeledBlock {
         addr,
         size,
         device,
@@ -93,7 +93,7 @@ fn named_block(
         module: row.as_ref().and_then(|row| row.module.clone()),
         called: None,
         saved_by: row.as_ref().and_then(|row| row.saved_by.clone()),
-        kept: row.and_then(|row| row.kept),
+        retainer: row.and_then(|row| row.kept),
     }
 }
 

@@ -53,7 +53,7 @@ fn storage(most: u64) -> impl Strategy<Value = Storage> {
         data: Address(data),
         bytes: Bytes(bytes),
         device,
-        kept: None,
+        retainer: None,
     })
 }
 

@@ -81,7 +81,7 @@ impl Building {
             data,
             bytes: Bytes(bytes),
             device,
-            kept: None,
+            retainer: None,
         });
         self.snapshot.storages.len() - 1
     }

@@ -9,14 +9,16 @@ use std::sync::Arc;
 
 use super::super::Model;
 use super::uses::BlockUses;
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, Frame, Names, TimeNs, Use};
+use crate::event::{
+    Action, Address, BlockLabels, BlockPurpose, Bytes, DeviceIndex, Event, Frame, TimeNs,
+};
 use crate::tensors::{Block, Consistency, TensorSnapshot};
 
 /// Maximum number of events stored while a snapshot is read; beyond it no block gets a line.
 const MOST: usize = 1 << 20;
 
 /// A block as the ledgers knew it.
-type Known = Option<(Bytes, Option<Frame>, Option<Arc<Use>>)>;
+type Known = Option<(Bytes, Option<Frame>, Option<Arc<BlockPurpose>>)>;
 
 /// Ledgers of live blocks.
 #[derive(Clone, Copy)]
@@ -91,7 +93,7 @@ impl Sites {
     }
 
     /// Removes names of blocks that may have been freed since `names` was read.
-    pub fn keep_untouched(&self, consistency: Consistency, names: &mut Names) {
+    pub fn keep_untouched(&self, consistency: Consistency, names: &mut BlockLabels) {
         let still = matches!(consistency, Consistency::Paused { .. });
         let moment = Some(names.time).filter(|moment| still && *moment != TimeNs(0));
         let is_full = self.kept > MOST;
@@ -119,10 +121,10 @@ impl Sites {
 }
 
 /// Purpose of a block, as text for a row without a tensor.
-fn in_words(is: &Use) -> Arc<str> {
+fn in_words(is: &BlockPurpose) -> Arc<str> {
     match is {
-        Use::Tensor(shape) => format!("made for a tensor {shape} {}", shape.dtype).into(),
-        Use::Other(purpose) => purpose.to_string().into(),
+        BlockPurpose::Tensor(shape) => format!("made for a tensor {shape} {}", shape.dtype).into(),
+        BlockPurpose::Other(purpose) => purpose.to_string().into(),
     }
 }
 
@@ -133,7 +135,7 @@ mod tests {
 
     use super::*;
     use crate::event::{
-        Context, MemoryEvent, ShapeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
+        Context, MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, Totals,
     };
     use crate::model::snapshot::Target;
     use crate::model::tensors::named;
@@ -153,7 +155,7 @@ mod tests {
                 reserved: Bytes(32 << 20),
             }),
             stack: StackId(stack),
-            shape: ShapeId::NONE,
+            shape: PurposeId::NONE,
             call: None,
         })
     }

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::event::{Action, Address, Bytes, DeviceIndex, Event, ShapeId, Use, Uses};
+use crate::event::{
+    Action, Address, BlockPurpose, BlockPurposes, Bytes, DeviceIndex, Event, PurposeId,
+};
 
 /// Maximum number of blocks, about 40 bytes each; the purpose of others is unknown.
 const MOST: usize = 1 << 21;
@@ -12,8 +14,8 @@ const MOST: usize = 1 << 21;
 /// Purpose of each live block, if recorded.
 #[derive(Clone, Debug, Default)]
 pub struct BlockUses {
-    uses: Uses,
-    live: HashMap<(DeviceIndex, Address), (Bytes, ShapeId)>,
+    uses: BlockPurposes,
+    live: HashMap<(DeviceIndex, Address), (Bytes, PurposeId)>,
     left_out: u64,
 }
 
@@ -21,12 +23,12 @@ impl BlockUses {
     /// Applies the next event of the stream.
     pub fn apply(&mut self, event: &Event) {
         match event {
-            Event::Use(id, is) => self.uses.define(*id, is),
+            Event::BlockPurpose(id, is) => self.uses.define(*id, is),
             Event::Memory(event) => {
                 let Some(device) = event.device else { return };
                 let place = (device, event.addr);
                 match event.action {
-                    Action::Alloc if event.shape < ShapeId::FIRST => {
+                    Action::Alloc if event.shape < PurposeId::FIRST => {
                         self.live.remove(&place);
                     }
                     Action::Alloc if self.live.len() >= MOST && !self.live.contains_key(&place) => {
@@ -46,13 +48,13 @@ impl BlockUses {
     }
 
     /// Purpose of the live block of this size at an address; `None` if unknown.
-    pub fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Arc<Use>> {
+    pub fn at(&self, device: DeviceIndex, addr: Address, size: Bytes) -> Option<Arc<BlockPurpose>> {
         let &(known, id) = self.live.get(&(device, addr))?;
         self.uses.get(id).filter(|_| known == size).cloned()
     }
 
     /// Purposes by id.
-    pub fn definitions(&self) -> &Uses {
+    pub fn definitions(&self) -> &BlockPurposes {
         &self.uses
     }
 
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
     use crate::event::{MemoryEvent, Purpose, StackId, Tgid, Tid, TimeNs};
 
-    fn event(action: Action, addr: u64, shape: ShapeId) -> Event {
+    fn event(action: Action, addr: u64, shape: PurposeId) -> Event {
         Event::Memory(MemoryEvent {
             time: TimeNs(1),
             tgid: Tgid(7),
@@ -85,21 +87,24 @@ mod tests {
 
     #[test]
     fn a_block_has_its_use_until_it_is_freed_or_handed_out_anew() {
-        let workspace = Arc::new(Use::Other(Purpose {
+        let workspace = Arc::new(BlockPurpose::Other(Purpose {
             what: Some("cuBLAS workspace".into()),
             function: "at::cuda::f".into(),
             library: "libtorch_cuda.so".into(),
         }));
         let mut uses = BlockUses::default();
-        uses.apply(&Event::Use(ShapeId::FIRST, Arc::clone(&workspace)));
+        uses.apply(&Event::BlockPurpose(
+            PurposeId::FIRST,
+            Arc::clone(&workspace),
+        ));
         let at = |uses: &BlockUses, size| uses.at(DeviceIndex(0), Address(0x1000), Bytes(size));
-        uses.apply(&event(Action::Alloc, 0x1000, ShapeId::FIRST));
+        uses.apply(&event(Action::Alloc, 0x1000, PurposeId::FIRST));
         assert_eq!(at(&uses, 512), Some(Arc::clone(&workspace)));
         assert_eq!(at(&uses, 1024), None);
-        uses.apply(&event(Action::Free, 0x1000, ShapeId::NONE));
+        uses.apply(&event(Action::Free, 0x1000, PurposeId::NONE));
         assert_eq!(at(&uses, 512), None);
-        uses.apply(&event(Action::Alloc, 0x1000, ShapeId::FIRST));
-        uses.apply(&event(Action::Alloc, 0x1000, ShapeId::NO_TENSOR));
+        uses.apply(&event(Action::Alloc, 0x1000, PurposeId::FIRST));
+        uses.apply(&event(Action::Alloc, 0x1000, PurposeId::NO_TENSOR));
         assert_eq!(at(&uses, 512), None);
         assert_eq!(uses.left_out(), 0);
     }

@@ -11,7 +11,7 @@ use super::super::session::{HostItem, HostSession};
 use crate::event::Tgid;
 use crate::model::Model;
 use crate::model::tensors::{BlockUses, Ledgers, Sites};
-use crate::probe::catalog::{Allocators, Detail, DriverCalls, Graph};
+use crate::probe::catalog::{Allocators, Detail, DriverCalls, GraphTracking};
 use crate::probe::kernel;
 use crate::probe::loader::{Wanted, Watch};
 use crate::probe::watched::Watched;
@@ -134,7 +134,7 @@ fn load(tgid: Tgid, detail: Detail, ring_bytes: u32) -> Result<HostSession> {
             watch: Watch::One,
             detail,
             allocators: Allocators::Cuda,
-            graph: Graph::Ignored,
+            graph: GraphTracking::Off,
             driver: DriverCalls::Probed,
         },
         ring_bytes,

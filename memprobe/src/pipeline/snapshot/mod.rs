@@ -18,8 +18,8 @@ use super::progress::Progress;
 use crate::event::{Detail, Tgid};
 use crate::export::output::OutputPlan;
 use crate::inspect::heap::capture as heap;
-pub use crate::inspect::tensors::Manner;
-use crate::inspect::tensors::{Why, take};
+pub use crate::inspect::tensors::CaptureMode;
+use crate::inspect::tensors::{SnapshotError, take};
 use crate::label::{consistency, counted};
 use crate::model::tensors::without;
 use crate::probe::watched::Watched;
@@ -45,7 +45,7 @@ pub struct Snapshots {
     /// The process.
     pub tgid: Tgid,
     /// Manner of reading.
-    pub manner: Manner,
+    pub manner: CaptureMode,
     pub extent: Extent,
     /// Output options.
     pub options: TensorOptions,
@@ -180,7 +180,7 @@ async fn rest(
 #[derive(Debug)]
 pub(super) struct NotTaken {
     tgid: Tgid,
-    why: Why,
+    why: SnapshotError,
 }
 
 impl NotTaken {
@@ -188,8 +188,8 @@ impl NotTaken {
     pub(super) fn is_of_the_end(&self) -> bool {
         matches!(
             self.why,
-            Why::Python(DetectError::Gone | DetectError::NotInitializedYet)
-                | Why::Heap(heap::Why::Pause(PauseError::Gone))
+            SnapshotError::Python(DetectError::Gone | DetectError::NotInitializedYet)
+                | SnapshotError::Heap(heap::CaptureError::Pause(PauseError::Gone))
         )
     }
 }
@@ -203,7 +203,7 @@ impl fmt::Display for NotTaken {
 impl std::error::Error for NotTaken {}
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
-pub(super) fn taken(tgid: Tgid, manner: Manner, extent: Extent) -> Result<TensorSnapshot> {
+pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {
     let mut snapshot = take(tgid, manner).map_err(|why| NotTaken { tgid, why })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;

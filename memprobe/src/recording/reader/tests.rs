@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{
-    Address, AtAttach, Beginning, Bytes, Context, DeviceIndex, Losses, NamedBlock, Tgid, Tid,
+    Address, AtAttach, Bytes, Context, DeviceIndex, LabeledBlock, Losses, MarkedPhase, Tgid, Tid,
     Totals,
 };
 use crate::model::snapshot::Target;
@@ -10,7 +10,7 @@ use crate::recording::EndReason;
 use crate::recording::samples::{
     header, late_attach, on_the_cpu, purposes, recording, story, tensors,
 };
-use crate::tensors::{Kept, Name};
+use crate::tensors::{Name, Retainer};
 
 /// Returns the events, the error, and whether the recording is truncated.
 fn read(file: &[u8]) -> (Vec<Event>, Option<RecordingError>, bool) {
@@ -372,20 +372,20 @@ fn any_stack_with_node() -> impl Strategy<Value = Stack> {
     })
 }
 
-fn any_kept() -> impl Strategy<Value = Kept> {
+fn any_kept() -> impl Strategy<Value = Retainer> {
     let text = || prop::option::of(any_text());
     (any_text(), text(), text(), text(), any::<bool>()).prop_map(
-        |(by, class, slot, through, alone)| Kept {
+        |(by, class, slot, through, alone)| Retainer {
             by,
             class,
             slot,
             through,
-            alone,
+            exclusive: alone,
         },
     )
 }
 
-fn any_names() -> impl Strategy<Value = Names> {
+fn any_names() -> impl Strategy<Value = BlockLabels> {
     let kinds = prop::sample::select(crate::tensors::TensorKind::ALL.to_vec());
     let rules = prop::sample::select(vec![None, Some(Name::BY_CLASS)]);
     let name = (any_text(), rules).prop_map(|(text, inferred)| Name { text, inferred });
@@ -398,7 +398,7 @@ fn any_names() -> impl Strategy<Value = Names> {
         prop::option::of(any_kept()),
     );
     let block = block.prop_map(
-        |((addr, size, device), kind, name, module, saved_by, kept)| NamedBlock {
+        |((addr, size, device), kind, name, module, saved_by, kept)| LabeledBlock {
             addr: Address(addr),
             size: Bytes(size),
             device: DeviceIndex(device & 15),
@@ -407,29 +407,31 @@ fn any_names() -> impl Strategy<Value = Names> {
             called: module.clone(),
             module,
             saved_by,
-            kept: kept.map(Arc::new),
+            retainer: kept.map(Arc::new),
         },
     );
-    (any::<u64>(), prop::collection::vec(block, 0..5)).prop_map(|(time, blocks)| Names {
+    (any::<u64>(), prop::collection::vec(block, 0..5)).prop_map(|(time, blocks)| BlockLabels {
         time: TimeNs(time),
         tgid: Tgid(7),
         blocks,
     })
 }
 
-fn any_mark() -> impl Strategy<Value = Mark> {
+fn any_mark() -> impl Strategy<Value = PhaseMark> {
     let begins = prop::sample::select(vec![
-        Beginning::Step,
-        Beginning::ZeroGrad,
-        Beginning::NextBatch,
+        MarkedPhase::Step,
+        MarkedPhase::ZeroGrad,
+        MarkedPhase::NextBatch,
     ]);
-    (any::<u64>(), any::<u32>(), begins, any_text()).prop_map(|(time, tid, begins, class)| Mark {
-        time: TimeNs(time),
-        tgid: Tgid(7),
-        tid: Tid(tid),
-        begins,
-        class,
-        stack: StackId(1),
+    (any::<u64>(), any::<u32>(), begins, any_text()).prop_map(|(time, tid, begins, class)| {
+        PhaseMark {
+            time: TimeNs(time),
+            tgid: Tgid(7),
+            tid: Tid(tid),
+            phase: begins,
+            class,
+            stack: StackId(1),
+        }
     })
 }
 
@@ -471,7 +473,7 @@ fn any_memory() -> impl Strategy<Value = MemoryEvent> {
                     Action::Free | Action::SegmentFree | Action::Held => StackId::NONE,
                     _ => StackId(stack),
                 },
-                shape: ShapeId::NONE,
+                shape: PurposeId::NONE,
                 call: None,
             },
         )
@@ -503,8 +505,8 @@ fn any_stream() -> impl Strategy<Value = Vec<Event>> {
         8 => any_memory().prop_map(Event::Memory),
         1 => (any::<u32>(), any_text()).prop_map(|(tid, name)| Event::Thread(Tid(tid), name)),
         1 => any_at_attach(),
-        1 => any_mark().prop_map(Event::Mark),
-        1 => any_names().prop_map(|names| Event::Names(Arc::new(names))),
+        1 => any_mark().prop_map(Event::PhaseMark),
+        1 => any_names().prop_map(|names| Event::BlockLabels(Arc::new(names))),
         1 => any::<(u64, u64, u64, u64)>().prop_map(|(events, stacks, malformed, uses)| {
             Event::Loss(Losses { events, stacks, malformed, uses })
         }),

@@ -231,7 +231,7 @@ impl StorageRecord<'_> {
             data: Address(address(&self.data)?),
             bytes: Bytes(self.bytes),
             device: device(&self.device)?,
-            kept: kept.map(Arc::new),
+            retainer: kept.map(Arc::new),
         })
     }
 }

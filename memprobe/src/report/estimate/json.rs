@@ -9,9 +9,9 @@ use crate::event::Totals;
 use crate::label::FileNames;
 use crate::model::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKSPACE};
 use crate::model::snapshot::Site;
+use crate::report::attribution::sizes_for_programs;
 use crate::report::document::json;
 use crate::report::structured::Where;
-use crate::report::why::sizes_for_programs;
 
 #[derive(Serialize)]
 struct Document<'a, S> {

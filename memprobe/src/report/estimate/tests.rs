@@ -4,9 +4,9 @@ use serde_json::Value;
 
 use super::*;
 use crate::event::{Frame, Tgid, Totals};
+use crate::model::attribution::view::Coverage;
 use crate::model::estimate::{Difference, Fit, LineAtPeak, Missing, Phase};
 use crate::model::snapshot::Site;
-use crate::model::why::view::Hearsay;
 
 const MIB: u64 = 1 << 20;
 
@@ -64,7 +64,7 @@ fn estimate() -> Estimate {
         saved: Bytes(807 * MIB),
         lines,
         sizes: None,
-        heard: Hearsay::default(),
+        heard: Coverage::default(),
         fit: None,
         missing: Missing::default(),
     }

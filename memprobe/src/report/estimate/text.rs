@@ -8,9 +8,9 @@ use crate::model::estimate::{
     Difference, Estimate, Fit, LineAtPeak, Missing, Phase, WORKSPACE, WORKSPACE_OF_HOPPER,
 };
 use crate::model::snapshot::Target;
+use crate::report::attribution::push_sizes;
 use crate::report::table::{Style, push_line, warning, wrap};
 use crate::report::tensors::heading;
-use crate::report::why::push_sizes;
 
 /// Width of a column of bytes.
 const NUMBER: usize = 11;

@@ -6,7 +6,7 @@ use super::OnDevice;
 use crate::bytes::human;
 use crate::event::{Bytes, TimeNs};
 use crate::label::{clean, count, counted, duration};
-use crate::model::why::growth::{Amount, Keeper, Kept};
+use crate::model::attribution::growth::{Amount, GrowthRetainer, RetainedGrowth};
 use crate::report::columns::{self, Cells};
 use crate::report::table::{self, Style};
 use crate::report::{ReportOptions, Top};
@@ -35,7 +35,7 @@ pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, option
     let Some(read) = growth.read else {
         return table::push_note(text, NOT_READ, options.width);
     };
-    let kept = &growth.kept;
+    let kept = &growth.retained;
     if kept.live.blocks == 0 {
         return table::push_note(text, NOTHING_LIVE, options.width);
     }
@@ -60,19 +60,19 @@ pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, option
 }
 
 /// Sentence about the top retainer.
-fn sentence(kept: &Kept) -> Option<String> {
-    let first = kept.keepers.first()?;
+fn sentence(kept: &RetainedGrowth) -> Option<String> {
+    let first = kept.retainers.first()?;
     let mut all = Amount::default();
     let mut through = 0_u64;
-    for keeper in kept.keepers.iter().filter(|it| it.by == first.by) {
-        all.blocks = all.blocks.saturating_add(keeper.keeps.blocks);
-        all.bytes = Bytes(all.bytes.0.saturating_add(keeper.keeps.bytes.0));
+    for keeper in kept.retainers.iter().filter(|it| it.by == first.by) {
+        all.blocks = all.blocks.saturating_add(keeper.retained.blocks);
+        all.bytes = Bytes(all.bytes.0.saturating_add(keeper.retained.bytes.0));
         if keeper
             .through
             .as_deref()
             .is_some_and(|step| step.starts_with("grad_fn"))
         {
-            through = through.saturating_add(keeper.keeps.blocks);
+            through = through.saturating_add(keeper.retained.blocks);
         }
     }
     let graph = match through {
@@ -89,7 +89,7 @@ fn sentence(kept: &Kept) -> Option<String> {
 }
 
 /// Name of a retainer, such as ``list `losses` in train.py:12 main()``.
-fn named(keeper: &Keeper) -> String {
+fn named(keeper: &GrowthRetainer) -> String {
     let (frame, path) = match keeper.by.split_once(IN_FRAME) {
         Some((frame, path)) => (Some(frame), path),
         None => (None, &*keeper.by),
@@ -100,22 +100,22 @@ fn named(keeper: &Keeper) -> String {
     format!("{} `{}`{place}", clean(class), clean(name))
 }
 
-fn rows(kept: &Kept, options: &ReportOptions) -> Vec<Cells> {
+fn rows(kept: &RetainedGrowth, options: &ReportOptions) -> Vec<Cells> {
     let headings = ["BYTES", "BLOCKS", "ALONE", "KEPT BY"];
     let most = match options.top {
-        Top::All => kept.keepers.len(),
-        Top::Rows(rows) => rows.min(kept.keepers.len()),
+        Top::All => kept.retainers.len(),
+        Top::Rows(rows) => rows.min(kept.retainers.len()),
     };
-    let (shown, hidden) = kept.keepers.split_at(most);
+    let (shown, hidden) = kept.retainers.split_at(most);
     let mut rows: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
     rows.extend(shown.iter().map(|keeper| {
-        let alone = human(keeper.alone.bytes);
-        row(keeper.keeps, alone, words(keeper))
+        let alone = human(keeper.exclusive.bytes);
+        row(keeper.retained, alone, words(keeper))
     }));
     let mut others = kept.others;
     for keeper in hidden {
-        others.blocks = others.blocks.saturating_add(keeper.keeps.blocks);
-        others.bytes = Bytes(others.bytes.0.saturating_add(keeper.keeps.bytes.0));
+        others.blocks = others.blocks.saturating_add(keeper.retained.blocks);
+        others.bytes = Bytes(others.bytes.0.saturating_add(keeper.retained.bytes.0));
     }
     let mut rest = |amount: Amount, words: &str| {
         if amount.blocks > 0 {
@@ -134,7 +134,7 @@ fn row(amount: Amount, alone: String, words: String) -> Cells {
     vec![human(amount.bytes), count(amount.blocks), alone, words]
 }
 
-fn words(keeper: &Keeper) -> String {
+fn words(keeper: &GrowthRetainer) -> String {
     let mut words = clean(&keeper.by);
     if let Some(class) = &keeper.class {
         words.push_str(&format!(" ({})", clean(class)));

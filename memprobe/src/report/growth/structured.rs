@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::OnDevice;
 use crate::event::DeviceIndex;
-use crate::model::why::growth::{Growth, Kept, Rate, Step, Suspect};
-use crate::model::why::parts::Part;
+use crate::model::attribution::allocation_groups::AllocationGroup;
+use crate::model::attribution::growth::{Growth, Rate, RetainedGrowth, StepUnit, Suspect};
 use crate::report::peak::place_name;
 use crate::report::replay::Replay;
 use crate::report::structured::{Where, known_device, place_kind, what_kind};
@@ -131,8 +131,8 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
         device: known_device(on.device.index),
         per: per(growth),
         step: match growth.step {
-            Step::Iterations(iterations) => iterations,
-            Step::Window(nanoseconds) => nanoseconds as f64 / 1e9,
+            StepUnit::Iterations(iterations) => iterations,
+            StepUnit::Window(nanoseconds) => nanoseconds as f64 / 1e9,
         },
         steps: growth.steps,
         left_out: growth.left_out,
@@ -142,21 +142,21 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
         read_ns: growth
             .read
             .map(|read| read.0.saturating_sub(replay.header.start.0)),
-        kept: growth.read.map(|_| kept(&growth.kept)),
+        kept: growth.read.map(|_| kept(&growth.retained)),
     }
 }
 
-fn kept(kept: &Kept) -> KeptRecord<'_> {
-    let keepers = kept.keepers.iter().map(|keeper| KeeperRecord {
+fn kept(kept: &RetainedGrowth) -> KeptRecord<'_> {
+    let keepers = kept.retainers.iter().map(|keeper| KeeperRecord {
         by: &keeper.by,
         class: keeper.class.as_deref(),
         slot: keeper.slot.as_deref(),
         through: keeper.through.as_deref(),
         saved_by: keeper.saved_by.as_deref(),
-        blocks: keeper.keeps.blocks,
-        bytes: keeper.keeps.bytes.0,
-        alone_blocks: keeper.alone.blocks,
-        alone_bytes: keeper.alone.bytes.0,
+        blocks: keeper.retained.blocks,
+        bytes: keeper.retained.bytes.0,
+        alone_blocks: keeper.exclusive.blocks,
+        alone_bytes: keeper.exclusive.bytes.0,
     });
     KeptRecord {
         live_blocks: kept.live.blocks,
@@ -169,8 +169,8 @@ fn kept(kept: &Kept) -> KeptRecord<'_> {
 
 fn per(growth: &Growth) -> &'static str {
     match growth.step {
-        Step::Iterations(_) => "iteration",
-        Step::Window(_) => "second",
+        StepUnit::Iterations(_) => "iteration",
+        StepUnit::Window(_) => "second",
     }
 }
 
@@ -196,23 +196,23 @@ pub(super) fn rows<'a>(on: &'a OnDevice<'a>) -> Vec<SuspectRecord<'a>> {
 }
 
 fn suspect<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>, is_read: bool) -> SuspectRecord<'a> {
-    let first = suspect.kept.keepers.first();
+    let first = suspect.retained.retainers.first();
     SuspectRecord {
         row: Row {
             kept_by: first.map(|keeper| &*keeper.by),
             kept_class: first.and_then(|keeper| keeper.class.as_deref()),
             kept_through: first.and_then(|keeper| keeper.through.as_deref()),
-            kept_blocks: first.map(|keeper| keeper.keeps.blocks),
-            kept_bytes: first.map(|keeper| keeper.keeps.bytes.0),
-            kept_alone_bytes: first.map(|keeper| keeper.alone.bytes.0),
+            kept_blocks: first.map(|keeper| keeper.retained.blocks),
+            kept_bytes: first.map(|keeper| keeper.retained.bytes.0),
+            kept_alone_bytes: first.map(|keeper| keeper.exclusive.bytes.0),
             ..named(suspect, row)
         },
-        kept: is_read.then(|| kept(&suspect.kept)),
+        kept: is_read.then(|| kept(&suspect.retained)),
     }
 }
 
 fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
-    let Part { origin, what } = &suspect.part;
+    let AllocationGroup { origin, what } = &suspect.part;
     let at = Where::of(&origin.site);
     let place = place_kind(&origin.place);
     Row {

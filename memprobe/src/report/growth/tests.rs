@@ -1,7 +1,7 @@
 use serde_json::Value;
 
 use crate::event::{Context, Event};
-use crate::model::why::parts::samples::{kept_in_losses, learning_for};
+use crate::model::attribution::allocation_groups::samples::{learning_for, retained_by_losses};
 use crate::recording::Reader;
 use crate::recording::samples::{recording, story};
 use crate::report::{By, Format, ReportOptions, write};
@@ -55,7 +55,7 @@ fn a_program_that_was_recorded_too_shortly() {
 #[test]
 fn a_program_without_iterations_is_looked_at_by_time() {
     let mut events = learning_for(2000, |_| true).events;
-    events.retain(|event| !matches!(event, Event::Mark(_)));
+    events.retain(|event| !matches!(event, Event::PhaseMark(_)));
     let text = report(&events, Format::Text);
     assert!(text.contains("since no iterations could be told"), "{text}");
     assert!(text.contains("BYTES/s"), "{text}");
@@ -101,8 +101,8 @@ fn read_at_the_end() -> Vec<Event> {
     let mut program = learning_for(40, |_| true);
     program.read(|addr| match addr >> 9 {
         nth if nth % 8 == 0 => None,
-        nth if nth % 3 == 0 => Some(kept_in_losses(nth, None)),
-        nth => Some(kept_in_losses(nth, Some("grad_fn MeanBackward0"))),
+        nth if nth % 3 == 0 => Some(retained_by_losses(nth, None)),
+        nth => Some(retained_by_losses(nth, Some("grad_fn MeanBackward0"))),
     });
     program.events
 }

@@ -7,10 +7,10 @@ use super::{Row, without_numbers};
 use crate::bytes::human;
 use crate::event::{Bytes, Module, TimeNs};
 use crate::label::clean;
+use crate::model::attribution::category::Category;
+use crate::model::attribution::iterations::{IterationKind, Iterations};
+use crate::model::attribution::view::DeviceView;
 use crate::model::snapshot::Grouping;
-use crate::model::why::category::Category;
-use crate::model::why::iterations::{IterationKind, Iterations};
-use crate::model::why::view::DeviceView;
 
 /// Note below the table of categories.
 pub(super) const INFERRED: &str =
@@ -112,7 +112,7 @@ fn where_they_part(of_module: &BTreeMap<String, u64>) -> Vec<(String, u64)> {
 
 /// Iteration at a time, as text; `None` if iterations are unknown.
 pub(super) fn iteration_at(iterations: &Iterations, time: TimeNs) -> Option<String> {
-    let any = |row: &crate::model::why::iterations::Iteration| {
+    let any = |row: &crate::model::attribution::iterations::Iteration| {
         !matches!(row.kind, IterationKind::Before | IterationKind::Undivided)
     };
     if !iterations.rows.iter().any(any) {

@@ -204,8 +204,8 @@ impl Contexts {
     /// `cuCtxPopCurrent`, with the context that it wrote, where it did.
     pub fn pop(&mut self, tid: Tid, popped: Context) {
         let thread = self.thread(tid);
-        let believed = thread.top().context;
-        let is_wrong = believed.is_some() && popped.is_some() && believed != popped;
+        let expected = thread.top().context;
+        let is_wrong = expected.is_some() && popped.is_some() && expected != popped;
         if is_wrong || thread.is_empty() {
             thread.forget();
         } else {

@@ -104,7 +104,7 @@ impl Cuda {
         let record = call.record;
         let [first, second, ..] = record.args;
         if call.function.api == Api::Tracepoint {
-            return tell_of_block(call, segments);
+            return record_traced_block(call, segments);
         }
         for tid in segments.take_disputed() {
             self.contexts.doubt(tid);
@@ -315,7 +315,7 @@ fn end(
 }
 
 /// A tracepoint of the caching allocator: argument 0 is the block, 1 its size, 2 its device.
-fn tell_of_block(call: &Call<'_>, segments: &mut Segments) {
+fn record_traced_block(call: &Call<'_>, segments: &mut Segments) {
     let [addr, size, device, ..] = call.record.args;
     match call.function.effect {
         Effect::Frees(_) => segments.take_block(call.freed(addr)),

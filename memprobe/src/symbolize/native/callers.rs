@@ -53,10 +53,10 @@ impl NativeCode {
             return Some(known.clone());
         }
         let (place, offset) = self.place_of(return_address.wrapping_sub(1))?;
-        let kept = self.libraries.iter().filter_map(Library::functions);
-        let kept: usize = kept.map(FunctionNames::bytes).sum();
+        let loaded = self.libraries.iter().filter_map(Library::functions);
+        let loaded: usize = loaded.map(FunctionNames::bytes).sum();
         let library = &mut self.libraries[place.library];
-        let function = library.function_at(self.tgid, offset, kept);
+        let function = library.function_at(self.tgid, offset, loaded);
         let caller = Caller {
             function: function.unwrap_or_else(|| format!("+{offset:#x}")).into(),
             library: library.path.rsplit('/').next().unwrap_or_default().into(),

@@ -209,7 +209,7 @@ impl CodeCache {
         for name in [&mut code.file, &mut code.name] {
             self.intern(name);
         }
-        self.make_room(code.line_table.len());
+        self.evict_for(code.line_table.len());
         self.line_table_bytes += code.line_table.len();
         let used = self.clock;
         self.codes.insert(address, Cached { code, used });
@@ -217,7 +217,7 @@ impl CodeCache {
 
     /// Drops the least recently used code objects, one eighth at a time, until a new one with `bytes` of line
     /// table fits.
-    fn make_room(&mut self, bytes: usize) {
+    fn evict_for(&mut self, bytes: usize) {
         while !self.codes.is_empty()
             && (self.codes.len() >= self.limits.codes
                 || self.line_table_bytes + bytes > self.limits.line_table_bytes)
@@ -474,7 +474,7 @@ mod tests {
         let mut memory = memory_with(code, layout);
         let references = code.address + u64::from(layout.object.references);
         memory.write(references, &0_u64.to_le_bytes());
-        memory.kept(&[
+        memory.copies_of(&[
             (code.address, 208),
             (code.address + 0x1_0000, 320),
             (code.address + 0x2_0000, 160),

@@ -192,13 +192,13 @@ pub fn read_code(
 /// # Errors
 /// Those of [`read_code`].
 pub fn read_freed_code(
-    kept: &impl ReadMemory,
+    copy: &impl ReadMemory,
     layout: &PythonLayout,
     code_type: u64,
     address: u64,
 ) -> Result<Code, Unreadable> {
-    let head = head(kept, layout, code_type, address)?;
-    with_head(kept, layout, &head)
+    let head = head(copy, layout, code_type, address)?;
+    with_head(copy, layout, &head)
 }
 
 /// Reads the strings and the line table of a code object.

@@ -323,13 +323,15 @@ impl Prover<'_> {
         if states.is_empty() {
             return Ok(Err(Mismatch::NoThreads));
         }
-        let ways = match self.layout.runtime.slot {
+        let paths = match self.layout.runtime.slot {
             StateSlot::Key { .. } => slot::find_key(self.memory, &states).into_iter().collect(),
             StateSlot::Variable => slot::find_variables(self.memory, &states),
         };
-        Ok(match ways[..] {
+        Ok(match paths[..] {
             [way] => Ok(way),
-            _ => Err(Mismatch::NoWay { places: ways.len() }),
+            _ => Err(Mismatch::NoWay {
+                places: paths.len(),
+            }),
         })
     }
 }

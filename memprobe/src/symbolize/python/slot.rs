@@ -179,15 +179,15 @@ impl Held {
 /// the lowest key counts: an extension may store the same value under a key that it created after the
 /// interpreter's. `None` if no key matches.
 pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<StateWay> {
-    let ways = (0..glibc::MAX_KEYS).filter_map(StateWay::to_key);
-    let mut ways: Vec<StateWay> = ways.collect();
+    let paths = (0..glibc::MAX_KEYS).filter_map(StateWay::to_key);
+    let mut paths: Vec<StateWay> = paths.collect();
     for (thread_id, own) in by_thread(states) {
-        ways.retain(|way| {
+        paths.retain(|way| {
             way.value(memory, thread_id)
                 .is_ok_and(|value| own.contains(&value))
         });
     }
-    ways.first().copied()
+    paths.first().copied()
 }
 
 /// Searches the words below the thread pointers for one that holds every thread's own state. Empty if there
@@ -208,8 +208,8 @@ pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<S
             None => {
                 let words = bytes.as_chunks().0.iter().enumerate();
                 let own = words.filter(|(_, word)| is_own(word));
-                let ways = own.map(|(at, _)| (8 * at) as i32 - SEARCHED as i32);
-                found = Some(ways.map(StateWay::to_variable).collect());
+                let offsets = own.map(|(at, _)| (8 * at) as i32 - SEARCHED as i32);
+                found = Some(offsets.map(StateWay::to_variable).collect());
             }
         }
     }

@@ -60,9 +60,9 @@ pub fn read_str(
         (true, false) => address.wrapping_add(layout.compact_data.into()),
         (false, _) => memory.read_u64(address.wrapping_add(layout.data_pointer.into()))?,
     };
-    let kept = length.min(MAX_NAME_CHARS);
+    let chars = length.min(MAX_NAME_CHARS);
     let limit = (MAX_NAME_CHARS * Kind::Ucs4.width()) as usize;
-    let bytes = memory.read_prefix(data, kept * kind.width(), limit)?;
+    let bytes = memory.read_prefix(data, chars * kind.width(), limit)?;
     let mut text = decode(kind, &bytes);
     if bytes.len() as u64 / kind.width() < length {
         text.push('…');
@@ -152,7 +152,7 @@ mod tests {
                 } else {
                     layout.string.compact_data
                 };
-                let memory = memory.kept(&[(AT, usize::from(header) + kept)]);
+                let memory = memory.copies_of(&[(AT, usize::from(header) + kept)]);
                 assert_eq!(read_str(&memory, &layout.string, AT).unwrap(), beginning);
             }
         }

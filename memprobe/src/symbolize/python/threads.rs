@@ -84,7 +84,7 @@ pub fn thread_states(
         let thread_id = u64::from_le_bytes(field(&head, thread.thread_id));
         let native_thread_id = match thread.native_thread_id {
             Some(offset) => u64::from_le_bytes(field(&head, offset)),
-            None => kept_by_c_library(memory, thread_id),
+            None => tid_from_glibc(memory, thread_id),
         };
         states.push(ThreadState {
             address,
@@ -98,7 +98,7 @@ pub fn thread_states(
 
 /// Returns `gettid()` of a thread from glibc's own copy (`struct pthread.tid` in `nptl/descr.h`; x86-64, the
 /// same from 2.27 to 2.43), which is updated in the child of a fork; 0 if the thread is gone.
-fn kept_by_c_library(memory: &impl ReadMemory, thread_id: u64) -> u64 {
+fn tid_from_glibc(memory: &impl ReadMemory, thread_id: u64) -> u64 {
     const TID: u64 = 0x2d0;
     memory
         .read_u32(thread_id.wrapping_add(TID))

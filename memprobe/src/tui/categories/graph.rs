@@ -11,7 +11,7 @@ use super::super::theme::{Ink, Theme};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::span;
-use crate::model::snapshot::why::{Category, DeviceCategories, Portion, Portions};
+use crate::model::snapshot::attribution::{Category, DeviceCategories, Portion, Portions};
 
 /// Columns of the labels at the left.
 const LABELS: u16 = 12;

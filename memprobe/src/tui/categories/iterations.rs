@@ -10,7 +10,7 @@ use super::super::theme::Theme;
 use crate::bytes::short;
 use crate::event::Bytes;
 use crate::label::{count, duration, fit, iteration, iterations_by, span};
-use crate::model::snapshot::why::{DeviceCategories, IterationRow, Source};
+use crate::model::snapshot::attribution::{DeviceCategories, IterationRow, Source};
 
 /// Columns: head, width, and minimum width of a table that shows the column.
 const COLUMNS: [(&str, usize, u16); 5] = [

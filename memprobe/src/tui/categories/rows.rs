@@ -5,7 +5,9 @@ use std::collections::HashSet;
 
 use super::super::table::Fold;
 use crate::label::{before, portion};
-use crate::model::snapshot::why::{CategoryRow, DeviceCategories, Portion, PortionRow, Since};
+use crate::model::snapshot::attribution::{
+    CategoryRow, CoverageStart, DeviceCategories, Portion, PortionRow,
+};
 
 /// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -58,7 +60,7 @@ impl Column {
 pub struct Row {
     pub(super) portion: Portion,
     /// Start of the attribution.
-    pub(super) since: Since,
+    pub(super) since: CoverageStart,
     /// The rule, for a row beneath a category.
     pub(super) rule: Option<CategoryRow>,
     pub(super) fold: Fold,
@@ -118,7 +120,7 @@ fn compare(one: &PortionRow, other: &PortionRow, order: Column) -> Ordering {
     }
 }
 
-fn whole(row: &PortionRow, since: Since, is_open: bool) -> Row {
+fn whole(row: &PortionRow, since: CoverageStart, is_open: bool) -> Row {
     Row {
         portion: row.portion,
         since,

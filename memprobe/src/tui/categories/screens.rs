@@ -11,8 +11,8 @@ use super::super::state::State;
 use super::super::theme::Theme;
 use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes};
 use super::{CategoriesState, draw};
-use crate::model::snapshot::why::samples::{categories, silent};
-use crate::model::snapshot::why::{Category, DeviceCategories, Portion};
+use crate::model::snapshot::attribution::samples::{categories, silent};
+use crate::model::snapshot::attribution::{Category, DeviceCategories, Portion};
 
 fn drawn(state: &CategoriesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);

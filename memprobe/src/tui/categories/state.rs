@@ -13,7 +13,7 @@ use super::layout::{Layout, layout};
 use super::rows::{Column, Row, rows};
 use super::table::column_at;
 use crate::event::DeviceIndex;
-use crate::model::snapshot::why::{CategoryRule, DeviceCategories, Portion};
+use crate::model::snapshot::attribution::{CategoryRule, DeviceCategories, Portion};
 
 /// Key of a row across tables.
 type Mark = (Portion, Option<CategoryRule>);

@@ -14,7 +14,7 @@ use super::state::CategoriesState;
 use crate::bytes::{human, short, signed};
 use crate::event::Bytes;
 use crate::label::{count, counted, fit, percent, sureness, width};
-use crate::model::snapshot::why::{DeviceCategories, Portion, Since};
+use crate::model::snapshot::attribution::{CoverageStart, DeviceCategories, Portion};
 
 /// Columns: width, and minimum width of a table that shows the column.
 const COLUMNS: [(Column, u16, u16); 7] = [
@@ -209,8 +209,8 @@ fn decided(row: &Row) -> (&'static str, String) {
     match (row.portion, &row.rules[..]) {
         (Portion::BeforeAttach, _) => {
             let rule = match row.since {
-                Since::Attach => "live when memprobe attached",
-                Since::Opening => "live when it was opened; t tells",
+                CoverageStart::Attach => "live when memprobe attached",
+                CoverageStart::Opening => "live when it was opened; t tells",
             };
             ("exact", rule.to_owned())
         }

@@ -20,7 +20,7 @@ use super::state::CategoriesState;
 use super::{graph, iterations, table};
 use crate::bytes::human;
 use crate::label::{fit, peak, span};
-use crate::model::snapshot::why::DeviceCategories;
+use crate::model::snapshot::attribution::DeviceCategories;
 
 /// Draws the screen at the size that `state` was given. `lines`, the state of the screen of lines, has the
 /// process, the devices and the status.

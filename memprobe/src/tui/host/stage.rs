@@ -217,8 +217,8 @@ mod tests {
     use super::super::super::trial::COLOUR;
     use super::super::samples;
     use super::*;
-    use crate::model::snapshot::why::Which;
-    use crate::model::snapshot::why::samples::module;
+    use crate::model::snapshot::attribution::Which;
+    use crate::model::snapshot::attribution::samples::module;
     use crate::model::snapshot::{Grouping, Snapshot};
     use crate::tui::{Command, Explain, Reasons, Tensors};
 

@@ -6,7 +6,7 @@ use super::subject::{Figures, Tells};
 use crate::bytes::short;
 use crate::event::Bytes;
 use crate::label::{count, percent};
-use crate::model::snapshot::why::{Category, Pass};
+use crate::model::snapshot::attribution::{Category, Pass};
 
 /// Column of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -8,9 +8,9 @@ use super::super::table::Fold;
 use super::columns::Column;
 use super::subject::{Figures, Subject};
 use crate::label::{UNACCOUNTED, before, clean, no_module};
-use crate::model::snapshot::why::{Place, Since};
+use crate::model::snapshot::attribution::{CoverageStart, ModuleScope};
 
-type ModuleRow = crate::model::snapshot::why::ModuleRow<Figures>;
+type ModuleRow = crate::model::snapshot::attribution::ModuleRow<Figures>;
 
 /// Key of a row across tables.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -18,9 +18,9 @@ pub enum RowKey {
     /// Module, by its path.
     Module(String),
     /// Memory outside known modules.
-    Other(Place),
+    Other(ModuleScope),
     /// Memory live before attribution started.
-    Before(Since),
+    Before(CoverageStart),
     /// Unaccounted memory.
     Unaccounted,
 }
@@ -189,7 +189,7 @@ fn beside(subject: &Subject) -> Vec<Row> {
     // The tree of live memory has all blocks since attach; layers start at `subject.since`.
     let since = match subject.moment {
         Some(_) => subject.since,
-        None => Since::Attach,
+        None => CoverageStart::Attach,
     };
     let mut rows: Vec<Row> = Vec::new();
     for (place, figures) in &subject.others {

@@ -12,8 +12,8 @@ use super::super::theme::Theme;
 use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::{ModulesState, draw};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::why::samples::{layers, module, modules, silent};
-use crate::model::snapshot::why::{DeviceModules, IterationLayers, Which};
+use crate::model::snapshot::attribution::samples::{layers, module, modules, silent};
+use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, Which};
 
 fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);

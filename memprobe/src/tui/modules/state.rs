@@ -15,7 +15,7 @@ use super::columns::{Column, column_at, columns};
 use super::rows::{self, Row, RowKey, Table, Wish};
 use super::subject::{Subject, Tells};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::why::{DeviceModules, IterationLayers, Which};
+use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, Which};
 
 /// Grouping of modules that differ only in their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -2,9 +2,9 @@
 
 use super::state::Alike;
 use crate::event::Bytes;
-use crate::model::snapshot::why::{
-    Category, DeviceModules, IterationLayers, IterationRow, Layer, ModuleRow, Pass, Place, Since,
-    Source, Sums, Together, fold,
+use crate::model::snapshot::attribution::{
+    Additive, Category, CoverageStart, DeviceModules, IterationLayers, IterationRow, Layer,
+    ModuleRow, ModuleScope, Pass, Source, Sums, fold,
 };
 
 /// Kind of data shown.
@@ -66,7 +66,7 @@ pub struct Subject {
     /// Root modules; with [`Alike::Together`], equal ones are merged.
     pub(super) modules: Vec<ModuleRow<Figures>>,
     /// Memory outside known modules.
-    pub(super) others: Vec<(Place, Figures)>,
+    pub(super) others: Vec<(ModuleScope, Figures)>,
     /// The allocator's total, which the rows add up to.
     pub(super) allocated: Bytes,
     /// Bytes from before attach: at the moment shown, and at the peak.
@@ -74,7 +74,7 @@ pub struct Subject {
     /// Unaccounted bytes: at the moment shown, and at the peak.
     pub(super) unaccounted: [i128; 2],
     /// Start of the attribution.
-    pub(super) since: Since,
+    pub(super) since: CoverageStart,
     /// Highest allocated bytes.
     pub(super) peak: Bytes,
     /// True if a module call was seen; `None` for an iteration.
@@ -155,7 +155,7 @@ impl Subject {
     }
 }
 
-fn folded<S: Together + Copy>(modules: Vec<ModuleRow<S>>, alike: Alike) -> Vec<ModuleRow<S>> {
+fn folded<S: Additive + Copy>(modules: Vec<ModuleRow<S>>, alike: Alike) -> Vec<ModuleRow<S>> {
     match alike {
         Alike::Together => fold(modules),
         Alike::Apart => modules,

@@ -18,7 +18,9 @@ use crate::event::Bytes;
 use crate::label::{
     clean, count, counted, fit, fit_middle, iteration, iterations_by, peak, percent, width,
 };
-use crate::model::snapshot::why::{Category, Layer, Pass, Place, Since, Sums};
+use crate::model::snapshot::attribution::{
+    Category, CoverageStart, Layer, ModuleScope, Pass, Sums,
+};
 
 /// Deepest indentation level.
 const DEEPEST_INDENT: usize = 16;
@@ -240,20 +242,20 @@ pub fn draw_sum(
 pub fn summary(row: &Row) -> String {
     let what = match &row.key {
         RowKey::Module(path) => path.clone(),
-        RowKey::Before(Since::Opening) => {
+        RowKey::Before(CoverageStart::Opening) => {
             return "live when the process was opened: t reads what it is for".into();
         }
-        RowKey::Before(Since::Attach) => {
+        RowKey::Before(CoverageStart::Attach) => {
             return "live when memprobe attached: which modules asked for it cannot be known"
                 .into();
         }
         RowKey::Unaccounted => {
             return "the allocator's total less all known blocks: events were lost".into();
         }
-        RowKey::Other(Place::Outside) => {
+        RowKey::Other(ModuleScope::Outside) => {
             "no module was called: parameters, optimizers, losses".to_owned()
         }
-        RowKey::Other(Place::BackwardUnknown) => {
+        RowKey::Other(ModuleScope::BackwardUnknown) => {
             "backward, through operations whose module is not known".to_owned()
         }
         RowKey::Other(_) => row.name.clone(),

@@ -1,0 +1,51 @@
+//! Options for the amount of detail that a stream of events carries.
+
+/// The detail that the kernel programs record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CaptureOptions {
+    /// Detail of each block.
+    pub detail: Detail,
+    /// Detail of backward passes.
+    pub graph: GraphTracking,
+}
+
+impl Default for CaptureOptions {
+    /// The cheapest setting for the process.
+    fn default() -> Self {
+        Self {
+            detail: Detail::Lines,
+            graph: GraphTracking::Off,
+        }
+    }
+}
+
+/// The detail recorded for each block. Every probe costs the target a trap, so memprobe attaches only those
+/// that the detail needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Detail {
+    /// The line that allocated it.
+    Lines,
+    /// In addition the tensor: shape, element type and requested bytes.
+    Tensors,
+    /// In addition the purpose of a block without a tensor.
+    Full,
+}
+
+impl Detail {
+    /// The word on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Lines => "lines",
+            Self::Tensors => "tensors",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// Option to attribute backward passes to the forward pass. It costs the target a trap for each operation
+/// that creates an autograd node, and one when the node is evaluated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum GraphTracking {
+    Off,
+    On,
+}

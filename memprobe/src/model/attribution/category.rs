@@ -1,0 +1,427 @@
+//! Categories of memory, the rules that assign them, and sums by category.
+
+use crate::event::{Node, Purpose, Stack, StackKind};
+
+use super::phase::after_torch;
+
+/// Purpose of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Category {
+    /// Parameter or buffer of a module.
+    Parameter,
+    /// Gradient of a parameter.
+    Gradient,
+    /// State that an optimizer keeps between steps.
+    OptimizerState,
+    /// Saved by a forward pass for the backward pass.
+    Activation,
+    /// Tensor passed into the program's modules.
+    Input,
+    /// Allocated and freed within a backward pass: mostly gradients of non-parameters.
+    IntermediateGradient,
+    /// Freed within the phase that allocated it.
+    Temporary,
+    /// Library workspace: PyTorch made no tensor for the block.
+    Workspace,
+    Unknown,
+}
+
+impl Category {
+    /// All categories, in table order.
+    pub const ALL: [Self; 9] = [
+        Self::Parameter,
+        Self::Gradient,
+        Self::OptimizerState,
+        Self::Activation,
+        Self::Input,
+        Self::IntermediateGradient,
+        Self::Temporary,
+        Self::Workspace,
+        Self::Unknown,
+    ];
+
+    /// Text for reports.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Parameter => "parameter",
+            Self::Gradient => "gradient",
+            Self::OptimizerState => "optimizer state",
+            Self::Activation => "activation",
+            Self::Input => "input",
+            Self::IntermediateGradient => "intermediate gradient",
+            Self::Temporary => "temporary",
+            Self::Workspace => "workspace",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Key for JSON and CSV.
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::OptimizerState => "optimizer_state",
+            Self::IntermediateGradient => "intermediate_gradient",
+            one_word => one_word.as_str(),
+        }
+    }
+}
+
+macro_rules! rules {
+    ($($(#[doc = $doc:literal])+ $name:ident => $category:ident, $status:ident, $words:literal;)+) => {
+        /// Rule that assigned a category to a block. Most rules infer it from the phases at allocation and
+        /// free. [`Self::NoTensor`] and [`Self::NamedUse`] use the tensor information recorded at allocation.
+        /// [`Self::is_exact`] selects the rules that use the process's heap objects.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum CategoryRule { $($(#[doc = $doc])+ $name,)+ }
+
+        impl CategoryRule {
+            pub const ALL: [Self; [$($words,)+].len()] = [$(Self::$name,)+];
+
+            /// Category assigned by the rule.
+            pub const fn category(self) -> Category {
+                match self { $(Self::$name => Category::$category,)+ }
+            }
+
+            pub const fn status(self) -> RuleStatus {
+                match self { $(Self::$name => RuleStatus::$status,)+ }
+            }
+
+            /// Text of the rule for reports.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $words,)+ }
+            }
+        }
+    };
+}
+
+/// Tells whether a later event may change the rule of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RuleStatus {
+    /// Final: only a later heap snapshot changes it.
+    Settled,
+    /// Likely category; the next phases decide.
+    Provisional,
+}
+
+rules! {
+    /// Allocated by parameter-building code (`builds`) and live when the next phase began.
+    Built => Parameter, Settled, "made by Module.to(), a constructor of torch.nn or nn.Parameter, and kept: parameters and buffers";
+    /// Outlived the backward pass that allocated it.
+    OutlivesBackward => Gradient, Settled, "made in a backward pass and kept after it";
+    /// Allocated by `AccumulateGrad`.
+    Accumulated => Gradient, Settled, "made by AccumulateGrad";
+    /// Outlived the optimizer step that allocated it.
+    OutlivesStep => OptimizerState, Settled, "made in Optimizer.step() and kept after it";
+    /// Allocated in a forward pass and freed by the backward pass.
+    FreedInBackward => Activation, Settled, "made in a forward pass, live when the backward pass began, freed by it";
+    /// Allocated by a recomputation and freed by the backward pass after it.
+    Recomputed => Activation, Settled, "made again in a backward pass (checkpoint), freed by it later";
+    /// Allocated in `torch.utils.data` and live when modules were called.
+    Loaded => Input, Settled, "made in torch.utils.data and live when modules were called";
+    /// Live before modules were called and freed soon after.
+    GivenToForward => Input, Settled, "made outside of modules after the last batch or step, live when they were called, freed soon after";
+    /// Allocated and freed in one backward pass.
+    WithinBackward => IntermediateGradient, Settled, "made and freed in one backward pass";
+    /// Freed by the next allocator event of its backward pass, in a stream without tensor information: may be
+    /// a workspace.
+    FreedAtOnce => Temporary, Settled, "made in a backward pass and freed by its next call of the allocator: a workspace, or used up at once";
+    /// Allocated and freed in one forward pass.
+    WithinForward => Temporary, Settled, "made and freed in one forward pass";
+    /// Allocated and freed in one recomputation.
+    WithinRecompute => Temporary, Settled, "made and freed while a checkpoint was computed again";
+    /// Allocated and freed in one optimizer step.
+    WithinStep => Temporary, Settled, "made and freed in one Optimizer.step()";
+    /// Allocated and freed in one evaluation.
+    WithinEvaluation => Temporary, Settled, "made and freed in modules called without grad";
+    /// Allocated and freed outside modules, passes and steps.
+    WithinOther => Temporary, Settled, "made and freed outside of modules, passes and steps";
+    /// PyTorch made no tensor for it.
+    NoTensor => Workspace, Settled, "PyTorch made no tensor for it";
+    /// PyTorch made no tensor for it, and a native function names its purpose.
+    NamedUse => Workspace, Settled, "PyTorch made no tensor for it, and a native function tells its use";
+    /// Allocated in a forward pass and not freed by the backward pass.
+    OutlivesItsPass => Unknown, Settled, "made in a forward pass and not freed by the backward pass: an output that the program keeps, or a graph";
+    /// Allocated in a forward pass; a step or batch began before any backward pass.
+    NoBackward => Unknown, Settled, "made in a forward pass that no backward pass followed";
+    /// Outlived the backward pass whose recomputation allocated it.
+    OutlivesRecompute => Unknown, Settled, "made again in a backward pass (checkpoint) and kept after it";
+    /// Outlived its backward pass without the size of any parameter, in a stream without tensor information.
+    LikeNoParameter => Unknown, Settled, "made in a backward pass and kept after it, of no parameter's size: it may be a workspace";
+    /// Outlived the evaluation that allocated it.
+    OutlivesEvaluation => Unknown, Settled, "made in modules called without grad and kept after them";
+    /// Allocated outside modules and live through several forward passes.
+    LongLived => Unknown, Settled, "made outside of modules and kept through several forward passes";
+    /// No rule applies.
+    NothingTells => Unknown, Settled, "made where nothing tells what for";
+    /// Several threads train at once.
+    Crowded => Unknown, Settled, "several threads train at once: whose pass it is cannot be told";
+    /// In the `_parameters` of a module.
+    NamedParameter => Parameter, Settled, "a parameter of a module, by the process's objects";
+    /// In the `_buffers` of a module.
+    NamedBuffer => Parameter, Settled, "a buffer of a module, by the process's objects";
+    /// The `.grad` of a tensor.
+    NamedGradient => Gradient, Settled, "the .grad of a tensor, by the process's objects";
+    /// In the `state` of an optimizer.
+    NamedOptimizerState => OptimizerState, Settled, "in the state of an optimizer, by the process's objects";
+    /// Saved by a node of autograd's graph.
+    NamedSaved => Activation, Settled, "kept for the backward pass by a node, by the process's objects";
+    /// Live, allocated in the running forward pass.
+    SoFarForward => Activation, Provisional, "made in a forward pass that still runs";
+    /// Live, allocated in a forward pass before the backward pass began.
+    SoFarSaved => Activation, Provisional, "made in a forward pass, live when the backward pass began";
+    /// Live, allocated by a recomputation in the running backward pass.
+    SoFarRecomputed => Activation, Provisional, "made again in a backward pass (checkpoint) that still runs";
+    /// Live, allocated in the running backward pass.
+    SoFarBackward => IntermediateGradient, Provisional, "made in a backward pass that still runs";
+    /// Live, allocated in the running optimizer step.
+    SoFarStep => Temporary, Provisional, "made in an Optimizer.step() that still runs";
+    /// Live, allocated in the running evaluation.
+    SoFarEvaluation => Temporary, Provisional, "made in modules called without grad, which still run";
+    /// Live, loaded, and no module called since.
+    SoFarLoaded => Input, Provisional, "made in torch.utils.data, no module was called since";
+    /// Live, allocated by parameter-building code, and no phase began since.
+    SoFarBuilt => Parameter, Provisional, "made as parameters are, nothing ran since";
+    /// Live, allocated outside modules, and modules were called since.
+    SoFarGiven => Input, Provisional, "made outside of modules after the last batch or step, live when they were called";
+    /// Live, allocated outside modules, and no phase began since.
+    SoFarOther => Unknown, Provisional, "made outside of modules, passes and steps, nothing ran since";
+    /// Earlier blocks of the same stack were parameters.
+    AsParameter => Parameter, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack were gradients.
+    AsGradient => Gradient, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack were optimizer state.
+    AsOptimizerState => OptimizerState, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack were activations.
+    AsActivation => Activation, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack were inputs.
+    AsInput => Input, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack were intermediate gradients.
+    AsIntermediateGradient => IntermediateGradient, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack were temporaries.
+    AsTemporary => Temporary, Provisional, "what was made there before turned out to be that";
+    /// Earlier blocks of the same stack had no known category.
+    AsUnknown => Unknown, Provisional, "what was made there before could not be told either";
+}
+
+impl CategoryRule {
+    /// True if the process's heap objects gave the category, without inference.
+    pub const fn is_exact(self) -> bool {
+        matches!(
+            self,
+            Self::NamedParameter
+                | Self::NamedBuffer
+                | Self::NamedGradient
+                | Self::NamedOptimizerState
+                | Self::NamedSaved
+        )
+    }
+
+    /// True if the rule depends on the beginning and end of passes and steps.
+    pub(super) const fn goes_by_passes(self) -> bool {
+        !matches!(
+            self,
+            Self::Built
+                | Self::Accumulated
+                | Self::NoTensor
+                | Self::NamedUse
+                | Self::NothingTells
+                | Self::WithinOther
+        ) && !self.is_exact()
+    }
+
+    /// Returns the provisional rule for a stack whose earlier blocks had this category. Workspaces need none:
+    /// they are known at allocation.
+    pub(super) const fn as_before(category: Category) -> Self {
+        match category {
+            Category::Parameter => Self::AsParameter,
+            Category::Gradient => Self::AsGradient,
+            Category::OptimizerState => Self::AsOptimizerState,
+            Category::Activation => Self::AsActivation,
+            Category::Input => Self::AsInput,
+            Category::IntermediateGradient => Self::AsIntermediateGradient,
+            Category::Temporary => Self::AsTemporary,
+            Category::Workspace | Category::Unknown => Self::AsUnknown,
+        }
+    }
+}
+
+/// Allocated bytes of a device by rule. All rules, `before_attach` and `unaccounted` add up to the
+/// allocator's total.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Composition {
+    by_rule: [u64; CategoryRule::ALL.len()],
+    /// Bytes allocated before attach.
+    pub before_attach: u64,
+    /// The allocator's total minus all known bytes; 0 unless events were lost.
+    pub unaccounted: i64,
+}
+
+impl Default for Composition {
+    fn default() -> Self {
+        Self {
+            by_rule: [0; CategoryRule::ALL.len()],
+            before_attach: 0,
+            unaccounted: 0,
+        }
+    }
+}
+
+impl Composition {
+    pub fn by_rule(&self, rule: CategoryRule) -> u64 {
+        self.by_rule[rule as usize]
+    }
+
+    pub fn of(&self, category: Category) -> u64 {
+        let rules = CategoryRule::ALL.iter();
+        rules
+            .filter(|rule| rule.category() == category)
+            .map(|rule| self.by_rule(*rule))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of each category, in declaration order.
+    pub(super) fn by_category(&self) -> [u64; Category::ALL.len()] {
+        let mut bytes = [0_u64; Category::ALL.len()];
+        for (rule, held) in CategoryRule::ALL.iter().zip(self.by_rule) {
+            let of = &mut bytes[rule.category() as usize];
+            *of = of.saturating_add(held);
+        }
+        bytes
+    }
+
+    /// Bytes of a category whose rule is provisional.
+    pub fn provisional(&self, category: Category) -> u64 {
+        let rules = CategoryRule::ALL.iter();
+        rules
+            .filter(|rule| rule.category() == category && rule.status() == RuleStatus::Provisional)
+            .map(|rule| self.by_rule(*rule))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of all categories together.
+    pub fn known(&self) -> u64 {
+        self.by_rule.iter().copied().fold(0, u64::saturating_add)
+    }
+
+    pub(super) fn add(&mut self, rule: CategoryRule, size: u64) {
+        let bytes = &mut self.by_rule[rule as usize];
+        *bytes = bytes.saturating_add(size);
+    }
+
+    pub(super) fn take(&mut self, rule: CategoryRule, size: u64) {
+        let bytes = &mut self.by_rule[rule as usize];
+        *bytes = bytes.saturating_sub(size);
+    }
+
+    pub(super) fn change(&mut self, from: CategoryRule, to: CategoryRule, size: u64) {
+        self.take(from, size);
+        self.add(to, size);
+    }
+}
+
+/// True if a stack builds parameters or buffers. It converts those of a module, constructs a module of
+/// `torch.nn`, or makes an `nn.Parameter` (torch/nn/modules/module.py, torch/nn/parameter.py@v2.15.0).
+pub(super) fn builds(stack: &Stack) -> bool {
+    stack.kind == StackKind::Python
+        && stack.frames.iter().any(|frame| {
+            let Some(inside) = after_torch(&frame.file).filter(|_| frame.library.is_none()) else {
+                return false;
+            };
+            match (inside, &*frame.function) {
+                ("nn/modules/module.py", "_apply" | "convert") => true,
+                ("nn/parameter.py", _) => true,
+                (file, "__init__" | "reset_parameters" | "flatten_parameters") => {
+                    file.starts_with("nn/modules/")
+                }
+                _ => false,
+            }
+        })
+}
+
+/// True if autograd itself accumulates a gradient on this stack. A hook of `AccumulateGrad` has Python frames
+/// and is excluded.
+pub(super) fn accumulates(stack: &Stack) -> bool {
+    let name = |node: &Node| node.name.rsplit("::").next() == Some("AccumulateGrad");
+    stack.kind != StackKind::Python && stack.context.node.as_deref().is_some_and(name)
+}
+
+/// True if a block without a tensor is a workspace. A resized storage keeps its former category.
+pub(super) fn is_workspace(purpose: &Purpose) -> bool {
+    purpose.what.is_some() || !purpose.function.contains("resize")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::event::{Context, Frame};
+
+    #[test]
+    fn every_rule_stands_at_its_own_number() {
+        for (number, rule) in CategoryRule::ALL.iter().enumerate() {
+            assert_eq!(*rule as usize, number);
+        }
+        for category in Category::ALL {
+            let again = CategoryRule::as_before(category);
+            assert_eq!(again.status(), RuleStatus::Provisional);
+            if category != Category::Workspace {
+                assert_eq!(again.category(), category);
+            }
+        }
+    }
+
+    #[test]
+    fn what_changes_its_category_changes_no_sum() {
+        let mut live = Composition::default();
+        live.add(CategoryRule::SoFarForward, 512);
+        live.change(
+            CategoryRule::SoFarForward,
+            CategoryRule::FreedInBackward,
+            512,
+        );
+        assert_eq!((live.known(), live.of(Category::Activation)), (512, 512));
+        assert_eq!(live.provisional(Category::Activation), 0);
+    }
+
+    fn stack(kind: StackKind, file: &str, function: &str) -> Stack {
+        Stack {
+            kind,
+            frames: vec![Frame {
+                file: file.into(),
+                line: 1,
+                function: function.into(),
+                library: None,
+            }],
+            truncated: false,
+            context: Context::default(),
+        }
+    }
+
+    #[test]
+    fn parameters_are_built_by_torch_alone() {
+        let python = |file: &str, function: &str| stack(StackKind::Python, file, function);
+        let torch = "/p/site-packages/torch/nn/modules";
+        assert!(builds(&python(&format!("{torch}/module.py"), "convert")));
+        assert!(builds(&python(&format!("{torch}/linear.py"), "__init__")));
+        assert!(!builds(&python(&format!("{torch}/linear.py"), "forward")));
+        assert!(!builds(&python("/w/model.py", "__init__")));
+    }
+
+    #[test]
+    fn a_hook_of_accumulate_grad_accumulates_nothing() {
+        let waiting = StackKind::Waiting {
+            thread: "pt_autograd_0".into(),
+        };
+        let mut engine = stack(waiting, "/w/train.py", "main");
+        let mut hook = stack(StackKind::Python, "/w/train.py", "hook");
+        let node = Arc::new(Node {
+            name: "torch::autograd::AccumulateGrad".into(),
+            forward: None,
+        });
+        engine.context.node = Some(Arc::clone(&node));
+        hook.context.node = Some(node);
+        assert!(accumulates(&engine));
+        assert!(!accumulates(&hook));
+    }
+}

@@ -1,0 +1,350 @@
+//! Iterations of a training loop or server, built from step intervals.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+
+pub use super::epochs::Epochs;
+use super::step_interval::{IntervalDevice, IntervalKind, StepInterval, StepIntervals};
+pub use super::step_interval::{IterationLine, Source};
+use crate::event::{DeviceIndex, TimeNs};
+
+/// Longest cycle of optimizer steps searched for.
+const LONGEST_CYCLE: usize = 64;
+
+/// Kind of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IterationKind {
+    /// The whole recording, if nothing separates iterations.
+    Undivided,
+    /// Everything before the first iteration.
+    Before,
+    Whole,
+    /// Modules called without grad between two iterations.
+    Evaluation,
+    /// Iteration whose end was not seen.
+    Unfinished,
+}
+
+/// Row of the iteration table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Iteration {
+    /// Counts iterations from 1; other rows carry the number of iterations before them.
+    pub number: u64,
+    pub kind: IterationKind,
+    pub begin: TimeNs,
+    /// Time of its last event.
+    pub end: TimeNs,
+    /// `DataLoader` batches begun.
+    pub batches: u32,
+    /// Backward passes begun: several with gradient accumulation.
+    pub backwards: u32,
+    /// Epoch in which it began, counted from 1 for the first one seen; `None` if unknown. Inferred: see
+    /// [`Iterations::epochs`].
+    pub epoch: Option<u64>,
+    /// Step intervals of the iteration, by number.
+    pub(super) intervals: RangeInclusive<u64>,
+    /// Every device known by its end.
+    pub devices: Vec<(DeviceIndex, IntervalDevice)>,
+}
+
+impl Iteration {
+    /// True if the row is an iteration, finished or not, so that its number is its own.
+    pub fn is_numbered(&self) -> bool {
+        matches!(self.kind, IterationKind::Whole | IterationKind::Unfinished)
+    }
+}
+
+/// Grouping of several optimizers' steps into iterations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cycle {
+    /// At most one call site steps.
+    Single,
+    /// An iteration begins with each batch, whatever its number of steps.
+    ByBatch,
+    /// A cycle of so many steps repeats.
+    Repeats(usize),
+    /// No cycle: each step ends an iteration.
+    Irregular,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Iterations {
+    /// Signal that separates iterations.
+    pub source: Source,
+    pub cycle: Cycle,
+    pub epochs: Epochs,
+    /// In order of time.
+    pub rows: Vec<Iteration>,
+    /// Step intervals before the first row that are no longer stored.
+    pub dropped: u64,
+}
+
+impl Iterations {
+    pub(super) fn of(laps: &StepIntervals) -> Self {
+        Self::latest(laps, usize::MAX)
+    }
+
+    /// Builds the last `most` rows.
+    pub(super) fn latest(laps: &StepIntervals, most: usize) -> Self {
+        let all: Vec<&StepInterval> = laps.all().collect();
+        let cycle = match laps.source() {
+            Source::Steps | Source::ZeroGrads => cycle(&all),
+            Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
+        };
+        let (epochs, loader) = laps.epochs();
+        let mut rows = Rows {
+            most,
+            loader: matches!(epochs, Epochs::Told { .. }).then_some(loader),
+            ..Rows::default()
+        };
+        if laps.source() == Source::Nothing {
+            return Self::undivided(&all, laps);
+        }
+        let evaluations = all
+            .iter()
+            .filter(|lap| lap.kind == IntervalKind::Evaluation);
+        let trainings = all.iter().filter(|lap| lap.key.is_some()).count();
+        // Evaluation in most iterations belongs to them: a teacher or a target network.
+        let evaluation_is_part = evaluations.count() * 2 > trainings;
+        let (finished, current) = all.split_at(all.len().saturating_sub(1));
+        let mut count = 0;
+        for lap in finished {
+            match lap.kind {
+                IntervalKind::Preamble => rows.push(IterationKind::Before, lap),
+                IntervalKind::Evaluation if evaluation_is_part || !is_first(count, lap, cycle) => {
+                    rows.take(lap);
+                }
+                IntervalKind::Evaluation => rows.push(IterationKind::Evaluation, lap),
+                IntervalKind::Training => {
+                    let begins = is_first(count, lap, cycle);
+                    rows.iterate(lap, begins);
+                    count += 1;
+                }
+            }
+        }
+        if let Some(lap) = current.first().filter(|lap| did_anything(lap)) {
+            match (laps.source(), finished.is_empty()) {
+                (Source::Line, true) => rows.push(IterationKind::Before, lap),
+                _ => {
+                    rows.iterate(lap, is_first(count, lap, cycle));
+                    if !is_last(count, lap, laps.source(), cycle) {
+                        rows.leave_open();
+                    }
+                }
+            }
+        }
+        Self {
+            source: laps.source(),
+            cycle,
+            epochs,
+            rows: rows.finish(),
+            dropped: laps.dropped(),
+        }
+    }
+}
+
+impl Iterations {
+    /// The row that contains a moment.
+    pub fn at(&self, time: TimeNs) -> Option<&Iteration> {
+        let mut rows = self.rows.iter();
+        rows.find(|row| (row.begin..=row.end).contains(&time))
+    }
+
+    fn undivided(laps: &[&StepInterval], of: &StepIntervals) -> Self {
+        let mut rows = Rows {
+            most: usize::MAX,
+            ..Rows::default()
+        };
+        if let Some((first, others)) = laps.split_first() {
+            let mut all = (*first).clone();
+            others.iter().for_each(|lap| all.extend(lap));
+            if did_anything(&all) {
+                rows.push(IterationKind::Undivided, &all);
+            }
+        }
+        Self {
+            source: of.source(),
+            cycle: Cycle::Single,
+            epochs: of.epochs().0,
+            rows: rows.finish(),
+            dropped: of.dropped(),
+        }
+    }
+}
+
+fn did_anything(lap: &StepInterval) -> bool {
+    lap.devices.values().any(|device| device.allocs > 0)
+}
+
+/// True if a step interval begins an iteration; `count` training intervals came before it.
+fn is_first(count: usize, lap: &StepInterval, cycle: Cycle) -> bool {
+    match cycle {
+        Cycle::Single | Cycle::Irregular => true,
+        Cycle::ByBatch => lap.batches > 0 || count == 0,
+        Cycle::Repeats(steps) => count.is_multiple_of(steps),
+    }
+}
+
+/// True if the unfinished interval ends an iteration: its step has begun and nothing followed.
+fn is_last(count: usize, lap: &StepInterval, source: Source, cycle: Cycle) -> bool {
+    let ends = match cycle {
+        Cycle::Repeats(steps) => (count + 1).is_multiple_of(steps),
+        Cycle::Single | Cycle::ByBatch | Cycle::Irregular => true,
+    };
+    source == Source::Steps && lap.key.is_some() && ends
+}
+
+fn cycle(laps: &[&StepInterval]) -> Cycle {
+    let trainings = laps.iter().filter(|lap| lap.kind == IntervalKind::Training);
+    let steps: Vec<_> = trainings
+        .filter_map(|lap| Some((lap.key?, lap.batches)))
+        .collect();
+    let Some((first, _)) = steps.first() else {
+        return Cycle::Single;
+    };
+    if steps.iter().all(|(key, _)| key == first) {
+        return Cycle::Single;
+    }
+    if steps.iter().any(|(_, batches)| *batches > 0) {
+        return Cycle::ByBatch;
+    }
+    let repeats = |length: &usize| {
+        let pairs = steps.iter().zip(&steps[*length..]);
+        let (same, all) = pairs.fold((0, 0), |(same, all), (one, other)| {
+            (same + usize::from(one.0 == other.0), all + 1)
+        });
+        // A step may be skipped now and then (overflow in mixed precision).
+        all >= *length && same * 20 >= all * 19
+    };
+    match (2..=LONGEST_CYCLE.min(steps.len() / 2)).find(repeats) {
+        Some(length) => Cycle::Repeats(length),
+        None => Cycle::Irregular,
+    }
+}
+
+/// Builder of the rows.
+#[derive(Default)]
+struct Rows {
+    most: usize,
+    /// Loader whose epochs are shown.
+    loader: Option<u32>,
+    done: VecDeque<Iteration>,
+    number: u64,
+    /// Last row, which may still grow; `part` is evaluation for the row of the next training interval.
+    open: Option<(IterationKind, StepInterval)>,
+    part: Option<StepInterval>,
+}
+
+impl Rows {
+    fn push(&mut self, kind: IterationKind, lap: &StepInterval) {
+        self.close();
+        self.open = Some((kind, lap.clone()));
+        self.close();
+    }
+
+    /// Adds evaluation to the row of the next training interval.
+    fn take(&mut self, lap: &StepInterval) {
+        match &mut self.part {
+            Some(part) => part.extend(lap),
+            None => self.part = Some(lap.clone()),
+        }
+    }
+
+    fn iterate(&mut self, lap: &StepInterval, begins: bool) {
+        let mut whole = self.part.take().unwrap_or_else(|| lap.clone());
+        if whole.end != lap.end || whole.begin != lap.begin {
+            whole.extend(lap);
+        }
+        match &mut self.open {
+            Some((_, open)) if !begins => open.extend(&whole),
+            _ => {
+                self.close();
+                self.open = Some((IterationKind::Whole, whole));
+            }
+        }
+    }
+
+    fn leave_open(&mut self) {
+        if let Some((kind, _)) = &mut self.open {
+            *kind = IterationKind::Unfinished;
+        }
+    }
+
+    fn close(&mut self) {
+        let Some((kind, lap)) = self.open.take() else {
+            return;
+        };
+        if matches!(kind, IterationKind::Whole | IterationKind::Unfinished) {
+            self.number += 1;
+        }
+        let epoch = lap.epoch.filter(|epoch| self.loader == Some(epoch.loader));
+        self.done.push_back(Iteration {
+            number: self.number,
+            kind,
+            begin: lap.begin,
+            end: lap.end,
+            batches: lap.batches,
+            backwards: lap.backwards,
+            epoch: epoch.map(|epoch| epoch.number),
+            intervals: lap.first..=lap.last,
+            devices: lap.devices.into_iter().collect(),
+        });
+        if self.done.len() > self.most {
+            self.done.pop_front();
+        }
+    }
+
+    fn finish(mut self) -> Vec<Iteration> {
+        self.close();
+        if let Some(part) = self.part.take() {
+            self.push(IterationKind::Evaluation, &part);
+        }
+        self.done.into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interval(key: u32, batches: u32) -> StepInterval {
+        StepInterval {
+            key: Some(key),
+            batches,
+            ..StepInterval::default()
+        }
+    }
+
+    fn cycle_of(keys: &str) -> Cycle {
+        let intervals: Vec<StepInterval> = keys
+            .bytes()
+            .map(|key| interval(u32::from(key), 0))
+            .collect();
+        cycle(&intervals.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn steps_of_several_optimizers_are_taken_together_by_their_cycle() {
+        assert_eq!(cycle_of("AAAA"), Cycle::Single);
+        assert_eq!(cycle_of("DGDGDGD"), Cycle::Repeats(2));
+        assert_eq!(cycle_of("DDDDDGDDDDDG"), Cycle::Repeats(6));
+        assert_eq!(cycle_of("ABBABAAABBBA"), Cycle::Irregular);
+        assert_eq!(cycle_of(""), Cycle::Single);
+    }
+
+    #[test]
+    fn batches_tell_better_than_a_cycle() {
+        let intervals = [
+            interval(1, 1),
+            interval(2, 0),
+            interval(1, 1),
+            interval(2, 0),
+        ];
+        let cycle = cycle(&intervals.iter().collect::<Vec<_>>());
+        assert_eq!(cycle, Cycle::ByBatch);
+        let first: Vec<bool> = (0..4)
+            .map(|at| is_first(at, &intervals[at], cycle))
+            .collect();
+        assert_eq!(first, [true, false, true, false]);
+    }
+}

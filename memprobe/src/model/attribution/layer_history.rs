@@ -1,0 +1,266 @@
+//! Layer history: bytes by allocating stack and category, now, at the device's peak and at the peak of each
+//! step interval.
+//!
+//! A new peak copies nothing: peaks are numbered, and an entry saves its level before its first change after
+//! a peak. Ended intervals store only differences from the interval before. A late change of a block's
+//! category is applied to all intervals at whose peak it was live.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::category::Category;
+use super::lifecycle::Block;
+use super::rows::{AtPeak, Holding};
+use super::step_interval::MAX_INTERVALS;
+
+/// Index of the allocating stack, and category.
+pub(super) type LayerKey = (u32, Category);
+
+/// Sample of one stack and category.
+#[derive(Debug, Default)]
+pub(super) struct LayerSample {
+    /// Now and at the device's peak.
+    pub(super) holding: Holding,
+    /// Bytes at peak number `moment` of the current interval.
+    highest: u64,
+    moment: u64,
+    /// Interval for which the entry is listed in [`Strata::changed`].
+    changed_in: Option<u64>,
+    /// Interval and bytes at its peak, for ended intervals that differ from the one before.
+    at_intervals: Vec<(u64, u64)>,
+}
+
+impl LayerSample {
+    fn see(&mut self, moment: u64) {
+        if self.moment != moment {
+            self.moment = moment;
+            self.highest = self.holding.live;
+        }
+    }
+
+    /// Bytes at the peak of the last ended interval.
+    fn last(&self) -> u64 {
+        self.at_intervals.last().map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Bytes at the peak of an ended interval.
+    fn at_interval(&self, lap: u64) -> u64 {
+        let after = self.at_intervals.partition_point(|(of, _)| *of <= lap);
+        let last = after
+            .checked_sub(1)
+            .and_then(|at| self.at_intervals.get(at));
+        last.map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Corrects an interval and all later ones; returns the number of differences added.
+    fn put_right(&mut self, lap: u64, change: impl Fn(u64) -> u64) -> usize {
+        let before = self.differences();
+        let at = self.at_intervals.partition_point(|(of, _)| *of < lap);
+        if self.at_intervals.get(at).is_none_or(|(of, _)| *of != lap) {
+            let bytes = self.at_interval(lap);
+            self.at_intervals.insert(at, (lap, bytes));
+        }
+        for (_, bytes) in &mut self.at_intervals[at..] {
+            *bytes = change(*bytes);
+        }
+        self.differences() - before
+    }
+
+    /// Drops the history before an interval.
+    fn forget(&mut self, before: u64) {
+        let first_kept = self.at_intervals.partition_point(|(of, _)| *of <= before);
+        self.at_intervals.drain(..first_kept.saturating_sub(1));
+    }
+
+    /// Stored differences beyond the first entry, which is never dropped.
+    fn differences(&self) -> usize {
+        self.at_intervals.len().saturating_sub(1)
+    }
+}
+
+/// Layer history of one device.
+#[derive(Debug)]
+pub(super) struct LayerHistory {
+    places: HashMap<LayerKey, LayerSample>,
+    /// Cap on differences; 0 without history.
+    most: usize,
+    differences: usize,
+    /// Current interval.
+    interval: u64,
+    /// Number of its peak so far, and of the event that reached it.
+    moment: u64,
+    ordinal: u64,
+    /// Ended intervals, each with the event number of its peak.
+    ended: VecDeque<(u64, u64)>,
+    /// Entries changed in the current interval or after its predecessor's peak.
+    changed: Vec<LayerKey>,
+}
+
+impl LayerHistory {
+    /// Empty history, beginning with interval `lap`. Stores at most `most` differences.
+    pub(super) fn new(lap: u64, most: usize) -> Self {
+        Self {
+            places: HashMap::new(),
+            most,
+            differences: 0,
+            interval: lap,
+            moment: 0,
+            ordinal: 0,
+            ended: VecDeque::new(),
+            changed: Vec::new(),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&LayerKey, &LayerSample)> {
+        self.places.iter()
+    }
+
+    /// Adds a block. `peak` is the number of the device's peak.
+    pub(super) fn add(&mut self, place: LayerKey, size: u64, peak: u64) {
+        let sample = self.change(place);
+        sample.holding.add(size, peak, AtPeak::Gone);
+    }
+
+    /// Removes a freed block.
+    pub(super) fn release(&mut self, place: LayerKey, size: u64, peak: u64) {
+        if self.places.contains_key(&place) {
+            let sample = self.change(place);
+            sample.holding.release(size, peak);
+        }
+    }
+
+    /// Moves a live block from `ways[0]` to `ways[1]`; `None` means not counted. Intervals before `oldest`
+    /// stay unchanged.
+    pub(super) fn shift(&mut self, block: &Block, ways: [Option<LayerKey>; 2], shift: Shift) {
+        let Shift { peak, was, oldest } = shift;
+        let size = block.size;
+        let was_highest = self.ordinal >= block.born;
+        let first = self.first_with(block.born, oldest);
+        let [from, to] = ways;
+        let from = from.filter(|from| self.places.contains_key(from));
+        let goes: Correction = (Holding::remove, u64::saturating_sub);
+        let comes: Correction = (Holding::add, u64::saturating_add);
+        for (place, (hold, change)) in [(from, goes), (to, comes)] {
+            let Some(place) = place else { continue };
+            let sample = self.change(place);
+            hold(&mut sample.holding, size, peak, was);
+            if was_highest {
+                sample.highest = change(sample.highest, size);
+            }
+            let more = first.map_or(0, |lap| sample.put_right(lap, |bytes| change(bytes, size)));
+            self.differences += more;
+        }
+    }
+
+    /// Records that the interval peaks at this event.
+    pub(super) fn reach(&mut self, ordinal: u64) {
+        self.moment += 1;
+        self.ordinal = ordinal;
+    }
+
+    /// Ends intervals until `lap` is current; `ordinal` is the last event.
+    pub(super) fn pass_to(&mut self, lap: u64, ordinal: u64) {
+        while self.interval < lap {
+            self.end_interval(ordinal);
+        }
+    }
+
+    fn end_interval(&mut self, ordinal: u64) {
+        let ended = self.interval;
+        self.interval += 1;
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.retain(|place| {
+            let Some(sample) = self.places.get_mut(place) else {
+                return false;
+            };
+            sample.see(self.moment);
+            if sample.highest != sample.last() {
+                let before = sample.differences();
+                sample.at_intervals.push((ended, sample.highest));
+                self.differences += sample.differences() - before;
+            }
+            // The next interval begins with the current level, which differs from that at the peak.
+            let goes_on = sample.holding.live != sample.highest;
+            sample.changed_in = goes_on.then_some(self.interval);
+            goes_on
+        });
+        self.changed = changed;
+        if self.most > 0 {
+            self.ended.push_back((ended, self.ordinal));
+            if self.ended.len() > MAX_INTERVALS {
+                self.ended.pop_front();
+            }
+        }
+        self.reach(ordinal);
+        if self.differences > self.most {
+            self.forget();
+        }
+    }
+
+    /// Drops the oldest intervals until half the cap is free.
+    fn forget(&mut self) {
+        while self.differences > self.most / 2 && self.ended.len() > 1 {
+            self.ended.drain(..self.ended.len() / 2);
+            let Some((oldest, _)) = self.ended.front().copied() else {
+                return;
+            };
+            self.differences = 0;
+            for sample in self.places.values_mut() {
+                sample.forget(oldest);
+                self.differences += sample.differences();
+            }
+        }
+    }
+
+    /// True if the history includes an interval.
+    pub(super) fn knows(&self, lap: u64) -> bool {
+        let first = self
+            .ended
+            .front()
+            .map_or(self.interval, |(first, _)| *first);
+        (first..=self.interval).contains(&lap)
+    }
+
+    /// Bytes of an entry at the peak of an interval.
+    pub(super) fn bytes_at_interval(&self, sample: &LayerSample, lap: u64) -> u64 {
+        match (lap == self.interval, sample.moment == self.moment) {
+            (false, _) => sample.at_interval(lap),
+            (true, true) => sample.highest,
+            (true, false) => sample.holding.live,
+        }
+    }
+
+    /// Entry about to change, brought up to the current peak.
+    fn change(&mut self, place: LayerKey) -> &mut LayerSample {
+        let sample = self.places.entry(place).or_default();
+        if self.most > 0 && sample.changed_in != Some(self.interval) {
+            sample.changed_in = Some(self.interval);
+            self.changed.push(place);
+        }
+        sample.see(self.moment);
+        sample
+    }
+
+    /// First ended interval from `oldest` on at whose peak a block allocated by event `born` was live.
+    fn first_with(&self, born: u64, oldest: u64) -> Option<u64> {
+        let is_before = |(lap, ordinal): &(u64, u64)| *lap < oldest || *ordinal < born;
+        let at = self.ended.partition_point(is_before);
+        self.ended.get(at).map(|(lap, _)| *lap)
+    }
+}
+
+/// Period for which a moved block is corrected.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shift {
+    /// Number of the device's peak.
+    pub(super) peak: u64,
+    /// State of the block at that peak.
+    pub(super) was: AtPeak,
+    /// Oldest interval corrected.
+    pub(super) oldest: u64,
+}
+
+/// Correction by a removed or added block, to a holding and to bytes.
+type Correction = (fn(&mut Holding, u64, u64, AtPeak), fn(u64, u64) -> u64);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::model::attribution::category::CategoryRule;
+use crate::model::attribution::lifecycle::{BlockState, TensorInfo};
+use crate::model::attribution::phase::Phase;
+
+const PLACES: [LayerKey; 3] = [
+    (1, Category::Activation),
+    (1, Category::Gradient),
+    (2, Category::Unknown),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Come { place: usize, size: u64 },
+    Go { nth: usize },
+    Turn { nth: usize, to: usize },
+    EndLap,
+}
+
+fn deed() -> impl Strategy<Value = Deed> {
+    let place = 0..PLACES.len();
+    prop_oneof![
+        5 => (place.clone(), 1..9_u64).prop_map(|(place, size)| Deed::Come { place, size }),
+        4 => any::<usize>().prop_map(|nth| Deed::Go { nth }),
+        2 => (any::<usize>(), place).prop_map(|(nth, to)| Deed::Turn { nth, to }),
+        2 => Just(Deed::EndLap),
+    ]
+}
+
+fn block(size: u64, born: u64) -> Block {
+    Block {
+        size,
+        born,
+        origin: 1,
+        phase: Phase::Other,
+        rule: CategoryRule::NothingTells,
+        state: BlockState::Settled,
+        tensor_info: TensorInfo::Tensor,
+    }
+}
+
+/// Reference model: the same history, block by block.
+#[derive(Default)]
+struct Plainly {
+    /// Each block with its latest place.
+    blocks: Vec<(Block, usize)>,
+    live: Vec<usize>,
+    /// Live blocks at the peak of each interval, and their bytes.
+    intervals: Vec<(Vec<usize>, u64)>,
+}
+
+impl Plainly {
+    fn allocated(&self) -> u64 {
+        self.live.iter().map(|at| self.blocks[*at].0.size).sum()
+    }
+
+    fn begin_interval(&mut self) {
+        self.intervals.push((self.live.clone(), self.allocated()));
+    }
+
+    fn held(&self, lap: usize, place: usize) -> u64 {
+        let live = self.intervals[lap].0.iter().map(|at| self.blocks[*at]);
+        let there = live.filter(|(_, at)| *at == place);
+        there.map(|(block, _)| block.size).sum()
+    }
+}
+
+/// Applies the deeds to both. A moment level with the interval's peak replaces it.
+fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
+    let (mut strata, mut plainly) = (LayerHistory::new(0, most), Plainly::default());
+    plainly.begin_interval();
+    let mut ordinal = 0;
+    for deed in deeds {
+        match *deed {
+            Deed::Come { place, size } => {
+                ordinal += 1;
+                plainly.live.push(plainly.blocks.len());
+                plainly.blocks.push((block(size, ordinal), place));
+                strata.add(PLACES[place], size, 0);
+            }
+            Deed::Go { nth } if !plainly.live.is_empty() => {
+                ordinal += 1;
+                let gone = plainly.live.remove(nth % plainly.live.len());
+                let (block, place) = plainly.blocks[gone];
+                strata.release(PLACES[place], block.size, 0);
+            }
+            Deed::Turn { nth, to } if !plainly.live.is_empty() => {
+                let turned = plainly.live[nth % plainly.live.len()];
+                let (block, from) = plainly.blocks[turned];
+                plainly.blocks[turned].1 = to;
+                if from != to {
+                    let shift = Shift {
+                        peak: 0,
+                        was: AtPeak::Gone,
+                        oldest: 0,
+                    };
+                    let places = [Some(PLACES[from]), Some(PLACES[to])];
+                    strata.shift(&block, places, shift);
+                }
+                continue;
+            }
+            Deed::EndLap => {
+                plainly.begin_interval();
+                strata.pass_to(plainly.intervals.len() as u64 - 1, ordinal);
+                continue;
+            }
+            Deed::Go { .. } | Deed::Turn { .. } => continue,
+        }
+        let (now, live) = (plainly.allocated(), plainly.live.clone());
+        if let Some(highest) = plainly
+            .intervals
+            .last_mut()
+            .filter(|(_, highest)| now >= *highest)
+        {
+            *highest = (live, now);
+            strata.reach(ordinal);
+        }
+    }
+    (strata, plainly)
+}
+
+fn held(strata: &LayerHistory, lap: u64) -> BTreeMap<LayerKey, u64> {
+    let all = strata.iter();
+    all.map(|(place, stratum)| (*place, strata.bytes_at_interval(stratum, lap)))
+        .filter(|(_, bytes)| *bytes > 0)
+        .collect()
+}
+
+proptest! {
+    #[test]
+    fn each_lap_holds_what_its_highest_moment_held_whatever_blocks_turn_out_to_be(
+        deeds in prop::collection::vec(deed(), 1..200),
+        most in prop_oneof![Just(1 << 20), Just(6_usize)],
+    ) {
+        let (strata, plainly) = play(&deeds, most);
+        let last = plainly.intervals.len() - 1;
+        prop_assert!(strata.knows(last as u64) && !strata.knows(last as u64 + 1));
+        for lap in (0..=last).filter(|lap| strata.knows(*lap as u64)) {
+            let places = PLACES.iter().enumerate();
+            let wanted: BTreeMap<LayerKey, u64> = places
+                .map(|(at, place)| (*place, plainly.held(lap, at)))
+                .filter(|(_, bytes)| *bytes > 0)
+                .collect();
+            prop_assert_eq!(held(&strata, lap as u64), wanted, "lap {}", lap);
+        }
+        if most == 1 << 20 {
+            prop_assert!(strata.knows(0));
+        }
+        let differences: usize = strata.iter().map(|(_, stratum)| stratum.differences()).sum();
+        prop_assert_eq!(differences, strata.differences);
+    }
+}
+
+#[test]
+fn laps_that_are_alike_take_no_room() {
+    let mut history = LayerHistory::new(0, 1 << 20);
+    history.add(PLACES[0], 512, 0);
+    history.reach(1);
+    for lap in 1..1000 {
+        history.pass_to(lap, 1);
+        history.add(PLACES[1], 64, 0);
+        history.reach(1);
+        history.release(PLACES[1], 64, 0);
+    }
+    assert_eq!(history.differences, 0);
+    assert_eq!(
+        held(&history, 500),
+        BTreeMap::from([(PLACES[0], 512), (PLACES[1], 64)])
+    );
+}
+
+#[test]
+fn without_room_for_laps_none_is_kept() {
+    let mut history = LayerHistory::new(0, 0);
+    history.add(PLACES[0], 512, 0);
+    history.reach(1);
+    history.pass_to(100, 1);
+    assert!(history.ended.is_empty() && history.changed.is_empty());
+    assert!(!history.knows(99));
+}

@@ -1,0 +1,286 @@
+//! Block lifecycles: infers the category of a block from the phase that allocated it and the phases it
+//! survives.
+
+use std::collections::{HashMap, HashSet};
+
+use super::category::{Category, CategoryRule};
+use super::phase::Phase;
+use super::phase_tracker::PhaseTracker;
+use crate::event::{Address, DeviceIndex, Tid};
+
+/// Forward passes a module input may survive before it stops counting as input.
+const MAX_INPUT_PASSES: u64 = 4;
+
+/// Optimizer steps begun since the backward pass at which a saved block stops counting as saved. The first
+/// one may belong to another network: two that train in turn step before each other's backward pass.
+const MOST_STEPS: u64 = 2;
+
+/// Device and address of a live block.
+pub(super) type Key = (DeviceIndex, Address);
+
+/// Progress of a live block through the training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BlockState {
+    /// Live at attach.
+    BeforeAttach,
+    /// Category decided.
+    Settled,
+    /// Allocated by a forward pass, when `lap` steps and batches had begun; no backward pass began since.
+    Forward { step: u64 },
+    /// Allocated by a forward pass; a backward pass began when `step` optimizer steps had begun.
+    Saved { step: u64 },
+    /// Allocated by a recomputation, after `before` completed ones.
+    Recompute { before: u64 },
+    /// Allocated in a backward pass.
+    Backward,
+    /// Allocated in an optimizer step.
+    Step,
+    /// Allocated in `torch.utils.data`.
+    Loading,
+    /// Allocated by modules without grad.
+    Evaluation,
+    /// Allocated by parameter-building code.
+    Built,
+    /// Allocated outside all phases after a batch or step; a candidate for module input.
+    InputCandidate,
+    /// Input candidate that has been live since forward pass number `run`.
+    SurvivingInput { run: u64 },
+    /// Allocated outside all phases.
+    Outside,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) size: u64,
+    /// Number of the event that allocated it.
+    pub(super) born: u64,
+    /// Index of the allocating stack.
+    pub(super) origin: u32,
+    pub(super) phase: Phase,
+    pub(super) rule: CategoryRule,
+    pub(super) state: BlockState,
+    pub(super) tensor_info: TensorInfo,
+}
+
+/// Tensor information recorded at allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TensorInfo {
+    /// PyTorch was making a tensor, or the stream does not say.
+    Tensor,
+    /// PyTorch was making no tensor: a workspace, or the storage of a tensor being resized.
+    NoTensor,
+}
+
+impl TensorInfo {
+    /// Corrects a rule by the tensor information. A block without a tensor is a workspace, unless
+    /// its lifetime shows a resized tensor. `index_select` resizes its result, and `embedding` calls it
+    /// (aten/src/ATen/native/cuda/Indexing.cu@v2.15.0).
+    pub(super) const fn read(self, rule: CategoryRule) -> CategoryRule {
+        match (self, rule) {
+            (Self::Tensor, _)
+            | (
+                Self::NoTensor,
+                CategoryRule::FreedInBackward
+                | CategoryRule::Recomputed
+                | CategoryRule::GivenToForward
+                | CategoryRule::Loaded,
+            ) => rule,
+            (Self::NoTensor, _) => CategoryRule::NoTensor,
+        }
+    }
+}
+
+impl BlockState {
+    /// State of a block allocated now.
+    pub(super) fn of(phase: Phase, course: &PhaseTracker, made: AllocationOrigin) -> Self {
+        match phase {
+            Phase::Forward => Self::Forward {
+                step: course.steps_and_batches(),
+            },
+            Phase::Evaluation => Self::Evaluation,
+            Phase::Recompute => Self::Recompute {
+                before: course.recomputes(),
+            },
+            Phase::Backward => Self::Backward,
+            Phase::OptimizerStep => Self::Step,
+            Phase::DataLoading => Self::Loading,
+            Phase::Other => match made {
+                AllocationOrigin::AsParameter => Self::Built,
+                AllocationOrigin::ForNextPass => Self::InputCandidate,
+                AllocationOrigin::Anyhow => Self::Outside,
+            },
+        }
+    }
+
+    /// Provisional rule of the state.
+    pub(super) const fn likely(self) -> CategoryRule {
+        match self {
+            Self::Forward { .. } => CategoryRule::SoFarForward,
+            Self::Saved { .. } => CategoryRule::SoFarSaved,
+            Self::Recompute { .. } => CategoryRule::SoFarRecomputed,
+            Self::Backward => CategoryRule::SoFarBackward,
+            Self::Step => CategoryRule::SoFarStep,
+            Self::Loading => CategoryRule::SoFarLoaded,
+            Self::Evaluation => CategoryRule::SoFarEvaluation,
+            Self::Built => CategoryRule::SoFarBuilt,
+            Self::SurvivingInput { .. } => CategoryRule::SoFarGiven,
+            Self::InputCandidate | Self::Outside | Self::BeforeAttach | Self::Settled => {
+                CategoryRule::SoFarOther
+            }
+        }
+    }
+
+    /// Rule of a block freed now by thread `tid`; `None` if already decided.
+    pub(super) fn at_free(self, course: &PhaseTracker, tid: Tid) -> Option<CategoryRule> {
+        let by_backward = course.is_freed_by_backward(tid);
+        Some(match self {
+            Self::BeforeAttach | Self::Settled => return None,
+            Self::Forward { step: lap } if lap == course.steps_and_batches() => {
+                CategoryRule::WithinForward
+            }
+            Self::Forward { .. } => CategoryRule::NoBackward,
+            Self::Saved { .. } if by_backward => CategoryRule::FreedInBackward,
+            Self::Saved { .. } => CategoryRule::OutlivesItsPass,
+            Self::Recompute { before } if before == course.recomputes() => {
+                CategoryRule::WithinRecompute
+            }
+            Self::Recompute { .. } if by_backward => CategoryRule::Recomputed,
+            Self::Recompute { .. } => CategoryRule::OutlivesRecompute,
+            Self::Backward => CategoryRule::WithinBackward,
+            Self::Step => CategoryRule::WithinStep,
+            Self::Evaluation => CategoryRule::WithinEvaluation,
+            Self::Loading | Self::Built | Self::InputCandidate | Self::Outside => {
+                CategoryRule::WithinOther
+            }
+            Self::SurvivingInput { .. } => CategoryRule::GivenToForward,
+        })
+    }
+
+    /// True if [`MOST_STEPS`] optimizer steps began since the backward pass.
+    pub(super) fn is_saved_too_long(self, course: &PhaseTracker) -> bool {
+        matches!(self, Self::Saved { step } if course.steps().saturating_sub(step) >= MOST_STEPS)
+    }
+
+    /// True if [`MOST_RUNS`] more passes began since pass `run`.
+    pub(super) fn is_carried_too_long(self, course: &PhaseTracker) -> bool {
+        matches!(self, Self::SurvivingInput { run } if course.runs().saturating_sub(run) >= MAX_INPUT_PASSES)
+    }
+
+    const fn queue(self) -> Option<Queue> {
+        match self {
+            Self::BeforeAttach | Self::Settled => None,
+            Self::Forward { .. } => Some(Queue::Forward),
+            Self::Saved { .. } => Some(Queue::Saved),
+            Self::Recompute { .. } => Some(Queue::Recompute),
+            Self::Backward => Some(Queue::Backward),
+            Self::Step => Some(Queue::Step),
+            Self::Loading => Some(Queue::Loading),
+            Self::Evaluation => Some(Queue::Evaluation),
+            Self::Built | Self::InputCandidate | Self::Outside => Some(Queue::Outside),
+            Self::SurvivingInput { .. } => Some(Queue::Carried),
+        }
+    }
+}
+
+/// Origin of a block allocated outside all phases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AllocationOrigin {
+    AsParameter,
+    ForNextPass,
+    Anyhow,
+}
+
+/// Blocks waiting for the same phase change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Queue {
+    Forward,
+    Saved,
+    Recompute,
+    Backward,
+    Step,
+    Loading,
+    Evaluation,
+    Outside,
+    Carried,
+}
+
+const QUEUES: usize = Queue::Carried as usize + 1;
+
+/// Shortest queue that is scanned for freed blocks.
+const FEW: usize = 1024;
+
+/// Live blocks, and queues of the undecided ones.
+#[derive(Debug, Default)]
+pub(super) struct Blocks {
+    live: HashMap<Key, Block>,
+    /// Keys with the number of the allocating event. Freed blocks stay until the next scan.
+    queues: [Vec<(Key, u64)>; QUEUES],
+    /// Queue lengths at which freed blocks are removed.
+    full: [usize; QUEUES],
+}
+
+impl Blocks {
+    pub(super) fn get(&self, key: &Key) -> Option<Block> {
+        self.live.get(key).copied()
+    }
+
+    pub(super) fn take(&mut self, key: &Key) -> Option<Block> {
+        self.live.remove(key)
+    }
+
+    pub(super) fn insert(&mut self, key: Key, block: Block) {
+        self.live.insert(key, block);
+        if let Some(queue) = block.state.queue() {
+            self.queues[queue as usize].push((key, block.born));
+            self.tidy(queue);
+        }
+    }
+
+    /// Decides the rule of a block and takes it out of its queue.
+    pub(super) fn settle(&mut self, key: &Key, rule: CategoryRule) {
+        if let Some(block) = self.live.get_mut(key) {
+            (block.rule, block.state) = (rule, BlockState::Settled);
+        }
+    }
+
+    /// Sizes of parameters by device. Includes blocks from before attach, which may be parameters.
+    pub(super) fn sizes_of_parameters(&self) -> HashSet<(DeviceIndex, u64)> {
+        let like_parameters = self.live.iter().filter(|(_, block)| {
+            block.state == BlockState::BeforeAttach || block.rule.category() == Category::Parameter
+        });
+        like_parameters
+            .map(|((device, _), block)| (*device, block.size))
+            .collect()
+    }
+
+    /// Empties a queue and returns its live blocks.
+    pub(super) fn drain(&mut self, queue: Queue) -> Vec<(Key, Block)> {
+        let waiting = std::mem::take(&mut self.queues[queue as usize]);
+        self.full[queue as usize] = FEW;
+        let live = waiting.into_iter().filter_map(|(key, born)| {
+            let block = self.live.get(&key)?;
+            let waits = block.born == born && block.state.queue() == Some(queue);
+            waits.then_some((key, *block))
+        });
+        live.collect()
+    }
+
+    /// Removes freed blocks from a queue that has doubled in length.
+    fn tidy(&mut self, queue: Queue) {
+        let at = queue as usize;
+        if self.queues[at].len() < self.full[at].max(FEW) {
+            return;
+        }
+        let live = &self.live;
+        self.queues[at].retain(|(key, born)| {
+            live.get(key)
+                .is_some_and(|block| block.born == *born && block.state.queue() == Some(queue))
+        });
+        self.full[at] = (2 * self.queues[at].len()).max(FEW);
+    }
+}
+
+/// True if the rule counts as saved for the backward pass.
+pub(super) fn is_saved(rule: CategoryRule) -> bool {
+    rule.category() == Category::Activation
+}

@@ -1,0 +1,378 @@
+//! Tracks the phase of a process across events, where a single stack does not determine it.
+
+use std::collections::HashMap;
+
+use super::phase::{ClassifiedPhase, Phase, PhaseRule};
+use crate::event::{Grad, MarkedPhase, PhaseMark, Tid};
+
+/// Threads tracked; at the limit all are forgotten and tracked afresh.
+const MOST_THREADS: usize = 4096;
+
+/// Last action of a thread that affects how its next allocation is classified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ThreadState {
+    /// Loaded a batch or made a step: its next allocations are for the next pass.
+    Began,
+    /// Called a module, with grad enabled or unknown.
+    Forward,
+    Other,
+}
+
+/// Transition of the process from one phase to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PhaseTransition {
+    pub(super) ended: Phase,
+    pub(super) began: Phase,
+}
+
+/// Classification of one allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ClassifiedAllocation {
+    pub(super) classified: ClassifiedPhase,
+    /// Phase transition caused by this allocation.
+    pub(super) transition: Option<PhaseTransition>,
+    /// True if allocated outside all phases by a thread whose last action was a batch or a step.
+    pub(super) is_for_next_pass: bool,
+}
+
+/// Phase tracker of a process. Assumes that one thread trains at a time; [`Self::is_crowded`] reports a
+/// violation.
+#[derive(Debug, Default)]
+pub(super) struct PhaseTracker {
+    phase: Phase,
+    /// Thread that called `backward()` or the optimizer step; `None` if the call was not seen.
+    by: Option<Tid>,
+    /// True once another thread than `by`, or one without history, has run nodes of this backward pass.
+    has_engine: bool,
+    threads: HashMap<Tid, ThreadState>,
+    has_batches: bool,
+    concurrent: bool,
+    forgotten: u64,
+    runs: u64,
+    steps: u64,
+    steps_and_batches: u64,
+    recomputes: u64,
+}
+
+impl PhaseTracker {
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(super) fn is_concurrent(&self) -> bool {
+        self.concurrent
+    }
+
+    /// Threads forgotten at the limit. Until their next tracked action only their stacks classify them.
+    pub(super) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// Forward and evaluation passes begun.
+    pub(super) fn runs(&self) -> u64 {
+        self.runs
+    }
+
+    /// Optimizer steps begun, by marks.
+    pub(super) fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Optimizer steps and batches begun, by marks.
+    pub(super) fn steps_and_batches(&self) -> u64 {
+        self.steps_and_batches
+    }
+
+    /// Recomputations completed.
+    pub(super) fn recomputes(&self) -> u64 {
+        self.recomputes
+    }
+
+    /// True if a free by this thread belongs to the backward pass. If autograd runs on threads of its own,
+    /// the waiting thread frees only after the pass.
+    pub(super) fn is_freed_by_backward(&self, tid: Tid) -> bool {
+        self.phase.is_of_backward() && !(self.has_engine && self.by == Some(tid))
+    }
+
+    /// Classifies an allocation and updates the phase.
+    pub(super) fn on_allocation(
+        &mut self,
+        tid: Tid,
+        by_stack: ClassifiedPhase,
+        grad: Grad,
+        in_node: bool,
+    ) -> ClassifiedAllocation {
+        let last = self.threads.get(&tid).copied();
+        let judged = self.refine(by_stack, last, grad);
+        let is_for_next_pass = last == Some(ThreadState::Began) && judged.phase == Phase::Other;
+        self.detect_concurrent_training(tid, last, judged);
+        let turn = self
+            .decides(last, judged, in_node)
+            .then(|| self.transition_to(judged.phase))
+            .flatten();
+        self.remember(tid, last, judged);
+        ClassifiedAllocation {
+            classified: judged,
+            transition: turn,
+            is_for_next_pass,
+        }
+    }
+
+    /// Handles a mark: PyTorch begins a step, a batch or `zero_grad()`.
+    pub(super) fn mark(&mut self, mark: &PhaseMark) -> Option<PhaseTransition> {
+        let last = self.threads.get(&mark.tid).copied();
+        match mark.phase {
+            MarkedPhase::Step => {
+                self.steps = self.steps.saturating_add(1);
+                self.steps_and_batches = self.steps_and_batches.saturating_add(1);
+                let turn = self.transition_to(Phase::OptimizerStep);
+                self.by = Some(mark.tid);
+                self.set(mark.tid, self.after_step());
+                turn
+            }
+            MarkedPhase::NextBatch => {
+                self.steps_and_batches = self.steps_and_batches.saturating_add(1);
+                self.has_batches = true;
+                self.set(mark.tid, ThreadState::Began);
+                self.transition_to(Phase::DataLoading)
+            }
+            // `zero_grad()` between forward and backward begins nothing.
+            MarkedPhase::ZeroGrad if last == Some(ThreadState::Forward) => None,
+            MarkedPhase::ZeroGrad => {
+                let next = match last {
+                    Some(ThreadState::Began) => ThreadState::Began,
+                    _ => self.after_step(),
+                };
+                self.set(mark.tid, next);
+                self.transition_to(Phase::Other)
+            }
+        }
+    }
+
+    /// State of a thread after an optimizer step: preparing the next pass, unless batches begin passes.
+    fn after_step(&self) -> ThreadState {
+        match self.has_batches {
+            true => ThreadState::Other,
+            false => ThreadState::Began,
+        }
+    }
+
+    /// Reclassifies an allocation by the last action of its thread. A loss function between modules and the
+    /// backward pass belongs to forward. The same holds for a function within them for which autograd
+    /// disables grad.
+    fn refine(
+        &self,
+        told: ClassifiedPhase,
+        last: Option<ThreadState>,
+        grad: Grad,
+    ) -> ClassifiedPhase {
+        let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
+        if told.rule == PhaseRule::NothingTells && last == Some(ThreadState::Forward) && notes {
+            return ClassifiedPhase {
+                phase: Phase::Forward,
+                rule: PhaseRule::AfterModule,
+            };
+        }
+        if told.rule == PhaseRule::ForwardWithoutGrad && last == Some(ThreadState::Forward) {
+            return ClassifiedPhase {
+                phase: Phase::Forward,
+                rule: PhaseRule::FunctionInForward,
+            };
+        }
+        told
+    }
+
+    /// True if the allocation of this thread sets the phase of the process. Helper threads (loggers,
+    /// prefetchers) never do. A hook inside a backward pass does not end it.
+    fn decides(&self, last: Option<ThreadState>, judged: ClassifiedPhase, in_node: bool) -> bool {
+        match judged.phase {
+            Phase::Other => last.is_some() && judged.rule == PhaseRule::NothingTells,
+            Phase::DataLoading => last.is_some(),
+            Phase::OptimizerStep => !(in_node && self.phase.is_of_backward()),
+            Phase::Forward | Phase::Evaluation | Phase::Recompute | Phase::Backward => true,
+        }
+    }
+
+    fn detect_concurrent_training(
+        &mut self,
+        tid: Tid,
+        last: Option<ThreadState>,
+        judged: ClassifiedPhase,
+    ) {
+        let busy = self.phase.is_of_backward() || self.phase == Phase::OptimizerStep;
+        let others = busy && self.by.is_some_and(|by| by != tid);
+        let trains = matches!(
+            judged.phase,
+            Phase::Forward | Phase::Evaluation | Phase::OptimizerStep
+        );
+        self.concurrent |= others && trains && last.is_some() && judged.rule.is_certain();
+    }
+
+    fn transition_to(&mut self, began: Phase) -> Option<PhaseTransition> {
+        let ended = self.phase;
+        if ended == began {
+            return None;
+        }
+        self.phase = began;
+        if ended == Phase::Recompute {
+            self.recomputes = self.recomputes.saturating_add(1);
+        }
+        if matches!(began, Phase::Forward | Phase::Evaluation) {
+            self.runs = self.runs.saturating_add(1);
+        }
+        if !(ended.is_of_backward() && began.is_of_backward()) {
+            self.by = None;
+            self.has_engine = false;
+        }
+        if began.is_of_backward() && !ended.is_of_backward() {
+            let forward = self.threads.values_mut();
+            forward
+                .filter(|last| **last == ThreadState::Forward)
+                .for_each(|last| *last = ThreadState::Other);
+        }
+        Some(PhaseTransition { ended, began })
+    }
+
+    fn remember(&mut self, tid: Tid, last: Option<ThreadState>, judged: ClassifiedPhase) {
+        match judged.rule {
+            PhaseRule::ModuleWithGrad | PhaseRule::ModuleOnly | PhaseRule::CompiledForward => {
+                self.set(tid, ThreadState::Forward);
+            }
+            PhaseRule::ModuleWithoutGrad => self.set(tid, ThreadState::Other),
+            PhaseRule::EngineCalled => {
+                self.by = Some(tid);
+                self.set(tid, ThreadState::Other);
+            }
+            PhaseRule::EngineThread | PhaseRule::NodeEvaluated => {
+                self.has_engine |= self.by.is_some_and(|by| by != tid) || last.is_none();
+            }
+            PhaseRule::OptimizerCalled if !self.phase.is_of_backward() => {
+                self.by = Some(tid);
+                self.set(tid, self.after_step());
+            }
+            PhaseRule::DataCalled if last.is_some() => self.set(tid, ThreadState::Began),
+            _ => {}
+        }
+    }
+
+    fn set(&mut self, tid: Tid, last: ThreadState) {
+        if self.threads.len() >= MOST_THREADS && !self.threads.contains_key(&tid) {
+            self.forgotten = self.forgotten.saturating_add(self.threads.len() as u64);
+            self.threads.clear();
+        }
+        self.threads.insert(tid, last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{StackId, Tgid, TimeNs};
+
+    const MAIN: Tid = Tid(1);
+    const ENGINE: Tid = Tid(2);
+
+    fn ask(
+        course: &mut PhaseTracker,
+        tid: Tid,
+        phase: Phase,
+        rule: PhaseRule,
+    ) -> ClassifiedAllocation {
+        course.on_allocation(tid, ClassifiedPhase { phase, rule }, Grad::Enabled, false)
+    }
+
+    fn forward(course: &mut PhaseTracker, tid: Tid) -> ClassifiedAllocation {
+        ask(course, tid, Phase::Forward, PhaseRule::ModuleWithGrad)
+    }
+
+    fn outside(course: &mut PhaseTracker, tid: Tid) -> ClassifiedAllocation {
+        ask(course, tid, Phase::Other, PhaseRule::NothingTells)
+    }
+
+    fn backward(course: &mut PhaseTracker) -> ClassifiedAllocation {
+        ask(course, MAIN, Phase::Backward, PhaseRule::EngineCalled);
+        ask(course, ENGINE, Phase::Backward, PhaseRule::NodeEvaluated)
+    }
+
+    fn mark(begins: MarkedPhase) -> PhaseMark {
+        PhaseMark {
+            time: TimeNs(1),
+            tgid: Tgid(1),
+            tid: MAIN,
+            phase: begins,
+            class: "Adam".into(),
+            stack: StackId::NONE,
+        }
+    }
+
+    #[test]
+    fn a_loss_between_modules_and_backward_goes_forward() {
+        let mut course = PhaseTracker::default();
+        assert_eq!(outside(&mut course, MAIN).classified.phase, Phase::Other);
+        forward(&mut course, MAIN);
+        let loss = outside(&mut course, MAIN).classified;
+        assert_eq!(
+            (loss.phase, loss.rule),
+            (Phase::Forward, PhaseRule::AfterModule)
+        );
+        backward(&mut course);
+        let after = outside(&mut course, MAIN);
+        assert_eq!(after.classified.phase, Phase::Other);
+        assert_eq!(
+            after.transition.map(|turn| turn.ended),
+            Some(Phase::Backward)
+        );
+    }
+
+    #[test]
+    fn a_thread_that_helps_ends_no_pass() {
+        let mut course = PhaseTracker::default();
+        forward(&mut course, MAIN);
+        backward(&mut course);
+        assert_eq!(outside(&mut course, Tid(9)).transition, None);
+        assert!(course.is_freed_by_backward(ENGINE));
+        assert!(!course.is_freed_by_backward(MAIN));
+        assert!(!course.is_concurrent());
+    }
+
+    #[test]
+    fn what_follows_a_batch_is_for_the_next_pass() {
+        let mut course = PhaseTracker::default();
+        course.mark(&mark(MarkedPhase::NextBatch));
+        assert!(outside(&mut course, MAIN).is_for_next_pass);
+        forward(&mut course, MAIN);
+        course.mark(&mark(MarkedPhase::ZeroGrad));
+        assert_eq!(outside(&mut course, MAIN).classified.phase, Phase::Forward);
+        backward(&mut course);
+        course.mark(&mark(MarkedPhase::Step));
+        assert!(
+            !outside(&mut course, MAIN).is_for_next_pass,
+            "here a batch begins it"
+        );
+        let mut without_batches = PhaseTracker::default();
+        without_batches.mark(&mark(MarkedPhase::Step));
+        assert!(outside(&mut without_batches, MAIN).is_for_next_pass);
+    }
+
+    #[test]
+    fn threads_that_are_forgotten_are_counted() {
+        let mut course = PhaseTracker::default();
+        for tid in 0..MOST_THREADS as u32 {
+            forward(&mut course, Tid(tid));
+        }
+        assert_eq!(course.forgotten(), 0);
+        forward(&mut course, Tid(MOST_THREADS as u32));
+        assert_eq!(course.forgotten(), MOST_THREADS as u64);
+    }
+
+    #[test]
+    fn two_threads_that_train_are_seen() {
+        let mut course = PhaseTracker::default();
+        forward(&mut course, Tid(7));
+        forward(&mut course, MAIN);
+        backward(&mut course);
+        assert!(!course.is_concurrent());
+        forward(&mut course, Tid(7));
+        assert!(course.is_concurrent());
+    }
+}

@@ -1,0 +1,213 @@
+//! Table of iterations.
+
+use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::{missing, purposes};
+use crate::event::{DeviceIndex, TimeNs};
+use crate::label::counted;
+use crate::model::attribution::IntervalDevice;
+use crate::model::attribution::category::Category;
+use crate::model::attribution::iterations::{
+    Cycle, Epochs, Iteration, IterationKind, Iterations, Source,
+};
+use crate::model::attribution::view::Coverage;
+use crate::report::ReportOptions;
+
+/// Bytes by category are those at the iteration's peak.
+pub(super) const COLUMNS: &[Column] = &purposes::joined::<28>(&[
+    &[
+        Column::programs("device"),
+        Column::people("ITERATION"),
+        Column::programs("iteration"),
+        Column::programs("kind"),
+        Column::wide("epoch", "EPOCH", 4),
+        Column::wide("begin_ns", "BEGIN", 8),
+        Column::wide("duration_ns", "TIME", 6),
+        Column::all("peak_allocated", "PEAK"),
+        Column::wide("live_at_end", "AT END", 7),
+        Column::wide("reserved", "RESERVED", 9),
+        Column::wide("cached", "CACHED", 5),
+    ],
+    &purposes::COLUMNS,
+    &[
+        Column::programs("before_attach"),
+        Column::programs("unaccounted"),
+        Column::rest("OTHER"),
+        Column::wide("allocs", "ALLOCS", 10),
+        Column::wide("alloc_bytes", "ALLOCATED", 11),
+        Column::programs("provisional_bytes"),
+        Column::programs("backward_passes"),
+        Column::programs("batches"),
+    ],
+]);
+
+pub(super) fn notes(iterations: &Iterations, heard: Coverage) -> Vec<String> {
+    let mut notes = vec![source(iterations).to_owned()];
+    match iterations.cycle {
+        Cycle::Single => {}
+        Cycle::ByBatch => notes.push(
+            "Several optimizers step: an iteration is what is done with a batch.".to_owned(),
+        ),
+        Cycle::Repeats(steps) => notes.push(format!(
+            "Several optimizers step: {steps} steps in turn are one iteration, counted from the first that was seen."
+        )),
+        Cycle::Irregular => notes.push(
+            "Several optimizers step, in no turn that repeats: each step ends an iteration.".to_owned(),
+        ),
+    }
+    if iterations.source != Source::Nothing {
+        notes.push(
+            "What memory is for is that of the moment of the peak, and inferred (--by category names the rules). \
+             Feature maps are activations that are saved for backward, INTERMED. are intermediate gradients. OTHER is \
+             temporaries, workspaces, what is not known, from before attach or unaccounted for, and what has no column: \
+             each row adds up to its peak."
+                .to_owned(),
+        );
+    }
+    notes.extend(epochs(iterations.epochs));
+    if iterations.dropped > 0 {
+        notes.push(format!(
+            "{} from before the first row are kept no more.",
+            counted(iterations.dropped, "stretch")
+        ));
+    }
+    notes.extend(missing(heard));
+    notes
+}
+
+pub(super) fn source(iterations: &Iterations) -> &'static str {
+    match iterations.source {
+        Source::Steps => "An iteration ends with Optimizer.step().",
+        Source::ZeroGrads => {
+            "An iteration begins with Optimizer.zero_grad(): no step of an optimizer was seen."
+        }
+        Source::Batches => {
+            "An iteration begins with the next batch of a DataLoader: no optimizer was seen."
+        }
+        Source::Line => {
+            "An iteration begins when memory is asked for from below the line that was named, after the same thread \
+             asked for it from elsewhere."
+        }
+        Source::Nothing => {
+            "No iterations can be told: no step of an optimizer, no zero_grad() and no batch of a DataLoader was seen. \
+             Name the line at which one begins, as in: --iteration serve.py:41"
+        }
+    }
+}
+
+pub(super) fn epochs(epochs: Epochs) -> Option<String> {
+    Some(match epochs {
+        Epochs::NoEnd => return None,
+        Epochs::Told { batches } => format!(
+            "An epoch is {batches} batches of a DataLoader, counted from the first that was seen. It is inferred: a batch was asked \
+             for and nothing was learned from it, always after as many."
+        ),
+        Epochs::Irregular => "Epochs are not told: batches of a DataLoader that nothing was learned from, as at the end of an \
+                              epoch, came after unequal numbers of others."
+            .to_owned(),
+        Epochs::SeveralLoaders => {
+            "Epochs are not told: batches were learned from that several lines asked a DataLoader for.".to_owned()
+        }
+    })
+}
+
+pub(super) fn grid(
+    iterations: &Iterations,
+    index: DeviceIndex,
+    start: TimeNs,
+    options: &ReportOptions,
+) -> Grid {
+    let of_device = iterations.rows.iter().filter_map(|row| {
+        let (_, device) = row.devices.iter().find(|(at, _)| *at == index)?;
+        Some((row, device))
+    });
+    let mut rows: Vec<Row> = of_device
+        .map(|(iteration, device)| row(index, iteration, device, start))
+        .collect();
+    let hidden = rows.len() - options.top.of(rows.len());
+    for row in &mut rows[..hidden] {
+        row.seen = Seen::Programs;
+    }
+    if hidden > 0 {
+        let mut cells = vec![Cell::Blank; COLUMNS.len()];
+        cells[1] = Cell::Words(format!("({} before)", counted(hidden as u64, "row")));
+        rows.insert(hidden, Row::new(cells).seen(Seen::People));
+    }
+    Grid {
+        columns: COLUMNS,
+        rows,
+    }
+}
+
+/// Name of a row in text.
+pub(super) fn name(iteration: &Iteration) -> String {
+    match iteration.kind {
+        IterationKind::Undivided => "(all)".to_owned(),
+        IterationKind::Before => "(before)".to_owned(),
+        IterationKind::Whole => iteration.number.to_string(),
+        IterationKind::Evaluation => "(eval)".to_owned(),
+        IterationKind::Unfinished => format!("{} (open)", iteration.number),
+    }
+}
+
+/// Number, kind and epoch of a row in structured formats.
+pub(super) fn keys(iteration: &Iteration) -> [Cell; 3] {
+    let kind = match iteration.kind {
+        IterationKind::Undivided => "undivided",
+        IterationKind::Before => "before",
+        IterationKind::Whole => "iteration",
+        IterationKind::Evaluation => "evaluation",
+        IterationKind::Unfinished => "unfinished",
+    };
+    [
+        Cell::Count(iteration.number),
+        Cell::words(kind),
+        iteration.epoch.map_or(Cell::None, Cell::Count),
+    ]
+}
+
+fn row(index: DeviceIndex, iteration: &Iteration, device: &IntervalDevice, start: TimeNs) -> Row {
+    let [number, kind, epoch] = keys(iteration);
+    let peak = &device.peak;
+    let reserved = peak.totals.reserved.0;
+    let composition = &peak.composition;
+    let provisional = Category::ALL.iter();
+    let provisional = provisional
+        .map(|category| composition.provisional(*category))
+        .sum();
+    let mut cells = vec![
+        Cell::Device(index),
+        Cell::Words(name(iteration)),
+        number,
+        kind,
+        epoch,
+        Cell::Nanoseconds(iteration.begin.0.saturating_sub(start.0)),
+        Cell::Nanoseconds(iteration.end.0.saturating_sub(iteration.begin.0)),
+        Cell::Bytes(peak.totals.allocated.0),
+        Cell::Bytes(device.end.allocated.0),
+        Cell::Bytes(reserved),
+        Cell::Bytes(reserved.saturating_sub(peak.totals.allocated.0)),
+    ];
+    cells.extend(purposes::cells(|category| composition.of(category)));
+    cells.extend([
+        Cell::Bytes(composition.before_attach),
+        Cell::Signed(composition.unaccounted),
+        other(device),
+        Cell::Count(device.allocs),
+        Cell::Bytes(device.alloc_bytes),
+        Cell::Bytes(provisional),
+        Cell::Count(iteration.backwards.into()),
+        Cell::Count(iteration.batches.into()),
+    ]);
+    Row::new(cells)
+}
+
+/// Bytes without a column of their own in text.
+fn other(device: &IntervalDevice) -> Cell {
+    let composition = &device.peak.composition;
+    let named = purposes::named(|category| composition.of(category));
+    let rest = i128::from(device.peak.totals.allocated.0) - i128::from(named);
+    match u64::try_from(rest) {
+        Ok(rest) => Cell::Bytes(rest),
+        Err(_) => Cell::Signed(rest.clamp(i64::MIN.into(), i64::MAX.into()) as i64),
+    }
+}

@@ -266,7 +266,7 @@ fn train(program: &mut Program, events: &mut Vec<Event>) {
 }
 
 /// Compares the attribution ledger with the ledger of lines on the same events.
-fn bench_why(criterion: &mut Criterion) {
+fn bench_attribution(criterion: &mut Criterion) {
     let mut program = Program::new(0);
     let mut events: Vec<Event> = (1..=303)
         .map(|id| Event::Stack(StackId(id), training_stack(id)))
@@ -346,7 +346,7 @@ fn main() {
     report_memory();
     let mut criterion = Criterion::default().configure_from_args();
     bench_apply(&mut criterion);
-    bench_why(&mut criterion);
+    bench_attribution(&mut criterion);
     bench_snapshot(&mut criterion);
     criterion.final_summary();
 }

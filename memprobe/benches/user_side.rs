@@ -17,7 +17,7 @@ use memprobe::recording::Header;
 use memprobe::symbolize::python::CodeCache;
 use memprobe::symbolize::python::cache::Limits;
 use memprobe::symbolize::python::layout::PythonLayout;
-use memprobe::symbolize::{Past, Symbolizer};
+use memprobe::symbolize::{PriorCudaUse, Symbolizer};
 use memprobe::target::memory::{Cause, ReadMemory, Unreadable};
 use memprobe_common::{MAX_FRAMES, record, stack_state};
 
@@ -134,7 +134,7 @@ impl Records {
 
 /// A symbolizer that already knows every stack.
 fn symbolizer(mut sink: impl FnMut(&Event)) -> Symbolizer<NoMemory> {
-    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()), Past::Unknown);
+    let mut symbolizer = Symbolizer::new(tgid(), NoMemory, Some(code()), PriorCudaUse::Unknown);
     feed(&mut symbolizer, &Records::stacks(), &mut sink);
     symbolizer
 }

@@ -20,7 +20,7 @@ use memprobe::model::snapshot::host::{
 };
 use memprobe::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
 use memprobe::tui::host::{self, HostCommand, HostView};
-use memprobe::tui::{Command, Explain, News, Reasons, SourceText, Tensors};
+use memprobe::tui::{Command, AttributionQuery, News, AttributionTables, SourceText, Tensors};
 use tokio::sync::{mpsc, watch};
 
 const MIB: u64 = 1 << 20;
@@ -49,7 +49,7 @@ fn main() -> anyhow::Result<()> {
     while !screen.is_finished() {
         std::thread::sleep(Duration::from_nanos(STEP));
         while let Ok(command) = asked.try_recv() {
-            stage.obey(command);
+            stage.execute(command);
         }
         stage.advance();
         views.send_replace(stage.view());
@@ -182,11 +182,11 @@ impl Stage {
         if self.round % 200 == 40 && self.actors.len() == 5 {
             self.enter(6001, "1000", "python -m server --model x", None, 12_000);
         }
-        self.tell_driver();
+        self.update_driver();
         self.host.tick(now);
     }
 
-    fn tell_driver(&mut self) {
+    fn update_driver(&mut self) {
         if !self.driver {
             let why = "libnvidia-ml.so.1 was not found".to_owned();
             self.host
@@ -222,7 +222,7 @@ impl Stage {
             .set_driver(DriverSnapshot::Devices(devices), &held);
     }
 
-    fn obey(&mut self, command: HostCommand) {
+    fn execute(&mut self, command: HostCommand) {
         match command {
             HostCommand::Open(tgid) => {
                 let now = self.now();
@@ -232,7 +232,7 @@ impl Stage {
             HostCommand::Close => self.opened = None,
             HostCommand::Ask(command) => {
                 if let Some(opened) = &mut self.opened {
-                    opened.obey(command);
+                    opened.execute(command);
                 }
             }
             HostCommand::Quit => {}
@@ -260,10 +260,10 @@ impl Stage {
 struct Opened {
     tgid: Tgid,
     grouping: Grouping,
-    explains: Explain,
+    explains: AttributionQuery,
     snapshots: watch::Sender<Arc<Snapshot>>,
     tensors: watch::Sender<Tensors>,
-    reasons: watch::Sender<Reasons>,
+    reasons: watch::Sender<AttributionTables>,
     news: News,
 }
 
@@ -271,7 +271,7 @@ impl Opened {
     fn new(tgid: Tgid, snapshot: Snapshot) -> Self {
         let (snapshots, shown) = watch::channel(Arc::new(snapshot));
         let (tensors, shown_tensors) = watch::channel(Tensors::default());
-        let (reasons, shown_reasons) = watch::channel(Reasons::default());
+        let (reasons, shown_reasons) = watch::channel(AttributionTables::default());
         let news = News {
             snapshots: shown,
             tensors: shown_tensors,
@@ -280,7 +280,7 @@ impl Opened {
         Self {
             tgid,
             grouping: Grouping::default(),
-            explains: Explain::default(),
+            explains: AttributionQuery::default(),
             snapshots,
             tensors,
             reasons,
@@ -288,7 +288,7 @@ impl Opened {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: Command) {
         match command {
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::Explain(wanted) => self.explains = wanted,
@@ -304,10 +304,10 @@ impl Opened {
         let Some(snapshot) = host.process(self.tgid, now, self.grouping) else {
             return;
         };
-        if let (Explain::Modules, Some(known)) = (self.explains, host.ledgers(self.tgid)) {
+        if let (AttributionQuery::Modules, Some(known)) = (self.explains, host.ledgers(self.tgid)) {
             let ledger = ModuleLedger::late(known.lines, now);
             let told = Arc::new(modules(&ledger, &snapshot));
-            self.reasons.send_replace(Reasons::Modules(told));
+            self.reasons.send_replace(AttributionTables::Modules(told));
         }
         self.snapshots.send_replace(Arc::new(snapshot));
     }

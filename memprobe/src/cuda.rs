@@ -12,7 +12,7 @@
 //! - `cuModuleLoad…`, `cuLibraryLoad…`: the size of code on the device is not in the calls;
 //! - `nvshmem_malloc`, `ncclMemAlloc`: both libraries get their memory by the functions below.
 
-use crate::event::Space;
+use crate::event::CudaMemoryKind;
 
 /// Interface that declares a function.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ pub enum Effect {
     /// Gives out memory. The name of the memory is written to where argument 0 points.
     Allocates {
         /// Kind of memory.
-        space: Space,
+        space: CudaMemoryKind,
         /// Source of the size.
         size: Size,
         /// Lifetime of memory that is not freed.
@@ -213,7 +213,7 @@ const fn per_thread(name: &'static str, symbol: &'static str, of: Function) -> F
     Function { name, symbol, ..of }
 }
 
-const fn allocates(space: Space, size: Size) -> Effect {
+const fn allocates(space: CudaMemoryKind, size: Size) -> Effect {
     Effect::Allocates {
         space,
         size,
@@ -231,14 +231,14 @@ const fn tracepoint(name: &'static str, effect: Effect) -> Function {
     }
 }
 
-const DEVICE: Effect = allocates(Space::Device, Size::Argument);
+const DEVICE: Effect = allocates(CudaMemoryKind::Device, Size::Argument);
 const FROM_A_POOL: Effect = Effect::Allocates {
-    space: Space::Device,
+    space: CudaMemoryKind::Device,
     size: Size::Argument,
     lifetime: Lifetime::Process,
 };
-const MANAGED: Effect = allocates(Space::Managed, Size::Argument);
-const PINNED: Effect = allocates(Space::Pinned, Size::Argument);
+const MANAGED: Effect = allocates(CudaMemoryKind::Managed, Size::Argument);
+const PINNED: Effect = allocates(CudaMemoryKind::Pinned, Size::Argument);
 const FREES: Effect = Effect::Frees(Named::Address);
 const FREES_ARRAY: Effect = Effect::Frees(Named::Array);
 
@@ -261,23 +261,23 @@ pub const FUNCTIONS: &[Function] = &[
     runtime("cudaFreeAsync", FREES),
     per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
     runtime("cudaMallocManaged", MANAGED),
-    runtime("cudaMallocPitch", allocates(Space::Device, Size::Pitched)),
+    runtime("cudaMallocPitch", allocates(CudaMemoryKind::Device, Size::Pitched)),
     runtime(
         "cudaMalloc3D",
-        allocates(Space::Device, Size::PitchedExtent),
+        allocates(CudaMemoryKind::Device, Size::PitchedExtent),
     ),
     runtime(
         "cudaMallocArray",
-        allocates(Space::Array, Size::RuntimeArray),
+        allocates(CudaMemoryKind::Array, Size::RuntimeArray),
     ),
     runtime(
         "cudaMalloc3DArray",
-        allocates(Space::Array, Size::RuntimeArray3d),
+        allocates(CudaMemoryKind::Array, Size::RuntimeArray3d),
     ),
     runtime("cudaFreeArray", FREES_ARRAY),
     runtime(
         "cudaMallocMipmappedArray",
-        allocates(Space::Array, Size::RuntimeMipmapped),
+        allocates(CudaMemoryKind::Array, Size::RuntimeMipmapped),
     ),
     runtime("cudaFreeMipmappedArray", FREES_ARRAY),
     runtime("cudaHostAlloc", PINNED),
@@ -306,20 +306,20 @@ pub const FUNCTIONS: &[Function] = &[
     driver("cuMemAllocManaged", MANAGED),
     driver(
         "cuMemAllocPitch_v2",
-        allocates(Space::Device, Size::Pitched),
+        allocates(CudaMemoryKind::Device, Size::Pitched),
     ),
     driver(
         "cuArrayCreate_v2",
-        allocates(Space::Array, Size::DriverArray),
+        allocates(CudaMemoryKind::Array, Size::DriverArray),
     ),
     driver(
         "cuArray3DCreate_v2",
-        allocates(Space::Array, Size::DriverArray3d),
+        allocates(CudaMemoryKind::Array, Size::DriverArray3d),
     ),
     driver("cuArrayDestroy", FREES_ARRAY),
     driver(
         "cuMipmappedArrayCreate",
-        allocates(Space::Array, Size::DriverMipmapped),
+        allocates(CudaMemoryKind::Array, Size::DriverMipmapped),
     ),
     driver("cuMipmappedArrayDestroy", FREES_ARRAY),
     driver("cuMemHostAlloc", PINNED),

@@ -214,7 +214,7 @@ impl Action {
 
 /// The kind of memory that CUDA allocates.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Space {
+pub enum CudaMemoryKind {
     /// Device memory.
     Device,
     /// Physical device memory, mapped to addresses in separate calls (`cuMemCreate`).
@@ -230,7 +230,7 @@ pub enum Space {
     Registered,
 }
 
-impl Space {
+impl CudaMemoryKind {
     /// Every space, in the order of tables.
     pub const ALL: [Self; 6] = [
         Self::Device,
@@ -269,7 +269,7 @@ impl Space {
 pub struct CudaCall {
     /// The function's name in CUDA's documentation; one of [`crate::cuda::FUNCTIONS`].
     pub function: &'static str,
-    pub space: Space,
+    pub space: CudaMemoryKind,
 }
 
 /// One event of the allocator or of CUDA.

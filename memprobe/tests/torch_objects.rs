@@ -230,7 +230,7 @@ fn is_hooked(truth: &Value) -> bool {
 }
 
 /// Saved tensors by operation: its name, sequence number, shapes and storages, with a count.
-type Kept = BTreeMap<(String, u64, Vec<(Vec<u64>, u64)>), usize>;
+type SavedByOperation = BTreeMap<(String, u64, Vec<(Vec<u64>, u64)>), usize>;
 
 #[test]
 fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
@@ -239,7 +239,7 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
         let graph = target.collect(&layouts);
         // PyTorch 2.1 added `_sequence_nr`.
         let has_sequence = !target.version().starts_with("2.0");
-        let mut expected = Kept::new();
+        let mut expected = SavedByOperation::new();
         for node in target.truth["graph"].as_array().unwrap() {
             let saved = node["saved"].as_array().unwrap().iter();
             let saved = saved.map(|saved| (numbers(&saved[0]), number(&saved[1])));
@@ -249,7 +249,7 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
                 .entry((name, sequence, saved.collect()))
                 .or_default() += 1;
         }
-        let mut found = Kept::new();
+        let mut found = SavedByOperation::new();
         let hooked: BTreeSet<u64> = graph
             .saved
             .iter()

@@ -3,7 +3,7 @@
 //!
 //! No process is measured: every number is made up.
 
-mod reasons;
+mod attribution;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use memprobe::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
     Snapshot, StackRow, Target, TargetState, Timeline,
 };
-use memprobe::tui::{self, Command, Explain, News, Reasons, SourceText, Tensors};
+use memprobe::tui::{self, Command, AttributionQuery, News, AttributionTables, SourceText, Tensors};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
 const MIB: f64 = 1024.0 * 1024.0;
 const STEP: u64 = 100_000_000;
 /// Points kept of each timeline.
-const KEPT: usize = 1200;
+const MAX_POINTS: usize = 1200;
 
 #[derive(Clone, Copy, PartialEq)]
 enum Scene {
@@ -55,8 +55,8 @@ fn main() -> anyhow::Result<()> {
     let (commands, mut asked) = mpsc::unbounded_channel();
     let (quit, quit_receiver) = watch::channel(false);
     let (tensors, tensors_receiver) = watch::channel(Tensors::default());
-    let (reasons, reasons_receiver) = watch::channel(Reasons::default());
-    let (mut trainer, mut wanted) = (reasons::Trainer::new(), Explain::Nothing);
+    let (reasons, reasons_receiver) = watch::channel(AttributionTables::default());
+    let (mut trainer, mut wanted) = (attribution::Trainer::new(), AttributionQuery::Nothing);
     let news = News {
         snapshots: receiver,
         tensors: tensors_receiver,
@@ -82,8 +82,8 @@ fn main() -> anyhow::Result<()> {
         }
         run.advance();
         trainer.advance_to(run.ticks * STEP);
-        if wanted != Explain::Nothing {
-            reasons.send_replace(trainer.told(wanted));
+        if wanted != AttributionQuery::Nothing {
+            reasons.send_replace(trainer.tables(wanted));
         }
         snapshots.send_replace(Arc::new(run.snapshot()));
         assert!(
@@ -154,7 +154,7 @@ impl Run {
                 allocated,
                 reserved,
             });
-            if timeline.len() > KEPT {
+            if timeline.len() > MAX_POINTS {
                 timeline.remove(0);
             }
         }
@@ -351,7 +351,7 @@ impl Run {
                 },
                 probes: probes(self.scene),
                 state,
-                told: memprobe::event::CaptureOptions::default(),
+                capture: memprobe::event::CaptureOptions::default(),
                 missing: Vec::new(),
                 disagreements: 0,
                 unread_at_attach: None,

@@ -54,7 +54,7 @@ impl Attach {
         if self.children {
             return Top {
                 scope: Scope::Family(Tgid(self.pid)),
-                told: CaptureOptions {
+                capture: CaptureOptions {
                     detail: self.detail.into(),
                     graph: graph(self.no_graph),
                 },

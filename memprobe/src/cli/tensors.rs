@@ -99,7 +99,7 @@ impl Table {
                 Grouping::Kind => GroupBy::Kind,
                 Grouping::Module => GroupBy::Module,
                 Grouping::Site => GroupBy::Site,
-                Grouping::Keeper => GroupBy::Keeper,
+                Grouping::Keeper => GroupBy::Retainer,
             },
             order: match self.sort {
                 Sorting::Holds => Order::Holds,

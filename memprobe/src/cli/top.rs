@@ -70,7 +70,7 @@ impl Top {
         if !self.once && terminal && self.format == Writing::Text {
             return Screen {
                 scope: Scope::Host,
-                told: CaptureOptions {
+                capture: CaptureOptions {
                     detail: self.detail.into(),
                     graph: graph(!self.graph),
                 },

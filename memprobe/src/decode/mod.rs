@@ -28,7 +28,7 @@ pub enum Record {
     /// A `record_function` range of PyTorch started.
     Mark(Box<MarkRecord>),
     /// A lifecycle event of a process.
-    Process(ProcessStep, ProcessRecord),
+    Process(ProcessEvent, ProcessRecord),
 }
 
 impl Record {
@@ -58,7 +58,7 @@ impl Record {
 
 /// A lifecycle event of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ProcessStep {
+pub enum ProcessEvent {
     /// The process was forked.
     Forked,
     /// The process executed another program.
@@ -138,11 +138,11 @@ pub fn decode(bytes: &[u8]) -> Result<Record, Malformed> {
         record::NODE_ENTERED => return decode_node_entered(bytes),
         record::MARK => return decode_mark(bytes),
         record::CODE_FREED => return decode_freed(bytes),
-        record::FORKED => return decode_process(ProcessStep::Forked, bytes),
-        record::EXECUTED => return decode_process(ProcessStep::Executed, bytes),
-        record::EXITED => return decode_process(ProcessStep::Exited, bytes),
-        record::LIBRARY_MAPPED => return decode_process(ProcessStep::LibraryMapped, bytes),
-        record::FOUND => return decode_process(ProcessStep::Found, bytes),
+        record::FORKED => return decode_process(ProcessEvent::Forked, bytes),
+        record::EXECUTED => return decode_process(ProcessEvent::Executed, bytes),
+        record::EXITED => return decode_process(ProcessEvent::Exited, bytes),
+        record::LIBRARY_MAPPED => return decode_process(ProcessEvent::LibraryMapped, bytes),
+        record::FOUND => return decode_process(ProcessEvent::Found, bytes),
         _ => return Err(Malformed),
     };
     let (memory, shape) = bytes
@@ -309,7 +309,7 @@ fn decode_mark(bytes: &[u8]) -> Result<Record, Malformed> {
 }
 
 /// Decodes the 24 bytes of a process record.
-fn decode_process(step: ProcessStep, bytes: &[u8]) -> Result<Record, Malformed> {
+fn decode_process(step: ProcessEvent, bytes: &[u8]) -> Result<Record, Malformed> {
     let bytes: &[u8; size_of::<ProcessRecord>()] = bytes.try_into().map_err(|_| Malformed)?;
     let process = ProcessRecord {
         kind: bytes[0],

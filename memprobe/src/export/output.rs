@@ -125,11 +125,11 @@ impl OutputPlan {
 
     /// Opens the file as [`Self::create`] does, but creates a new file under a temporary name until it is
     /// whole.
-    pub fn create_beside(self) -> Result<OutputFile, OutputError> {
+    pub fn create_partial(self) -> Result<OutputFile, OutputError> {
         let Self::New(path) = self else {
             return self.create();
         };
-        beside(&path, |_| Ok(())).map_err(|error| OutputError {
+        partial_file(&path, |_| Ok(())).map_err(|error| OutputError {
             path,
             problem: Problem::Io(error),
         })
@@ -147,7 +147,7 @@ pub enum OutputFile {
         path: PathBuf,
     },
     /// Temporary file beside the one that it will replace.
-    Beside {
+    Temporary {
         file: File,
         /// Path of the temporary file.
         partial: PathBuf,
@@ -162,7 +162,7 @@ impl OutputFile {
         match self {
             Self::Stdout(_) => None,
             Self::Direct { path, .. } => Some(path),
-            Self::Beside { partial, .. } => Some(partial),
+            Self::Temporary { partial, .. } => Some(partial),
         }
     }
 
@@ -176,7 +176,7 @@ impl OutputFile {
 
     /// Deletes a temporary file; keeps any other output.
     pub fn discard(self) {
-        if let Self::Beside { partial, .. } = self {
+        if let Self::Temporary { partial, .. } = self {
             // If this fails, the extension `.partial` marks the file as unfinished.
             let _ = fs::remove_file(partial);
         }
@@ -188,7 +188,7 @@ impl OutputFile {
         let (path, done) = match self {
             Self::Stdout(_) => ("standard output".into(), flushed.map(|()| None)),
             Self::Direct { path, .. } => (path.clone(), flushed.map(|()| Some(path))),
-            Self::Beside { partial, path, .. } => {
+            Self::Temporary { partial, path, .. } => {
                 let renamed = flushed.and_then(|()| fs::rename(&partial, &path));
                 (partial, renamed.map(|()| Some(path)))
             }
@@ -204,7 +204,7 @@ impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Stdout(out) => out.write(bytes),
-            Self::Direct { file, .. } | Self::Beside { file, .. } => file.write(bytes),
+            Self::Direct { file, .. } | Self::Temporary { file, .. } => file.write(bytes),
         }
     }
 
@@ -213,7 +213,7 @@ impl Write for OutputFile {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         let file = match self {
             Self::Stdout(out) => return out.write_all(bytes),
-            Self::Direct { file, .. } | Self::Beside { file, .. } => file,
+            Self::Direct { file, .. } | Self::Temporary { file, .. } => file,
         };
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -234,7 +234,7 @@ impl Write for OutputFile {
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Self::Stdout(out) => out.flush(),
-            Self::Direct { file, .. } | Self::Beside { file, .. } => file.flush(),
+            Self::Direct { file, .. } | Self::Temporary { file, .. } => file.flush(),
         }
     }
 }
@@ -254,7 +254,7 @@ fn remove_torn_line(file: &mut File, written: &[u8]) -> io::Result<()> {
 /// Creates a file next to `path` that will replace it, with its owner and permissions.
 fn partial(path: PathBuf) -> io::Result<OutputFile> {
     let before = fs::metadata(&path)?;
-    beside(&path, |file| {
+    partial_file(&path, |file| {
         file.set_permissions(before.permissions())?;
         // Without the right to change owners, the file stays ours.
         match fchown(file, Some(before.uid()), Some(before.gid())) {
@@ -265,7 +265,7 @@ fn partial(path: PathBuf) -> io::Result<OutputFile> {
 }
 
 /// Creates a file next to `path` that will replace it, and calls `prepare` on it.
-fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<OutputFile> {
+fn partial_file(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<OutputFile> {
     for attempt in 0..MAX_PARTIAL {
         let mut name = OsString::from(path);
         name.push(".partial");
@@ -276,7 +276,7 @@ fn beside(path: &Path, prepare: impl Fn(&File) -> io::Result<()>) -> io::Result<
         match create_new(&partial) {
             Ok(file) => {
                 prepare(&file)?;
-                return Ok(OutputFile::Beside {
+                return Ok(OutputFile::Temporary {
                     file,
                     partial,
                     path: path.to_owned(),
@@ -336,7 +336,7 @@ mod tests {
     fn a_new_file_can_appear_only_when_it_is_whole() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
-        let mut file = OutputPlan::check(&path).unwrap().create_beside().unwrap();
+        let mut file = OutputPlan::check(&path).unwrap().create_partial().unwrap();
         file.write_all(b"whole").unwrap();
         assert!(!path.exists());
         assert_eq!(file.commit().unwrap(), Some(path.clone()));

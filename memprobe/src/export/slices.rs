@@ -70,11 +70,11 @@ impl SliceKind {
         }
     }
 
-    pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, namer: Namer) {
+    pub(super) fn push_name(&self, line: &mut Vec<u8>, stacks: &mut StackTexts, namer: NameSource) {
         match (self.of, namer) {
             (Slices::Segments, _) => line.extend_from_slice(b"segment (cudaMalloc)"),
-            (_, Namer::BeforeAttach) => line.extend_from_slice(BEFORE_ATTACH.as_bytes()),
-            (_, Namer::Stack(stack)) => match stacks.text(stack) {
+            (_, NameSource::BeforeAttach) => line.extend_from_slice(BEFORE_ATTACH.as_bytes()),
+            (_, NameSource::Stack(stack)) => match stacks.text(stack) {
                 Some(text) => line.extend_from_slice(&text.name),
                 None => line.extend_from_slice(b"(unknown stack)"),
             },
@@ -84,7 +84,7 @@ impl SliceKind {
 
 /// Source of a slice's name.
 #[derive(Clone, Copy)]
-pub(super) enum Namer {
+pub(super) enum NameSource {
     /// Stack that allocated the memory.
     Stack(Definition),
     /// The stack is unknown: the memory was live when memprobe attached.
@@ -94,7 +94,7 @@ pub(super) enum Namer {
 /// Live memory of one kind, by address, with the names of the slices. All devices of a process share one
 /// address space (CUDA's unified virtual addressing).
 pub(super) struct OpenSlices {
-    pub live: HashMap<u64, Namer>,
+    pub live: HashMap<u64, NameSource>,
     pub most: usize,
 }
 
@@ -111,7 +111,7 @@ impl OpenSlices {
         }
     }
 
-    pub(super) fn open(&mut self, addr: u64, namer: Namer) -> Opened {
+    pub(super) fn open(&mut self, addr: u64, namer: NameSource) -> Opened {
         if self.live.len() >= self.most {
             return Opened::TooMany;
         }
@@ -119,7 +119,7 @@ impl OpenSlices {
         Opened::Slice
     }
 
-    pub(super) fn close(&mut self, addr: u64) -> Option<Namer> {
+    pub(super) fn close(&mut self, addr: u64) -> Option<NameSource> {
         self.live.remove(&addr)
     }
 }

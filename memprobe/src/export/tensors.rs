@@ -9,7 +9,7 @@ use serde::{Serialize, Serializer};
 
 use crate::event::{Bytes, Frame};
 use crate::model::tensors::{Account, DeviceTable, Row, TensorTable, explain};
-use crate::recording::{KeptRecord, TENSOR_FORMAT};
+use crate::recording::{RetainerRecord, TENSOR_FORMAT};
 use crate::tensors::{Block, Consistency, DType, Device, Name, Storage, Tensor, TensorSnapshot};
 
 /// Writes the document. `version` is memprobe's.
@@ -185,7 +185,7 @@ struct Item<'a> {
     saved_by: Option<&'a str>,
     /// Root that keeps its storage alive.
     #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    kept: Option<RetainerRecord<'a>>,
     #[serde(skip_serializing_if = "is_empty")]
     gradient_of: &'a [usize],
     #[serde(skip_serializing_if = "is_empty")]
@@ -240,7 +240,7 @@ impl<'a> Item<'a> {
             purpose: row.purpose.as_deref(),
             class: row.class.as_deref(),
             saved_by: row.saved_by.as_deref(),
-            kept: row.kept.as_deref().map(KeptRecord::from),
+            kept: row.retainer.as_deref().map(RetainerRecord::from),
             gradient_of: &[],
             strides: &[],
             offset: row.offset,
@@ -300,7 +300,7 @@ struct StorageRecord<'a> {
     #[serde(serialize_with = "as_text")]
     device: Device,
     #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    kept: Option<RetainerRecord<'a>>,
 }
 
 impl<'a> From<&'a Storage> for StorageRecord<'a> {
@@ -310,7 +310,7 @@ impl<'a> From<&'a Storage> for StorageRecord<'a> {
             data: Some(storage.data.0),
             bytes: storage.bytes.0,
             device: storage.device,
-            kept: storage.retainer.as_deref().map(KeptRecord::from),
+            kept: storage.retainer.as_deref().map(RetainerRecord::from),
         }
     }
 }

@@ -19,7 +19,7 @@ use super::fields::{
     push_shape, push_stack, push_ts,
 };
 use super::json;
-use super::slices::{BLOCK, CPU, CUDA, Namer, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
+use super::slices::{BLOCK, CPU, CUDA, NameSource, OpenSlices, Opened, SEGMENT, SliceKind, Slices};
 use super::stack_text::StackTexts;
 use crate::event::{
     Action, AtAttach, BlockLabels, BlockPurpose, BlockPurposes, DeviceIndex, Event, Losses,
@@ -394,12 +394,12 @@ impl<W: Write> TraceWriter<W> {
 
     /// Begins the slice of a block that was live when memprobe attached.
     fn hold(&mut self, event: &MemoryEvent) {
-        let phase = match self.blocks.open(event.addr.0, Namer::BeforeAttach) {
+        let phase = match self.blocks.open(event.addr.0, NameSource::BeforeAttach) {
             Opened::Slice => BLOCK.begin,
             Opened::TooMany => BLOCK.unpaired_begin,
         };
         self.open_line(event, phase, |line, stacks| {
-            BLOCK.push_name(line, stacks, Namer::BeforeAttach)
+            BLOCK.push_name(line, stacks, NameSource::BeforeAttach)
         });
         if phase == BLOCK.begin {
             push_id(&mut self.lines, event.addr.0);
@@ -417,7 +417,7 @@ impl<W: Write> TraceWriter<W> {
             self.lines
                 .extend_from_slice(b",\"args\":{\"unseen_free\":true}},\n");
         }
-        let namer = Namer::Stack(self.stacks.current(event.stack));
+        let namer = NameSource::Stack(self.stacks.current(event.stack));
         let phase = match self.open(kind).open(addr, namer) {
             Opened::Slice => kind.begin,
             Opened::TooMany => kind.unpaired_begin,
@@ -458,7 +458,7 @@ impl<W: Write> TraceWriter<W> {
     }
 
     /// Writes the end of the slice with this name, up to its `args`.
-    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: Namer) {
+    fn end_line(&mut self, event: &MemoryEvent, kind: &SliceKind, namer: NameSource) {
         self.open_line(event, kind.end, |line, stacks| {
             kind.push_name(line, stacks, namer)
         });

@@ -93,7 +93,7 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
 }
 
 /// Returns the root that keeps memory alive: a variable, or a container with its class.
-pub fn keeper(kept: Option<&Retainer>) -> String {
+pub fn retainer(kept: Option<&Retainer>) -> String {
     let Some(kept) = kept else {
         return "(no name leads to it)".to_owned();
     };
@@ -104,8 +104,8 @@ pub fn keeper(kept: Option<&Retainer>) -> String {
 }
 
 /// Returns [`keeper`] with the reference path and whether it is the only root found.
-pub fn whole_keeper(kept: &Retainer) -> String {
-    let mut words = keeper(Some(kept));
+pub fn full_retainer(kept: &Retainer) -> String {
+    let mut words = retainer(Some(kept));
     if let Some(slot) = kept.slot.as_ref().filter(|slot| **slot != kept.by) {
         words.push_str(&format!(", by {}", clean(slot)));
     }

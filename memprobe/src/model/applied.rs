@@ -12,13 +12,13 @@ pub enum Applied {
         replaced: Vec<Ended>,
         /// True if the ledger tracks the block. Otherwise its free is reported as
         /// [`Freed::Unknown`].
-        kept: bool,
+        is_tracked: bool,
     },
     /// A block was live when memprobe attached.
     Held {
         /// True if the ledger tracks the block. Its bytes count as from before attach in either
         /// case.
-        kept: bool,
+        is_tracked: bool,
     },
     /// A block was freed.
     Free(Freed),

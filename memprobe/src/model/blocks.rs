@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::holders::HolderIndex;
+use super::call_sites::CallSiteId;
 use crate::event::{Address, Bytes};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,7 +15,7 @@ pub(super) struct Block {
 /// Call site of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Owner {
-    Holder(HolderIndex),
+    Holder(CallSiteId),
     /// Unknown: the block was live when memprobe attached.
     BeforeAttach,
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use super::applied::Applied;
 use super::caps::Budget;
 use super::device::ADDRESS_LIMIT;
-use super::holders::{HolderIndex, Holders};
+use super::call_sites::{CallSiteId, CallSites};
 use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
 use super::timeline::Recorder;
-use crate::event::{Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, TimeNs, Totals};
+use crate::event::{Bytes, CudaCall, DeviceIndex, MemoryEvent, CudaMemoryKind, StackId, TimeNs, Totals};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
 const MOST_GROUPS: usize = 4096;
@@ -28,7 +28,7 @@ const UNKNOWN: &str = "(unknown library)";
 /// CUDA memory outside the caching allocator.
 #[derive(Debug, Default)]
 pub(super) struct Cuda {
-    live: HashMap<Name, Kept>,
+    live: HashMap<Name, LiveMemory>,
     groups: Vec<Group>,
     by_key: HashMap<Key, usize>,
     devices: BTreeMap<DeviceIndex, OnDevice>,
@@ -45,11 +45,11 @@ enum Name {
 }
 
 impl Name {
-    fn of(event: &MemoryEvent, space: Space) -> Self {
+    fn of(event: &MemoryEvent, space: CudaMemoryKind) -> Self {
         match space {
-            Space::Array => Self::Array(event.addr.0),
-            Space::Virtual => Self::Handle(event.addr.0),
-            Space::Device | Space::Managed | Space::Pinned | Space::Registered => {
+            CudaMemoryKind::Array => Self::Array(event.addr.0),
+            CudaMemoryKind::Virtual => Self::Handle(event.addr.0),
+            CudaMemoryKind::Device | CudaMemoryKind::Managed | CudaMemoryKind::Pinned | CudaMemoryKind::Registered => {
                 Self::Address(event.addr.0)
             }
         }
@@ -58,15 +58,15 @@ impl Name {
 
 /// Live memory, and the rows that count it.
 #[derive(Clone, Copy, Debug)]
-struct Kept {
+struct LiveMemory {
     size: Bytes,
     group: usize,
-    holder: HolderIndex,
-    on_device: Option<(DeviceIndex, HolderIndex)>,
+    holder: CallSiteId,
+    on_device: Option<(DeviceIndex, CallSiteId)>,
 }
 
 /// Key of a row of the table of libraries.
-type Key = (Arc<str>, Space, Option<DeviceIndex>);
+type Key = (Arc<str>, CudaMemoryKind, Option<DeviceIndex>);
 
 #[derive(Debug)]
 struct Group {
@@ -75,7 +75,7 @@ struct Group {
     peak: u64,
     blocks: u64,
     allocs: u64,
-    holders: Holders,
+    holders: CallSites,
 }
 
 /// A device as seen through CUDA's calls.
@@ -84,7 +84,7 @@ struct OnDevice {
     totals: Totals,
     peak: Totals,
     blocks: u64,
-    holders: Holders,
+    holders: CallSites,
     timeline: Recorder,
 }
 
@@ -141,7 +141,7 @@ impl Cuda {
             group_.live = group_.live.saturating_add(event.size.0);
             group_.peak = group_.peak.max(group_.live);
             group_.blocks += 1;
-            let kept = Kept {
+            let kept = LiveMemory {
                 size: event.size,
                 group,
                 holder,
@@ -189,15 +189,15 @@ impl Cuda {
             totals: Totals::default(),
             peak: Totals::default(),
             blocks: 0,
-            holders: Holders::default(),
+            holders: CallSites::default(),
             timeline: Recorder::new(started, Totals::default()),
         })
     }
 
-    fn group_of(&mut self, event: &MemoryEvent, space: Space, names: &Names) -> usize {
+    fn group_of(&mut self, event: &MemoryEvent, space: CudaMemoryKind, names: &Names) -> usize {
         let stack = names.stack(event.stack);
         let library = stack.and_then(|stack| stack.calling_library()).cloned();
-        let is_on_host = matches!(space, Space::Pinned | Space::Registered);
+        let is_on_host = matches!(space, CudaMemoryKind::Pinned | CudaMemoryKind::Registered);
         let device = event.device.filter(|_| !is_on_host);
         let key = (library.unwrap_or_else(|| UNKNOWN.into()), space, device);
         if let Some(group) = self.by_key.get(&key) {
@@ -216,7 +216,7 @@ impl Cuda {
                 peak: 0,
                 blocks: 0,
                 allocs: 0,
-                holders: Holders::default(),
+                holders: CallSites::default(),
             });
             groups.len() - 1
         })
@@ -235,10 +235,10 @@ impl Cuda {
 
     /// Starts measuring rates.
     pub(super) fn start_rates(&mut self) {
-        self.holders_mut().for_each(Holders::start_rates);
+        self.holders_mut().for_each(CallSites::start_rates);
     }
 
-    fn holders_mut(&mut self) -> impl Iterator<Item = &mut Holders> {
+    fn holders_mut(&mut self) -> impl Iterator<Item = &mut CallSites> {
         let groups = self.groups.iter_mut().map(|group| &mut group.holders);
         let devices = self.devices.values_mut();
         groups.chain(devices.map(|device| &mut device.holders))

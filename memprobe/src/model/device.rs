@@ -4,12 +4,12 @@ use super::applied::{Applied, Ended, Freed};
 use super::attribution::peak::DeviceTotals;
 use super::blocks::{Block, Blocks, Owner};
 use super::caps::Budget;
-use super::holders::Holders;
+use super::call_sites::CallSites;
 use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Site};
-use super::standing::{LiveBlock, Maker};
+use super::live_blocks::{LiveBlock, BlockOrigin};
 use super::timeline::Recorder;
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ pub(super) fn are_plausible(totals: Totals) -> bool {
 
 /// Memory allocated before attach and not freed since.
 #[derive(Debug, Default)]
-struct Before {
+struct Baseline {
     /// Bytes whose blocks are unknown.
     unknown: u64,
     /// Bytes and number of the known blocks.
@@ -63,10 +63,10 @@ struct Before {
 pub(super) struct Device {
     totals: Totals,
     peak: Totals,
-    before: Before,
+    before: Baseline,
     ooms: u64,
     blocks: Blocks,
-    holders: Holders,
+    holders: CallSites,
     timeline: Recorder,
 }
 
@@ -88,13 +88,13 @@ impl Device {
         Self {
             totals,
             peak: totals.higher(peak),
-            before: Before {
+            before: Baseline {
                 unknown: totals.allocated.0,
-                ..Before::default()
+                ..Baseline::default()
             },
             ooms: 0,
             blocks: Blocks::default(),
-            holders: Holders::default(),
+            holders: CallSites::default(),
             timeline: Recorder::new(started, totals),
         }
     }
@@ -137,7 +137,7 @@ impl Device {
         let expected = self.totals.allocated.0.saturating_add(event.size.0);
         let difference = self.report(event, expected);
         let difference = difference.or_stale(!replaced.is_empty());
-        (Applied::Alloc { replaced, kept }, difference)
+        (Applied::Alloc { replaced, is_tracked: kept }, difference)
     }
 
     /// Handles a block that was live at attach: moves its bytes from the unknown to the known ones.
@@ -147,10 +147,10 @@ impl Device {
         budget: &mut Budget,
     ) -> (Applied, Difference) {
         let Some(rest) = self.before.unknown.checked_sub(event.size.0) else {
-            return (Applied::Held { kept: false }, Difference::Stale);
+            return (Applied::Held { is_tracked: false }, Difference::Stale);
         };
         if !self.blocks.is_vacant(event.addr, event.size) {
-            return (Applied::Held { kept: false }, Difference::Stale);
+            return (Applied::Held { is_tracked: false }, Difference::Stale);
         }
         let kept = budget.take_block();
         if kept {
@@ -163,7 +163,7 @@ impl Device {
                 owner: Owner::BeforeAttach,
             });
         }
-        (Applied::Held { kept }, Difference::None)
+        (Applied::Held { is_tracked: kept }, Difference::None)
     }
 
     /// Handles a free.
@@ -281,11 +281,11 @@ impl Device {
             device: index,
             addr: block.addr,
             size: block.size,
-            maker: match block.owner {
-                Owner::BeforeAttach => Maker::BeforeAttach,
+            origin: match block.owner {
+                Owner::BeforeAttach => BlockOrigin::BeforeAttach,
                 Owner::Holder(holder) => {
                     let stack = self.holders.stack(holder);
-                    stack.map_or(Maker::Unknown, Maker::Stack)
+                    stack.map_or(BlockOrigin::Unknown, BlockOrigin::Stack)
                 }
             },
         })

@@ -10,19 +10,19 @@ mod agreement;
 mod applied;
 pub mod attribution;
 mod blocks;
-mod brief;
+mod summary;
 mod caps;
 mod cuda;
 mod device;
 pub mod estimate;
 pub mod grouping;
-mod holders;
+mod call_sites;
 pub mod host;
 mod names;
 mod rate;
 mod shapes;
 pub mod snapshot;
-mod standing;
+mod live_blocks;
 pub mod tensors;
 mod timeline;
 
@@ -37,7 +37,7 @@ use std::sync::Arc;
 pub use applied::{Applied, Ended, Freed};
 pub use caps::{Caps, Refused};
 pub use shapes::ShapeLedger;
-pub use standing::{LiveBlock, Maker};
+pub use live_blocks::{LiveBlock, BlockOrigin};
 pub use timeline::MAX_POINTS;
 
 use crate::event::{
@@ -58,7 +58,7 @@ pub struct Model {
     target: Target,
     state: TargetState,
     probes: Vec<ProbeStatus>,
-    told: CaptureOptions,
+    capture: CaptureOptions,
     missing: Vec<String>,
     started: TimeNs,
     last_event: Option<TimeNs>,
@@ -87,7 +87,7 @@ impl Model {
             target,
             state: TargetState::default(),
             probes: Vec::new(),
-            told: CaptureOptions::default(),
+            capture: CaptureOptions::default(),
             missing: Vec::new(),
             started,
             last_event: None,
@@ -118,8 +118,8 @@ impl Model {
     }
 
     /// Sets the options that the kernel records with.
-    pub fn set_told(&mut self, told: CaptureOptions) {
-        self.told = told;
+    pub fn set_capture(&mut self, capture: CaptureOptions) {
+        self.capture = capture;
     }
 
     /// Sets the list of data that cannot be recorded.
@@ -157,7 +157,7 @@ impl Model {
                 Applied::Noted
             }
             Event::Loss(losses) => {
-                self.lose(*losses);
+                self.count_loss(*losses);
                 Applied::Noted
             }
             Event::AtAttach(found) => {
@@ -187,7 +187,7 @@ impl Model {
             .or_insert_with(|| Device::found(found, started));
     }
 
-    fn lose(&mut self, losses: Losses) {
+    fn count_loss(&mut self, losses: Losses) {
         if losses.events > self.losses.events || losses.malformed > self.losses.malformed {
             self.agreement.lost(self.last_event.unwrap_or(self.started));
         }
@@ -300,7 +300,7 @@ impl Model {
                 losses: self.losses(),
                 state: self.state.clone(),
                 probes: self.probes.clone(),
-                told: self.told,
+                capture: self.capture,
                 missing: self.missing.clone(),
                 disagreements: self.agreement.disagreements(),
                 unread_at_attach: self.unread_at_attach.clone(),

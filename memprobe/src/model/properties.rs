@@ -28,7 +28,7 @@ enum Step {
 
 /// Delivery of a step's event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+enum Delivery {
     Arrives,
     Lost,
 }
@@ -43,8 +43,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..200)
 }
 
-fn fates() -> impl Strategy<Value = Vec<Fate>> {
-    let fate = prop_oneof![4 => Just(Fate::Arrives), 1 => Just(Fate::Lost)];
+fn deliveries() -> impl Strategy<Value = Vec<Delivery>> {
+    let fate = prop_oneof![4 => Just(Delivery::Arrives), 1 => Just(Delivery::Lost)];
     prop::collection::vec(fate, 200)
 }
 
@@ -93,7 +93,7 @@ impl Reference {
     }
 
     /// Sends all live blocks to a model, as at an attach with readable allocator tables.
-    fn tell_held(&self, model: &mut Model) {
+    fn send_live_blocks(&self, model: &mut Model) {
         model.apply(&Event::AtAttach(AtAttach {
             time: TimeNs(self.time),
             tgid: Tgid(1),
@@ -116,7 +116,7 @@ impl Reference {
                 shape: PurposeId::NONE,
                 call: None,
             }));
-            assert_eq!(applied, Applied::Held { kept: true });
+            assert_eq!(applied, Applied::Held { is_tracked: true });
             check_sums(model);
         }
     }
@@ -287,7 +287,7 @@ proptest! {
         for (index, step) in steps.iter().enumerate() {
             let attached = index >= attach;
             if found && index == attach {
-                reference.tell_held(&mut model);
+                reference.send_live_blocks(&mut model);
             }
             let Some((event, freed)) = reference.take(step, attached) else { continue };
             if !attached {
@@ -299,7 +299,7 @@ proptest! {
                 let expected = if block.seen { known } else { Freed::BeforeAttach };
                 prop_assert_eq!(applied, Applied::Free(expected));
             } else if event.action == Action::Alloc {
-                prop_assert_eq!(applied, Applied::Alloc { replaced: vec![], kept: true });
+                prop_assert_eq!(applied, Applied::Alloc { replaced: vec![], is_tracked: true });
             }
             check_sums(&model);
             let snapshot = model.snapshot(TimeNs(reference.time), Grouping::User);
@@ -323,14 +323,14 @@ proptest! {
     #[test]
     fn after_losses_sums_stay_right_and_no_live_block_is_forgotten(
         steps in steps(),
-        fates in fates(),
+        fates in deliveries(),
         attach in 0..50_usize,
         report_late in any::<bool>(),
     ) {
         let (mut reference, mut model) = (Reference::default(), model());
         let mut lost = 0;
         for (index, (step, fate)) in steps.iter().zip(fates).enumerate() {
-            let arrives = index >= attach && fate == Fate::Arrives;
+            let arrives = index >= attach && fate == Delivery::Arrives;
             let Some((event, freed)) = reference.take(step, arrives) else { continue };
             if !arrives {
                 lost += u64::from(index >= attach);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::applied::{Applied, Freed};
 use super::grouping;
-use super::snapshot::{Grouping, ShapeRow, Site, What};
+use super::snapshot::{Grouping, ShapeRow, Site, PurposeInfo};
 use crate::event::{
     Action, Address, BlockPurposes, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Purpose,
     PurposeId, StackId, TensorSpec,
@@ -29,7 +29,7 @@ pub struct ShapeLedger {
     lines: Vec<Site>,
     by_line: HashMap<Site, u32>,
     by_stack: HashMap<StackId, u32>,
-    rows: Vec<Row>,
+    rows: Vec<TensorRow>,
     by_key: HashMap<Key, usize>,
     /// Row and bytes of each live block.
     live: HashMap<(DeviceIndex, Address), (usize, Bytes)>,
@@ -39,12 +39,12 @@ pub struct ShapeLedger {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Key {
     device: DeviceIndex,
-    what: What,
+    what: PurposeInfo,
     line: u32,
 }
 
 #[derive(Debug)]
-struct Row {
+struct TensorRow {
     key: Key,
     live: u64,
     peak: u64,
@@ -94,7 +94,7 @@ impl ShapeLedger {
     fn apply_memory(&mut self, event: &MemoryEvent, applied: &Applied) {
         let Some(device) = event.device else { return };
         match (event.action, applied) {
-            (Action::Alloc, Applied::Alloc { replaced, kept }) => {
+            (Action::Alloc, Applied::Alloc { replaced, is_tracked: kept }) => {
                 for ended in replaced {
                     self.release(device, ended.addr);
                 }
@@ -109,9 +109,9 @@ impl ShapeLedger {
 
     fn hold(&mut self, device: DeviceIndex, event: &MemoryEvent, kept: bool) {
         let what = match self.uses.get(event.shape) {
-            Some(is) => What::Known(Arc::clone(is)),
-            None if event.shape == PurposeId::NO_TENSOR => What::NoTensor,
-            None => What::Unknown,
+            Some(is) => PurposeInfo::Known(Arc::clone(is)),
+            None if event.shape == PurposeId::NO_TENSOR => PurposeInfo::NoTensor,
+            None => PurposeInfo::Unknown,
         };
         let line = self.by_stack.get(&event.stack).copied().unwrap_or(0);
         let index = self.row(Key { device, what, line });
@@ -141,7 +141,7 @@ impl ShapeLedger {
             key
         } else {
             Key {
-                what: What::TooMany,
+                what: PurposeInfo::TooMany,
                 line: 0,
                 ..key
             }
@@ -149,7 +149,7 @@ impl ShapeLedger {
         let next = self.rows.len();
         let index = *self.by_key.entry(key.clone()).or_insert(next);
         if index == next {
-            self.rows.push(Row {
+            self.rows.push(TensorRow {
                 key,
                 live: 0,
                 peak: 0,
@@ -187,7 +187,7 @@ impl ShapeLedger {
     }
 }
 
-impl What {
+impl PurposeInfo {
     /// Shape, if the block is a tensor's.
     pub fn shape(&self) -> Option<&TensorSpec> {
         match self {
@@ -290,7 +290,7 @@ mod tests {
             }));
         }
 
-        fn row(&self, is: impl Fn(&What) -> bool) -> (u64, u64, u64, u64) {
+        fn row(&self, is: impl Fn(&PurposeInfo) -> bool) -> (u64, u64, u64, u64) {
             let rows = self.shapes.rows(DEVICE);
             let row = rows.iter().find(|row| is(&row.what)).expect("a row");
             (row.live.0, row.peak.0, row.live_blocks, row.allocs)
@@ -305,7 +305,7 @@ mod tests {
         both.memory(Action::Alloc, 0x3000, 1024, PurposeId::NO_TENSOR);
         both.memory(Action::Free, 0x1000, 512, PurposeId::NONE);
         assert_eq!(both.row(|what| what.shape().is_some()), (512, 1024, 1, 2));
-        assert_eq!(both.row(|what| *what == What::NoTensor), (1024, 1024, 1, 1));
+        assert_eq!(both.row(|what| *what == PurposeInfo::NoTensor), (1024, 1024, 1, 1));
         let lines = both.model.snapshot(TimeNs(2), Grouping::User);
         let live: u64 = both.shapes.rows(DEVICE).iter().map(|row| row.live.0).sum();
         assert_eq!(live, lines.devices[0].lines[0].live.0);
@@ -317,6 +317,6 @@ mod tests {
         both.memory(Action::Alloc, 0x1000, 512, PurposeId(2));
         both.memory(Action::Alloc, 0x1000, 512, PurposeId::NONE);
         assert_eq!(both.row(|what| what.shape().is_some()), (0, 512, 0, 1));
-        assert_eq!(both.row(|what| *what == What::Unknown), (512, 512, 1, 1));
+        assert_eq!(both.row(|what| *what == PurposeInfo::Unknown), (512, 512, 1, 1));
     }
 }

@@ -6,7 +6,7 @@ pub mod host;
 use std::sync::Arc;
 
 use crate::event::{
-    BlockPurpose, Bytes, CaptureOptions, CudaCall, DeviceIndex, Frame, Losses, Space, Stack, Tgid,
+    BlockPurpose, Bytes, CaptureOptions, CudaCall, DeviceIndex, Frame, Losses, CudaMemoryKind, Stack, Tgid,
     TimeNs, Totals,
 };
 
@@ -88,7 +88,7 @@ impl CudaSnapshot {
 pub struct OutsideRow {
     /// Path of the library or program that called into CUDA.
     pub library: Arc<str>,
-    pub space: Space,
+    pub space: CudaMemoryKind,
     /// Device; `None` for host memory, and if unknown.
     pub device: Option<DeviceIndex>,
     pub live: Bytes,
@@ -129,7 +129,7 @@ pub struct Health {
     /// In the order of the catalog.
     pub probes: Vec<ProbeStatus>,
     /// Options that the kernel records with.
-    pub told: CaptureOptions,
+    pub capture: CaptureOptions,
     /// Data that is not recorded because a probe or kernel feature is missing.
     pub missing: Vec<String>,
     /// Differences between ledger and allocator that no loss explains.
@@ -241,7 +241,7 @@ pub struct LineRow {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShapeRow {
     /// Tensor, or other purpose.
-    pub what: What,
+    pub what: PurposeInfo,
     /// Line, or the reason that none is known.
     pub site: Site,
     /// Live bytes, as rounded by the allocator.
@@ -255,7 +255,7 @@ pub struct ShapeRow {
 
 /// Purpose of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum PurposeInfo {
     Known(Arc<BlockPurpose>),
     /// No tensor: a library's workspace, or a storage allocated or resized on its own.
     NoTensor,

@@ -190,7 +190,7 @@ fn known(size: u64, stack: u32) -> Applied {
 fn live_again() -> Applied {
     Applied::Alloc {
         replaced: Vec::new(),
-        kept: true,
+        is_tracked: true,
     }
 }
 
@@ -264,7 +264,7 @@ fn a_found_block_that_cannot_be_is_not_kept() {
     let mut scene = Scene::found(&[(0, 512), (1024, 1024)]);
     for (addr, size) in [(8192, 512), (1024, 0), (256, 0)] {
         let applied = scene.apply(Action::Held, addr, size, 0);
-        assert_eq!(applied, Applied::Held { kept: false }, "{addr}");
+        assert_eq!(applied, Applied::Held { is_tracked: false }, "{addr}");
     }
     assert_eq!(scene.parts(), (1536, 0, 0));
 }
@@ -329,7 +329,7 @@ fn a_missed_free_shows_until_its_address_is_used_again() {
         applied,
         Applied::Alloc {
             replaced: vec![stale],
-            kept: true
+            is_tracked: true
         }
     );
     assert_eq!(scene.parts(), (0, 0, 1024));
@@ -497,7 +497,7 @@ fn blocks_beyond_the_cap_are_unaccounted_and_counted() {
         applied,
         Applied::Alloc {
             replaced: Vec::new(),
-            kept: false
+            is_tracked: false
         }
     );
     assert_eq!(scene.parts(), (0, 1024, 512));

@@ -328,7 +328,7 @@ impl<'a> Run<'a> {
             HostItem::Refused(_)
             | HostItem::Waiting(_)
             | HostItem::Notice(_)
-            | HostItem::Come(_) => {}
+            | HostItem::SnapshotPoint(_) => {}
         }
     }
 
@@ -390,7 +390,7 @@ impl<'a> Run<'a> {
     }
 
     /// Reason why the parameters of each module are unknown; `None` if they are known, or not asked for.
-    fn why_unnamed(&self, whole: &Whole) -> Option<String> {
+    fn unnamed_reason(&self, whole: &Whole) -> Option<String> {
         let is_named = whole
             .estimate
             .sizes
@@ -425,7 +425,7 @@ impl<'a> Run<'a> {
                 "the command has more processes that made tensors, which are not in this estimate: {first}{more}"
             ));
         }
-        notes.extend(self.why_unnamed(&largest));
+        notes.extend(self.unnamed_reason(&largest));
         Some((largest.target, largest.estimate))
     }
 }

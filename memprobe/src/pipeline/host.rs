@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::Result;
 use hashbrown::HashMap;
 
-use super::lookout::{Lookout, Search, Seen};
-use super::opened::Shelf;
+use super::process_monitor::{ProcessMonitor, Search, Seen};
+use super::process_view::ViewCache;
 use super::priority;
 use super::process::{Origin, identified};
 use super::session::{HostEvent, HostItem, HostSession};
@@ -40,12 +40,12 @@ pub enum Scope {
 /// The processes of a host, watched.
 pub(super) struct Watching {
     session: HostSession,
-    lookout: Lookout,
+    monitor: ProcessMonitor,
     pub(super) host: Host,
     scope: Scope,
-    told: CaptureOptions,
+    capture: CaptureOptions,
     /// Processes opened by the user.
-    opened: Shelf,
+    opened: ViewCache,
     /// Processes that the session tells of and that have no row.
     others: HashMap<Tgid, Other>,
     /// Names of users by number: a directory service may be slow.
@@ -75,7 +75,7 @@ impl Watching {
     /// When the kernel refuses, or there is no such process.
     pub(super) fn begin(
         scope: Scope,
-        told: CaptureOptions,
+        capture: CaptureOptions,
         driver: DriverCalls,
         ring_bytes: u32,
         caps: HostCaps,
@@ -91,9 +91,9 @@ impl Watching {
         let mut session = HostSession::load(
             Wanted {
                 watch,
-                detail: told.detail,
+                detail: capture.detail,
                 allocators: Allocators::Cuda,
-                graph: told.graph,
+                graph: capture.graph,
                 driver,
             },
             ring_bytes,
@@ -102,14 +102,14 @@ impl Watching {
             session.add_family(root, Origin::Running)?;
         }
         priority::come_first();
-        let (lookout, first) = Lookout::begin(search)?;
+        let (lookout, first) = ProcessMonitor::begin(search)?;
         let mut watching = Self {
             session,
-            lookout,
+            monitor: lookout,
             host: Host::with_caps(super::now(), caps),
             scope,
-            told,
-            opened: Shelf::default(),
+            capture,
+            opened: ViewCache::default(),
             others: HashMap::new(),
             users: HashMap::new(),
             news: true,
@@ -123,7 +123,7 @@ impl Watching {
     /// Waits until there may be something to do, and does what was seen.
     pub(super) async fn wait(&mut self) -> Result<()> {
         let seen = tokio::select! {
-            seen = self.lookout.next() => Some(seen),
+            seen = self.monitor.next() => Some(seen),
             () = self.session.wait() => None,
             () = self.opened.taken() => None,
         };
@@ -143,13 +143,13 @@ impl Watching {
                 Ok(())
             })?;
             for event in events.drain(..) {
-                self.heed(event);
+                self.handle(event);
             }
             if taken == 0 {
                 break;
             }
         }
-        self.host.lose(self.session.losses());
+        self.host.count_loss(self.session.losses());
         self.name();
         Ok(())
     }
@@ -321,10 +321,10 @@ impl Watching {
     }
 
     /// Does what a screen of the process asks for that is looked at.
-    pub(super) fn obey(&mut self, command: Command) {
+    pub(super) fn execute(&mut self, command: Command) {
         let shown = self.opened.shown();
         if let Some(opened) = shown.and_then(|tgid| self.opened.of(tgid)) {
-            opened.obey(command);
+            opened.execute(command);
         }
     }
 
@@ -340,7 +340,7 @@ impl Watching {
     }
 
     /// Brings what is known up to date with what the session tells.
-    fn heed(&mut self, event: HostEvent) {
+    fn handle(&mut self, event: HostEvent) {
         let tgid = event.tgid;
         match event.item {
             // Losses give nobody a row.
@@ -362,13 +362,13 @@ impl Watching {
                 Attached {
                     target,
                     probes,
-                    told: self.told,
+                    capture: self.capture,
                     missing,
                 },
             ),
             HostItem::Refused(error) => self.refused(tgid, &error),
             HostItem::Notice(text) => self.host.note(tgid, &text),
-            HostItem::Come(_) => {}
+            HostItem::SnapshotPoint(_) => {}
             HostItem::Executed(target) => {
                 self.host.forget(tgid);
                 self.meet(tgid, target, None);

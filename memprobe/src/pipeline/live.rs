@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
-use super::opened::Opened;
+use super::process_view::ProcessView;
 use super::priority;
 use super::process::{self, Origin};
 use super::session::{HostItem, HostSession};
@@ -60,7 +60,7 @@ impl Live {
         outcome.map(|()| ExitCode::SUCCESS)
     }
 
-    fn told(&self) -> CaptureOptions {
+    fn capture(&self) -> CaptureOptions {
         CaptureOptions {
             detail: self.detail,
             graph: self.graph,
@@ -104,7 +104,7 @@ impl Live {
                     } => {
                         model.set_target(target);
                         model.set_probes(probes);
-                        model.set_told(self.told());
+                        model.set_capture(self.capture());
                         model.set_missing(missing);
                         model.set_state(TargetState::Running);
                         seen = Seen::Probes;
@@ -122,7 +122,7 @@ impl Live {
                         *model = Model::new(target, super::now());
                         screen.opened.begin_anew();
                     }
-                    HostItem::Found { .. } | HostItem::Notice(_) | HostItem::Come(_) => {}
+                    HostItem::Found { .. } | HostItem::Notice(_) | HostItem::SnapshotPoint(_) => {}
                 }
                 Ok(())
             })?;
@@ -148,7 +148,7 @@ enum Seen {
 /// The screen, on a thread of its own, and the model that it shows.
 struct Screen {
     model: Model,
-    opened: Opened,
+    opened: ProcessView,
     commands: mpsc::UnboundedReceiver<Command>,
     quit: watch::Sender<bool>,
     thread: Option<std::thread::JoinHandle<Result<()>>>,
@@ -162,7 +162,7 @@ impl Screen {
             lines: &model,
             uses: &BlockUses::default(),
         };
-        let opened = Opened::new(tgid, nothing, super::now());
+        let opened = ProcessView::new(tgid, nothing, super::now());
         let news = opened.news();
         let (command, commands) = mpsc::unbounded_channel();
         let (quit, asked_to_quit) = watch::channel(false);
@@ -190,7 +190,7 @@ impl Screen {
             command = self.commands.recv() => match command {
                 Some(Command::Quit) | None => true,
                 Some(command) => {
-                    self.opened.obey(command);
+                    self.opened.execute(command);
                     self.refresh();
                     false
                 }

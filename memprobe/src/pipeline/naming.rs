@@ -9,7 +9,7 @@ use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use super::session::{Come, HostEvent, HostItem};
+use super::session::{SnapshotPoint, HostEvent, HostItem};
 use super::snapshot::{CaptureMode, Extent, NotTaken, taken};
 use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::label::{consistency, counted};
@@ -157,8 +157,8 @@ impl NameReader {
     pub(super) fn pass(&mut self, event: HostEvent) -> Passed {
         let tgid = event.tgid;
         let is_over = match &event.item {
-            HostItem::Come(come) => {
-                self.come(tgid, *come);
+            HostItem::SnapshotPoint(come) => {
+                self.on_snapshot_point(tgid, *come);
                 return Passed::On(event);
             }
             HostItem::Ended | HostItem::Executed(_) => true,
@@ -183,14 +183,14 @@ impl NameReader {
     }
 
     /// Handles a process's arrival at a point worth a snapshot.
-    fn come(&mut self, tgid: Tgid, come: Come) {
+    fn on_snapshot_point(&mut self, tgid: Tgid, come: SnapshotPoint) {
         if self.naming == Naming::Off {
             return;
         }
         let course = self.course(tgid);
         match come {
-            Come::FirstCall => course.has_called = true,
-            Come::Step => course.steps += 1,
+            SnapshotPoint::FirstCall => course.has_called = true,
+            SnapshotPoint::Step => course.steps += 1,
         }
         self.begin_if_due(tgid);
     }
@@ -435,7 +435,7 @@ mod tests {
     }
 
     /// Times of marks, 0 for names, and 1 for the end.
-    fn told(events: &[HostEvent]) -> Vec<u64> {
+    fn times_of(events: &[HostEvent]) -> Vec<u64> {
         let time = |event: &HostEvent| match event.item {
             HostItem::Ended => 1,
             _ => time_of(event).map_or(0, |time| time.0),
@@ -458,7 +458,7 @@ mod tests {
         assert!(reader.take(read_at(20, vec![parameter()])).is_none());
         let placed = placed(&mut reader, false);
         assert!(placed.said.starts_with("1 block named"), "{}", placed.said);
-        assert_eq!(told(&placed.events), [10, 20, 0, 30]);
+        assert_eq!(times_of(&placed.events), [10, 20, 0, 30]);
         assert!(matches!(reader.pass(step(40)), Passed::On(_)));
     }
 
@@ -469,7 +469,7 @@ mod tests {
         reader.take(read_at(20, vec![parameter()]));
         assert!(reader.place(|_| false).is_empty());
         reader.pass(step(15));
-        assert_eq!(told(&placed(&mut reader, true).events), [10, 15, 0]);
+        assert_eq!(times_of(&placed(&mut reader, true).events), [10, 15, 0]);
     }
 
     #[test]
@@ -478,7 +478,7 @@ mod tests {
         reader.pass(step(10));
         assert!(matches!(reader.pass(event(HostItem::Ended)), Passed::Held));
         reader.take(read_at(20, vec![parameter()]));
-        assert_eq!(told(&placed(&mut reader, false).events), [10, 0, 1]);
+        assert_eq!(times_of(&placed(&mut reader, false).events), [10, 0, 1]);
         assert!(!reader.is_reading() && reader.courses.is_empty());
     }
 
@@ -488,7 +488,7 @@ mod tests {
         reader.pass(event(HostItem::Ended));
         reader.take((TGID, Err(anyhow::anyhow!("it has ended"))));
         let placed = placed(&mut reader, false);
-        assert_eq!(told(&placed.events), [1]);
+        assert_eq!(times_of(&placed.events), [1]);
         assert!(placed.said.contains("more steps"), "{}", placed.said);
     }
 
@@ -523,7 +523,7 @@ mod tests {
     fn without_being_asked_nothing_is_read() {
         let mut reader = NameReader::new(Naming::Off, Allocators::Cuda, CaptureMode::Paused);
         for time in 0..9 {
-            reader.pass(event(HostItem::Come(Come::Step)));
+            reader.pass(event(HostItem::SnapshotPoint(SnapshotPoint::Step)));
             assert!(matches!(reader.pass(step(time)), Passed::On(_)));
         }
         reader.begin_last([TGID].into_iter());

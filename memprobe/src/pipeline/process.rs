@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::before_attach::BeforeAttach;
-use super::beginning::{Beginning, Birth};
+use super::startup_check::{StartupCheck, ObservedFrom};
 use crate::event::{Event, Losses, Tgid, TimeNs};
 use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::Target;
@@ -12,7 +12,7 @@ use crate::probe::attaching::Attaching;
 use crate::probe::loader::Loader;
 use crate::probe::watched::Watched;
 use crate::symbolize::python::CodeCache;
-use crate::symbolize::{Past, Symbolizer};
+use crate::symbolize::{PriorCudaUse, Symbolizer};
 use crate::target::container;
 use crate::target::facts;
 use crate::target::memory::ProcessMemory;
@@ -27,7 +27,7 @@ const LOOK_SOON: Duration = Duration::from_millis(2);
 
 /// Polling interval if the dynamic loader reports libraries: only the start of Python or of a library is
 /// awaited, which ends before the first allocation.
-const LOOK_TOLD: Duration = Duration::from_millis(20);
+const LOOK_WITH_LOADER: Duration = Duration::from_millis(20);
 
 /// Longest polling interval.
 const LOOK_SELDOM: Duration = Duration::from_secs(2);
@@ -73,13 +73,13 @@ pub(super) struct Process {
     pub(super) phase: Phase,
     pub(super) attaching: Attaching,
     pub(super) symbolizer: Symbolizer<ProcessMemory>,
-    pub(super) beginning: Beginning,
+    pub(super) startup_check: StartupCheck,
     /// Baseline before its first event; a child of a probed process has none.
     before: Option<BeforeAttach>,
     /// The last that was said to be waited for.
     pub(super) waiting_for: String,
     /// Number of probes announced.
-    pub(super) told_probes: usize,
+    pub(super) announced_probes: usize,
     /// Losses before it appeared.
     pub(super) lost_before: Losses,
     /// Losses announced in its events.
@@ -109,8 +109,8 @@ impl Process {
         now: Instant,
     ) -> Self {
         let birth = match origin {
-            Origin::Running => Birth::Unseen,
-            Origin::Started => Birth::Seen,
+            Origin::Running => ObservedFrom::Unseen,
+            Origin::Started => ObservedFrom::Seen,
         };
         Self {
             tgid,
@@ -121,10 +121,10 @@ impl Process {
             phase: Phase::Looking,
             attaching,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
-            beginning: Beginning::new(birth),
+            startup_check: StartupCheck::new(birth),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
-            told_probes: 0,
+            announced_probes: 0,
             lost_before: Losses::default(),
             without_use: 0,
             lost: Losses::default(),
@@ -148,12 +148,12 @@ impl Process {
         now: Instant,
     ) -> Self {
         let birth = if attaching.has_allocator() {
-            Birth::Forked
+            ObservedFrom::Forked
         } else {
-            Birth::Seen
+            ObservedFrom::Seen
         };
         let code = attaching.python().map(CodeCache::new);
-        let mut symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, Past::None);
+        let mut symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, PriorCudaUse::None);
         symbolizer.inherit_cpu_memory();
         symbolizer.inherit_code(&parent.symbolizer);
         if let Some(python) = attaching.python() {
@@ -173,11 +173,11 @@ impl Process {
             // A copy of a process that has a model need not call it.
             has_called: symbolizer.module_call().is_some(),
             symbolizer,
-            beginning: Beginning::new(birth),
+            startup_check: StartupCheck::new(birth),
             // Where the probes are in place already, nothing can come before them.
             before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
             // What its parent waits for it has; of itself it tells by its loader or by an exec.
-            next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_TOLD),
+            next_look: (parent.phase == Phase::Looking).then(|| now + LOOK_WITH_LOADER),
             ..Self::new(watched, tgid, Origin::Started, attaching, now)
         }
     }
@@ -187,11 +187,11 @@ impl Process {
         self.origin = Origin::Started;
         self.phase = Phase::Looking;
         let memory = ProcessMemory::new(self.tgid);
-        self.symbolizer = Symbolizer::new(self.tgid, memory, None, Past::None);
-        self.beginning = Beginning::new(Birth::Seen);
+        self.symbolizer = Symbolizer::new(self.tgid, memory, None, PriorCudaUse::None);
+        self.startup_check = StartupCheck::new(ObservedFrom::Seen);
         self.before = Some(BeforeAttach::of(self.tgid));
         self.waiting_for.clear();
-        self.told_probes = 0;
+        self.announced_probes = 0;
         self.torch = None;
         self.has_called = false;
         self.since = now;
@@ -245,9 +245,9 @@ impl Process {
             }
             // Whoever has not become a PyTorch in minutes will hardly do so in milliseconds.
             _ if self.attaching.is_impatient() => {
-                (self.age(end) / 64).clamp(LOOK_TOLD, LOOK_SELDOM)
+                (self.age(end) / 64).clamp(LOOK_WITH_LOADER, LOOK_SELDOM)
             }
-            _ if self.attaching.is_told_of_libraries() => LOOK_SELDOM,
+            _ if self.attaching.reports_libraries() => LOOK_SELDOM,
             Phase::Attached => LOOK_SELDOM,
             Phase::Looking => {
                 let soon = match self.origin {
@@ -355,7 +355,7 @@ impl Process {
 
     /// Puts events behind what it held before them, once that is known.
     fn keep_back(&mut self) {
-        let was_whole = self.beginning.is_whole();
+        let was_whole = self.startup_check.is_whole();
         while self.before.is_some() {
             let Some(event) = self.admitted() else {
                 break;
@@ -366,14 +366,14 @@ impl Process {
         }
         if let Some(before) = &mut self.before
             && !was_whole
-            && self.beginning.is_whole()
+            && self.startup_check.is_whole()
         {
             before.settle_with_nothing();
         }
     }
 
     /// Takes in how much was lost of what bears its number; says whether that has grown.
-    pub(super) fn lose(&mut self, losses: Losses) -> bool {
+    pub(super) fn count_loss(&mut self, losses: Losses) -> bool {
         let before = self.lost_before;
         let lost = Losses {
             events: losses.events.saturating_sub(before.events),
@@ -396,7 +396,7 @@ impl Process {
             ..lost
         };
         if records != self.lost {
-            self.beginning.lost();
+            self.startup_check.lost();
         }
         if lost.stacks != self.lost.stacks {
             self.symbolizer.forget_waiting();
@@ -423,7 +423,7 @@ impl Process {
         loop {
             let event = self.symbolizer.pop()?;
             match &event {
-                Event::Memory(memory) if !self.beginning.admits(memory) => {}
+                Event::Memory(memory) if !self.startup_check.admits(memory) => {}
                 _ => return Some(event),
             }
         }
@@ -436,10 +436,10 @@ fn without_modules(error: AttachError) -> String {
 }
 
 /// Use of CUDA before memprobe looked.
-fn past(origin: Origin) -> Past {
+fn past(origin: Origin) -> PriorCudaUse {
     match origin {
-        Origin::Running => Past::Unknown,
-        Origin::Started => Past::None,
+        Origin::Running => PriorCudaUse::Unknown,
+        Origin::Started => PriorCudaUse::None,
     }
 }
 

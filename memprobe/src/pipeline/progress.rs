@@ -12,7 +12,7 @@ use crate::label::{clock, count, counted};
 const ON_TERMINAL: Duration = Duration::from_millis(500);
 
 /// Interval of the progress line elsewhere, where each is a new line.
-const ELSEWHERE: Duration = Duration::from_secs(10);
+const OFF_TERMINAL: Duration = Duration::from_secs(10);
 
 /// Progress on standard error.
 pub(super) struct Progress {
@@ -25,7 +25,7 @@ pub(super) struct Progress {
 
 /// Figures of the progress line.
 #[derive(Clone, Copy)]
-pub(super) struct Told {
+pub(super) struct ProgressFigures {
     pub(super) events: u64,
     pub(super) bytes: u64,
     pub(super) losses: Losses,
@@ -46,7 +46,7 @@ impl Progress {
     pub(super) fn say(&mut self, text: &str) {
         if !self.quiet {
             self.clear();
-            tell(&format!("memprobe: {text}\n"));
+            write_to_stderr(&format!("memprobe: {text}\n"));
         }
     }
 
@@ -64,32 +64,32 @@ impl Progress {
     }
 
     /// Rewrites the line if it is time to.
-    pub(super) fn show(&mut self, told: Told) {
+    pub(super) fn show(&mut self, told: ProgressFigures) {
         let every = if self.terminal {
             ON_TERMINAL
         } else {
-            ELSEWHERE
+            OFF_TERMINAL
         };
         if self.quiet || self.shown.unwrap_or(self.started).elapsed() < every {
             return;
         }
         self.shown = Some(Instant::now());
         if self.terminal {
-            tell(&format!("\r\x1b[K{}", self.line(told)));
+            write_to_stderr(&format!("\r\x1b[K{}", self.line(told)));
         } else {
-            tell(&format!("memprobe: {}\n", self.line(told)));
+            write_to_stderr(&format!("memprobe: {}\n", self.line(told)));
         }
     }
 
     /// Takes the line away.
     pub(super) fn clear(&mut self) {
         if self.terminal && self.shown.take().is_some() {
-            tell("\r\x1b[K");
+            write_to_stderr("\r\x1b[K");
         }
     }
 
     /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
-    pub(super) fn line(&self, told: Told) -> String {
+    pub(super) fn line(&self, told: ProgressFigures) -> String {
         let lost = told.losses.events + told.losses.stacks + told.losses.malformed;
         let uses = match told.losses.uses {
             0 => String::new(),
@@ -108,7 +108,7 @@ impl Progress {
 }
 
 /// Writes to standard error. A terminal that is gone must not end a recording.
-fn tell(text: &str) {
+fn write_to_stderr(text: &str) {
     let mut out = std::io::stderr().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
@@ -125,14 +125,14 @@ mod tests {
             stacks: 1,
             ..Losses::default()
         };
-        let line = progress.line(Told {
+        let line = progress.line(ProgressFigures {
             events: 12_345,
             bytes: 1 << 20,
             losses,
         });
         assert_eq!(line, "00:00:00  12,345 events  1.00 MiB written  lost 3");
         let uses = Losses { uses: 4, ..losses };
-        let line = progress.line(Told {
+        let line = progress.line(ProgressFigures {
             events: 1,
             bytes: 1,
             losses: uses,

@@ -181,7 +181,7 @@ impl Run {
                 intake.recorder.flush()?;
             }
             if intake.recorder.has_attached() {
-                intake.progress.show(intake.recorder.told(session.losses()));
+                intake.progress.show(intake.recorder.figures(session.losses()));
             }
         };
         intake.read_names(session, reason).await?;
@@ -323,7 +323,7 @@ impl Intake {
             reason => reason,
         };
         self.recorder.finish(left)?;
-        let told = self.recorder.told(losses);
+        let told = self.recorder.figures(losses);
         self.recorder.say_end(told, reason, &mut self.progress);
         Ok(())
     }

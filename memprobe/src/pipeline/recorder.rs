@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Result;
 use hashbrown::HashMap;
 
-use super::progress::{Progress, Told};
+use super::progress::{Progress, ProgressFigures};
 use super::session::{HostEvent, HostItem};
 use super::trace::Trace;
 use crate::event::{Event, Losses, Tgid};
@@ -75,7 +75,7 @@ struct Recorded {
     /// Position in the index.
     entry: usize,
     /// Events before its first memory event.
-    kept: Vec<Event>,
+    pending: Vec<Event>,
     output: Output,
 }
 
@@ -153,7 +153,7 @@ impl Recorder {
                 progress.say(&refusal);
                 self.notice(tgid, refusal);
             }
-            HostItem::Waiting(_) | HostItem::Come(_) => {}
+            HostItem::Waiting(_) | HostItem::SnapshotPoint(_) => {}
             HostItem::Executed(target) => self.executed(tgid, target)?,
             HostItem::Ended => self.end(tgid, EndReason::TargetExited)?,
         }
@@ -167,7 +167,7 @@ impl Recorder {
             header: header(target),
             rank,
             entry,
-            kept: Vec::new(),
+            pending: Vec::new(),
             output: Output::None,
         };
         self.processes.insert(tgid, recorded);
@@ -244,7 +244,7 @@ impl Recorder {
                     Event::AtAttach(before) if before.totals.reserved.0 > 0 => Some(before.time),
                     _ => None,
                 };
-                recorded.kept.push(event);
+                recorded.pending.push(event);
                 if let Some(first) = first {
                     recorded.header.start = recorded.header.start.min(first);
                     self.open(tgid, progress)?;
@@ -265,7 +265,7 @@ impl Recorder {
                 Some(plan) => (plan, path.display().to_string()),
                 None => {
                     recorded.output = Output::LeftOut;
-                    recorded.kept = Vec::new();
+                    recorded.pending = Vec::new();
                     let name = named(tgid, &recorded.header.target);
                     progress.say(&format!(
                         "{name} uses GPU memory too and is not recorded: {} holds one process. To record all, \
@@ -291,7 +291,7 @@ impl Recorder {
         };
         let out = plan.create()?;
         let mut trace = Trace::begin(out, shown.clone(), header)?;
-        for event in std::mem::take(&mut recorded.kept) {
+        for event in std::mem::take(&mut recorded.pending) {
             trace.event(&event)?;
         }
         recorded.output = Output::File(Box::new(trace));
@@ -327,7 +327,7 @@ impl Recorder {
         if matches!(recorded.output, Output::None) {
             let header = header(target);
             if let Some(recorded) = self.processes.get_mut(&tgid) {
-                recorded.kept.clear();
+                recorded.pending.clear();
                 recorded.header = header;
                 // A launcher sets it for the program that it starts.
                 recorded.rank = Rank::of(tgid).map(|rank| rank.global);
@@ -411,7 +411,7 @@ impl Recorder {
     }
 
     /// Figures for the progress line.
-    pub(super) fn told(&self, losses: Losses) -> Told {
+    pub(super) fn figures(&self, losses: Losses) -> ProgressFigures {
         let mut sum = self.finished;
         for recorded in self.processes.values() {
             if let Output::File(trace) = &recorded.output {
@@ -419,7 +419,7 @@ impl Recorder {
                 sum.bytes += trace.bytes();
             }
         }
-        Told {
+        ProgressFigures {
             events: sum.events,
             bytes: sum.bytes,
             losses,
@@ -427,7 +427,7 @@ impl Recorder {
     }
 
     /// Says what was written and how to go on.
-    pub(super) fn say_end(&self, told: Told, reason: EndReason, progress: &mut Progress) {
+    pub(super) fn say_end(&self, told: ProgressFigures, reason: EndReason, progress: &mut Progress) {
         progress.clear();
         let reason = match self.written.as_slice() {
             [one] => one.reason,

@@ -9,7 +9,7 @@ use hashbrown::hash_map::Entry;
 
 use super::before_attach;
 use super::process::{Origin, Phase, Process};
-use crate::decode::{ProcessStep, Record, decode};
+use crate::decode::{ProcessEvent, Record, decode};
 use crate::event::{self, Detail, Event, Losses, Tgid};
 use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::{ProbeStatus, Target};
@@ -77,7 +77,7 @@ pub(super) enum HostItem {
     /// The next of its events.
     Event(Event),
     /// Reached a point worth a heap snapshot. Sent at once, before the events that led there.
-    Come(Come),
+    SnapshotPoint(SnapshotPoint),
     /// Something that whoever looks at it should know.
     Notice(String),
     /// Impossible to probe. Its events may still arrive, without lines.
@@ -91,7 +91,7 @@ pub(super) enum HostItem {
 
 /// Point of a program that is worth a heap snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Come {
+pub(super) enum SnapshotPoint {
     /// The first call of a module that is seen: there is a model.
     FirstCall,
     /// A step of an optimizer begins.
@@ -105,7 +105,7 @@ pub(super) struct HostSession {
     /// Ended processes with the time of the record: see [`Self::sweep_entries`].
     ended: Vec<(Tgid, Instant)>,
     /// News to send before the next events.
-    told: VecDeque<HostEvent>,
+    emitted: VecDeque<HostEvent>,
     /// Processes whose symbolizer has something to do.
     busy: Vec<Tgid>,
     files: ProbedFiles,
@@ -146,7 +146,7 @@ impl HostSession {
             wanted,
             processes: HashMap::new(),
             ended: Vec::new(),
-            told: VecDeque::new(),
+            emitted: VecDeque::new(),
             busy: Vec::new(),
             files: ProbedFiles::default(),
             records: Records::new(loader.take_records()?).context("watching the ring buffer")?,
@@ -238,7 +238,7 @@ impl HostSession {
         };
         let looks = self.processes.values().filter_map(Process::next_look);
         let due = looks.min().map_or(poll, |next| next.duration_since(now));
-        if !self.told.is_empty() || due.is_zero() {
+        if !self.emitted.is_empty() || due.is_zero() {
             // Others may want to do something too.
             tokio::task::yield_now().await;
             return;
@@ -263,14 +263,14 @@ impl HostSession {
             self.heard = now;
         }
         // Before the records are settled: what they leave out must not be taken for known.
-        self.tell_losses();
+        self.emit_losses();
         self.look(now);
         // Whoever has ended may have records in the ring that were not reached yet.
         if taken < BATCH && now.duration_since(self.swept) >= SWEEP {
             self.swept = now;
             self.sweep(now);
         }
-        while let Some(event) = self.told.pop_front() {
+        while let Some(event) = self.emitted.pop_front() {
             sink(event)?;
         }
         self.settle(now, all, &mut sink)?;
@@ -294,9 +294,9 @@ impl HostSession {
             let taken = self.drain(&mut sink)?;
             if taken == 0 && self.busy.is_empty() {
                 for tgid in watched {
-                    self.tell_rest(tgid, "memprobe ended before its probes were in place");
+                    self.emit_rest(tgid, "memprobe ended before its probes were in place");
                 }
-                return self.told.drain(..).try_for_each(sink);
+                return self.emitted.drain(..).try_for_each(sink);
             }
             // A record that a program is still writing hides those behind it.
             std::thread::sleep(Duration::from_millis(1));
@@ -347,30 +347,30 @@ impl HostSession {
             process.without_use += 1;
             self.without_use += 1;
         }
-        let step = is_step(&record).then_some(Come::Step);
+        let step = is_step(&record).then_some(SnapshotPoint::Step);
         process.symbolizer.push(record);
         let notice = process.follow_module_call(&mut self.loader);
-        let come = process.calls_first().then_some(Come::FirstCall).or(step);
+        let come = process.calls_first().then_some(SnapshotPoint::FirstCall).or(step);
         if !process.is_busy {
             process.is_busy = true;
             self.busy.push(tgid);
         }
         if let Some(notice) = notice {
-            self.tell(tgid, HostItem::Notice(notice));
+            self.emit(tgid, HostItem::Notice(notice));
         }
         if let Some(come) = come {
-            self.tell(tgid, HostItem::Come(come));
+            self.emit(tgid, HostItem::SnapshotPoint(come));
         }
     }
 
     /// Heeds something in the life of a process.
-    fn follow(&mut self, step: ProcessStep, tgid: Tgid, parent: Tgid) {
+    fn follow(&mut self, step: ProcessEvent, tgid: Tgid, parent: Tgid) {
         match step {
-            ProcessStep::Forked => self.fork(tgid, parent),
-            ProcessStep::Found => self.readmit(tgid),
-            ProcessStep::Executed => self.execute(tgid),
-            ProcessStep::Exited => self.end(tgid),
-            ProcessStep::LibraryMapped => match self.processes.get_mut(&tgid.0) {
+            ProcessEvent::Forked => self.fork(tgid, parent),
+            ProcessEvent::Found => self.readmit(tgid),
+            ProcessEvent::Executed => self.execute(tgid),
+            ProcessEvent::Exited => self.end(tgid),
+            ProcessEvent::LibraryMapped => match self.processes.get_mut(&tgid.0) {
                 Some(process) => process.look_soon(),
                 // Of the processes of a host those are watched that have something to probe.
                 None if uses_cuda(tgid) => self.adopt(tgid),
@@ -418,7 +418,7 @@ impl HostSession {
         let attached = process.phase == Phase::Attached;
         self.found(process);
         if attached {
-            self.tell_attached(tgid);
+            self.emit_attached(tgid);
         }
     }
 
@@ -437,11 +437,11 @@ impl HostSession {
         }
         let (tgid, parent) = (process.tgid, process.parent);
         self.processes.insert(tgid.0, process);
-        self.tell(tgid, HostItem::Found { parent, target });
+        self.emit(tgid, HostItem::Found { parent, target });
     }
 
     fn execute(&mut self, tgid: Tgid) {
-        self.tell_rest(tgid, "the process became another program before");
+        self.emit_rest(tgid, "the process became another program before");
         let now = Instant::now();
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             self.adopt(tgid);
@@ -450,28 +450,28 @@ impl HostSession {
         process.attaching.forget(&mut self.files, now);
         process.execute(now);
         let target = process.target();
-        self.tell(tgid, HostItem::Executed(target));
+        self.emit(tgid, HostItem::Executed(target));
     }
 
     fn end(&mut self, tgid: Tgid) {
-        self.tell_losses();
-        self.tell_rest(tgid, "the process ended before");
+        self.emit_losses();
+        self.emit_rest(tgid, "the process ended before");
         if let Some(mut process) = self.processes.remove(&tgid.0) {
             let now = Instant::now();
             process.attaching.forget(&mut self.files, now);
             self.counters.forget(tgid);
             self.ended.push((tgid, now));
             self.busy.retain(|busy| *busy != tgid);
-            self.tell(tgid, HostItem::Ended);
+            self.emit(tgid, HostItem::Ended);
         }
     }
 
-    fn tell(&mut self, tgid: Tgid, item: HostItem) {
-        self.told.push_back(HostEvent { tgid, item });
+    fn emit(&mut self, tgid: Tgid, item: HostItem) {
+        self.emitted.push_back(HostEvent { tgid, item });
     }
 
     /// Tells the events of a process after which nothing of its present program follows.
-    fn tell_rest(&mut self, tgid: Tgid, why: &str) {
+    fn emit_rest(&mut self, tgid: Tgid, why: &str) {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
@@ -479,12 +479,12 @@ impl HostSession {
         while let Some(event) = process.pop() {
             let notice = before_attach::notice(&event).map(HostItem::Notice);
             for item in notice.into_iter().chain([HostItem::Event(event)]) {
-                self.told.push_back(HostEvent { tgid, item });
+                self.emitted.push_back(HostEvent { tgid, item });
             }
         }
-        if let Some(notice) = process.beginning.tell() {
+        if let Some(notice) = process.startup_check.take_notice() {
             let item = HostItem::Notice(notice);
-            self.told.push_back(HostEvent { tgid, item });
+            self.emitted.push_back(HostEvent { tgid, item });
         }
     }
 
@@ -507,7 +507,7 @@ impl HostSession {
                     sink(HostEvent { tgid, item })?;
                 }
             }
-            if let Some(notice) = process.beginning.tell() {
+            if let Some(notice) = process.startup_check.take_notice() {
                 let item = HostItem::Notice(notice);
                 sink(HostEvent { tgid, item })?;
             }
@@ -582,23 +582,23 @@ impl HostSession {
             self.busy.push(tgid);
         }
         let is_attached = process.phase == Phase::Attached;
-        let has_more = process.attaching.probes().len() > process.told_probes;
+        let has_more = process.attaching.probes().len() > process.announced_probes;
         if let Some(item) = item {
-            self.tell(tgid, item);
+            self.emit(tgid, item);
         }
         if is_attached && has_more && !again {
             self.leave_patched(tgid);
-            self.tell_attached(tgid);
+            self.emit_attached(tgid);
         }
     }
 
-    fn tell_attached(&mut self, tgid: Tgid) {
+    fn emit_attached(&mut self, tgid: Tgid) {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
         process.read_torch();
         let probes = process.attaching.probes().to_vec();
-        process.told_probes = probes.len();
+        process.announced_probes = probes.len();
         let mut missing = process.attaching.missing();
         missing.extend(self.loader.modules().missing().map(str::to_owned));
         let item = HostItem::Attached {
@@ -606,7 +606,7 @@ impl HostSession {
             probes,
             missing,
         };
-        self.tell(tgid, item);
+        self.emit(tgid, item);
     }
 
     /// Asks each process whether it is still there, and lets go of files that nobody uses.
@@ -631,7 +631,7 @@ impl HostSession {
             let attached = attached.filter(|process| process.phase == Phase::Attached);
             for tgid in attached.map(|process| process.tgid).collect::<Vec<_>>() {
                 if self.leave_patched(tgid) {
-                    self.tell_attached(tgid);
+                    self.emit_attached(tgid);
                 }
             }
         }
@@ -646,7 +646,7 @@ impl HostSession {
         let attaching = &mut process.attaching;
         let changed = attaching.leave_patched(&mut self.loader, &mut self.files);
         changed.unwrap_or_else(|error| {
-            self.tell(tgid, HostItem::Notice(error.to_string()));
+            self.emit(tgid, HostItem::Notice(error.to_string()));
             false
         })
     }
@@ -670,7 +670,7 @@ impl HostSession {
     }
 
     /// Puts the running totals of losses into the streams when they have grown.
-    fn tell_losses(&mut self) {
+    fn emit_losses(&mut self) {
         let losses = Losses {
             events: self.counters.events_lost(),
             // Without the word of a process's start or end its lines are not known.
@@ -682,17 +682,17 @@ impl HostSession {
             self.losses = losses;
             for process in self.processes.values_mut() {
                 let own = lost_of(process, &self.counters, losses.malformed);
-                if process.lose(own) && !process.is_busy {
+                if process.count_loss(own) && !process.is_busy {
                     process.is_busy = true;
                     self.busy.push(process.tgid);
                 }
             }
         }
-        self.heed_lost_processes();
+        self.handle_lost_processes();
     }
 
     /// Looks at everybody where the word of a process's start or end was lost.
-    fn heed_lost_processes(&mut self) {
+    fn handle_lost_processes(&mut self) {
         let lost = self.counters.processes_lost();
         if lost != self.processes_lost {
             self.processes_lost = lost;
@@ -711,7 +711,7 @@ impl HostSession {
             );
             if let Some(first) = self.processes.keys().next() {
                 let tgid = Tgid(*first);
-                self.tell(tgid, HostItem::Notice(notice));
+                self.emit(tgid, HostItem::Notice(notice));
             }
         }
     }

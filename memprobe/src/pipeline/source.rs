@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use crate::event::Tgid;
-use crate::target::root::Root;
+use crate::target::root::ProcessRoot;
 use crate::tui::SourceText;
 
 /// The largest source file that is read.
@@ -40,7 +40,7 @@ impl Sources {
     }
 
     fn read(&self, file: &str) -> Option<Vec<String>> {
-        let opened = Root::of(self.tgid).ok()?.open(Path::new(file)).ok()?;
+        let opened = ProcessRoot::of(self.tgid).ok()?.open(Path::new(file)).ok()?;
         if opened.metadata().ok()?.len() > LARGEST {
             return None;
         }

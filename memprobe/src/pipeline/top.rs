@@ -31,7 +31,7 @@ const REFRESH_QUIET: Duration = Duration::from_secs(1);
 /// One run of the live screen of many processes.
 pub struct Top {
     pub scope: Scope,
-    pub told: CaptureOptions,
+    pub capture: CaptureOptions,
     /// Treatment of libcuda.
     pub driver: DriverCalls,
     /// Bytes of the ring buffer.
@@ -79,7 +79,7 @@ impl Top {
             ..HostCaps::default()
         };
         let mut watching =
-            Watching::begin(self.scope, self.told, self.driver, self.ring_bytes, caps)?;
+            Watching::begin(self.scope, self.capture, self.driver, self.ring_bytes, caps)?;
         let mut screen = Screen::open(&mut watching, self.scope, interrupts);
         let outcome = show(&mut watching, &mut screen).await;
         screen.close()?;
@@ -98,7 +98,7 @@ async fn show(watching: &mut Watching, screen: &mut Screen) -> Result<()> {
         match turn {
             Turn::Nothing => {}
             Turn::Refresh => screen.refresh_if_due(watching),
-            Turn::Asked(command) => screen.obey(command, watching),
+            Turn::Asked(command) => screen.execute(command, watching),
             Turn::Closed => return Ok(()),
         }
     }
@@ -224,11 +224,11 @@ impl Screen {
         }
     }
 
-    fn obey(&mut self, command: HostCommand, watching: &mut Watching) {
+    fn execute(&mut self, command: HostCommand, watching: &mut Watching) {
         match command {
             HostCommand::Open(tgid) => watching.open(tgid),
             HostCommand::Close => watching.close(),
-            HostCommand::Ask(command) => watching.obey(command),
+            HostCommand::Ask(command) => watching.execute(command),
             HostCommand::Quit => {}
         }
         self.refresh(watching);

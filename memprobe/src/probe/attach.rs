@@ -17,7 +17,7 @@ use crate::symbolize::python::{DetectError, PythonProcess};
 use crate::target::elf::{ElfError, ElfImage, LoadedImage, Symbol, ThreadLocalName, Tracepoint};
 use crate::target::maps::{MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
-use crate::target::root::Root;
+use crate::target::root::ProcessRoot;
 
 /// The library that holds the caching allocator: only PyTorch built with CUDA has it.
 const CUDA_ALLOCATOR: &str = "libc10_cuda.so";
@@ -88,9 +88,9 @@ impl Located {
         tgid: Tgid,
         library: &MappedFile,
     ) -> Vec<(&'static Probe, Result<Self, AttachError>)> {
-        let unreadable = |why: String| AttachError::Library {
+        let unreadable = |reason: String| AttachError::Library {
             library: library.path.display().to_string(),
-            why,
+            reason,
         };
         let image = library.open(tgid).map_err(ElfError::from);
         let image = match image.and_then(|(open, _)| ElfImage::from_file(open)) {
@@ -155,7 +155,7 @@ impl Located {
         let library = mapped.path.display().to_string();
         let unreadable = |why: String| AttachError::Library {
             library: library.clone(),
-            why,
+            reason: why,
         };
         let (open, file) = mapped
             .open(tgid)
@@ -299,7 +299,7 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
         return false;
     };
     let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
-    let is_missing = || match Root::of(tgid).and_then(|root| root.open_shown(&beside)) {
+    let is_missing = || match ProcessRoot::of(tgid).and_then(|root| root.open_shown(&beside)) {
         Ok(_) => false,
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,
     };
@@ -320,7 +320,7 @@ pub enum AttachError {
         /// The library.
         library: String,
         /// Reason in words.
-        why: String,
+        reason: String,
     },
     /// A library lacks a function.
     NoFunction {
@@ -374,7 +374,7 @@ impl fmt::Display for AttachError {
                  Give --cpu to see the memory of its CPU tensors.",
                 tgid.0
             ),
-            Self::Library { library, why } => write!(f, "{library} cannot be read: {why}"),
+            Self::Library { library, reason: why } => write!(f, "{library} cannot be read: {why}"),
             Self::NoFunction { function, library } => write!(
                 f,
                 "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to \

@@ -17,7 +17,7 @@ use crate::cuda::{Api, FUNCTIONS};
 use crate::event::{Tgid, TimeNs};
 use crate::model::snapshot::ProbeStatus;
 use crate::symbolize::python::{DetectError, PythonProcess};
-use crate::target::maps::{Device, MappedFile, Maps};
+use crate::target::maps::{DeviceNumber, MappedFile, Maps};
 
 /// Progress of attaching.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ pub struct Attaching {
     wanted: Wanted,
     python: Option<PythonProcess>,
     /// The files that were there when no Python was found: with the same ones there is none.
-    not_python: Option<Vec<(Device, u64)>>,
+    not_python: Option<Vec<(DeviceNumber, u64)>>,
     config: ProcessConfig,
     /// Its files that are probed.
     files: Vec<FileKey>,
@@ -185,7 +185,7 @@ impl Attaching {
 
     /// True if the dynamic loader of the process reports each library it maps, so that polling is
     /// not needed.
-    pub fn is_told_of_libraries(&self) -> bool {
+    pub fn reports_libraries(&self) -> bool {
         self.has_loader
     }
 
@@ -295,7 +295,7 @@ impl Attaching {
         now: TimeNs,
     ) -> Result<(), AttachError> {
         self.config.python = python.kernel_config();
-        self.tell(loader, now)?;
+        self.update_filter(loader, now)?;
         let file = python.library.clone();
         let probed = self.probe_file(loader, files, &file, CODE_FREED.library, |tgid| {
             vec![(&CODE_FREED, Located::find_code_freed(tgid, &python))]
@@ -305,7 +305,7 @@ impl Attaching {
         Ok(())
     }
 
-    fn tell(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
+    fn update_filter(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
         loader
             .revise(self.tgid, self.config(now))
             .map_err(|error| AttachError::Refused {
@@ -330,7 +330,7 @@ impl Attaching {
         now: TimeNs,
     ) -> Result<(), AttachError> {
         self.config.module_call = code.unwrap_or(0);
-        self.tell(loader, now)
+        self.update_filter(loader, now)
     }
 
     /// Has the programs send every stack anew.
@@ -338,7 +338,7 @@ impl Attaching {
     /// # Errors
     /// When the kernel refuses.
     pub fn renew_stacks(&self, loader: &mut Loader, now: TimeNs) -> Result<(), AttachError> {
-        self.tell(loader, now)
+        self.update_filter(loader, now)
     }
 
     /// Probes to attach, in order.
@@ -523,7 +523,7 @@ impl Attaching {
         if self.config == before {
             return Ok(());
         }
-        self.tell(loader, now)
+        self.update_filter(loader, now)
     }
 
     fn find_variable(
@@ -542,7 +542,7 @@ impl Attaching {
         let Some(place) = symbol.place(self.tgid, &library) else {
             return Search::Waiting;
         };
-        *(variable.told)(&mut self.config) = place;
+        *(variable.config_field)(&mut self.config) = place;
         Search::Over
     }
 

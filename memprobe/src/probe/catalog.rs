@@ -126,7 +126,7 @@ pub struct ThreadVariable {
     /// The names that it has had.
     pub names: &'static [ThreadLocalName],
     /// Field of the kernel programs' configuration for it.
-    pub told: fn(&mut ProcessConfig) -> &mut ThreadLocal,
+    pub config_field: fn(&mut ProcessConfig) -> &mut ThreadLocal,
     /// Consequence of its absence, for people.
     pub without: &'static str,
 }
@@ -152,7 +152,7 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
                 within: 0,
             },
         ],
-        told: |config| &mut config.graph_task,
+        config_field: |config| &mut config.graph_task,
         without: "autograd's current_graph_task was not found: when several threads run backward() \
                   at once, their memory has no line",
     },
@@ -175,7 +175,7 @@ pub static THREAD_VARIABLES: [ThreadVariable; 2] = [
                 within: 0,
             },
         ],
-        told: |config| &mut config.autograd_state,
+        config_field: |config| &mut config.autograd_state,
         without: "autograd's modes were not found: whether grad was enabled is not known",
     },
 ];

@@ -12,21 +12,21 @@ use super::loader::{Link, Loader, Reach};
 use super::patch::{self, BREAKPOINT, Entry};
 use crate::event::Tgid;
 use crate::model::snapshot::ProbeStatus;
-use crate::target::maps::{Device, MappedFile, Maps};
+use crate::target::maps::{DeviceNumber, MappedFile, Maps};
 use crate::target::memory::{ProcessMemory, ReadMemory as _};
 use crate::target::process_scan;
 
 /// Lifetime of a file's probes after its last user has ended, so that the next run of a program is
 /// probed from its first instruction. Their only cost is the disk space of a deleted file.
-const KEPT: Duration = Duration::from_secs(300);
+const RETENTION: Duration = Duration::from_secs(300);
 
 /// The most files whose probes are kept so.
-const MOST_KEPT: usize = 64;
+const MAX_RETAINED: usize = 64;
 
 /// A file and the family of probes in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileKey {
-    dev: Device,
+    dev: DeviceNumber,
     inode: u64,
     /// [`Probe::library`] of its probes.
     family: &'static str,
@@ -92,7 +92,7 @@ pub struct ProbedFiles {
     twins: HashMap<FileKey, FileKey>,
     /// The thread-local variables that were looked for, by file and by what they begin with in the
     /// catalog.
-    variables: HashMap<(Device, u64, &'static str), Option<VariableSymbol>>,
+    variables: HashMap<(DeviceNumber, u64, &'static str), Option<VariableSymbol>>,
 }
 
 impl ProbedFiles {
@@ -299,7 +299,7 @@ impl ProbedFiles {
         let Some((oldest, since)) = unused.min_by_key(|(_, since)| *since) else {
             return;
         };
-        if count > MOST_KEPT || now.duration_since(since) >= KEPT {
+        if count > MAX_RETAINED || now.duration_since(since) >= RETENTION {
             self.files.remove(&oldest);
             self.twins.retain(|_, twin| *twin != oldest);
         }
@@ -318,7 +318,7 @@ impl ProbedFiles {
             return *known;
         }
         let found = VariableSymbol::find(tgid, library, variable.names);
-        if self.variables.len() >= MOST_KEPT {
+        if self.variables.len() >= MAX_RETAINED {
             self.variables.clear();
         }
         self.variables.insert(key, found);
@@ -346,7 +346,7 @@ fn reached(
         _ if functions.is_empty() => Vec::new(),
         Reach::Process(_) => only_the_user(),
         Reach::Everyone => {
-            let users = process_scan::users_of(mapped.dev, mapped.inode);
+            let users = process_scan::processes_mapping(mapped.dev, mapped.inode);
             users.unwrap_or_else(|_| only_the_user())
         }
     }

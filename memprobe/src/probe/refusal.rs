@@ -10,7 +10,7 @@ use super::machine::Machine;
 
 /// Request that the kernel refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum KernelRequest {
     /// To make a map, by its name.
     Map(String),
     /// To load a program, by its name.
@@ -22,7 +22,7 @@ pub enum Asked {
 /// The kernel's refusal.
 #[derive(Debug)]
 pub struct Refusal {
-    pub asked: Asked,
+    pub asked: KernelRequest,
     /// Its error; `None` where it was aya that gave up.
     pub errno: Option<i32>,
     /// Log of the verifier; empty if it was not involved. Not shown, but `doctor` can write it to a
@@ -38,7 +38,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    fn new(asked: Asked, error: Option<&io::Error>, log: String, other: String) -> Self {
+    fn new(asked: KernelRequest, error: Option<&io::Error>, log: String, other: String) -> Self {
         let machine = Machine::read();
         Self {
             asked,
@@ -59,12 +59,12 @@ impl Refusal {
             }
             _ => (String::new(), None),
         };
-        Self::new(Asked::Map(name), io_error, String::new(), chain(error))
+        Self::new(KernelRequest::Map(name), io_error, String::new(), chain(error))
     }
 
     /// Refusal to load a program.
     pub fn of_program(name: &str, error: &ProgramError) -> Self {
-        let asked = Asked::Program(name.to_owned());
+        let asked = KernelRequest::Program(name.to_owned());
         match error {
             ProgramError::LoadError {
                 io_error,
@@ -79,22 +79,22 @@ impl Refusal {
 
     /// Refusal to attach a probe to a function.
     pub fn of_probe(function: &str, error: &ProgramError) -> Self {
-        let asked = Asked::Probe(function.to_owned());
+        let asked = KernelRequest::Probe(function.to_owned());
         Self::new(asked, errno_of(error), String::new(), chain(error))
     }
 
     /// True if the verifier gave up on a program before it had followed all of it.
     pub fn is_too_long(&self) -> bool {
-        matches!(self.asked, Asked::Program(_)) && self.errno == Some(libc::E2BIG)
+        matches!(self.asked, KernelRequest::Program(_)) && self.errno == Some(libc::E2BIG)
     }
 
     /// Meaning of the errno for the request.
-    fn why(&self) -> String {
+    fn meaning(&self) -> String {
         let Some(errno) = self.errno else {
             return self.other.clone();
         };
-        let is_program = matches!(self.asked, Asked::Program(_));
-        let is_probe = matches!(self.asked, Asked::Probe(_));
+        let is_program = matches!(self.asked, KernelRequest::Program(_));
+        let is_probe = matches!(self.asked, KernelRequest::Probe(_));
         match errno {
             libc::EPERM | libc::EACCES if is_program && !self.log.is_empty() => {
                 "its verifier does not accept it".to_owned()
@@ -150,12 +150,12 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Linux {} ", self.release)?;
         match &self.asked {
-            Asked::Map(name) if name.is_empty() => f.write_str("does not make memprobe's maps")?,
-            Asked::Map(name) => write!(f, "does not make memprobe's map {name}")?,
-            Asked::Program(name) => write!(f, "does not load memprobe's program {name}")?,
-            Asked::Probe(function) => write!(f, "does not attach a probe to {function}")?,
+            KernelRequest::Map(name) if name.is_empty() => f.write_str("does not make memprobe's maps")?,
+            KernelRequest::Map(name) => write!(f, "does not make memprobe's map {name}")?,
+            KernelRequest::Program(name) => write!(f, "does not load memprobe's program {name}")?,
+            KernelRequest::Probe(function) => write!(f, "does not attach a probe to {function}")?,
         }
-        write!(f, ": {}", self.why())?;
+        write!(f, ": {}", self.meaning())?;
         if let Some(name) = self.errno.and_then(errno_name) {
             write!(f, " ({name})")?;
         }
@@ -212,7 +212,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
 mod tests {
     use super::*;
 
-    fn refusal(asked: Asked, errno: i32) -> Refusal {
+    fn refusal(asked: KernelRequest, errno: i32) -> Refusal {
         Refusal {
             asked,
             errno: Some(errno),
@@ -226,9 +226,9 @@ mod tests {
 
     #[test]
     fn every_refusal_is_told_in_words_with_what_to_do() {
-        let map = || Asked::Map("RECORDS".to_owned());
-        let program = || Asked::Program("report_memory_usage".to_owned());
-        let probe = || Asked::Probe("cudaMalloc".to_owned());
+        let map = || KernelRequest::Map("RECORDS".to_owned());
+        let program = || KernelRequest::Program("report_memory_usage".to_owned());
+        let probe = || KernelRequest::Probe("cudaMalloc".to_owned());
         let mut all = vec![
             refusal(map(), libc::ENOSYS),
             refusal(map(), libc::ENOMEM),
@@ -239,7 +239,7 @@ mod tests {
             refusal(probe(), libc::ENOENT),
             refusal(probe(), libc::EMFILE),
             refusal(probe(), libc::EBUSY),
-            refusal(Asked::Map(String::new()), libc::EPERM),
+            refusal(KernelRequest::Map(String::new()), libc::EPERM),
         ];
         let of_verifier = Refusal {
             log: "0: R1=ctx\ninvalid mem access 'scalar'".to_owned(),
@@ -262,7 +262,7 @@ mod tests {
     fn no_log_of_the_verifier_reaches_a_user() {
         let refusal = Refusal {
             log: "0: R1=ctx\ninvalid mem access 'scalar'".to_owned(),
-            ..refusal(Asked::Program("p".to_owned()), libc::EINVAL)
+            ..refusal(KernelRequest::Program("p".to_owned()), libc::EINVAL)
         };
         let text = refusal.to_string();
         assert!(!text.contains("R1=ctx") && text.contains("--verifier-log"));

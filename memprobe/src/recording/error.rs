@@ -25,7 +25,7 @@ pub enum RecordingError {
         line: u64,
         /// Offset of the line, in bytes from the start of the file.
         offset: u64,
-        why: String,
+        reason: String,
         /// Memory events that precede it.
         events: u64,
     },
@@ -48,7 +48,7 @@ impl fmt::Display for RecordingError {
                 f,
                 "written by a later memprobe (format {format}, this one reads up to {FORMAT}): update memprobe"
             ),
-            Self::Damaged { line, offset, why, events } => write!(
+            Self::Damaged { line, offset, reason: why, events } => write!(
                 f,
                 "line {line} (at byte {offset}) is damaged: {why}; {} before it can be read: \
                  cut the file there with `head -n {} FILE > whole.json` and report that",

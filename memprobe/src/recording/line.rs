@@ -13,7 +13,7 @@ use super::{
 use crate::cuda::function_named;
 use crate::event::{
     Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MarkedPhase,
-    MemoryEvent, NoStack, Purpose, PurposeId, Space, StackId, TensorSpec, Tgid, Tid, TimeNs,
+    MemoryEvent, NoStack, Purpose, PurposeId, CudaMemoryKind, StackId, TensorSpec, Tgid, Tid, TimeNs,
     Totals,
 };
 use crate::tensors::DType;
@@ -454,7 +454,7 @@ fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
     };
     let known = function_named(function)
         .ok_or_else(|| format!("no function of CUDA: {:?}", first(function)))?;
-    let space = Space::parse(space).ok_or_else(|| format!("no `space`: {:?}", first(space)))?;
+    let space = CudaMemoryKind::parse(space).ok_or_else(|| format!("no `space`: {:?}", first(space)))?;
     Ok(Some(CudaCall {
         function: known.name,
         space,

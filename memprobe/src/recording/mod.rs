@@ -28,7 +28,7 @@
 mod directory;
 mod error;
 mod header;
-mod kept;
+mod retainer;
 mod line;
 mod names;
 mod reader;
@@ -40,7 +40,7 @@ pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
-pub(crate) use kept::KeptRecord;
+pub(crate) use retainer::RetainerRecord;
 pub(crate) use names::NamedRecord;
 pub use reader::Reader;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::MAX_CONTEXT;
-use super::kept::{KeptRecord, clipped};
+use super::retainer::{RetainerRecord, clipped};
 use crate::event::{Address, Bytes, DeviceIndex, LabeledBlock};
 use crate::tensors::{Name, TensorKind};
 
@@ -32,7 +32,7 @@ pub(crate) struct NamedRecord<'a> {
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    kept: Option<RetainerRecord<'a>>,
 }
 
 impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
@@ -50,16 +50,16 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
             module: text(&block.module),
             called: text(&block.called),
             saved_by: text(&block.saved_by),
-            kept: block.retainer.as_deref().map(KeptRecord::from),
+            kept: block.retainer.as_deref().map(RetainerRecord::from),
         }
     }
 }
 
 /// Blocks read before the `names` record that they belong to.
 #[derive(Default)]
-pub(super) struct Naming(Vec<LabeledBlock>);
+pub(super) struct PendingNames(Vec<LabeledBlock>);
 
-impl Naming {
+impl PendingNames {
     /// Adds a block. An error describes the fault in a few words.
     pub(super) fn push(
         &mut self,

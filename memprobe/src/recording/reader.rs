@@ -9,7 +9,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::line::{self, FrameRecord, MarkRecord, Record, StackRecord};
-use super::names::Naming;
+use super::names::PendingNames;
 use super::{End, FORMAT, Header, MAX_ALL_FRAMES, MAX_LINE, MAX_STACKS, RecordingError};
 use crate::event::{
     Action, BlockLabels, BlockPurpose, BlockPurposes, Context, Event, Frame, Grad, MemoryEvent,
@@ -41,7 +41,7 @@ pub struct Reader<R> {
     frames: usize,
     uses: HashMap<Arc<BlockPurpose>, PurposeId>,
     next_use: PurposeId,
-    naming: Naming,
+    naming: PendingNames,
     /// Events already read but not yet returned: definitions, and then the event that needs them.
     waiting: VecDeque<Event>,
 }
@@ -90,7 +90,7 @@ impl<R: BufRead> Reader<R> {
             frames: 0,
             uses: HashMap::new(),
             next_use: PurposeId::FIRST,
-            naming: Naming::default(),
+            naming: PendingNames::default(),
             waiting: VecDeque::new(),
         };
         reader.read_header()?;
@@ -175,7 +175,7 @@ impl<R: BufRead> Reader<R> {
         RecordingError::Damaged {
             line: self.line_number,
             offset: self.offset,
-            why: why.into(),
+            reason: why.into(),
             events: self.events,
         }
     }

@@ -1,6 +1,6 @@
 //! Report of memory that grows from iteration to iteration.
 
-mod keepers;
+mod retainers;
 mod structured;
 
 use std::io::{BufRead, Write};
@@ -21,7 +21,7 @@ use crate::label::{FileNames, count, counted, rate, span};
 use crate::model::attribution::AttributionLedger;
 use crate::model::attribution::growth::{Growth, GrowthLedger, Rate, StepUnit, Suspect};
 use crate::model::attribution::iterations::{IterationKind, Iterations, Source};
-use crate::model::snapshot::{DeviceSnapshot, What};
+use crate::model::snapshot::{DeviceSnapshot, PurposeInfo};
 use crate::recording::Reader;
 
 /// Note above the suspects.
@@ -43,7 +43,7 @@ pub(super) fn write<R: BufRead>(
     let mut ledger = GrowthLedger::new(options.grouping);
     let mut why = AttributionLedger::new(options.iteration.clone());
     let mut laps = 0;
-    let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
+    let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
         why.apply(event, applied);
         if why.intervals_ended() > laps {
             laps = why.intervals_ended();
@@ -51,7 +51,7 @@ pub(super) fn write<R: BufRead>(
         }
         ledger.apply(event, applied, model);
     })?;
-    let laps = laps_an_iteration(&why.iterations(), laps);
+    let laps = intervals_per_iteration(&why.iterations(), laps);
     let devices: Vec<OnDevice> = replay
         .snapshot
         .devices
@@ -109,7 +109,7 @@ impl Table for Suspects<'_> {
 }
 
 /// Number of step intervals per iteration; `None` if iterations are unknown.
-fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
+fn intervals_per_iteration(iterations: &Iterations, intervals: u64) -> Option<f64> {
     let of_kind = |kinds: &[IterationKind]| {
         let rows = iterations.rows.iter();
         rows.filter(|row| kinds.contains(&row.kind)).count() as f64
@@ -119,7 +119,7 @@ fn laps_an_iteration(iterations: &Iterations, laps: u64) -> Option<f64> {
         return None;
     }
     let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
-    let laps = laps.saturating_sub(iterations.dropped) as f64;
+    let laps = intervals.saturating_sub(iterations.dropped) as f64;
     let each = ((laps - others) / whole).max(1.0);
     // Step intervals before iterations were recognized, and evaluations in between, belong to no
     // iteration.
@@ -149,7 +149,7 @@ fn text(replay: &Replay, devices: &[OnDevice<'_>], options: &ReportOptions) -> S
             table::push_note(&mut text, &note, options.width);
         }
         render(&mut text, growth, options);
-        keepers::render(&mut text, on, replay.header.start, options);
+        retainers::render(&mut text, on, replay.header.start, options);
     }
     if replay.snapshot.devices.len() > devices.len() {
         table::push_line(&mut text, "");
@@ -228,7 +228,7 @@ fn render(text: &mut String, growth: &Growth, options: &ReportOptions) {
     let of_part = |suspect: &Suspect<_>| {
         let part = &suspect.part;
         match part.what {
-            What::Unknown => String::new(),
+            PurposeInfo::Unknown => String::new(),
             _ => format!("  {}", shapes::tensor(&part.what)),
         }
     };

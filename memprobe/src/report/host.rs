@@ -201,8 +201,8 @@ fn warnings(snapshot: &HostSnapshot) -> Vec<String> {
             label::counted(health.losses.events, "event")
         ));
     }
-    if health.not_kept > 0 {
-        let more = label::counted(health.not_kept, "more process");
+    if health.untracked > 0 {
+        let more = label::counted(health.untracked, "more process");
         warnings.push(format!("warning: there was no room for {more}es"));
     }
     warnings

@@ -41,7 +41,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = ModuleLedger::default();
-    let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
+    let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
         ledger.apply(event, applied, model);
     })?;
     let devices = replay.snapshot.devices.iter();

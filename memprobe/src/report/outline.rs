@@ -24,7 +24,7 @@ pub(super) struct Shown<S> {
 
 impl<S: Copy> Shown<S> {
     /// A row that is not a module.
-    pub(super) fn beside(name: String, said: S) -> Self {
+    pub(super) fn other(name: String, said: S) -> Self {
         Self {
             depth: 0,
             path: String::new(),
@@ -102,7 +102,7 @@ where
         let modules = counted(hidden.len() as u64, "other module");
         let own = hidden.iter().map(|(_, module)| &module.own);
         let own = own.fold(S::default(), S::and);
-        shown.push(Shown::beside(
+        shown.push(Shown::other(
             format!("({modules}, without their parts)"),
             own,
         ));

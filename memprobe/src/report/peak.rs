@@ -25,7 +25,7 @@ use crate::label::{
 use crate::model::attribution::AttributionLedger;
 use crate::model::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
 use crate::model::attribution::peak::{PeakLedger, PeakView};
-use crate::model::snapshot::{DeviceSnapshot, Site, What};
+use crate::model::snapshot::{DeviceSnapshot, Site, PurposeInfo};
 use crate::recording::Reader;
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
@@ -39,7 +39,7 @@ struct AtPeak<'a> {
     purposes: Vec<Row<Purposed>>,
     lines: Vec<Row<Site>>,
     modules: Vec<Row<Called>>,
-    tensors: Vec<Row<What>>,
+    tensors: Vec<Row<PurposeInfo>>,
 }
 
 /// Memory of one key (line, module, tensor or category).
@@ -65,7 +65,7 @@ pub(super) fn write<R: BufRead>(
 ) -> Result<Outcome, ReportError> {
     let mut ledger = PeakLedger::new(options.grouping);
     let mut why = AttributionLedger::new(options.iteration.clone());
-    let replay = replay::run_beside(reader, options.grouping, |event, applied, model| {
+    let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
         ledger.apply(event, applied, model);
         why.apply(event, applied);
     })?;
@@ -211,7 +211,7 @@ fn text(replay: &Replay, devices: &[AtPeak<'_>], options: &ReportOptions) -> Str
             table::push_line(&mut text, "");
             table::push_note(&mut text, table::NO_MODULES, options.width);
         }
-        if at_peak.tensors.iter().any(|row| row.who != What::Unknown) {
+        if at_peak.tensors.iter().any(|row| row.who != PurposeInfo::Unknown) {
             sheet.render(&mut text, "TENSOR", &at_peak.tensors, shapes::tensor);
         }
     }

@@ -37,12 +37,12 @@ pub(super) fn run<R: BufRead>(
     reader: Reader<R>,
     grouping: Grouping,
 ) -> Result<Replay, RecordingError> {
-    run_beside(reader, grouping, |_, _, _| {})
+    run_with(reader, grouping, |_, _, _| {})
 }
 
 /// Replays a whole recording, and calls `hear` with each event, its effect on the ledger, and the
 /// model.
-pub(super) fn run_beside<R: BufRead>(
+pub(super) fn run_with<R: BufRead>(
     mut reader: Reader<R>,
     grouping: Grouping,
     mut hear: impl FnMut(&Event, &Applied, &Model),

@@ -18,7 +18,7 @@ use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, fit, width,
 };
 use crate::model::ShapeLedger;
-use crate::model::snapshot::{DeviceSnapshot, ShapeRow, What};
+use crate::model::snapshot::{DeviceSnapshot, ShapeRow, PurposeInfo};
 use crate::recording::Reader;
 
 /// Maximum width of a tensor's name, and minimum width of a line.
@@ -46,7 +46,7 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = ShapeLedger::new(options.grouping);
-    let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
+    let replay = replay::run_with(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
     let devices = replay.snapshot.devices.iter();
@@ -111,15 +111,15 @@ impl Tensors {
 }
 
 /// Name of a tensor, or of a block's other purpose.
-pub(super) fn tensor(what: &What) -> String {
+pub(super) fn tensor(what: &PurposeInfo) -> String {
     match what {
-        What::Known(is) => match &**is {
+        PurposeInfo::Known(is) => match &**is {
             BlockPurpose::Tensor(shape) => format!("{shape} {}", shape.dtype),
             BlockPurpose::Other(purpose) => clean(&purpose.to_string()),
         },
-        What::NoTensor => "(no tensor)".to_owned(),
-        What::Unknown => "(not known)".to_owned(),
-        What::TooMany => "(too many to tell apart)".to_owned(),
+        PurposeInfo::NoTensor => "(no tensor)".to_owned(),
+        PurposeInfo::Unknown => "(not known)".to_owned(),
+        PurposeInfo::TooMany => "(too many to tell apart)".to_owned(),
     }
 }
 

@@ -10,7 +10,7 @@ use super::replay::Replay;
 use super::{ReportOptions, table};
 use crate::event::{DeviceIndex, Frame};
 use crate::model::attribution::allocation_groups::ModuleScope;
-use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site, What};
+use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site, PurposeInfo};
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -314,7 +314,7 @@ fn others<'a>(device: DeviceIndex, hidden: &Sum) -> Option<Line<'a>> {
 }
 
 fn line<'a>(device: DeviceIndex, row: &'a LineRow, layout: Layout) -> Line<'a> {
-    let at = Where::of(&row.site);
+    let at = CallSiteFields::of(&row.site);
     Line {
         file: at.file,
         line: at.line,
@@ -345,7 +345,7 @@ fn bare<'a>(device: DeviceIndex, kind: &'static str) -> Line<'a> {
 
 /// Call site of memory, as far as it is known.
 #[derive(Default)]
-pub(super) struct Where<'a> {
+pub(super) struct CallSiteFields<'a> {
     pub(super) file: Option<&'a str>,
     pub(super) line: Option<u32>,
     pub(super) function: Option<&'a str>,
@@ -357,7 +357,7 @@ pub(super) struct Where<'a> {
     pub(super) node: Option<&'a str>,
 }
 
-impl<'a> Where<'a> {
+impl<'a> CallSiteFields<'a> {
     pub(super) fn of(site: &'a Site) -> Self {
         let frame = site.frame();
         let nobody = site.nobody();
@@ -393,11 +393,11 @@ pub(super) fn place_kind(place: &ModuleScope) -> &'static str {
 }
 
 /// Keyword of a block's purpose in structured reports.
-pub(super) fn what_kind(what: &What) -> &'static str {
+pub(super) fn what_kind(what: &PurposeInfo) -> &'static str {
     match what {
-        What::Known(is) if is.tensor().is_some() => "tensor",
-        What::Known(_) | What::NoTensor => "no_tensor",
-        What::Unknown => "unknown",
-        What::TooMany => "too_many",
+        PurposeInfo::Known(is) if is.tensor().is_some() => "tensor",
+        PurposeInfo::Known(_) | PurposeInfo::NoTensor => "no_tensor",
+        PurposeInfo::Unknown => "unknown",
+        PurposeInfo::TooMany => "too_many",
     }
 }

@@ -267,7 +267,7 @@ fn rows(device: &DeviceSnapshot, layer: Layer, options: &ReportOptions) -> Vec<R
     let frames = lines
         .shown
         .iter()
-        .flat_map(|row| row.site.frame().into_iter().chain(told_callers(row)));
+        .flat_map(|row| row.site.frame().into_iter().chain(shown_callers(row)));
     let names = FileNames::of(frames.map(|frame| &frame.file));
     let allocated = device.totals.allocated.0;
     let mut rows: Vec<Row> = lines
@@ -331,7 +331,7 @@ fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
             share(row.live, allocated),
         ],
         line: names.site(&row.site),
-        callers: told_callers(row)
+        callers: shown_callers(row)
             .into_iter()
             .map(|frame| names.frame(frame))
             .collect(),
@@ -340,7 +340,7 @@ fn line_row(row: &LineRow, allocated: u64, names: &FileNames) -> Row {
 
 /// Callers worth showing. Beside a line of the user's own code these are only the user's callers,
 /// if there are any; otherwise all.
-fn told_callers(row: &LineRow) -> Vec<&Frame> {
+fn shown_callers(row: &LineRow) -> Vec<&Frame> {
     let is_own = |frame: &&Frame| origin_of(frame) == Origin::User;
     let all = callers(row);
     let own: Vec<_> = all.iter().filter(is_own).collect();

@@ -3,7 +3,7 @@
 
 use hashbrown::HashMap;
 
-use super::Past;
+use super::PriorCudaUse;
 use crate::event::{Address, AtAttach, Bytes, DeviceIndex, Tgid, TimeNs, Totals};
 
 /// The most live blocks that are tracked. Further ones are not part of the sum.
@@ -11,7 +11,7 @@ const MOST: usize = 1 << 24;
 
 /// The blocks that the CPU allocator has handed out since the first event.
 #[derive(Debug)]
-pub struct CpuBooks {
+pub struct CpuAllocatorTotals {
     tgid: Tgid,
     sizes: HashMap<Address, Bytes>,
     live: u64,
@@ -19,14 +19,14 @@ pub struct CpuBooks {
     is_untold: bool,
 }
 
-impl CpuBooks {
+impl CpuAllocatorTotals {
     /// Starts without any block.
-    pub fn new(tgid: Tgid, past: Past) -> Self {
+    pub fn new(tgid: Tgid, past: PriorCudaUse) -> Self {
         Self {
             tgid,
             sizes: HashMap::new(),
             live: 0,
-            is_untold: past == Past::Unknown,
+            is_untold: past == PriorCudaUse::Unknown,
         }
     }
 
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_block_that_is_not_known_takes_nothing_from_the_sum() {
-        let mut books = CpuBooks::new(Tgid(1), Past::Unknown);
+        let mut books = CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::Unknown);
         books.alloc(Address(0x6000), Bytes(100));
         assert_eq!(books.free(BLOCK), Bytes(0));
         assert_eq!(books.totals().allocated, Bytes(100));
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn an_address_that_is_handed_out_again_was_freed_unheard() {
-        let mut books = CpuBooks::new(Tgid(1), Past::None);
+        let mut books = CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::None);
         books.alloc(BLOCK, Bytes(100));
         books.alloc(BLOCK, Bytes(30));
         assert_eq!(books.totals().allocated, Bytes(30));
@@ -99,9 +99,9 @@ mod tests {
 
     #[test]
     fn that_the_past_is_not_known_is_said_once() {
-        let mut books = CpuBooks::new(Tgid(1), Past::Unknown);
+        let mut books = CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::Unknown);
         assert!(books.begin(TimeNs(5)).is_some_and(|it| it.unread.is_some()));
         assert_eq!(books.begin(TimeNs(6)), None);
-        assert_eq!(CpuBooks::new(Tgid(1), Past::None).begin(TimeNs(5)), None);
+        assert_eq!(CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::None).begin(TimeNs(5)), None);
     }
 }

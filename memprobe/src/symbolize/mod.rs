@@ -33,12 +33,12 @@ use crate::event::{
 };
 use crate::target::memory::ReadMemory;
 
-use cpu::CpuBooks;
+use cpu::CpuAllocatorTotals;
 use cuda::{Call, Caller, Cuda, Owner};
 use native::{NativeCode, Unwound};
 use nodes::Nodes;
 use segments::Segments;
-use shapes::Shapes;
+use shapes::PurposeInterner;
 use stacks::{Interned, Pending, Stacks, Wait};
 use waiting::{GraphTasks, Waiters};
 
@@ -54,8 +54,8 @@ pub struct Symbolizer<M> {
     /// The reason for missing stacks while the kernel programs have no Python layout.
     no_python: NoStack,
     stacks: Stacks<M>,
-    shapes: Shapes,
-    cpu: CpuBooks,
+    shapes: PurposeInterner,
+    cpu: CpuAllocatorTotals,
     waiters: Waiters,
     graph_tasks: GraphTasks,
     nodes: Nodes,
@@ -83,14 +83,14 @@ enum Queued {
 }
 
 /// The native code that called into CUDA.
-enum Called {
+enum CudaCaller {
     /// The direct caller, if the record carries no stack copy.
     From(Frame),
     /// The native stack, unwound from the copy that the kernel programs take of a thread without Python.
     Native(Unwound),
 }
 
-impl Called {
+impl CudaCaller {
     fn library(&self) -> Option<&Arc<str>> {
         match self {
             Self::From(frame) => frame.library.as_ref(),
@@ -101,7 +101,7 @@ impl Called {
 
 /// A known Python stack.
 #[derive(Clone, Copy)]
-enum Known {
+enum PythonStack {
     /// The stack of the thread itself.
     Own(StackId),
     /// The stack of the thread that waits for it.
@@ -110,7 +110,7 @@ enum Known {
 
 /// The possible CUDA use of a process before memprobe observed it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Past {
+pub enum PriorCudaUse {
     /// No use of CUDA.
     None,
     /// Any use of CUDA.
@@ -120,18 +120,18 @@ pub enum Past {
 impl<M: ReadMemory> Symbolizer<M> {
     /// Creates a symbolizer for one process that reads code objects through `memory`. Stacks have no Python
     /// lines as long as `code` is `None`, that is, while the process's Python is unknown.
-    pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: Past) -> Self {
+    pub fn new(tgid: Tgid, memory: M, code: Option<python::CodeCache>, past: PriorCudaUse) -> Self {
         Self {
             tgid,
             no_python: NoStack::UnknownPython,
             native: NativeCode::of(tgid),
             cuda: match past {
-                Past::None => Cuda::from_the_start(),
-                Past::Unknown => Cuda::default(),
+                PriorCudaUse::None => Cuda::from_the_start(),
+                PriorCudaUse::Unknown => Cuda::default(),
             },
             stacks: Stacks::new(memory, code),
-            shapes: Shapes::default(),
-            cpu: CpuBooks::new(tgid, past),
+            shapes: PurposeInterner::default(),
+            cpu: CpuAllocatorTotals::new(tgid, past),
             waiters: Waiters::default(),
             graph_tasks: GraphTasks::default(),
             nodes: Nodes::default(),
@@ -212,7 +212,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     /// Restarts the CPU allocator's totals in a forked child: the blocks inherited from the parent are
     /// unknown.
     pub fn inherit_cpu_memory(&mut self) {
-        self.cpu = CpuBooks::new(self.tgid, Past::Unknown);
+        self.cpu = CpuAllocatorTotals::new(self.tgid, PriorCudaUse::Unknown);
     }
 
     /// Records that probes report every tensor created since `since`. From then on, a block without a tensor
@@ -260,8 +260,8 @@ impl<M: ReadMemory> Symbolizer<M> {
                 // Symbols are read only now: it takes time in which code objects may be freed.
                 Queued::Cuda(call, copy) => {
                     let called = match copy {
-                        Some(copy) => Called::Native(self.native.unwind(call.caller, &copy)),
-                        None => Called::From(self.native.caller(call.caller)),
+                        Some(copy) => CudaCaller::Native(self.native.unwind(call.caller, &copy)),
+                        None => CudaCaller::From(self.native.caller(call.caller)),
                     };
                     self.push_call(&call, called);
                 }
@@ -408,7 +408,7 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Handles a call into CUDA that succeeded.
-    fn push_call(&mut self, record: &CudaRecord, called: Called) {
+    fn push_call(&mut self, record: &CudaRecord, called: CudaCaller) {
         let Some(function) = crate::cuda::function(record.function) else {
             return;
         };
@@ -438,28 +438,28 @@ impl<M: ReadMemory> Symbolizer<M> {
     }
 
     /// Returns the stack of a call into CUDA: the native caller, then the Python stack.
-    fn calling_stack(&mut self, tid: Tid, record: &CudaRecord, called: Called) -> StackId {
+    fn calling_stack(&mut self, tid: Tid, record: &CudaRecord, called: CudaCaller) -> StackId {
         let thread = self.name(tid);
         let waiting = self.stack_behind(&thread, record.stack_state, record.stack);
-        if let Ok(Known::Own(stack)) = waiting {
+        if let Ok(PythonStack::Own(stack)) = waiting {
             self.waiters.seen(tid, stack);
         }
         let interned = match (waiting, called) {
-            (Ok(Known::Own(stack)), Called::From(frame)) => self.stacks.called(stack, &frame),
-            (Ok(Known::Own(stack)), Called::Native(_)) => (stack, None),
-            (Ok(Known::Waiting(waiting)), called) => {
+            (Ok(PythonStack::Own(stack)), CudaCaller::From(frame)) => self.stacks.called(stack, &frame),
+            (Ok(PythonStack::Own(stack)), CudaCaller::Native(_)) => (stack, None),
+            (Ok(PythonStack::Waiting(waiting)), called) => {
                 let interned = self.stacks.waiting(&thread, waiting);
                 let id = self.defined(interned);
                 match called {
-                    Called::From(frame) => self.stacks.called(id, &frame),
-                    Called::Native(stack) => match stack.frames.first() {
+                    CudaCaller::From(frame) => self.stacks.called(id, &frame),
+                    CudaCaller::Native(stack) => match stack.frames.first() {
                         Some(frame) => self.stacks.called(id, frame),
                         None => (id, None),
                     },
                 }
             }
-            (Err(_), Called::Native(stack)) => self.stacks.native(stack),
-            (Err(reason), Called::From(frame)) => {
+            (Err(_), CudaCaller::Native(stack)) => self.stacks.native(stack),
+            (Err(reason), CudaCaller::From(frame)) => {
                 let interned = self.stacks.unknown(&thread, reason);
                 let id = self.defined(interned);
                 self.stacks.called(id, &frame)
@@ -508,18 +508,18 @@ impl<M: ReadMemory> Symbolizer<M> {
             return StackId::NONE;
         }
         let interned = match self.stack_behind(&thread, state, word) {
-            Ok(Known::Own(stack)) => (stack, None),
-            Ok(Known::Waiting(waiting)) => self.stacks.waiting(&thread, waiting),
+            Ok(PythonStack::Own(stack)) => (stack, None),
+            Ok(PythonStack::Waiting(waiting)) => self.stacks.waiting(&thread, waiting),
             Err(reason) => self.stacks.unknown(&thread, reason),
         };
         self.defined(interned)
     }
 
     /// Returns the Python stack of a thread's record, as far as it is known.
-    fn stack_behind(&self, thread: &str, state: u8, word: u64) -> Result<Known, NoStack> {
+    fn stack_behind(&self, thread: &str, state: u8, word: u64) -> Result<PythonStack, NoStack> {
         let reason = match state {
             stack_state::PYTHON => match self.stacks.by_hash(word) {
-                Some(id) => return Ok(Known::Own(id)),
+                Some(id) => return Ok(PythonStack::Own(id)),
                 None => NoStack::Lost,
             },
             stack_state::NO_THREAD_STATE => NoStack::NoPythonThread,
@@ -530,10 +530,10 @@ impl<M: ReadMemory> Symbolizer<M> {
         };
         match (reason, word) {
             (NoStack::Lost, _) => Err(reason),
-            (_, 0) if is_engine_thread(thread) => self.waiters.the_one().map(Known::Waiting),
+            (_, 0) if is_engine_thread(thread) => self.waiters.the_one().map(PythonStack::Waiting),
             (NoStack::NoPythonFrames, graph_task) if graph_task != 0 => {
                 let waiting = self.graph_tasks.waiting_for(graph_task);
-                waiting.map(Known::Waiting).ok_or(reason)
+                waiting.map(PythonStack::Waiting).ok_or(reason)
             }
             _ => Err(reason),
         }
@@ -614,7 +614,7 @@ mod tests {
     #[test]
     fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
         let mut symbolizer =
-            Symbolizer::new(Tgid(u32::MAX), FakeMemory::default(), None, Past::Unknown);
+            Symbolizer::new(Tgid(u32::MAX), FakeMemory::default(), None, PriorCudaUse::Unknown);
         assert_eq!(
             missing_stack_reason(&mut symbolizer),
             Some(NoStack::UnknownPython)

@@ -54,7 +54,7 @@ pub struct NativeCode {
     tgid: Tgid,
     libraries: Vec<Library>,
     /// The code ranges of `libraries`, by ascending address.
-    code: Vec<(Range<u64>, Place)>,
+    code: Vec<(Range<u64>, CodeOrigin)>,
     looked: Option<Instant>,
     symbolizer: Option<Symbolizer>,
     frames: HashMap<u64, Arc<[Frame]>>,
@@ -66,7 +66,7 @@ pub struct NativeCode {
 
 /// The origin of a code range.
 #[derive(Clone, Copy)]
-struct Place {
+struct CodeOrigin {
     library: usize,
     /// The range's offset in the file.
     offset: u64,
@@ -216,7 +216,7 @@ impl NativeCode {
     }
 
     /// Returns the library that contains an address, and the offset in its file.
-    fn place_of(&mut self, address: u64) -> Option<(Place, u64)> {
+    fn place_of(&mut self, address: u64) -> Option<(CodeOrigin, u64)> {
         if self.find(address).is_none()
             && self
                 .looked
@@ -228,7 +228,7 @@ impl NativeCode {
         Some((*place, place.offset + (address - range.start)))
     }
 
-    fn find(&self, address: u64) -> Option<&(Range<u64>, Place)> {
+    fn find(&self, address: u64) -> Option<&(Range<u64>, CodeOrigin)> {
         let after = self
             .code
             .partition_point(|(range, _)| range.start <= address);
@@ -263,7 +263,7 @@ impl NativeCode {
                 .iter()
                 .filter(|mapping| mapping.perms.execute);
             self.code.extend(executable.map(|mapping| {
-                let place = Place {
+                let place = CodeOrigin {
                     library,
                     offset: mapping.offset,
                 };

@@ -138,7 +138,7 @@ impl Nodes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::memory::Stretches;
+    use crate::target::memory::PartialMemory;
 
     fn made(node: u64, identity: u64) -> NodeMadeRecord {
         NodeMadeRecord {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     /// Three C++ classes and two Python types.
-    fn memory() -> Stretches {
+    fn memory() -> PartialMemory {
         let classes = [
             "N5torch8autograd9generated14AddmmBackward0E",
             "N5torch8autograd14AccumulateGradE",

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, Event, MemoryEvent, Space, Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, DeviceIndex, Event, MemoryEvent, CudaMemoryKind, Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -26,7 +26,7 @@ pub struct Segments {
     waiting: Vec<Waiting>,
     /// The position of the front of `held`, counted from the first event ever.
     front: u64,
-    live: HashMap<Place, Live>,
+    live: HashMap<MemoryKey, Live>,
     /// Live blocks of an allocator that is observed through its tracepoints, by address. Their free events do
     /// not contain a size.
     blocks: HashMap<u64, Live>,
@@ -47,7 +47,7 @@ struct Waiting {
 
 /// The name of live CUDA memory. Handles and addresses may have the same number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Place {
+pub enum MemoryKey {
     /// An address.
     Address(u64),
     /// A `cudaArray_t` or `CUarray`.
@@ -56,7 +56,7 @@ pub enum Place {
     Handle(u64),
 }
 
-impl Place {
+impl MemoryKey {
     pub const fn number(self) -> u64 {
         let (Self::Address(number) | Self::Array(number) | Self::Handle(number)) = self;
         number
@@ -86,7 +86,7 @@ pub struct Live {
 
 /// The caller that frees memory whose allocation was not seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Giver {
+pub enum FreedBy {
     /// The library of the caching allocator.
     Allocator,
     /// Any other library.
@@ -102,7 +102,7 @@ impl Segments {
                 self.allocator_speaks = true;
             }
             if memory.action == Action::Alloc {
-                self.claim(memory);
+                self.reclassify(memory);
             }
         }
         self.hold(event);
@@ -115,7 +115,7 @@ impl Segments {
 
     /// Records a CUDA allocation. `event` contains the call; its action is [`Action::CudaAlloc`], or
     /// [`Action::SegmentAlloc`] if the caller certainly is the caching allocator.
-    pub fn give(&mut self, place: Place, until: Until, event: MemoryEvent) {
+    pub fn record_alloc(&mut self, place: MemoryKey, until: Until, event: MemoryEvent) {
         self.settle(&event);
         let Some(call) = event.call else {
             return;
@@ -132,7 +132,7 @@ impl Segments {
         if self.live.len() < REMEMBERED {
             self.live.insert(place, live);
         }
-        if !is_segment && call.space == Space::Device {
+        if !is_segment && call.space == CudaMemoryKind::Device {
             self.waiting.push(Waiting {
                 position: self.front + self.held.len() as u64,
                 tid: event.tid,
@@ -144,13 +144,13 @@ impl Segments {
     }
 
     /// Records that the caching allocator handed out a block, according to its tracepoint.
-    pub fn give_block(&mut self, event: MemoryEvent) {
+    pub fn record_block(&mut self, event: MemoryEvent) {
         let Some(call) = event.call else {
             return;
         };
         self.allocator_speaks = true;
         self.settle(&event);
-        self.claim(&event);
+        self.reclassify(&event);
         let block = Live {
             size: event.size,
             device: event.device,
@@ -165,7 +165,7 @@ impl Segments {
     }
 
     /// Records that the caching allocator took a block back, according to its tracepoint.
-    pub fn take_block(&mut self, mut event: MemoryEvent) {
+    pub fn record_block_free(&mut self, mut event: MemoryEvent) {
         self.settle(&event);
         if let Some(block) = self.blocks.remove(&event.addr.0) {
             block.describe(&mut event);
@@ -174,23 +174,23 @@ impl Segments {
     }
 
     /// Records a free. `event` lacks the size and the kind of memory, which the tracked allocation supplies.
-    pub fn take(&mut self, place: Place, giver: Giver, mut event: MemoryEvent) {
+    pub fn record_free(&mut self, place: MemoryKey, giver: FreedBy, mut event: MemoryEvent) {
         self.settle(&event);
         match self.live.remove(&place) {
             Some(live) => live.describe(&mut event),
-            None if giver == Giver::Allocator && self.allocator_speaks => {
+            None if giver == FreedBy::Allocator && self.allocator_speaks => {
                 event.action = Action::SegmentFree;
             }
             None => {}
         }
-        if let Place::Address(addr) = place {
+        if let MemoryKey::Address(addr) = place {
             self.others.remove(&addr);
         }
         self.hold(Event::Memory(event));
     }
 
     /// Frees all memory that `gone` matches.
-    pub fn take_all(&mut self, gone: impl Fn(Place, &Live) -> bool, event: MemoryEvent) {
+    pub fn free_matching(&mut self, gone: impl Fn(MemoryKey, &Live) -> bool, event: MemoryEvent) {
         let live = self.live.iter();
         let mut places: Vec<_> = live
             .filter(|(place, live)| gone(**place, live))
@@ -202,7 +202,7 @@ impl Segments {
                 addr: Address(place.number()),
                 ..event
             };
-            self.take(place, Giver::Other, event);
+            self.record_free(place, FreedBy::Other, event);
         }
     }
 
@@ -235,7 +235,7 @@ impl Segments {
     }
 
     fn is_segment(&mut self, waiting: &Waiting, device: Option<DeviceIndex>) {
-        if let Some(live) = self.live.get_mut(&Place::Address(waiting.addr.0)) {
+        if let Some(live) = self.live.get_mut(&MemoryKey::Address(waiting.addr.0)) {
             live.device = device;
             live.is_segment = true;
         }
@@ -255,14 +255,14 @@ impl Segments {
     }
 
     fn is_other(&mut self, waiting: &Waiting) {
-        if self.live.contains_key(&Place::Address(waiting.addr.0)) {
+        if self.live.contains_key(&MemoryKey::Address(waiting.addr.0)) {
             self.others.insert(waiting.addr.0, waiting.size.0);
         }
     }
 
     /// Reclassifies memory as a segment: a late block event shows that it is one. A free and a segment
     /// allocation are emitted for it.
-    fn claim(&mut self, block: &MemoryEvent) {
+    fn reclassify(&mut self, block: &MemoryEvent) {
         if self.others.is_empty() {
             return;
         }
@@ -272,7 +272,7 @@ impl Segments {
         };
         let addr = *addr;
         self.others.remove(&addr);
-        let Some(live) = self.live.get_mut(&Place::Address(addr)) else {
+        let Some(live) = self.live.get_mut(&MemoryKey::Address(addr)) else {
             return;
         };
         let mut event = MemoryEvent {
@@ -371,7 +371,7 @@ mod tests {
 
     const CALL: CudaCall = CudaCall {
         function: "cudaMalloc",
-        space: Space::Device,
+        space: CudaMemoryKind::Device,
     };
 
     fn event(action: Action, tid: u32, addr: u64, size: u64, device: Option<u8>) -> MemoryEvent {
@@ -401,12 +401,12 @@ mod tests {
             call: Some(CALL),
             ..event(Action::CudaAlloc, tid, addr, 0x1000, None)
         };
-        segments.give(Place::Address(addr), Until::ContextEnds(None), event);
+        segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(None), event);
     }
 
-    fn free(segments: &mut Segments, tid: u32, addr: u64, giver: Giver) {
+    fn free(segments: &mut Segments, tid: u32, addr: u64, giver: FreedBy) {
         let event = event(Action::CudaFree, tid, addr, 0, None);
-        segments.take(Place::Address(addr), giver, event);
+        segments.record_free(MemoryKey::Address(addr), giver, event);
     }
 
     fn drain(segments: &mut Segments) -> Vec<(Action, Option<u8>, u64)> {
@@ -448,7 +448,7 @@ mod tests {
                 call: Some(CALL),
                 ..event(Action::CudaAlloc, tid, addr, 0x1000, believed)
             };
-            segments.give(Place::Address(addr), Until::ContextEnds(None), event);
+            segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(None), event);
             block(&mut segments, tid, addr, device);
         }
         assert_eq!(segments.take_disputed(), [Tid(2)]);
@@ -473,7 +473,7 @@ mod tests {
         malloc(&mut segments, 1, 0x1000);
         segments.give_up();
         block(&mut segments, 1, 0x1800, 2);
-        free(&mut segments, 1, 0x1000, Giver::Allocator);
+        free(&mut segments, 1, 0x1000, FreedBy::Allocator);
         assert_eq!(
             drain(&mut segments),
             [
@@ -492,17 +492,17 @@ mod tests {
         let block = |action, tid| MemoryEvent {
             call: Some(CudaCall {
                 function: "pytorch:malloc",
-                space: Space::Device,
+                space: CudaMemoryKind::Device,
             }),
             ..event(action, tid, 0x1000, 0x80, Some(1))
         };
         malloc(&mut segments, 1, 0x1000);
-        segments.give_block(block(Action::CudaAlloc, 1));
-        segments.take_block(MemoryEvent {
+        segments.record_block(block(Action::CudaAlloc, 1));
+        segments.record_block_free(MemoryEvent {
             size: Bytes(0),
             ..block(Action::CudaFree, 2)
         });
-        free(&mut segments, 1, 0x1000, Giver::Allocator);
+        free(&mut segments, 1, 0x1000, FreedBy::Allocator);
         assert_eq!(
             drain(&mut segments),
             [
@@ -520,10 +520,10 @@ mod tests {
         malloc(&mut segments, 1, 0x1000);
         block(&mut segments, 1, 0x1000, 1);
         malloc(&mut segments, 1, 0x4000);
-        free(&mut segments, 1, 0x1000, Giver::Other);
-        free(&mut segments, 1, 0x4000, Giver::Allocator);
-        free(&mut segments, 1, 0x7000, Giver::Allocator);
-        free(&mut segments, 1, 0x8000, Giver::Other);
+        free(&mut segments, 1, 0x1000, FreedBy::Other);
+        free(&mut segments, 1, 0x4000, FreedBy::Allocator);
+        free(&mut segments, 1, 0x7000, FreedBy::Allocator);
+        free(&mut segments, 1, 0x8000, FreedBy::Other);
         let seen = drain(&mut segments);
         assert_eq!(
             seen[3..],
@@ -545,11 +545,11 @@ mod tests {
                 call: Some(CALL),
                 ..event(Action::CudaAlloc, 1, addr, addr, Some(0))
             };
-            segments.give(Place::Address(addr), Until::ContextEnds(context), event);
+            segments.record_alloc(MemoryKey::Address(addr), Until::ContextEnds(context), event);
         }
         segments.give_up();
         let gone = event(Action::CudaFree, 1, 0, 0, None);
-        segments.take_all(|_, live| live.until == Until::ContextEnds(Some(7)), gone);
+        segments.free_matching(|_, live| live.until == Until::ContextEnds(Some(7)), gone);
         let seen = drain(&mut segments);
         assert_eq!(
             seen[3..],
@@ -558,8 +558,8 @@ mod tests {
                 (Action::CudaFree, Some(0), 0x2000)
             ]
         );
-        assert!(segments.live.contains_key(&Place::Address(0x3000)));
-        assert!(!segments.live.contains_key(&Place::Address(0x1000)));
+        assert!(segments.live.contains_key(&MemoryKey::Address(0x3000)));
+        assert!(!segments.live.contains_key(&MemoryKey::Address(0x1000)));
     }
 
     #[test]
@@ -567,8 +567,8 @@ mod tests {
         let mut segments = Segments::default();
         malloc(&mut segments, 1, 0x1000);
         let event = event(Action::CudaFree, 1, 0x1000, 0, None);
-        segments.take(Place::Array(0x1000), Giver::Other, event);
-        assert!(segments.live.contains_key(&Place::Address(0x1000)));
+        segments.record_free(MemoryKey::Array(0x1000), FreedBy::Other, event);
+        assert!(segments.live.contains_key(&MemoryKey::Address(0x1000)));
     }
 
     #[test]

@@ -18,14 +18,14 @@ const MOST_REST: u64 = 20 << 20;
 
 /// The interned purposes.
 #[derive(Debug)]
-pub struct Shapes {
+pub struct PurposeInterner {
     ids: HashMap<Arc<BlockPurpose>, PurposeId>,
     next: PurposeId,
     /// The time from which on probes report every tensor.
     watched_since: Option<TimeNs>,
 }
 
-impl Default for Shapes {
+impl Default for PurposeInterner {
     fn default() -> Self {
         Self {
             ids: HashMap::new(),
@@ -45,7 +45,7 @@ enum Found {
     Unknown,
 }
 
-impl Shapes {
+impl PurposeInterner {
     /// Records that probes report every tensor created since `since`.
     pub fn watch(&mut self, since: TimeNs) {
         self.watched_since = Some(since);
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn each_shape_is_told_once() {
-        let mut shapes = Shapes::default();
+        let mut shapes = PurposeInterner::default();
         let (first, told) = shapes.of(&block(1, 512), Some(&dense(&[3])), None);
         let told = told.expect("a new shape");
         assert!(
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_block_without_a_tensor_is_known_as_such_only_where_tensors_are_watched() {
-        let mut shapes = Shapes::default();
+        let mut shapes = PurposeInterner::default();
         assert_eq!(shapes.of(&block(5, 512), None, None).0, PurposeId::NONE);
         shapes.watch(TimeNs(10));
         assert_eq!(shapes.of(&block(9, 512), None, None).0, PurposeId::NONE);
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn what_a_block_without_a_tensor_is_for_is_told_once_and_of_no_other_block() {
-        let mut shapes = Shapes::default();
+        let mut shapes = PurposeInterner::default();
         let purpose = || {
             Some(Purpose {
                 what: Some("cuBLAS workspace".into()),
@@ -275,7 +275,7 @@ mod tests {
                 library: "libtorch_cuda.so".into(),
             })
         };
-        let of = |shapes: &mut Shapes, time, shape: Option<&ShapeRecord>| {
+        let of = |shapes: &mut PurposeInterner, time, shape: Option<&ShapeRecord>| {
             shapes.of(&block(time, 512), shape, purpose())
         };
         shapes.watch(TimeNs(10));

@@ -9,9 +9,9 @@ use memprobe_common::{FrameRecord, MAX_FRAMES, StackHead, grad_mode};
 use crate::decode::FreedCode;
 use crate::event::{Context, Frame, Grad, Module, NoStack, Node, Stack, StackId, StackKind};
 use crate::symbolize::native::Unwound;
-use crate::symbolize::python::module_calls::{Asked, Innermost, ModuleCalls, NameModules};
+use crate::symbolize::python::module_calls::{PendingModule, Innermost, ModuleCalls, NameModules};
 use crate::symbolize::python::{CodeCache, Resolved};
-use crate::target::memory::{ReadMemory, Stretches};
+use crate::target::memory::{ReadMemory, PartialMemory};
 
 /// The most distinct stacks; further ones count as lost.
 const MOST: usize = 1 << 20;
@@ -58,7 +58,7 @@ pub struct Pending {
     resolved: Vec<Reading>,
     context: Context,
     /// The modules that have no name yet, and the time of the first question.
-    asked: Option<(Asked, Instant)>,
+    asked: Option<(PendingModule, Instant)>,
 }
 
 /// Permission for a stack to wait for the name of its module.
@@ -209,7 +209,7 @@ impl<M: ReadMemory> Stacks<M> {
     pub fn freed<'a>(&mut self, freed: &FreedCode, pending: impl Iterator<Item = &'a mut Pending>) {
         self.modules.forget(freed.code);
         let Some(code) = &mut self.code else { return };
-        let memory: Stretches = freed.memory.iter().cloned().collect();
+        let memory: PartialMemory = freed.memory.iter().cloned().collect();
         for pending in pending {
             let head = &pending.head;
             for (frame, reading) in pending.frames.iter().zip(&mut pending.resolved) {

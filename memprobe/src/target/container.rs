@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read as _;
 
 use super::namespace::{self, Kind};
-use super::root::Root;
+use super::root::ProcessRoot;
 use crate::event::Tgid;
 
 /// The most bytes read of a control group file or an environment.
@@ -218,7 +218,7 @@ fn name_in_file(tgid: Tgid, foreign: &[Kind], path: &str) -> Option<String> {
     if !foreign.contains(&Kind::Mount) {
         return None;
     }
-    let file = Root::of(tgid).ok()?.open(path.as_ref()).ok()?;
+    let file = ProcessRoot::of(tgid).ok()?.open(path.as_ref()).ok()?;
     believable(text_of(file)?.trim())
 }
 

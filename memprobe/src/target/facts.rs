@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::maps::Maps;
-use super::root::Root;
+use super::root::ProcessRoot;
 use crate::event::Tgid;
 
 /// The most bytes read of a command line, an environment or a version file.
@@ -78,7 +78,7 @@ pub fn torch_version(tgid: Tgid) -> Option<String> {
     let maps = Maps::of(tgid).ok()?;
     let library = maps.library("libc10.so").filter(|file| !file.deleted)?;
     let package = library.path.parent()?.parent()?;
-    let root = Root::of(tgid).ok()?;
+    let root = ProcessRoot::of(tgid).ok()?;
     let file = root.open_shown(&package.join("version.py")).ok()?;
     parse_version(&String::from_utf8_lossy(&read(file)))
 }

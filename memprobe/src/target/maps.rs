@@ -26,7 +26,7 @@ pub struct Mapping {
     /// Offset in the file of the first byte.
     pub offset: u64,
     /// Device of the file.
-    pub dev: Device,
+    pub dev: DeviceNumber,
     /// Inode of the file; 0 for memory without one.
     pub inode: u64,
     /// The path as the kernel shows it to memprobe, which may differ from the target's view. A name in
@@ -46,7 +46,7 @@ pub struct Permissions {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Device {
+pub struct DeviceNumber {
     pub major: u32,
     pub minor: u32,
 }
@@ -81,7 +81,7 @@ pub struct MappedFile {
     /// The path as the kernel shows it, without the suffix for deleted files.
     pub path: PathBuf,
     /// Device of the file.
-    pub dev: Device,
+    pub dev: DeviceNumber,
     /// Inode of the file.
     pub inode: u64,
     /// The file was unlinked or replaced after it was mapped.
@@ -266,7 +266,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let perms = permissions(field(&mut rest)?)?;
     let offset = hex(field(&mut rest)?)?;
     let (major, minor) = field(&mut rest)?.split_once(':')?;
-    let dev = Device {
+    let dev = DeviceNumber {
         major: hex(major)?.try_into().ok()?,
         minor: hex(minor)?.try_into().ok()?,
     };
@@ -367,7 +367,7 @@ mod tests {
                     shared: false
                 },
                 offset: 0x1000,
-                dev: Device {
+                dev: DeviceNumber {
                     major: 0xfe,
                     minor: 0x10
                 },

@@ -48,10 +48,10 @@ pub trait ReadMemory {
         Ok(bytes)
     }
 
-    /// Like [`Self::read_bytes`], but may return a prefix if only that much is known ([`Stretches`]).
+    /// Like [`Self::read_bytes`], but may return a prefix if only that much is known ([`PartialMemory`]).
     ///
     /// # Errors
-    /// Those of [`Self::read_bytes`]. [`Stretches`] also fails if the first byte is unknown.
+    /// Those of [`Self::read_bytes`]. [`PartialMemory`] also fails if the first byte is unknown.
     fn read_prefix(&self, address: u64, len: u64, limit: usize) -> Result<Vec<u8>, Unreadable> {
         self.read_bytes(address, len, limit)
     }
@@ -286,15 +286,15 @@ impl ProcessMemory {
 
 /// Memory of which only some stretches are known; they do not touch one another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stretches(BTreeMap<u64, Vec<u8>>);
+pub struct PartialMemory(BTreeMap<u64, Vec<u8>>);
 
-impl FromIterator<(u64, Vec<u8>)> for Stretches {
+impl FromIterator<(u64, Vec<u8>)> for PartialMemory {
     fn from_iter<I: IntoIterator<Item = (u64, Vec<u8>)>>(stretches: I) -> Self {
         Self(stretches.into_iter().collect())
     }
 }
 
-impl Stretches {
+impl PartialMemory {
     /// Returns the known bytes from an address on, at least one.
     fn known_from(&self, address: u64) -> Result<&[u8], Unreadable> {
         self.0
@@ -309,7 +309,7 @@ impl Stretches {
     }
 }
 
-impl ReadMemory for Stretches {
+impl ReadMemory for PartialMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Unreadable> {
         if into.is_empty() {
             return Ok(());
@@ -335,12 +335,12 @@ impl ReadMemory for Stretches {
 /// Test memory: a few regions at chosen addresses.
 #[cfg(test)]
 pub(crate) mod fake {
-    use super::{Cause, ReadMemory, Stretches, Unreadable};
+    use super::{Cause, ReadMemory, PartialMemory, Unreadable};
 
     /// The memory of a process that lives until [`Self::end`].
     #[derive(Clone, Debug, Default)]
     pub(crate) struct FakeMemory {
-        regions: Stretches,
+        regions: PartialMemory,
         ended: bool,
     }
 
@@ -363,7 +363,7 @@ pub(crate) mod fake {
 
         /// Returns copies of some stretches, as the kernel programs take them; each is an address and the
         /// most bytes.
-        pub(crate) fn copies_of(&self, stretches: &[(u64, usize)]) -> Stretches {
+        pub(crate) fn copies_of(&self, stretches: &[(u64, usize)]) -> PartialMemory {
             let copies = stretches.iter().map(|&(address, most)| {
                 let known = self.regions.known_from(address).unwrap();
                 (address, known[..most.min(known.len())].to_vec())
@@ -475,7 +475,7 @@ mod tests {
 
     #[test]
     fn only_what_lies_within_a_stretch_can_be_read() {
-        let memory: Stretches = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
+        let memory: PartialMemory = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
         assert_eq!(memory.read_bytes(0x1001, 3, 8), Ok(vec![2, 3, 4]));
         assert!(memory.read_bytes(0x1001, 4, 8).is_err());
         assert!(memory.read_bytes(0xfff, 1, 8).is_err());
@@ -484,7 +484,7 @@ mod tests {
 
     #[test]
     fn the_beginning_of_a_stretch_is_taken_for_want_of_more() {
-        let memory: Stretches = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
+        let memory: PartialMemory = [(0x1000, vec![1, 2, 3, 4])].into_iter().collect();
         assert_eq!(memory.read_prefix(0x1002, 6, 8), Ok(vec![3, 4]));
         assert_eq!(memory.read_prefix(0x1000, 2, 8), Ok(vec![1, 2]));
         assert_eq!(memory.read_prefix(0x2000, 0, 8), Ok(vec![]));

@@ -232,11 +232,11 @@ impl Pause {
 
     /// Resumes the process and returns how long the pause was.
     fn release(mut self) -> Duration {
-        self.let_go();
+        self.resume();
         self.since.elapsed()
     }
 
-    fn let_go(&mut self) {
+    fn resume(&mut self) {
         let held = |thread: &Thread| !matches!(thread, Thread::Gone);
         let deadline = Instant::now() + MOST_RELEASE;
         loop {
@@ -263,7 +263,7 @@ impl Pause {
 
 impl Drop for Pause {
     fn drop(&mut self) {
-        self.let_go();
+        self.resume();
     }
 }
 

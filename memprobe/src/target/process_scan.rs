@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 
 use memchr::memmem;
 
-use super::maps::{Device, MappedFile, Maps};
+use super::maps::{DeviceNumber, MappedFile, Maps};
 use crate::event::Tgid;
 
 /// Path fragments of libraries that only CUDA programs map: the driver, the runtime, and PyTorch's library
@@ -31,14 +31,14 @@ pub struct Found {
 
 /// A repeated scan of the host's processes.
 #[derive(Debug, Default)]
-pub struct Census {
-    known: HashMap<u32, Known>,
+pub struct HostScan {
+    known: HashMap<u32, ProcessState>,
     loaders: HashSet<Vec<u8>>,
 }
 
 /// The state of a known process.
 #[derive(Clone, Copy, Debug)]
-enum Known {
+enum ProcessState {
     /// Uses CUDA.
     User,
     /// No CUDA at the last check. The next check is due in `due` scans; then the interval `pause` doubles.
@@ -48,7 +48,7 @@ enum Known {
 /// The longest interval between two checks of a process, in scans.
 const LONGEST_PAUSE: u32 = 64;
 
-impl Census {
+impl HostScan {
     /// Checks every new process, and the others at growing intervals, since most never use CUDA.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl Census {
     fn is_due(&mut self, pid: u32) -> bool {
         match self.known.get_mut(&pid) {
             None => true,
-            Some(Known::User) => false,
-            Some(Known::Other { due, .. }) => {
+            Some(ProcessState::User) => false,
+            Some(ProcessState::Other { due, .. }) => {
                 *due = due.saturating_sub(1);
                 *due == 0
             }
@@ -84,15 +84,15 @@ impl Census {
 
     fn look_at(&mut self, tgid: Tgid, found: &mut Found) {
         let pause = match self.known.get(&tgid.0) {
-            Some(Known::Other { pause, .. }) => (pause * 2).min(LONGEST_PAUSE),
+            Some(ProcessState::Other { pause, .. }) => (pause * 2).min(LONGEST_PAUSE),
             _ => 1,
         };
         let maps = read_maps(tgid);
         let known = if uses_cuda(&maps) {
             found.users.push(tgid);
-            Known::User
+            ProcessState::User
         } else {
-            Known::Other { due: pause, pause }
+            ProcessState::Other { due: pause, pause }
         };
         self.known.insert(tgid.0, known);
         if let Some(loader) = loader(&maps)
@@ -114,7 +114,7 @@ pub fn is_user(tgid: Tgid) -> bool {
 ///
 /// # Errors
 /// If `/proc` cannot be read.
-pub fn users_of(dev: Device, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> {
+pub fn processes_mapping(dev: DeviceNumber, inode: u64) -> io::Result<Vec<(Tgid, MappedFile)>> {
     let own = std::process::id();
     let number = format!(" {inode} ");
     let mut users = Vec::new();
@@ -214,12 +214,12 @@ mod tests {
             }
             std::thread::yield_now();
         };
-        let users = users_of(file.dev, file.inode).unwrap();
+        let users = processes_mapping(file.dev, file.inode).unwrap();
         let found = users.iter().find(|(user, _)| *user == tgid);
         assert_eq!(found.map(|(_, file)| file.inode), Some(file.inode));
         let own = Tgid(std::process::id());
         assert!(users.iter().all(|(user, _)| *user != own));
-        assert_eq!(users_of(file.dev, u64::MAX).unwrap(), []);
+        assert_eq!(processes_mapping(file.dev, u64::MAX).unwrap(), []);
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -238,7 +238,7 @@ mod tests {
             .arg("600")
             .spawn()
             .unwrap();
-        let mut census = Census::default();
+        let mut census = HostScan::default();
         let first = census.look().unwrap();
         assert!(!first.users.contains(&Tgid(child.id())));
         assert!(!first.users.contains(&Tgid(std::process::id())));
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn each_loader_is_told_of_once() {
-        let mut census = Census::default();
+        let mut census = HostScan::default();
         let loaders = census.look().unwrap().loaders;
         assert!(
             !loaders.is_empty(),

@@ -12,7 +12,7 @@ use crate::event::Tgid;
 
 /// The root directory of a process. Symbolic links resolve as for the process: an absolute one starts at the
 /// process's root, and none leads outside.
-pub struct Root {
+pub struct ProcessRoot {
     directory: OwnedFd,
     /// memprobe's path of that directory: `/` unless the process is in a chroot.
     named: PathBuf,
@@ -20,7 +20,7 @@ pub struct Root {
     working: Option<PathBuf>,
 }
 
-impl Root {
+impl ProcessRoot {
     /// Opens the root directory of a process.
     ///
     /// # Errors
@@ -107,9 +107,9 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     /// Returns the root of a process in a chroot at `folder`.
-    fn chroot(folder: &Path) -> Root {
+    fn chroot(folder: &Path) -> ProcessRoot {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
-        Root {
+        ProcessRoot {
             directory: openat(CWD, folder, flags, Mode::empty()).unwrap(),
             named: folder.to_owned(),
             working: Some(folder.join("srv")),
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn what_is_no_regular_file_is_not_opened() {
-        let root = Root::of(Tgid(std::process::id())).unwrap();
+        let root = ProcessRoot::of(Tgid(std::process::id())).unwrap();
         assert!(root.open("/dev/zero".as_ref()).is_err());
         assert!(root.open("/tmp".as_ref()).is_err());
         assert!(root.open("/proc/self/exe".as_ref()).is_err());
@@ -151,10 +151,10 @@ mod tests {
 
     #[test]
     fn this_process_sees_its_own_files() {
-        let root = Root::of(Tgid(std::process::id())).unwrap();
+        let root = ProcessRoot::of(Tgid(std::process::id())).unwrap();
         assert!(root.open("Cargo.toml".as_ref()).is_ok());
         let program = std::env::current_exe().unwrap();
         assert!(root.open_shown(&program).is_ok());
-        assert!(Root::of(Tgid(u32::MAX)).is_err());
+        assert!(ProcessRoot::of(Tgid(u32::MAX)).is_err());
     }
 }

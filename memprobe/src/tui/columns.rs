@@ -1,6 +1,6 @@
 //! Column layout of the table of lines.
 
-use super::list::{self, GAP, Place};
+use super::list::{self, GAP, ColumnPosition};
 use super::sort::Column;
 
 /// Width of the bar beside the share.
@@ -10,7 +10,7 @@ const BAR: u16 = 10;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Columns {
     /// Numeric columns.
-    pub numbers: Vec<Place<Column>>,
+    pub numbers: Vec<ColumnPosition<Column>>,
     /// Start and width of the share's bar, if shown.
     pub bar: Option<(u16, u16)>,
     /// Start of the line's name.

@@ -2,7 +2,7 @@
 
 use regex::{Regex, RegexBuilder};
 
-use super::input::Wanted;
+use super::input::InputEvent;
 
 /// Longest pattern, in characters.
 const LONGEST_PATTERN: usize = 500;
@@ -47,22 +47,22 @@ impl Filter {
     }
 
     /// Returns the filter after an edit at the end of its pattern; `None` if the input does not edit it.
-    pub fn edited(&self, wanted: Wanted) -> Option<Self> {
+    pub fn edited(&self, wanted: InputEvent) -> Option<Self> {
         let mut pattern = self.pattern.clone();
         match wanted {
-            Wanted::Type(letter)
+            InputEvent::Type(letter)
                 if !letter.is_control() && pattern.chars().count() < LONGEST_PATTERN =>
             {
                 pattern.push(letter);
             }
-            Wanted::Erase => {
+            InputEvent::Erase => {
                 pattern.pop();
             }
-            Wanted::EraseWord => {
+            InputEvent::EraseWord => {
                 let kept = pattern.trim_end().rfind(' ').map_or(0, |at| at + 1);
                 pattern.truncate(kept);
             }
-            Wanted::EraseAll => pattern.clear(),
+            InputEvent::EraseAll => pattern.clear(),
             _ => return None,
         }
         Some(Self::new(&pattern))

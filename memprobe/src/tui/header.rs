@@ -17,11 +17,11 @@ use crate::model::snapshot::{DeviceSnapshot, Layer, Snapshot, Target, TargetStat
 /// Columns between two device tabs.
 pub const BETWEEN_TABS: usize = 2;
 /// Minimum width for the versions of Python and PyTorch.
-const ROOM_FOR_VERSIONS: u16 = 110;
+const MIN_WIDTH_FOR_VERSIONS: u16 = 110;
 /// Minimum width for the peak if the totals have one line.
-const ROOM_FOR_PEAK: u16 = 60;
+const MIN_WIDTH_FOR_PEAK: u16 = 60;
 /// Columns kept for the command; facts at the right are dropped to make space for it.
-const ROOM_FOR_COMMAND: usize = 12;
+const COMMAND_COLUMNS: usize = 12;
 
 /// Draws program, command, process, device and clock.
 pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
@@ -30,11 +30,11 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     }
     let snapshot = &state.shown;
     buffer.set_style(area, theme.bar());
-    let mut right = facts(snapshot, state.device(), area.width >= ROOM_FOR_VERSIONS);
+    let mut right = facts(snapshot, state.device(), area.width >= MIN_WIDTH_FOR_VERSIONS);
     let name = " memprobe  ";
     let columns = usize::from(area.width);
     // The device is dropped last.
-    while right.len() > 1 && width(&right.join("  ")) + width(name) + ROOM_FOR_COMMAND > columns {
+    while right.len() > 1 && width(&right.join("  ")) + width(name) + COMMAND_COLUMNS > columns {
         right.remove(0);
     }
     let right = format!("  {} ", right.join("  "));
@@ -221,7 +221,7 @@ fn in_one_line(device: &DeviceSnapshot, width: u16, theme: &Theme) -> Line<'stat
     }
     spans.push(Span::styled(" alloc ", theme.allocated()));
     spans.push(Span::styled(human(device.totals.allocated), theme.strong()));
-    if width >= ROOM_FOR_PEAK {
+    if width >= MIN_WIDTH_FOR_PEAK {
         spans.push(Span::raw(format!(" peak {}", human(device.peak.allocated))));
     }
     spans.push(Span::styled("  reserved ", theme.reserved()));

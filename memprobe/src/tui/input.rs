@@ -8,7 +8,7 @@ use super::sort::Column;
 
 /// Input event of a screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Wanted {
+pub enum InputEvent {
     /// Quit memprobe.
     Quit,
     /// Suspend memprobe (Ctrl-Z).
@@ -88,18 +88,18 @@ pub enum Focus {
 }
 
 /// Translates a terminal event; `None` if it has no meaning here.
-pub fn wanted(event: &Event, focus: Focus) -> Option<Wanted> {
+pub fn wanted(event: &Event, focus: Focus) -> Option<InputEvent> {
     match event {
         Event::Key(key) if key.kind == KeyEventKind::Release => None,
-        Event::Key(key) if is_control(key, 'c') => Some(Wanted::Quit),
-        Event::Key(key) if is_control(key, 'l') => Some(Wanted::Redraw),
-        Event::Key(key) if is_control(key, 'z') => Some(Wanted::Suspend),
+        Event::Key(key) if is_control(key, 'c') => Some(InputEvent::Quit),
+        Event::Key(key) if is_control(key, 'l') => Some(InputEvent::Redraw),
+        Event::Key(key) if is_control(key, 'z') => Some(InputEvent::Suspend),
         Event::Key(key) => match focus {
             Focus::Table => in_table(key),
             Focus::Prompt => in_prompt(key),
         },
         Event::Mouse(mouse) => with_mouse(mouse),
-        Event::Resize(width, height) => Some(Wanted::Resize(*width, *height)),
+        Event::Resize(width, height) => Some(InputEvent::Resize(*width, *height)),
         Event::FocusGained | Event::FocusLost | Event::Paste(_) => None,
     }
 }
@@ -116,80 +116,80 @@ fn is_control(key: &KeyEvent, letter: char) -> bool {
     key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char(letter)
 }
 
-fn in_table(key: &KeyEvent) -> Option<Wanted> {
+fn in_table(key: &KeyEvent) -> Option<InputEvent> {
     if key
         .modifiers
         .intersects(KeyModifiers::CONTROL | KeyModifiers::ALT)
     {
         return match key.code {
-            KeyCode::Char('d' | 'f') => Some(Wanted::Page(1)),
-            KeyCode::Char('u' | 'b') => Some(Wanted::Page(-1)),
-            KeyCode::Char('n') => Some(Wanted::Move(1)),
-            KeyCode::Char('p') => Some(Wanted::Move(-1)),
+            KeyCode::Char('d' | 'f') => Some(InputEvent::Page(1)),
+            KeyCode::Char('u' | 'b') => Some(InputEvent::Page(-1)),
+            KeyCode::Char('n') => Some(InputEvent::Move(1)),
+            KeyCode::Char('p') => Some(InputEvent::Move(-1)),
             _ => None,
         };
     }
     Some(match key.code {
-        KeyCode::Up | KeyCode::Char('k') => Wanted::Move(-1),
-        KeyCode::Down | KeyCode::Char('j') => Wanted::Move(1),
-        KeyCode::PageUp => Wanted::Page(-1),
-        KeyCode::PageDown => Wanted::Page(1),
-        KeyCode::Home | KeyCode::Char('g') => Wanted::First,
-        KeyCode::End | KeyCode::Char('G') => Wanted::Last,
-        KeyCode::Enter => Wanted::Toggle,
-        KeyCode::Right | KeyCode::Char('l' | '+') => Wanted::Open,
-        KeyCode::Left | KeyCode::Char('-') => Wanted::Close,
-        KeyCode::Char('*') => Wanted::OpenAll,
-        KeyCode::Char('/') => Wanted::Filter,
-        KeyCode::Char('<' | ',') => Wanted::SortStep(-1),
-        KeyCode::Char('>' | '.') | KeyCode::F(6) => Wanted::SortStep(1),
+        KeyCode::Up | KeyCode::Char('k') => InputEvent::Move(-1),
+        KeyCode::Down | KeyCode::Char('j') => InputEvent::Move(1),
+        KeyCode::PageUp => InputEvent::Page(-1),
+        KeyCode::PageDown => InputEvent::Page(1),
+        KeyCode::Home | KeyCode::Char('g') => InputEvent::First,
+        KeyCode::End | KeyCode::Char('G') => InputEvent::Last,
+        KeyCode::Enter => InputEvent::Toggle,
+        KeyCode::Right | KeyCode::Char('l' | '+') => InputEvent::Open,
+        KeyCode::Left | KeyCode::Char('-') => InputEvent::Close,
+        KeyCode::Char('*') => InputEvent::OpenAll,
+        KeyCode::Char('/') => InputEvent::Filter,
+        KeyCode::Char('<' | ',') => InputEvent::SortStep(-1),
+        KeyCode::Char('>' | '.') | KeyCode::F(6) => InputEvent::SortStep(1),
         KeyCode::Char(digit @ '1'..='6') => {
-            Wanted::SortBy(Column::ALL[digit as usize - '1' as usize])
+            InputEvent::SortBy(Column::ALL[digit as usize - '1' as usize])
         }
-        KeyCode::Char('r' | 'R') => Wanted::Reverse,
-        KeyCode::Tab | KeyCode::Char('d') => Wanted::Device(1),
-        KeyCode::BackTab | KeyCode::Char('D') => Wanted::Device(-1),
-        KeyCode::Char(' ') => Wanted::Pause,
-        KeyCode::Char('i') => Wanted::Regroup,
-        KeyCode::Char('s') => Wanted::Source,
-        KeyCode::Char('p') => Wanted::Probes,
-        KeyCode::Char('o') => Wanted::Outside,
-        KeyCode::Char('t') => Wanted::Tensors,
-        KeyCode::Char('m') => Wanted::Modules,
-        KeyCode::Char('c') => Wanted::Categories,
-        KeyCode::Char('L') => Wanted::Layers,
-        KeyCode::Char('[') => Wanted::Iteration(-1),
-        KeyCode::Char(']') => Wanted::Iteration(1),
-        KeyCode::Char('?' | 'h') | KeyCode::F(1) => Wanted::Help,
-        KeyCode::Char('q' | 'Q') | KeyCode::F(10) => Wanted::Quit,
-        KeyCode::Esc => Wanted::Back,
+        KeyCode::Char('r' | 'R') => InputEvent::Reverse,
+        KeyCode::Tab | KeyCode::Char('d') => InputEvent::Device(1),
+        KeyCode::BackTab | KeyCode::Char('D') => InputEvent::Device(-1),
+        KeyCode::Char(' ') => InputEvent::Pause,
+        KeyCode::Char('i') => InputEvent::Regroup,
+        KeyCode::Char('s') => InputEvent::Source,
+        KeyCode::Char('p') => InputEvent::Probes,
+        KeyCode::Char('o') => InputEvent::Outside,
+        KeyCode::Char('t') => InputEvent::Tensors,
+        KeyCode::Char('m') => InputEvent::Modules,
+        KeyCode::Char('c') => InputEvent::Categories,
+        KeyCode::Char('L') => InputEvent::Layers,
+        KeyCode::Char('[') => InputEvent::Iteration(-1),
+        KeyCode::Char(']') => InputEvent::Iteration(1),
+        KeyCode::Char('?' | 'h') | KeyCode::F(1) => InputEvent::Help,
+        KeyCode::Char('q' | 'Q') | KeyCode::F(10) => InputEvent::Quit,
+        KeyCode::Esc => InputEvent::Back,
         _ => return None,
     })
 }
 
-fn in_prompt(key: &KeyEvent) -> Option<Wanted> {
+fn in_prompt(key: &KeyEvent) -> Option<InputEvent> {
     let control = key.modifiers.contains(KeyModifiers::CONTROL);
     Some(match key.code {
-        KeyCode::Char('u') if control => Wanted::EraseAll,
-        KeyCode::Char('w') if control => Wanted::EraseWord,
-        KeyCode::Char('h') if control => Wanted::Erase,
-        KeyCode::Char(letter) if !control => Wanted::Type(letter),
-        KeyCode::Backspace => Wanted::Erase,
-        KeyCode::Enter => Wanted::Accept,
-        KeyCode::Esc => Wanted::Back,
-        KeyCode::Up => Wanted::Move(-1),
-        KeyCode::Down => Wanted::Move(1),
-        KeyCode::PageUp => Wanted::Page(-1),
-        KeyCode::PageDown => Wanted::Page(1),
+        KeyCode::Char('u') if control => InputEvent::EraseAll,
+        KeyCode::Char('w') if control => InputEvent::EraseWord,
+        KeyCode::Char('h') if control => InputEvent::Erase,
+        KeyCode::Char(letter) if !control => InputEvent::Type(letter),
+        KeyCode::Backspace => InputEvent::Erase,
+        KeyCode::Enter => InputEvent::Accept,
+        KeyCode::Esc => InputEvent::Back,
+        KeyCode::Up => InputEvent::Move(-1),
+        KeyCode::Down => InputEvent::Move(1),
+        KeyCode::PageUp => InputEvent::Page(-1),
+        KeyCode::PageDown => InputEvent::Page(1),
         _ => return None,
     })
 }
 
-fn with_mouse(mouse: &MouseEvent) -> Option<Wanted> {
+fn with_mouse(mouse: &MouseEvent) -> Option<InputEvent> {
     match mouse.kind {
-        MouseEventKind::Down(MouseButton::Left) => Some(Wanted::Click(mouse.column, mouse.row)),
-        MouseEventKind::ScrollUp => Some(Wanted::Move(-3)),
-        MouseEventKind::ScrollDown => Some(Wanted::Move(3)),
+        MouseEventKind::Down(MouseButton::Left) => Some(InputEvent::Click(mouse.column, mouse.row)),
+        MouseEventKind::ScrollUp => Some(InputEvent::Move(-3)),
+        MouseEventKind::ScrollDown => Some(InputEvent::Move(3)),
         _ => None,
     }
 }
@@ -198,19 +198,19 @@ fn with_mouse(mouse: &MouseEvent) -> Option<Wanted> {
 mod tests {
     use super::*;
 
-    fn press(code: KeyCode, modifiers: KeyModifiers, focus: Focus) -> Option<Wanted> {
+    fn press(code: KeyCode, modifiers: KeyModifiers, focus: Focus) -> Option<InputEvent> {
         wanted(&Event::Key(KeyEvent::new(code, modifiers)), focus)
     }
 
-    fn plain(letter: char, focus: Focus) -> Option<Wanted> {
+    fn plain(letter: char, focus: Focus) -> Option<InputEvent> {
         press(KeyCode::Char(letter), KeyModifiers::NONE, focus)
     }
 
     #[test]
     fn letters_are_commands_in_the_table_and_text_in_the_prompt() {
-        assert_eq!(plain('q', Focus::Table), Some(Wanted::Quit));
-        assert_eq!(plain('q', Focus::Prompt), Some(Wanted::Type('q')));
-        assert_eq!(plain('6', Focus::Table), Some(Wanted::SortBy(Column::Line)));
+        assert_eq!(plain('q', Focus::Table), Some(InputEvent::Quit));
+        assert_eq!(plain('q', Focus::Prompt), Some(InputEvent::Type('q')));
+        assert_eq!(plain('6', Focus::Table), Some(InputEvent::SortBy(Column::Line)));
         assert_eq!(plain('7', Focus::Table), None);
     }
 
@@ -218,14 +218,14 @@ mod tests {
     fn control_c_quits_everywhere() {
         for focus in [Focus::Table, Focus::Prompt] {
             let pressed = press(KeyCode::Char('c'), KeyModifiers::CONTROL, focus);
-            assert_eq!(pressed, Some(Wanted::Quit));
+            assert_eq!(pressed, Some(InputEvent::Quit));
         }
     }
 
     #[test]
     fn control_letters_are_not_typed_into_the_prompt() {
         let pressed = |letter| press(KeyCode::Char(letter), KeyModifiers::CONTROL, Focus::Prompt);
-        assert_eq!(pressed('u'), Some(Wanted::EraseAll));
+        assert_eq!(pressed('u'), Some(InputEvent::EraseAll));
         assert_eq!(pressed('x'), None);
     }
 
@@ -248,8 +248,8 @@ mod tests {
             wanted(&Event::Mouse(mouse), Focus::Table)
         };
         let left = MouseEventKind::Down(MouseButton::Left);
-        assert_eq!(mouse(left), Some(Wanted::Click(7, 9)));
-        assert_eq!(mouse(MouseEventKind::ScrollDown), Some(Wanted::Move(3)));
+        assert_eq!(mouse(left), Some(InputEvent::Click(7, 9)));
+        assert_eq!(mouse(MouseEventKind::ScrollDown), Some(InputEvent::Move(3)));
         assert_eq!(mouse(MouseEventKind::Moved), None);
     }
 }

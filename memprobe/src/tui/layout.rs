@@ -5,7 +5,7 @@ use ratatui::layout::Rect;
 /// Minimum width for source text beside the table; below it goes beneath the table.
 const SIDE_BY_SIDE: u16 = 150;
 /// Minimum height for both the graph and source text beneath the table.
-const ROOM_FOR_BOTH: u16 = 32;
+const MIN_HEIGHT_FOR_BOTH: u16 = 32;
 /// Minimum columns and rows of a screen; smaller ones show a message.
 pub const SMALLEST: (u16, u16) = (24, 4);
 
@@ -140,7 +140,7 @@ pub fn layout(width: u16, height: u16, needs: Needs) -> Option<Layout> {
         when(height >= 8, 1)
     });
     // Source text beneath the table takes the graph's place on a screen of usual height.
-    let crowded = needs.source && width < SIDE_BY_SIDE && height < ROOM_FOR_BOTH;
+    let crowded = needs.source && width < SIDE_BY_SIDE && height < MIN_HEIGHT_FOR_BOTH;
     let graph = bands.down(when(height >= 19 && !crowded, height / 5 + 1));
     let keys = bands.up(when(height >= 7, 1));
     let status = bands.up(1);

@@ -7,7 +7,7 @@ use ratatui::style::Style;
 use super::SourceText;
 use super::callers::{Direction, End};
 use super::columns::Columns;
-use super::list::{self, Place, Side};
+use super::list::{self, ColumnPosition, Side};
 use super::sort::Column;
 use super::state::State;
 use super::table::{Figures, Fold, Row, Subject};
@@ -24,7 +24,7 @@ pub const MARK: u16 = 2;
 /// Minimum columns of source text.
 const LEAST_SOURCE: usize = 14;
 /// Minimum width of names and source text together; a narrower table has no source column.
-const LEAST_ROOM: usize = 44;
+const MIN_NAME_AND_SOURCE: usize = 44;
 
 /// Returns the indentation of a tree level, in columns.
 pub fn indent(depth: usize) -> u16 {
@@ -46,7 +46,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) 
     }
     let start = (columns.line + MARK).min(area.width);
     let room = usize::from(area.width - start);
-    let place = Place {
+    let place = ColumnPosition {
         column: Column::Line,
         start,
         wide: area.width - start,
@@ -136,7 +136,7 @@ fn draw_figures(
         blocks,
         rate: per_second,
     } = row.figures;
-    for Place {
+    for ColumnPosition {
         column,
         start,
         wide,
@@ -214,7 +214,7 @@ fn source_start(visible: &[(usize, &Row, String)], columns: &Columns) -> Option<
         .map(|(_, row, name)| usize::from(indent(row.depth) + MARK) + width(name))
         .max()?;
     let names = longest.min(room * 2 / 3);
-    (room >= LEAST_ROOM.max(names + 2 + LEAST_SOURCE)).then(|| columns.line + names as u16 + 2)
+    (room >= MIN_NAME_AND_SOURCE.max(names + 2 + LEAST_SOURCE)).then(|| columns.line + names as u16 + 2)
 }
 
 fn draw_name(

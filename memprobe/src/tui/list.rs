@@ -15,7 +15,7 @@ pub const MARGIN: u16 = 2;
 
 /// Position of a table column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place<C> {
+pub struct ColumnPosition<C> {
     pub column: C,
     /// Start, in cells.
     pub start: u16,
@@ -25,13 +25,13 @@ pub struct Place<C> {
 
 /// Returns the columns of `wanted` that fit the width, from left to right, and the start of the next one.
 /// Each entry is a column, its width, and the minimum width of a table that shows it.
-pub fn places<C: Copy>(width: u16, wanted: &[(C, u16, u16)]) -> (Vec<Place<C>>, u16) {
+pub fn places<C: Copy>(width: u16, wanted: &[(C, u16, u16)]) -> (Vec<ColumnPosition<C>>, u16) {
     let mut places = Vec::new();
     let mut start = MARGIN.min(width);
     for &(column, wide, least) in wanted {
         if width >= least {
             let wide = wide.min(width - start);
-            places.push(Place {
+            places.push(ColumnPosition {
                 column,
                 start,
                 wide,
@@ -43,7 +43,7 @@ pub fn places<C: Copy>(width: u16, wanted: &[(C, u16, u16)]) -> (Vec<Place<C>>, 
 }
 
 /// Returns the column at a cell of the head; cells right of all belong to the last.
-pub fn column_at<C: Copy>(places: &[Place<C>], x: u16) -> Option<C> {
+pub fn column_at<C: Copy>(places: &[ColumnPosition<C>], x: u16) -> Option<C> {
     let at = places
         .iter()
         .find(|place| x < place.start + place.wide + GAP);
@@ -77,7 +77,7 @@ pub enum Side {
 pub fn draw_head<C>(
     buffer: &mut Buffer,
     line: Rect,
-    place: &Place<C>,
+    place: &ColumnPosition<C>,
     (head, side): (&str, Side),
     orders: Option<Order>,
     theme: &Theme,

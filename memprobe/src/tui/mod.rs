@@ -1,7 +1,7 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
-mod beside;
+mod secondary_screens;
 mod callers;
 mod categories;
 mod click;
@@ -31,10 +31,10 @@ mod tensors;
 mod terminal;
 mod theme;
 #[cfg(test)]
-mod trial;
+mod test_support;
 mod view;
 
-pub use beside::{Explain, Reasons};
+pub use secondary_screens::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
 pub use tensors::Tensors;
 
@@ -50,7 +50,7 @@ pub enum Command {
     /// Read the tensors of the process, which pauses it briefly.
     TakeTensors,
     /// Provide this attribution table, and no other, from now on.
-    Explain(Explain),
+    Explain(AttributionQuery),
 }
 
 /// Source text of the target's files.

@@ -187,13 +187,13 @@ pub(super) fn entry(key: &str, text: &str, theme: &Theme) -> Line<'static> {
 }
 
 /// Describes what the probes record, and how to record more.
-fn told(told: CaptureOptions) -> Vec<Line<'static>> {
-    let blocks = match told.detail {
+fn capture_lines(capture: CaptureOptions) -> Vec<Line<'static>> {
+    let blocks = match capture.detail {
         Detail::Lines => "its line (--detail tensors: the tensor too)",
         Detail::Tensors => "its line and tensor (--detail full: workspaces too)",
         Detail::Full => "its line and tensor, or what else it is for",
     };
-    let backward = match told.graph {
+    let backward = match capture.graph {
         GraphTracking::Off => "not led back to the forward pass",
         GraphTracking::On => "led back to the line of the forward pass",
     };
@@ -209,7 +209,7 @@ fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
     if probes.is_empty() {
         return vec![Line::from(" No probe is attached.")];
     }
-    let mut lines = told(state.shown.health.told);
+    let mut lines = capture_lines(state.shown.health.capture);
     for probe in probes {
         let function = fit(&clean(&probe.function), 60, theme.glyphs.cut);
         let (cost, style) = if probe.emulated {

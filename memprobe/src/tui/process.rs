@@ -10,12 +10,12 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::beside::{Asked as AskedBeside, Explain, Reasons};
+use super::secondary_screens::{ScreenRequest as AskedBeside, AttributionQuery, AttributionTables};
 use super::categories::{self, CategoriesState};
-use super::input::{Focus, Wanted, wanted};
+use super::input::{Focus, InputEvent, wanted};
 use super::modules::{self, ModulesState};
 use super::state::{Follow, State, WayBack};
-use super::tensors::{self, Asked, Tensors, TensorsState};
+use super::tensors::{self, TensorsRequest, Tensors, TensorsState};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
 use super::{Command, SourceText, view};
@@ -28,7 +28,7 @@ pub struct News {
     /// Answers to [`Command::TakeTensors`].
     pub tensors: Receiver<Tensors>,
     /// Answers to [`Command::Explain`].
-    pub reasons: Receiver<Reasons>,
+    pub reasons: Receiver<AttributionTables>,
 }
 
 /// Shows the screens until the user quits, `quit` becomes true or its sender is dropped. Blocks: run it on a
@@ -76,7 +76,7 @@ pub(super) struct ProcessStage {
     taken_tensors: Tensors,
     tensors_state: TensorsState,
     /// Last attribution table taken from `news`.
-    taken_reasons: Reasons,
+    taken_reasons: AttributionTables,
     modules_state: ModulesState,
     layers_state: ModulesState,
     categories_state: CategoriesState,
@@ -94,12 +94,12 @@ enum Screen {
 
 impl Screen {
     /// Returns the screen that a key opens; the same key returns from it.
-    const fn of(wanted: Wanted) -> Option<Self> {
+    const fn of(wanted: InputEvent) -> Option<Self> {
         match wanted {
-            Wanted::Tensors => Some(Self::Tensors),
-            Wanted::Modules => Some(Self::Modules),
-            Wanted::Layers => Some(Self::Layers),
-            Wanted::Categories => Some(Self::Categories),
+            InputEvent::Tensors => Some(Self::Tensors),
+            InputEvent::Modules => Some(Self::Modules),
+            InputEvent::Layers => Some(Self::Layers),
+            InputEvent::Categories => Some(Self::Categories),
             _ => None,
         }
     }
@@ -123,7 +123,7 @@ impl ProcessStage {
             state: State::new(first, (0, 0)),
             taken_tensors: Tensors::default(),
             tensors_state: TensorsState::default(),
-            taken_reasons: Reasons::default(),
+            taken_reasons: AttributionTables::default(),
             modules_state: ModulesState::default(),
             layers_state: ModulesState::of_iterations(),
             categories_state: CategoriesState::default(),
@@ -148,12 +148,12 @@ impl ProcessStage {
     }
 
     /// Returns the attribution table that the current screen needs.
-    fn explains(&self) -> Explain {
+    fn explains(&self) -> AttributionQuery {
         match self.screen {
-            Screen::Lines | Screen::Tensors => Explain::Nothing,
+            Screen::Lines | Screen::Tensors => AttributionQuery::Nothing,
             Screen::Modules => self.modules_state.explains(),
             Screen::Layers => self.layers_state.explains(),
-            Screen::Categories => Explain::Categories,
+            Screen::Categories => AttributionQuery::Categories,
         }
     }
 
@@ -172,9 +172,9 @@ impl ProcessStage {
     }
 
     /// Returns the step on leaving the screen of lines: back to the host screen, or out.
-    fn way_out(&self, wanted: Wanted) -> Step {
+    fn way_out(&self, wanted: InputEvent) -> Step {
         match (wanted, self.state.way_back) {
-            (Wanted::Back, WayBack::Host) => Step::Back,
+            (InputEvent::Back, WayBack::Host) => Step::Back,
             _ => Step::Leave,
         }
     }
@@ -198,7 +198,7 @@ impl ProcessStage {
         }
     }
 
-    fn on_beside(&mut self, event: &Event) -> Result<Step> {
+    fn on_secondary_screen(&mut self, event: &Event) -> Result<Step> {
         let Some(wanted) = wanted(event, self.focus()) else {
             return Ok(Step::Nothing);
         };
@@ -222,7 +222,7 @@ impl ProcessStage {
             None => self.state.note = None,
         }
         Ok(match wanted {
-            Wanted::Redraw => Step::DrawAll,
+            InputEvent::Redraw => Step::DrawAll,
             _ => Step::Draw,
         })
     }
@@ -235,10 +235,10 @@ impl ProcessStage {
         }
         self.show_device();
         match &reasons {
-            Reasons::Nothing => {}
-            Reasons::Modules(news) => self.modules_state.update(Arc::clone(news)),
-            Reasons::Layers(news) => self.layers_state.update_then(Arc::clone(news)),
-            Reasons::Categories(news) => self.categories_state.update(Arc::clone(news)),
+            AttributionTables::Nothing => {}
+            AttributionTables::Modules(news) => self.modules_state.update(Arc::clone(news)),
+            AttributionTables::Layers(news) => self.layers_state.update_then(Arc::clone(news)),
+            AttributionTables::Categories(news) => self.categories_state.update(Arc::clone(news)),
         }
         self.taken_reasons = reasons;
         true
@@ -249,9 +249,9 @@ impl ProcessStage {
             return Ok(Step::Nothing);
         };
         match self.tensors_state.handle(wanted) {
-            Some(Asked::Quit) => return Ok(Step::Leave),
-            Some(Asked::Leave) => self.open(Screen::Lines)?,
-            Some(Asked::Take) => self.send(Command::TakeTensors)?,
+            Some(TensorsRequest::Quit) => return Ok(Step::Leave),
+            Some(TensorsRequest::Leave) => self.open(Screen::Lines)?,
+            Some(TensorsRequest::Take) => self.send(Command::TakeTensors)?,
             None => {}
         }
         Ok(Step::Draw)
@@ -287,7 +287,7 @@ impl Stage for ProcessStage {
     }
 
     fn resize(&mut self, width: u16, height: u16) {
-        self.state.handle(Wanted::Resize(width, height));
+        self.state.handle(InputEvent::Resize(width, height));
         self.tensors_state.resize(width, height);
         self.modules_state.resize(width, height);
         self.layers_state.resize(width, height);
@@ -310,7 +310,7 @@ impl Stage for ProcessStage {
         }
         match self.screen {
             Screen::Tensors => return self.on_tensors(event),
-            Screen::Modules | Screen::Layers | Screen::Categories => return self.on_beside(event),
+            Screen::Modules | Screen::Layers | Screen::Categories => return self.on_secondary_screen(event),
             Screen::Lines => {}
         }
         let Some(wanted) = wanted(event, self.state.focus) else {
@@ -322,7 +322,7 @@ impl Stage for ProcessStage {
             None => {}
         }
         Ok(match wanted {
-            Wanted::Redraw => Step::DrawAll,
+            InputEvent::Redraw => Step::DrawAll,
             _ => Step::Draw,
         })
     }
@@ -356,7 +356,7 @@ mod tests {
 
     use super::super::samples::{self, Sources};
     use super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::trial::COLOUR;
+    use super::super::test_support::COLOUR;
     use super::*;
     use crate::model::snapshot::Grouping;
     use crate::model::snapshot::attribution::samples::module;
@@ -367,7 +367,7 @@ mod tests {
     struct Caller {
         snapshots: watch::Sender<Arc<Snapshot>>,
         tensors: watch::Sender<Tensors>,
-        reasons: watch::Sender<Reasons>,
+        reasons: watch::Sender<AttributionTables>,
         commands: mpsc::UnboundedReceiver<Command>,
         quit: watch::Sender<bool>,
     }
@@ -375,7 +375,7 @@ mod tests {
     fn connect() -> (Caller, ProcessStage) {
         let (snapshots, snapshots_receiver) = watch::channel(Arc::new(samples::empty()));
         let (tensors, tensors_receiver) = watch::channel(Tensors::default());
-        let (reasons, reasons_receiver) = watch::channel(Reasons::default());
+        let (reasons, reasons_receiver) = watch::channel(AttributionTables::default());
         let (commands_sender, commands) = mpsc::unbounded_channel();
         let (quit, quit_receiver) = watch::channel(false);
         let news = News {
@@ -460,8 +460,8 @@ mod tests {
             asked.push(command);
         }
         let explain = Command::Explain;
-        let (modules, nothing) = (explain(Explain::Modules), explain(Explain::Nothing));
-        let categories = explain(Explain::Categories);
+        let (modules, nothing) = (explain(AttributionQuery::Modules), explain(AttributionQuery::Nothing));
+        let categories = explain(AttributionQuery::Categories);
         assert_eq!(
             asked,
             [
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn a_pause_holds_the_modules_too() {
         let (caller, mut stage) = connect();
-        let modules = |name| Reasons::Modules(module(name));
+        let modules = |name| AttributionTables::Modules(module(name));
         caller.snapshots.send_replace(Arc::new(samples::normal()));
         caller.reasons.send_replace(modules("First"));
         let mut keys = VecDeque::from([None, key('m'), key(' '), None, None, key('q')]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::SourceText;
 use crate::event::{
-    Bytes, Context, DeviceIndex, Frame, Losses, NoStack, Space, Stack, StackKind, Tgid, TimeNs,
+    Bytes, Context, DeviceIndex, Frame, Losses, NoStack, CudaMemoryKind, Stack, StackKind, Tgid, TimeNs,
     Totals,
 };
 use crate::model::snapshot::{
@@ -246,7 +246,7 @@ pub(super) fn normal() -> Snapshot {
             losses: Losses::default(),
             state: TargetState::Running,
             probes: probes(),
-            told: crate::event::CaptureOptions::default(),
+            capture: crate::event::CaptureOptions::default(),
             missing: Vec::new(),
             disagreements: 0,
             unread_at_attach: None,
@@ -270,21 +270,21 @@ pub(super) fn with_memory_outside() -> Snapshot {
     let rows = vec![
         row(
             "/v/nvidia/nccl/lib/libnccl.so.2",
-            Space::Device,
+            CudaMemoryKind::Device,
             Some(0),
             3 << 30,
             lines[0].clone(),
         ),
         row(
             "/v/torch/lib/libtorch_cuda.so",
-            Space::Pinned,
+            CudaMemoryKind::Pinned,
             None,
             96 << 20,
             lines[1].clone(),
         ),
         row(
             "/opt/plan/libplan\u{1b}[2J.so",
-            Space::Virtual,
+            CudaMemoryKind::Virtual,
             None,
             2 << 20,
             lines[2].clone(),

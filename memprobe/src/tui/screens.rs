@@ -5,12 +5,12 @@ use std::sync::Arc;
 use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
-use super::input::Wanted;
+use super::input::InputEvent;
 use super::samples::{self, Sources};
 use super::sort::Column;
 use super::state::State;
 use super::theme::Theme;
-use super::trial::{
+use super::test_support::{
     self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
 };
 use super::{Command, view};
@@ -18,12 +18,12 @@ use crate::event::Bytes;
 use crate::model::snapshot::{Grouping, Snapshot};
 
 fn drawn(state: &State, size: Size, theme: &Theme) -> TestBackend {
-    trial::drawn(size, |buffer| {
+    test_support::drawn(size, |buffer| {
         view::draw(buffer, state, &mut Sources, theme)
     })
 }
 
-fn state(snapshot: Snapshot, size: Size, wanted: &[Wanted]) -> State {
+fn state(snapshot: Snapshot, size: Size, wanted: &[InputEvent]) -> State {
     let mut state = State::new(Arc::new(snapshot), size);
     for wanted in wanted {
         assert_ne!(state.handle(*wanted), Some(Command::Quit));
@@ -31,7 +31,7 @@ fn state(snapshot: Snapshot, size: Size, wanted: &[Wanted]) -> State {
     state
 }
 
-fn screen(snapshot: Snapshot, size: Size, wanted: &[Wanted]) -> TestBackend {
+fn screen(snapshot: Snapshot, size: Size, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(snapshot, size, wanted), size, &COLOUR)
 }
 
@@ -47,7 +47,7 @@ fn a_running_target() {
 
 #[test]
 fn a_running_target_on_a_terminal_without_unicode() {
-    let state = state(samples::normal(), SMALL, &[Wanted::Open]);
+    let state = state(samples::normal(), SMALL, &[InputEvent::Open]);
     let screen = drawn(&state, SMALL, &BARE);
     assert!(screen.to_string().is_ascii(), "{screen}");
     insta::assert_snapshot!("normal_ascii", screen);
@@ -72,10 +72,10 @@ fn memory_outside_the_caching_allocator() {
     insta::assert_snapshot!("outside_100x24", screen(shown.clone(), MEDIUM, &[]));
     insta::assert_snapshot!(
         "outside_open",
-        screen(shown.clone(), SMALL, &[Wanted::Outside])
+        screen(shown.clone(), SMALL, &[InputEvent::Outside])
     );
     let none = samples::normal();
-    insta::assert_snapshot!("outside_none", screen(none, SMALL, &[Wanted::Outside]));
+    insta::assert_snapshot!("outside_none", screen(none, SMALL, &[InputEvent::Outside]));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn several_devices() {
     );
     insta::assert_snapshot!(
         "devices_next",
-        screen(samples::several_devices(), SMALL, &[Wanted::Device(1)])
+        screen(samples::several_devices(), SMALL, &[InputEvent::Device(1)])
     );
 }
 
@@ -103,10 +103,10 @@ fn a_target_that_has_ended() {
 
 #[test]
 fn a_paused_screen_stands_still_and_then_catches_up() {
-    let mut state = state(samples::normal(), SMALL, &[Wanted::Pause]);
+    let mut state = state(samples::normal(), SMALL, &[InputEvent::Pause]);
     state.update(Arc::new(samples::lossy()));
     insta::assert_snapshot!("paused", drawn(&state, SMALL, &COLOUR));
-    state.handle(Wanted::Pause);
+    state.handle(InputEvent::Pause);
     assert!(
         drawn(&state, SMALL, &COLOUR)
             .to_string()
@@ -129,7 +129,7 @@ fn the_filter_prompt() {
 
 #[test]
 fn a_filter_that_was_kept() {
-    let kept = |pattern: &str| [typed(pattern), vec![Wanted::Accept]].concat();
+    let kept = |pattern: &str| [typed(pattern), vec![InputEvent::Accept]].concat();
     insta::assert_snapshot!("filtered", screen(samples::normal(), SMALL, &kept("train")));
     insta::assert_snapshot!(
         "filtered_all",
@@ -139,21 +139,21 @@ fn a_filter_that_was_kept() {
 
 #[test]
 fn help() {
-    insta::assert_snapshot!("help", screen(samples::normal(), SMALL, &[Wanted::Help]));
+    insta::assert_snapshot!("help", screen(samples::normal(), SMALL, &[InputEvent::Help]));
     insta::assert_snapshot!(
         "help_end",
-        screen(samples::normal(), SMALL, &[Wanted::Help, Wanted::Move(99)])
+        screen(samples::normal(), SMALL, &[InputEvent::Help, InputEvent::Move(99)])
     );
 }
 
 #[test]
 fn the_probes() {
-    insta::assert_snapshot!("probes", screen(samples::lossy(), SMALL, &[Wanted::Probes]));
+    insta::assert_snapshot!("probes", screen(samples::lossy(), SMALL, &[InputEvent::Probes]));
 }
 
 #[test]
 fn what_is_missing_is_told_with_the_probes() {
-    let told = screen(samples::lacking(), SMALL, &[Wanted::Probes]).to_string();
+    let told = screen(samples::lacking(), SMALL, &[InputEvent::Probes]).to_string();
     assert!(told.contains("1 MISSING (p)"), "{told}");
     assert!(
         told.contains("missing: the verifier of this kernel"),
@@ -163,17 +163,17 @@ fn what_is_missing_is_told_with_the_probes() {
 
 #[test]
 fn callers_of_a_line() {
-    let opened = [Wanted::Toggle];
+    let opened = [InputEvent::Toggle];
     insta::assert_snapshot!("callers", screen(samples::normal(), MEDIUM, &opened));
     insta::assert_snapshot!(
         "callers_all",
-        screen(samples::normal(), (120, 30), &[Wanted::OpenAll])
+        screen(samples::normal(), (120, 30), &[InputEvent::OpenAll])
     );
 }
 
 #[test]
 fn what_a_line_calls_in_a_library() {
-    let opened = [Wanted::Move(1), Wanted::Open];
+    let opened = [InputEvent::Move(1), InputEvent::Open];
     insta::assert_snapshot!("callees", screen(samples::normal(), MEDIUM, &opened));
 }
 
@@ -181,18 +181,18 @@ fn what_a_line_calls_in_a_library() {
 fn source_text() {
     insta::assert_snapshot!(
         "source_beneath",
-        screen(samples::normal(), MEDIUM, &[Wanted::Source])
+        screen(samples::normal(), MEDIUM, &[InputEvent::Source])
     );
     insta::assert_snapshot!(
         "source_beside",
-        screen(samples::normal(), LARGE, &[Wanted::Source])
+        screen(samples::normal(), LARGE, &[InputEvent::Source])
     );
     // A library frame beneath the optimizer's line, without a source file.
     let unread = [
-        Wanted::Source,
-        Wanted::Move(1),
-        Wanted::Open,
-        Wanted::Move(1),
+        InputEvent::Source,
+        InputEvent::Move(1),
+        InputEvent::Open,
+        InputEvent::Move(1),
     ];
     insta::assert_snapshot!("source_unread", screen(samples::normal(), MEDIUM, &unread));
 }
@@ -206,7 +206,7 @@ fn very_small_terminals() {
 
 #[test]
 fn a_hostile_target() {
-    let wanted = [Wanted::OpenAll, Wanted::Source];
+    let wanted = [InputEvent::OpenAll, InputEvent::Source];
     let screen = screen(samples::hostile(), MEDIUM, &wanted);
     assert!(
         !screen
@@ -230,12 +230,12 @@ fn all_samples() -> Vec<Snapshot> {
 }
 
 /// Returns inputs that together draw every part of the screen.
-fn all_wishes() -> Vec<Vec<Wanted>> {
+fn all_wishes() -> Vec<Vec<InputEvent>> {
     vec![
         vec![],
-        vec![Wanted::OpenAll, Wanted::Source, Wanted::Last],
-        vec![Wanted::Help, Wanted::Move(1000)],
-        vec![Wanted::Probes, Wanted::Page(5)],
+        vec![InputEvent::OpenAll, InputEvent::Source, InputEvent::Last],
+        vec![InputEvent::Help, InputEvent::Move(1000)],
+        vec![InputEvent::Probes, InputEvent::Page(5)],
         typed("a("),
     ]
 }
@@ -246,7 +246,7 @@ fn no_size_of_terminal_breaks_the_screen() {
         for wishes in all_wishes() {
             let mut state = state(snapshot.clone(), (0, 0), &wishes);
             for size in all_sizes() {
-                state.handle(Wanted::Resize(size.0, size.1));
+                state.handle(InputEvent::Resize(size.0, size.1));
                 view::draw(&mut blank(size), &state, &mut Sources, &COLOUR);
             }
         }
@@ -256,7 +256,7 @@ fn no_size_of_terminal_breaks_the_screen() {
 #[test]
 fn a_terminal_that_shrank_unnoticed_does_not_break_the_screen() {
     for snapshot in all_samples() {
-        let state = state(snapshot, LARGE, &[Wanted::Source]);
+        let state = state(snapshot, LARGE, &[InputEvent::Source]);
         for size in [(0, 0), (1, 1), (80, 24), (199, 60), (200, 59)] {
             drawn(&state, size, &COLOUR);
         }
@@ -282,7 +282,7 @@ fn no_order_of_keys_and_snapshots_breaks_the_screen() {
 #[test]
 fn without_colour_no_colour_is_used_and_the_text_is_the_same() {
     for snapshot in all_samples() {
-        let state = state(snapshot, SMALL, &[Wanted::Open]);
+        let state = state(snapshot, SMALL, &[InputEvent::Open]);
         assert_the_same_without_colour(|theme| drawn(&state, SMALL, theme));
     }
 }
@@ -327,9 +327,9 @@ fn a_sum_that_is_not_what_is_allocated_is_said() {
 
 #[test]
 fn the_selection_follows_its_line_when_the_order_changes() {
-    let mut state = state(samples::normal(), SMALL, &[Wanted::Move(2)]);
+    let mut state = state(samples::normal(), SMALL, &[InputEvent::Move(2)]);
     let key = state.selected().unwrap().key.clone();
-    state.handle(Wanted::Reverse);
+    state.handle(InputEvent::Reverse);
     assert_eq!(state.selected().unwrap().key, key);
     assert_ne!(state.selection.cursor, 2);
 }
@@ -337,18 +337,18 @@ fn the_selection_follows_its_line_when_the_order_changes() {
 #[test]
 fn the_selection_stays_at_the_top_until_it_is_moved() {
     let mut state = state(samples::normal(), SMALL, &[]);
-    state.handle(Wanted::SortBy(Column::Rate));
+    state.handle(InputEvent::SortBy(Column::Rate));
     assert_eq!(state.selection.cursor, 0);
 }
 
 #[test]
 fn left_closes_a_branch_and_then_goes_up_to_its_line() {
-    let mut state = state(samples::normal(), LARGE, &[Wanted::Open]);
+    let mut state = state(samples::normal(), LARGE, &[InputEvent::Open]);
     let open = state.table.rows.len();
-    state.handle(Wanted::Move(1));
-    state.handle(Wanted::Close);
+    state.handle(InputEvent::Move(1));
+    state.handle(InputEvent::Close);
     assert_eq!(state.selection.cursor, 0);
-    state.handle(Wanted::Close);
+    state.handle(InputEvent::Close);
     assert!(state.table.rows.len() < open);
 }
 
@@ -356,12 +356,12 @@ fn left_closes_a_branch_and_then_goes_up_to_its_line() {
 fn a_click_on_a_head_sorts_and_a_click_on_a_row_selects_then_opens() {
     let mut state = state(samples::normal(), SMALL, &[]);
     let layout = state.layout().unwrap();
-    state.handle(Wanted::Click(20, layout.head.y));
+    state.handle(InputEvent::Click(20, layout.head.y));
     assert_eq!(state.sort.column, Column::Peak);
     let rows = state.table.rows.len();
-    state.handle(Wanted::Click(60, layout.rows.y + 1));
+    state.handle(InputEvent::Click(60, layout.rows.y + 1));
     assert_eq!((state.selection.cursor, state.table.rows.len()), (1, rows));
-    state.handle(Wanted::Click(60, layout.rows.y + 1));
+    state.handle(InputEvent::Click(60, layout.rows.y + 1));
     assert!(state.table.rows.len() > rows);
 }
 
@@ -373,7 +373,7 @@ fn a_click_on_a_device_shows_it() {
     let line = text.lines().nth(usize::from(y)).unwrap();
     // The backend's display puts a quotation mark before each line.
     let x = line.find("cuda:2").unwrap() as u16 - 1;
-    state.handle(Wanted::Click(x, y));
+    state.handle(InputEvent::Click(x, y));
     assert_eq!(state.device().unwrap().index.0, 2);
 }
 
@@ -381,29 +381,29 @@ fn a_click_on_a_device_shows_it() {
 fn grouping_is_asked_of_the_caller() {
     let mut state = state(samples::normal(), SMALL, &[]);
     assert_eq!(
-        state.handle(Wanted::Regroup),
+        state.handle(InputEvent::Regroup),
         Some(Command::SetGrouping(Grouping::Innermost))
     );
     assert_eq!(
-        state.handle(Wanted::Regroup),
+        state.handle(InputEvent::Regroup),
         Some(Command::SetGrouping(Grouping::User))
     );
-    state.handle(Wanted::Pause);
-    assert_eq!(state.handle(Wanted::Regroup), None);
+    state.handle(InputEvent::Pause);
+    assert_eq!(state.handle(InputEvent::Regroup), None);
 }
 
 #[test]
 fn escape_closes_step_by_step_and_quits_last() {
     let wanted = [
-        vec![Wanted::Source],
+        vec![InputEvent::Source],
         typed("train"),
-        vec![Wanted::Accept, Wanted::Help],
+        vec![InputEvent::Accept, InputEvent::Help],
     ]
     .concat();
     let mut state = state(samples::normal(), SMALL, &wanted);
     for _ in 0..3 {
-        assert_eq!(state.handle(Wanted::Back), None);
+        assert_eq!(state.handle(InputEvent::Back), None);
     }
     assert!(!state.source && state.filter.pattern().is_empty());
-    assert_eq!(state.handle(Wanted::Back), Some(Command::Quit));
+    assert_eq!(state.handle(InputEvent::Back), Some(Command::Quit));
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::Command;
 use super::filter::Filter;
-use super::input::{Focus, Wanted};
+use super::input::{Focus, InputEvent};
 use super::layout::{Layout, Needs, layout};
 use super::list::{self, Selection};
 use super::sort::Sort;
-use super::table::{self, Fold, Row, RowKey, Subject, Table, Wish};
+use super::table::{self, Fold, Row, RowKey, Subject, Table, TableOptions};
 use crate::event::DeviceIndex;
 use crate::label::FileNames;
 use crate::model::snapshot::{DeviceSnapshot, Grouping, Snapshot, TargetState};
@@ -125,42 +125,42 @@ impl State {
     }
 
     /// Handles input. Returns a request if the caller must act.
-    pub fn handle(&mut self, wanted: Wanted) -> Option<Command> {
+    pub fn handle(&mut self, wanted: InputEvent) -> Option<Command> {
         self.note = None;
         match wanted {
-            Wanted::Quit => return Some(Command::Quit),
-            Wanted::Back => return self.back(),
-            Wanted::Regroup => return self.regroup(),
-            Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
-            Wanted::First => self.go_first(),
-            Wanted::Last => self.step(isize::MAX),
-            Wanted::Toggle => self.toggle(),
-            Wanted::Open => self.open(),
-            Wanted::Close => self.close(),
-            Wanted::OpenAll => self.open_all(),
-            Wanted::SortStep(by) => self.sort = self.sort.step(by),
-            Wanted::SortBy(column) => self.sort = self.sort.by(column),
-            Wanted::Reverse => self.sort = self.sort.reversed(),
-            Wanted::Device(by) => self.go_device(by),
-            Wanted::Pause => self.pause(),
-            Wanted::Source => self.source = !self.source,
-            Wanted::Help => self.overlay = toggled(self.overlay, Overlay::Help(0)),
-            Wanted::Probes => self.overlay = toggled(self.overlay, Overlay::Probes(0)),
-            Wanted::Outside => self.overlay = toggled(self.overlay, Overlay::Outside(0)),
-            Wanted::Click(column, row) => self.click(column, row),
-            Wanted::Resize(width, height) => self.size = (width, height),
-            Wanted::Redraw => {}
+            InputEvent::Quit => return Some(Command::Quit),
+            InputEvent::Back => return self.back(),
+            InputEvent::Regroup => return self.regroup(),
+            InputEvent::Move(by) => self.step(by),
+            InputEvent::Page(by) => self.step(list::pages(by, self.rows_height())),
+            InputEvent::First => self.go_first(),
+            InputEvent::Last => self.step(isize::MAX),
+            InputEvent::Toggle => self.toggle(),
+            InputEvent::Open => self.open(),
+            InputEvent::Close => self.close(),
+            InputEvent::OpenAll => self.open_all(),
+            InputEvent::SortStep(by) => self.sort = self.sort.step(by),
+            InputEvent::SortBy(column) => self.sort = self.sort.by(column),
+            InputEvent::Reverse => self.sort = self.sort.reversed(),
+            InputEvent::Device(by) => self.go_device(by),
+            InputEvent::Pause => self.pause(),
+            InputEvent::Source => self.source = !self.source,
+            InputEvent::Help => self.overlay = toggled(self.overlay, Overlay::Help(0)),
+            InputEvent::Probes => self.overlay = toggled(self.overlay, Overlay::Probes(0)),
+            InputEvent::Outside => self.overlay = toggled(self.overlay, Overlay::Outside(0)),
+            InputEvent::Click(column, row) => self.click(column, row),
+            InputEvent::Resize(width, height) => self.size = (width, height),
+            InputEvent::Redraw => {}
             // `ProcessStage` handles these before they get here.
-            Wanted::Tensors | Wanted::Modules | Wanted::Layers | Wanted::Categories => {}
-            Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
+            InputEvent::Tensors | InputEvent::Modules | InputEvent::Layers | InputEvent::Categories => {}
+            InputEvent::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
             // A stopped memprobe does not drain the ring buffer: events of the target would be lost.
-            Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
-            Wanted::Filter => self.ask_filter(),
-            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+            InputEvent::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
+            InputEvent::Filter => self.ask_filter(),
+            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
                 self.edit(wanted)
             }
-            Wanted::Accept => self.focus = Focus::Table,
+            InputEvent::Accept => self.focus = Focus::Table,
         }
         self.rebuild();
         None
@@ -174,7 +174,7 @@ impl State {
         };
         let frames = device.lines.iter().filter_map(|line| line.site.frame());
         let names = FileNames::of(frames.map(|frame| &frame.file));
-        let wish = Wish {
+        let wish = TableOptions {
             sort: self.sort,
             filter: &self.filter,
             open: &self.open,
@@ -329,7 +329,7 @@ impl State {
         self.focus = Focus::Prompt;
     }
 
-    fn edit(&mut self, wanted: Wanted) {
+    fn edit(&mut self, wanted: InputEvent) {
         if let Some(filter) = self.filter.edited(wanted) {
             self.filter = filter;
             self.selection.key = None;

@@ -136,8 +136,8 @@ fn facts(health: &Health, state: &State) -> Vec<(u8, String)> {
     if health.disagreements > 0 {
         facts.push((0, format!("LEDGER OFF {}x", count(health.disagreements))));
     }
-    if health.told.detail > Detail::Lines {
-        facts.push((4, format!("detail {}", health.told.detail.as_str())));
+    if health.capture.detail > Detail::Lines {
+        facts.push((4, format!("detail {}", health.capture.detail.as_str())));
     }
     facts.extend(probes(health));
     facts

@@ -105,7 +105,7 @@ pub struct Table {
 }
 
 /// Sort order, filter and open rows of the table.
-pub struct Wish<'a> {
+pub struct TableOptions<'a> {
     /// Sort order of the lines.
     pub sort: Sort,
     /// Filter of the lines.
@@ -143,7 +143,7 @@ impl Entry<'_> {
 }
 
 /// Builds the table of one device.
-pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
+pub fn table(device: &DeviceSnapshot, wish: &TableOptions) -> Table {
     let mut entries: Vec<Entry> = device.lines.iter().map(Entry::Line).collect();
     if device.before_attach.live.0 != 0 {
         entries.push(Entry::BeforeAttach(&device.before_attach));
@@ -170,7 +170,7 @@ pub fn table(device: &DeviceSnapshot, wish: &Wish) -> Table {
 }
 
 /// Compares two entries. Rows that are not lines are ordered by bytes, or come last if another column sorts.
-fn compare(a: &Entry, b: &Entry, wish: &Wish) -> Ordering {
+fn compare(a: &Entry, b: &Entry, wish: &TableOptions) -> Ordering {
     match (a, b) {
         (Entry::Line(a), Entry::Line(b)) => wish.sort.compare(a, b, wish.names),
         _ if matches!(wish.sort.column, Column::Live | Column::Share) => {
@@ -355,7 +355,7 @@ mod tests {
     fn shown(device: &DeviceSnapshot, sort: Sort, pattern: &str, open: &HashSet<RowKey>) -> Table {
         let filter = Filter::new(pattern);
         let names = FileNames::default();
-        let wish = Wish {
+        let wish = TableOptions {
             sort,
             filter: &filter,
             open,

@@ -2,14 +2,14 @@
 //! files, list of modules), and the documents against the sources.
 
 mod documents;
-mod rooms;
+mod modules;
 mod source;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rooms::{MOST_LINES, ROOMS, Room, UNFINISHED, UNSAFE_FILES};
+use modules::{MOST_LINES, MODULES, Module, UNFINISHED, UNSAFE_FILES};
 use source::{Finding, Source, TEST_FILES};
 
 fn repository() -> PathBuf {
@@ -116,7 +116,7 @@ fn a_room_touches_only_what_is_its_own() {
         let within = file
             .strip_prefix("memprobe/src")
             .expect("below memprobe/src");
-        if let Some(room) = ROOMS.iter().find(|room| room.holds(within)) {
+        if let Some(room) = MODULES.iter().find(|room| room.holds(within)) {
             trespasses.extend(shown(&file, &room.trespasses(&parsed(&file))));
         }
     }
@@ -129,7 +129,7 @@ fn a_room_touches_only_what_is_its_own() {
 
 #[test]
 fn every_room_has_its_rules() {
-    let ruled: BTreeSet<_> = ROOMS.iter().map(|room| room.name.to_owned()).collect();
+    let ruled: BTreeSet<_> = MODULES.iter().map(|room| room.name.to_owned()).collect();
     assert_eq!(ruled, rooms_on_disk());
 }
 
@@ -242,14 +242,14 @@ fn the_rooms_are_read_from_the_table_of_the_map_alone() {
 
 #[test]
 fn a_room_holds_its_folder_or_its_file() {
-    let folder = Room {
+    let folder = Module {
         name: "model/",
         never: &[],
         except: &[],
     };
     assert!(folder.holds(Path::new("model/blocks.rs")));
     assert!(!folder.holds(Path::new("models/blocks.rs")));
-    let file = Room {
+    let file = Module {
         name: "event.rs",
         never: &[],
         except: &[],
@@ -260,7 +260,7 @@ fn a_room_holds_its_folder_or_its_file() {
 
 #[test]
 fn a_trespass_is_found_and_an_exception_is_none() {
-    let room = Room {
+    let room = Module {
         name: "tui/",
         never: &[&["std::fs"], &["crate::model"]],
         except: &["crate::model::snapshot"],
@@ -268,7 +268,7 @@ fn a_trespass_is_found_and_an_exception_is_none() {
     let code = "use std::fs::File;\nuse crate::model::{snapshot::Snapshot, blocks};\n";
     let source = Source::parse(Path::new("tui/view.rs"), code).unwrap();
     let names: Vec<_> = room
-        .trespasses(&source)
+        .violations(&source)
         .into_iter()
         .map(|found| found.name)
         .collect();

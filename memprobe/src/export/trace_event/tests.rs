@@ -295,14 +295,14 @@ fn a_stack_too_large_for_a_line_loses_outer_frames_and_says_so() {
 
 /// Accepts `room` bytes, then fails for good and counts further calls.
 struct Disk {
-    room: usize,
+    capacity: usize,
     calls_when_full: usize,
     held: Vec<u8>,
 }
 
 impl Write for Disk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = bytes.len().min(self.room - self.held.len());
+        let taken = bytes.len().min(self.capacity - self.held.len());
         if taken == 0 {
             self.calls_when_full += 1;
             return Err(ErrorKind::StorageFull.into());
@@ -319,7 +319,7 @@ impl Write for Disk {
 #[test]
 fn a_full_disk_is_said_once_and_what_fits_can_be_read() {
     let disk = Disk {
-        room: 3000,
+        capacity: 3000,
         calls_when_full: 0,
         held: Vec::new(),
     };

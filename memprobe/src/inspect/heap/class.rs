@@ -35,9 +35,9 @@ pub struct Class {
     /// `tp_name`: includes the module unless a `class` statement made the class.
     pub name: Arc<str>,
     /// Kind of container that its objects are.
-    pub holds: Holds,
+    pub holds: ContainerKind,
     /// Kind of PyTorch object that its objects are.
-    pub role: Role,
+    pub role: TorchKind,
     /// `tp_dict`; 0 if the class itself does not hold it.
     pub dict: u64,
     /// Member references of its objects, including slots.
@@ -51,7 +51,7 @@ pub struct Class {
 
 /// Kinds of containers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holds {
+pub enum ContainerKind {
     /// Entries of a dict.
     Entries,
     /// Items of a list.
@@ -82,7 +82,7 @@ pub enum Holds {
 
 /// Kinds of PyTorch objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum TorchKind {
     /// A tensor: derived from `torch._C.TensorBase` (`torch/csrc/autograd/python_variable.cpp`@v2.15.0; up to
     /// 2.1 `torch._C._TensorBase`).
     Tensor,
@@ -195,7 +195,7 @@ impl<M: ReadMemory> Heap<'_, M> {
             address,
             name: head.name.clone(),
             holds: holds_by_flags(flags),
-            role: Role::Other,
+            role: TorchKind::Other,
             dict: head.word(ClassLayout::DICT),
             members: Vec::new(),
             flags,
@@ -234,23 +234,23 @@ impl<M: ReadMemory> Heap<'_, M> {
         let made_by_statement = head.word(ClassLayout::FLAGS) & ClassLayout::HEAP_TYPE != 0;
         let is_of = |module: &str| self.module_of(head).as_deref() == Some(module);
         match &*head.name {
-            "torch._C.TensorBase" | "torch._C._TensorBase" => class.role = Role::Tensor,
+            "torch._C.TensorBase" | "torch._C._TensorBase" => class.role = TorchKind::Tensor,
             "Module" if made_by_statement && is_of("torch.nn.modules.module") => {
-                class.role = Role::Module;
+                class.role = TorchKind::Module;
             }
             "Optimizer" if made_by_statement && is_of("torch.optim.optimizer") => {
-                class.role = Role::Optimizer;
+                class.role = TorchKind::Optimizer;
             }
-            "set" | "frozenset" if !made_by_statement => class.holds = Holds::Set,
+            "set" | "frozenset" if !made_by_statement => class.holds = ContainerKind::Set,
             // From 3.12 on `deque` looks as if a `class` statement had made it. Its name includes the module,
             // unlike the names of such classes.
-            "collections.deque" => class.holds = Holds::Deque,
-            "cell" if !made_by_statement => class.holds = Holds::Cell,
-            "module" if !made_by_statement => class.holds = Holds::Globals,
+            "collections.deque" => class.holds = ContainerKind::Deque,
+            "cell" if !made_by_statement => class.holds = ContainerKind::Cell,
+            "module" if !made_by_statement => class.holds = ContainerKind::Globals,
             "generator" | "coroutine" | "async_generator" if !made_by_statement => {
-                class.holds = Holds::Suspended;
+                class.holds = ContainerKind::Suspended;
             }
-            "frame" if !made_by_statement => class.holds = Holds::Frame,
+            "frame" if !made_by_statement => class.holds = ContainerKind::Frame,
             "function" if !made_by_statement => self.add_defaults(&mut class.members),
             _ => {}
         }
@@ -393,15 +393,15 @@ pub(super) enum Store {
     Values(u64),
 }
 
-fn holds_by_flags(flags: u64) -> Holds {
+fn holds_by_flags(flags: u64) -> ContainerKind {
     let rows = [
-        (ClassLayout::DICT_CLASS, Holds::Entries),
-        (ClassLayout::LIST, Holds::List),
-        (ClassLayout::TUPLE, Holds::Tuple),
-        (ClassLayout::TYPE, Holds::Class),
-        (ClassLayout::STR, Holds::Text),
-        (ClassLayout::LONG, Holds::Number),
+        (ClassLayout::DICT_CLASS, ContainerKind::Entries),
+        (ClassLayout::LIST, ContainerKind::List),
+        (ClassLayout::TUPLE, ContainerKind::Tuple),
+        (ClassLayout::TYPE, ContainerKind::Class),
+        (ClassLayout::STR, ContainerKind::Text),
+        (ClassLayout::LONG, ContainerKind::Number),
     ];
     let row = rows.iter().find(|(flag, _)| flags & flag != 0);
-    row.map_or(Holds::Other, |&(_, holds)| holds)
+    row.map_or(ContainerKind::Other, |&(_, holds)| holds)
 }

@@ -22,12 +22,12 @@ pub struct Listed {
     pub address: u64,
     /// `ob_type`: the address of its type.
     pub class: u64,
-    pub age: Age,
+    pub generation: Generation,
 }
 
 /// Generation of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Age {
+pub enum Generation {
     /// Generation 0: created since the last collection.
     New,
     /// Generation 1: survived a collection.
@@ -38,7 +38,7 @@ pub enum Age {
     Frozen,
 }
 
-impl Age {
+impl Generation {
     /// Number of last objects of a list that are always read again, because their contents may still change.
     /// Lists of young objects are shorter than this as long as garbage collection is enabled.
     const fn restless(self) -> usize {
@@ -153,18 +153,18 @@ pub fn walk(
     let first = collector.wrapping_add(layout.generations.into());
     let generations = (0..CollectorLayout::GENERATIONS)
         .map(|number| first.wrapping_add(number * CollectorLayout::GENERATION_SIZE))
-        .zip([Age::New, Age::Young, Age::Old]);
+        .zip([Generation::New, Generation::Young, Generation::Old]);
     let permanent = collector.wrapping_add(layout.permanent.into());
     // If one list is broken, the others may still be intact.
     let walked: Vec<_> = generations
-        .chain([(permanent, Age::Frozen)])
+        .chain([(permanent, Generation::Frozen)])
         .map(|(head, age)| walk_list(memory, head, reach, age, objects))
         .collect();
     walked.into_iter().collect()
 }
 
 /// Returns the last objects of each list, for objects in the order of [`walk`].
-pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Age)>) -> HashSet<u64> {
+pub fn endings(objects: impl DoubleEndedIterator<Item = (u64, Generation)>) -> HashSet<u64> {
     let mut endings = HashSet::new();
     let (mut list, mut taken) = (None, 0);
     for (address, age) in objects.rev() {
@@ -184,7 +184,7 @@ fn walk_list(
     memory: &impl ReadMemory,
     head: u64,
     reach: Reach<'_>,
-    age: Age,
+    age: Generation,
     objects: &mut Vec<Listed>,
 ) -> Result<(), Broken> {
     // The node after this one in the direction of the walk, and the node before it.
@@ -219,7 +219,7 @@ fn walk_list(
         objects.push(Listed {
             address,
             class,
-            age,
+            generation: age,
         });
         (before, node) = (node, beyond);
     }

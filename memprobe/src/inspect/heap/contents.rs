@@ -1,6 +1,6 @@
 //! Lists the objects that an object refers to, with the step that leads to each.
 
-use super::class::{Class, Holds, Role, Store};
+use super::class::{Class, ContainerKind, TorchKind, Store};
 use super::dict::Entry;
 use super::image::Image;
 use super::{Heap, word_at};
@@ -53,7 +53,7 @@ impl<M: ReadMemory> Heap<'_, M> {
         mut each: impl FnMut(Step, u64),
     ) -> Result<(), Unreadable> {
         let attributes = self.attributes(class, object, |Entry { key, value, .. }| {
-            if class.role == Role::Module && self.is_gate(key) {
+            if class.role == TorchKind::Module && self.is_gate(key) {
                 // The entries of these dicts count as attributes of the module.
                 let _ = self.entries(value, |entry| {
                     each(Step::Registered(entry.key), entry.value)
@@ -85,23 +85,23 @@ impl<M: ReadMemory> Heap<'_, M> {
         mut each: impl FnMut(Step, u64),
     ) -> Result<(), Unreadable> {
         match class.holds {
-            Holds::Entries => self.entries(object, |entry| each(Step::Key(entry.key), entry.value)),
-            Holds::Globals => {
+            ContainerKind::Entries => self.entries(object, |entry| each(Step::Key(entry.key), entry.value)),
+            ContainerKind::Globals => {
                 let dict = self.word(object, HeapLayout::MODULE_DICT)?;
                 self.entries(dict, |entry| each(Step::Attribute(entry.key), entry.value))
             }
-            Holds::Class => match self.word(object, ClassLayout::DICT)? {
+            ContainerKind::Class => match self.word(object, ClassLayout::DICT)? {
                 0 => Ok(()),
                 dict => self.entries(dict, |entry| each(Step::Attribute(entry.key), entry.value)),
             },
-            Holds::Cell => {
+            ContainerKind::Cell => {
                 let value = self.word(object, HeapLayout::CELL)?;
                 if value != 0 {
                     each(Step::Cell, value);
                 }
                 Ok(())
             }
-            Holds::List | Holds::Tuple => {
+            ContainerKind::List | ContainerKind::Tuple => {
                 let (first, count) = self.items(class, object)?;
                 let mut index = 0..;
                 self.words(first, count, 8, |item| {
@@ -111,7 +111,7 @@ impl<M: ReadMemory> Heap<'_, M> {
                     }
                 })
             }
-            Holds::Deque => {
+            ContainerKind::Deque => {
                 let mut index = 0..;
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |item| {
                     let index = index.next().unwrap_or_default();
@@ -120,7 +120,7 @@ impl<M: ReadMemory> Heap<'_, M> {
                     }
                 })
             }
-            Holds::Set => {
+            ContainerKind::Set => {
                 let (table, count) = self.table(object)?;
                 self.words(table, count, 16, |item| {
                     if item != 0 {
@@ -129,8 +129,8 @@ impl<M: ReadMemory> Heap<'_, M> {
                 })
             }
             // The variables of frames are roots of their own.
-            Holds::Suspended | Holds::Frame => Ok(()),
-            Holds::Text | Holds::Number | Holds::Other => Ok(()),
+            ContainerKind::Suspended | ContainerKind::Frame => Ok(()),
+            ContainerKind::Text | ContainerKind::Number | ContainerKind::Other => Ok(()),
         }
     }
 
@@ -138,7 +138,7 @@ impl<M: ReadMemory> Heap<'_, M> {
     pub(super) fn items(&self, class: &Class, object: u64) -> Result<(u64, u64), Unreadable> {
         let count = self.word(object, HeapLayout::SIZE)?;
         let first = match class.holds {
-            Holds::List => self.word(object, HeapLayout::LIST_ITEMS)?,
+            ContainerKind::List => self.word(object, HeapLayout::LIST_ITEMS)?,
             _ => object.wrapping_add(self.layout.heap.tuple_items.into()),
         };
         bounded(object, count).map(|count| (first, count))
@@ -184,26 +184,26 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
     /// [`Unreadable`] if the ranges cannot be determined.
     pub fn keep_contents(&self, class: &Class, object: u64) -> Result<(), Unreadable> {
         match class.holds {
-            Holds::Entries => self.keep_dict(object)?,
-            Holds::Globals => self.keep_dict(self.word(object, HeapLayout::MODULE_DICT)?)?,
-            Holds::Class => match self.word(object, ClassLayout::DICT)? {
+            ContainerKind::Entries => self.keep_dict(object)?,
+            ContainerKind::Globals => self.keep_dict(self.word(object, HeapLayout::MODULE_DICT)?)?,
+            ContainerKind::Class => match self.word(object, ClassLayout::DICT)? {
                 0 => {}
                 dict => self.keep_dict(dict)?,
             },
-            Holds::List | Holds::Tuple => {
+            ContainerKind::List | ContainerKind::Tuple => {
                 let (first, count) = self.items(class, object)?;
                 self.memory.keep(first..first.saturating_add(8 * count));
             }
-            Holds::Set => {
+            ContainerKind::Set => {
                 let (table, count) = self.table(object)?;
                 self.memory.keep(table..table.saturating_add(16 * count));
             }
             // Each block leads to the next, so reading the items loads all blocks.
-            Holds::Deque => {
+            ContainerKind::Deque => {
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
-            Holds::Suspended | Holds::Frame => {}
-            Holds::Cell | Holds::Text | Holds::Number | Holds::Other => {}
+            ContainerKind::Suspended | ContainerKind::Frame => {}
+            ContainerKind::Cell | ContainerKind::Text | ContainerKind::Number | ContainerKind::Other => {}
         }
         if !class.has_attributes() {
             return Ok(());

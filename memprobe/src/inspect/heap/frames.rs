@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::HashSet;
 
-use super::class::{Classes, Holds};
+use super::class::{Classes, ContainerKind};
 use super::process_scan::ProcessScan;
 use super::{Heap, shortened};
 use crate::symbolize::python::layout::{GeneratorLayout, HeapLayout, LocalNames, LocalsLayout};
@@ -307,9 +307,9 @@ impl<M: ReadMemory> Reader<'_, '_, M> {
         };
         let holds = self.classes.of(self.heap, value).map(|class| class.holds);
         let value = match holds {
-            Some(Holds::Cell) => self.heap.word(value, HeapLayout::CELL).unwrap_or(0),
+            Some(ContainerKind::Cell) => self.heap.word(value, HeapLayout::CELL).unwrap_or(0),
             // These refer to no other objects.
-            Some(Holds::Text | Holds::Number) => 0,
+            Some(ContainerKind::Text | ContainerKind::Number) => 0,
             _ => value,
         };
         if value == 0 {

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::class::{Classes, Holds};
+use super::class::{Classes, ContainerKind};
 use super::contents::Step;
 use super::{Heap, shortened, word_at};
 use crate::symbolize::python::layout::HeapLayout;
@@ -60,8 +60,8 @@ impl<M: ReadMemory> Heap<'_, M> {
     pub fn key(&self, classes: &mut Classes, key: u64) -> String {
         let holds = classes.of(self, key).map(|class| class.holds);
         let text = match holds {
-            Some(Holds::Text) => self.text(key).map(|text| quoted(&text)),
-            Some(Holds::Number) => self.number(key).map(|number| number.to_string()),
+            Some(ContainerKind::Text) => self.text(key).map(|text| quoted(&text)),
+            Some(ContainerKind::Number) => self.number(key).map(|number| number.to_string()),
             Some(_) => Some(OTHER.to_owned()),
             None => None,
         };

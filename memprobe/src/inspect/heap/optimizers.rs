@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Heap;
-use super::class::{Classes, Holds, Role};
+use super::class::{Classes, ContainerKind, TorchKind};
 use super::contents::Step;
 use crate::target::memory::ReadMemory;
 
@@ -66,7 +66,7 @@ pub fn read(
         }
         entries.truncate(MOST_PARAMETERS.saturating_sub(found.state.len()));
         for entry in entries {
-            let is_tensor = |class: &super::class::Class| class.role == Role::Tensor;
+            let is_tensor = |class: &super::class::Class| class.role == TorchKind::Tensor;
             let parameter = classes.of(heap, entry.key).is_some_and(is_tensor);
             for (path, tensor) in tensors_in(heap, classes, entry.value) {
                 found.state.push(StateTensor {
@@ -95,11 +95,11 @@ fn tensors_in(
         let Some(class) = classes.of(heap, object) else {
             continue;
         };
-        if class.role == Role::Tensor {
+        if class.role == TorchKind::Tensor {
             tensors.push((path, object));
             continue;
         }
-        let is_container = matches!(class.holds, Holds::Entries | Holds::List | Holds::Tuple);
+        let is_container = matches!(class.holds, ContainerKind::Entries | ContainerKind::List | ContainerKind::Tuple);
         if !is_container || steps == MOST_STEPS {
             continue;
         }
@@ -159,7 +159,7 @@ fn add_positions(
 fn list(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> Vec<u64> {
     let mut items = Vec::new();
     let class = classes.of(heap, object);
-    if let Some(class) = class.filter(|class| class.holds == Holds::List) {
+    if let Some(class) = class.filter(|class| class.holds == ContainerKind::List) {
         let _ = heap.contents(class, 0, object, |step, item| {
             if matches!(step, Step::Index(_)) {
                 items.push(item);

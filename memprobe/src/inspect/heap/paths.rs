@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use super::Heap;
-use super::class::{Classes, Holds, Role};
+use super::class::{Classes, ContainerKind, TorchKind};
 use super::contents::Step;
 use super::frames::{Variable, is_library};
 use super::process_scan::ProcessScan;
@@ -360,7 +360,7 @@ impl Search<'_> {
             held.push((step, value));
         });
         for (step, value) in held {
-            if holds == Holds::Globals && steps <= IMPORTED {
+            if holds == ContainerKind::Globals && steps <= IMPORTED {
                 self.prefer_global(heap, place, step, value);
             }
             let Some(&at) = self.paths.places.get(&value) else {
@@ -371,15 +371,15 @@ impl Search<'_> {
             let Some(class) = class else { continue };
             // A module reached through another module says less than its own name. Tensors that modules and
             // optimizers hold have names of their own.
-            if class.holds == Holds::Globals && holds == Holds::Globals {
+            if class.holds == ContainerKind::Globals && holds == ContainerKind::Globals {
                 continue;
             }
-            let is_tensor = class.role == Role::Tensor;
+            let is_tensor = class.role == TorchKind::Tensor;
             let origin = Origin::From(place, step);
             if is_tensor && !matches!(step, Step::Registered(_)) {
                 self.add_way(value, origin, steps + 1);
             }
-            if role == Role::Optimizer && is_named(heap, step, "state") {
+            if role == TorchKind::Optimizer && is_named(heap, step, "state") {
                 continue;
             }
             self.reach(value, origin, steps + 1);
@@ -389,7 +389,7 @@ impl Search<'_> {
 
 fn is_tensor(heap: &Heap<'_, impl ReadMemory>, classes: &mut Classes, object: u64) -> bool {
     let class = classes.of(heap, object);
-    class.is_some_and(|class| class.role == Role::Tensor)
+    class.is_some_and(|class| class.role == TorchKind::Tensor)
 }
 
 impl Search<'_> {

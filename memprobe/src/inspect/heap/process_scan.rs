@@ -3,8 +3,8 @@
 use hashbrown::HashSet;
 
 use super::Heap;
-use super::class::{Class, Classes, Holds, Role};
-use super::collector::{self, Age, Listed};
+use super::class::{Class, Classes, ContainerKind, TorchKind};
+use super::collector::{self, Generation, Listed};
 use super::image::Image;
 use crate::target::memory::ReadMemory;
 
@@ -14,7 +14,7 @@ pub struct Object {
     /// Index of its class in [`Classes`].
     pub class: u32,
     /// Generation of the garbage collector.
-    pub age: Age,
+    pub age: Generation,
 }
 
 /// Result of an earlier scan, made before the process was paused.
@@ -69,7 +69,7 @@ impl ProcessScan {
         for &Listed {
             address,
             class,
-            age,
+            generation: age,
         } in listed
         {
             let Some(class) = classes.place(heap, class) else {
@@ -92,13 +92,13 @@ impl ProcessScan {
     fn list_of(&mut self, class: &Class) -> Option<&mut Vec<u64>> {
         // Class objects themselves have another class, so they are in no list.
         match (class.role, class.holds) {
-            (Role::Tensor, _) => Some(&mut self.tensors),
-            (Role::Module, _) => Some(&mut self.modules),
-            (Role::Optimizer, _) => Some(&mut self.optimizers),
-            (Role::Other, Holds::Globals) => Some(&mut self.globals),
-            (Role::Other, Holds::Suspended) => Some(&mut self.suspended),
-            (Role::Other, Holds::Frame) => Some(&mut self.frames),
-            (Role::Other, _) => None,
+            (TorchKind::Tensor, _) => Some(&mut self.tensors),
+            (TorchKind::Module, _) => Some(&mut self.modules),
+            (TorchKind::Optimizer, _) => Some(&mut self.optimizers),
+            (TorchKind::Other, ContainerKind::Globals) => Some(&mut self.globals),
+            (TorchKind::Other, ContainerKind::Suspended) => Some(&mut self.suspended),
+            (TorchKind::Other, ContainerKind::Frame) => Some(&mut self.frames),
+            (TorchKind::Other, _) => None,
         }
     }
 

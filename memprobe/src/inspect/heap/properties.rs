@@ -5,7 +5,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 
 use super::class::Classes;
-use super::collector::{self, Age, Listed, Reach};
+use super::collector::{self, Generation, Listed, Reach};
 use super::frames::Variable;
 use super::image::Image;
 use super::paths::Paths;
@@ -91,7 +91,7 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     listed.extend((0..400).map(|number| Listed {
         address: at(number),
         class: at(number + 7),
-        age: Age::Old,
+        generation: Generation::Old,
     }));
     let heap = Heap::of(&image, layout);
     let mut classes = Classes::default();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use super::Heap;
-use super::class::{Classes, Holds};
+use super::class::{Classes, ContainerKind};
 use super::contents::Step;
 use super::paths::{MAX_PATHS as MOST_OF_ONE, Origin, Paths, ReferencePath};
 use super::process_scan::ProcessScan;
@@ -185,7 +185,7 @@ impl HeapRetainers {
             Step::Key(key) => {
                 let class = classes.of(heap, key);
                 self.many.contains(&place)
-                    || class.is_some_and(|class| class.holds == Holds::Number)
+                    || class.is_some_and(|class| class.holds == ContainerKind::Number)
             }
             _ => false,
         }

@@ -1,5 +1,5 @@
-use super::class::{Classes, Role};
-use super::collector::{self, Age, Broken, Reach};
+use super::class::{Classes, TorchKind};
+use super::collector::{self, Generation, Broken, Reach};
 use super::fake::FakeHeap;
 use super::frames::Variable;
 use super::image::Image;
@@ -110,11 +110,11 @@ fn what_was_added_to_a_list_is_found_from_its_end() {
 #[test]
 fn the_last_objects_of_each_list_are_its_ending() {
     let list = |first: u64, count, age| (first..first + count).map(move |at| (at, age));
-    let objects: Vec<_> = list(0, 5_000, Age::New)
-        .chain(list(10_000, 5, Age::Young))
-        .chain(list(100_000, 10_000, Age::Old))
-        .chain(list(200_000, 3, Age::Frozen))
-        .chain(list(20_000, 5, Age::New))
+    let objects: Vec<_> = list(0, 5_000, Generation::New)
+        .chain(list(10_000, 5, Generation::Young))
+        .chain(list(100_000, 10_000, Generation::Old))
+        .chain(list(200_000, 3, Generation::Frozen))
+        .chain(list(20_000, 5, Generation::New))
         .collect();
     let endings = collector::endings(objects.into_iter());
     assert_eq!(endings.len(), 4096 + 5 + 4096 + 3 + 5);
@@ -320,7 +320,7 @@ fn tensors_modules_and_optimizers_are_told_by_their_classes() {
             .filter(is_module)
             .map(|class| class.role)
             .collect();
-        assert!(roles.contains(&Role::Module) && roles.contains(&Role::Other));
+        assert!(roles.contains(&TorchKind::Module) && roles.contains(&TorchKind::Other));
     }
 }
 

@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 
 use crate::event::Module;
 use crate::symbolize::python::layout::PythonLayout;
-use crate::symbolize::python::module_calls::{Answer, Called, Calls, NameModules, Question};
+use crate::symbolize::python::module_calls::{Answer, ModuleCall, Calls, NameModules, Question};
 use crate::target::memory::ReadMemory;
 
 use confidence::{Confidence, ConfidenceTracker, LASTS, STAYS, Watch, worked};
@@ -191,7 +191,7 @@ impl<M: ReadMemory> ModuleNames<M> {
     fn enter(
         &mut self,
         entered: &[u64],
-        called: Called,
+        called: ModuleCall,
         question: Question,
     ) -> Result<u64, Confidence> {
         let module = called.object;
@@ -257,7 +257,7 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Reads a new tree. If its root has another class than the called module, another object has taken the
     /// address since. That object may be part of another tree, so the tree is rejected.
-    fn add(&mut self, called: Called, faith: Confidence, question: Question) -> Option<u64> {
+    fn add(&mut self, called: ModuleCall, faith: Confidence, question: Question) -> Option<u64> {
         let top = called.object;
         let tree = self.read(top)?;
         if tree.class_of(top) != Some(called.class) {

@@ -72,9 +72,9 @@ fn path_of(names: &mut ModuleNames<Shared>, modules: &[u64], cut: bool) -> Modul
     in_the_end(names, &calls, answer)
 }
 
-fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<Called> {
+fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<ModuleCall> {
     let kind = u64::from(names.layout.object.kind);
-    let called = modules.iter().map(|&object| Called {
+    let called = modules.iter().map(|&object| ModuleCall {
         object,
         class: names
             .memory
@@ -85,7 +85,7 @@ fn called_now(names: &ModuleNames<Shared>, modules: &[u64]) -> Vec<Called> {
 }
 
 /// Asks once and expects no answer yet.
-fn ask(names: &mut ModuleNames<Shared>, modules: &[u64]) -> (Vec<Called>, Question) {
+fn ask(names: &mut ModuleNames<Shared>, modules: &[u64]) -> (Vec<ModuleCall>, Question) {
     let modules = called_now(names, modules);
     let calls = Calls {
         modules: &modules,
@@ -99,7 +99,7 @@ fn ask(names: &mut ModuleNames<Shared>, modules: &[u64]) -> (Vec<Called>, Questi
 
 fn ask_again(
     names: &mut ModuleNames<Shared>,
-    (modules, question): (Vec<Called>, Question),
+    (modules, question): (Vec<ModuleCall>, Question),
 ) -> Module {
     let calls = Calls {
         modules: &modules,
@@ -309,7 +309,7 @@ fn a_module_of_another_class_than_was_called_is_not_the_one() {
     let top = nets.module(net, &[]);
     let (_, mut names) = nets.finish();
     let of_class = |names: &mut ModuleNames<Shared>, class| {
-        let modules = [Called { object: top, class }];
+        let modules = [ModuleCall { object: top, class }];
         names.path(&Calls {
             modules: &modules,
             cut: false,

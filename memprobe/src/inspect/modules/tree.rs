@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::fingerprint::ObjectFingerprint;
 use crate::inspect::heap::Heap;
-use crate::inspect::heap::class::{Class, Classes, Role};
+use crate::inspect::heap::class::{Class, Classes, TorchKind};
 use crate::inspect::heap::dict::Entry;
 use crate::inspect::heap::image::Image;
 use crate::inspect::heap::modules::joined;
@@ -128,7 +128,7 @@ impl<'a, 'b, M: ReadMemory> Walk<'a, 'b, M> {
         let place = self.classes.place(self.heap, address);
         let class = place.and_then(|place| self.classes.get(place));
         match class {
-            Some(class) if class.role == Role::Module => Ok(Some(class.clone())),
+            Some(class) if class.role == TorchKind::Module => Ok(Some(class.clone())),
             Some(_) => Ok(None),
             None => Err(Unreadable {
                 address: object,

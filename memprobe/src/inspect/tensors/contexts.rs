@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 
 use crate::inspect::heap::Heap;
-use crate::inspect::heap::class::{Classes, Holds};
+use crate::inspect::heap::class::{Classes, ContainerKind};
 use crate::inspect::heap::contents::Step;
 use crate::inspect::heap::paths::Paths;
 use crate::inspect::heap::process_scan::ProcessScan;
@@ -146,7 +146,7 @@ impl Search {
         let class = census.objects.get(place as usize)?.class;
         let holds = classes.get(class)?.holds;
         // Modules and classes live independently of the `ctx`.
-        if matches!(holds, Holds::Globals | Holds::Class) || is_globals(heap, classes, step) {
+        if matches!(holds, ContainerKind::Globals | ContainerKind::Class) || is_globals(heap, classes, step) {
             return None;
         }
         let number = self.number(place);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bytes::Fields;
 use super::class::{Classes, Family};
-use super::era::{AutogradLayout, NodeLayout};
+use super::layout_versions::{AutogradLayout, NodeLayout};
 use super::layouts::Layouts;
 use super::tensor::{is_tensor, some};
 use crate::target::memory::ReadMemory;

@@ -5,7 +5,7 @@
 
 use super::bytes::Fields;
 use super::class::{Classes, Family};
-use super::era::{DeviceOrder, Handle, StorageLayout, TensorLayout};
+use super::layout_versions::{DeviceOrder, Handle, StorageLayout, TensorLayout};
 use super::layouts::{lies_within, needed};
 use super::tensor::{self, Class, Geometry, some};
 use crate::event::Bytes;

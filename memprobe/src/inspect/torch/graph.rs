@@ -4,7 +4,7 @@
 use hashbrown::{HashMap, HashSet};
 
 use super::NotOne;
-use super::era::NodeLayout;
+use super::layout_versions::NodeLayout;
 use super::layouts::{Layouts, lies_within};
 use super::node;
 use super::storage::RawStorage;

@@ -7,8 +7,8 @@ use super::autograd::{Meta, View};
 use super::bytes::Fields;
 use super::calibrate;
 use super::class::{Classes, Family};
-use super::era::{self, AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
-use super::era::{TensorLayout, Versions};
+use super::layout_versions::{self, AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
+use super::layout_versions::{TensorLayout, Versions};
 use super::node;
 use super::saved::Saved;
 use super::storage::{self, RawStorage};
@@ -94,13 +94,13 @@ impl Layouts {
         }
         let samples = &samples(tensors)[..];
         let classes = Classes::default();
-        let row = first_of(TENSORS, |row| era::is_of(&row.0, version)).find(|row| {
+        let row = first_of(TENSORS, |row| layout_versions::is_of(&row.0, version)).find(|row| {
             let proof = proof(memory, &classes, &row.1, row.2, samples);
-            let runs_on = manner == CaptureMode::Running && era::is_of(&row.0, version);
+            let runs_on = manner == CaptureMode::Running && layout_versions::is_of(&row.0, version);
             proof.is_enough() || runs_on && proof.is_no_accident()
         });
         let (tensor, storage, origin) = match row {
-            Some(row) if era::is_of(&row.0, version) => (row.1, row.2, Origin::Version),
+            Some(row) if layout_versions::is_of(&row.0, version) => (row.1, row.2, Origin::Version),
             Some(row) => (row.1, row.2, Origin::OtherVersion),
             None => {
                 let found = calibrate::calibrate(memory, &classes, samples);
@@ -113,11 +113,11 @@ impl Layouts {
             }
         };
         let metas = metas(memory, &tensor, samples);
-        let nodes = first_of(NODES, |row| era::is_of(&row.0, version));
+        let nodes = first_of(NODES, |row| layout_versions::is_of(&row.0, version));
         Ok(Self {
             autograd: autograd_layout(memory, &classes, version, &metas),
             nodes: nodes
-                .map(|row| (row.1, era::is_of(&row.0, version)))
+                .map(|row| (row.1, layout_versions::is_of(&row.0, version)))
                 .collect(),
             tensor,
             storage,
@@ -286,8 +286,8 @@ fn proof(
     let mut proof = Proof::default();
     for sample in samples {
         match look(memory, classes, layout, storage, *sample) {
-            Some(Look::Good) => proof.good += 1,
-            Some(Look::Neutral) => {}
+            Some(LayoutSearch::Good) => proof.good += 1,
+            Some(LayoutSearch::Neutral) => {}
             None => proof.bad += 1,
         }
     }
@@ -295,7 +295,7 @@ fn proof(
 }
 
 /// Verdict of one sample on a layout.
-enum Look {
+enum LayoutSearch {
     /// Everything fits, in a way that cannot be accidental.
     Good,
     /// Nothing contradicts the layout.
@@ -308,7 +308,7 @@ fn look(
     layout: &TensorLayout,
     storage: StorageLayout,
     sample: u64,
-) -> Option<Look> {
+) -> Option<LayoutSearch> {
     let object = pointer(memory, layout, sample)?;
     let class = classes.of(memory, object)?;
     let mut bytes = vec![0; layout.size()];
@@ -318,13 +318,13 @@ fn look(
         return None;
     }
     if tensor::kind(&class) != Class::Dense || tensor::is_symbolic(layout, fields) {
-        return Some(Look::Neutral);
+        return Some(LayoutSearch::Neutral);
     }
     let geometry = tensor::geometry(memory, layout, fields).ok()?;
     let dtype = tensor::dtype(layout, fields).ok()?;
     let device = tensor::place(layout, fields).ok()?;
     let Some(storage_at) = some(fields.word(layout.storage)) else {
-        return Some(Look::Neutral);
+        return Some(LayoutSearch::Neutral);
     };
     let storage = storage::read(memory, classes, storage, storage_at).ok()?;
     if storage.device != device {
@@ -334,8 +334,8 @@ fn look(
     // A wrapper of other tensors has a shape, but a storage without data.
     let is_proof = needed > 0 && storage.bytes.0 >= needed;
     Some(match is_proof {
-        true => Look::Good,
-        false => Look::Neutral,
+        true => LayoutSearch::Good,
+        false => LayoutSearch::Neutral,
     })
 }
 
@@ -378,14 +378,14 @@ fn autograd_layout(
     version: Option<&str>,
     metas: &[u64],
 ) -> Option<AutogradLayout> {
-    let is_own = |row: &(Versions, AutogradLayout)| era::is_of(&row.0, version);
+    let is_own = |row: &(Versions, AutogradLayout)| layout_versions::is_of(&row.0, version);
     let mut best: Option<(usize, AutogradLayout)> = None;
     for row in first_of(AUTOGRAD, is_own) {
         let mut proof = Proof::default();
         for meta in metas {
             match proves(memory, classes, &row.1, *meta) {
-                Some(Look::Good) => proof.good += 1,
-                Some(Look::Neutral) => {}
+                Some(LayoutSearch::Good) => proof.good += 1,
+                Some(LayoutSearch::Neutral) => {}
                 None => proof.bad += 1,
             }
         }
@@ -406,15 +406,15 @@ fn proves(
     classes: &Classes,
     layout: &AutogradLayout,
     meta: u64,
-) -> Option<Look> {
+) -> Option<LayoutSearch> {
     let read = Meta::read(memory, classes, layout, meta)?;
     let is_proof = match read.is_view {
         true => View::read(memory, classes, layout, meta)?.base.is_some(),
         false => read.says_so,
     };
     Some(match is_proof {
-        true => Look::Good,
-        false => Look::Neutral,
+        true => LayoutSearch::Good,
+        false => LayoutSearch::Neutral,
     })
 }
 

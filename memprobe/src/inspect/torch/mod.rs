@@ -10,7 +10,7 @@ mod bytes;
 mod calibrate;
 mod class;
 mod deleter;
-mod era;
+mod layout_versions;
 mod layouts;
 mod node;
 mod saved;

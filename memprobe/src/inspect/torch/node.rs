@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::autograd;
 use super::bytes::Fields;
 use super::class::{CppClass, Family};
-use super::era::NodeLayout;
+use super::layout_versions::NodeLayout;
 use super::layouts::Layouts;
 use super::saved::{self, Found};
 use super::tensor::some;

@@ -4,7 +4,7 @@
 use super::autograd::vector;
 use super::bytes::Fields;
 use super::class::Family;
-use super::era::SavedLayout;
+use super::layout_versions::SavedLayout;
 use super::layouts::Layouts;
 use super::tensor::{is_tensor, some};
 use crate::target::memory::ReadMemory;

@@ -3,7 +3,7 @@
 use super::NotOne;
 use super::bytes::Fields;
 use super::class::{Classes, Family};
-use super::era::StorageLayout;
+use super::layout_versions::StorageLayout;
 use super::tensor::device;
 use crate::event::{Address, Bytes};
 use crate::target::memory::ReadMemory;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bytes::Fields;
 use super::class::{CppClass, Family};
-use super::era::{DeviceOrder, TensorLayout};
+use super::layout_versions::{DeviceOrder, TensorLayout};
 use super::layouts::Layouts;
 use super::{NotOne, autograd};
 use crate::event::DeviceIndex;

@@ -1,7 +1,7 @@
 //! Reads fake processes whose objects are laid out by each row of the tables.
 
-use super::era::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
-use super::era::{DeviceOrder, Handle, TensorLayout};
+use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
+use super::layout_versions::{DeviceOrder, Handle, TensorLayout};
 use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
 use super::{Class, Geometry, LayoutError, Layouts, NotOne, Origin};

@@ -11,8 +11,8 @@ use crate::event::{
     NoStack, PurposeId, Stack, StackId,
 };
 use crate::model::applied::{Applied, Freed};
-use crate::model::snapshot::{Grouping, Site, What};
-use crate::model::{Maker, Model, grouping};
+use crate::model::snapshot::{Grouping, Site, PurposeInfo};
+use crate::model::{BlockOrigin, Model, grouping};
 
 /// Cap on groups; the excess is one group per device.
 const MOST_PARTS: usize = 1 << 18;
@@ -25,7 +25,7 @@ const MOST_STACKS: usize = 1 << 20;
 pub struct AllocationGroup {
     pub origin: Arc<AllocationSite>,
     /// Tensor type or other purpose.
-    pub what: What,
+    pub what: PurposeInfo,
 }
 
 /// Allocation site as far as reports tell it apart.
@@ -212,7 +212,7 @@ impl AllocationGroups {
     ) {
         let Some(device) = event.device else { return };
         match (event.action, applied) {
-            (Action::Alloc, Applied::Alloc { replaced, kept }) => {
+            (Action::Alloc, Applied::Alloc { replaced, is_tracked: kept }) => {
                 for ended in replaced {
                     self.release(device, ended.addr, &mut tell);
                 }
@@ -234,15 +234,15 @@ impl AllocationGroups {
         // Many blocks share a stack, whose address is stable while the model exists.
         let mut origins: HashMap<usize, Arc<AllocationSite>> = HashMap::new();
         for block in model.live_blocks() {
-            let origin = match block.maker {
-                Maker::BeforeAttach => continue,
-                Maker::Unknown => Arc::clone(&self.unknown),
-                Maker::Stack(stack) => {
+            let origin = match block.origin {
+                BlockOrigin::BeforeAttach => continue,
+                BlockOrigin::Unknown => Arc::clone(&self.unknown),
+                BlockOrigin::Stack(stack) => {
                     let known = origins.entry(Arc::as_ptr(stack).addr());
                     Arc::clone(known.or_insert_with(|| self.origin(stack)))
                 }
             };
-            let what = What::Unknown;
+            let what = PurposeInfo::Unknown;
             let part = self.name(block.device, AllocationGroup { origin, what });
             self.live
                 .insert((block.device, block.addr), (part, block.size));
@@ -280,10 +280,10 @@ impl AllocationGroups {
     fn part_of(&mut self, device: DeviceIndex, event: &MemoryEvent) -> usize {
         let origin = self.by_stack.get(&event.stack).unwrap_or(&self.unknown);
         let (what, is_at) = match self.uses.get(event.shape) {
-            Some(is) => (What::Known(Arc::clone(is)), Arc::as_ptr(is).addr()),
+            Some(is) => (PurposeInfo::Known(Arc::clone(is)), Arc::as_ptr(is).addr()),
             // No `Arc` has address 0 or 1.
-            None if event.shape == PurposeId::NO_TENSOR => (What::NoTensor, 0),
-            None => (What::Unknown, 1),
+            None if event.shape == PurposeId::NO_TENSOR => (PurposeInfo::NoTensor, 0),
+            None => (PurposeInfo::Unknown, 1),
         };
         let place = (device, Arc::as_ptr(origin).addr(), is_at);
         if let Some((name, _)) = self.by_place.get(&place) {
@@ -318,7 +318,7 @@ impl AllocationGroups {
             true => key,
             false => {
                 let origin = Arc::clone(&self.too_many);
-                let what = What::TooMany;
+                let what = PurposeInfo::TooMany;
                 (device, AllocationGroup { origin, what })
             }
         };

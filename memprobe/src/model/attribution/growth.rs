@@ -23,7 +23,7 @@ use super::allocation_groups::{
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::model::Model;
 use crate::model::applied::Applied;
-use crate::model::snapshot::{Grouping, Site, What};
+use crate::model::snapshot::{Grouping, Site, PurposeInfo};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
@@ -144,7 +144,7 @@ pub struct Growth {
     /// Growing modules, fastest first.
     pub modules: Vec<Suspect<ModuleScope>>,
     /// Growing tensor types, fastest first.
-    pub tensors: Vec<Suspect<What>>,
+    pub tensors: Vec<Suspect<PurposeInfo>>,
     /// Time of the heap snapshot behind the retainers; `None` without one.
     pub read: Option<TimeNs>,
     /// Retainers of all growing lines.
@@ -315,10 +315,10 @@ impl GrowthLedger {
         self.windows.steps.taken += 1;
     }
 
-    /// Growth on a device; `None` for an unknown device. Without `laps_an_iteration` it fits time windows.
-    pub fn growth(&self, device: DeviceIndex, laps_an_iteration: Option<f64>) -> Option<Growth> {
+    /// Growth on a device; `None` for an unknown device. Without `intervals_per_iteration` it fits time windows.
+    pub fn growth(&self, device: DeviceIndex, intervals_per_iteration: Option<f64>) -> Option<Growth> {
         let on = self.devices.get(&device)?;
-        let (track, total, look) = match laps_an_iteration {
+        let (track, total, look) = match intervals_per_iteration {
             Some(laps) => (
                 &self.intervals,
                 &on.intervals,
@@ -420,9 +420,9 @@ struct StepSelection {
 }
 
 impl StepSelection {
-    fn at_iterations(track: &Track, laps_an_iteration: f64) -> Self {
+    fn at_iterations(track: &Track, intervals_per_iteration: f64) -> Self {
         let stride = track.steps.stride as f64;
-        let intervals = laps_an_iteration.max(1.0);
+        let intervals = intervals_per_iteration.max(1.0);
         // Each step spans a whole iteration, because levels alternate between its intervals.
         let together = ((intervals / stride).round() as usize).max(1);
         let whole = track.steps.whole() / together;

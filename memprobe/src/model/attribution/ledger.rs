@@ -350,14 +350,14 @@ impl AttributionLedger {
         }
         self.ordinal += 1;
         let allocated = match applied {
-            Applied::Alloc { replaced, kept } => {
+            Applied::Alloc { replaced, is_tracked: kept } => {
                 for ended in replaced {
                     self.remove_block(index, (index, ended.addr));
                 }
                 self.alloc(index, event, *kept);
                 Some(event.size)
             }
-            Applied::Held { kept: true } => {
+            Applied::Held { is_tracked: true } => {
                 self.hold(index, event.addr, event.size);
                 None
             }

@@ -11,7 +11,7 @@ use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::model::snapshot::Snapshot;
 use crate::model::snapshot::attribution::{
     DeviceCategories, DeviceModules, IterationLayers, IterationRow, Portion, PortionRow, Portions,
-    Which,
+    IterationChoice,
 };
 
 /// Memory by module on each device, at the moment of a model's snapshot.
@@ -62,7 +62,7 @@ pub fn categories(
 pub fn layers(
     ledger: &AttributionLedger,
     table: &Iterations,
-    which: Which,
+    which: IterationChoice,
 ) -> Vec<IterationLayers> {
     let Some(layering) = ledger.layering() else {
         return Vec::new();
@@ -77,8 +77,8 @@ pub fn layers(
         let first = whole.clone().next();
         let latest = whole.next_back();
         let row = match which {
-            Which::Latest => None,
-            Which::Numbered(number) => whole
+            IterationChoice::Latest => None,
+            IterationChoice::Numbered(number) => whole
                 .find(|row| row.number == number)
                 .or(first.filter(|first| number < first.number)),
         };

@@ -6,10 +6,10 @@
 //! At any moment: `allocated == bytes of the CPU + all [`Difference`]s`.
 
 mod allocator;
-mod books;
+mod accounting;
 mod lines;
 mod origin;
-mod retold;
+mod replay;
 mod translation;
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ use crate::event::{Action, Bytes, DeviceIndex, Event, Frame, Totals};
 use crate::model::attribution::size::Sizes;
 use crate::model::attribution::view::Coverage;
 use crate::model::snapshot::Site;
-use books::{Books, Moment};
+use accounting::{Accounting, Moment};
 use translation::Translation;
 
 /// Default cuBLAS workspace of PyTorch: `CUBLAS_WORKSPACE_CONFIG=:4096:2:16:8`, in KiB and counts
@@ -141,7 +141,7 @@ pub struct Estimate {
     pub with_workspace: Totals,
     /// Memory kept between iterations: totals at the last start of other work after a backward pass
     /// or a step. `None` if nothing followed one.
-    pub kept: Option<Totals>,
+    pub between_iterations: Option<Totals>,
     /// Bytes of the CPU's allocator when most is allocated on the GPU.
     pub cpu_at_peak: Bytes,
     /// Highest bytes of the CPU's allocator.
@@ -174,7 +174,7 @@ pub struct Estimate {
 #[derive(Debug)]
 pub struct Estimator {
     translation: Translation,
-    books: Books,
+    books: Accounting,
     events: u64,
     cpu_peak: u64,
 }
@@ -183,7 +183,7 @@ impl Estimator {
     pub fn new(hardware: Hardware, on_host: Vec<OnHost>) -> Self {
         Self {
             translation: Translation::new(on_host),
-            books: Books::new(hardware),
+            books: Accounting::new(hardware),
             events: 0,
             cpu_peak: 0,
         }
@@ -196,17 +196,17 @@ impl Estimator {
         } = self;
         match event {
             Event::Stack(id, stack) => {
-                books.retold.pass(event);
+                books.replay.pass(event);
                 translation.define_stack(*id, stack, books);
             }
             Event::BlockPurpose(id, is) => {
-                books.retold.pass(event);
+                books.replay.pass(event);
                 translation.define_use(*id, is);
             }
             Event::PhaseMark(mark) => {
                 // Memory that a step held is freed before the next begins.
                 translation.mark(mark, books);
-                books.retold.pass(event);
+                books.replay.pass(event);
             }
             Event::BlockLabels(names) => {
                 let find = |addr| books.on_gpu(translation.piece_at(addr)?);
@@ -215,7 +215,7 @@ impl Estimator {
                     .iter()
                     .filter_map(|block| Some((block, find(block.addr)?)));
                 let named = named.collect();
-                books.retold.name(names, named);
+                books.replay.name(names, named);
             }
             Event::AtAttach(found) if found.device == Some(DeviceIndex::CPU) => {
                 translation.missing.past |= found.unread.is_some();
@@ -226,7 +226,7 @@ impl Estimator {
             }
             Event::Memory(event) if event.device == Some(DeviceIndex::CPU) => {
                 self.events += 1;
-                books.retold.go_on(event);
+                books.replay.go_on(event);
                 match event.action {
                     Action::Alloc => translation.alloc(event, books),
                     Action::Free => translation.free(event.addr, books),
@@ -255,7 +255,7 @@ impl Estimator {
             events: self.events,
             peak: books.totals(),
             with_workspace: books.with_workspace(),
-            kept: books.kept(),
+            between_iterations: books.between_iterations(),
             cpu_at_peak: Bytes(at_peak.cpu),
             cpu_peak: Bytes(self.cpu_peak),
             differences: Difference::ALL.map(difference).to_vec(),
@@ -266,8 +266,8 @@ impl Estimator {
             peak_at: books.lines.site(at_peak.line),
             saved: books.lines.saved(),
             lines: books.lines.rows(),
-            sizes: books.retold.sizes(),
-            heard: books.retold.heard(),
+            sizes: books.replay.sizes(),
+            heard: books.replay.heard(),
             fit: books.fit(),
             missing: self.translation.missing,
         }

@@ -30,7 +30,7 @@ pub(super) enum Part {
     /// Allocated directly by `torch.nn.functional.dropout`.
     Dropout,
     /// Allocated for one parameter, by an optimizer step that handles them one after the other.
-    Parameter(Together),
+    Parameter(ForeachTemporaries),
     /// A sample of a batch, or part of the sampling order.
     Sample,
     /// Allocated by a helper thread without Python, such as OpenMP's. It belongs to the phase of
@@ -42,7 +42,7 @@ pub(super) enum Part {
 /// (`foreach`; the functions `_multi_tensor_*` beside `_single_tensor_*` in
 /// torch/optim/*.py@v2.15.0).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Together {
+pub(super) enum ForeachTemporaries {
     /// A line allocates two in a row: the second exists for all parameters at once, the first not
     /// at all. A single one does not exist either (`_foreach_sqrt`, and the rest in place).
     Second,
@@ -93,7 +93,7 @@ impl Origin {
             }
             // The innermost of these frames decides: a closure called by a step may run a backward
             // pass.
-            if let Some(found) = told_by(&stack.frames, at, file) {
+            if let Some(found) = origin_of_calls(&stack.frames, at, file) {
                 origin.phase = found.phase;
                 if found.part != Part::Plain {
                     origin.part = found.part;
@@ -109,7 +109,7 @@ impl Origin {
 }
 
 /// Origin of everything that a frame of a PyTorch file calls; `None` if the frame decides nothing.
-fn told_by(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
+fn origin_of_calls(frames: &[Frame], at: usize, file: &str) -> Option<Origin> {
     let function = &*frames[at].function;
     let (phase, part) = match file {
         "autograd/graph.py" if function == "_engine_run_backward" => (Phase::Backward, Part::Plain),
@@ -142,12 +142,12 @@ fn fetched(frames: &[Frame], at: usize) -> Part {
     }
 }
 
-fn together(optimizer: &str) -> Together {
+fn together(optimizer: &str) -> ForeachTemporaries {
     match optimizer {
-        "adam" | "adamw" => Together::Second,
-        "rmsprop" | "adadelta" => Together::Each,
-        "sgd" => Together::FirstLine,
-        _ => Together::Unknown,
+        "adam" | "adamw" => ForeachTemporaries::Second,
+        "rmsprop" | "adadelta" => ForeachTemporaries::Each,
+        "sgd" => ForeachTemporaries::FirstLine,
+        _ => ForeachTemporaries::Unknown,
     }
 }
 
@@ -206,10 +206,10 @@ mod tests {
     fn a_step_that_takes_one_parameter_after_the_other_is_known_by_its_function() {
         let of = |name: &str| origin(&[("torch/optim/x.py", name), STEP]);
         let part = |together| (Phase::Step, Part::Parameter(together));
-        assert_eq!(of("_single_tensor_adam"), part(Together::Second));
-        assert_eq!(of("_single_tensor_rmsprop"), part(Together::Each));
-        assert_eq!(of("_single_tensor_sgd"), part(Together::FirstLine));
-        assert_eq!(of("_single_tensor_rprop"), part(Together::Unknown));
+        assert_eq!(of("_single_tensor_adam"), part(ForeachTemporaries::Second));
+        assert_eq!(of("_single_tensor_rmsprop"), part(ForeachTemporaries::Each));
+        assert_eq!(of("_single_tensor_sgd"), part(ForeachTemporaries::FirstLine));
+        assert_eq!(of("_single_tensor_rprop"), part(ForeachTemporaries::Unknown));
         assert_eq!(of("_fused_adam"), (Phase::Step, Part::Plain));
     }
 

@@ -311,7 +311,7 @@ fn saved_is_what_a_backward_pass_gives_back() {
     let estimate = run.finish();
     assert_eq!(estimate.saved, Bytes(4 * MIB));
     assert_eq!(estimate.lines[0].saved, Bytes(4 * MIB));
-    let kept = estimate.kept.expect("an iteration followed");
+    let kept = estimate.between_iterations.expect("an iteration followed");
     assert_eq!(kept.allocated, Bytes(8 * MIB + 1024));
 }
 

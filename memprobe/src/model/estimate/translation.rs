@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use hashbrown::HashMap as FastMap;
 
-use super::books::{Books, Piece, PieceId};
+use super::accounting::{Accounting, Piece, PieceId};
 use super::lines::LineId;
-use super::origin::{Origin, Part, Phase, Together};
-use super::retold::Asked;
+use super::origin::{Origin, Part, Phase, ForeachTemporaries};
+use super::replay::Request;
 use super::{Difference, Missing, OnHost};
 use crate::event::{
     Address, BlockPurpose, BlockPurposes, MemoryEvent, PhaseMark, PurposeId, Stack, StackId, Tid,
@@ -85,7 +85,7 @@ impl Translation {
         }
     }
 
-    pub(super) fn define_stack(&mut self, id: StackId, stack: &Stack, books: &mut Books) {
+    pub(super) fn define_stack(&mut self, id: StackId, stack: &Stack, books: &mut Accounting) {
         if self.stacks.len() >= MOST_STACKS && !self.stacks.contains_key(&id) {
             self.missing.stacks += 1;
             return;
@@ -105,13 +105,13 @@ impl Translation {
     }
 
     /// Handles a mark of PyTorch (`Event::Mark`).
-    pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Books) {
+    pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
         self.phase(mark.tid, Phase::Step, books);
         self.end_step(mark.tid, books);
     }
 
     /// Handles an allocation of the CPU's allocator.
-    pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Books) {
+    pub(super) fn alloc(&mut self, event: &MemoryEvent, books: &mut Accounting) {
         // Frees a leftover block at this address, whose own free was lost.
         self.free(event.addr, books);
         if self.live.len() >= MOST_BLOCKS {
@@ -123,10 +123,10 @@ impl Translation {
         let piece = Piece {
             cpu: event.size.0,
             gpu: Some(event.size.0),
-            why: None,
+            difference: None,
             line,
             phase: origin.phase,
-            asked: Asked {
+            asked: Request {
                 tid: event.tid,
                 stack: event.stack,
                 shape: event.shape,
@@ -159,7 +159,7 @@ impl Translation {
         if self.uses_no_tensor(event.shape) {
             let piece = Piece {
                 gpu: None,
-                why: Some(Difference::Scratch),
+                difference: Some(Difference::Scratch),
                 ..piece
             };
             return self.keep(event.addr, books.begin(piece), None);
@@ -174,7 +174,7 @@ impl Translation {
     }
 
     /// Handles a free of the CPU's allocator.
-    pub(super) fn free(&mut self, addr: Address, books: &mut Books) {
+    pub(super) fn free(&mut self, addr: Address, books: &mut Accounting) {
         if self.mask.is_some_and(|mask| mask.addr == addr) {
             self.settle_mask(None, books);
         }
@@ -206,7 +206,7 @@ impl Translation {
     }
 
     /// Handles the end of the stream.
-    pub(super) fn finish(&mut self, books: &mut Books) {
+    pub(super) fn finish(&mut self, books: &mut Accounting) {
         self.settle_mask(None, books);
         if let Some(tid) = self.step.as_ref().map(|step| step.tid) {
             self.end_step(tid, books);
@@ -221,7 +221,7 @@ impl Translation {
     }
 
     /// Tracks the thread's entry into a backward pass and its return.
-    fn phase(&mut self, tid: Tid, phase: Phase, books: &mut Books) {
+    fn phase(&mut self, tid: Tid, phase: Phase, books: &mut Accounting) {
         match (self.backward, phase) {
             (None, Phase::Backward) => self.backward = Some(tid),
             (Some(of), phase) if of == tid && phase != Phase::Backward => {
@@ -253,7 +253,7 @@ impl Translation {
     /// Holds back a block that may be a dropout mask. `dropout` on the CPU allocates a mask of the
     /// input's element type, then the output. On a GPU the mask has one byte an element (`_dropout`
     /// and `native_dropout_cuda`, aten/src/ATen/native/Dropout.cpp@v2.15.0).
-    fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Books) {
+    fn may_be_mask(&mut self, event: &MemoryEvent, piece: Piece, books: &mut Accounting) {
         let shape = self.uses.get(event.shape).and_then(|it| it.tensor());
         let element = shape.and_then(|shape| {
             let is_whole = shape.requested == Some(event.size);
@@ -275,7 +275,7 @@ impl Translation {
 
     /// Decides the candidate mask: it is one if `next` is the output made with it. Returns the
     /// decision.
-    fn settle_mask(&mut self, next: Option<&MemoryEvent>, books: &mut Books) -> bool {
+    fn settle_mask(&mut self, next: Option<&MemoryEvent>, books: &mut Accounting) -> bool {
         let Some(mut candidate) = self.mask.take() else {
             return false;
         };
@@ -286,7 +286,7 @@ impl Translation {
         });
         if is_mask {
             candidate.piece.gpu = Some(candidate.piece.cpu / candidate.element);
-            candidate.piece.why = Some(Difference::Mask);
+            candidate.piece.difference = Some(Difference::Mask);
         }
         let piece = books.begin(candidate.piece);
         self.keep(candidate.addr, piece, None);
@@ -298,8 +298,8 @@ impl Translation {
         &mut self,
         event: &MemoryEvent,
         piece: Piece,
-        together: Together,
-        books: &mut Books,
+        together: ForeachTemporaries,
+        books: &mut Accounting,
     ) {
         if self.step.as_ref().is_some_and(|step| step.tid != event.tid) {
             let piece = books.begin(piece);
@@ -319,19 +319,19 @@ impl Translation {
         let this = (event.stack, event.size.0);
         let line = *step.line.get_or_insert(event.stack);
         let (piece, is_held) = match together {
-            Together::Second if step.first.take() == Some(this) => (piece, true),
-            Together::Second => {
+            ForeachTemporaries::Second if step.first.take() == Some(this) => (piece, true),
+            ForeachTemporaries::Second => {
                 step.first = Some(this);
                 let nowhere = Piece {
                     gpu: None,
-                    why: Some(Difference::Together),
+                    difference: Some(Difference::Together),
                     ..piece
                 };
                 (nowhere, false)
             }
-            Together::Each => (piece, true),
-            Together::FirstLine => (piece, line == event.stack),
-            Together::Unknown => {
+            ForeachTemporaries::Each => (piece, true),
+            ForeachTemporaries::FirstLine => (piece, line == event.stack),
+            ForeachTemporaries::Unknown => {
                 self.missing.steps += 1;
                 (piece, false)
             }
@@ -341,7 +341,7 @@ impl Translation {
         self.keep(event.addr, piece, is_held.then_some(number));
     }
 
-    fn end_step(&mut self, tid: Tid, books: &mut Books) {
+    fn end_step(&mut self, tid: Tid, books: &mut Accounting) {
         if self.step.as_ref().is_none_or(|step| step.tid != tid) {
             return;
         }
@@ -354,7 +354,7 @@ impl Translation {
 fn on_host(piece: Piece) -> Piece {
     Piece {
         gpu: None,
-        why: Some(Difference::OnHost),
+        difference: Some(Difference::OnHost),
         ..piece
     }
 }

@@ -54,7 +54,7 @@ pub struct Attached {
     pub target: Target,
     pub probes: Vec<ProbeStatus>,
     /// Record kinds that the kernel emits for this process.
-    pub told: CaptureOptions,
+    pub capture: CaptureOptions,
     /// Data that cannot be recorded, one sentence each.
     pub missing: Vec<String>,
 }
@@ -106,7 +106,7 @@ impl Host {
             self.forget(tgid);
         }
         if self.processes.len() >= self.caps.processes && !self.forget_an_ended_one() {
-            self.past.not_kept = self.past.not_kept.saturating_add(1);
+            self.past.untracked = self.past.untracked.saturating_add(1);
             return false;
         }
         let process = Process::new(target, facts, now, self.caps.each);
@@ -169,7 +169,7 @@ impl Host {
 
     /// Sets the running totals of losses before decoding, for all processes together. Each process
     /// also gets its own as events ([`Event::Loss`]).
-    pub fn lose(&mut self, losses: Losses) {
+    pub fn count_loss(&mut self, losses: Losses) {
         self.losses = losses;
     }
 

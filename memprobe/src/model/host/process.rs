@@ -15,7 +15,7 @@ pub(super) struct Process {
     model: Model,
     /// Purposes of live blocks, if the kernel records them.
     uses: BlockUses,
-    told: CaptureOptions,
+    capture: CaptureOptions,
     ended: Option<TimeNs>,
     trend: trend::Recorder,
     row: ProcessRow,
@@ -47,7 +47,7 @@ impl Process {
         Self {
             model,
             uses: BlockUses::default(),
-            told: CaptureOptions::default(),
+            capture: CaptureOptions::default(),
             ended: None,
             trend: trend::Recorder::default(),
             row,
@@ -65,9 +65,9 @@ impl Process {
     pub(super) fn attach(&mut self, found: Attached) {
         self.model.set_target(found.target.clone());
         self.model.set_probes(found.probes);
-        self.model.set_told(found.told);
+        self.model.set_capture(found.capture);
         self.model.set_missing(found.missing);
-        self.told = found.told;
+        self.capture = found.capture;
         self.row.target = found.target;
         self.set_state(ProcessState::Probed);
     }
@@ -96,7 +96,7 @@ impl Process {
 
     pub(super) fn apply(&mut self, event: &Event) -> Applied {
         // At `Detail::Lines` no block has a purpose; this saves the lookup.
-        if self.told.detail > Detail::Lines {
+        if self.capture.detail > Detail::Lines {
             self.uses.apply(event);
         }
         let applied = self.model.apply(event);

@@ -253,7 +253,7 @@ fn a_process_that_is_found_twice_keeps_its_ledger_and_gets_the_new_facts() {
 fn a_full_host_lets_go_of_what_has_ended_and_counts_what_it_has_no_room_for() {
     let mut host = host(&[1, 2, 3]);
     assert!(!host.start(target(4), ProcessFacts::default(), at(1)));
-    assert_eq!(host.snapshot(at(1)).health.not_kept, 1);
+    assert_eq!(host.snapshot(at(1)).health.untracked, 1);
     assert_eq!(host.apply(Tgid(4), &alloc(1, 4, 0, 64, 1, 1)), None);
     host.end(Tgid(2), at(1));
     assert!(host.start(target(4), ProcessFacts::default(), at(1)));
@@ -317,7 +317,7 @@ fn losses_that_every_process_is_told_of_count_once_for_the_host() {
         events: 4,
         ..Losses::default()
     };
-    host.lose(losses);
+    host.count_loss(losses);
     for tgid in [1, 2] {
         host.apply(Tgid(tgid), &Event::Loss(losses));
     }

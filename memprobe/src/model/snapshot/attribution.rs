@@ -47,7 +47,7 @@ pub struct IterationLayers {
 
 /// Choice of an iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Which {
+pub enum IterationChoice {
     /// The last whole one, or the current one if none is whole.
     #[default]
     Latest,

@@ -232,5 +232,5 @@ pub struct HostHealth {
     /// Differences between a ledger and its allocator that no loss explains.
     pub disagreements: u64,
     /// Processes beyond the limit.
-    pub not_kept: u64,
+    pub untracked: u64,
 }

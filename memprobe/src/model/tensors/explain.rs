@@ -398,7 +398,7 @@ fn bare(storage: Option<&Storage>, block: Option<&Block>) -> Row {
         requires_grad: false,
         grad_fn: None,
         saved_by: None,
-        kept: storage.and_then(|storage| storage.retainer.clone()),
+        retainer: storage.and_then(|storage| storage.retainer.clone()),
         module: None,
         site: block.and_then(|block| block.site.clone()),
         purpose: None,

@@ -24,13 +24,13 @@ pub enum GroupBy {
     /// By allocating line.
     Site,
     /// By the variable or container that keeps the storage alive.
-    Keeper,
+    Retainer,
 }
 
 impl GroupBy {
     /// Returns true if the rows of a group may come from different lines.
     pub fn is_apart_from_lines(self) -> bool {
-        matches!(self, Self::Site | Self::Module | Self::Kind | Self::Keeper)
+        matches!(self, Self::Site | Self::Module | Self::Kind | Self::Retainer)
     }
 }
 
@@ -118,8 +118,8 @@ impl<'a> Key<'a> {
             GroupBy::Kind => Self::Kind(row.kind),
             GroupBy::Module => Self::Module(row.module.as_ref()),
             GroupBy::Site => Self::Site(row.site.as_ref()),
-            GroupBy::Keeper => {
-                let kept = row.kept.as_ref();
+            GroupBy::Retainer => {
+                let kept = row.retainer.as_ref();
                 Self::Keeper(kept.map(|kept| (&*kept.by, kept.class.as_deref())))
             }
         }
@@ -212,7 +212,7 @@ pub fn groups_of(
 impl Group {
     /// Returns true if the group is minor: it shares storages of others and has no bytes. It is
     /// also unnamed, or several tensors in one.
-    pub fn is_beside(&self, rows: &[Row], by: GroupBy) -> bool {
+    pub fn is_minor(&self, rows: &[Row], by: GroupBy) -> bool {
         let of_tensors = matches!(by, GroupBy::Unnamed | GroupBy::Shape);
         let shares = |at: &usize| rows[*at].owner.is_some();
         let is_named = self.rows.len() == 1 && rows[self.rows[0]].name().is_some();
@@ -299,7 +299,7 @@ fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
     groups.sort_by(|one, other| {
         // A group without bytes stays next to the row that has its storage's bytes.
         let weight = |group: &Group| match (group.holds, group.outside) {
-            (Bytes(0), Bytes(0)) if group.is_beside(rows, by) => {
+            (Bytes(0), Bytes(0)) if group.is_minor(rows, by) => {
                 (group.size.unwrap_or_default(), Bytes(0))
             }
             (Bytes(0), Bytes(0)) => {
@@ -310,7 +310,7 @@ fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
         };
         let by_holds = || {
             let key = |group: &Group| {
-                let is_beside = group.is_beside(rows, by);
+                let is_beside = group.is_minor(rows, by);
                 (is_beside, Reverse(weight(group)), key(rows, group.rows[0]))
             };
             key(one).cmp(&key(other))

@@ -173,7 +173,7 @@ pub struct Row {
     /// Operation that saved it for the backward pass.
     pub saved_by: Option<Arc<str>>,
     /// Retainers of its storage; `None` if no name leads to it.
-    pub kept: Option<Arc<Retainer>>,
+    pub retainer: Option<Arc<Retainer>>,
     /// Path of its module.
     pub module: Option<Arc<str>>,
     /// Line that allocated it.

@@ -93,7 +93,7 @@ fn named_block(
         module: row.as_ref().and_then(|row| row.module.clone()),
         called: None,
         saved_by: row.as_ref().and_then(|row| row.saved_by.clone()),
-        retainer: row.and_then(|row| row.kept),
+        retainer: row.and_then(|row| row.retainer),
     }
 }
 

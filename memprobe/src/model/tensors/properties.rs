@@ -151,7 +151,7 @@ proptest! {
         for device in &table.devices {
             for by in [
                 GroupBy::Unnamed, GroupBy::Nothing, GroupBy::Shape, GroupBy::Kind, GroupBy::Module,
-                GroupBy::Site, GroupBy::Keeper,
+                GroupBy::Site, GroupBy::Retainer,
             ] {
                 for order in [Order::Holds, Order::Size, Order::Name, Order::Kind, Order::Count] {
                     let mut seen: Vec<usize> = Vec::new();

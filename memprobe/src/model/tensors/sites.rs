@@ -42,7 +42,7 @@ pub struct Sites {
     /// For each address, the times of its allocations and frees, with the block that was live
     /// before each.
     touched: HashMap<(DeviceIndex, Address), Vec<(TimeNs, Known)>>,
-    kept: usize,
+    stored: usize,
 }
 
 impl Sites {
@@ -53,8 +53,8 @@ impl Sites {
         if !matches!(event.action, Action::Alloc | Action::Free) {
             return;
         }
-        self.kept = self.kept.saturating_add(1);
-        if self.kept <= MOST {
+        self.stored = self.stored.saturating_add(1);
+        if self.stored <= MOST {
             let before = ledgers.at(device, event.addr);
             let touched = self.touched.entry((device, event.addr)).or_default();
             touched.push((event.time, before));
@@ -63,7 +63,7 @@ impl Sites {
 
     /// Sets the line and purpose of each block of the snapshot, where they are certain.
     pub fn sign(&self, ledgers: Ledgers<'_>, snapshot: &mut TensorSnapshot) {
-        if self.kept > MOST {
+        if self.stored > MOST {
             let words = format!(
                 "lines and uses of blocks: more than {MOST} came and went while the process was read"
             );
@@ -96,7 +96,7 @@ impl Sites {
     pub fn keep_untouched(&self, consistency: Consistency, names: &mut BlockLabels) {
         let still = matches!(consistency, Consistency::Paused { .. });
         let moment = Some(names.time).filter(|moment| still && *moment != TimeNs(0));
-        let is_full = self.kept > MOST;
+        let is_full = self.stored > MOST;
         names.blocks.retain(|block| {
             let touched = self.touched.get(&(block.device, block.addr));
             let is_untouched = touched.is_none_or(|touched| {

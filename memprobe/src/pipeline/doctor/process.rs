@@ -129,7 +129,7 @@ impl Process {
         process.look_at_libraries(tgid, &maps, python.as_ref().ok());
         match &python {
             Ok(python) => {
-                process.findings.push(told_of(python));
+                process.findings.push(python_finding(python));
                 let located = Located::find_code_freed(tgid, python);
                 let found = Some((&python.library, located));
                 process
@@ -375,7 +375,7 @@ fn memory(tgid: Tgid, maps: &Maps) -> Finding {
     }
 }
 
-fn told_of(python: &PythonProcess) -> Finding {
+fn python_finding(python: &PythonProcess) -> Finding {
     let path = python.library.path.display().to_string();
     let threads = python.thread_states().map(|states| states.len());
     let checked = match &threads {

@@ -13,7 +13,7 @@ use crate::probe::catalog::{Need, PROBES};
 use crate::probe::finding::{Finding, Level};
 use crate::probe::kernel::TaskOffsets;
 use crate::probe::loader::{Loader, MOST_FOLLOWED, Modules, Reach, Watch};
-use crate::probe::refusal::{Asked, Refusal};
+use crate::probe::refusal::{KernelRequest, Refusal};
 use crate::target::maps::Maps;
 
 /// A ring buffer for one event.
@@ -102,9 +102,9 @@ fn of_modules(modules: Modules) -> Finding {
 /// Adds a refusal as values.
 fn with_refusal(finding: Finding, refusal: &Refusal) -> Finding {
     let (asked, name) = match &refusal.asked {
-        Asked::Map(name) => ("map", name),
-        Asked::Program(name) => ("program", name),
-        Asked::Probe(name) => ("probe", name),
+        KernelRequest::Map(name) => ("map", name),
+        KernelRequest::Program(name) => ("program", name),
+        KernelRequest::Probe(name) => ("probe", name),
     };
     finding
         .with("refused", asked)

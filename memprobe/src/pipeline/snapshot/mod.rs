@@ -1,6 +1,6 @@
 //! `snapshot`: from the memory of a process to a table of its tensors, once or again and again.
 
-mod eyes;
+mod block_tracker;
 
 use std::fmt;
 use std::io::{BufWriter, Write as _};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use self::eyes::Eyes;
+use self::block_tracker::BlockTracker;
 use super::interrupts::Interrupts;
 use super::process;
 use super::progress::Progress;
@@ -100,7 +100,7 @@ impl Snapshots {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
         let mut progress = Progress::new(false);
-        let mut eyes = Eyes::open(self.tgid, detail, ring_bytes, &mut progress)?;
+        let mut eyes = BlockTracker::open(self.tgid, detail, ring_bytes, &mut progress)?;
         tokio::select! {
             () = interrupts.next() => return Ok(ExitCode::SUCCESS),
             ready = eyes.ready(&mut progress) => ready?,
@@ -141,27 +141,27 @@ impl Snapshots {
     /// Takes a snapshot while the events go on to be read.
     async fn take_watched(
         &self,
-        eyes: &mut Eyes,
+        tracker: &mut BlockTracker,
         progress: &mut Progress,
     ) -> Result<TensorSnapshot> {
         let (tgid, manner, extent) = (self.tgid, self.manner, self.extent);
-        eyes.begin();
+        tracker.begin();
         let mut taking = tokio::task::spawn_blocking(move || taken(tgid, manner, extent));
         let outcome = loop {
             tokio::select! {
                 outcome = &mut taking => break outcome,
-                looked = eyes.look(progress) => looked?,
+                looked = tracker.look(progress) => looked?,
             }
         };
         let mut snapshot = outcome.context("reading the process")??;
-        eyes.sign(&mut snapshot, progress)?;
+        tracker.sign(&mut snapshot, progress)?;
         Ok(snapshot)
     }
 }
 
 /// Waits until it is time, or the process has ended.
 async fn rest(
-    eyes: &mut Eyes,
+    tracker: &mut BlockTracker,
     watched: &Watched,
     until: Instant,
     progress: &mut Progress,
@@ -170,7 +170,7 @@ async fn rest(
         tokio::select! {
             () = sleep_until(until) => break,
             () = sleep(LOOK) => {}
-            looked = eyes.look(progress) => looked?,
+            looked = tracker.look(progress) => looked?,
         }
     }
     Ok(())
@@ -180,14 +180,14 @@ async fn rest(
 #[derive(Debug)]
 pub(super) struct NotTaken {
     tgid: Tgid,
-    why: SnapshotError,
+    error: SnapshotError,
 }
 
 impl NotTaken {
     /// True if the process is ending or has ended: its Python is gone.
     pub(super) fn is_of_the_end(&self) -> bool {
         matches!(
-            self.why,
+            self.error,
             SnapshotError::Python(DetectError::Gone | DetectError::NotInitializedYet)
                 | SnapshotError::Heap(heap::CaptureError::Pause(PauseError::Gone))
         )
@@ -196,7 +196,7 @@ impl NotTaken {
 
 impl fmt::Display for NotTaken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}: {}", self.tgid.0, self.why)
+        write!(f, "process {}: {}", self.tgid.0, self.error)
     }
 }
 
@@ -204,7 +204,7 @@ impl std::error::Error for NotTaken {}
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
 pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {
-    let mut snapshot = take(tgid, manner).map_err(|why| NotTaken { tgid, why })?;
+    let mut snapshot = take(tgid, manner).map_err(|why| NotTaken { tgid, error: why })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;
@@ -224,7 +224,7 @@ fn print<E: Into<anyhow::Error>>(
 
 /// Puts a whole text where it was asked for: what was there stays until all is written.
 fn write_whole(plan: OutputPlan, text: &[u8]) -> Result<Option<PathBuf>> {
-    let mut file = plan.create_beside()?;
+    let mut file = plan.create_partial()?;
     let name = file.name();
     if let Err(error) = file.write_all(text) {
         file.discard();

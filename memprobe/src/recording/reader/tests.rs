@@ -372,7 +372,7 @@ fn any_stack_with_node() -> impl Strategy<Value = Stack> {
     })
 }
 
-fn any_kept() -> impl Strategy<Value = Retainer> {
+fn any_retainer() -> impl Strategy<Value = Retainer> {
     let text = || prop::option::of(any_text());
     (any_text(), text(), text(), text(), any::<bool>()).prop_map(
         |(by, class, slot, through, alone)| Retainer {
@@ -395,7 +395,7 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
         prop::option::of(name),
         prop::option::of(any_text()),
         prop::option::of(any_text()),
-        prop::option::of(any_kept()),
+        prop::option::of(any_retainer()),
     );
     let block = block.prop_map(
         |((addr, size, device), kind, name, module, saved_by, kept)| LabeledBlock {

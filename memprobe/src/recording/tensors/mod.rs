@@ -52,7 +52,7 @@ pub enum SnapshotError {
     /// The file is invalid or truncated.
     Damaged {
         /// Fault and its place.
-        why: String,
+        reason: String,
     },
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for SnapshotError {
                 "written by a later memprobe (format {format}, this one reads up to \
                  {TENSOR_FORMAT}): update memprobe"
             ),
-            Self::Damaged { why } => write!(
+            Self::Damaged { reason: why } => write!(
                 f,
                 "the snapshot is damaged or its end is missing: {why}; take another with \
                  `memprobe snapshot --pid N -o FILE`"
@@ -121,7 +121,7 @@ pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotError> {
         Some(format) if format > TENSOR_FORMAT => return Err(SnapshotError::Newer { format }),
         Some(_) => {}
     }
-    let damaged = |why: String| SnapshotError::Damaged { why };
+    let damaged = |why: String| SnapshotError::Damaged { reason: why };
     let record: SnapshotRecord =
         serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
     record.into_snapshot().map_err(damaged)

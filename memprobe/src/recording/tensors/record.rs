@@ -10,7 +10,7 @@ use super::bounded::Bounded;
 use super::{MAX_ITEMS, MAX_OF_ONE};
 use crate::event::{Address, Bytes, DeviceIndex, Frame, Tgid, TimeNs, Totals};
 use crate::model::snapshot::Target;
-use crate::recording::KeptRecord;
+use crate::recording::RetainerRecord;
 use crate::tensors::{
     Block, Consistency, DType, Device, DeviceTotals, Name, Storage, Tensor, TensorKind,
     TensorSnapshot,
@@ -125,7 +125,7 @@ struct StorageRecord<'a> {
     #[serde(borrow)]
     device: Cow<'a, str>,
     #[serde(borrow, default)]
-    kept: Option<KeptRecord<'a>>,
+    kept: Option<RetainerRecord<'a>>,
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,6 @@
 //! Table of categories, and the rule behind each.
 
-use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, remainders};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex};
@@ -118,7 +118,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
         Cell::Bytes(all),
         Cell::Count(blocks),
     );
-    rows.push(total.seen(Seen::People));
+    rows.push(total.seen(RowAudience::People));
     Grid {
         columns: COLUMNS,
         rows,

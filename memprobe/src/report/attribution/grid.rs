@@ -90,7 +90,7 @@ impl Serialize for Cell {
 
 /// Audience of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum For {
+pub(super) enum ColumnAudience {
     /// Text and structured formats; in text under this heading.
     All(&'static str),
     /// Like `All`, but dropped from narrow text; the highest number goes first.
@@ -109,55 +109,55 @@ pub(super) enum For {
 pub(super) struct Column {
     /// Name in structured formats.
     pub(super) key: &'static str,
-    pub(super) shown: For,
+    pub(super) shown: ColumnAudience,
 }
 
 impl Column {
     pub(super) const fn all(key: &'static str, heading: &'static str) -> Self {
-        let shown = For::All(heading);
+        let shown = ColumnAudience::All(heading);
         Self { key, shown }
     }
 
     pub(super) const fn wide(key: &'static str, heading: &'static str, rank: u8) -> Self {
-        let shown = For::Wide(heading, rank);
+        let shown = ColumnAudience::Wide(heading, rank);
         Self { key, shown }
     }
 
     pub(super) const fn part(key: &'static str, heading: &'static str, rank: u8) -> Self {
-        let shown = For::Part(heading, rank);
+        let shown = ColumnAudience::Part(heading, rank);
         Self { key, shown }
     }
 
     pub(super) const fn rest(heading: &'static str) -> Self {
-        let shown = For::Rest(heading);
+        let shown = ColumnAudience::Rest(heading);
         Self { key: "", shown }
     }
 
     pub(super) const fn programs(key: &'static str) -> Self {
-        let shown = For::Programs;
+        let shown = ColumnAudience::Programs;
         Self { key, shown }
     }
 
     pub(super) const fn people(heading: &'static str) -> Self {
-        let shown = For::People(heading);
+        let shown = ColumnAudience::People(heading);
         Self { key: "", shown }
     }
 
     fn heading(&self) -> Option<&'static str> {
         match self.shown {
-            For::All(heading) | For::People(heading) | For::Rest(heading) => Some(heading),
-            For::Wide(heading, _) | For::Part(heading, _) => Some(heading),
-            For::Programs => None,
+            ColumnAudience::All(heading) | ColumnAudience::People(heading) | ColumnAudience::Rest(heading) => Some(heading),
+            ColumnAudience::Wide(heading, _) | ColumnAudience::Part(heading, _) => Some(heading),
+            ColumnAudience::Programs => None,
         }
     }
 
     fn is_for_people(&self) -> bool {
-        matches!(self.shown, For::People(_) | For::Rest(_))
+        matches!(self.shown, ColumnAudience::People(_) | ColumnAudience::Rest(_))
     }
 
     fn rank(&self) -> Option<u8> {
         match self.shown {
-            For::Wide(_, rank) | For::Part(_, rank) => Some(rank),
+            ColumnAudience::Wide(_, rank) | ColumnAudience::Part(_, rank) => Some(rank),
             _ => None,
         }
     }
@@ -165,7 +165,7 @@ impl Column {
 
 /// Audience of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum RowAudience {
     Everybody,
     People,
     Programs,
@@ -175,16 +175,16 @@ pub(super) enum Seen {
 #[derive(Clone, Debug)]
 pub(super) struct Row {
     pub(super) cells: Vec<Cell>,
-    pub(super) seen: Seen,
+    pub(super) seen: RowAudience,
 }
 
 impl Row {
     pub(super) fn new(cells: Vec<Cell>) -> Self {
-        let seen = Seen::Everybody;
+        let seen = RowAudience::Everybody;
         Self { cells, seen }
     }
 
-    pub(super) fn seen(self, seen: Seen) -> Self {
+    pub(super) fn seen(self, seen: RowAudience) -> Self {
         Self { seen, ..self }
     }
 }
@@ -213,7 +213,7 @@ impl Grid {
     ) -> Vec<&'static str> {
         let seen = self.rows.iter();
         let mut rows: Vec<Row> = seen
-            .filter(|row| row.seen != Seen::Programs)
+            .filter(|row| row.seen != RowAudience::Programs)
             .cloned()
             .collect();
         let mut shown: Vec<usize> = (0..self.columns.len())
@@ -247,9 +247,9 @@ impl Grid {
 
     /// Adds the bytes of a dropped `Part` column to the `Rest` column.
     fn count_in_rest(&self, rows: &mut [Row], part: usize) {
-        let is_rest = |column: &Column| matches!(column.shown, For::Rest(_));
+        let is_rest = |column: &Column| matches!(column.shown, ColumnAudience::Rest(_));
         let rest = self.columns.iter().position(is_rest);
-        let is_part = matches!(self.columns[part].shown, For::Part(..));
+        let is_part = matches!(self.columns[part].shown, ColumnAudience::Part(..));
         let Some(rest) = rest.filter(|_| is_part) else {
             return;
         };
@@ -270,7 +270,7 @@ impl Grid {
     /// cells are empty.
     fn says_anything(&self, at: usize) -> bool {
         let nothing = |row: &Row| matches!(row.cells.get(at), Some(Cell::None | Cell::Blank));
-        let stays = matches!(self.columns[at].shown, For::All(_) | For::Rest(_));
+        let stays = matches!(self.columns[at].shown, ColumnAudience::All(_) | ColumnAudience::Rest(_));
         stays || !self.rows.iter().all(nothing)
     }
 
@@ -301,7 +301,7 @@ impl Grid {
     pub(super) fn into_rows(self, layout: Layout) -> impl Iterator<Item = Keyed> {
         let columns = self.columns;
         let rows = self.rows.into_iter();
-        let seen = rows.filter(|row| row.seen != Seen::People);
+        let seen = rows.filter(|row| row.seen != RowAudience::People);
         seen.map(move |row| Keyed {
             columns,
             row,

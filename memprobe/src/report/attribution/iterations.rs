@@ -1,6 +1,6 @@
 //! Table of iterations.
 
-use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, purposes};
 use crate::event::{DeviceIndex, TimeNs};
 use crate::label::counted;
@@ -125,12 +125,12 @@ pub(super) fn grid(
         .collect();
     let hidden = rows.len() - options.top.of(rows.len());
     for row in &mut rows[..hidden] {
-        row.seen = Seen::Programs;
+        row.seen = RowAudience::Programs;
     }
     if hidden > 0 {
         let mut cells = vec![Cell::Blank; COLUMNS.len()];
         cells[1] = Cell::Words(format!("({} before)", counted(hidden as u64, "row")));
-        rows.insert(hidden, Row::new(cells).seen(Seen::People));
+        rows.insert(hidden, Row::new(cells).seen(RowAudience::People));
     }
     Grid {
         columns: COLUMNS,

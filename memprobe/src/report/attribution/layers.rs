@@ -1,7 +1,7 @@
 //! Table of each module's memory at its device's peak, by category: of the whole recording, or in
 //! each iteration.
 
-use super::grid::{Cell, Column, Grid, Row, Section, Seen};
+use super::grid::{Cell, Column, Grid, Row, Section, RowAudience};
 use super::{iterations, missing, purposes, remainders};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Totals};
@@ -52,7 +52,7 @@ pub(super) struct Moments<'a> {
 }
 
 /// An iteration, and the memory of modules in it.
-type Told<'a> = (Option<&'a Iteration>, DeviceLayers);
+type IterationTable<'a> = (Option<&'a Iteration>, DeviceLayers);
 
 impl<'a> Moments<'a> {
     /// Selects the moments of the options.
@@ -72,14 +72,14 @@ impl<'a> Moments<'a> {
 
     /// Tables for structured formats, made one at a time: there may be many.
     pub(super) fn for_programs(&self) -> impl Iterator<Item = Grid> {
-        self.told()
+        self.tables()
             .map(|(iteration, layers)| grid(self.index, iteration, &layers, self.options))
     }
 
     /// Tables for text; consecutive iterations with equal memory are one.
     pub(super) fn for_people(&self) -> Vec<Section> {
         let mut sections: Vec<(Vec<&Iteration>, DeviceLayers)> = Vec::new();
-        for (iteration, layers) in self.told() {
+        for (iteration, layers) in self.tables() {
             let is_one = |iteration: &&Iteration| iteration.is_numbered();
             let last = sections.last_mut().filter(|(run, before)| {
                 run.last().is_some_and(is_one)
@@ -103,7 +103,7 @@ impl<'a> Moments<'a> {
             .collect()
     }
 
-    fn told(&self) -> Box<dyn Iterator<Item = Told<'a>> + '_> {
+    fn tables(&self) -> Box<dyn Iterator<Item = IterationTable<'a>> + '_> {
         let Self {
             index, layering, ..
         } = *self;
@@ -247,7 +247,7 @@ fn grid(
         rows.extend(programs.iter().map(|module| row(&Line::of(module), module)));
     }
     for (place, layer) in &layers.others {
-        let module = Shown::beside(place_name(place), *layer);
+        let module = Shown::other(place_name(place), *layer);
         let line = Line {
             kind: place_kind(place),
             path: Cell::None,
@@ -259,7 +259,7 @@ fn grid(
         rows.push(rest(row.kind, row.name, row.at_peak));
     }
     let total = Cell::Bytes(layers.peak.totals.allocated.0);
-    rows.push(rest("total", "(total)", total).seen(Seen::People));
+    rows.push(rest("total", "(total)", total).seen(RowAudience::People));
     for row in &mut rows {
         row.cells[0] = Cell::Device(index);
         if let Some(iteration) = iteration {

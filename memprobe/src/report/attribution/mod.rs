@@ -1,6 +1,6 @@
 //! Tables of iterations, categories, phases, layers, model size, and memory saved for backward.
 
-mod alike;
+mod numbered_modules;
 mod categories;
 mod grid;
 mod iterations;
@@ -96,7 +96,7 @@ pub(super) fn write<R: BufRead>(
         By::Layer => ledger.with_layers(),
         _ => ledger,
     };
-    let replay = replay::run_beside(reader, options.grouping, |event, applied, _| {
+    let replay = replay::run_with(reader, options.grouping, |event, applied, _| {
         ledger.apply(event, applied);
     })?;
     match ledger.layering().filter(|_| options.by == By::Layer) {

@@ -1,6 +1,6 @@
 //! Table of phases of the program, by its allocations.
 
-use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::{missing, remainders};
 use crate::event::DeviceIndex;
 use crate::label::{BLOCKS, percent};
@@ -60,7 +60,7 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>) -> Grid {
             Cell::Bytes(sum(|row| row.holding.alloc_bytes)),
         ],
     );
-    rows.push(total.seen(Seen::People));
+    rows.push(total.seen(RowAudience::People));
     Grid {
         columns: COLUMNS,
         rows,

@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::alike::Paths;
-use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::numbered_modules::Paths;
+use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Module};
@@ -79,9 +79,9 @@ pub(super) fn grid(index: DeviceIndex, view: DeviceView<'_>, options: &ReportOpt
     };
     let (shown, hidden) = layers.split_at(most);
     let of_people = shown.iter().map(|layer| layer.row(index, &names));
-    let mut rows: Vec<Row> = of_people.map(|row| row.seen(Seen::People)).collect();
+    let mut rows: Vec<Row> = of_people.map(|row| row.seen(RowAudience::People)).collect();
     let each = saved.iter().map(|it| Layers::of(it).row(index, &names));
-    rows.extend(each.map(|row| row.seen(Seen::Programs)));
+    rows.extend(each.map(|row| row.seen(RowAudience::Programs)));
     if !hidden.is_empty() {
         let others = counted(hidden.len() as u64, "other row");
         rows.push(sum(
@@ -222,5 +222,5 @@ fn sum<'a>(index: DeviceIndex, rows: impl Iterator<Item = &'a Holding>, what: St
         Cell::Blank,
         Cell::Blank,
     ];
-    Row::new(cells).seen(Seen::People)
+    Row::new(cells).seen(RowAudience::People)
 }

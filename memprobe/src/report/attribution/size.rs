@@ -1,6 +1,6 @@
 //! Table of model size: parameters and buffers of modules, and tensors made in one iteration.
 
-use super::grid::{Cell, Column, Grid, Row, Seen};
+use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
 use crate::event::DeviceIndex;
 use crate::label::counted;
@@ -132,12 +132,12 @@ pub(super) fn grid(
 ) -> Grid {
     let people = outline::for_people(size.modules.clone(), options, rank);
     let people = people.iter().map(|module| row(index, module, named));
-    let mut rows: Vec<Row> = people.map(|row| row.seen(Seen::People)).collect();
+    let mut rows: Vec<Row> = people.map(|row| row.seen(RowAudience::People)).collect();
     let programs = outline::each(size.modules.clone(), options);
     let programs = programs.iter().map(|module| row(index, module, named));
-    rows.extend(programs.map(|row| row.seen(Seen::Programs)));
+    rows.extend(programs.map(|row| row.seen(RowAudience::Programs)));
     for (place, size) in &size.others {
-        let mut row = row(index, &Shown::beside(place_name(place), *size), true);
+        let mut row = row(index, &Shown::other(place_name(place), *size), true);
         row.cells[1] = Cell::words(place_kind(place));
         (row.cells[2], row.cells[3]) = (Cell::None, Cell::None);
         rows.push(row);
@@ -145,8 +145,8 @@ pub(super) fn grid(
     let roots = size.modules.iter().map(|module| &module.total);
     let others = size.others.iter().map(|(_, size)| size);
     let all = roots.chain(others).fold(Size::default(), Size::and);
-    let total = row(index, &Shown::beside("(total)".to_owned(), all), true);
-    rows.push(total.seen(Seen::People));
+    let total = row(index, &Shown::other("(total)".to_owned(), all), true);
+    rows.push(total.seen(RowAudience::People));
     Grid {
         columns: COLUMNS,
         rows,

@@ -11,7 +11,7 @@ use crate::model::estimate::{Difference, Estimate, Fit, LineAtPeak, Phase, WORKS
 use crate::model::snapshot::Site;
 use crate::report::attribution::sizes_for_programs;
 use crate::report::document::json;
-use crate::report::structured::Where;
+use crate::report::structured::CallSiteFields;
 
 #[derive(Serialize)]
 struct Document<'a, S> {
@@ -118,7 +118,7 @@ pub(super) fn write(
         peak: sums(estimate.peak),
         peak_with_workspace: sums(estimate.with_workspace),
         workspace: WORKSPACE.0,
-        kept_between_iterations: estimate.kept.map(sums),
+        kept_between_iterations: estimate.between_iterations.map(sums),
         peak_in: phase(estimate.peak_in),
         peak_at: place(&estimate.peak_at),
         cpu_at_peak: estimate.cpu_at_peak.0,
@@ -206,7 +206,7 @@ fn row(line: &LineAtPeak) -> Row<'_> {
 }
 
 fn place(site: &Site) -> Place<'_> {
-    let at = Where::of(site);
+    let at = CallSiteFields::of(site);
     Place {
         name: FileNames::default().site(site),
         file: at.file,

@@ -43,7 +43,7 @@ fn estimate() -> Estimate {
         events: 12_345,
         peak: totals(1000 * MIB + 512, 1200 * MIB),
         with_workspace: totals(1008 * MIB, 1220 * MIB),
-        kept: Some(totals(300 * MIB, 1200 * MIB)),
+        between_iterations: Some(totals(300 * MIB, 1200 * MIB)),
         cpu_at_peak: Bytes(1024 * MIB),
         cpu_peak: Bytes(1100 * MIB),
         differences: vec![

@@ -130,7 +130,7 @@ fn push_totals(
         (estimate.with_workspace, workspace),
     ];
     let kept = || "kept from one iteration to the next".to_owned();
-    rows.extend(estimate.kept.map(|totals| (totals, kept())));
+    rows.extend(estimate.between_iterations.map(|totals| (totals, kept())));
     for (totals, what) in rows {
         let (allocated, reserved) = (human(totals.allocated), human(totals.reserved));
         let line = format!("{allocated:>NUMBER$}  {reserved:>NUMBER$}  {what}");

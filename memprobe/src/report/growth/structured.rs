@@ -8,7 +8,7 @@ use crate::model::attribution::allocation_groups::AllocationGroup;
 use crate::model::attribution::growth::{Growth, Rate, RetainedGrowth, StepUnit, Suspect};
 use crate::report::peak::place_name;
 use crate::report::replay::Replay;
-use crate::report::structured::{Where, known_device, place_kind, what_kind};
+use crate::report::structured::{CallSiteFields, known_device, place_kind, what_kind};
 
 #[derive(Serialize)]
 pub(super) struct Device<'a> {
@@ -29,7 +29,7 @@ pub(super) struct Device<'a> {
     /// never.
     read_ns: Option<u64>,
     /// Retainers of all growing lines; `keepers`, `others` and `nobody` add up to `live`.
-    kept: Option<KeptRecord<'a>>,
+    kept: Option<RetainedRecord<'a>>,
 }
 
 /// A row, and all its retainers.
@@ -38,21 +38,21 @@ pub(super) struct SuspectRecord<'a> {
     #[serde(flatten)]
     pub(super) row: Row<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    kept: Option<KeptRecord<'a>>,
+    kept: Option<RetainedRecord<'a>>,
 }
 
 #[derive(Serialize)]
-struct KeptRecord<'a> {
+struct RetainedRecord<'a> {
     live_blocks: u64,
     live_bytes: u64,
-    keepers: Vec<KeeperRecord<'a>>,
+    keepers: Vec<RetainerRecord<'a>>,
     others_bytes: u64,
     nobody_bytes: u64,
 }
 
 /// A retainer of blocks: `by`, through `slot` and then `through`.
 #[derive(Serialize)]
-struct KeeperRecord<'a> {
+struct RetainerRecord<'a> {
     by: &'a str,
     class: Option<&'a str>,
     slot: Option<&'a str>,
@@ -142,12 +142,12 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
         read_ns: growth
             .read
             .map(|read| read.0.saturating_sub(replay.header.start.0)),
-        kept: growth.read.map(|_| kept(&growth.retained)),
+        kept: growth.read.map(|_| retained_record(&growth.retained)),
     }
 }
 
-fn kept(kept: &RetainedGrowth) -> KeptRecord<'_> {
-    let keepers = kept.retainers.iter().map(|keeper| KeeperRecord {
+fn retained_record(kept: &RetainedGrowth) -> RetainedRecord<'_> {
+    let keepers = kept.retainers.iter().map(|keeper| RetainerRecord {
         by: &keeper.by,
         class: keeper.class.as_deref(),
         slot: keeper.slot.as_deref(),
@@ -158,7 +158,7 @@ fn kept(kept: &RetainedGrowth) -> KeptRecord<'_> {
         alone_blocks: keeper.exclusive.blocks,
         alone_bytes: keeper.exclusive.bytes.0,
     });
-    KeptRecord {
+    RetainedRecord {
         live_blocks: kept.live.blocks,
         live_bytes: kept.live.bytes.0,
         keepers: keepers.collect(),
@@ -207,13 +207,13 @@ fn suspect<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>, is_read: bool) -> Suspe
             kept_alone_bytes: first.map(|keeper| keeper.exclusive.bytes.0),
             ..named(suspect, row)
         },
-        kept: is_read.then(|| kept(&suspect.retained)),
+        kept: is_read.then(|| retained_record(&suspect.retained)),
     }
 }
 
 fn named<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>) -> Row<'a> {
     let AllocationGroup { origin, what } = &suspect.part;
-    let at = Where::of(&origin.site);
+    let at = CallSiteFields::of(&origin.site);
     let place = place_kind(&origin.place);
     Row {
         kind: Some(match row.by {

@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::{AtPeak, Called, place_name};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::{Site, What};
-use crate::report::structured::{Where, known_device, place_kind, signed, what_kind};
+use crate::model::snapshot::{Site, PurposeInfo};
+use crate::report::structured::{CallSiteFields, known_device, place_kind, signed, what_kind};
 
 #[derive(Serialize)]
 pub(super) struct Device<'a> {
@@ -124,7 +124,7 @@ pub(super) fn rows<'a>(at_peak: &'a AtPeak<'a>) -> Vec<Row<'a>> {
 }
 
 fn of_site(device: DeviceIndex, site: &Site) -> Row<'_> {
-    let at = Where::of(site);
+    let at = CallSiteFields::of(site);
     Row {
         file: at.file,
         line: at.line,
@@ -145,7 +145,7 @@ fn of_module(device: DeviceIndex, called: &Called) -> Row<'static> {
     }
 }
 
-fn of_tensor(device: DeviceIndex, what: &What) -> Row<'static> {
+fn of_tensor(device: DeviceIndex, what: &PurposeInfo) -> Row<'static> {
     Row {
         shape: what.shape().map(ToString::to_string),
         dtype: what.shape().map(|shape| shape.dtype.to_string()),

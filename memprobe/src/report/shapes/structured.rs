@@ -6,7 +6,7 @@ use super::Tensors;
 use crate::event::DeviceIndex;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow};
 use crate::report::document::Layout;
-use crate::report::structured::{OTHERS, Where, known_device, remainder, signed, what_kind};
+use crate::report::structured::{OTHERS, CallSiteFields, known_device, remainder, signed, what_kind};
 
 /// Columns of comma-separated values.
 pub(super) const HEADINGS: [&str; 17] = [
@@ -125,7 +125,7 @@ fn others<'a>(device: DeviceIndex, hidden: &[ShapeRow]) -> Option<Row<'a>> {
 fn row(device: DeviceIndex, row: &ShapeRow, layout: Layout) -> Row<'_> {
     let shape = row.what.shape();
     let purpose = row.what.purpose();
-    let at = Where::of(&row.site);
+    let at = CallSiteFields::of(&row.site);
     Row {
         shape: shape.map(|shape| match layout {
             Layout::Nested if shape.more == 0 => Sizes::Numbers(&shape.sizes),

@@ -7,8 +7,8 @@ use super::{TensorNames, TensorOptions, account, heading};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
-    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, keeper, shape, tensor_kind, tensor_label,
-    tensors_label, whole_keeper, whole_tensor_name,
+    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, retainer, shape, tensor_kind, tensor_label,
+    tensors_label, full_retainer, whole_tensor_name,
 };
 use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
 use crate::report::table::{push_line, strong, warning, wrap};
@@ -123,7 +123,7 @@ fn push_groups(
         .iter()
         .map(|group| group_cells(&table.rows, group, names, options))
         .collect();
-    let is_beside = |group: &Group| group.is_beside(&table.rows, options.by);
+    let is_beside = |group: &Group| group.is_minor(&table.rows, options.by);
     let (beside, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_beside);
     cells.extend(hidden_cells(&others, "other row", ""));
     cells.extend(hidden_cells(
@@ -161,7 +161,7 @@ fn last_title(by: GroupBy) -> &'static str {
     match by {
         GroupBy::Module => "MODULE",
         GroupBy::Site => "ALLOCATED AT",
-        GroupBy::Keeper => "KEPT ALIVE BY",
+        GroupBy::Retainer => "KEPT ALIVE BY",
         _ => "NAME",
     }
 }
@@ -196,9 +196,9 @@ fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorO
         shown.more = others
             .map(|name| format!("also {}", whole_tensor_name(name)))
             .chain(
-                row.kept
+                row.retainer
                     .iter()
-                    .map(|kept| format!("kept by {}", whole_keeper(kept))),
+                    .map(|kept| format!("kept by {}", full_retainer(kept))),
             )
             .collect();
     }
@@ -256,7 +256,7 @@ pub(super) fn group_name(rows: &[Row], group: &[usize], by: GroupBy, names: &Fil
             .as_ref()
             .map_or_else(|| "(no module)".to_owned(), |module| clean(module)),
         GroupBy::Site => site(row, names),
-        GroupBy::Keeper => keeper(row.kept.as_deref()),
+        GroupBy::Retainer => retainer(row.retainer.as_deref()),
         GroupBy::Kind => counted(group.len() as u64, "row"),
         GroupBy::Unnamed | GroupBy::Nothing => tensors_label(rows, group),
         GroupBy::Shape => {

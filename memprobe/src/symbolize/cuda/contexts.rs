@@ -30,7 +30,7 @@ pub type Context = Option<u64>;
 
 /// Device and context of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct ThreadContext {
     /// Its device; `None` where it is not known.
     pub device: Option<DeviceIndex>,
     /// Its context.
@@ -90,14 +90,14 @@ impl Contexts {
     }
 
     /// Device and context of a thread for calls of this kind.
-    pub fn of(&self, tid: Tid, caller: Caller) -> Place {
+    pub fn of(&self, tid: Tid, caller: Caller) -> ThreadContext {
         let top = self.threads.get(&tid).unwrap_or(&self.first).top();
         let place = top.context.map(|context| self.known.place_of(context));
         match (caller, top.runtime, place) {
-            (Caller::Runtime, Some(device), _) => Place::primary(device),
+            (Caller::Runtime, Some(device), _) => ThreadContext::primary(device),
             // The runtime may put off making its device's context current until it needs it.
             (Caller::Other, Some(device), Some(place)) if place.device != Some(device) => {
-                Place::default()
+                ThreadContext::default()
             }
             (_, _, place) => place.unwrap_or_default(),
         }
@@ -465,7 +465,7 @@ impl Contexts {
     }
 }
 
-impl Place {
+impl ThreadContext {
     /// In the primary context of a device.
     fn primary(device: DeviceIndex) -> Self {
         Self {

@@ -6,10 +6,10 @@ mod size;
 
 use memprobe_common::CudaRecord;
 
-use super::segments::{Giver, Live, Place, Segments, Until, event_of};
+use super::segments::{FreedBy, Live, MemoryKey, Segments, Until, event_of};
 use crate::cuda::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, MemoryEvent, Space, StackId, Tgid, Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, DeviceIndex, MemoryEvent, CudaMemoryKind, StackId, Tgid, Tid, TimeNs,
 };
 
 use contexts::{Bound, Contexts};
@@ -41,7 +41,7 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn event(&self, action: Action, addr: u64, size: Bytes, space: Space) -> MemoryEvent {
+    fn event(&self, action: Action, addr: u64, size: Bytes, space: CudaMemoryKind) -> MemoryEvent {
         let call = CudaCall {
             function: self.function.name,
             space,
@@ -64,7 +64,7 @@ impl Call<'_> {
         // What it was is filled in by whoever remembers it.
         MemoryEvent {
             stack: StackId::NONE,
-            ..self.event(Action::CudaFree, addr, Bytes(0), Space::Device)
+            ..self.event(Action::CudaFree, addr, Bytes(0), CudaMemoryKind::Device)
         }
     }
 
@@ -117,26 +117,26 @@ impl Cuda {
                 lifetime,
             } => {
                 let place = match space {
-                    Space::Array => Place::Array(record.out[0]),
-                    _ => Place::Address(record.out[0]),
+                    CudaMemoryKind::Array => MemoryKey::Array(record.out[0]),
+                    _ => MemoryKey::Address(record.out[0]),
                 };
                 let size = size::of(size, record);
                 self.give(call, place, (size, space, lifetime), segments);
             }
             Effect::Registers => {
-                let memory = (Bytes(second), Space::Registered, Lifetime::Context);
-                self.give(call, Place::Address(first), memory, segments);
+                let memory = (Bytes(second), CudaMemoryKind::Registered, Lifetime::Context);
+                self.give(call, MemoryKey::Address(first), memory, segments);
             }
             Effect::Frees(named) if first != 0 => {
                 let place = match named {
-                    Named::Address => Place::Address(first),
-                    Named::Array => Place::Array(first),
+                    Named::Address => MemoryKey::Address(first),
+                    Named::Array => MemoryKey::Array(first),
                 };
                 let giver = match call.owner {
-                    Owner::Allocator => Giver::Allocator,
-                    Owner::Other => Giver::Other,
+                    Owner::Allocator => FreedBy::Allocator,
+                    Owner::Other => FreedBy::Other,
                 };
-                segments.take(place, giver, call.freed(first));
+                segments.record_free(place, giver, call.freed(first));
             }
             Effect::Frees(_) => {}
             Effect::CreatesPhysical
@@ -152,12 +152,12 @@ impl Cuda {
     fn give(
         &self,
         call: &Call<'_>,
-        place: Place,
-        (size, space, lifetime): (Bytes, Space, Lifetime),
+        place: MemoryKey,
+        (size, space, lifetime): (Bytes, CudaMemoryKind, Lifetime),
         segments: &mut Segments,
     ) {
         // Nothing was asked for, and nothing was given.
-        if place.number() == 0 || size == Bytes(0) && space != Space::Array {
+        if place.number() == 0 || size == Bytes(0) && space != CudaMemoryKind::Array {
             return;
         }
         let current = self.contexts.of(call.tid(), call.caller());
@@ -169,7 +169,7 @@ impl Cuda {
             Lifetime::Context => Until::ContextEnds(current.context),
             Lifetime::Process => Until::ProcessEnds,
         };
-        segments.give(place, until, event);
+        segments.record_alloc(place, until, event);
     }
 
     /// The functions of virtual memory management.
@@ -182,35 +182,35 @@ impl Cuda {
                 self.physical.create(handle, call.owner, device);
                 if call.owner == Owner::Other {
                     let event =
-                        call.event(Action::CudaAlloc, handle, Bytes(second), Space::Virtual);
+                        call.event(Action::CudaAlloc, handle, Bytes(second), CudaMemoryKind::Virtual);
                     let event = MemoryEvent { device, ..event };
-                    segments.give(Place::Handle(handle), Until::ProcessEnds, event);
+                    segments.record_alloc(MemoryKey::Handle(handle), Until::ProcessEnds, event);
                 }
             }
             Effect::RetainsPhysical => self.physical.retain(record.out[0], second),
             Effect::ImportsPhysical => self.physical.import(record.out[0]),
             Effect::ReleasesPhysical => {
                 if let Some((handle, Owner::Other)) = self.physical.release(first) {
-                    segments.take(Place::Handle(handle), Giver::Other, call.freed(handle));
+                    segments.record_free(MemoryKey::Handle(handle), FreedBy::Other, call.freed(handle));
                 }
             }
             Effect::Maps => {
                 let mapped = self.physical.map(first, Bytes(second), fourth);
                 if let Some((Owner::Allocator, device)) = mapped {
                     let event =
-                        call.event(Action::SegmentAlloc, first, Bytes(second), Space::Virtual);
+                        call.event(Action::SegmentAlloc, first, Bytes(second), CudaMemoryKind::Virtual);
                     let event = MemoryEvent { device, ..event };
-                    segments.give(Place::Address(first), Until::ProcessEnds, event);
+                    segments.record_alloc(MemoryKey::Address(first), Until::ProcessEnds, event);
                 }
             }
             _ => {
                 for unmapped in self.physical.unmap(first, Bytes(second)) {
                     let place = match (unmapped.owner, unmapped.gone) {
-                        (Owner::Allocator, _) => Place::Address(unmapped.addr),
-                        (Owner::Other, Some(handle)) => Place::Handle(handle),
+                        (Owner::Allocator, _) => MemoryKey::Address(unmapped.addr),
+                        (Owner::Other, Some(handle)) => MemoryKey::Handle(handle),
                         (Owner::Other, None) => continue,
                     };
-                    segments.take(place, Giver::Other, call.freed(place.number()));
+                    segments.record_free(place, FreedBy::Other, call.freed(place.number()));
                 }
             }
         }
@@ -311,17 +311,17 @@ fn end(
         Until::ContextEnds(None) => primary == Some(live.device),
         Until::ProcessEnds => false,
     };
-    segments.take_all(gone, call.freed(0));
+    segments.free_matching(gone, call.freed(0));
 }
 
 /// A tracepoint of the caching allocator: argument 0 is the block, 1 its size, 2 its device.
 fn record_traced_block(call: &Call<'_>, segments: &mut Segments) {
     let [addr, size, device, ..] = call.record.args;
     match call.function.effect {
-        Effect::Frees(_) => segments.take_block(call.freed(addr)),
-        _ => segments.give_block(MemoryEvent {
+        Effect::Frees(_) => segments.record_block_free(call.freed(addr)),
+        _ => segments.record_block(MemoryEvent {
             device: contexts::device(device),
-            ..call.event(Action::CudaAlloc, addr, Bytes(size), Space::Device)
+            ..call.event(Action::CudaAlloc, addr, Bytes(size), CudaMemoryKind::Device)
         }),
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use memprobe_common::FrameRecord;
 
-use super::code::{self, Code, Place};
+use super::code::{self, Code, CodePosition};
 use super::detect::PythonProcess;
 use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
-use crate::target::memory::{Cause, ReadMemory, Stretches, Unreadable};
+use crate::target::memory::{Cause, ReadMemory, PartialMemory, Unreadable};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -147,7 +147,7 @@ impl CodeCache {
     }
 
     /// Like [`Self::resolve`], for a code object that was freed since; reads the copy in `kept`.
-    pub fn resolve_freed(&self, kept: &Stretches, code: u64, instr: u64, owner: u8) -> Resolved {
+    pub fn resolve_freed(&self, kept: &PartialMemory, code: u64, instr: u64, owner: u8) -> Resolved {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
@@ -259,7 +259,7 @@ pub(super) fn is_shim(layout: &FrameLayout, owner: u8) -> bool {
 /// Returns the line of a frame that runs `code`.
 fn frame_of(code: &Code, instr: u64, owner: u8) -> Resolved {
     let place = code.place_of(instr);
-    if place == Place::Elsewhere {
+    if place == CodePosition::Elsewhere {
         return Resolved::Unreadable;
     }
     if owner != FrameLayout::OWNED_BY_GENERATOR && !code.is_set_up_at(instr) {
@@ -470,7 +470,7 @@ mod tests {
 
     /// Returns the copy that the kernel programs take of a code object about to be freed: the first bytes of
     /// its parts, with no reference to the object left.
-    fn freed(code: &FakeCode, layout: &'static PythonLayout, table_bytes: usize) -> Stretches {
+    fn freed(code: &FakeCode, layout: &'static PythonLayout, table_bytes: usize) -> PartialMemory {
         let mut memory = memory_with(code, layout);
         let references = code.address + u64::from(layout.object.references);
         memory.write(references, &0_u64.to_le_bytes());
@@ -505,7 +505,7 @@ mod tests {
                 assert_eq!(at(12, 0), Resolved::Unreadable);
             }
             assert_eq!(
-                cache.resolve_freed(&Stretches::default(), TRAIN.address, 0, 0),
+                cache.resolve_freed(&PartialMemory::default(), TRAIN.address, 0, 0),
                 Resolved::Unreadable
             );
         }

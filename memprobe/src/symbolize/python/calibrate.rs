@@ -6,9 +6,9 @@ use std::fmt;
 use hashbrown::HashSet;
 
 use super::cache::is_shim;
-use super::code::{self, Place};
+use super::code::{self, CodePosition};
 use super::layout::PythonLayout;
-use super::slot::{self, StateWay};
+use super::slot::{self, StatePath};
 use super::threads::{self, RawFrame, ThreadState};
 use crate::target::memory::{Cause, ReadMemory, Unreadable};
 
@@ -91,7 +91,7 @@ pub struct Claim<'a> {
     /// Address of `PyCode_Type`.
     pub code_type: u64,
     /// The path to the thread states.
-    pub way: StateWay,
+    pub way: StatePath,
     /// The prior confidence in the offsets.
     pub layout_is: LayoutIs,
 }
@@ -115,7 +115,7 @@ pub enum LayoutIs {
 ///
 /// # Errors
 /// The first [`Mismatch`]. The process keeps running meanwhile, so a caller should retry first.
-pub fn prove(
+pub fn validate(
     memory: &impl ReadMemory,
     claim: &Claim<'_>,
     is_alive: impl Fn(u64) -> bool,
@@ -141,7 +141,7 @@ pub fn prove(
             }
             continue;
         }
-        prove_stack(memory, claim, state, &mut known_codes)?;
+        validate_stack(memory, claim, state, &mut known_codes)?;
         proved += 1;
     }
     if proved == 0 {
@@ -153,7 +153,7 @@ pub fn prove(
     }
 }
 
-fn prove_stack(
+fn validate_stack(
     memory: &impl ReadMemory,
     claim: &Claim<'_>,
     state: &ThreadState,
@@ -169,7 +169,7 @@ fn prove_stack(
                 .frames
                 .iter()
                 .filter(|frame| !is_shim(rules, frame.owner))
-                .try_for_each(|frame| prove_frame(memory, claim, frame, known_codes))
+                .try_for_each(|frame| validate_frame(memory, claim, frame, known_codes))
                 .map_err(|cause| Mismatch::Stack {
                     native_thread_id,
                     cause,
@@ -186,7 +186,7 @@ fn prove_stack(
     result
 }
 
-fn prove_frame(
+fn validate_frame(
     memory: &impl ReadMemory,
     claim: &Claim<'_>,
     frame: &RawFrame,
@@ -196,7 +196,7 @@ fn prove_frame(
         return Ok(());
     }
     let code = code::read_code(memory, claim.layout, claim.code_type, frame.code)?;
-    if code.place_of(frame.instr) == Place::Elsewhere {
+    if code.place_of(frame.instr) == CodePosition::Elsewhere {
         return Err(Unreadable {
             address: frame.address,
             cause: Cause::NotAsExpected,
@@ -233,13 +233,13 @@ mod tests {
             layout,
             interpreter: INTERPRETER,
             code_type: CODE_TYPE,
-            way: StateWay::to_key(key).unwrap(),
+            way: StatePath::to_key(key).unwrap(),
             layout_is: LayoutIs::Tested,
         }
     }
 
     /// Creates one thread with one frame, whose state lies at the end of this path.
-    fn one_thread(layout: &PythonLayout, way: StateWay) -> FakeMemory {
+    fn one_thread(layout: &PythonLayout, way: StatePath) -> FakeMemory {
         let mut memory = FakeMemory::default();
         for (address, size) in [
             (INTERPRETER, 0x2000),
@@ -291,7 +291,7 @@ mod tests {
             for key in [0, 1, 31, 32, 700] {
                 let claim = claim(layout, key);
                 let memory = one_thread(layout, claim.way);
-                let states = prove(&memory, &claim, |_| true).unwrap();
+                let states = validate(&memory, &claim, |_| true).unwrap();
                 assert_eq!(states.len(), 1);
                 assert_eq!(states[0].native_thread_id, 4242);
             }
@@ -301,17 +301,17 @@ mod tests {
     #[test]
     fn a_living_thread_that_finds_something_else_disproves_it() {
         let layout = &LAYOUTS[0];
-        let memory = one_thread(layout, StateWay::to_key(3).unwrap());
+        let memory = one_thread(layout, StatePath::to_key(3).unwrap());
         let claim = claim(layout, 4);
         assert_eq!(
-            prove(&memory, &claim, |_| true),
+            validate(&memory, &claim, |_| true),
             Err(Mismatch::State {
                 native_thread_id: 4242,
                 value: 0
             })
         );
         assert_eq!(
-            prove(&memory, &claim, |_| false),
+            validate(&memory, &claim, |_| false),
             Err(Mismatch::NothingProved)
         );
     }
@@ -323,7 +323,7 @@ mod tests {
             let mut memory = one_thread(layout, claim.way);
             memory.write(FRAME + u64::from(layout.frame.code), &STATE.to_le_bytes());
             assert!(matches!(
-                prove(&memory, &claim, |_| true),
+                validate(&memory, &claim, |_| true),
                 Err(Mismatch::Stack {
                     native_thread_id: 4242,
                     ..
@@ -340,7 +340,7 @@ mod tests {
             let beyond = TRAIN.instr(layout, 4);
             memory.write(FRAME + u64::from(layout.frame.instr), &beyond.to_le_bytes());
             assert!(matches!(
-                prove(&memory, &claim, |_| true),
+                validate(&memory, &claim, |_| true),
                 Err(Mismatch::Stack { .. })
             ));
         }
@@ -352,12 +352,12 @@ mod tests {
             let tested = claim(layout, 0);
             let mut memory = one_thread(layout, tested.way);
             memory.write(STATE + u64::from(layout.thread.frame), &[0; 8]);
-            assert!(prove(&memory, &tested, |_| true).is_ok());
+            assert!(validate(&memory, &tested, |_| true).is_ok());
             let told = Claim {
                 layout_is: LayoutIs::OnlyTold,
                 ..tested
             };
-            assert_eq!(prove(&memory, &told, |_| true), Err(Mismatch::NoFrames));
+            assert_eq!(validate(&memory, &told, |_| true), Err(Mismatch::NoFrames));
         }
     }
 
@@ -382,14 +382,14 @@ mod tests {
                 &FRAME.to_le_bytes(),
             );
             assert_eq!(
-                prove(&memory, &claim, |_| true),
+                validate(&memory, &claim, |_| true),
                 Err(Mismatch::EndlessStack {
                     native_thread_id: 4242
                 })
             );
             memory.write(STATE + u64::from(layout.thread.next), &STATE.to_le_bytes());
             assert!(matches!(
-                prove(&memory, &claim, |_| true),
+                validate(&memory, &claim, |_| true),
                 Err(Mismatch::Threads(_))
             ));
         }

@@ -73,7 +73,7 @@ pub enum Body {
 
 /// The position of an instruction relative to a code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CodePosition {
     /// Before the first instruction: the frame has not started.
     NotStarted,
     /// Offset in bytes from the first instruction.
@@ -84,27 +84,27 @@ pub enum Place {
 
 impl Code {
     /// Returns the position of a frame's instruction.
-    pub fn place_of(&self, instr: u64) -> Place {
+    pub fn place_of(&self, instr: u64) -> CodePosition {
         match self.body {
             // A new frame points to the unit before the first (`_PyFrame_Initialize`).
-            Body::Addressed { start, .. } if instr == start.wrapping_sub(UNIT) => Place::NotStarted,
+            Body::Addressed { start, .. } if instr == start.wrapping_sub(UNIT) => CodePosition::NotStarted,
             Body::Addressed { start, size, .. } => match instr.checked_sub(start) {
                 Some(offset) if offset < size && offset % UNIT == 0 => {
-                    u32::try_from(offset).map_or(Place::Elsewhere, Place::At)
+                    u32::try_from(offset).map_or(CodePosition::Elsewhere, CodePosition::At)
                 }
-                _ => Place::Elsewhere,
+                _ => CodePosition::Elsewhere,
             },
             Body::Counted { step, size } => {
                 let count = instr as u32;
                 // A new frame starts with -1.
                 if count == u32::MAX {
-                    return Place::NotStarted;
+                    return CodePosition::NotStarted;
                 }
                 match count.checked_mul(step.into()) {
                     Some(offset) if size.is_none_or(|size| u64::from(offset) < size) => {
-                        Place::At(offset)
+                        CodePosition::At(offset)
                     }
-                    _ => Place::Elsewhere,
+                    _ => CodePosition::Elsewhere,
                 }
             }
         }
@@ -123,10 +123,10 @@ impl Code {
     }
 
     /// Returns the line of a position, as `PyCode_Addr2Line` does; 0 if it has none.
-    pub fn line_of(&self, place: Place) -> u32 {
-        let Place::At(offset) = place else {
+    pub fn line_of(&self, place: CodePosition) -> u32 {
+        let CodePosition::At(offset) = place else {
             return match place {
-                Place::NotStarted => self.first_line,
+                CodePosition::NotStarted => self.first_line,
                 _ => 0,
             };
         };

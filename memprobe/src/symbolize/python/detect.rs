@@ -12,7 +12,7 @@ use super::debug_offsets;
 use super::error::DetectError;
 use super::interpreter::{self, Interpreter, PythonVersion};
 use super::layout::{PythonLayout, StateSlot};
-use super::slot::{self, StateWay};
+use super::slot::{self, StatePath};
 use super::threads::{self, FrameChain, ThreadState};
 use crate::event::Tgid;
 use crate::target::maps::{MappedFile, Maps};
@@ -41,7 +41,7 @@ pub struct PythonProcess {
     /// `PyCode_Type.tp_dealloc`, the function that frees code objects: its address before relocation.
     pub code_dealloc: u64,
     /// The path by which each thread finds its state.
-    pub way: StateWay,
+    pub way: StatePath,
     pub layout: PythonLayout,
 }
 
@@ -96,7 +96,7 @@ impl PythonProcess {
             interpreter,
             code_type,
         };
-        let way = prover.prove_some_way(way_by_interpreter(memory, &layout, &found)?)?;
+        let way = prover.validate_any_path(way_by_interpreter(memory, &layout, &found)?)?;
         Ok(Self {
             tgid,
             version: found.version,
@@ -228,7 +228,7 @@ fn way_by_interpreter(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     found: &Interpreter,
-) -> Result<Option<StateWay>, DetectError> {
+) -> Result<Option<StatePath>, DetectError> {
     match layout.runtime.slot {
         // The key's offset is uncertain if the structure differs from the known one.
         StateSlot::Key { .. } if layout.runtime.initialized.is_none() => Ok(None),
@@ -240,7 +240,7 @@ fn way_by_interpreter(
             if memory.read_u32(at(initialized))? == 0 {
                 return Err(DetectError::NotInitializedYet);
             }
-            Ok(StateWay::to_key(memory.read_u32(at(number))?))
+            Ok(StatePath::to_key(memory.read_u32(at(number))?))
         }
         StateSlot::Variable => {
             let function = found.get_state.as_ref();
@@ -262,12 +262,12 @@ struct Prover<'a> {
 impl Prover<'_> {
     /// Validates the path that was found, or else one that is searched for: every thread must find its state,
     /// and its stack must be a chain of frames. Retries, since the process changes meanwhile.
-    fn prove_some_way(&self, told: Option<StateWay>) -> Result<StateWay, DetectError> {
+    fn validate_any_path(&self, told: Option<StatePath>) -> Result<StatePath, DetectError> {
         let mut last = Mismatch::NothingProved;
         if let Some(way) = told {
             for attempt in 0..ATTEMPTS {
                 pause_before(attempt);
-                match self.prove(way)? {
+                match self.validate_path(way)? {
                     Ok(()) => return Ok(way),
                     Err(mismatch) => last = mismatch,
                 }
@@ -277,7 +277,7 @@ impl Prover<'_> {
             for attempt in 0..ATTEMPTS {
                 pause_before(attempt);
                 match self.search()? {
-                    Ok(way) => match self.prove(way)? {
+                    Ok(way) => match self.validate_path(way)? {
                         Ok(()) => return Ok(way),
                         Err(mismatch) => last = mismatch,
                     },
@@ -294,7 +294,7 @@ impl Prover<'_> {
         })
     }
 
-    fn prove(&self, way: StateWay) -> Result<Result<(), Mismatch>, DetectError> {
+    fn validate_path(&self, way: StatePath) -> Result<Result<(), Mismatch>, DetectError> {
         let living = native_threads(self.tgid)?;
         let claim = Claim {
             layout: self.layout,
@@ -307,12 +307,12 @@ impl Prover<'_> {
                 LayoutIs::OnlyTold
             },
         };
-        let proved = calibrate::prove(self.memory, &claim, |native| living.contains(&native));
+        let proved = calibrate::validate(self.memory, &claim, |native| living.contains(&native));
         Ok(proved.map(|_| ()))
     }
 
     /// Searches the living threads for a location that holds each thread's own state.
-    fn search(&self) -> Result<Result<StateWay, Mismatch>, DetectError> {
+    fn search(&self) -> Result<Result<StatePath, Mismatch>, DetectError> {
         let living = native_threads(self.tgid)?;
         let states = threads::thread_states(self.memory, self.layout, self.interpreter);
         let mut states = match states {

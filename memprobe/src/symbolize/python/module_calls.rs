@@ -36,8 +36,8 @@ pub struct Question(pub u64);
 
 /// The modules of a stack whose last one has no name yet.
 #[derive(Debug)]
-pub struct Asked {
-    modules: Vec<Called>,
+pub struct PendingModule {
+    modules: Vec<ModuleCall>,
     cut: bool,
     question: Question,
 }
@@ -47,28 +47,28 @@ pub struct Asked {
 pub enum Innermost {
     Is(Module),
     /// A module whose name is still pending.
-    Asked(Asked),
+    Asked(PendingModule),
 }
 
 /// The modules that were being called on one stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Calls<'a> {
     /// The modules, outermost first; at least one.
-    pub modules: &'a [Called],
+    pub modules: &'a [ModuleCall],
     /// True if outer calls may be missing.
     pub cut: bool,
 }
 
 /// A module that was being called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Called {
+pub struct ModuleCall {
     /// The module's address.
     pub object: u64,
     /// The address of its class at the time of the call; 0 if unknown.
     pub class: u64,
 }
 
-impl Called {
+impl ModuleCall {
     fn of(frame: &FrameRecord) -> Option<Self> {
         Some(Self {
             object: frame.module()?,
@@ -167,7 +167,7 @@ impl ModuleCalls {
         let modules: Option<Vec<_>> = calls
             .iter()
             .rev()
-            .map(|(_, call)| Called::of(call))
+            .map(|(_, call)| ModuleCall::of(call))
             .collect();
         let (Some(modules), Some(names)) = (modules, &mut self.names) else {
             return Innermost::Is(Module::Unknown);
@@ -178,7 +178,7 @@ impl ModuleCalls {
         };
         match names.path(&calls) {
             Answer::Is(module) => Innermost::Is(module),
-            Answer::Later(question) => Innermost::Asked(Asked {
+            Answer::Later(question) => Innermost::Asked(PendingModule {
                 modules,
                 cut,
                 question,
@@ -187,7 +187,7 @@ impl ModuleCalls {
     }
 
     /// Asks again; `None` without an answer yet.
-    pub fn ask_again(&mut self, asked: &Asked) -> Option<Module> {
+    pub fn ask_again(&mut self, asked: &PendingModule) -> Option<Module> {
         let Some(names) = &mut self.names else {
             return Some(Module::Unknown);
         };

@@ -39,12 +39,12 @@ const SEARCHED: usize = 4096;
 
 /// The path from a thread pointer to the word that holds the thread's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StateWay {
+pub struct StatePath {
     steps: [i32; 3],
     count: usize,
 }
 
-impl StateWay {
+impl StatePath {
     /// Returns the path to the value of a pthread key; `None` if glibc has no such key.
     pub fn to_key(number: u32) -> Option<Self> {
         use glibc::{BLOCKS, DATA, ENTRY, FIRST_BLOCK, KEYS_PER_BLOCK, MAX_KEYS};
@@ -106,7 +106,7 @@ impl StateWay {
 /// Returns the path by which `PyGILState_GetThisThreadState()` reaches a thread-local variable, decoded from
 /// its instructions `code` at `address`. The function only returns the variable (`Python/pystate.c`@v3.15.2),
 /// in one of the forms of "ELF Handling For Thread-Local Storage" (x86-64). `None` for other instructions.
-pub fn way_of_function(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<StateWay> {
+pub fn way_of_function(memory: &impl ReadMemory, code: &[u8], address: u64) -> Option<StatePath> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut instruction = Instruction::default();
     let mut known = Held::Nothing;
@@ -122,18 +122,18 @@ pub fn way_of_function(memory: &impl ReadMemory, code: &[u8], address: u64) -> O
                 let displacement = instruction.memory_displacement64() as i32;
                 let in_thread = instruction.segment_prefix() == Register::FS;
                 match (instruction.memory_base(), in_thread, known) {
-                    (Register::None, true, _) => return Some(StateWay::to_variable(displacement)),
+                    (Register::None, true, _) => return Some(StatePath::to_variable(displacement)),
                     (Register::RIP, false, _) => {
                         let word = memory.read_u64(instruction.ip_rel_memory_address()).ok()?;
                         known = Held::Distance(i32::try_from(word as i64).ok()?);
                     }
                     (_, true, Held::Distance(distance)) => {
                         let distance = distance.checked_add(displacement)?;
-                        return Some(StateWay::to_variable(distance));
+                        return Some(StatePath::to_variable(distance));
                     }
                     (_, false, Held::Block { library, offset }) => {
                         let offset = offset.checked_add(displacement)?;
-                        return StateWay::to_library_variable(library, offset);
+                        return StatePath::to_library_variable(library, offset);
                     }
                     _ => return None,
                 }
@@ -178,9 +178,9 @@ impl Held {
 /// Searches all pthread keys for one whose value in every thread is the thread's own state. If several match,
 /// the lowest key counts: an extension may store the same value under a key that it created after the
 /// interpreter's. `None` if no key matches.
-pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<StateWay> {
-    let paths = (0..glibc::MAX_KEYS).filter_map(StateWay::to_key);
-    let mut paths: Vec<StateWay> = paths.collect();
+pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<StatePath> {
+    let paths = (0..glibc::MAX_KEYS).filter_map(StatePath::to_key);
+    let mut paths: Vec<StatePath> = paths.collect();
     for (thread_id, own) in by_thread(states) {
         paths.retain(|way| {
             way.value(memory, thread_id)
@@ -192,8 +192,8 @@ pub fn find_key(memory: &impl ReadMemory, states: &[ThreadState]) -> Option<Stat
 
 /// Searches the words below the thread pointers for one that holds every thread's own state. Empty if there
 /// is none; several if they cannot be told apart.
-pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<StateWay> {
-    let mut found: Option<Vec<StateWay>> = None;
+pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<StatePath> {
+    let mut found: Option<Vec<StatePath>> = None;
     for (thread_id, own) in by_thread(states) {
         let Ok(bytes) = memory.read_array::<SEARCHED>(thread_id.wrapping_sub(SEARCHED as u64))
         else {
@@ -209,7 +209,7 @@ pub fn find_variables(memory: &impl ReadMemory, states: &[ThreadState]) -> Vec<S
                 let words = bytes.as_chunks().0.iter().enumerate();
                 let own = words.filter(|(_, word)| is_own(word));
                 let offsets = own.map(|(at, _)| (8 * at) as i32 - SEARCHED as i32);
-                found = Some(offsets.map(StateWay::to_variable).collect());
+                found = Some(offsets.map(StatePath::to_variable).collect());
             }
         }
     }
@@ -238,7 +238,7 @@ mod tests {
     const STATE: u64 = 0x2_0000;
 
     fn steps(number: u32) -> Vec<i32> {
-        StateWay::to_key(number).unwrap().steps().to_vec()
+        StatePath::to_key(number).unwrap().steps().to_vec()
     }
 
     fn word(memory: &mut FakeMemory, at: u64, value: u64) {
@@ -265,12 +265,12 @@ mod tests {
         assert_eq!(steps(31), [0x508]);
         assert_eq!(steps(32), [0x518, 8]);
         assert_eq!(steps(1023), [0x608, 504]);
-        assert_eq!(StateWay::to_key(1024), None);
+        assert_eq!(StatePath::to_key(1024), None);
     }
 
     #[test]
     fn a_library_variable_that_a_thread_has_not_used_is_nothing() {
-        let way = StateWay::to_library_variable(2, 0x28).unwrap();
+        let way = StatePath::to_library_variable(2, 0x28).unwrap();
         assert_eq!(way.steps(), [8, 32, 0x28]);
         let (mut memory, _) = threads(1);
         memory.map(0x9_0000, vec![0; 0x100]);
@@ -280,8 +280,8 @@ mod tests {
             word(&mut memory, 0x9_0068, STATE);
             assert_eq!(way.value(&memory, THREAD).ok(), value);
         }
-        assert_eq!(StateWay::to_library_variable(0, 8), None);
-        assert_eq!(StateWay::to_library_variable(u64::MAX, 8), None);
+        assert_eq!(StatePath::to_library_variable(0, 8), None);
+        assert_eq!(StatePath::to_library_variable(u64::MAX, 8), None);
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
         let local = [
             0xf3, 0x0f, 0x1e, 0xfa, 0x64, 0x48, 0x8b, 0x04, 0x25, 0xd8, 0xff, 0xff, 0xff, 0xc3,
         ];
-        assert_eq!(way(&local), Some(StateWay::to_variable(-0x28)));
+        assert_eq!(way(&local), Some(StatePath::to_variable(-0x28)));
         // push rbp; mov rbp, rsp; lea rdi, [rip+0x6ff5]; call …; pop rbp; mov rax, [rax+0x28]; ret
         // (Debian's libpython3.15)
         let library = [
@@ -306,12 +306,12 @@ mod tests {
             &[0x48, 0x8b, 0x80, 0x28, 0, 0, 0, 0xc3],
         ]
         .concat();
-        assert_eq!(way(&library), StateWay::to_library_variable(3, 0x38));
+        assert_eq!(way(&library), StatePath::to_library_variable(3, 0x38));
         // mov rax, [rip+0x7009]; mov rax, fs:[rax]; ret
         let early = [
             0x48, 0x8b, 0x05, 0x09, 0x70, 0, 0, 0x64, 0x48, 0x8b, 0, 0xc3,
         ];
-        assert_eq!(way(&early), Some(StateWay::to_variable(-0x28)));
+        assert_eq!(way(&early), Some(StatePath::to_variable(-0x28)));
     }
 
     #[test]
@@ -336,9 +336,9 @@ mod tests {
             word(&mut memory, state.thread_id + 0x318 + 16 * 7, state.address);
         }
         word(&mut memory, states[0].thread_id + 0x318, states[0].address);
-        assert_eq!(find_key(&memory, &states), StateWay::to_key(5));
+        assert_eq!(find_key(&memory, &states), StatePath::to_key(5));
         word(&mut memory, states[1].thread_id + 0x318 + 16 * 5, 0);
-        assert_eq!(find_key(&memory, &states), StateWay::to_key(7));
+        assert_eq!(find_key(&memory, &states), StatePath::to_key(7));
         word(&mut memory, states[2].thread_id + 0x318 + 16 * 7, 0);
         assert_eq!(find_key(&memory, &states), None);
     }
@@ -353,7 +353,7 @@ mod tests {
         word(&mut memory, states[0].thread_id - 0x20, states[0].address);
         assert_eq!(
             find_variables(&memory, &states),
-            [StateWay::to_variable(-0x28)]
+            [StatePath::to_variable(-0x28)]
         );
         assert_eq!(find_variables(&memory, &states[..1]).len(), 2);
     }

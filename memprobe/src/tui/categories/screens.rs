@@ -4,25 +4,25 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
-use super::super::beside::Asked;
-use super::super::input::Wanted;
+use super::super::secondary_screens::ScreenRequest;
+use super::super::input::InputEvent;
 use super::super::samples;
 use super::super::state::State;
 use super::super::theme::Theme;
-use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes};
+use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes};
 use super::{CategoriesState, draw};
 use crate::model::snapshot::attribution::samples::{categories, silent};
 use crate::model::snapshot::attribution::{Category, DeviceCategories, Portion};
 
 fn drawn(state: &CategoriesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);
-    trial::drawn(size, |buffer| {
+    test_support::drawn(size, |buffer| {
         draw(buffer, state, &lines, theme);
         None
     })
 }
 
-fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[Wanted]) -> CategoriesState {
+fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[InputEvent]) -> CategoriesState {
     let mut state = CategoriesState::default();
     state.resize(size.0, size.1);
     state.update(news);
@@ -32,14 +32,14 @@ fn state(news: Arc<Vec<DeviceCategories>>, size: Size, wanted: &[Wanted]) -> Cat
     state
 }
 
-fn screen(size: Size, wanted: &[Wanted]) -> TestBackend {
+fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(categories(), size, wanted), size, &COLOUR)
 }
 
 #[test]
 fn what_the_memory_of_a_program_that_trains_is_for() {
     insta::assert_snapshot!("normal_80x24", screen(SMALL, &[]));
-    insta::assert_snapshot!("normal_140x40", screen((140, 40), &[Wanted::OpenAll]));
+    insta::assert_snapshot!("normal_140x40", screen((140, 40), &[InputEvent::OpenAll]));
     insta::assert_snapshot!("normal_40x12", screen((40, 12), &[]));
 }
 
@@ -63,12 +63,12 @@ fn where_nothing_marks_iterations_the_screen_says_so() {
 
 #[test]
 fn help_says_what_the_keys_do() {
-    insta::assert_snapshot!("help", screen((80, 30), &[Wanted::Help]));
+    insta::assert_snapshot!("help", screen((80, 30), &[InputEvent::Help]));
 }
 
 #[test]
 fn the_categories_add_up_to_what_is_allocated_now_and_at_the_peak() {
-    let state = state(categories(), SMALL, &[Wanted::OpenAll]);
+    let state = state(categories(), SMALL, &[InputEvent::OpenAll]);
     let device = state.shown_device().unwrap();
     let whole = || state.rows.iter().filter(|row| row.rule.is_none());
     let (live, at_peak): (i64, i64) = whole().fold((0, 0), |(live, at_peak), row| {
@@ -89,40 +89,40 @@ fn enter_shows_the_rules_of_a_category_and_left_hides_them() {
     let closed = state.rows.len();
     let parameters = |row: &super::rows::Row| row.portion == Portion::Of(Category::Parameter);
     let at = state.rows.iter().position(parameters).unwrap();
-    state.handle(Wanted::Move(at as isize));
-    state.handle(Wanted::Toggle);
+    state.handle(InputEvent::Move(at as isize));
+    state.handle(InputEvent::Toggle);
     assert!(state.rows.len() > closed);
-    state.handle(Wanted::Move(1));
-    state.handle(Wanted::Close);
+    state.handle(InputEvent::Move(1));
+    state.handle(InputEvent::Close);
     assert_eq!((state.rows.len(), state.selection.cursor), (closed, at));
 }
 
 #[test]
 fn c_and_escape_lead_back_and_help_closes_first() {
-    let mut state = state(categories(), SMALL, &[Wanted::Help]);
-    assert_eq!(state.handle(Wanted::Back), None);
-    assert_eq!(state.handle(Wanted::Back), Some(Asked::Leave));
-    assert_eq!(state.handle(Wanted::Categories), Some(Asked::Leave));
-    let pause = Wanted::Pause;
-    assert_eq!(state.handle(pause), Some(Asked::AsOnLines(pause)));
+    let mut state = state(categories(), SMALL, &[InputEvent::Help]);
+    assert_eq!(state.handle(InputEvent::Back), None);
+    assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
+    assert_eq!(state.handle(InputEvent::Categories), Some(ScreenRequest::Leave));
+    let pause = InputEvent::Pause;
+    assert_eq!(state.handle(pause), Some(ScreenRequest::AsOnLines(pause)));
 }
 
 #[test]
 fn no_size_of_the_screen_and_no_key_makes_it_fail() {
     let keys = [
-        Wanted::Last,
-        Wanted::Toggle,
-        Wanted::OpenAll,
-        Wanted::Page(1),
-        Wanted::Close,
-        Wanted::First,
-        Wanted::Move(-3),
-        Wanted::Click(5, 4),
-        Wanted::Click(5, 9),
-        Wanted::SortStep(3),
-        Wanted::SortStep(isize::MIN),
-        Wanted::Help,
-        Wanted::Move(isize::MAX),
+        InputEvent::Last,
+        InputEvent::Toggle,
+        InputEvent::OpenAll,
+        InputEvent::Page(1),
+        InputEvent::Close,
+        InputEvent::First,
+        InputEvent::Move(-3),
+        InputEvent::Click(5, 4),
+        InputEvent::Click(5, 9),
+        InputEvent::SortStep(3),
+        InputEvent::SortStep(isize::MIN),
+        InputEvent::Help,
+        InputEvent::Move(isize::MAX),
     ];
     for size in sizes() {
         let mut state = state(categories(), size, &[]);

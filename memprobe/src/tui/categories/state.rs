@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::beside::{Asked, OfDevices};
-use super::super::input::Wanted;
+use super::super::secondary_screens::{ScreenRequest, OfDevices};
+use super::super::input::InputEvent;
 use super::super::list::{self, Selection};
 use super::super::table::Fold;
 use super::layout::{Layout, layout};
@@ -59,8 +59,8 @@ impl CategoriesState {
     }
 
     /// Returns true once any answer has arrived.
-    pub(super) fn is_told(&self) -> bool {
-        self.news.is_told()
+    pub(super) fn has_data(&self) -> bool {
+        self.news.has_data()
     }
 
     pub(super) fn layout(&self) -> Option<Layout> {
@@ -72,58 +72,58 @@ impl CategoriesState {
     }
 
     /// Handles input. Returns a request if the screen's owner must act.
-    pub fn handle(&mut self, wanted: Wanted) -> Option<Asked> {
+    pub fn handle(&mut self, wanted: InputEvent) -> Option<ScreenRequest> {
         self.note = None;
         match wanted {
-            Wanted::Quit => return Some(Asked::Quit),
-            Wanted::Categories => return Some(Asked::Leave),
-            Wanted::Back if self.help.is_none() => return Some(Asked::Leave),
-            Wanted::Back => self.help = None,
-            Wanted::Device(_) | Wanted::Pause | Wanted::Suspend | Wanted::Redraw => {
-                return Some(Asked::AsOnLines(wanted));
+            InputEvent::Quit => return Some(ScreenRequest::Quit),
+            InputEvent::Categories => return Some(ScreenRequest::Leave),
+            InputEvent::Back if self.help.is_none() => return Some(ScreenRequest::Leave),
+            InputEvent::Back => self.help = None,
+            InputEvent::Device(_) | InputEvent::Pause | InputEvent::Suspend | InputEvent::Redraw => {
+                return Some(ScreenRequest::AsOnLines(wanted));
             }
-            Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
-            Wanted::First => match &mut self.help {
+            InputEvent::Move(by) => self.step(by),
+            InputEvent::Page(by) => self.step(list::pages(by, self.rows_height())),
+            InputEvent::First => match &mut self.help {
                 Some(at) => *at = 0,
                 None => self.selection.key = None,
             },
-            Wanted::Last => self.step(isize::MAX),
-            Wanted::Toggle => match self.selected().map(|row| row.fold) {
+            InputEvent::Last => self.step(isize::MAX),
+            InputEvent::Toggle => match self.selected().map(|row| row.fold) {
                 Some(Fold::Open) => self.close(),
                 _ => self.open(),
             },
-            Wanted::Open => self.open(),
-            Wanted::Close => self.close(),
-            Wanted::OpenAll => self.open.extend(Portion::ALL),
-            Wanted::SortStep(by) => {
+            InputEvent::Open => self.open(),
+            InputEvent::Close => self.close(),
+            InputEvent::OpenAll => self.open.extend(Portion::ALL),
+            InputEvent::SortStep(by) => {
                 let next = list::further(&Column::ORDERS, self.order, by);
                 (self.order, self.reversed) = (next.unwrap_or_default(), false);
             }
-            Wanted::Reverse => self.reversed = !self.reversed,
-            Wanted::Help => {
+            InputEvent::Reverse => self.reversed = !self.reversed,
+            InputEvent::Help => {
                 self.help = match self.help {
                     Some(_) => None,
                     None => Some(0),
                 };
             }
-            Wanted::Click(x, y) => self.click(Position { x, y }),
-            Wanted::Resize(width, height) => self.size = (width, height),
-            Wanted::Filter => self.note = Some("nothing to filter: there are few categories"),
+            InputEvent::Click(x, y) => self.click(Position { x, y }),
+            InputEvent::Resize(width, height) => self.size = (width, height),
+            InputEvent::Filter => self.note = Some("nothing to filter: there are few categories"),
             // The owner of the screen handles these.
-            Wanted::Tensors | Wanted::Modules | Wanted::Layers => {}
-            Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
+            InputEvent::Tensors | InputEvent::Modules | InputEvent::Layers => {}
+            InputEvent::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
             // This screen has no prompt.
-            Wanted::Type(_)
-            | Wanted::Erase
-            | Wanted::EraseWord
-            | Wanted::EraseAll
-            | Wanted::Accept => {}
-            Wanted::SortBy(_)
-            | Wanted::Regroup
-            | Wanted::Source
-            | Wanted::Probes
-            | Wanted::Outside => {
+            InputEvent::Type(_)
+            | InputEvent::Erase
+            | InputEvent::EraseWord
+            | InputEvent::EraseAll
+            | InputEvent::Accept => {}
+            InputEvent::SortBy(_)
+            | InputEvent::Regroup
+            | InputEvent::Source
+            | InputEvent::Probes
+            | InputEvent::Outside => {
                 self.note = Some("that is on the screen of lines: c leads back");
             }
         }

@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use super::super::list::{self, Place, Side};
+use super::super::list::{self, ColumnPosition, Side};
 use super::super::sort::Order;
 use super::super::table::Fold;
 use super::super::theme::Theme;
@@ -28,13 +28,13 @@ const COLUMNS: [(Column, u16, u16); 7] = [
 ];
 
 /// Minimum width for a rule column; narrower tables show the rule in place of the name.
-const ROOM_FOR_RULES: u16 = 84;
+const MIN_WIDTH_FOR_RULES: u16 = 84;
 
 /// Returns the columns that fit, from left to right.
-fn columns(width: u16) -> Vec<Place<Column>> {
+fn columns(width: u16) -> Vec<ColumnPosition<Column>> {
     let (mut places, start) = list::places(width, &COLUMNS);
-    if width >= ROOM_FOR_RULES {
-        places.push(Place {
+    if width >= MIN_WIDTH_FOR_RULES {
+        places.push(ColumnPosition {
             column: Column::Rule,
             start,
             wide: width - start,
@@ -82,7 +82,7 @@ pub fn draw_rows(
     theme: &Theme,
 ) {
     let names = match area.width {
-        ROOM_FOR_RULES.. => RuleNames::Beside,
+        MIN_WIDTH_FOR_RULES.. => RuleNames::Beside,
         _ => RuleNames::Here,
     };
     let rows = state.rows.iter().enumerate().skip(state.selection.offset);
@@ -95,7 +95,7 @@ pub fn draw_rows(
         if at == state.selection.cursor {
             list::draw_selected(buffer, line, theme);
         }
-        for Place {
+        for ColumnPosition {
             column,
             start,
             wide,

@@ -6,7 +6,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
-use super::super::beside::{draw_note, draw_title_of};
+use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::header::draw_devices;
 use super::super::layout::{are_within, beneath_title};
 use super::super::notice::{draw_detail, draw_words};
@@ -41,7 +41,7 @@ pub fn draw(buffer: &mut Buffer, state: &CategoriesState, lines: &State, theme: 
         table::draw_sum(buffer, layout.sum, state, device, theme);
         iterations::draw_iterations(buffer, layout.iterations, device, theme);
     } else {
-        let (first, second) = match state.is_told() {
+        let (first, second) = match state.has_data() {
             false => ("Waiting for the first table of categories.", ""),
             true => (
                 "Nothing is known of what memory is for on this device.",

@@ -1,6 +1,6 @@
 //! Column layout of the table of processes.
 
-use super::super::list::{self, GAP, Place};
+use super::super::list::{self, GAP, ColumnPosition};
 use super::sort::Column;
 
 /// Width of the command if the top line is shown.
@@ -17,7 +17,7 @@ pub struct Needs {
 
 /// Columns that fit, from left to right.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Columns(pub Vec<Place<Column>>);
+pub struct Columns(pub Vec<ColumnPosition<Column>>);
 
 impl Columns {
     /// Lays out the columns; narrow tables drop the least important.
@@ -47,14 +47,14 @@ impl Columns {
         } else {
             room
         };
-        places.push(Place {
+        places.push(ColumnPosition {
             column: Column::Command,
             start: start.min(width),
             wide: command,
         });
         let start = start + command + GAP;
         if start < width {
-            places.push(Place {
+            places.push(ColumnPosition {
                 column: Column::Top,
                 start,
                 wide: width - start,

@@ -2,14 +2,14 @@
 
 use crossterm::event::{Event, KeyCode};
 
-use super::super::input::{self, Focus, Wanted, plain_key};
+use super::super::input::{self, Focus, InputEvent, plain_key};
 use super::sort::Column;
 
 /// Input event of the host screen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostWanted {
     /// Input shared with a process's screen.
-    Common(Wanted),
+    Common(InputEvent),
     SortBy(Column),
     /// Show or hide processes that hold no memory.
     Extent,
@@ -57,10 +57,10 @@ mod tests {
         };
         let sort = HostWanted::SortBy(Column::Command);
         assert_eq!(press('9', Focus::Table), Some(sort));
-        let typed = HostWanted::Common(Wanted::Type('9'));
+        let typed = HostWanted::Common(InputEvent::Type('9'));
         assert_eq!(press('9', Focus::Prompt), Some(typed));
         assert_eq!(press('a', Focus::Table), Some(HostWanted::Extent));
-        let filter = HostWanted::Common(Wanted::Filter);
+        let filter = HostWanted::Common(InputEvent::Filter);
         assert_eq!(press('/', Focus::Table), Some(filter));
     }
 }

@@ -12,13 +12,13 @@ mod samples;
 #[cfg(test)]
 mod screens;
 mod sort;
-mod stage;
+mod run;
 mod state;
 mod status;
 mod table;
 mod view;
 
-pub use stage::{Title, run};
+pub use run::{Title, run};
 
 use std::sync::Arc;
 

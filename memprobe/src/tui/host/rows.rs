@@ -41,7 +41,7 @@ impl Sums {
 
 /// Set of processes shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Extent {
+pub enum ProcessVisibility {
     /// Processes that hold memory, or may.
     #[default]
     Holders,
@@ -50,14 +50,14 @@ pub enum Extent {
 }
 
 /// Returns true if the extent includes a process.
-pub fn is_within(host: &HostSnapshot, extent: Extent, row: &ProcessRow) -> bool {
-    extent == Extent::All || !host.holds_nothing(row)
+pub fn is_within(host: &HostSnapshot, extent: ProcessVisibility, row: &ProcessRow) -> bool {
+    extent == ProcessVisibility::All || !host.holds_nothing(row)
 }
 
 /// Returns the indices of the processes to show, in order.
 pub fn order(
     host: &HostSnapshot,
-    extent: Extent,
+    extent: ProcessVisibility,
     sort: Sort,
     filter: &Filter,
     names: &FileNames,
@@ -125,7 +125,7 @@ mod tests {
         let names = FileNames::default();
         let found = |pattern: &str| -> Vec<u32> {
             let filter = Filter::new(pattern);
-            let places = order(&host, Extent::All, Sort::default(), &filter, &names);
+            let places = order(&host, ProcessVisibility::All, Sort::default(), &filter, &names);
             places.iter().map(|at| host.processes[*at].tgid.0).collect()
         };
         assert_eq!(found("1234"), [1234]);

@@ -193,7 +193,7 @@ pub(super) fn busy() -> HostSnapshot {
             events_per_second: 1610.0,
             losses: Losses::default(),
             disagreements: 0,
-            not_kept: 0,
+            untracked: 0,
         },
     }
 }
@@ -281,7 +281,7 @@ pub(super) fn crowded() -> HostSnapshot {
         ..Losses::default()
     };
     host.health.disagreements = 2;
-    host.health.not_kept = 9;
+    host.health.untracked = 9;
     host
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
-use super::super::input::Wanted;
+use super::super::input::InputEvent;
 use super::super::theme::Theme;
-use super::super::trial::{
+use super::super::test_support::{
     self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
 };
 use super::input::HostWanted;
@@ -21,10 +21,10 @@ const MEDIUM: Size = (100, 24);
 const LARGE: Size = (140, 30);
 
 fn drawn(state: &HostState, size: Size, theme: &Theme) -> TestBackend {
-    trial::drawn(size, |buffer| view::draw(buffer, state, theme))
+    test_support::drawn(size, |buffer| view::draw(buffer, state, theme))
 }
 
-fn state(snapshot: HostSnapshot, size: Size, wanted: &[Wanted]) -> HostState {
+fn state(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> HostState {
     let mut state = HostState::new(Arc::new(snapshot), size, "memprobe top".to_owned());
     for wanted in wanted {
         let command = state.handle(HostWanted::Common(*wanted));
@@ -33,7 +33,7 @@ fn state(snapshot: HostSnapshot, size: Size, wanted: &[Wanted]) -> HostState {
     state
 }
 
-fn screen(snapshot: HostSnapshot, size: Size, wanted: &[Wanted]) -> TestBackend {
+fn screen(snapshot: HostSnapshot, size: Size, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(snapshot, size, wanted), size, &COLOUR)
 }
 
@@ -56,7 +56,7 @@ fn processes_that_hold_nothing_are_shown_where_they_are_asked_for() {
 #[test]
 fn a_busy_host_on_a_terminal_without_unicode() {
     let screen = drawn(
-        &state(samples::busy(), LARGE, &[Wanted::Move(1)]),
+        &state(samples::busy(), LARGE, &[InputEvent::Move(1)]),
         LARGE,
         &BARE,
     );
@@ -82,7 +82,7 @@ fn a_host_without_cuda() {
 #[test]
 fn more_than_there_is_room_for() {
     insta::assert_snapshot!("crowded", screen(samples::crowded(), SMALL, &[]));
-    let end = [Wanted::Last];
+    let end = [InputEvent::Last];
     insta::assert_snapshot!("crowded_end", screen(samples::crowded(), MEDIUM, &end));
 }
 
@@ -90,7 +90,7 @@ fn more_than_there_is_room_for() {
 fn the_filter() {
     let prompt = typed("python3");
     insta::assert_snapshot!("prompt", screen(samples::busy(), SMALL, &prompt));
-    let kept = [prompt, vec![Wanted::Accept]].concat();
+    let kept = [prompt, vec![InputEvent::Accept]].concat();
     insta::assert_snapshot!("filtered", screen(samples::busy(), SMALL, &kept));
     insta::assert_snapshot!(
         "filtered_all",
@@ -100,14 +100,14 @@ fn the_filter() {
 
 #[test]
 fn help() {
-    insta::assert_snapshot!("help", screen(samples::busy(), SMALL, &[Wanted::Help]));
+    insta::assert_snapshot!("help", screen(samples::busy(), SMALL, &[InputEvent::Help]));
 }
 
 #[test]
 fn a_process_that_cannot_be_probed_says_why_and_does_not_open() {
     let mut state = state(samples::busy(), SMALL, &typed("5120"));
-    state.handle(HostWanted::Common(Wanted::Accept));
-    assert_eq!(state.handle(HostWanted::Common(Wanted::Toggle)), None);
+    state.handle(HostWanted::Common(InputEvent::Accept));
+    assert_eq!(state.handle(HostWanted::Common(InputEvent::Toggle)), None);
     insta::assert_snapshot!("refused", drawn(&state, SMALL, &COLOUR));
 }
 
@@ -120,7 +120,7 @@ fn very_small_terminals() {
 
 #[test]
 fn a_hostile_host() {
-    let screen = screen(samples::hostile(), LARGE, &[Wanted::Move(2)]);
+    let screen = screen(samples::hostile(), LARGE, &[InputEvent::Move(2)]);
     let text = screen.to_string();
     assert!(
         !text
@@ -132,8 +132,8 @@ fn a_hostile_host() {
 
 #[test]
 fn enter_asks_for_the_selected_process() {
-    let mut state = state(samples::busy(), SMALL, &[Wanted::Move(1)]);
-    let command = state.handle(HostWanted::Common(Wanted::Toggle));
+    let mut state = state(samples::busy(), SMALL, &[InputEvent::Move(1)]);
+    let command = state.handle(HostWanted::Common(InputEvent::Toggle));
     assert_eq!(command, Some(HostCommand::Open(Tgid(6001))));
 }
 
@@ -141,7 +141,7 @@ fn enter_asks_for_the_selected_process() {
 fn a_click_on_a_head_sorts_and_a_second_click_on_a_row_opens_it() {
     let mut state = state(samples::busy(), SMALL, &[]);
     let layout = state.layout().unwrap();
-    let mut click = |x, y| state.handle(HostWanted::Common(Wanted::Click(x, y)));
+    let mut click = |x, y| state.handle(HostWanted::Common(InputEvent::Click(x, y)));
     assert_eq!(click(5, layout.head.y), None);
     assert_eq!(click(30, layout.rows.y + 1), None);
     let opened = click(30, layout.rows.y + 1);
@@ -152,7 +152,7 @@ fn a_click_on_a_head_sorts_and_a_second_click_on_a_row_opens_it() {
 
 #[test]
 fn the_selection_follows_its_process_and_moves_on_when_that_is_gone() {
-    let mut state = state(samples::busy(), SMALL, &[Wanted::Move(1)]);
+    let mut state = state(samples::busy(), SMALL, &[InputEvent::Move(1)]);
     state.handle(HostWanted::SortBy(Column::Pid));
     assert_eq!(state.selected().unwrap().tgid, Tgid(6001));
     let mut later = samples::busy();
@@ -165,11 +165,11 @@ fn the_selection_follows_its_process_and_moves_on_when_that_is_gone() {
 
 #[test]
 fn a_paused_screen_stands_still_and_then_catches_up() {
-    let mut state = state(samples::busy(), SMALL, &[Wanted::Pause]);
+    let mut state = state(samples::busy(), SMALL, &[InputEvent::Pause]);
     state.update(Arc::new(samples::empty()));
     assert!(drawn(&state, SMALL, &COLOUR).to_string().contains("PAUSED"));
     assert_eq!(state.order.len(), samples::busy().processes.len() - 1);
-    state.handle(HostWanted::Common(Wanted::Pause));
+    state.handle(HostWanted::Common(InputEvent::Pause));
     assert!(state.order.is_empty());
 }
 
@@ -200,10 +200,10 @@ fn all_samples() -> Vec<HostSnapshot> {
 #[test]
 fn no_size_of_terminal_breaks_the_screen() {
     for snapshot in all_samples() {
-        for wishes in [vec![], vec![Wanted::Help, Wanted::Move(1000)], typed("a(")] {
+        for wishes in [vec![], vec![InputEvent::Help, InputEvent::Move(1000)], typed("a(")] {
             let mut state = state(snapshot.clone(), (0, 0), &wishes);
             for size in all_sizes() {
-                let resize = Wanted::Resize(size.0, size.1);
+                let resize = InputEvent::Resize(size.0, size.1);
                 state.handle(HostWanted::Common(resize));
                 view::draw(&mut blank(size), &state, &COLOUR);
             }

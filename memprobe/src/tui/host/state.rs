@@ -5,14 +5,14 @@ use std::sync::Arc;
 use ratatui::layout::Position;
 
 use super::super::filter::Filter;
-use super::super::input::{Focus, Wanted};
+use super::super::input::{Focus, InputEvent};
 use super::super::list::{self, Selection};
 use super::super::state::Follow;
 use super::HostCommand;
 use super::columns::{Columns, Needs};
 use super::input::HostWanted;
 use super::layout::{Layout, layout};
-use super::rows::{self, Extent, Sums};
+use super::rows::{self, ProcessVisibility, Sums};
 use super::sort::Sort;
 use crate::event::Tgid;
 use crate::label::{FileNames, clean};
@@ -29,7 +29,7 @@ pub struct HostState {
     size: (u16, u16),
     pub(super) sort: Sort,
     pub(super) filter: Filter,
-    pub(super) extent: Extent,
+    pub(super) extent: ProcessVisibility,
     pub(super) focus: Focus,
     /// Scroll offset of help; `None` if it is closed.
     pub(super) help: Option<usize>,
@@ -53,7 +53,7 @@ impl HostState {
             size,
             sort: Sort::default(),
             filter: Filter::default(),
-            extent: Extent::default(),
+            extent: ProcessVisibility::default(),
             focus: Focus::Table,
             help: None,
             order: Vec::new(),
@@ -125,8 +125,8 @@ impl HostState {
             }
             HostWanted::Extent => {
                 self.extent = match self.extent {
-                    Extent::Holders => Extent::All,
-                    Extent::All => Extent::Holders,
+                    ProcessVisibility::Holders => ProcessVisibility::All,
+                    ProcessVisibility::All => ProcessVisibility::Holders,
                 };
                 self.rebuild();
                 return None;
@@ -134,53 +134,53 @@ impl HostState {
         };
         let mut command = None;
         match wanted {
-            Wanted::Quit => return Some(HostCommand::Quit),
-            Wanted::Back => self.back(),
-            Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
-            Wanted::First => self.go_first(),
-            Wanted::Last => self.step(isize::MAX),
-            Wanted::Toggle | Wanted::Open => command = self.open(),
-            Wanted::SortStep(by) => {
+            InputEvent::Quit => return Some(HostCommand::Quit),
+            InputEvent::Back => self.back(),
+            InputEvent::Move(by) => self.step(by),
+            InputEvent::Page(by) => self.step(list::pages(by, self.rows_height())),
+            InputEvent::First => self.go_first(),
+            InputEvent::Last => self.step(isize::MAX),
+            InputEvent::Toggle | InputEvent::Open => command = self.open(),
+            InputEvent::SortStep(by) => {
                 let shown = self.columns().shown();
                 self.sort = self.sort.step(by, &shown);
             }
-            Wanted::Reverse => self.sort = self.sort.reversed(),
-            Wanted::Pause => self.pause(),
-            Wanted::Help => self.help = self.help.is_none().then_some(0),
-            Wanted::Click(column, row) => command = self.click(Position { x: column, y: row }),
-            Wanted::Resize(width, height) => self.size = (width, height),
-            Wanted::Suspend => {
+            InputEvent::Reverse => self.sort = self.sort.reversed(),
+            InputEvent::Pause => self.pause(),
+            InputEvent::Help => self.help = self.help.is_none().then_some(0),
+            InputEvent::Click(column, row) => command = self.click(Position { x: column, y: row }),
+            InputEvent::Resize(width, height) => self.size = (width, height),
+            InputEvent::Suspend => {
                 self.note = Some("stopping memprobe would lose events: q quits".to_owned());
             }
-            Wanted::Filter => {
+            InputEvent::Filter => {
                 self.help = None;
                 self.focus = Focus::Prompt;
             }
-            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
                     self.selection.key = None;
                 }
             }
-            Wanted::Accept => self.focus = Focus::Table,
+            InputEvent::Accept => self.focus = Focus::Table,
             // Only the screens of a process handle these.
-            Wanted::SortBy(_)
-            | Wanted::Close
-            | Wanted::OpenAll
-            | Wanted::Device(_)
-            | Wanted::Regroup
-            | Wanted::Source
-            | Wanted::Probes
-            | Wanted::Outside
-            | Wanted::Tensors
-            | Wanted::Modules
-            | Wanted::Layers
-            | Wanted::Iteration(_)
-            | Wanted::Categories => {
+            InputEvent::SortBy(_)
+            | InputEvent::Close
+            | InputEvent::OpenAll
+            | InputEvent::Device(_)
+            | InputEvent::Regroup
+            | InputEvent::Source
+            | InputEvent::Probes
+            | InputEvent::Outside
+            | InputEvent::Tensors
+            | InputEvent::Modules
+            | InputEvent::Layers
+            | InputEvent::Iteration(_)
+            | InputEvent::Categories => {
                 self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
             }
-            Wanted::Redraw => {}
+            InputEvent::Redraw => {}
         }
         self.rebuild();
         command

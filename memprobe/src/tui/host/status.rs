@@ -40,8 +40,8 @@ fn facts(state: &HostState) -> Vec<(u8, String)> {
         let text = format!("LEDGER OFF {}x", count(health.disagreements));
         facts.push((0, text));
     }
-    if health.not_kept > 0 {
-        let text = format!("{} more without room", count(health.not_kept));
+    if health.untracked > 0 {
+        let text = format!("{} more without room", count(health.untracked));
         facts.push((0, text));
     }
     facts

@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use super::super::list::{self, Place, Side};
+use super::super::list::{self, ColumnPosition, Side};
 use super::super::theme::Theme;
 use super::rows::Sums;
 use super::sort::Column;
@@ -44,7 +44,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &The
 }
 
 /// Draws a cell's text. Right-aligned text may extend into the gap before the cell.
-fn draw_cell(buffer: &mut Buffer, line: Rect, place: Place<Column>, text: &str, style: Style) {
+fn draw_cell(buffer: &mut Buffer, line: Rect, place: ColumnPosition<Column>, text: &str, style: Style) {
     let start = if side(place.column) == Side::Right {
         (line.x + place.start + place.wide).saturating_sub(width(text) as u16)
     } else {
@@ -98,7 +98,7 @@ fn mark(state: &ProcessState) -> &'static str {
     }
 }
 
-fn text(row: &ProcessRow, place: Place<Column>, state: &HostState, theme: &Theme) -> String {
+fn text(row: &ProcessRow, place: ColumnPosition<Column>, state: &HostState, theme: &Theme) -> String {
     let totals = row.totals();
     let amount = |bytes: Option<Bytes>| bytes.map(short);
     let text = match place.column {
@@ -204,7 +204,7 @@ fn in_words(sums: &Sums) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::trial::COLOUR;
+    use super::super::super::test_support::COLOUR;
     use super::*;
 
     fn drawn(points: &[u64]) -> Option<String> {

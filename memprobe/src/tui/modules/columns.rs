@@ -1,8 +1,8 @@
 //! Columns of the tables of modules and layers, and their layout.
 
-use super::super::list::{self, Place};
+use super::super::list::{self, ColumnPosition};
 use super::rows::Row;
-use super::subject::{Figures, Tells};
+use super::subject::{Figures, ModulesView};
 use crate::bytes::short;
 use crate::event::Bytes;
 use crate::label::{count, percent};
@@ -69,11 +69,11 @@ const NOW: [(Column, u16, u16); 9] = [
 ];
 
 impl Column {
-    pub const fn head(self, tells: Tells) -> &'static str {
+    pub const fn head(self, tells: ModulesView) -> &'static str {
         match self {
             Self::Live => match tells {
-                Tells::Now => "LIVE",
-                Tells::Then => "HELD",
+                ModulesView::Now => "LIVE",
+                ModulesView::Then => "HELD",
             },
             // Profilers call activations so.
             Self::For(Category::Activation) => "FEAT. MAPS",
@@ -141,17 +141,17 @@ fn amount(bytes: i128) -> String {
 }
 
 /// Returns the columns that fit, from left to right. RECOMPUTE is shown only if `recomputed`.
-pub fn columns(width: u16, tells: Tells, recomputed: bool) -> Vec<Place<Column>> {
+pub fn columns(width: u16, tells: ModulesView, recomputed: bool) -> Vec<ColumnPosition<Column>> {
     let wanted = match tells {
-        Tells::Now => NOW.iter(),
-        Tells::Then => THEN.iter(),
+        ModulesView::Now => NOW.iter(),
+        ModulesView::Then => THEN.iter(),
     };
     let wanted: Vec<_> = wanted
         .copied()
         .filter(|(column, ..)| recomputed || *column != Column::Recompute)
         .collect();
     let (mut places, start) = list::places(width, &wanted);
-    places.push(Place {
+    places.push(ColumnPosition {
         column: Column::Module,
         start,
         wide: width - start,
@@ -160,7 +160,7 @@ pub fn columns(width: u16, tells: Tells, recomputed: bool) -> Vec<Place<Column>>
 }
 
 /// Returns the column at a cell of the head.
-pub fn column_at(width: u16, tells: Tells, recomputed: bool, x: u16) -> Column {
+pub fn column_at(width: u16, tells: ModulesView, recomputed: bool, x: u16) -> Column {
     list::column_at(&columns(width, tells, recomputed), x).unwrap_or(Column::Module)
 }
 
@@ -172,9 +172,9 @@ mod tests {
     fn columns_stand_side_by_side_and_end_with_the_table() {
         for width in 24..200 {
             for (tells, recomputed) in [
-                (Tells::Now, false),
-                (Tells::Now, true),
-                (Tells::Then, false),
+                (ModulesView::Now, false),
+                (ModulesView::Now, true),
+                (ModulesView::Then, false),
             ] {
                 let places = columns(width, tells, recomputed);
                 for pair in places.windows(2) {
@@ -185,7 +185,7 @@ mod tests {
                 assert!(last.wide >= 12, "{width}: {last:?}");
             }
         }
-        assert_eq!(column_at(80, Tells::Now, false, 5), Column::Live);
-        assert_eq!(column_at(80, Tells::Then, false, 79), Column::Module);
+        assert_eq!(column_at(80, ModulesView::Now, false, 5), Column::Live);
+        assert_eq!(column_at(80, ModulesView::Then, false, 79), Column::Module);
     }
 }

@@ -60,14 +60,14 @@ pub struct Table {
 }
 
 /// Sort order, filter and open rows of the table.
-pub struct Wish<'a> {
+pub struct ModuleTableOptions<'a> {
     pub(super) order: Column,
     pub(super) reversed: bool,
     pub(super) filter: &'a Filter,
     pub(super) open: &'a HashSet<RowKey>,
 }
 
-impl Wish<'_> {
+impl ModuleTableOptions<'_> {
     fn compare(&self, one: &Row, other: &Row) -> Ordering {
         let key = |row: &Row| Reverse((self.order.figure(row), row.live, row.at_peak));
         let order = match self.order {
@@ -83,13 +83,13 @@ impl Wish<'_> {
 }
 
 /// Builds the table of a device.
-pub fn table(subject: &Subject, wish: &Wish) -> Table {
+pub fn table(subject: &Subject, wish: &ModuleTableOptions) -> Table {
     let modules = &subject.modules[..];
     let mut making = Making {
         wish,
         table: Table::default(),
     };
-    let beside = beside(subject);
+    let beside = other_rows(subject);
     let outermost = modules.iter().map(|module| row(module, "", 0));
     let mut entries: Vec<(Row, Option<&ModuleRow>)> =
         outermost.zip(modules.iter().map(Some)).collect();
@@ -175,7 +175,7 @@ fn row(module: &ModuleRow, above: &str, depth: usize) -> Row {
 }
 
 /// Returns the rows beside the modules: memory outside them, before attach and unaccounted.
-fn beside(subject: &Subject) -> Vec<Row> {
+fn other_rows(subject: &Subject) -> Vec<Row> {
     let plain = |key, name: &str, [live, at_peak]: [i128; 2]| Row {
         key,
         name: name.to_owned(),
@@ -218,7 +218,7 @@ enum Above {
 }
 
 struct Making<'a> {
-    wish: &'a Wish<'a>,
+    wish: &'a ModuleTableOptions<'a>,
     table: Table,
 }
 

@@ -4,23 +4,23 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
-use super::super::beside::{Asked, Explain};
-use super::super::input::Wanted;
+use super::super::secondary_screens::{ScreenRequest, AttributionQuery};
+use super::super::input::InputEvent;
 use super::super::samples;
 use super::super::state::State;
 use super::super::theme::Theme;
-use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
+use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::{ModulesState, draw};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::attribution::samples::{layers, module, modules, silent};
-use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, Which};
+use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, IterationChoice};
 
 fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);
-    trial::drawn(size, |buffer| draw(buffer, state, &lines, theme))
+    test_support::drawn(size, |buffer| draw(buffer, state, &lines, theme))
 }
 
-fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[Wanted]) -> ModulesState {
+fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[InputEvent]) -> ModulesState {
     let mut state = ModulesState::default();
     state.resize(size.0, size.1);
     state.update(news);
@@ -30,7 +30,7 @@ fn state(news: Arc<Vec<DeviceModules>>, size: Size, wanted: &[Wanted]) -> Module
     state
 }
 
-fn screen(size: Size, wanted: &[Wanted]) -> TestBackend {
+fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
     drawn(&state(modules(), size, wanted), size, &COLOUR)
 }
 
@@ -46,17 +46,17 @@ fn names(state: &ModulesState) -> Vec<&str> {
 #[test]
 fn the_modules_of_a_program_that_trains() {
     insta::assert_snapshot!("normal_80x24", screen(SMALL, &[]));
-    insta::assert_snapshot!("normal_140x20", screen((140, 20), &[Wanted::OpenAll]));
+    insta::assert_snapshot!("normal_140x20", screen((140, 20), &[InputEvent::OpenAll]));
     insta::assert_snapshot!("normal_40x12", screen((40, 12), &[]));
 }
 
 #[test]
 fn a_terminal_without_unicode() {
-    let screen = drawn(&state(modules(), SMALL, &[Wanted::OpenAll]), SMALL, &BARE);
+    let screen = drawn(&state(modules(), SMALL, &[InputEvent::OpenAll]), SMALL, &BARE);
     assert!(screen.to_string().is_ascii(), "{screen}");
 }
 
-fn layers_state(news: Arc<Vec<IterationLayers>>, size: Size, wanted: &[Wanted]) -> ModulesState {
+fn layers_state(news: Arc<Vec<IterationLayers>>, size: Size, wanted: &[InputEvent]) -> ModulesState {
     let mut state = ModulesState::of_iterations();
     state.resize(size.0, size.1);
     state.update_then(news);
@@ -68,15 +68,15 @@ fn layers_state(news: Arc<Vec<IterationLayers>>, size: Size, wanted: &[Wanted]) 
 
 #[test]
 fn what_layers_held_in_an_iteration_by_what_it_was_for() {
-    let screen = |size, wanted: &[Wanted]| {
-        let state = layers_state(layers(Which::Latest), size, wanted);
+    let screen = |size, wanted: &[InputEvent]| {
+        let state = layers_state(layers(IterationChoice::Latest), size, wanted);
         drawn(&state, size, &COLOUR)
     };
     insta::assert_snapshot!("layers_80x24", screen(SMALL, &[]));
-    insta::assert_snapshot!("layers_140x20", screen((140, 20), &[Wanted::OpenAll]));
-    insta::assert_snapshot!("layers_help", screen((80, 28), &[Wanted::Help]));
-    for which in [Which::Latest, Which::Numbered(1), Which::Numbered(7)] {
-        let state = layers_state(layers(which), SMALL, &[Wanted::OpenAll]);
+    insta::assert_snapshot!("layers_140x20", screen((140, 20), &[InputEvent::OpenAll]));
+    insta::assert_snapshot!("layers_help", screen((80, 28), &[InputEvent::Help]));
+    for which in [IterationChoice::Latest, IterationChoice::Numbered(1), IterationChoice::Numbered(7)] {
+        let state = layers_state(layers(which), SMALL, &[InputEvent::OpenAll]);
         let peak = state
             .subject
             .as_ref()
@@ -90,16 +90,16 @@ fn what_layers_held_in_an_iteration_by_what_it_was_for() {
 fn brackets_lead_from_iteration_to_iteration_and_the_last_goes_on() {
     let asks = |which, by| {
         let mut state = layers_state(layers(which), SMALL, &[]);
-        state.handle(Wanted::Iteration(by))
+        state.handle(InputEvent::Iteration(by))
     };
-    let told = |which| Some(Asked::Explain(Explain::Layers(which)));
-    assert_eq!(asks(Which::Latest, -1), told(Which::Numbered(11)));
-    assert_eq!(asks(Which::Numbered(11), 1), told(Which::Latest));
-    assert_eq!(asks(Which::Numbered(4), 1), told(Which::Numbered(5)));
-    assert_eq!(asks(Which::Numbered(1), -1), told(Which::Numbered(1)));
+    let told = |which| Some(ScreenRequest::Explain(AttributionQuery::Layers(which)));
+    assert_eq!(asks(IterationChoice::Latest, -1), told(IterationChoice::Numbered(11)));
+    assert_eq!(asks(IterationChoice::Numbered(11), 1), told(IterationChoice::Latest));
+    assert_eq!(asks(IterationChoice::Numbered(4), 1), told(IterationChoice::Numbered(5)));
+    assert_eq!(asks(IterationChoice::Numbered(1), -1), told(IterationChoice::Numbered(1)));
     let mut waiting = layers_state(Arc::new(Vec::new()), SMALL, &[]);
-    assert_eq!(waiting.handle(Wanted::Iteration(-1)), None);
-    assert_eq!(waiting.handle(Wanted::Layers), Some(Asked::Leave));
+    assert_eq!(waiting.handle(InputEvent::Iteration(-1)), None);
+    assert_eq!(waiting.handle(InputEvent::Layers), Some(ScreenRequest::Leave));
 }
 
 #[test]
@@ -126,15 +126,15 @@ fn screen_of(news: Arc<Vec<DeviceModules>>) -> TestBackend {
 
 #[test]
 fn help_says_what_the_keys_do() {
-    insta::assert_snapshot!("help", screen((80, 28), &[Wanted::Help]));
+    insta::assert_snapshot!("help", screen((80, 28), &[InputEvent::Help]));
 }
 
 #[test]
 fn the_rows_add_up_to_what_is_allocated_however_they_are_shown() {
     for wanted in [
         vec![],
-        vec![Wanted::OpenAll],
-        vec![Wanted::Regroup, Wanted::OpenAll],
+        vec![InputEvent::OpenAll],
+        vec![InputEvent::Regroup, InputEvent::OpenAll],
     ] {
         let state = state(modules(), SMALL, &wanted);
         let allocated = state.subject.as_ref().unwrap().allocated.0;
@@ -150,31 +150,31 @@ fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
     let find = |state: &ModulesState| names(state).iter().position(|name| *name == "layers");
     let mut state = state(modules(), SMALL, &[]);
     let at = find(&state).expect("the only model is open");
-    state.handle(Wanted::Move(at as isize - state.selection.cursor as isize));
+    state.handle(InputEvent::Move(at as isize - state.selection.cursor as isize));
     let closed = state.table.rows.len();
-    state.handle(Wanted::Toggle);
+    state.handle(InputEvent::Toggle);
     assert_eq!(names(&state)[at + 1], "0..3");
-    state.handle(Wanted::Move(1));
-    state.handle(Wanted::Close);
+    state.handle(InputEvent::Move(1));
+    state.handle(InputEvent::Close);
     assert_eq!(
         (state.selection.cursor, state.table.rows.len()),
         (at, closed + 1)
     );
-    state.handle(Wanted::Close);
+    state.handle(InputEvent::Close);
     assert_eq!(
         (state.selection.cursor, state.table.rows.len()),
         (at, closed)
     );
-    state.handle(Wanted::Open);
+    state.handle(InputEvent::Open);
     assert_eq!(state.table.rows.len(), closed + 1);
 }
 
 #[test]
 fn modules_alike_are_one_row_until_i_takes_them_apart() {
-    let state = |wanted: &[Wanted]| state(modules(), (80, 60), wanted);
-    let together = state(&[Wanted::OpenAll]);
+    let state = |wanted: &[InputEvent]| state(modules(), (80, 60), wanted);
+    let together = state(&[InputEvent::OpenAll]);
     assert!(names(&together).contains(&"0..3"));
-    let apart = state(&[Wanted::OpenAll, Wanted::Regroup]);
+    let apart = state(&[InputEvent::OpenAll, InputEvent::Regroup]);
     assert!(!names(&apart).contains(&"0..3"));
     assert!(
         ["0", "1", "2", "3"]
@@ -185,7 +185,7 @@ fn modules_alike_are_one_row_until_i_takes_them_apart() {
 
 #[test]
 fn names_and_figures_order_siblings() {
-    let by_name = state(modules(), SMALL, &[Wanted::SortStep(-1)]);
+    let by_name = state(modules(), SMALL, &[InputEvent::SortStep(-1)]);
     let outermost: Vec<&str> = by_name
         .table
         .rows
@@ -200,15 +200,15 @@ fn names_and_figures_order_siblings() {
         rows.map(|row| row.live).collect()
     };
     assert!(live(&by_live).is_sorted_by(|one, other| one >= other));
-    by_live.handle(Wanted::Reverse);
+    by_live.handle(InputEvent::Reverse);
     assert!(live(&by_live).is_sorted());
 }
 
 #[test]
 fn the_selected_module_stays_selected_in_the_next_table() {
-    let mut state = state(modules(), SMALL, &[Wanted::Move(2)]);
+    let mut state = state(modules(), SMALL, &[InputEvent::Move(2)]);
     let before = state.selected().map(|row| row.key.clone());
-    state.handle(Wanted::Reverse);
+    state.handle(InputEvent::Reverse);
     state.update(modules());
     assert_eq!(state.selected().map(|row| row.key.clone()), before);
 }
@@ -216,11 +216,11 @@ fn the_selected_module_stays_selected_in_the_next_table() {
 #[test]
 fn m_and_escape_lead_back_and_devices_and_pauses_are_those_of_all_screens() {
     let mut state = state(modules(), SMALL, &typed("mlp"));
-    assert_eq!(state.handle(Wanted::Back), None);
-    assert_eq!(state.handle(Wanted::Back), Some(Asked::Leave));
-    assert_eq!(state.handle(Wanted::Modules), Some(Asked::Leave));
-    for wanted in [Wanted::Device(1), Wanted::Pause] {
-        assert_eq!(state.handle(wanted), Some(Asked::AsOnLines(wanted)));
+    assert_eq!(state.handle(InputEvent::Back), None);
+    assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
+    assert_eq!(state.handle(InputEvent::Modules), Some(ScreenRequest::Leave));
+    for wanted in [InputEvent::Device(1), InputEvent::Pause] {
+        assert_eq!(state.handle(wanted), Some(ScreenRequest::AsOnLines(wanted)));
     }
     state.show(Some(DeviceIndex(7)));
     assert!(state.table.rows.is_empty());
@@ -239,20 +239,20 @@ fn names_of_the_target_are_cleaned() {
 #[test]
 fn no_size_of_the_screen_and_no_key_makes_it_fail() {
     let keys = [
-        Wanted::Last,
-        Wanted::Toggle,
-        Wanted::OpenAll,
-        Wanted::Page(1),
-        Wanted::Close,
-        Wanted::First,
-        Wanted::Regroup,
-        Wanted::Move(-3),
-        Wanted::Click(5, 4),
-        Wanted::Click(5, 2),
-        Wanted::SortStep(3),
-        Wanted::SortStep(isize::MIN),
-        Wanted::Help,
-        Wanted::Move(isize::MAX),
+        InputEvent::Last,
+        InputEvent::Toggle,
+        InputEvent::OpenAll,
+        InputEvent::Page(1),
+        InputEvent::Close,
+        InputEvent::First,
+        InputEvent::Regroup,
+        InputEvent::Move(-3),
+        InputEvent::Click(5, 4),
+        InputEvent::Click(5, 2),
+        InputEvent::SortStep(3),
+        InputEvent::SortStep(isize::MIN),
+        InputEvent::Help,
+        InputEvent::Move(isize::MAX),
     ];
     for size in sizes() {
         let mut state = state(modules(), size, &[]);

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::beside::{Asked, Explain, OfDevices};
+use super::super::secondary_screens::{ScreenRequest, AttributionQuery, OfDevices};
 use super::super::filter::Filter;
-use super::super::input::{Focus, Wanted};
+use super::super::input::{Focus, InputEvent};
 use super::super::list::{self, Selection};
 use super::super::table::Fold;
 use super::super::tensors::layout::{Layout, layout};
 use super::columns::{Column, column_at, columns};
-use super::rows::{self, Row, RowKey, Table, Wish};
-use super::subject::{Subject, Tells};
+use super::rows::{self, Row, RowKey, Table, ModuleTableOptions};
+use super::subject::{Subject, ModulesView};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, Which};
+use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, IterationChoice};
 
 /// Grouping of modules that differ only in their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,11 +30,11 @@ pub enum Alike {
 /// State of the screen.
 #[derive(Debug, Default)]
 pub struct ModulesState {
-    pub(super) tells: Tells,
+    pub(super) view: ModulesView,
     now: OfDevices<DeviceModules>,
     then: OfDevices<IterationLayers>,
     /// Iteration shown.
-    which: Which,
+    which: IterationChoice,
     size: (u16, u16),
     pub(super) alike: Alike,
     /// Data of the device shown.
@@ -57,16 +57,16 @@ impl ModulesState {
     /// Creates the state of the screen of layers.
     pub fn of_iterations() -> Self {
         Self {
-            tells: Tells::Then,
+            view: ModulesView::Then,
             ..Self::default()
         }
     }
 
     /// Returns the attribution table that the screen needs.
-    pub const fn explains(&self) -> Explain {
-        match self.tells {
-            Tells::Now => Explain::Modules,
-            Tells::Then => Explain::Layers(self.which),
+    pub const fn explains(&self) -> AttributionQuery {
+        match self.view {
+            ModulesView::Now => AttributionQuery::Modules,
+            ModulesView::Then => AttributionQuery::Layers(self.which),
         }
     }
 
@@ -102,8 +102,8 @@ impl ModulesState {
     }
 
     /// Returns true once any answer has arrived.
-    pub(super) fn is_told(&self) -> bool {
-        self.now.is_told() || self.then.is_told()
+    pub(super) fn has_data(&self) -> bool {
+        self.now.has_data() || self.then.has_data()
     }
 
     pub(super) fn layout(&self) -> Option<Layout> {
@@ -115,61 +115,61 @@ impl ModulesState {
     }
 
     /// Handles input. Returns a request if the screen's owner must act.
-    pub fn handle(&mut self, wanted: Wanted) -> Option<Asked> {
+    pub fn handle(&mut self, wanted: InputEvent) -> Option<ScreenRequest> {
         self.note = None;
         match wanted {
-            Wanted::Quit => return Some(Asked::Quit),
-            Wanted::Modules if self.tells == Tells::Now => return Some(Asked::Leave),
-            Wanted::Layers if self.tells == Tells::Then => return Some(Asked::Leave),
-            Wanted::Iteration(by) if self.tells == Tells::Then => {
+            InputEvent::Quit => return Some(ScreenRequest::Quit),
+            InputEvent::Modules if self.view == ModulesView::Now => return Some(ScreenRequest::Leave),
+            InputEvent::Layers if self.view == ModulesView::Then => return Some(ScreenRequest::Leave),
+            InputEvent::Iteration(by) if self.view == ModulesView::Then => {
                 if let Some(asked) = self.go_iteration(by) {
                     return Some(asked);
                 }
             }
-            Wanted::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
-            Wanted::Back => {
+            InputEvent::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
+            InputEvent::Back => {
                 if let Some(asked) = self.back() {
                     return Some(asked);
                 }
             }
-            Wanted::Device(_) | Wanted::Pause | Wanted::Suspend | Wanted::Redraw => {
-                return Some(Asked::AsOnLines(wanted));
+            InputEvent::Device(_) | InputEvent::Pause | InputEvent::Suspend | InputEvent::Redraw => {
+                return Some(ScreenRequest::AsOnLines(wanted));
             }
-            Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
-            Wanted::First => self.go_first(),
-            Wanted::Last => self.step(isize::MAX),
-            Wanted::Toggle => self.toggle(),
-            Wanted::Open => self.open(),
-            Wanted::Close => self.close(),
-            Wanted::OpenAll => self.open_all(),
-            Wanted::SortStep(by) => {
-                let columns = columns(self.size.0, self.tells, self.table.recomputed);
+            InputEvent::Move(by) => self.step(by),
+            InputEvent::Page(by) => self.step(list::pages(by, self.rows_height())),
+            InputEvent::First => self.go_first(),
+            InputEvent::Last => self.step(isize::MAX),
+            InputEvent::Toggle => self.toggle(),
+            InputEvent::Open => self.open(),
+            InputEvent::Close => self.close(),
+            InputEvent::OpenAll => self.open_all(),
+            InputEvent::SortStep(by) => {
+                let columns = columns(self.size.0, self.view, self.table.recomputed);
                 let columns: Vec<Column> = columns.iter().map(|place| place.column).collect();
                 let next = list::further(&columns, self.order, by);
                 (self.order, self.reversed) = (next.unwrap_or_default(), false);
             }
-            Wanted::Reverse => self.reversed = !self.reversed,
-            Wanted::Regroup => self.regroup(),
-            Wanted::Help => {
+            InputEvent::Reverse => self.reversed = !self.reversed,
+            InputEvent::Regroup => self.regroup(),
+            InputEvent::Help => {
                 self.help = match self.help {
                     Some(_) => None,
                     None => Some(0),
                 };
             }
-            Wanted::Click(x, y) => self.click(Position { x, y }),
-            Wanted::Resize(width, height) => self.size = (width, height),
-            Wanted::Filter => (self.help, self.focus) = (None, Some(Focus::Prompt)),
-            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+            InputEvent::Click(x, y) => self.click(Position { x, y }),
+            InputEvent::Resize(width, height) => self.size = (width, height),
+            InputEvent::Filter => (self.help, self.focus) = (None, Some(Focus::Prompt)),
+            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
                     self.selection.key = None;
                 }
             }
-            Wanted::Accept => self.focus = None,
+            InputEvent::Accept => self.focus = None,
             // The owner of the screen handles these.
-            Wanted::Tensors | Wanted::Categories | Wanted::Modules | Wanted::Layers => {}
-            Wanted::SortBy(_) | Wanted::Source | Wanted::Probes | Wanted::Outside => {
+            InputEvent::Tensors | InputEvent::Categories | InputEvent::Modules | InputEvent::Layers => {}
+            InputEvent::SortBy(_) | InputEvent::Source | InputEvent::Probes | InputEvent::Outside => {
                 self.note = Some("that is on the screen of lines: Esc leads back");
             }
         }
@@ -179,9 +179,9 @@ impl ModulesState {
 
     /// Rebuilds the subject after new data, or after a change of device or grouping.
     fn renew(&mut self) {
-        self.subject = match self.tells {
-            Tells::Now => self.now.shown().map(|it| Subject::now(it, self.alike)),
-            Tells::Then => self.then.shown().map(|it| Subject::then(it, self.alike)),
+        self.subject = match self.view {
+            ModulesView::Now => self.now.shown().map(|it| Subject::now(it, self.alike)),
+            ModulesView::Then => self.then.shown().map(|it| Subject::then(it, self.alike)),
         };
         let modules = self.subject.as_ref().map(|subject| &subject.modules[..]);
         let modules = modules.unwrap_or_default();
@@ -195,7 +195,7 @@ impl ModulesState {
     }
 
     fn rebuild(&mut self) {
-        let wish = Wish {
+        let wish = ModuleTableOptions {
             order: self.order,
             reversed: self.reversed,
             filter: &self.filter,
@@ -286,7 +286,7 @@ impl ModulesState {
     }
 
     /// Goes to another iteration. Going to the last one follows the latest from then on.
-    fn go_iteration(&mut self, by: isize) -> Option<Asked> {
+    fn go_iteration(&mut self, by: isize) -> Option<ScreenRequest> {
         let moment = self.subject.as_ref()?.moment.as_ref()?;
         let (Some(iteration), Some((first, last))) = (&moment.iteration, moment.whole) else {
             self.note = Some("no iteration is over yet");
@@ -294,13 +294,13 @@ impl ModulesState {
         };
         let number = iteration.number.saturating_add_signed(by as i64);
         self.which = match number {
-            _ if number >= last => Which::Latest,
-            _ => Which::Numbered(number.max(first)),
+            _ if number >= last => IterationChoice::Latest,
+            _ => IterationChoice::Numbered(number.max(first)),
         };
         if number < first {
             self.note = Some("older iterations are not shown: `memprobe record` keeps them");
         }
-        Some(Asked::Explain(self.explains()))
+        Some(ScreenRequest::Explain(self.explains()))
     }
 
     fn regroup(&mut self) {
@@ -311,14 +311,14 @@ impl ModulesState {
         self.renew();
     }
 
-    fn back(&mut self) -> Option<Asked> {
+    fn back(&mut self) -> Option<ScreenRequest> {
         if self.help.is_some() {
             self.help = None;
         } else if self.focus() == Focus::Prompt || !self.filter.pattern().is_empty() {
             self.focus = None;
             self.filter = Filter::default();
         } else {
-            return Some(Asked::Leave);
+            return Some(ScreenRequest::Leave);
         }
         None
     }
@@ -330,7 +330,7 @@ impl ModulesState {
         }
         let Some(layout) = self.layout() else { return };
         if layout.head.contains(at) {
-            match column_at(layout.head.width, self.tells, self.table.recomputed, at.x) {
+            match column_at(layout.head.width, self.view, self.table.recomputed, at.x) {
                 same if same == self.order => self.reversed = !self.reversed,
                 column => (self.order, self.reversed) = (column, false),
             }

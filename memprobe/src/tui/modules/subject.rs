@@ -9,7 +9,7 @@ use crate::model::snapshot::attribution::{
 
 /// Kind of data shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Tells {
+pub enum ModulesView {
     /// Live memory of modules, by the pass that allocated it.
     #[default]
     Now,
@@ -91,7 +91,7 @@ pub struct Then {
     /// First and last iteration that can be shown.
     pub(super) whole: Option<(u64, u64)>,
     /// True if the memory by module of this iteration is still kept.
-    pub(super) is_kept: bool,
+    pub(super) is_stored: bool,
 }
 
 impl Subject {
@@ -101,7 +101,7 @@ impl Subject {
         let bytes = |bytes: Bytes| i128::from(bytes.0);
         let others = tree.others.iter();
         Self {
-            modules: told(folded(tree.modules.clone(), alike), Figures::Now),
+            modules: with_figures(folded(tree.modules.clone(), alike), Figures::Now),
             others: others
                 .map(|(place, sums)| (place.clone(), Figures::Now(*sums)))
                 .collect(),
@@ -121,7 +121,7 @@ impl Subject {
             iteration: device.iteration.clone(),
             source: device.source,
             whole: device.whole,
-            is_kept: device.layers.is_some(),
+            is_stored: device.layers.is_some(),
         };
         let Some(layers) = &device.layers else {
             return Self {
@@ -140,7 +140,7 @@ impl Subject {
         let composition = &layers.peak.composition;
         let allocated = layers.peak.totals.allocated;
         Self {
-            modules: told(folded(layers.modules.clone(), alike), Figures::Then),
+            modules: with_figures(folded(layers.modules.clone(), alike), Figures::Then),
             others: others
                 .map(|(place, layer)| (place.clone(), Figures::Then(*layer)))
                 .collect(),
@@ -163,13 +163,13 @@ fn folded<S: Additive + Copy>(modules: Vec<ModuleRow<S>>, alike: Alike) -> Vec<M
 }
 
 /// Converts a tree's figures with `of`. Recursion is bounded: the ledger limits the number of levels.
-fn told<S>(modules: Vec<ModuleRow<S>>, of: fn(S) -> Figures) -> Vec<ModuleRow<Figures>> {
+fn with_figures<S>(modules: Vec<ModuleRow<S>>, of: fn(S) -> Figures) -> Vec<ModuleRow<Figures>> {
     let modules = modules.into_iter().map(|row| ModuleRow {
         name: row.name,
         count: row.count,
         own: of(row.own),
         total: of(row.total),
-        parts: told(row.parts, of),
+        parts: with_figures(row.parts, of),
     });
     modules.collect()
 }

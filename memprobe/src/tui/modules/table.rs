@@ -12,7 +12,7 @@ use super::super::theme::Theme;
 use super::columns::{Column, columns};
 use super::rows::{Row, RowKey};
 use super::state::{Alike, ModulesState};
-use super::subject::{Figures, Subject, Tells, Then};
+use super::subject::{Figures, Subject, ModulesView, Then};
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
 use crate::label::{
@@ -96,7 +96,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
         return;
     }
     buffer.set_style(area, theme.bar());
-    for place in columns(area.width, state.tells, state.table.recomputed) {
+    for place in columns(area.width, state.view, state.table.recomputed) {
         let falls = state.reversed == (place.column == Column::Module);
         let orders = (place.column == state.order).then_some(match falls {
             true => Order::Falling,
@@ -107,8 +107,8 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &
             Column::Module => (place.start + MARK, Side::Left),
             _ => (place.start, Side::Right),
         };
-        let place = list::Place { start, ..place };
-        let head = (place.column.head(state.tells), side);
+        let place = list::ColumnPosition { start, ..place };
+        let head = (place.column.head(state.view), side);
         list::draw_head(buffer, area, &place, head, orders, theme);
     }
 }
@@ -121,7 +121,7 @@ pub fn draw_rows(
     allocated: Bytes,
     theme: &Theme,
 ) {
-    let places = columns(area.width, state.tells, state.table.recomputed);
+    let places = columns(area.width, state.view, state.table.recomputed);
     let rows = state
         .table
         .rows
@@ -219,9 +219,9 @@ pub fn draw_sum(
         );
         (text, theme.strong())
     } else if table.all_live == i128::from(allocated.0) {
-        let what = match state.tells {
-            Tells::Now => "allocated",
-            Tells::Then => "allocated at the peak of the iteration",
+        let what = match state.view {
+            ModulesView::Now => "allocated",
+            ModulesView::Then => "allocated at the peak of the iteration",
         };
         let text = format!("sum {} = {what} {dot} {all}", amount(table.all_live));
         (text, theme.faint())

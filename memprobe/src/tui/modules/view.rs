@@ -4,7 +4,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::text::Line;
 
-use super::super::beside::{draw_note, draw_title_of};
+use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::header::draw_devices;
 use super::super::input::Focus;
 use super::super::layout::{are_within, beneath_title};
@@ -16,7 +16,7 @@ use super::super::tensors::layout::Layout;
 use super::super::theme::Theme;
 use super::super::view::draw_too_small;
 use super::state::ModulesState;
-use super::subject::{Subject, Tells};
+use super::subject::{Subject, ModulesView};
 use super::table;
 use crate::label::clean;
 
@@ -34,9 +34,9 @@ pub fn draw(
         draw_too_small(buffer, lines);
         return None;
     };
-    let title = match state.tells {
-        Tells::Now => "memprobe modules",
-        Tells::Then => "memprobe layers",
+    let title = match state.view {
+        ModulesView::Now => "memprobe modules",
+        ModulesView::Then => "memprobe layers",
     };
     draw_title_of(buffer, layout.header, title, lines, theme);
     if lines.shown.devices.len() > 1 {
@@ -48,7 +48,7 @@ pub fn draw(
         table::draw_head(buffer, layout.head, state, theme);
         table::draw_rows(buffer, layout.rows, state, allocated, theme);
         // An iteration no longer kept has no sum.
-        if subject.moment.as_ref().is_none_or(|then| then.is_kept) {
+        if subject.moment.as_ref().is_none_or(|then| then.is_stored) {
             table::draw_sum(buffer, layout.sum, state, allocated, theme);
         }
     }
@@ -64,7 +64,7 @@ pub fn draw(
             buffer,
             body,
             " Help ",
-            &help(state.tells, theme),
+            &help(state.view, theme),
             scroll,
             theme,
         );
@@ -82,7 +82,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
     };
     let none = String::new;
     let (first, second) = match &state.subject {
-        None if !state.is_told() => ("Waiting for the first table of modules.", none()),
+        None if !state.has_data() => ("Waiting for the first table of modules.", none()),
         None => (
             "Nothing is known of modules on this device.",
             "They are told apart for PyTorch's allocators, not for calls into CUDA.".to_owned(),
@@ -106,7 +106,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &ModulesState, theme: &T
         ),
         Some(Subject {
             moment: Some(then), ..
-        }) if !then.is_kept => (
+        }) if !then.is_stored => (
             "What modules held in this iteration is kept no more.",
             "] leads to later ones.".to_owned(),
         ),
@@ -137,9 +137,9 @@ fn draw_keys(
         ("?", "help", 2),
         ("q", "quit", 0),
     ];
-    match state.tells {
-        Tells::Now => keys.splice(9..9, [("L", "layers", 7), ("m", "lines", 1)]),
-        Tells::Then => keys.splice(9..9, [("[]", "iteration", 2), ("L", "lines", 1)]),
+    match state.view {
+        ModulesView::Now => keys.splice(9..9, [("L", "layers", 7), ("m", "lines", 1)]),
+        ModulesView::Then => keys.splice(9..9, [("[]", "iteration", 2), ("L", "lines", 1)]),
     };
     if lines.shown.devices.len() > 1 {
         keys.insert(7, ("d", "device", 5));
@@ -154,7 +154,7 @@ fn draw_keys(
 }
 
 /// Returns the help text: keys, columns and terms.
-fn help(tells: Tells, theme: &Theme) -> Vec<Line<'static>> {
+fn help(tells: ModulesView, theme: &Theme) -> Vec<Line<'static>> {
     let keys: [(&str, &str); 9] = [
         (
             theme.glyphs.arrows,
@@ -182,8 +182,8 @@ fn help(tells: Tells, theme: &Theme) -> Vec<Line<'static>> {
         ),
     ];
     let more: &[(&str, &str)] = match tells {
-        Tells::Now => &NOW,
-        Tells::Then => &THEN,
+        ModulesView::Now => &NOW,
+        ModulesView::Then => &THEN,
     };
     let all = keys.iter().chain(more);
     all.map(|(key, text)| entry(key, text, theme)).collect()

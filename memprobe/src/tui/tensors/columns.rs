@@ -1,6 +1,6 @@
 //! Column layout of the table of tensors.
 
-use super::super::list::{self, GAP, Place, Side};
+use super::super::list::{self, GAP, ColumnPosition, Side};
 use crate::model::tensors::Order;
 
 /// Width of the allocation site, on wide screens.
@@ -62,7 +62,7 @@ impl Column {
 }
 
 /// Returns the columns that fit, from left to right.
-pub fn columns(width: u16) -> Vec<Place<Column>> {
+pub fn columns(width: u16) -> Vec<ColumnPosition<Column>> {
     let wanted = [
         // Column, width, and minimum width of a table that shows it.
         (Column::Holds, 11, 0),
@@ -75,13 +75,13 @@ pub fn columns(width: u16) -> Vec<Place<Column>> {
     let (mut places, start) = list::places(width, &wanted);
     let site = if width >= 140 { SITE } else { 0 };
     let name = (width - start).saturating_sub(if site > 0 { site + GAP } else { 0 });
-    places.push(Place {
+    places.push(ColumnPosition {
         column: Column::Name,
         start,
         wide: name,
     });
     if site > 0 {
-        places.push(Place {
+        places.push(ColumnPosition {
             column: Column::Site,
             start: width - site,
             wide: site,

@@ -2,13 +2,13 @@
 
 use crossterm::event::{Event, KeyCode};
 
-use super::super::input::{self, Focus, Wanted, plain_key};
+use super::super::input::{self, Focus, InputEvent, plain_key};
 
 /// Input event of the screen of tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TensorWanted {
     /// Input shared with the screen of lines.
-    Common(Wanted),
+    Common(InputEvent),
     /// Read the process again.
     Refresh,
 }
@@ -35,9 +35,9 @@ mod tests {
             wanted(&Event::Key(key), focus)
         };
         assert_eq!(press('R', Focus::Table), Some(TensorWanted::Refresh));
-        let reverse = TensorWanted::Common(Wanted::Reverse);
+        let reverse = TensorWanted::Common(InputEvent::Reverse);
         assert_eq!(press('r', Focus::Table), Some(reverse));
-        let typed = TensorWanted::Common(Wanted::Type('R'));
+        let typed = TensorWanted::Common(InputEvent::Type('R'));
         assert_eq!(press('R', Focus::Prompt), Some(typed));
     }
 }

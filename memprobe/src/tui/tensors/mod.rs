@@ -15,7 +15,7 @@ mod view;
 use std::sync::Arc;
 
 pub(super) use input::wanted;
-pub(super) use state::{Asked, TensorsState};
+pub(super) use state::{TensorsRequest, TensorsState};
 pub(super) use view::draw;
 
 use crate::model::tensors::TensorTable;

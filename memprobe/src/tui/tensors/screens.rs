@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
-use super::super::input::Wanted;
+use super::super::input::InputEvent;
 use super::super::theme::Theme;
-use super::super::trial::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
+use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
 use super::input::TensorWanted;
-use super::{Asked, Tensors, TensorsState, draw};
+use super::{TensorsRequest, Tensors, TensorsState, draw};
 use crate::model::snapshot::Target;
 use crate::model::tensors::samples::{graph, later, training};
 use crate::model::tensors::{TensorTable, explain};
@@ -21,10 +21,10 @@ fn table() -> Arc<TensorTable> {
 
 fn drawn(state: &TensorsState, size: Size, theme: &Theme) -> TestBackend {
     let target: Target = training().target;
-    trial::drawn(size, |buffer| draw(buffer, state, &target, theme))
+    test_support::drawn(size, |buffer| draw(buffer, state, &target, theme))
 }
 
-fn state(news: Tensors, size: Size, wanted: &[Wanted]) -> TensorsState {
+fn state(news: Tensors, size: Size, wanted: &[InputEvent]) -> TensorsState {
     let mut state = TensorsState::default();
     state.resize(size.0, size.1);
     state.update(news);
@@ -34,7 +34,7 @@ fn state(news: Tensors, size: Size, wanted: &[Wanted]) -> TensorsState {
     state
 }
 
-fn screen(size: Size, wanted: &[Wanted]) -> TestBackend {
+fn screen(size: Size, wanted: &[InputEvent]) -> TestBackend {
     let state = state(Tensors::Taken(table()), size, wanted);
     drawn(&state, size, &COLOUR)
 }
@@ -55,7 +55,7 @@ fn a_terminal_without_unicode() {
 
 #[test]
 fn all_that_is_known_of_a_tensor() {
-    let below = |rows: isize| [Wanted::Move(rows), Wanted::Toggle];
+    let below = |rows: isize| [InputEvent::Move(rows), InputEvent::Toggle];
     // A group, the first tensor of a shared storage, one that shares it, a block.
     insta::assert_snapshot!("detail_group", screen(SMALL, &below(1)));
     insta::assert_snapshot!("detail_shared", screen(SMALL, &below(9)));
@@ -66,7 +66,7 @@ fn all_that_is_known_of_a_tensor() {
 #[test]
 fn what_other_rows_answer_for_comes_last() {
     let news = Tensors::Taken(Arc::new(explain(&graph())));
-    let state = state(news, SMALL, &[Wanted::Last]);
+    let state = state(news, SMALL, &[InputEvent::Last]);
     let screen = drawn(&state, SMALL, &COLOUR).to_string();
     let end: Vec<&str> = screen.lines().filter(|line| line.contains("0 B")).collect();
     assert!(end[0].contains("40 * (64, 64)"), "{screen}");
@@ -78,14 +78,14 @@ fn what_other_rows_answer_for_comes_last() {
 #[test]
 fn the_groupings() {
     for (name, times) in [("shape", 1), ("kind", 2), ("module", 3), ("line", 4)] {
-        let wanted = vec![Wanted::Regroup; times];
+        let wanted = vec![InputEvent::Regroup; times];
         insta::assert_snapshot!(format!("by_{name}"), screen((110, 18), &wanted));
     }
 }
 
 #[test]
 fn the_host_has_a_table_of_its_own() {
-    insta::assert_snapshot!("host", screen(SMALL, &[Wanted::Device(1)]));
+    insta::assert_snapshot!("host", screen(SMALL, &[InputEvent::Device(1)]));
 }
 
 #[test]
@@ -98,13 +98,13 @@ fn a_filter_leaves_what_it_matches_and_says_what_that_is() {
 fn orders_are_told_by_an_arrow() {
     insta::assert_snapshot!(
         "by_name_reversed",
-        screen(SMALL, &[Wanted::SortStep(-1), Wanted::Reverse])
+        screen(SMALL, &[InputEvent::SortStep(-1), InputEvent::Reverse])
     );
 }
 
 #[test]
 fn help_says_what_the_keys_do() {
-    insta::assert_snapshot!("help", screen(SMALL, &[Wanted::Help]));
+    insta::assert_snapshot!("help", screen(SMALL, &[InputEvent::Help]));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn what_is_waited_for_and_what_failed_is_said() {
 
 #[test]
 fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
-    let mut state = state(Tensors::Taken(table()), SMALL, &[Wanted::Move(8)]);
+    let mut state = state(Tensors::Taken(table()), SMALL, &[InputEvent::Move(8)]);
     let name = |state: &TensorsState| {
         let row = &state.rows()[state.selected().unwrap().rows[0]];
         row.name().unwrap().text.clone()
@@ -134,12 +134,12 @@ fn the_selected_tensor_stays_selected_when_the_process_is_read_again() {
 
 #[test]
 fn escape_closes_what_is_open_and_then_leads_back() {
-    let wanted = [Wanted::Toggle, Wanted::Back];
+    let wanted = [InputEvent::Toggle, InputEvent::Back];
     let mut state = state(Tensors::Taken(table()), SMALL, &wanted);
-    let back = TensorWanted::Common(Wanted::Back);
-    assert_eq!(state.handle(back), Some(Asked::Leave));
+    let back = TensorWanted::Common(InputEvent::Back);
+    assert_eq!(state.handle(back), Some(TensorsRequest::Leave));
     let again = TensorWanted::Refresh;
-    assert_eq!(state.handle(again), Some(Asked::Take));
+    assert_eq!(state.handle(again), Some(TensorsRequest::Take));
     state.update(Tensors::Taking);
     assert_eq!(state.handle(again), None);
 }
@@ -147,18 +147,18 @@ fn escape_closes_what_is_open_and_then_leads_back() {
 #[test]
 fn no_size_of_the_screen_and_no_key_makes_it_fail() {
     let keys = [
-        Wanted::Last,
-        Wanted::Toggle,
-        Wanted::Page(1),
-        Wanted::First,
-        Wanted::Back,
-        Wanted::Regroup,
-        Wanted::Move(-3),
-        Wanted::Click(5, 4),
-        Wanted::Click(5, 4),
-        Wanted::Device(-1),
-        Wanted::SortStep(3),
-        Wanted::Help,
+        InputEvent::Last,
+        InputEvent::Toggle,
+        InputEvent::Page(1),
+        InputEvent::First,
+        InputEvent::Back,
+        InputEvent::Regroup,
+        InputEvent::Move(-3),
+        InputEvent::Click(5, 4),
+        InputEvent::Click(5, 4),
+        InputEvent::Device(-1),
+        InputEvent::SortStep(3),
+        InputEvent::Help,
     ];
     for size in sizes() {
         let mut state = state(Tensors::Taken(table()), size, &[]);

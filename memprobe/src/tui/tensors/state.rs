@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ratatui::layout::Position;
 
 use super::super::filter::Filter;
-use super::super::input::{Focus, Wanted};
+use super::super::input::{Focus, InputEvent};
 use super::super::list::{self, Selection};
 use super::Tensors;
 use super::columns::column_at;
@@ -21,7 +21,7 @@ use crate::tensors::Device;
 
 /// Request to the screen's owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
+pub enum TensorsRequest {
     /// Quit memprobe.
     Quit,
     /// Return to the screen of lines.
@@ -62,7 +62,7 @@ const GROUPINGS: [GroupBy; 7] = [
     GroupBy::Kind,
     GroupBy::Module,
     GroupBy::Site,
-    GroupBy::Keeper,
+    GroupBy::Retainer,
     GroupBy::Nothing,
 ];
 
@@ -151,65 +151,65 @@ impl TensorsState {
     }
 
     /// Handles input. Returns a request if the screen's owner must act.
-    pub fn handle(&mut self, wanted: TensorWanted) -> Option<Asked> {
+    pub fn handle(&mut self, wanted: TensorWanted) -> Option<TensorsRequest> {
         self.note = None;
         let wanted = match wanted {
             TensorWanted::Refresh if matches!(self.news, Tensors::Taking) => {
                 self.note = Some("the process is being read already");
                 return None;
             }
-            TensorWanted::Refresh => return Some(Asked::Take),
+            TensorWanted::Refresh => return Some(TensorsRequest::Take),
             TensorWanted::Common(wanted) => wanted,
         };
         match wanted {
-            Wanted::Quit => return Some(Asked::Quit),
-            Wanted::Tensors => return Some(Asked::Leave),
-            Wanted::Back => {
+            InputEvent::Quit => return Some(TensorsRequest::Quit),
+            InputEvent::Tensors => return Some(TensorsRequest::Leave),
+            InputEvent::Back => {
                 if let Some(asked) = self.back() {
                     return Some(asked);
                 }
             }
-            Wanted::Move(by) => self.step(by),
-            Wanted::Page(by) => self.step(list::pages(by, self.rows_height())),
-            Wanted::First => self.go_first(),
-            Wanted::Last => self.step(isize::MAX),
-            Wanted::Toggle | Wanted::Open => self.toggle_detail(),
-            Wanted::Close => self.overlay = Overlay::None,
-            Wanted::SortStep(by) => self.sort_step(by),
-            Wanted::Reverse => self.reverse(),
-            Wanted::Regroup => self.regroup(),
-            Wanted::Device(by) => self.go_device(by),
-            Wanted::Help => {
+            InputEvent::Move(by) => self.step(by),
+            InputEvent::Page(by) => self.step(list::pages(by, self.rows_height())),
+            InputEvent::First => self.go_first(),
+            InputEvent::Last => self.step(isize::MAX),
+            InputEvent::Toggle | InputEvent::Open => self.toggle_detail(),
+            InputEvent::Close => self.overlay = Overlay::None,
+            InputEvent::SortStep(by) => self.sort_step(by),
+            InputEvent::Reverse => self.reverse(),
+            InputEvent::Regroup => self.regroup(),
+            InputEvent::Device(by) => self.go_device(by),
+            InputEvent::Help => {
                 self.overlay = match self.overlay {
                     Overlay::Help(_) => Overlay::None,
                     _ => Overlay::Help(0),
                 };
             }
-            Wanted::Click(x, y) => self.click(Position { x, y }),
-            Wanted::Resize(width, height) => self.size = (width, height),
-            Wanted::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
-            Wanted::Filter => {
+            InputEvent::Click(x, y) => self.click(Position { x, y }),
+            InputEvent::Resize(width, height) => self.size = (width, height),
+            InputEvent::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
+            InputEvent::Filter => {
                 self.overlay = Overlay::None;
                 self.focus = Some(Focus::Prompt);
             }
-            Wanted::Type(_) | Wanted::Erase | Wanted::EraseWord | Wanted::EraseAll => {
+            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
                     self.selection.key = None;
                 }
             }
-            Wanted::Accept => self.focus = None,
-            Wanted::Redraw => {}
+            InputEvent::Accept => self.focus = None,
+            InputEvent::Redraw => {}
             // The owner of the screen handles these.
-            Wanted::Modules | Wanted::Categories | Wanted::Layers => {}
-            Wanted::Pause => self.note = Some("this screen stands still until R"),
+            InputEvent::Modules | InputEvent::Categories | InputEvent::Layers => {}
+            InputEvent::Pause => self.note = Some("this screen stands still until R"),
             // Only the screen of lines handles these.
-            Wanted::OpenAll
-            | Wanted::SortBy(_)
-            | Wanted::Source
-            | Wanted::Probes
-            | Wanted::Iteration(_)
-            | Wanted::Outside => self.note = Some("that is on the screen of lines: t leads back"),
+            InputEvent::OpenAll
+            | InputEvent::SortBy(_)
+            | InputEvent::Source
+            | InputEvent::Probes
+            | InputEvent::Iteration(_)
+            | InputEvent::Outside => self.note = Some("that is on the screen of lines: t leads back"),
         }
         self.rebuild();
         None
@@ -315,14 +315,14 @@ impl TensorsState {
         self.overlay = Overlay::None;
     }
 
-    fn back(&mut self) -> Option<Asked> {
+    fn back(&mut self) -> Option<TensorsRequest> {
         if self.overlay != Overlay::None {
             self.overlay = Overlay::None;
         } else if self.focus() == Focus::Prompt || !self.filter.pattern().is_empty() {
             self.focus = None;
             self.filter = Filter::default();
         } else {
-            return Some(Asked::Leave);
+            return Some(TensorsRequest::Leave);
         }
         None
     }

@@ -12,7 +12,7 @@ use super::state::{Direction, TensorsState};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
-    BEFORE_ATTACH, clean, counted, fit, fit_middle, keeper, percent, shape, tensor_kind,
+    BEFORE_ATTACH, clean, counted, fit, fit_middle, retainer, percent, shape, tensor_kind,
     tensor_label, tensors_label, whole_frame,
 };
 use crate::model::tensors::{Group, GroupBy, Row, RowKind};
@@ -67,7 +67,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
         let head = match (place.column, state.by) {
             (Column::Name, GroupBy::Module) => "MODULE",
             (Column::Name, GroupBy::Site) => "ALLOCATED AT",
-            (Column::Name, GroupBy::Keeper) => "KEPT ALIVE BY",
+            (Column::Name, GroupBy::Retainer) => "KEPT ALIVE BY",
             (column, _) => column.head(),
         };
         let head = (head, place.column.side());
@@ -90,7 +90,7 @@ pub fn grouping(by: GroupBy) -> &'static str {
         GroupBy::Kind => "by kind",
         GroupBy::Module => "by module",
         GroupBy::Site => "by line",
-        GroupBy::Keeper => "by keeper",
+        GroupBy::Retainer => "by keeper",
     }
 }
 
@@ -184,7 +184,7 @@ fn name(state: &TensorsState, group: &Group) -> String {
             unknown if unknown.is_empty() => "(not seen)".to_owned(),
             site => site,
         },
-        GroupBy::Keeper => keeper(row.kept.as_deref()),
+        GroupBy::Retainer => retainer(row.retainer.as_deref()),
         GroupBy::Kind => counted(group.rows.len() as u64, "row"),
         GroupBy::Unnamed | GroupBy::Nothing | GroupBy::Shape => {
             let named = group.rows.iter().any(|&at| rows[at].name().is_some());

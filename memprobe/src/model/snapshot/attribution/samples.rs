@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DeviceCategories, DeviceModules, IterationLayers, Which};
+use super::{DeviceCategories, DeviceModules, IterationLayers, IterationChoice};
 use crate::event::{
     Event, Frame, MarkedPhase, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
 };
@@ -143,7 +143,7 @@ impl Training {
     }
 }
 
-fn told_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
+fn views_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
     let mut modules = ModuleLedger::default();
     let mut categories = AttributionLedger::new(None);
     let model = program.play(|event, applied, model| {
@@ -164,16 +164,16 @@ fn told_of(program: &Program) -> (Vec<DeviceModules>, Vec<DeviceCategories>) {
 
 /// Modules of the sample program.
 pub(crate) fn modules() -> Arc<Vec<DeviceModules>> {
-    Arc::new(told_of(&Training::new().train(12)).0)
+    Arc::new(views_of(&Training::new().train(12)).0)
 }
 
 /// Categories of the sample program.
 pub(crate) fn categories() -> Arc<Vec<DeviceCategories>> {
-    Arc::new(told_of(&Training::new().train(12)).1)
+    Arc::new(views_of(&Training::new().train(12)).1)
 }
 
 /// Layers of the sample program in an iteration.
-pub(crate) fn layers(which: Which) -> Arc<Vec<IterationLayers>> {
+pub(crate) fn layers(which: IterationChoice) -> Arc<Vec<IterationLayers>> {
     let mut ledger = AttributionLedger::new(None).with_latest_layers();
     let program = Training::new().train(12);
     program.play(|event, applied, _| ledger.apply(event, applied));
@@ -186,7 +186,7 @@ pub(crate) fn module(name: &str) -> Arc<Vec<DeviceModules>> {
     let mut program = Program::default();
     let stack = program.stack(called(1, name));
     program.alloc(stack, MIB);
-    Arc::new(told_of(&program).0)
+    Arc::new(views_of(&program).0)
 }
 
 /// A program without marks and module calls.
@@ -194,6 +194,6 @@ pub(crate) fn silent() -> (Arc<Vec<DeviceModules>>, Arc<Vec<DeviceCategories>>) 
     let mut program = Program::attached_at(5 * MIB);
     let stack = program.stack(called(1, ""));
     program.alloc(stack, 3 * MIB);
-    let (modules, categories) = told_of(&program);
+    let (modules, categories) = views_of(&program);
     (Arc::new(modules), Arc::new(categories))
 }

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::{CONTEXTS, Place};
+use super::{CONTEXTS, ThreadContext};
 use crate::event::DeviceIndex;
 
 /// Identity of a context.
@@ -25,10 +25,10 @@ pub(super) struct Known(HashMap<u64, (DeviceIndex, Origin)>);
 
 impl Known {
     /// Device of a context; unknown for an unknown context.
-    pub(super) fn place_of(&self, context: u64) -> Place {
+    pub(super) fn place_of(&self, context: u64) -> ThreadContext {
         match self.0.get(&context) {
-            Some((device, Origin::Primary | Origin::Green)) => Place::primary(*device),
-            known => Place {
+            Some((device, Origin::Primary | Origin::Green)) => ThreadContext::primary(*device),
+            known => ThreadContext {
                 device: known.map(|(device, _)| *device),
                 context: Some(context),
             },

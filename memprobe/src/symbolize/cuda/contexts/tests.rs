@@ -3,8 +3,8 @@ use super::*;
 const THREAD: Tid = Tid(1);
 const OTHER: Tid = Tid(2);
 
-fn on(device: u8, context: Context) -> Place {
-    Place {
+fn on(device: u8, context: Context) -> ThreadContext {
+    ThreadContext {
         device: Some(DeviceIndex(device)),
         context,
     }
@@ -254,7 +254,7 @@ fn a_destroyed_context_stays_with_other_threads_but_is_not_known_any_more() {
     assert_eq!(devices(&contexts, THREAD), (Some(2), Some(2)));
     contexts.destroy(OTHER, 0xc1);
     assert_eq!(devices(&contexts, OTHER), (None, None));
-    assert_eq!(contexts.of(THREAD, Caller::Other), Place::default());
+    assert_eq!(contexts.of(THREAD, Caller::Other), ThreadContext::default());
 }
 
 #[test]

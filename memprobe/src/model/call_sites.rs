@@ -15,7 +15,7 @@ use crate::event::{Bytes, Context, NoStack, Stack, StackId, StackKind, Tid};
 
 /// Identifies a stack that has allocated on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct HolderIndex(u32);
+pub(super) struct CallSiteId(u32);
 
 /// Counters of a stack or a line.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,7 +47,7 @@ impl Tally {
 
 /// A stack that has allocated.
 #[derive(Debug)]
-struct Holder {
+struct CallSite {
     id: StackId,
     stack: Arc<Stack>,
     /// Index of its line for each grouping, as in [`Holders::tables`].
@@ -88,13 +88,13 @@ impl Table {
 
 /// Stacks that have allocated on a device, and their lines.
 #[derive(Debug, Default)]
-pub(super) struct Holders {
-    holders: Vec<Holder>,
-    by_stack: HashMap<StackId, HolderIndex>,
+pub(super) struct CallSites {
+    holders: Vec<CallSite>,
+    by_stack: HashMap<StackId, CallSiteId>,
     /// Holders without a known stack, by thread name.
-    by_thread: HashMap<Arc<str>, HolderIndex>,
+    by_thread: HashMap<Arc<str>, CallSiteId>,
     /// Holder for stacks beyond the limit.
-    overflow: Option<HolderIndex>,
+    overflow: Option<CallSiteId>,
     /// Indexed by [`slot`] of the grouping.
     tables: [Table; 2],
 }
@@ -112,7 +112,7 @@ fn index(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }
 
-impl Holders {
+impl CallSites {
     /// Returns the holder for an allocation by `tid` with stack `id`, adding it if it is new.
     pub(super) fn holder_of(
         &mut self,
@@ -120,7 +120,7 @@ impl Holders {
         tid: Tid,
         names: &Names,
         budget: &mut Budget,
-    ) -> HolderIndex {
+    ) -> CallSiteId {
         if let Some(holder) = self.by_stack.get(&id) {
             return *holder;
         }
@@ -136,7 +136,7 @@ impl Holders {
         }
     }
 
-    fn holder_of_thread(&mut self, thread: Arc<str>, budget: &mut Budget) -> HolderIndex {
+    fn holder_of_thread(&mut self, thread: Arc<str>, budget: &mut Budget) -> CallSiteId {
         if let Some(holder) = self.by_thread.get(&thread) {
             return *holder;
         }
@@ -148,7 +148,7 @@ impl Holders {
         holder
     }
 
-    fn overflow(&mut self) -> HolderIndex {
+    fn overflow(&mut self) -> CallSiteId {
         if let Some(holder) = self.overflow {
             return holder;
         }
@@ -161,16 +161,16 @@ impl Holders {
         holder
     }
 
-    fn add(&mut self, id: StackId, stack: Arc<Stack>, site: Option<Site>) -> HolderIndex {
+    fn add(&mut self, id: StackId, stack: Arc<Stack>, site: Option<Site>) -> CallSiteId {
         let [user, innermost] = [Grouping::User, Grouping::Innermost].map(|grouping| {
             let site = site
                 .clone()
                 .unwrap_or_else(|| grouping::site(&stack, grouping));
             self.tables[slot(grouping)].line_of(site)
         });
-        let holder = HolderIndex(index(self.holders.len()));
+        let holder = CallSiteId(index(self.holders.len()));
         let lines = [user, innermost];
-        self.holders.push(Holder {
+        self.holders.push(CallSite {
             id,
             stack,
             lines,
@@ -186,41 +186,41 @@ impl Holders {
     }
 
     /// Id of a holder's stack; [`StackId::NONE`] if it has none.
-    pub(super) fn stack_of(&self, holder: HolderIndex) -> StackId {
+    pub(super) fn stack_of(&self, holder: CallSiteId) -> StackId {
         self.holders
             .get(holder.0 as usize)
             .map_or(StackId::NONE, |holder| holder.id)
     }
 
     /// A holder's stack, as of its first allocation; `None` if it has none.
-    pub(super) fn stack(&self, holder: HolderIndex) -> Option<&Arc<Stack>> {
+    pub(super) fn stack(&self, holder: CallSiteId) -> Option<&Arc<Stack>> {
         let holder = self.holders.get(holder.0 as usize)?;
         (holder.id != StackId::NONE).then_some(&holder.stack)
     }
 
     /// The line that counts a holder.
-    pub(super) fn site_of(&self, holder: HolderIndex, grouping: Grouping) -> Option<&Site> {
+    pub(super) fn site_of(&self, holder: CallSiteId, grouping: Grouping) -> Option<&Site> {
         let line = self.holders.get(holder.0 as usize)?.lines[slot(grouping)];
         let lines = &self.tables[slot(grouping)].lines;
         lines.get(line as usize).map(|line| &line.site)
     }
 
     /// Counts an allocation of `size` bytes.
-    pub(super) fn count(&mut self, holder: HolderIndex, size: Bytes) {
+    pub(super) fn count(&mut self, holder: CallSiteId, size: Bytes) {
         self.each_tally(holder, |tally| tally.count(size.0));
     }
 
     /// Adds a live block of `size` bytes.
-    pub(super) fn hold(&mut self, holder: HolderIndex, size: Bytes) {
+    pub(super) fn hold(&mut self, holder: CallSiteId, size: Bytes) {
         self.each_tally(holder, |tally| tally.hold(size.0));
     }
 
     /// Removes a live block of `size` bytes.
-    pub(super) fn release(&mut self, holder: HolderIndex, size: Bytes) {
+    pub(super) fn release(&mut self, holder: CallSiteId, size: Bytes) {
         self.each_tally(holder, |tally| tally.release(size.0));
     }
 
-    fn each_tally(&mut self, holder: HolderIndex, change: impl Fn(&mut Tally)) {
+    fn each_tally(&mut self, holder: CallSiteId, change: impl Fn(&mut Tally)) {
         let Some(holder) = self.holders.get_mut(holder.0 as usize) else {
             return;
         };
@@ -296,7 +296,7 @@ fn line_row(line: &Line) -> LineRow {
     }
 }
 
-fn stack_row(holder: &Holder) -> StackRow {
+fn stack_row(holder: &CallSite) -> StackRow {
     StackRow {
         stack: Arc::clone(&holder.stack),
         live: Bytes(holder.tally.live),

@@ -10,7 +10,7 @@ use crate::tensors::Retainer;
 
 /// Serialized form of [`Kept`].
 #[derive(Serialize, Deserialize)]
-pub(crate) struct KeptRecord<'a> {
+pub(crate) struct RetainerRecord<'a> {
     #[serde(borrow)]
     by: Cow<'a, str>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
@@ -22,7 +22,7 @@ pub(crate) struct KeptRecord<'a> {
     alone: bool,
 }
 
-impl<'a> From<&'a Retainer> for KeptRecord<'a> {
+impl<'a> From<&'a Retainer> for RetainerRecord<'a> {
     fn from(kept: &'a Retainer) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         Self {
@@ -35,7 +35,7 @@ impl<'a> From<&'a Retainer> for KeptRecord<'a> {
     }
 }
 
-impl KeptRecord<'_> {
+impl RetainerRecord<'_> {
     /// Checks the lengths of the texts and interns them. An error describes the fault in a few words.
     pub(super) fn read(
         &self,

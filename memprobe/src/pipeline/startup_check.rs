@@ -11,7 +11,7 @@ use crate::event::{Action, Bytes, DeviceIndex, MemoryEvent, Totals};
 
 /// Part of a process's life that was watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Birth {
+pub(super) enum ObservedFrom {
     /// Running before memprobe.
     Unseen,
     /// Watched from its first instruction.
@@ -22,11 +22,11 @@ pub(super) enum Birth {
 
 /// Result of the check.
 #[derive(Clone, Debug)]
-pub(super) struct Beginning {
-    birth: Birth,
+pub(super) struct StartupCheck {
+    observed_from: ObservedFrom,
     verdict: Verdict,
     is_whole: bool,
-    untold: bool,
+    unreported: bool,
 }
 
 /// Evidence of the first event.
@@ -42,17 +42,17 @@ enum Verdict {
     Inherited,
 }
 
-impl Beginning {
+impl StartupCheck {
     /// Nothing happened yet.
-    pub(super) fn new(birth: Birth) -> Self {
+    pub(super) fn new(birth: ObservedFrom) -> Self {
         Self {
-            birth,
+            observed_from: birth,
             verdict: match birth {
-                Birth::Unseen => Verdict::Complete,
-                Birth::Seen | Birth::Forked => Verdict::Open,
+                ObservedFrom::Unseen => Verdict::Complete,
+                ObservedFrom::Seen | ObservedFrom::Forked => Verdict::Open,
             },
             is_whole: false,
-            untold: false,
+            unreported: false,
         }
     }
 
@@ -79,7 +79,7 @@ impl Beginning {
         {
             self.verdict = self.judge(event, totals);
             self.is_whole = self.verdict == Verdict::Complete;
-            self.untold = !self.is_whole;
+            self.unreported = !self.is_whole;
         }
         self.verdict != Verdict::Inherited
     }
@@ -92,19 +92,19 @@ impl Beginning {
             Action::Free => allocated + size,
             _ => allocated,
         };
-        match self.birth {
-            Birth::Unseen => Verdict::Complete,
-            Birth::Forked if before > 0 => Verdict::Inherited,
-            Birth::Seen if before > 0 => {
+        match self.observed_from {
+            ObservedFrom::Unseen => Verdict::Complete,
+            ObservedFrom::Forked if before > 0 => Verdict::Inherited,
+            ObservedFrom::Seen if before > 0 => {
                 Verdict::Late(Bytes(u64::try_from(before).unwrap_or(u64::MAX)))
             }
-            Birth::Seen | Birth::Forked => Verdict::Complete,
+            ObservedFrom::Seen | ObservedFrom::Forked => Verdict::Complete,
         }
     }
 
     /// Sentence for people, once.
-    pub(super) fn tell(&mut self) -> Option<String> {
-        if !std::mem::take(&mut self.untold) {
+    pub(super) fn take_notice(&mut self) -> Option<String> {
+        if !std::mem::take(&mut self.unreported) {
             return None;
         }
         match self.verdict {
@@ -148,52 +148,52 @@ mod tests {
 
     #[test]
     fn a_first_event_that_is_the_first_is_nothing_to_speak_of() {
-        let mut beginning = Beginning::new(Birth::Seen);
+        let mut beginning = StartupCheck::new(ObservedFrom::Seen);
         assert!(beginning.admits(&event(Action::SegmentAlloc, 2048, None)));
         assert!(!beginning.is_whole(), "no total is known yet");
         assert!(beginning.admits(&event(Action::Alloc, 512, Some((512, 2048)))));
         assert!(beginning.is_whole());
-        assert_eq!(beginning.tell(), None);
+        assert_eq!(beginning.take_notice(), None);
     }
 
     #[test]
     fn what_came_before_the_probes_is_said_once() {
-        let mut beginning = Beginning::new(Birth::Seen);
+        let mut beginning = StartupCheck::new(ObservedFrom::Seen);
         assert!(beginning.admits(&event(Action::Alloc, 512, Some((1536, 2048)))));
-        let said = beginning.tell().expect("it is said");
+        let said = beginning.take_notice().expect("it is said");
         assert!(said.starts_with("1.00 KiB were allocated before"), "{said}");
-        assert_eq!(beginning.tell(), None);
+        assert_eq!(beginning.take_notice(), None);
     }
 
     #[test]
     fn a_process_that_was_there_before_is_expected_to_hold_something() {
-        let mut beginning = Beginning::new(Birth::Unseen);
+        let mut beginning = StartupCheck::new(ObservedFrom::Unseen);
         assert!(beginning.admits(&event(Action::Alloc, 512, Some((1536, 2048)))));
-        assert_eq!(beginning.tell(), None);
+        assert_eq!(beginning.take_notice(), None);
     }
 
     #[test]
     fn a_forked_child_does_not_hold_what_its_parents_books_say() {
-        let mut beginning = Beginning::new(Birth::Forked);
+        let mut beginning = StartupCheck::new(ObservedFrom::Forked);
         assert!(!beginning.admits(&event(Action::Free, 512, Some((0, 2048)))));
         assert!(!beginning.admits(&event(Action::Alloc, 512, Some((512, 2048)))));
-        assert!(beginning.tell().is_some_and(|said| said.contains("fork")));
+        assert!(beginning.take_notice().is_some_and(|said| said.contains("fork")));
     }
 
     #[test]
     fn a_forked_child_whose_parent_never_used_the_gpu_has_its_own_books() {
-        let mut beginning = Beginning::new(Birth::Forked);
+        let mut beginning = StartupCheck::new(ObservedFrom::Forked);
         assert!(beginning.admits(&event(Action::SegmentAlloc, 2048, None)));
         assert!(beginning.admits(&event(Action::Alloc, 512, Some((512, 2048)))));
-        assert_eq!(beginning.tell(), None);
+        assert_eq!(beginning.take_notice(), None);
     }
 
     #[test]
     fn after_a_loss_nothing_is_concluded() {
-        let mut beginning = Beginning::new(Birth::Forked);
+        let mut beginning = StartupCheck::new(ObservedFrom::Forked);
         beginning.lost();
         assert!(beginning.admits(&event(Action::Free, 512, Some((512, 2048)))));
         assert!(!beginning.is_whole());
-        assert_eq!(beginning.tell(), None);
+        assert_eq!(beginning.take_notice(), None);
     }
 }

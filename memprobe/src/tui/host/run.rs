@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
 use super::super::News;
-use super::super::input::{self, Focus, Wanted};
+use super::super::input::{self, Focus, InputEvent};
 use super::super::process::{ENDED, ProcessStage};
 use super::super::terminal::{self, Stage, Step};
 use super::super::theme::Theme;
@@ -111,7 +111,7 @@ impl HostStage {
             None => {}
         }
         Ok(match wanted {
-            HostWanted::Common(Wanted::Redraw) => Step::DrawAll,
+            HostWanted::Common(InputEvent::Redraw) => Step::DrawAll,
             _ => Step::Draw,
         })
     }
@@ -125,8 +125,8 @@ impl HostStage {
             .and_then(|opened| opened.stage.as_mut());
         let step = match (stage, input::wanted(event, Focus::Table)) {
             (Some(stage), _) => stage.handle(event)?,
-            (None, Some(Wanted::Quit)) => Step::Leave,
-            (None, Some(Wanted::Back)) => Step::Back,
+            (None, Some(InputEvent::Quit)) => Step::Leave,
+            (None, Some(InputEvent::Back)) => Step::Back,
             (None, _) => Step::Nothing,
         };
         if step == Step::Back {
@@ -175,7 +175,7 @@ impl Stage for HostStage {
     }
 
     fn resize(&mut self, width: u16, height: u16) {
-        let wanted = Wanted::Resize(width, height);
+        let wanted = InputEvent::Resize(width, height);
         self.host.handle(HostWanted::Common(wanted));
         if let Some(stage) = self.opened.as_mut().and_then(|it| it.stage.as_mut()) {
             stage.resize(width, height);
@@ -214,13 +214,13 @@ mod tests {
 
     use super::super::super::samples::{self as process_samples, Sources};
     use super::super::super::terminal::{BETWEEN_DRAWINGS, show};
-    use super::super::super::trial::COLOUR;
+    use super::super::super::test_support::COLOUR;
     use super::super::samples;
     use super::*;
-    use crate::model::snapshot::attribution::Which;
+    use crate::model::snapshot::attribution::IterationChoice;
     use crate::model::snapshot::attribution::samples::module;
     use crate::model::snapshot::{Grouping, Snapshot};
-    use crate::tui::{Command, Explain, Reasons, Tensors};
+    use crate::tui::{Command, AttributionQuery, AttributionTables, Tensors};
 
     /// Caller's end of the channels of the host screen.
     struct Caller {
@@ -235,7 +235,7 @@ mod tests {
     struct Sides {
         _snapshots: watch::Sender<Arc<Snapshot>>,
         _tensors: watch::Sender<Tensors>,
-        reasons: watch::Sender<Reasons>,
+        reasons: watch::Sender<AttributionTables>,
     }
 
     fn process(tgid: Tgid) -> (Sides, News) {
@@ -243,7 +243,7 @@ mod tests {
         snapshot.target.tgid = Some(tgid);
         let (_snapshots, snapshots) = watch::channel(Arc::new(snapshot));
         let (_tensors, tensors) = watch::channel(Tensors::default());
-        let (reasons, shown) = watch::channel(Reasons::default());
+        let (reasons, shown) = watch::channel(AttributionTables::default());
         let news = News {
             snapshots,
             tensors,
@@ -269,8 +269,8 @@ mod tests {
                         self.views.send_modify(|view| view.process = process);
                     }
                     HostCommand::Close => self.views.send_modify(|view| view.process = None),
-                    HostCommand::Ask(Command::Explain(Explain::Modules)) => {
-                        let reasons = Reasons::Modules(module("Transformer"));
+                    HostCommand::Ask(Command::Explain(AttributionQuery::Modules)) => {
+                        let reasons = AttributionTables::Modules(module("Transformer"));
                         self.opened.as_ref().unwrap().reasons.send_replace(reasons);
                     }
                     HostCommand::Ask(_) | HostCommand::Quit => {}
@@ -390,12 +390,12 @@ mod tests {
             "{text}"
         );
         let asked = [
-            Command::Explain(Explain::Modules),
-            Command::Explain(Explain::Layers(Which::Latest)),
-            Command::Explain(Explain::Categories),
-            Command::Explain(Explain::Nothing),
+            Command::Explain(AttributionQuery::Modules),
+            Command::Explain(AttributionQuery::Layers(IterationChoice::Latest)),
+            Command::Explain(AttributionQuery::Categories),
+            Command::Explain(AttributionQuery::Nothing),
             Command::TakeTensors,
-            Command::Explain(Explain::Modules),
+            Command::Explain(AttributionQuery::Modules),
         ];
         let asked = asked.map(HostCommand::Ask);
         assert_eq!(

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::source::{Finding, Source};
 
 /// A top-level folder or file of `memprobe/src`, with the paths that it must not use.
-pub struct Room {
+pub struct Module {
     /// Name under `memprobe/src`; a folder ends in `/`.
     pub name: &'static str,
     /// Groups of forbidden paths; each covers everything below it. `*::X` is an `X` anywhere.
@@ -14,7 +14,7 @@ pub struct Room {
     pub except: &'static [&'static str],
 }
 
-impl Room {
+impl Module {
     /// True if `file`, a path below `memprobe/src`, belongs to this module.
     pub fn holds(&self, file: &Path) -> bool {
         match self.name.strip_suffix('/') {
@@ -24,7 +24,7 @@ impl Room {
     }
 
     /// Returns the forbidden names that `source` uses.
-    pub fn trespasses(&self, source: &Source) -> Vec<Finding> {
+    pub fn violations(&self, source: &Source) -> Vec<Finding> {
         let mut found = source.names_matching(&self.never.concat());
         found.retain(|finding| !finding.matches_any(self.except));
         found
@@ -101,34 +101,34 @@ macro_rules! pure {
 }
 
 /// Every module of memprobe.
-pub const ROOMS: &[Room] = &[
-    Room {
+pub const MODULES: &[Module] = &[
+    Module {
         name: "bytes.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
-    Room {
+    Module {
         name: "event.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
-    Room {
+    Module {
         name: "event/",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
-    Room {
+    Module {
         name: "tensors.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         // A tensor snapshot names its process with the same type as every other snapshot.
         except: &["crate::model::snapshot::Target"],
     },
-    Room {
+    Module {
         name: "cuda.rs",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
-    Room {
+    Module {
         name: "driver/",
         never: &[
             ENGINE,
@@ -148,28 +148,28 @@ pub const ROOMS: &[Room] = &[
         ],
         except: &[],
     },
-    Room {
+    Module {
         name: "decode/",
         never: pure![&["crate::symbolize"], MODEL, WORDS],
         except: &[],
     },
-    Room {
+    Module {
         name: "model/",
         never: pure![&["crate::decode", "crate::symbolize"], WORDS],
         except: &[],
     },
-    Room {
+    Module {
         name: "label/",
         never: pure![&["crate::decode", "crate::symbolize"], MODEL],
         except: &["crate::model::snapshot", "crate::model::tensors"],
     },
-    Room {
+    Module {
         name: "probe/",
         never: &[SCREEN, ARGUMENTS, MODEL, FILES, VIEWS, WORDS, JOINTS],
         // Screens show a probe's status unchanged.
         except: &["crate::model::snapshot::ProbeStatus"],
     },
-    Room {
+    Module {
         name: "target/",
         never: &[
             ENGINE,
@@ -189,7 +189,7 @@ pub const ROOMS: &[Room] = &[
         ],
         except: &[],
     },
-    Room {
+    Module {
         name: "symbolize/",
         never: &[
             ENGINE,
@@ -204,7 +204,7 @@ pub const ROOMS: &[Room] = &[
         ],
         except: &[],
     },
-    Room {
+    Module {
         name: "inspect/",
         never: &[
             ENGINE,
@@ -226,14 +226,14 @@ pub const ROOMS: &[Room] = &[
         // Layouts of Python objects are shared by all readers; a snapshot names its process.
         except: &["crate::symbolize::python", "crate::model::snapshot::Target"],
     },
-    Room {
+    Module {
         name: "recording/",
         never: &[
             ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, WORDS, JOINTS,
         ],
         except: &["crate::model::snapshot"],
     },
-    Room {
+    Module {
         name: "export/",
         never: &[ENGINE, SCREEN, ARGUMENTS, SOURCES, MODEL, VIEWS, JOINTS],
         // A trace names an allocation by the same frame as the table of lines.
@@ -244,7 +244,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::tensors",
         ],
     },
-    Room {
+    Module {
         name: "report/",
         never: &[
             ENGINE,
@@ -269,7 +269,7 @@ pub const ROOMS: &[Room] = &[
             "crate::model::estimate",
         ],
     },
-    Room {
+    Module {
         name: "tui/",
         never: &[
             &["aya", "std::fs", "std::process"],
@@ -282,13 +282,13 @@ pub const ROOMS: &[Room] = &[
         ],
         except: &["crate::model::snapshot", "crate::model::tensors"],
     },
-    Room {
+    Module {
         name: "cli/",
         never: &[ENGINE, SCREEN, SOURCES],
         // The table is as wide as the terminal.
         except: &["crossterm::terminal::size"],
     },
-    Room {
+    Module {
         name: "pipeline/",
         never: &[SCREEN, ARGUMENTS, &["crate::cli"]],
         except: &[],

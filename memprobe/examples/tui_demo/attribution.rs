@@ -12,7 +12,7 @@ use memprobe::model::attribution::AttributionLedger;
 use memprobe::model::attribution::modules::ModuleLedger;
 use memprobe::model::attribution::views;
 use memprobe::model::snapshot::{Grouping, Target};
-use memprobe::tui::{Explain, Reasons};
+use memprobe::tui::{AttributionQuery, AttributionTables};
 
 const MIB: u64 = 1 << 20;
 const LAYERS: u64 = 24;
@@ -78,21 +78,21 @@ impl Trainer {
     }
 
     /// Returns the attribution table that a screen requests.
-    pub fn told(&self, wanted: Explain) -> Reasons {
+    pub fn tables(&self, wanted: AttributionQuery) -> AttributionTables {
         let snapshot = self.model.snapshot(TimeNs(self.time), Grouping::User);
         match wanted {
-            Explain::Nothing => Reasons::Nothing,
-            Explain::Modules => {
-                Reasons::Modules(Arc::new(views::modules(&self.modules, &snapshot)))
+            AttributionQuery::Nothing => AttributionTables::Nothing,
+            AttributionQuery::Modules => {
+                AttributionTables::Modules(Arc::new(views::modules(&self.modules, &snapshot)))
             }
-            Explain::Categories => {
+            AttributionQuery::Categories => {
                 let iterations = self.categories.latest_iterations(100);
                 let all = views::categories(&self.categories, &iterations, snapshot.now);
-                Reasons::Categories(Arc::new(all))
+                AttributionTables::Categories(Arc::new(all))
             }
-            Explain::Layers(which) => {
+            AttributionQuery::Layers(which) => {
                 let iterations = self.categories.latest_iterations(100);
-                Reasons::Layers(Arc::new(views::layers(
+                AttributionTables::Layers(Arc::new(views::layers(
                     &self.categories,
                     &iterations,
                     which,
@@ -164,7 +164,7 @@ impl Trainer {
         Doing::Forward(0)
     }
 
-    fn tell(&mut self, event: &Event) {
+    fn emit(&mut self, event: &Event) {
         let applied = self.model.apply(event);
         self.modules.apply(event, &applied, &self.model);
         self.categories.apply(event, &applied);
@@ -176,13 +176,13 @@ impl Trainer {
         }
         let id = StackId(self.stacks.len() as u32 + 1);
         self.stacks.insert(name.to_owned(), id);
-        self.tell(&Event::Stack(id, Arc::new(stack)));
+        self.emit(&Event::Stack(id, Arc::new(stack)));
         id
     }
 
     fn mark(&mut self, begins: MarkedPhase) {
         let stack = self.stack("main", called("", 58));
-        self.tell(&Event::PhaseMark(PhaseMark {
+        self.emit(&Event::PhaseMark(PhaseMark {
             time: TimeNs(self.time),
             tgid: Tgid(1234),
             tid: Tid(1234),
@@ -207,7 +207,7 @@ impl Trainer {
 
     fn memory(&mut self, action: Action, (addr, size): (u64, u64), stack: StackId) {
         self.time += 1_000;
-        self.tell(&Event::Memory(MemoryEvent {
+        self.emit(&Event::Memory(MemoryEvent {
             time: TimeNs(self.time),
             tgid: Tgid(1234),
             tid: Tid(1234),

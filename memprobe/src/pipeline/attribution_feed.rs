@@ -12,7 +12,7 @@ use crate::model::attribution::views::{categories, layers, modules};
 use crate::model::snapshot::Snapshot;
 use crate::model::tensors::Ledgers;
 use crate::model::{Applied, Model};
-use crate::tui::{Explain, Reasons};
+use crate::tui::{AttributionQuery, AttributionTables};
 
 /// Iterations that are shown.
 const LATEST: usize = 100;
@@ -21,25 +21,25 @@ const LATEST: usize = 100;
 const SERVES: u32 = 5;
 
 /// Source of the screens of modules and categories.
-pub(super) struct Reasoner {
+pub(super) struct AttributionFeed {
     modules: ModuleLedger,
     categories: AttributionLedger,
-    wanted: Explain,
-    shown: watch::Sender<Reasons>,
+    wanted: AttributionQuery,
+    shown: watch::Sender<AttributionTables>,
     /// The last iterations, and for how many snapshots more they serve.
     iterations: Option<(Iterations, u32)>,
 }
 
-impl Reasoner {
+impl AttributionFeed {
     /// Starts with the state of the process's ledgers; returns the views too.
-    pub(super) fn new(known: Ledgers<'_>, now: TimeNs) -> (Self, watch::Receiver<Reasons>) {
-        let (shown, seen) = watch::channel(Reasons::default());
+    pub(super) fn new(known: Ledgers<'_>, now: TimeNs) -> (Self, watch::Receiver<AttributionTables>) {
+        let (shown, seen) = watch::channel(AttributionTables::default());
         let (model, uses) = (known.lines, known.uses.definitions());
         let categories = AttributionLedger::new(None).with_latest_layers();
         let reasoner = Self {
             modules: ModuleLedger::late(model, now),
             categories: categories.with_known(model, uses, now),
-            wanted: Explain::default(),
+            wanted: AttributionQuery::default(),
             shown,
             iterations: None,
         };
@@ -60,33 +60,33 @@ impl Reasoner {
     }
 
     /// From now on, this is shown.
-    pub(super) fn explain(&mut self, wanted: Explain) {
+    pub(super) fn explain(&mut self, wanted: AttributionQuery) {
         self.wanted = wanted;
         self.iterations = None;
-        if wanted == Explain::Nothing {
+        if wanted == AttributionQuery::Nothing {
             // Whoever asks next is not to see what was so then.
-            self.shown.send_replace(Reasons::default());
+            self.shown.send_replace(AttributionTables::default());
         }
     }
 
     /// Shows what is wanted, at the moment of a snapshot. What nobody looks at costs nothing.
     pub(super) fn show(&mut self, snapshot: &Snapshot) {
         let reasons = match self.wanted {
-            Explain::Nothing => return,
-            Explain::Modules => Reasons::Modules(Arc::new(modules(&self.modules, snapshot))),
-            Explain::Categories => {
+            AttributionQuery::Nothing => return,
+            AttributionQuery::Modules => AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot))),
+            AttributionQuery::Categories => {
                 let (iterations, serves) = self.latest();
                 let told = categories(&self.categories, &iterations, snapshot.now);
                 self.iterations = Some((iterations, serves - 1));
-                Reasons::Categories(Arc::new(told))
+                AttributionTables::Categories(Arc::new(told))
             }
-            Explain::Layers(which) => {
+            AttributionQuery::Layers(which) => {
                 let (iterations, serves) = self.latest();
                 // Finished iterations do not change, so a table that is still valid is reused.
                 let told = (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
                 self.iterations = Some((iterations, serves - 1));
                 let Some(told) = told else { return };
-                Reasons::Layers(Arc::new(told))
+                AttributionTables::Layers(Arc::new(told))
             }
         };
         self.shown.send_replace(reasons);

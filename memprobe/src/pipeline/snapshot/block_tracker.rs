@@ -21,7 +21,7 @@ use crate::tensors::TensorSnapshot;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The probes of a process, where there can be some, and the ledger that they feed.
-pub(super) struct Eyes {
+pub(super) struct BlockTracker {
     session: Option<HostSession>,
     model: Model,
     sites: Sites,
@@ -29,7 +29,7 @@ pub(super) struct Eyes {
     is_ready: bool,
 }
 
-impl Eyes {
+impl BlockTracker {
     /// Begins to look. Without probes a snapshot says less, and why is said here.
     pub(super) fn open(
         tgid: Tgid,
@@ -102,7 +102,7 @@ impl Eyes {
                 }
                 HostItem::Waiting(what) => progress.say_once(&what),
                 HostItem::Notice(notice) => progress.say_once(&notice),
-                HostItem::Found { .. } | HostItem::Come(_) | HostItem::Ended => {}
+                HostItem::Found { .. } | HostItem::SnapshotPoint(_) | HostItem::Ended => {}
             }
             Ok(())
         })?;

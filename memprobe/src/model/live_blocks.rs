@@ -11,12 +11,12 @@ pub struct LiveBlock<'a> {
     pub device: DeviceIndex,
     pub addr: Address,
     pub size: Bytes,
-    pub maker: Maker<'a>,
+    pub origin: BlockOrigin<'a>,
 }
 
 /// Call site of a live block.
 #[derive(Clone, Copy, Debug)]
-pub enum Maker<'a> {
+pub enum BlockOrigin<'a> {
     /// Live when memprobe attached.
     BeforeAttach,
     /// The stack was lost, or there was no room for it.

@@ -7,19 +7,19 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 
 use super::header::draw_title;
-use super::input::Wanted;
+use super::input::InputEvent;
 use super::state::State;
 use super::status::draw_status;
 use super::theme::Theme;
 use crate::event::DeviceIndex;
 use crate::label::{clock, process};
 use crate::model::snapshot::attribution::{
-    DeviceCategories, DeviceModules, IterationLayers, Which,
+    DeviceCategories, DeviceModules, IterationLayers, IterationChoice,
 };
 
 /// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Explain {
+pub enum AttributionQuery {
     #[default]
     Nothing,
     /// Modules of each device.
@@ -27,12 +27,12 @@ pub enum Explain {
     /// Categories of each device, and iterations.
     Categories,
     /// Memory by module at the peak of an iteration, for each device.
-    Layers(Which),
+    Layers(IterationChoice),
 }
 
 /// Answer to [`super::Command::Explain`], renewed with each snapshot.
 #[derive(Clone, Debug, Default)]
-pub enum Reasons {
+pub enum AttributionTables {
     /// No answer yet.
     #[default]
     Nothing,
@@ -44,7 +44,7 @@ pub enum Reasons {
     Layers(Arc<Vec<IterationLayers>>),
 }
 
-impl Reasons {
+impl AttributionTables {
     /// Returns true if both are the same answer.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
@@ -59,15 +59,15 @@ impl Reasons {
 
 /// Request from a screen to its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Asked {
+pub enum ScreenRequest {
     /// End the program.
     Quit,
     /// Return to the screen of lines.
     Leave,
     /// Handle the input as the screen of lines does: devices and pauses apply to all screens.
-    AsOnLines(Wanted),
+    AsOnLines(InputEvent),
     /// Request this attribution table.
-    Explain(Explain),
+    Explain(AttributionQuery),
 }
 
 /// Draws the title line of a secondary screen: name, process, time and device.
@@ -128,7 +128,7 @@ impl<T: OnDevice> OfDevices<T> {
     }
 
     /// Returns true once any answer has arrived.
-    pub fn is_told(&self) -> bool {
+    pub fn has_data(&self) -> bool {
         self.news.is_some()
     }
 

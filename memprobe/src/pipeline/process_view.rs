@@ -6,35 +6,35 @@ use std::task::Poll;
 
 use tokio::sync::watch;
 
-use super::reasons::Reasoner;
+use super::attribution_feed::AttributionFeed;
 use super::tensor_reader::TensorReader;
 use crate::event::{Event, Tgid, TimeNs};
 use crate::model::snapshot::{Grouping, Snapshot};
 use crate::model::tensors::Ledgers;
 use crate::model::{Applied, Model};
-use crate::tui::{Command, Explain, News};
+use crate::tui::{Command, AttributionQuery, News};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
 /// kept.
 const MOST: usize = 4;
 
 /// Sources of the screens of one process.
-pub(super) struct Opened {
+pub(super) struct ProcessView {
     tgid: Tgid,
     grouping: Grouping,
     snapshots: watch::Sender<Arc<Snapshot>>,
     tensors: TensorReader,
-    reasons: Reasoner,
+    reasons: AttributionFeed,
     news: News,
 }
 
-impl Opened {
+impl ProcessView {
     /// Starts with the state of the process's ledgers.
     pub(super) fn new(tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> Self {
         let first = known.lines.snapshot(now, Grouping::default());
         let (snapshots, shown) = watch::channel(Arc::new(first));
         let (tensors, shown_tensors) = TensorReader::new(tgid, known.uses.clone());
-        let (reasons, shown_reasons) = Reasoner::new(known, now);
+        let (reasons, shown_reasons) = AttributionFeed::new(known, now);
         let news = News {
             snapshots: shown,
             tensors: shown_tensors,
@@ -77,7 +77,7 @@ impl Opened {
     }
 
     /// Does what a screen asks for. To end is the caller's.
-    pub(super) fn obey(&mut self, command: Command) {
+    pub(super) fn execute(&mut self, command: Command) {
         match command {
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::TakeTensors => self.tensors.begin(),
@@ -89,7 +89,7 @@ impl Opened {
     /// Its screens are closed. What is kept for them is kept.
     fn close(&mut self) {
         self.grouping = Grouping::default();
-        self.reasons.explain(Explain::Nothing);
+        self.reasons.explain(AttributionQuery::Nothing);
     }
 
     /// Waits until its tensors were read; for ever where that is not being done.
@@ -112,12 +112,12 @@ impl Opened {
 
 /// The processes that were opened, the last one first.
 #[derive(Default)]
-pub(super) struct Shelf {
-    all: Vec<Opened>,
+pub(super) struct ViewCache {
+    all: Vec<ProcessView>,
     shown: Option<Tgid>,
 }
 
-impl Shelf {
+impl ViewCache {
     /// The process whose screens are shown.
     pub(super) fn shown(&self) -> Option<Tgid> {
         self.shown
@@ -138,18 +138,18 @@ impl Shelf {
     }
 
     /// Follows a process from now on, if that is not done yet.
-    pub(super) fn follow(&mut self, tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> &mut Opened {
+    pub(super) fn follow(&mut self, tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> &mut ProcessView {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {
             Some(at) => self.all.remove(at),
-            None => Opened::new(tgid, known, now),
+            None => ProcessView::new(tgid, known, now),
         };
         self.all.truncate(MOST - 1);
         self.all.insert(0, opened);
         &mut self.all[0]
     }
 
-    pub(super) fn of(&mut self, tgid: Tgid) -> Option<&mut Opened> {
+    pub(super) fn of(&mut self, tgid: Tgid) -> Option<&mut ProcessView> {
         self.all.iter_mut().find(|opened| opened.tgid == tgid)
     }
 
@@ -160,14 +160,14 @@ impl Shelf {
             .retain(|opened| Some(opened.tgid) == shown || is_there(opened.tgid));
     }
 
-    pub(super) fn each(&mut self) -> impl Iterator<Item = (Tgid, &mut Opened)> {
+    pub(super) fn each(&mut self) -> impl Iterator<Item = (Tgid, &mut ProcessView)> {
         self.all.iter_mut().map(|opened| (opened.tgid, opened))
     }
 
     /// Waits until the tensors of any of them were read; for ever where that is not being done.
     pub(super) async fn taken(&mut self) {
         std::future::poll_fn(|context| {
-            let taken = |opened: &mut Opened| pin!(opened.taken()).poll(context).is_ready();
+            let taken = |opened: &mut ProcessView| pin!(opened.taken()).poll(context).is_ready();
             match self.all.iter_mut().any(taken) {
                 true => Poll::Ready(()),
                 false => Poll::Pending,
@@ -184,24 +184,24 @@ mod tests {
     use crate::model::attribution::allocation_groups::samples::learning;
     use crate::model::snapshot::Target;
     use crate::model::tensors::BlockUses;
-    use crate::tui::Reasons;
+    use crate::tui::AttributionTables;
 
-    fn followed(shelf: &Shelf) -> Vec<u32> {
-        shelf.all.iter().map(|opened| opened.tgid.0).collect()
+    fn followed(cache: &ViewCache) -> Vec<u32> {
+        cache.all.iter().map(|opened| opened.tgid.0).collect()
     }
 
-    fn open(shelf: &mut Shelf, tgid: u32) {
+    fn open(cache: &mut ViewCache, tgid: u32) {
         let known = Ledgers {
             lines: &Model::new(Target::default(), TimeNs(0)),
             uses: &BlockUses::default(),
         };
-        shelf.open(Tgid(tgid));
-        shelf.follow(Tgid(tgid), known, TimeNs(0));
+        cache.open(Tgid(tgid));
+        cache.follow(Tgid(tgid), known, TimeNs(0));
     }
 
     #[test]
     fn those_that_were_opened_last_are_followed_and_no_more() {
-        let mut shelf = Shelf::default();
+        let mut shelf = ViewCache::default();
         (1..=5).for_each(|tgid| open(&mut shelf, tgid));
         assert_eq!(followed(&shelf), [5, 4, 3, 2]);
         open(&mut shelf, 3);
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn one_that_is_gone_is_kept_as_long_as_it_is_shown() {
-        let mut shelf = Shelf::default();
+        let mut shelf = ViewCache::default();
         (1..=2).for_each(|tgid| open(&mut shelf, tgid));
         shelf.keep(|_| false);
         assert_eq!((followed(&shelf), shelf.shown()), (vec![2], Some(Tgid(2))));
@@ -228,11 +228,11 @@ mod tests {
             uses: &BlockUses::default(),
         };
         let now = TimeNs(9_000_000_000);
-        let mut opened = Opened::new(Tgid(7), known, now);
-        opened.obey(Command::Explain(Explain::Categories));
+        let mut opened = ProcessView::new(Tgid(7), known, now);
+        opened.execute(Command::Explain(AttributionQuery::Categories));
         opened.show(model.snapshot(now, opened.grouping()));
         let reasons = opened.news().reasons.borrow().clone();
-        let Reasons::Categories(devices) = reasons else {
+        let AttributionTables::Categories(devices) = reasons else {
             unreachable!("categories were asked for")
         };
         let live: i64 = devices[0].rows.iter().map(|row| row.live).sum();

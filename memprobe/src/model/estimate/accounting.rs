@@ -3,7 +3,7 @@
 use super::allocator::{BlockId, CachingAllocator};
 use super::lines::{LineId, Lines};
 use super::origin::Phase;
-use super::retold::{Asked, OnGpu, Retold};
+use super::replay::{Request, OnGpu, Replay};
 use super::{Difference, Fit, Hardware, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
 
@@ -15,10 +15,10 @@ pub(super) struct Piece {
     /// Bytes requested from a GPU's allocator; `None` if there is no counterpart.
     pub(super) gpu: Option<u64>,
     /// Reason that the two differ.
-    pub(super) why: Option<Difference>,
+    pub(super) difference: Option<Difference>,
     pub(super) line: LineId,
     pub(super) phase: Phase,
-    pub(super) asked: Asked,
+    pub(super) asked: Request,
 }
 
 /// Identifies a live [`Piece`].
@@ -40,7 +40,7 @@ pub(super) struct Moment {
 
 /// One simulated allocator.
 #[derive(Debug)]
-struct Trial {
+struct SimulatedDevice {
     allocator: CachingAllocator,
     /// By piece.
     blocks: Vec<Option<BlockId>>,
@@ -50,24 +50,24 @@ struct Trial {
 
 /// Accounting of one run.
 #[derive(Debug)]
-pub(super) struct Books {
+pub(super) struct Accounting {
     pieces: Vec<Option<Piece>>,
     vacant: Vec<usize>,
     /// Unlimited device: the source of the reported figures.
-    plain: Trial,
+    plain: SimulatedDevice,
     /// Unlimited device with a permanent cuBLAS workspace.
-    working: Trial,
+    working: SimulatedDevice,
     /// Like `working`, with the memory of a given device.
-    bounded: Option<Trial>,
+    bounded: Option<SimulatedDevice>,
     now: Moment,
     peak: Moment,
     /// Totals at the last start of a forward pass or data loading after a backward pass or a step.
-    kept: Option<Totals>,
+    between_iterations: Option<Totals>,
     pub(super) lines: Lines,
-    pub(super) retold: Retold,
+    pub(super) replay: Replay,
 }
 
-impl Trial {
+impl SimulatedDevice {
     fn new(allocator: CachingAllocator) -> Self {
         Self {
             allocator,
@@ -111,21 +111,21 @@ impl Trial {
     }
 }
 
-impl Books {
+impl Accounting {
     pub(super) fn new(hardware: Hardware) -> Self {
         let mut books = Self {
             pieces: Vec::new(),
             vacant: Vec::new(),
-            plain: Trial::new(CachingAllocator::new()),
-            working: Trial::new(CachingAllocator::new()),
+            plain: SimulatedDevice::new(CachingAllocator::new()),
+            working: SimulatedDevice::new(CachingAllocator::new()),
             bounded: hardware
                 .memory
-                .map(|memory| Trial::new(CachingAllocator::with_capacity(memory))),
+                .map(|memory| SimulatedDevice::new(CachingAllocator::with_capacity(memory))),
             now: Moment::default(),
             peak: Moment::default(),
-            kept: None,
+            between_iterations: None,
             lines: Lines::default(),
-            retold: Retold::new(TimeNs(0)),
+            replay: Replay::new(TimeNs(0)),
         };
         // Nothing frees it, so its id is not needed.
         for trial in std::iter::once(&mut books.working).chain(&mut books.bounded) {
@@ -147,7 +147,7 @@ impl Books {
         };
         self.pieces[at] = Some(piece);
         self.now.cpu = self.now.cpu.saturating_add(piece.cpu);
-        self.differ(piece.why, -signed(piece.cpu));
+        self.differ(piece.difference, -signed(piece.cpu));
         if let Some(bytes) = piece.gpu {
             self.working.begin(at, bytes, piece.line);
             if let Some(bounded) = &mut self.bounded {
@@ -156,9 +156,9 @@ impl Books {
             let size = self.plain.begin(at, bytes, piece.line);
             if let Some(block) = self.plain.block(at) {
                 let totals = self.plain.allocator.totals();
-                self.retold.begin(block, totals, piece.asked);
+                self.replay.begin(block, totals, piece.asked);
             }
-            self.differ(piece.why, signed(bytes));
+            self.differ(piece.difference, signed(bytes));
             self.differ(Some(Difference::Rounding), signed(size) - signed(bytes));
             let phase = &mut self.now.phases[piece.phase as usize];
             *phase = phase.saturating_add(size);
@@ -181,10 +181,10 @@ impl Books {
         let Some(piece) = self.pieces.get_mut(id.0).and_then(Option::as_mut) else {
             return;
         };
-        let (cpu, before) = (piece.cpu, piece.why);
+        let (cpu, before) = (piece.cpu, piece.difference);
         let gpu = piece.gpu.unwrap_or(0);
         piece.cpu = 0;
-        piece.why = Some(why);
+        piece.difference = Some(why);
         self.now.cpu = self.now.cpu.saturating_sub(cpu);
         self.differ(before, signed(cpu) - signed(gpu));
         self.differ(Some(why), signed(gpu));
@@ -195,7 +195,7 @@ impl Books {
         let piece = self.pieces.get_mut(id.0)?.take()?;
         self.vacant.push(id.0);
         self.now.cpu = self.now.cpu.saturating_sub(piece.cpu);
-        self.differ(piece.why, signed(piece.cpu));
+        self.differ(piece.difference, signed(piece.cpu));
         let Some(bytes) = piece.gpu else {
             return Some((piece, 0));
         };
@@ -206,9 +206,9 @@ impl Books {
         let block = self.plain.block(id.0);
         let size = self.plain.end(id.0);
         if let Some(block) = block {
-            self.retold.end(block, self.plain.allocator.totals());
+            self.replay.end(block, self.plain.allocator.totals());
         }
-        self.differ(piece.why, -signed(bytes));
+        self.differ(piece.difference, -signed(bytes));
         self.differ(Some(Difference::Rounding), signed(bytes) - signed(size));
         let phase = &mut self.now.phases[piece.phase as usize];
         *phase = phase.saturating_sub(size);
@@ -234,13 +234,13 @@ impl Books {
     /// Handles the end of `phase`.
     pub(super) fn is_over(&mut self, phase: Phase) {
         if matches!(phase, Phase::Backward | Phase::Step) {
-            self.kept = Some(self.plain.allocator.totals());
+            self.between_iterations = Some(self.plain.allocator.totals());
         }
     }
 
     /// Memory kept between iterations; `None` until other work follows a backward pass or a step.
-    pub(super) fn kept(&self) -> Option<Totals> {
-        self.kept
+    pub(super) fn between_iterations(&self) -> Option<Totals> {
+        self.between_iterations
     }
 
     /// Highest value of each of the allocator's totals.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc as channel;
 use super::host::has_pids_of_the_driver;
 use super::priority;
 use crate::driver::{Driver, Pids, Sample};
-use crate::target::process_scan::{Census, Found};
+use crate::target::process_scan::{HostScan, Found};
 
 /// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);
@@ -39,13 +39,13 @@ pub(super) enum Search {
 }
 
 /// The thread that looks. Dropped, it ends.
-pub(super) struct Lookout {
+pub(super) struct ProcessMonitor {
     seen: channel::UnboundedReceiver<Seen>,
     /// Closed when this is dropped.
     _alive: mpsc::Sender<()>,
 }
 
-impl Lookout {
+impl ProcessMonitor {
     /// Looks at `/proc`, then at the driver and at both every two seconds.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Lookout {
     pub(super) fn begin(search: Search) -> Result<(Self, Found)> {
         let (send, seen) = channel::unbounded_channel();
         let (alive, ended) = mpsc::channel::<()>();
-        let mut census = Census::default();
+        let mut census = HostScan::default();
         let first = match search {
             Search::Everyone => census.look().context("reading /proc")?,
             Search::Nobody => Found::default(),
@@ -87,7 +87,7 @@ impl Lookout {
 
 struct Looking {
     search: Search,
-    census: Census,
+    scan: HostScan,
     driver: Result<Driver, String>,
     driver_again: u32,
     pids: HostPids,
@@ -107,10 +107,10 @@ impl Pids for HostPids {
 }
 
 impl Looking {
-    fn new(search: Search, census: Census) -> Self {
+    fn new(search: Search, census: HostScan) -> Self {
         Self {
             search,
-            census,
+            scan: census,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
             pids: HostPids {
@@ -133,7 +133,7 @@ impl Looking {
         };
         let found = match self.search {
             // It could be read at first: what cannot be now is looked at the next time.
-            Search::Everyone => self.census.look().unwrap_or_default(),
+            Search::Everyone => self.scan.look().unwrap_or_default(),
             Search::Nobody => Found::default(),
         };
         Seen { found, driver }

@@ -6,7 +6,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::style::{Color, Modifier};
 
-use super::input::Wanted;
+use super::input::InputEvent;
 use super::sort::Column;
 use super::theme::{ASCII, Ink, Theme, UNICODE};
 
@@ -47,9 +47,9 @@ pub fn blank(size: Size) -> Buffer {
 }
 
 /// Returns the inputs that type a filter.
-pub fn typed(pattern: &str) -> Vec<Wanted> {
-    std::iter::once(Wanted::Filter)
-        .chain(pattern.chars().map(Wanted::Type))
+pub fn typed(pattern: &str) -> Vec<InputEvent> {
+    std::iter::once(InputEvent::Filter)
+        .chain(pattern.chars().map(InputEvent::Type))
         .collect()
 }
 
@@ -106,34 +106,34 @@ impl Dice {
     }
 
     /// Returns a random input.
-    pub fn wanted(&mut self) -> Wanted {
+    pub fn wanted(&mut self) -> InputEvent {
         let letters = ['a', '(', '.', '*', '\u{1b}', '模', ' '];
         match self.roll(27) {
-            0 | 1 => Wanted::Move(self.roll(7) as isize - 3),
-            2 => Wanted::Page(self.roll(3) as isize - 1),
-            3 => Wanted::First,
-            4 => Wanted::Last,
-            5 | 6 => Wanted::Toggle,
-            7 => Wanted::Open,
-            8 => Wanted::Close,
-            9 => Wanted::OpenAll,
-            10 => Wanted::Filter,
-            11 => Wanted::SortStep(1),
-            12 => Wanted::SortStep(-1),
-            13 => Wanted::SortBy(Column::ALL[self.roll(6) as usize]),
-            14 => Wanted::Reverse,
-            15 => Wanted::Device(self.roll(3) as isize - 1),
-            16 => Wanted::Pause,
-            17 => Wanted::Regroup,
-            18 => Wanted::Source,
-            19 => Wanted::Probes,
-            20 => Wanted::Help,
-            21 => Wanted::Click(self.roll(120) as u16, self.roll(40) as u16),
-            22 => Wanted::Resize(self.roll(130) as u16, self.roll(50) as u16),
-            23 => Wanted::Type(letters[self.roll(letters.len() as u64) as usize]),
-            24 => Wanted::Erase,
-            25 => Wanted::Accept,
-            _ => Wanted::Back,
+            0 | 1 => InputEvent::Move(self.roll(7) as isize - 3),
+            2 => InputEvent::Page(self.roll(3) as isize - 1),
+            3 => InputEvent::First,
+            4 => InputEvent::Last,
+            5 | 6 => InputEvent::Toggle,
+            7 => InputEvent::Open,
+            8 => InputEvent::Close,
+            9 => InputEvent::OpenAll,
+            10 => InputEvent::Filter,
+            11 => InputEvent::SortStep(1),
+            12 => InputEvent::SortStep(-1),
+            13 => InputEvent::SortBy(Column::ALL[self.roll(6) as usize]),
+            14 => InputEvent::Reverse,
+            15 => InputEvent::Device(self.roll(3) as isize - 1),
+            16 => InputEvent::Pause,
+            17 => InputEvent::Regroup,
+            18 => InputEvent::Source,
+            19 => InputEvent::Probes,
+            20 => InputEvent::Help,
+            21 => InputEvent::Click(self.roll(120) as u16, self.roll(40) as u16),
+            22 => InputEvent::Resize(self.roll(130) as u16, self.roll(50) as u16),
+            23 => InputEvent::Type(letters[self.roll(letters.len() as u64) as usize]),
+            24 => InputEvent::Erase,
+            25 => InputEvent::Accept,
+            _ => InputEvent::Back,
         }
     }
 }

@@ -17,7 +17,7 @@ const GPU: DeviceIndex = DeviceIndex(0);
 
 /// Thread, stack and purpose of an allocation on the CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Asked {
+pub(super) struct Request {
     pub(super) tid: Tid,
     pub(super) stack: StackId,
     pub(super) shape: PurposeId,
@@ -32,18 +32,18 @@ pub(super) struct OnGpu {
 
 /// Ledgers that receive the replayed events.
 #[derive(Debug)]
-pub(super) struct Retold {
+pub(super) struct Replay {
     model: Model,
-    why: AttributionLedger,
+    attribution: AttributionLedger,
     /// Time, process and thread of the current event.
     now: (TimeNs, Tgid, Tid),
 }
 
-impl Retold {
+impl Replay {
     pub(super) fn new(start: TimeNs) -> Self {
         Self {
             model: Model::new(Target::default(), start),
-            why: AttributionLedger::new(None).with_sizes(),
+            attribution: AttributionLedger::new(None).with_sizes(),
             now: (start, Tgid(0), Tid::UNKNOWN),
         }
     }
@@ -51,7 +51,7 @@ impl Retold {
     /// Passes on an event that is the same for CPU and GPU.
     pub(super) fn pass(&mut self, event: &Event) {
         let applied = self.model.apply(event);
-        self.why.apply(event, &applied);
+        self.attribution.apply(event, &applied);
     }
 
     /// Sets the time and thread from an event of the CPU's allocator.
@@ -60,7 +60,7 @@ impl Retold {
     }
 
     /// Emits an allocation on the GPU.
-    pub(super) fn begin(&mut self, block: OnGpu, totals: Totals, asked: Asked) {
+    pub(super) fn begin(&mut self, block: OnGpu, totals: Totals, asked: Request) {
         let event = self.event(Action::Alloc, block, totals);
         self.pass(&Event::Memory(MemoryEvent {
             tid: asked.tid,
@@ -95,12 +95,12 @@ impl Retold {
 
     /// Sizes of the models; `None` if nothing was allocated.
     pub(super) fn sizes(&self) -> Option<Sizes> {
-        self.why.sizes()
+        self.attribution.sizes()
     }
 
     /// Information available in the event stream.
     pub(super) fn heard(&self) -> Coverage {
-        self.why.coverage()
+        self.attribution.coverage()
     }
 
     fn event(&self, action: Action, block: OnGpu, totals: Totals) -> MemoryEvent {

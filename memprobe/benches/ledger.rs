@@ -287,12 +287,12 @@ fn bench_attribution(criterion: &mut Criterion) {
     group.bench_function("lines and what for", |bencher| {
         bencher.iter(|| {
             let mut model = Model::new(Target::default(), TimeNs(0));
-            let mut why = AttributionLedger::new(None);
+            let mut attribution = AttributionLedger::new(None);
             for event in &events {
                 let applied = model.apply(event);
-                why.apply(event, &applied);
+                attribution.apply(event, &applied);
             }
-            black_box(why.intervals_ended());
+            black_box(attribution.intervals_ended());
         });
     });
     group.finish();

@@ -20,7 +20,7 @@ use memprobe::model::snapshot::host::{
 };
 use memprobe::model::snapshot::{Grouping, ProbeStatus, Snapshot, Target};
 use memprobe::tui::host::{self, HostCommand, HostView};
-use memprobe::tui::{Command, AttributionQuery, News, AttributionTables, SourceText, Tensors};
+use memprobe::tui::{AttributionQuery, AttributionTables, Command, News, SourceText, Tensors};
 use tokio::sync::{mpsc, watch};
 
 const MIB: u64 = 1 << 20;
@@ -188,9 +188,9 @@ impl Stage {
 
     fn update_driver(&mut self) {
         if !self.driver {
-            let why = "libnvidia-ml.so.1 was not found".to_owned();
+            let reason = "libnvidia-ml.so.1 was not found".to_owned();
             self.host
-                .set_driver(DriverSnapshot::Silent(why), &BTreeMap::new());
+                .set_driver(DriverSnapshot::Silent(reason), &BTreeMap::new());
             return;
         }
         let mut held: BTreeMap<Tgid, Vec<DriverUse>> = BTreeMap::new();
@@ -293,8 +293,8 @@ impl Opened {
             Command::SetGrouping(grouping) => self.grouping = grouping,
             Command::Explain(wanted) => self.explains = wanted,
             Command::TakeTensors => {
-                let why = "the process is invented, and has none".into();
-                self.tensors.send_replace(Tensors::Failed(why));
+                let reason = "the process is invented, and has none".into();
+                self.tensors.send_replace(Tensors::Failed(reason));
             }
             Command::Quit => {}
         }
@@ -306,8 +306,9 @@ impl Opened {
         };
         if let (AttributionQuery::Modules, Some(known)) = (self.explains, host.ledgers(self.tgid)) {
             let ledger = ModuleLedger::late(known.lines, now);
-            let told = Arc::new(modules(&ledger, &snapshot));
-            self.reasons.send_replace(AttributionTables::Modules(told));
+            let tables = Arc::new(modules(&ledger, &snapshot));
+            self.reasons
+                .send_replace(AttributionTables::Modules(tables));
         }
         self.snapshots.send_replace(Arc::new(snapshot));
     }

@@ -261,7 +261,10 @@ pub const FUNCTIONS: &[Function] = &[
     runtime("cudaFreeAsync", FREES),
     per_thread("cudaFreeAsync", "cudaFreeAsync_ptsz", runtime("", FREES)),
     runtime("cudaMallocManaged", MANAGED),
-    runtime("cudaMallocPitch", allocates(CudaMemoryKind::Device, Size::Pitched)),
+    runtime(
+        "cudaMallocPitch",
+        allocates(CudaMemoryKind::Device, Size::Pitched),
+    ),
     runtime(
         "cudaMalloc3D",
         allocates(CudaMemoryKind::Device, Size::PitchedExtent),

@@ -280,20 +280,20 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
         }
         let missing: Vec<_> = expected
             .iter()
-            .filter(|(kept, _)| !found.contains_key(*kept))
+            .filter(|(operation, _)| !found.contains_key(*operation))
             .collect();
         let wrong: Vec<_> = found
             .iter()
-            .filter(|(kept, _)| !expected.contains_key(*kept))
+            .filter(|(operation, _)| !expected.contains_key(*operation))
             .collect();
         assert!(
             missing.is_empty() && wrong.is_empty(),
             "PyTorch {}: missing {missing:#?}, and there instead {wrong:#?}",
             target.version()
         );
-        let kept: usize = expected.keys().map(|(_, _, saved)| saved.len()).sum();
+        let operation: usize = expected.keys().map(|(_, _, saved)| saved.len()).sum();
         println!(
-            "PyTorch {}: {} nodes keep {kept} tensors",
+            "PyTorch {}: {} nodes keep {operation} tensors",
             target.version(),
             expected.len()
         );

@@ -15,7 +15,9 @@ use memprobe::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Health, LineRow, ProbeStatus, Site,
     Snapshot, StackRow, Target, TargetState, Timeline,
 };
-use memprobe::tui::{self, Command, AttributionQuery, News, AttributionTables, SourceText, Tensors};
+use memprobe::tui::{
+    self, AttributionQuery, AttributionTables, Command, News, SourceText, Tensors,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
@@ -73,8 +75,8 @@ fn main() -> anyhow::Result<()> {
             match command {
                 Command::SetGrouping(grouping) => run.grouping = grouping,
                 Command::TakeTensors => {
-                    let why = "there is no process here, and so no tensors";
-                    tensors.send_replace(Tensors::Failed(why.into()));
+                    let reason = "there is no process here, and so no tensors";
+                    tensors.send_replace(Tensors::Failed(reason.into()));
                 }
                 Command::Explain(asked) => wanted = asked,
                 Command::Quit => {}
@@ -145,10 +147,10 @@ impl Run {
         for device in 0..self.timelines.len() {
             let lines: u64 = self.lines(device).iter().map(|line| line.live.0).sum();
             let allocated = Bytes(lines + BEFORE.0);
-            let kept = self.timelines[device]
+            let reserved_before = self.timelines[device]
                 .last()
                 .map_or(0, |point| point.reserved.0);
-            let reserved = Bytes(kept.max(allocated.0 + (420.0 * MIB) as u64));
+            let reserved = Bytes(reserved_before.max(allocated.0 + (420.0 * MIB) as u64));
             let timeline = &mut self.timelines[device];
             timeline.push(Totals {
                 allocated,

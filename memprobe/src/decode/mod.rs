@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_without_a_tensor_and_without_a_stack_tells_no_reason() {
+    fn a_block_without_a_tensor_and_without_a_stack_has_no_purpose() {
         let handed_out = |size: i64, state, reason| {
             let memory = MemoryRecord {
                 size,

@@ -32,7 +32,7 @@ pub(super) fn written(form: Form, processes: &[Known], capacity: u32) -> RawList
     }
     RawList {
         count: processes.len() as u32,
-        capacity: capacity,
+        capacity,
         bytes,
     }
 }
@@ -100,8 +100,8 @@ impl FakeDevice {
         self
     }
 
-    pub(super) fn with_refusal(self, kind: ListKind, point: EntryPoint, why: Refusal) -> Self {
-        self.lists.borrow_mut().push((kind, point, Err(why)));
+    pub(super) fn with_refusal(self, kind: ListKind, point: EntryPoint, error: Refusal) -> Self {
+        self.lists.borrow_mut().push((kind, point, Err(error)));
         self
     }
 

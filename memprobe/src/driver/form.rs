@@ -165,7 +165,7 @@ pub(super) fn decode(
                 // The longer form knows the instances too.
                 _ => fitting = Some(decoded),
             },
-            Err(why) => refused = refused.or(Some(why)),
+            Err(error) => refused = refused.or(Some(error)),
         }
     }
     fitting.ok_or(refused.unwrap_or(Implausible::Length))

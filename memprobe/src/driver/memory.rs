@@ -59,11 +59,11 @@ pub(super) fn usage<Q: DeviceQuery>(device: &Q) -> Result<Usage, String> {
     match device.memory_v2() {
         Ok(memory) => checked(memory, allocated(memory)),
         Err(Refusal::Missing) => {
-            let memory = device.memory_v1().map_err(|why| in_words(&why))?;
+            let memory = device.memory_v1().map_err(|error| in_words(&error))?;
             checked(memory, memory.used)
         }
         // The first form cannot be taken then: its `used` means something else on this driver.
-        Err(why) => Err(in_words(&why)),
+        Err(error) => Err(in_words(&error)),
     }
 }
 

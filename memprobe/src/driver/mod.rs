@@ -112,13 +112,13 @@ impl Sample {
     }
 
     /// A device that cannot be asked at all.
-    fn add_silent(&mut self, index: u32, why: &str) {
+    fn add_silent(&mut self, index: u32, error: &str) {
         self.devices.push(DeviceMemory {
             index,
             name: String::new(),
-            memory: Err(why.to_owned()),
+            memory: Err(error.to_owned()),
             mig_devices: None,
-            processes: Err(why.to_owned()),
+            processes: Err(error.to_owned()),
         });
     }
 }

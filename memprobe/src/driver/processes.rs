@@ -49,9 +49,9 @@ pub(super) fn of_device<Q: DeviceQuery>(
             held,
             unknown: None,
         },
-        Err(why) if instances.is_empty() => DeviceProcesses {
+        Err(error) if instances.is_empty() => DeviceProcesses {
             held: Held::new(),
-            unknown: Some(why.to_string()),
+            unknown: Some(error.to_string()),
         },
         Err(_) => DeviceProcesses::default(),
     };
@@ -63,8 +63,8 @@ pub(super) fn of_device<Q: DeviceQuery>(
         Err(_) if needs_instances && !instances.is_empty() => {
             add(&mut found, of_instances(instances, ListKind::Mps, pids));
         }
-        Err(why) if why.means_none() => {}
-        Err(why) => found.unknown = found.unknown.or(Some(why.to_string())),
+        Err(error) if error.means_none() => {}
+        Err(error) => found.unknown = found.unknown.or(Some(error.to_string())),
     }
     found
 }
@@ -89,8 +89,8 @@ fn of_instances<Q: DeviceQuery>(
                     known.used = known.used.max(entry.used);
                 }
             }
-            Err(why) if kind == ListKind::Mps && why.means_none() => {}
-            Err(why) => unknown = unknown.or(Some(format!("MIG device {at}: {why}"))),
+            Err(error) if kind == ListKind::Mps && error.means_none() => {}
+            Err(error) => unknown = unknown.or(Some(format!("MIG device {at}: {error}"))),
         }
     }
     let entries: Vec<Entry> = all.into_values().collect();
@@ -169,14 +169,14 @@ fn list<Q: DeviceQuery>(
     for point in EntryPoint::ALL {
         match ask(device, kind, point, total, pids) {
             Ok(entries) => return Ok(entries),
-            Err(NoList::Implausible(why)) => implausible = implausible.or(Some(why)),
+            Err(NoList::Implausible(error)) => implausible = implausible.or(Some(error)),
             Err(NoList::Refused(Refusal::Missing)) => {}
-            Err(NoList::Refused(why)) => refused = refused.or(Some(why)),
+            Err(NoList::Refused(error)) => refused = refused.or(Some(error)),
         }
     }
     Err(match (implausible, refused) {
-        (Some(why), _) => NoList::Implausible(why),
-        (None, Some(why)) => NoList::Refused(why),
+        (Some(error), _) => NoList::Implausible(error),
+        (None, Some(error)) => NoList::Refused(error),
         (None, None) => NoList::Refused(Refusal::Missing),
     })
 }
@@ -199,16 +199,16 @@ fn ask<Q: DeviceQuery>(
                 capacity = count.max(capacity).saturating_mul(2).min(MOST_ENTRIES);
                 continue;
             }
-            Err(why) => return Err(NoList::Refused(why)),
+            Err(error) => return Err(NoList::Refused(error)),
         };
         match form::decode(&answer, total, pids) {
             Ok(decoded) if decoded.missing == 0 || attempt == TRIES => return Ok(decoded.entries),
             // One that ended meanwhile is in no second answer.
             Ok(_) => {}
-            Err(why) => {
+            Err(error) => {
                 let name = point.name(kind);
                 last = NoList::Implausible(format!(
-                    "{name} answers in a form that memprobe does not know ({why})"
+                    "{name} answers in a form that memprobe does not know ({error})"
                 ));
             }
         }

@@ -54,8 +54,8 @@ fn processes_are_checked_against_the_memory_of_their_device() {
     );
     let sample = sample(&[device]);
     assert!(sample.held.is_empty());
-    let why = sample.devices[0].processes.clone().unwrap_err();
-    assert!(why.contains("more than the GPU has"), "{why}");
+    let error = sample.devices[0].processes.clone().unwrap_err();
+    assert!(error.contains("more than the GPU has"), "{error}");
 }
 
 #[test]

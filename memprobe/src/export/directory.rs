@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_cannot_name_a_file_elsewhere() {
+    fn a_command_cannot_name_a_file_in_another_directory() {
         assert_eq!(file_stem(1, None, "../../etc/..passwd"), "1-passwd");
         assert_eq!(
             file_stem(1, None, "python x;rm\u{1b}[31m.py"),

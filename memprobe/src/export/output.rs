@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_recording_is_kept_beside_the_old_one_and_not_overwritten() {
+    fn an_unfinished_recording_stays_next_to_the_old_one_and_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("trace.json");
         fs::write(&path, "old").unwrap();

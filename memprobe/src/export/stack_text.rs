@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_stack_says_why() {
+    fn a_missing_stack_names_its_reason() {
         let kind = StackKind::Unknown {
             thread: "a\"b".into(),
             reason: NoStack::Lost,

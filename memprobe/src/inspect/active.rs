@@ -73,18 +73,18 @@ pub enum NoAllocator {
 impl fmt::Display for NoAllocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Process(why) => f.write_str(why),
-            Self::Library(why) => write!(f, "{LIBRARY} cannot be read: {why}"),
+            Self::Process(error) => f.write_str(error),
+            Self::Library(error) => write!(f, "{LIBRARY} cannot be read: {error}"),
             Self::Several => write!(f, "{LIBRARY} is loaded more than once"),
-            Self::Unreadable(why) => why.fmt(f),
+            Self::Unreadable(error) => error.fmt(f),
             Self::NoObject => f.write_str("the allocator is no object that memprobe knows"),
         }
     }
 }
 
 impl From<Unreadable> for NoAllocator {
-    fn from(why: Unreadable) -> Self {
-        Self::Unreadable(why)
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
     }
 }
 

@@ -88,14 +88,14 @@ pub enum TablesError {
 impl fmt::Display for TablesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoAllocator(why) => why.fmt(f),
+            Self::NoAllocator(error) => error.fmt(f),
             Self::Backend(backend) => {
                 write!(
                     f,
                     "the allocator in use is {backend}, which keeps no table of its blocks"
                 )
             }
-            Self::Unreadable(why) => write!(f, "the allocator's tables: {why}"),
+            Self::Unreadable(error) => write!(f, "the allocator's tables: {error}"),
             Self::UnknownLayout(version) => {
                 let version = version.as_deref().unwrap_or("of unknown version");
                 write!(f, "memprobe does not know the tables of PyTorch {version}")
@@ -108,8 +108,8 @@ impl fmt::Display for TablesError {
 impl std::error::Error for TablesError {}
 
 impl From<NoAllocator> for TablesError {
-    fn from(why: NoAllocator) -> Self {
-        Self::NoAllocator(why)
+    fn from(error: NoAllocator) -> Self {
+        Self::NoAllocator(error)
     }
 }
 

@@ -29,8 +29,8 @@ pub(super) enum NoCounters {
 }
 
 impl From<Unreadable> for NoCounters {
-    fn from(why: Unreadable) -> Self {
-        Self::Unreadable(why)
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
     }
 }
 

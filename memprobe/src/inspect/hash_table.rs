@@ -123,8 +123,8 @@ pub(super) enum NoTable {
 }
 
 impl From<Unreadable> for NoTable {
-    fn from(why: Unreadable) -> Self {
-        Self::Unreadable(why)
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
     }
 }
 

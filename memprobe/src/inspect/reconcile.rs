@@ -161,11 +161,11 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Settles without the tables: memory at attach is reported as one number, and `why` gives the reason.
-    pub fn give_up(&mut self, tables: Option<&AllocatorTables>, why: &str) {
+    /// Settles without the tables: memory at attach is reported as one number, and `reason` gives the reason.
+    pub fn give_up(&mut self, tables: Option<&AllocatorTables>, reason: &str) {
         let none = AllocatorTables::default();
         let devices = self.before(tables.unwrap_or(&none));
-        self.prepend_baseline(&devices, &[], Some(why.into()));
+        self.prepend_baseline(&devices, &[], Some(reason.into()));
     }
 
     /// Returns the first event of each block.
@@ -367,7 +367,7 @@ mod tests {
         }
 
         /// The emitted blocks at attach, and the number of other memory events.
-        fn told(&mut self) -> (Vec<(u64, u64)>, usize) {
+        fn emitted(&mut self) -> (Vec<(u64, u64)>, usize) {
             let events: Vec<_> = std::iter::from_fn(|| self.reconciler.pop()).collect();
             let held: Vec<_> = events
                 .iter()
@@ -402,7 +402,7 @@ mod tests {
         let tables = scene.tables(&[(0, 512), (1024, 1024)]);
         assert_eq!(scene.reconciler.pop(), None);
         assert_eq!(scene.reconciler.settle(&tables), Ok(()));
-        assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 0));
+        assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 0));
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
         // The tables were read at some moment in between.
         let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
         assert_eq!(scene.reconciler.settle(&tables), Ok(()));
-        assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 4));
+        assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 4));
     }
 
     #[test]
@@ -432,11 +432,11 @@ mod tests {
         assert!(!scene.reconciler.is_settled());
         let tables = scene.tables(&[(0, 512), (1024, 1024), (4096, 2048)]);
         assert_eq!(scene.reconciler.settle(&tables), Ok(()));
-        assert_eq!(scene.told(), (vec![(0, 512), (1024, 1024)], 1));
+        assert_eq!(scene.emitted(), (vec![(0, 512), (1024, 1024)], 1));
     }
 
     #[test]
-    fn statistics_that_moved_are_believed_no_more_than_a_wrong_sum() {
+    fn rejects_moving_statistics_like_a_wrong_sum() {
         let mut scene = Scene::with(512);
         let mut tables = scene.tables(&[(0, 512)]);
         tables.devices[0].steady = false;
@@ -460,22 +460,26 @@ mod tests {
     }
 
     #[test]
-    fn each_device_must_add_up_and_one_without_memory_is_not_told() {
+    fn each_device_must_add_up_and_one_without_memory_is_not_reported() {
         let mut scene = Scene::with(512);
         let mut tables = scene.tables(&[(0, 512)]);
         let mut other = tables.devices[0];
         other.device = DeviceIndex(1);
         tables.devices.push(other);
         assert_eq!(
-            scene.reconciler.settle(&tables).map_err(|why| why.device),
+            scene
+                .reconciler
+                .settle(&tables)
+                .map_err(|reason| reason.device),
             Err(DeviceIndex(1))
         );
         tables.devices[1].totals = Totals::default();
         tables.devices[1].peak = Totals::default();
         assert_eq!(scene.reconciler.settle(&tables), Ok(()));
-        let told = std::iter::from_fn(|| scene.reconciler.pop());
+        let emitted = std::iter::from_fn(|| scene.reconciler.pop());
         assert_eq!(
-            told.filter(|event| matches!(event, Event::AtAttach(_)))
+            emitted
+                .filter(|event| matches!(event, Event::AtAttach(_)))
                 .count(),
             1
         );
@@ -501,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tables_the_totals_are_told_and_why() {
+    fn without_tables_reports_the_totals_and_the_reason() {
         let mut scene = Scene::with(1536);
         scene.event(Action::Free, 0, 512);
         scene.reconciler.give_up(None, "torn");
@@ -510,11 +514,11 @@ mod tests {
         };
         assert_eq!(at_attach.totals.allocated, Bytes(1536));
         assert_eq!(at_attach.unread.as_deref(), Some("torn"));
-        assert_eq!(scene.told(), (vec![], 1));
+        assert_eq!(scene.emitted(), (vec![], 1));
     }
 
     #[test]
-    fn without_tables_and_events_only_the_reason_is_told() {
+    fn without_tables_and_events_reports_only_the_reason() {
         let mut scene = Scene::with(0);
         scene.reconciler.give_up(None, "another backend");
         let Some(Event::AtAttach(at_attach)) = scene.reconciler.pop() else {
@@ -523,6 +527,6 @@ mod tests {
         assert_eq!(at_attach.device, None);
         assert_eq!(scene.reconciler.pop(), None);
         scene.event(Action::Alloc, 0, 512);
-        assert_eq!(scene.told(), (vec![], 1));
+        assert_eq!(scene.emitted(), (vec![], 1));
     }
 }

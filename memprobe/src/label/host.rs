@@ -11,7 +11,7 @@ use crate::model::snapshot::host::{
 pub fn process_state(row: &ProcessRow) -> Option<String> {
     match &row.state {
         ProcessState::Waiting(what) => Some(format!("waiting for {}", clean(what))),
-        ProcessState::Refused(why) => Some(format!("not probed: {}", clean(why))),
+        ProcessState::Refused(reason) => Some(format!("not probed: {}", clean(reason))),
         ProcessState::Ended => Some("ended".to_owned()),
         ProcessState::Probed => None,
     }
@@ -67,11 +67,11 @@ pub fn driver_gap(row: &ProcessRow, driver: &DriverSnapshot) -> Option<String> {
         return Some(format!("the driver gives no bytes on GPU {silent} ([N/A])"));
     }
     let unlisted = driver.unlisted().next().filter(|_| row.driver_is_partial)?;
-    let why = unlisted.processes.as_ref().err()?;
+    let reason = unlisted.processes.as_ref().err()?;
     let index = unlisted.index;
     Some(format!(
         "processes of GPU {index} are unknown: {}",
-        clean(why)
+        clean(reason)
     ))
 }
 
@@ -82,17 +82,23 @@ pub fn device_gaps(device: &DriverDevice) -> Vec<String> {
         gaps.push(format!("sum of {}", counted(number.into(), "MIG device")));
     }
     match (&device.memory, &device.processes) {
-        (Err(why), Err(same)) if why == same => {
-            gaps.push(format!("memory and processes unknown: {}", clean(why)));
+        (Err(reason), Err(same)) if reason == same => {
+            gaps.push(format!("memory and processes unknown: {}", clean(reason)));
         }
         (memory, processes) => {
-            let unknown = |what: &str, why: &String| format!("{what} unknown: {}", clean(why));
-            gaps.extend(memory.as_ref().err().map(|why| unknown("memory", why)));
+            let unknown =
+                |what: &str, reason: &String| format!("{what} unknown: {}", clean(reason));
+            gaps.extend(
+                memory
+                    .as_ref()
+                    .err()
+                    .map(|reason| unknown("memory", reason)),
+            );
             gaps.extend(
                 processes
                     .as_ref()
                     .err()
-                    .map(|why| unknown("processes", why)),
+                    .map(|reason| unknown("processes", reason)),
             );
         }
     }

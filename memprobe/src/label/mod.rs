@@ -21,7 +21,7 @@ pub use names::{
 pub use number::{clock, count, counted, duration, percent, rate, short_count, span};
 pub use process::process;
 pub use tensors::{
-    consistency, retainer, milliseconds, shape, tensor_kind, tensor_label, tensor_name,
-    tensors_label, full_retainer, whole_tensor_name,
+    consistency, full_retainer, milliseconds, retainer, shape, tensor_kind, tensor_label,
+    tensor_name, tensors_label, whole_tensor_name,
 };
 pub use text::{CUT, clean, fit, fit_end, fit_middle, width, wrap};

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_named_as_shortly_as_they_can_be_told_apart() {
+    fn file_names_are_as_short_as_unique() {
         let files: Vec<Arc<str>> = [
             "/a/text/model.py",
             "/a/vision/model.py",
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_site_without_a_line_says_whose_thread_it_was_and_why() {
+    fn a_site_without_a_line_names_thread_and_reason() {
         let names = FileNames::default();
         let no_line = |thread: &str| Site::NoLine {
             thread: thread.into(),

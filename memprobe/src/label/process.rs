@@ -27,7 +27,7 @@ mod tests {
     use crate::event::Tgid;
 
     #[test]
-    fn a_process_elsewhere_has_both_its_numbers() {
+    fn a_process_in_a_container_shows_both_pids() {
         let mut target = Target::default();
         assert_eq!(process(&target), None);
         target.tgid = Some(Tgid(20292));

@@ -93,26 +93,30 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
 }
 
 /// Returns the root that keeps memory alive: a variable, or a container with its class.
-pub fn retainer(kept: Option<&Retainer>) -> String {
-    let Some(kept) = kept else {
+pub fn retainer(retained_by: Option<&Retainer>) -> String {
+    let Some(retained_by) = retained_by else {
         return "(no name leads to it)".to_owned();
     };
-    match &kept.class {
-        Some(class) => format!("{} ({})", clean(&kept.by), clean(class)),
-        None => clean(&kept.by),
+    match &retained_by.class {
+        Some(class) => format!("{} ({})", clean(&retained_by.by), clean(class)),
+        None => clean(&retained_by.by),
     }
 }
 
 /// Returns [`keeper`] with the reference path and whether it is the only root found.
-pub fn full_retainer(kept: &Retainer) -> String {
-    let mut words = retainer(Some(kept));
-    if let Some(slot) = kept.slot.as_ref().filter(|slot| **slot != kept.by) {
+pub fn full_retainer(retained_by: &Retainer) -> String {
+    let mut words = retainer(Some(retained_by));
+    if let Some(slot) = retained_by
+        .slot
+        .as_ref()
+        .filter(|slot| **slot != retained_by.by)
+    {
         words.push_str(&format!(", by {}", clean(slot)));
     }
-    if let Some(through) = &kept.through {
+    if let Some(through) = &retained_by.through {
         words.push_str(&format!(" through {}", clean(through)));
     }
-    words.push_str(match kept.exclusive {
+    words.push_str(match retained_by.exclusive {
         true => "; nobody else was found",
         false => "; others too",
     });
@@ -169,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_told_with_what_it_took() {
+    fn a_pause_is_shown_with_its_duration() {
         let paused = |micros, retries| {
             let pause = Duration::from_micros(micros);
             consistency(Consistency::Paused { pause, retries })

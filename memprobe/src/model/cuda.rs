@@ -7,14 +7,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::applied::Applied;
+use super::call_sites::{CallSiteId, CallSites};
 use super::caps::Budget;
 use super::device::ADDRESS_LIMIT;
-use super::call_sites::{CallSiteId, CallSites};
 use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::{BeforeAttach, CudaSnapshot, DeviceSnapshot, Grouping, Layer, OutsideRow};
 use super::timeline::Recorder;
-use crate::event::{Bytes, CudaCall, DeviceIndex, MemoryEvent, CudaMemoryKind, StackId, TimeNs, Totals};
+use crate::event::{
+    Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, TimeNs, Totals,
+};
 
 /// Maximum number of groups; the excess is counted under [`OTHERS`].
 const MOST_GROUPS: usize = 4096;
@@ -49,9 +51,10 @@ impl Name {
         match space {
             CudaMemoryKind::Array => Self::Array(event.addr.0),
             CudaMemoryKind::Virtual => Self::Handle(event.addr.0),
-            CudaMemoryKind::Device | CudaMemoryKind::Managed | CudaMemoryKind::Pinned | CudaMemoryKind::Registered => {
-                Self::Address(event.addr.0)
-            }
+            CudaMemoryKind::Device
+            | CudaMemoryKind::Managed
+            | CudaMemoryKind::Pinned
+            | CudaMemoryKind::Registered => Self::Address(event.addr.0),
         }
     }
 }
@@ -114,7 +117,7 @@ impl Cuda {
         let name = Name::of(event, call.space);
         self.end(name, event.time, budget);
         let group = self.group_of(event, call.space, names);
-        let kept = budget.take_block();
+        let is_tracked = budget.take_block();
         let on_device = call.space.is_on_device().then(|| {
             let index = event.device.unwrap_or(DeviceIndex::UNKNOWN);
             let device = self.device_mut(index, started);
@@ -122,7 +125,7 @@ impl Cuda {
                 .holders
                 .holder_of(event.stack, event.tid, names, budget);
             device.holders.count(holder, event.size);
-            if kept {
+            if is_tracked {
                 device.holders.hold(holder, event.size);
                 device.blocks += 1;
                 let allocated = device.totals.allocated.0.saturating_add(event.size.0);
@@ -136,18 +139,18 @@ impl Cuda {
             .holder_of(event.stack, event.tid, names, budget);
         group_.holders.count(holder, event.size);
         group_.allocs = group_.allocs.saturating_add(1);
-        if kept {
+        if is_tracked {
             group_.holders.hold(holder, event.size);
             group_.live = group_.live.saturating_add(event.size.0);
             group_.peak = group_.peak.max(group_.live);
             group_.blocks += 1;
-            let kept = LiveMemory {
+            let memory = LiveMemory {
                 size: event.size,
                 group,
                 holder,
                 on_device,
             };
-            self.live.insert(name, kept);
+            self.live.insert(name, memory);
         }
         Applied::Cuda
     }
@@ -165,21 +168,21 @@ impl Cuda {
     }
 
     fn end(&mut self, name: Name, time: TimeNs, budget: &mut Budget) {
-        let Some(kept) = self.live.remove(&name) else {
+        let Some(memory) = self.live.remove(&name) else {
             return;
         };
         budget.give_block_back();
-        let group = &mut self.groups[kept.group];
-        group.holders.release(kept.holder, kept.size);
-        group.live = group.live.saturating_sub(kept.size.0);
+        let group = &mut self.groups[memory.group];
+        group.holders.release(memory.holder, memory.size);
+        group.live = group.live.saturating_sub(memory.size.0);
         group.blocks = group.blocks.saturating_sub(1);
-        let device = kept
+        let device = memory
             .on_device
             .and_then(|(index, holder)| Some((self.devices.get_mut(&index)?, holder)));
         if let Some((device, holder)) = device {
-            device.holders.release(holder, kept.size);
+            device.holders.release(holder, memory.size);
             device.blocks = device.blocks.saturating_sub(1);
-            let allocated = device.totals.allocated.0.saturating_sub(kept.size.0);
+            let allocated = device.totals.allocated.0.saturating_sub(memory.size.0);
             device.change(time, allocated);
         }
     }
@@ -247,11 +250,11 @@ impl Cuda {
     /// Snapshot for views. With a caching allocator it has all groups, otherwise those not known to
     /// be on a device.
     pub(super) fn snapshot(&self, allocator_speaks: bool, grouping: Grouping) -> CudaSnapshot {
-        let beside = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
+        let is_listed = |group: &&Group| allocator_speaks || !group.key.1.is_on_device();
         let mut rows: Vec<_> = self
             .groups
             .iter()
-            .filter(beside)
+            .filter(is_listed)
             .map(|group| row(group, grouping))
             .collect();
         rows.sort_by(|one, other| {

@@ -3,13 +3,13 @@
 use super::applied::{Applied, Ended, Freed};
 use super::attribution::peak::DeviceTotals;
 use super::blocks::{Block, Blocks, Owner};
-use super::caps::Budget;
 use super::call_sites::CallSites;
+use super::caps::Budget;
+use super::live_blocks::{BlockOrigin, LiveBlock};
 use super::names::Names;
 use super::rate::Interval;
 use super::snapshot::host::Holder;
 use super::snapshot::{BeforeAttach, DeviceSnapshot, Grouping, Site};
-use super::live_blocks::{LiveBlock, BlockOrigin};
 use super::timeline::Recorder;
 use std::sync::Arc;
 
@@ -125,8 +125,8 @@ impl Device {
             .holders
             .holder_of(event.stack, event.tid, names, budget);
         self.holders.count(holder, event.size);
-        let kept = budget.take_block();
-        if kept {
+        let is_tracked = budget.take_block();
+        if is_tracked {
             self.blocks.insert(Block {
                 addr: event.addr,
                 size: event.size,
@@ -137,7 +137,13 @@ impl Device {
         let expected = self.totals.allocated.0.saturating_add(event.size.0);
         let difference = self.report(event, expected);
         let difference = difference.or_stale(!replaced.is_empty());
-        (Applied::Alloc { replaced, is_tracked: kept }, difference)
+        (
+            Applied::Alloc {
+                replaced,
+                is_tracked,
+            },
+            difference,
+        )
     }
 
     /// Handles a block that was live at attach: moves its bytes from the unknown to the known ones.
@@ -152,8 +158,8 @@ impl Device {
         if !self.blocks.is_vacant(event.addr, event.size) {
             return (Applied::Held { is_tracked: false }, Difference::Stale);
         }
-        let kept = budget.take_block();
-        if kept {
+        let is_tracked = budget.take_block();
+        if is_tracked {
             self.before.unknown = rest;
             self.before.held = self.before.held.saturating_add(event.size.0);
             self.before.blocks = self.before.blocks.saturating_add(1);
@@ -163,7 +169,7 @@ impl Device {
                 owner: Owner::BeforeAttach,
             });
         }
-        (Applied::Held { is_tracked: kept }, Difference::None)
+        (Applied::Held { is_tracked }, Difference::None)
     }
 
     /// Handles a free.

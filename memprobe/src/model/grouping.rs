@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_which_nobody_was_told_leaves_the_line_that_waits() {
+    fn an_unseen_node_leaves_the_waiting_line() {
         let waiting = StackKind::Waiting { thread: "w".into() };
         let stack = of_node(waiting, &[ENGINE, "/w/train.py"], None);
         assert_eq!(
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_frames_says_why_there_is_no_line() {
+    fn a_stack_without_frames_names_the_reason() {
         let unknown = StackKind::Unknown {
             thread: "nccl".into(),
             reason: NoStack::Unreadable,

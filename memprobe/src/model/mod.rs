@@ -10,19 +10,19 @@ mod agreement;
 mod applied;
 pub mod attribution;
 mod blocks;
-mod summary;
+mod call_sites;
 mod caps;
 mod cuda;
 mod device;
 pub mod estimate;
 pub mod grouping;
-mod call_sites;
 pub mod host;
+mod live_blocks;
 mod names;
 mod rate;
 mod shapes;
 pub mod snapshot;
-mod live_blocks;
+mod summary;
 pub mod tensors;
 mod timeline;
 
@@ -36,8 +36,8 @@ use std::sync::Arc;
 
 pub use applied::{Applied, Ended, Freed};
 pub use caps::{Caps, Refused};
+pub use live_blocks::{BlockOrigin, LiveBlock};
 pub use shapes::ShapeLedger;
-pub use live_blocks::{LiveBlock, BlockOrigin};
 pub use timeline::MAX_POINTS;
 
 use crate::event::{

@@ -44,8 +44,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn deliveries() -> impl Strategy<Value = Vec<Delivery>> {
-    let fate = prop_oneof![4 => Just(Delivery::Arrives), 1 => Just(Delivery::Lost)];
-    prop::collection::vec(fate, 200)
+    let delivery = prop_oneof![4 => Just(Delivery::Arrives), 1 => Just(Delivery::Lost)];
+    prop::collection::vec(delivery, 200)
 }
 
 /// A live block of the naive allocator.
@@ -323,14 +323,14 @@ proptest! {
     #[test]
     fn after_losses_sums_stay_right_and_no_live_block_is_forgotten(
         steps in steps(),
-        fates in deliveries(),
+        deliveries in deliveries(),
         attach in 0..50_usize,
         report_late in any::<bool>(),
     ) {
         let (mut reference, mut model) = (Reference::default(), model());
         let mut lost = 0;
-        for (index, (step, fate)) in steps.iter().zip(fates).enumerate() {
-            let arrives = index >= attach && fate == Delivery::Arrives;
+        for (index, (step, delivery)) in steps.iter().zip(deliveries).enumerate() {
+            let arrives = index >= attach && delivery == Delivery::Arrives;
             let Some((event, freed)) = reference.take(step, arrives) else { continue };
             if !arrives {
                 lost += u64::from(index >= attach);

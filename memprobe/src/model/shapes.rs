@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::applied::{Applied, Freed};
 use super::grouping;
-use super::snapshot::{Grouping, ShapeRow, Site, PurposeInfo};
+use super::snapshot::{Grouping, PurposeInfo, ShapeRow, Site};
 use crate::event::{
     Action, Address, BlockPurposes, Bytes, DeviceIndex, Event, MemoryEvent, NoStack, Purpose,
     PurposeId, StackId, TensorSpec,
@@ -94,11 +94,17 @@ impl ShapeLedger {
     fn apply_memory(&mut self, event: &MemoryEvent, applied: &Applied) {
         let Some(device) = event.device else { return };
         match (event.action, applied) {
-            (Action::Alloc, Applied::Alloc { replaced, is_tracked: kept }) => {
+            (
+                Action::Alloc,
+                Applied::Alloc {
+                    replaced,
+                    is_tracked,
+                },
+            ) => {
                 for ended in replaced {
                     self.release(device, ended.addr);
                 }
-                self.hold(device, event, *kept);
+                self.hold(device, event, *is_tracked);
             }
             (Action::Free, Applied::Free(Freed::Known { .. })) => {
                 self.release(device, event.addr);
@@ -107,7 +113,7 @@ impl ShapeLedger {
         }
     }
 
-    fn hold(&mut self, device: DeviceIndex, event: &MemoryEvent, kept: bool) {
+    fn hold(&mut self, device: DeviceIndex, event: &MemoryEvent, is_tracked: bool) {
         let what = match self.uses.get(event.shape) {
             Some(is) => PurposeInfo::Known(Arc::clone(is)),
             None if event.shape == PurposeId::NO_TENSOR => PurposeInfo::NoTensor,
@@ -117,7 +123,7 @@ impl ShapeLedger {
         let index = self.row(Key { device, what, line });
         let row = &mut self.rows[index];
         row.allocs = row.allocs.saturating_add(1);
-        if kept {
+        if is_tracked {
             row.live = row.live.saturating_add(event.size.0);
             row.peak = row.peak.max(row.live);
             row.blocks += 1;
@@ -305,7 +311,10 @@ mod tests {
         both.memory(Action::Alloc, 0x3000, 1024, PurposeId::NO_TENSOR);
         both.memory(Action::Free, 0x1000, 512, PurposeId::NONE);
         assert_eq!(both.row(|what| what.shape().is_some()), (512, 1024, 1, 2));
-        assert_eq!(both.row(|what| *what == PurposeInfo::NoTensor), (1024, 1024, 1, 1));
+        assert_eq!(
+            both.row(|what| *what == PurposeInfo::NoTensor),
+            (1024, 1024, 1, 1)
+        );
         let lines = both.model.snapshot(TimeNs(2), Grouping::User);
         let live: u64 = both.shapes.rows(DEVICE).iter().map(|row| row.live.0).sum();
         assert_eq!(live, lines.devices[0].lines[0].live.0);
@@ -317,6 +326,9 @@ mod tests {
         both.memory(Action::Alloc, 0x1000, 512, PurposeId(2));
         both.memory(Action::Alloc, 0x1000, 512, PurposeId::NONE);
         assert_eq!(both.row(|what| what.shape().is_some()), (0, 512, 0, 1));
-        assert_eq!(both.row(|what| *what == PurposeInfo::Unknown), (512, 512, 1, 1));
+        assert_eq!(
+            both.row(|what| *what == PurposeInfo::Unknown),
+            (512, 512, 1, 1)
+        );
     }
 }

@@ -6,8 +6,8 @@ pub mod host;
 use std::sync::Arc;
 
 use crate::event::{
-    BlockPurpose, Bytes, CaptureOptions, CudaCall, DeviceIndex, Frame, Losses, CudaMemoryKind, Stack, Tgid,
-    TimeNs, Totals,
+    BlockPurpose, Bytes, CaptureOptions, CudaCall, CudaMemoryKind, DeviceIndex, Frame, Losses,
+    Stack, Tgid, TimeNs, Totals,
 };
 
 /// State of one process at one moment.

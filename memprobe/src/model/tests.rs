@@ -247,7 +247,7 @@ fn a_device_is_shown_as_it_was_found_before_anything_happens_on_it() {
 }
 
 #[test]
-fn where_the_blocks_could_not_be_read_the_row_says_why() {
+fn unreadable_blocks_leave_a_row_with_the_reason() {
     let mut scene = Scene::attached_at(1536);
     scene.model.apply(&Event::AtAttach(AtAttach {
         unread: Some("torn".into()),
@@ -260,7 +260,7 @@ fn where_the_blocks_could_not_be_read_the_row_says_why() {
 }
 
 #[test]
-fn a_found_block_that_cannot_be_is_not_kept() {
+fn an_impossible_block_found_at_attach_is_not_tracked() {
     let mut scene = Scene::found(&[(0, 512), (1024, 1024)]);
     for (addr, size) in [(8192, 512), (1024, 0), (256, 0)] {
         let applied = scene.apply(Action::Held, addr, size, 0);

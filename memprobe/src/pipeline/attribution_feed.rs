@@ -32,7 +32,10 @@ pub(super) struct AttributionFeed {
 
 impl AttributionFeed {
     /// Starts with the state of the process's ledgers; returns the views too.
-    pub(super) fn new(known: Ledgers<'_>, now: TimeNs) -> (Self, watch::Receiver<AttributionTables>) {
+    pub(super) fn new(
+        known: Ledgers<'_>,
+        now: TimeNs,
+    ) -> (Self, watch::Receiver<AttributionTables>) {
         let (shown, seen) = watch::channel(AttributionTables::default());
         let (model, uses) = (known.lines, known.uses.definitions());
         let categories = AttributionLedger::new(None).with_latest_layers();
@@ -73,20 +76,23 @@ impl AttributionFeed {
     pub(super) fn show(&mut self, snapshot: &Snapshot) {
         let reasons = match self.wanted {
             AttributionQuery::Nothing => return,
-            AttributionQuery::Modules => AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot))),
+            AttributionQuery::Modules => {
+                AttributionTables::Modules(Arc::new(modules(&self.modules, snapshot)))
+            }
             AttributionQuery::Categories => {
                 let (iterations, serves) = self.latest();
-                let told = categories(&self.categories, &iterations, snapshot.now);
+                let table = categories(&self.categories, &iterations, snapshot.now);
                 self.iterations = Some((iterations, serves - 1));
-                AttributionTables::Categories(Arc::new(told))
+                AttributionTables::Categories(Arc::new(table))
             }
             AttributionQuery::Layers(which) => {
                 let (iterations, serves) = self.latest();
                 // Finished iterations do not change, so a table that is still valid is reused.
-                let told = (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
+                let table =
+                    (serves == SERVES).then(|| layers(&self.categories, &iterations, which));
                 self.iterations = Some((iterations, serves - 1));
-                let Some(told) = told else { return };
-                AttributionTables::Layers(Arc::new(told))
+                let Some(table) = table else { return };
+                AttributionTables::Layers(Arc::new(table))
             }
         };
         self.shown.send_replace(reasons);

@@ -14,7 +14,7 @@ const ATTEMPTS: u32 = 40;
 /// Sentence for people if `event` says that the baseline's blocks are one row.
 pub(super) fn notice(event: &Event) -> Option<String> {
     let Event::AtAttach(AtAttach {
-        unread: Some(why),
+        unread: Some(reason),
         device,
         ..
     }) = event
@@ -27,7 +27,7 @@ pub(super) fn notice(event: &Event) -> Option<String> {
     }
     Some(format!(
         "what was allocated before cannot be told block by block: {}",
-        clean(why)
+        clean(reason)
     ))
 }
 
@@ -142,7 +142,7 @@ impl BeforeAttach {
                 Ok(()) => return,
                 Err(mismatch) => mismatch.to_string(),
             },
-            Err(why) => why.to_string(),
+            Err(reason) => reason.to_string(),
         };
         if self.attempts < ATTEMPTS {
             self.read();
@@ -152,7 +152,7 @@ impl BeforeAttach {
     }
 
     /// Goes on without, if need be: the process or the recording ends, or it cannot be probed.
-    pub(super) fn finish(&mut self, why: &str) {
+    pub(super) fn finish(&mut self, reason: &str) {
         if self.attempts == 0 && !self.has_events {
             // Neither probed nor heard of: there is nothing to say of it.
             return;
@@ -160,13 +160,13 @@ impl BeforeAttach {
         self.is_ahead = false;
         self.settle(true);
         if !self.reconciler.is_settled() {
-            self.give_up(why);
+            self.give_up(reason);
         }
     }
 
-    fn give_up(&mut self, why: &str) {
+    fn give_up(&mut self, reason: &str) {
         let tables = self.tables.as_ref().ok();
-        self.reconciler.give_up(tables, why);
+        self.reconciler.give_up(tables, reason);
     }
 
     /// The next event, in order.

@@ -399,11 +399,11 @@ impl<'a> Run<'a> {
         if is_named || self.of.naming == Naming::Off {
             return None;
         }
-        let why = whole.read.as_deref().unwrap_or(
+        let reason = whole.read.as_deref().unwrap_or(
             "no call of a module and no second step of an optimizer was seen, at which they are read",
         );
         Some(format!(
-            "the parameters of each module are not known: {why}"
+            "the parameters of each module are not known: {reason}"
         ))
     }
 

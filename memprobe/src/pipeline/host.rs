@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::Result;
 use hashbrown::HashMap;
 
-use super::process_monitor::{ProcessMonitor, Search, Seen};
-use super::process_view::ViewCache;
 use super::priority;
 use super::process::{Origin, identified};
+use super::process_monitor::{ProcessMonitor, Search, Seen};
+use super::process_view::ViewCache;
 use super::session::{HostEvent, HostItem, HostSession};
 use crate::driver::Sample;
 use crate::event::{CaptureOptions, Event, Tgid, TimeNs};
@@ -102,10 +102,10 @@ impl Watching {
             session.add_family(root, Origin::Running)?;
         }
         priority::come_first();
-        let (lookout, first) = ProcessMonitor::begin(search)?;
+        let (monitor, first) = ProcessMonitor::begin(search)?;
         let mut watching = Self {
             session,
-            monitor: lookout,
+            monitor,
             host: Host::with_caps(super::now(), caps),
             scope,
             capture,
@@ -176,7 +176,7 @@ impl Watching {
         self.found(seen.found)?;
         let (devices, held) = match seen.driver {
             Ok(sample) => driver(sample),
-            Err(why) => (DriverSnapshot::Silent(why), BTreeMap::new()),
+            Err(cause) => (DriverSnapshot::Silent(cause), BTreeMap::new()),
         };
         if self.scope == Scope::Host {
             for tgid in held.keys() {
@@ -214,8 +214,8 @@ impl Watching {
     /// Gives a process a row, unless it has one or has ended.
     fn show(&mut self, tgid: Tgid) {
         // The session may already know the end of a process whose start is only now processed.
-        let is_told = self.others.contains_key(&tgid) || self.session.is_watched(tgid);
-        if self.host.is_live(tgid) || !is_told {
+        let is_reported = self.others.contains_key(&tgid) || self.session.is_watched(tgid);
+        if self.host.is_live(tgid) || !is_reported {
             return;
         }
         let other = self.others.remove(&tgid);
@@ -233,7 +233,7 @@ impl Watching {
         }
         let Some(other) = other else { return };
         match (other.attached, other.refused, other.waiting) {
-            (_, Some(why), _) => self.host.refuse(tgid, &why),
+            (_, Some(cause), _) => self.host.refuse(tgid, &cause),
             (Some(found), ..) => self.host.attach(tgid, found),
             (_, _, Some(what)) => self.host.wait(tgid, &what),
             _ => {}
@@ -415,16 +415,16 @@ impl Watching {
 
     /// A process that cannot be probed is shown if it uses CUDA: of others nobody asks.
     fn refused(&mut self, tgid: Tgid, error: &AttachError) {
-        let why = reason(error, tgid);
+        let cause = reason(error, tgid);
         if let Some(other) = self.others.get_mut(&tgid) {
-            other.refused = Some(why.clone());
+            other.refused = Some(cause.clone());
             let asked_for = self.scope == Scope::Family(tgid);
             if !asked_for && !process_scan::is_user(tgid) {
                 return;
             }
             self.show(tgid);
         }
-        self.host.refuse(tgid, &why);
+        self.host.refuse(tgid, &cause);
     }
 }
 

@@ -8,9 +8,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::interrupts::Interrupts;
-use super::process_view::ProcessView;
 use super::priority;
 use super::process::{self, Origin};
+use super::process_view::ProcessView;
 use super::session::{HostItem, HostSession};
 use super::source::Sources;
 use crate::event::{CaptureOptions, Tgid};

@@ -9,20 +9,20 @@ pub mod snapshot;
 pub mod top;
 mod trace;
 
+mod attribution_feed;
 mod before_attach;
-mod startup_check;
 mod command;
 mod interrupts;
-mod process_monitor;
 mod naming;
-mod process_view;
 mod priority;
 mod process;
+mod process_monitor;
+mod process_view;
 mod progress;
-mod attribution_feed;
 mod recorder;
 mod session;
 mod source;
+mod startup_check;
 mod tensor_reader;
 
 use crate::event::TimeNs;

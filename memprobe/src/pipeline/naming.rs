@@ -9,7 +9,7 @@ use anyhow::Result;
 use hashbrown::{HashMap, HashSet};
 use tokio::sync::mpsc;
 
-use super::session::{SnapshotPoint, HostEvent, HostItem};
+use super::session::{HostEvent, HostItem, SnapshotPoint};
 use super::snapshot::{CaptureMode, Extent, NotTaken, taken};
 use crate::event::{BlockLabels, Event, LabeledBlock, Tgid, TimeNs};
 use crate::label::{consistency, counted};
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_too_soon_is_told_what_to_do() {
+    fn a_process_that_ended_too_soon_gets_advice() {
         let mut reader = reading();
         reader.pass(event(HostItem::Ended));
         reader.take((TGID, Err(anyhow::anyhow!("it has ended"))));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::before_attach::BeforeAttach;
-use super::startup_check::{StartupCheck, ObservedFrom};
+use super::startup_check::{ObservedFrom, StartupCheck};
 use crate::event::{Event, Losses, Tgid, TimeNs};
 use crate::inspect::modules::ModuleNames;
 use crate::model::snapshot::Target;
@@ -108,7 +108,7 @@ impl Process {
         attaching: Attaching,
         now: Instant,
     ) -> Self {
-        let birth = match origin {
+        let observed_from = match origin {
             Origin::Running => ObservedFrom::Unseen,
             Origin::Started => ObservedFrom::Seen,
         };
@@ -121,7 +121,7 @@ impl Process {
             phase: Phase::Looking,
             attaching,
             symbolizer: Symbolizer::new(tgid, ProcessMemory::new(tgid), None, past(origin)),
-            startup_check: StartupCheck::new(birth),
+            startup_check: StartupCheck::new(observed_from),
             before: Some(BeforeAttach::of(tgid)),
             waiting_for: String::new(),
             announced_probes: 0,
@@ -147,13 +147,14 @@ impl Process {
         attaching: Attaching,
         now: Instant,
     ) -> Self {
-        let birth = if attaching.has_allocator() {
+        let observed_from = if attaching.has_allocator() {
             ObservedFrom::Forked
         } else {
             ObservedFrom::Seen
         };
         let code = attaching.python().map(CodeCache::new);
-        let mut symbolizer = Symbolizer::new(tgid, ProcessMemory::new(tgid), code, PriorCudaUse::None);
+        let mut symbolizer =
+            Symbolizer::new(tgid, ProcessMemory::new(tgid), code, PriorCudaUse::None);
         symbolizer.inherit_cpu_memory();
         symbolizer.inherit_code(&parent.symbolizer);
         if let Some(python) = attaching.python() {
@@ -173,7 +174,7 @@ impl Process {
             // A copy of a process that has a model need not call it.
             has_called: symbolizer.module_call().is_some(),
             symbolizer,
-            startup_check: StartupCheck::new(birth),
+            startup_check: StartupCheck::new(observed_from),
             // Where the probes are in place already, nothing can come before them.
             before: (parent.phase != Phase::Attached).then(|| BeforeAttach::of(tgid)),
             // What its parent waits for it has; of itself it tells by its loader or by an exec.
@@ -309,12 +310,12 @@ impl Process {
         }
     }
 
-    /// Makes events of all records, the last that there will be; `why` says what ends.
-    pub(super) fn finish(&mut self, why: &str) {
+    /// Makes events of all records, the last that there will be; `reason` says what ends.
+    pub(super) fn finish(&mut self, reason: &str) {
         self.symbolizer.settle_all();
         self.keep_back();
         if let Some(before) = &mut self.before {
-            before.finish(why);
+            before.finish(reason);
         }
     }
 
@@ -325,8 +326,8 @@ impl Process {
         if self.attaching.module_call() == code {
             return None;
         }
-        let told = self.attaching.set_module_call(loader, code, super::now());
-        told.err().map(without_modules)
+        let result = self.attaching.set_module_call(loader, code, super::now());
+        result.err().map(without_modules)
     }
 
     /// True once, after the first call of a module.
@@ -342,8 +343,8 @@ impl Process {
         if !self.symbolizer.look_at_modules(&|| facts::ran(tgid)) {
             return None;
         }
-        let told = self.attaching.renew_stacks(loader, super::now());
-        told.err().map(without_modules)
+        let result = self.attaching.renew_stacks(loader, super::now());
+        result.err().map(without_modules)
     }
 
     /// True if events may become ready without another record.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc as channel;
 use super::host::has_pids_of_the_driver;
 use super::priority;
 use crate::driver::{Driver, Pids, Sample};
-use crate::target::process_scan::{HostScan, Found};
+use crate::target::process_scan::{Found, HostScan};
 
 /// Interval of the scans.
 const EVERY: Duration = Duration::from_secs(2);
@@ -53,26 +53,26 @@ impl ProcessMonitor {
     pub(super) fn begin(search: Search) -> Result<(Self, Found)> {
         let (send, seen) = channel::unbounded_channel();
         let (alive, ended) = mpsc::channel::<()>();
-        let mut census = HostScan::default();
+        let mut scan = HostScan::default();
         let first = match search {
-            Search::Everyone => census.look().context("reading /proc")?,
+            Search::Everyone => scan.look().context("reading /proc")?,
             Search::Nobody => Found::default(),
         };
         std::thread::Builder::new()
             .name("lookout".to_owned())
             .spawn(move || {
                 priority::take_turns();
-                let mut looking = Looking::new(search, census);
+                let mut looking = Looking::new(search, scan);
                 while send.send(looking.look()).is_ok()
                     && ended.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout)
                 {}
             })
             .context("starting a thread")?;
-        let lookout = Self {
+        let monitor = Self {
             seen,
             _alive: alive,
         };
-        Ok((lookout, first))
+        Ok((monitor, first))
     }
 
     /// Waits for the next scan. Results queue up meanwhile.
@@ -107,10 +107,10 @@ impl Pids for HostPids {
 }
 
 impl Looking {
-    fn new(search: Search, census: HostScan) -> Self {
+    fn new(search: Search, scan: HostScan) -> Self {
         Self {
             search,
-            scan: census,
+            scan,
             driver: Driver::open(),
             driver_again: DRIVER_AGAIN,
             pids: HostPids {
@@ -129,7 +129,7 @@ impl Looking {
         }
         let driver = match &self.driver {
             Ok(driver) => driver.sample(&self.pids),
-            Err(why) => Err(why.clone()),
+            Err(error) => Err(error.clone()),
         };
         let found = match self.search {
             // It could be read at first: what cannot be now is looked at the next time.

@@ -12,7 +12,7 @@ use crate::event::{Event, Tgid, TimeNs};
 use crate::model::snapshot::{Grouping, Snapshot};
 use crate::model::tensors::Ledgers;
 use crate::model::{Applied, Model};
-use crate::tui::{Command, AttributionQuery, News};
+use crate::tui::{AttributionQuery, Command, News};
 
 /// Processes of a family or host whose attribution is kept, the last opened first. For the others only lines are
 /// kept.
@@ -138,7 +138,12 @@ impl ViewCache {
     }
 
     /// Follows a process from now on, if that is not done yet.
-    pub(super) fn follow(&mut self, tgid: Tgid, known: Ledgers<'_>, now: TimeNs) -> &mut ProcessView {
+    pub(super) fn follow(
+        &mut self,
+        tgid: Tgid,
+        known: Ledgers<'_>,
+        now: TimeNs,
+    ) -> &mut ProcessView {
         let followed = self.all.iter().position(|opened| opened.tgid == tgid);
         let opened = match followed {
             Some(at) => self.all.remove(at),
@@ -201,27 +206,27 @@ mod tests {
 
     #[test]
     fn those_that_were_opened_last_are_followed_and_no_more() {
-        let mut shelf = ViewCache::default();
-        (1..=5).for_each(|tgid| open(&mut shelf, tgid));
-        assert_eq!(followed(&shelf), [5, 4, 3, 2]);
-        open(&mut shelf, 3);
-        assert_eq!(followed(&shelf), [3, 5, 4, 2]);
-        assert!(shelf.of(Tgid(1)).is_none());
+        let mut cache = ViewCache::default();
+        (1..=5).for_each(|tgid| open(&mut cache, tgid));
+        assert_eq!(followed(&cache), [5, 4, 3, 2]);
+        open(&mut cache, 3);
+        assert_eq!(followed(&cache), [3, 5, 4, 2]);
+        assert!(cache.of(Tgid(1)).is_none());
     }
 
     #[test]
-    fn one_that_is_gone_is_kept_as_long_as_it_is_shown() {
-        let mut shelf = ViewCache::default();
-        (1..=2).for_each(|tgid| open(&mut shelf, tgid));
-        shelf.keep(|_| false);
-        assert_eq!((followed(&shelf), shelf.shown()), (vec![2], Some(Tgid(2))));
-        shelf.close();
-        shelf.keep(|_| false);
-        assert!(followed(&shelf).is_empty() && shelf.shown().is_none());
+    fn an_ended_process_stays_while_it_is_shown() {
+        let mut cache = ViewCache::default();
+        (1..=2).for_each(|tgid| open(&mut cache, tgid));
+        cache.keep(|_| false);
+        assert_eq!((followed(&cache), cache.shown()), (vec![2], Some(Tgid(2))));
+        cache.close();
+        cache.keep(|_| false);
+        assert!(followed(&cache).is_empty() && cache.shown().is_none());
     }
 
     #[test]
-    fn what_is_told_of_one_that_is_opened_late_adds_up() {
+    fn views_of_a_process_opened_late_add_up() {
         let model = learning().play(|_, _, _| {});
         let known = Ledgers {
             lines: &model,

@@ -64,7 +64,7 @@ impl Progress {
     }
 
     /// Rewrites the line if it is time to.
-    pub(super) fn show(&mut self, told: ProgressFigures) {
+    pub(super) fn show(&mut self, figures: ProgressFigures) {
         let every = if self.terminal {
             ON_TERMINAL
         } else {
@@ -75,9 +75,9 @@ impl Progress {
         }
         self.shown = Some(Instant::now());
         if self.terminal {
-            write_to_stderr(&format!("\r\x1b[K{}", self.line(told)));
+            write_to_stderr(&format!("\r\x1b[K{}", self.line(figures)));
         } else {
-            write_to_stderr(&format!("memprobe: {}\n", self.line(told)));
+            write_to_stderr(&format!("memprobe: {}\n", self.line(figures)));
         }
     }
 
@@ -89,9 +89,9 @@ impl Progress {
     }
 
     /// Such as `00:01:05  12,345 events  4.20 MiB written  lost 0`.
-    pub(super) fn line(&self, told: ProgressFigures) -> String {
-        let lost = told.losses.events + told.losses.stacks + told.losses.malformed;
-        let uses = match told.losses.uses {
+    pub(super) fn line(&self, figures: ProgressFigures) -> String {
+        let lost = figures.losses.events + figures.losses.stacks + figures.losses.malformed;
+        let uses = match figures.losses.uses {
             0 => String::new(),
             uses => format!(
                 "  {} without a use: the ring buffer was half full",
@@ -101,8 +101,8 @@ impl Progress {
         format!(
             "{}  {} events  {} written  lost {lost}{uses}",
             clock(self.started.elapsed()),
-            count(told.events),
-            bytes::human(Bytes(told.bytes)),
+            count(figures.events),
+            bytes::human(Bytes(figures.bytes)),
         )
     }
 }
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_tells_time_events_size_and_losses() {
+    fn the_line_shows_time_events_size_and_losses() {
         let progress = Progress::new(true);
         let losses = Losses {
             events: 2,

@@ -181,7 +181,9 @@ impl Run {
                 intake.recorder.flush()?;
             }
             if intake.recorder.has_attached() {
-                intake.progress.show(intake.recorder.figures(session.losses()));
+                intake
+                    .progress
+                    .show(intake.recorder.figures(session.losses()));
             }
         };
         intake.read_names(session, reason).await?;
@@ -323,8 +325,8 @@ impl Intake {
             reason => reason,
         };
         self.recorder.finish(left)?;
-        let told = self.recorder.figures(losses);
-        self.recorder.say_end(told, reason, &mut self.progress);
+        let figures = self.recorder.figures(losses);
+        self.recorder.say_end(figures, reason, &mut self.progress);
         Ok(())
     }
 }

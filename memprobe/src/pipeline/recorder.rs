@@ -427,13 +427,18 @@ impl Recorder {
     }
 
     /// Says what was written and how to go on.
-    pub(super) fn say_end(&self, told: ProgressFigures, reason: EndReason, progress: &mut Progress) {
+    pub(super) fn say_end(
+        &self,
+        figures: ProgressFigures,
+        reason: EndReason,
+        progress: &mut Progress,
+    ) {
         progress.clear();
         let reason = match self.written.as_slice() {
             [one] => one.reason,
             _ => reason,
         };
-        progress.say(&format!("{} ({})", progress.line(told), reason.as_str()));
+        progress.say(&format!("{} ({})", progress.line(figures), reason.as_str()));
         if !self.left_out.is_empty() {
             let names: Vec<_> = self.left_out.iter().map(String::as_str).collect();
             progress.say(&format!("not recorded: {}", names.join(", ")));

@@ -350,7 +350,10 @@ impl HostSession {
         let step = is_step(&record).then_some(SnapshotPoint::Step);
         process.symbolizer.push(record);
         let notice = process.follow_module_call(&mut self.loader);
-        let come = process.calls_first().then_some(SnapshotPoint::FirstCall).or(step);
+        let come = process
+            .calls_first()
+            .then_some(SnapshotPoint::FirstCall)
+            .or(step);
         if !process.is_busy {
             process.is_busy = true;
             self.busy.push(tgid);
@@ -471,11 +474,11 @@ impl HostSession {
     }
 
     /// Tells the events of a process after which nothing of its present program follows.
-    fn emit_rest(&mut self, tgid: Tgid, why: &str) {
+    fn emit_rest(&mut self, tgid: Tgid, reason: &str) {
         let Some(process) = self.processes.get_mut(&tgid.0) else {
             return;
         };
-        process.finish(why);
+        process.finish(reason);
         while let Some(event) = process.pop() {
             let notice = before_attach::notice(&event).map(HostItem::Notice);
             for item in notice.into_iter().chain([HostItem::Event(event)]) {

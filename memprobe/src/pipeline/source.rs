@@ -40,7 +40,10 @@ impl Sources {
     }
 
     fn read(&self, file: &str) -> Option<Vec<String>> {
-        let opened = ProcessRoot::of(self.tgid).ok()?.open(Path::new(file)).ok()?;
+        let opened = ProcessRoot::of(self.tgid)
+            .ok()?
+            .open(Path::new(file))
+            .ok()?;
         if opened.metadata().ok()?.len() > LARGEST {
             return None;
         }

@@ -44,10 +44,10 @@ enum Verdict {
 
 impl StartupCheck {
     /// Nothing happened yet.
-    pub(super) fn new(birth: ObservedFrom) -> Self {
+    pub(super) fn new(observed_from: ObservedFrom) -> Self {
         Self {
-            observed_from: birth,
-            verdict: match birth {
+            observed_from,
+            verdict: match observed_from {
                 ObservedFrom::Unseen => Verdict::Complete,
                 ObservedFrom::Seen | ObservedFrom::Forked => Verdict::Open,
             },
@@ -177,7 +177,11 @@ mod tests {
         let mut beginning = StartupCheck::new(ObservedFrom::Forked);
         assert!(!beginning.admits(&event(Action::Free, 512, Some((0, 2048)))));
         assert!(!beginning.admits(&event(Action::Alloc, 512, Some((512, 2048)))));
-        assert!(beginning.take_notice().is_some_and(|said| said.contains("fork")));
+        assert!(
+            beginning
+                .take_notice()
+                .is_some_and(|said| said.contains("fork"))
+        );
     }
 
     #[test]

@@ -82,8 +82,8 @@ impl TensorReader {
         let mut snapshot = match self.read.take()? {
             Ok(snapshot) => snapshot,
             Err(error) => {
-                let why = format!("{error:#}").into();
-                self.shown.send_replace(Tensors::Failed(why));
+                let reason = format!("{error:#}").into();
+                self.shown.send_replace(Tensors::Failed(reason));
                 return None;
             }
         };

@@ -126,13 +126,13 @@ impl Once {
     async fn look(&self) -> Result<HostSnapshot> {
         let mut interrupts = Interrupts::new()?;
         // The table shows neither purposes nor lines of the forward pass.
-        let told = CaptureOptions {
+        let capture = CaptureOptions {
             detail: Detail::Lines,
             graph: GraphTracking::Off,
         };
         let mut watching = Watching::begin(
             self.scope,
-            told,
+            capture,
             self.driver,
             self.ring_bytes,
             HostCaps::default(),

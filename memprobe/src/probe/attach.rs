@@ -112,13 +112,14 @@ impl Located {
                 let cookie = tracepoint::cookie(number, tracepoint);
                 let (Some(cookie), Some(places)) = (cookie, tracepoint::passed(&image, tracepoint))
                 else {
-                    let why = match cookie {
+                    let reason = match cookie {
                         Some(_) => "there is no certain place for a probe",
                         None => &tracepoint.operands,
                     };
                     let name = function.name;
-                    let error =
-                        unreadable(format!("its tracepoint {name} is not understood ({why})"));
+                    let error = unreadable(format!(
+                        "its tracepoint {name} is not understood ({reason})"
+                    ));
                     located.push((probe, Err(error)));
                     continue;
                 };
@@ -153,9 +154,9 @@ impl Located {
         symbol: impl FnOnce(&ElfImage) -> Result<Option<Symbol>, ElfError>,
     ) -> Result<Self, AttachError> {
         let library = mapped.path.display().to_string();
-        let unreadable = |why: String| AttachError::Library {
+        let unreadable = |reason: String| AttachError::Library {
             library: library.clone(),
-            reason: why,
+            reason,
         };
         let (open, file) = mapped
             .open(tgid)
@@ -205,7 +206,7 @@ impl Located {
     pub fn attach(&self, loader: &mut Loader, reach: Reach) -> Result<Vec<Link>, AttachError> {
         let refused = |error: anyhow::Error| AttachError::Refused {
             function: self.probe.function,
-            why: format!("{error:#}"),
+            reason: format!("{error:#}"),
         };
         let offset = self.probed_offset();
         let mut links = Vec::new();
@@ -252,7 +253,7 @@ pub fn attach_cuda(
         .attach_cuda(&first.file, &functions, reach)
         .map_err(|error| AttachError::Refused {
             function: first.probe.function,
-            why: format!("{error:#}"),
+            reason: format!("{error:#}"),
         })
 }
 
@@ -298,8 +299,8 @@ pub fn was_built_without_cuda(tgid: Tgid, maps: &Maps) -> bool {
     let Some(bindings) = maps.library(PYTHON_BINDINGS) else {
         return false;
     };
-    let beside = bindings.path.with_file_name(CUDA_ALLOCATOR);
-    let is_missing = || match ProcessRoot::of(tgid).and_then(|root| root.open_shown(&beside)) {
+    let sibling = bindings.path.with_file_name(CUDA_ALLOCATOR);
+    let is_missing = || match ProcessRoot::of(tgid).and_then(|root| root.open_shown(&sibling)) {
         Ok(_) => false,
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,
     };
@@ -342,7 +343,7 @@ pub enum AttachError {
     Refused {
         function: &'static str,
         /// Reason in words.
-        why: String,
+        reason: String,
     },
     /// Error of an earlier attempt on the same file, made for another process.
     Shared(Arc<AttachError>),
@@ -366,7 +367,9 @@ impl AttachError {
 impl fmt::Display for AttachError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gone(tgid, why) => write!(f, "process {} cannot be looked at: {why}", tgid.0),
+            Self::Gone(tgid, reason) => {
+                write!(f, "process {} cannot be looked at: {reason}", tgid.0)
+            }
             Self::Python(tgid, error) => write!(f, "process {}: {error}", tgid.0),
             Self::NoCuda(tgid) => write!(
                 f,
@@ -374,7 +377,7 @@ impl fmt::Display for AttachError {
                  Give --cpu to see the memory of its CPU tensors.",
                 tgid.0
             ),
-            Self::Library { library, reason: why } => write!(f, "{library} cannot be read: {why}"),
+            Self::Library { library, reason } => write!(f, "{library} cannot be read: {reason}"),
             Self::NoFunction { function, library } => write!(
                 f,
                 "{library} has no function {function}: memprobe knows the official x86-64 wheels of PyTorch 2.0 to \
@@ -385,7 +388,7 @@ impl fmt::Display for AttachError {
                 library,
                 how,
             } => write!(f, "{function} of {library} is {how}: no probe may be there"),
-            Self::Refused { function, why } => write!(f, "attaching to {function}: {why}"),
+            Self::Refused { function, reason } => write!(f, "attaching to {function}: {reason}"),
             Self::Shared(error) => error.fmt(f),
         }
     }

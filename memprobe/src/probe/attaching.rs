@@ -310,7 +310,7 @@ impl Attaching {
             .revise(self.tgid, self.config(now))
             .map_err(|error| AttachError::Refused {
                 function: "the filter",
-                why: format!("{error:#}"),
+                reason: format!("{error:#}"),
             })
     }
 

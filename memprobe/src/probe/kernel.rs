@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn this_kernel_tells_where_the_thread_pointer_lies() {
+    fn this_kernel_gives_the_offset_of_the_thread_pointer() {
         if !fs::exists(KERNEL_TYPES).unwrap_or(false) {
             eprintln!("skipped: this kernel does not publish its types");
             return;

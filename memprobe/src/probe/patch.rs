@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn code_as_in_the_file_is_told_from_code_with_a_breakpoint_only() {
+    fn distinguishes_original_code_from_code_with_a_breakpoint() {
         let function = code(&TRAMPOLINE);
         assert_eq!(function.compare(&TRAMPOLINE, ADDRESS), Entry::AsInFile);
         let mut probed = TRAMPOLINE;

@@ -59,7 +59,12 @@ impl Refusal {
             }
             _ => (String::new(), None),
         };
-        Self::new(KernelRequest::Map(name), io_error, String::new(), chain(error))
+        Self::new(
+            KernelRequest::Map(name),
+            io_error,
+            String::new(),
+            chain(error),
+        )
     }
 
     /// Refusal to load a program.
@@ -150,7 +155,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Linux {} ", self.release)?;
         match &self.asked {
-            KernelRequest::Map(name) if name.is_empty() => f.write_str("does not make memprobe's maps")?,
+            KernelRequest::Map(name) if name.is_empty() => {
+                f.write_str("does not make memprobe's maps")?
+            }
             KernelRequest::Map(name) => write!(f, "does not make memprobe's map {name}")?,
             KernelRequest::Program(name) => write!(f, "does not load memprobe's program {name}")?,
             KernelRequest::Probe(function) => write!(f, "does not attach a probe to {function}")?,
@@ -225,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn every_refusal_is_told_in_words_with_what_to_do() {
+    fn every_refusal_has_a_reason_and_advice() {
         let map = || KernelRequest::Map("RECORDS".to_owned());
         let program = || KernelRequest::Program("report_memory_usage".to_owned());
         let probe = || KernelRequest::Probe("cudaMalloc".to_owned());
@@ -254,8 +261,8 @@ mod tests {
             ..refusal(program(), libc::EPERM)
         };
         all.extend([of_verifier, filtered, locked_down]);
-        let told: Vec<_> = all.iter().map(Refusal::to_string).collect();
-        insta::assert_snapshot!(told.join("\n\n"));
+        let texts: Vec<_> = all.iter().map(Refusal::to_string).collect();
+        insta::assert_snapshot!(texts.join("\n\n"));
     }
 
     #[test]

@@ -48,9 +48,9 @@ impl fmt::Display for RecordingError {
                 f,
                 "written by a later memprobe (format {format}, this one reads up to {FORMAT}): update memprobe"
             ),
-            Self::Damaged { line, offset, reason: why, events } => write!(
+            Self::Damaged { line, offset, reason, events } => write!(
                 f,
-                "line {line} (at byte {offset}) is damaged: {why}; {} before it can be read: \
+                "line {line} (at byte {offset}) is damaged: {reason}; {} before it can be read: \
                  cut the file there with `head -n {} FILE > whole.json` and report that",
                 Counted(*events, "event"),
                 line - 1

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::cuda::function_named;
 use crate::event::{
-    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, DeviceIndex, Losses, MarkedPhase,
-    MemoryEvent, NoStack, Purpose, PurposeId, CudaMemoryKind, StackId, TensorSpec, Tgid, Tid, TimeNs,
+    Action, Address, AtAttach, BlockPurpose, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Losses,
+    MarkedPhase, MemoryEvent, NoStack, Purpose, PurposeId, StackId, TensorSpec, Tgid, Tid, TimeNs,
     Totals,
 };
 use crate::tensors::DType;
@@ -454,7 +454,8 @@ fn call(args: &MemoryArgs<'_>) -> Result<Option<CudaCall>, String> {
     };
     let known = function_named(function)
         .ok_or_else(|| format!("no function of CUDA: {:?}", first(function)))?;
-    let space = CudaMemoryKind::parse(space).ok_or_else(|| format!("no `space`: {:?}", first(space)))?;
+    let space =
+        CudaMemoryKind::parse(space).ok_or_else(|| format!("no `space`: {:?}", first(space)))?;
     Ok(Some(CudaCall {
         function: known.name,
         space,
@@ -569,18 +570,18 @@ mod tests {
 
     #[test]
     fn a_line_that_says_nothing_known_is_an_error_with_a_cause() {
-        let why = |line: &str| parse(line.as_bytes(), TimeNs(0)).err().unwrap();
-        assert_eq!(why("{}"), "missing field `ph`");
+        let error_of = |line: &str| parse(line.as_bytes(), TimeNs(0)).err().unwrap();
+        assert_eq!(error_of("{}"), "missing field `ph`");
         assert_eq!(
-            why(r#"{"ph":"X","name":"a","args":{}}"#),
+            error_of(r#"{"ph":"X","name":"a","args":{}}"#),
             "a record of unknown kind"
         );
         assert_eq!(
-            why(r#"{"ph":"i","cat":"oom","name":"a","args":{}}"#),
+            error_of(r#"{"ph":"i","cat":"oom","name":"a","args":{}}"#),
             "missing field `addr`"
         );
         assert_eq!(
-            why(
+            error_of(
                 r#"{"ph":"i","cat":"oom","name":"a","args":{"addr":"0x0","size":1,"allocated":1},"ts":0}"#
             ),
             "`allocated` without `reserved`"

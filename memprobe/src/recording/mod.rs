@@ -28,10 +28,10 @@
 mod directory;
 mod error;
 mod header;
-mod retainer;
 mod line;
 mod names;
 mod reader;
+mod retainer;
 #[cfg(test)]
 pub(crate) mod samples;
 mod tensors;
@@ -40,9 +40,9 @@ pub use directory::recordings_in;
 pub use error::RecordingError;
 pub(crate) use header::{AtAttachRecord, EndRecord, HeaderRecord};
 pub use header::{End, EndReason, Header};
-pub(crate) use retainer::RetainerRecord;
 pub(crate) use names::NamedRecord;
 pub use reader::Reader;
+pub(crate) use retainer::RetainerRecord;
 pub use tensors::{SnapshotError, TENSOR_FORMAT, open_tensors, read_tensors};
 
 /// Format version. The reader refuses later ones.

@@ -81,8 +81,8 @@ impl PendingNames {
         }
         let kind = record.kind.as_deref();
         let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
-        let kept = record.kept.as_ref().map(|kept| kept.read(&mut intern));
-        let kept = kept.transpose()?.map(Arc::new);
+        let retainer = record.kept.as_ref().map(|kept| kept.read(&mut intern));
+        let retainer = retainer.transpose()?.map(Arc::new);
         let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
         self.0.push(LabeledBlock {
             addr: Address(record.addr),
@@ -96,18 +96,20 @@ impl PendingNames {
             module,
             called,
             saved_by,
-            retainer: kept,
+            retainer: retainer,
         });
         Ok(())
     }
 
-    /// Returns the blocks collected, and checks their number against `told`, the count in the `names` record.
-    pub(super) fn end(&mut self, told: u64) -> Result<Vec<LabeledBlock>, String> {
+    /// Returns the blocks collected, and checks their number against `announced`, the count in the `names` record.
+    pub(super) fn end(&mut self, announced: u64) -> Result<Vec<LabeledBlock>, String> {
         let blocks = std::mem::take(&mut self.0);
-        if blocks.len() as u64 == told {
+        if blocks.len() as u64 == announced {
             return Ok(blocks);
         }
         let here = blocks.len();
-        Err(format!("{told} blocks were named, but {here} are there"))
+        Err(format!(
+            "{announced} blocks were named, but {here} are there"
+        ))
     }
 }

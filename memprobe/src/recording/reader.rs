@@ -171,11 +171,11 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    fn damaged(&self, why: impl Into<String>) -> RecordingError {
+    fn damaged(&self, reason: impl Into<String>) -> RecordingError {
         RecordingError::Damaged {
             line: self.line_number,
             offset: self.offset,
-            reason: why.into(),
+            reason: reason.into(),
             events: self.events,
         }
     }
@@ -204,7 +204,7 @@ impl<R: BufRead> Reader<R> {
                 Err(_) if self.end.is_none() && self.at_end()? => {
                     self.state = State::Closed(Close::Truncated);
                 }
-                Err(why) => return Err(self.damaged(why)),
+                Err(reason) => return Err(self.damaged(reason)),
             }
         }
         Ok(None)
@@ -251,8 +251,10 @@ impl<R: BufRead> Reader<R> {
             Record::End(end) => {
                 let end = end.into_end().ok_or("an end of unknown kind")?;
                 if end.events != self.events {
-                    let (told, here) = (end.events, self.events);
-                    return Err(format!("{told} events were written, but {here} are there"));
+                    let (written, here) = (end.events, self.events);
+                    return Err(format!(
+                        "{written} events were written, but {here} are there"
+                    ));
                 }
                 self.end = Some(end);
                 self.state = State::Ended;

@@ -23,14 +23,14 @@ pub(crate) struct RetainerRecord<'a> {
 }
 
 impl<'a> From<&'a Retainer> for RetainerRecord<'a> {
-    fn from(kept: &'a Retainer) -> Self {
+    fn from(retainer: &'a Retainer) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         Self {
-            by: clipped(&kept.by),
-            class: text(&kept.class),
-            slot: text(&kept.slot),
-            through: text(&kept.through),
-            alone: kept.exclusive,
+            by: clipped(&retainer.by),
+            class: text(&retainer.class),
+            slot: text(&retainer.slot),
+            through: text(&retainer.through),
+            alone: retainer.exclusive,
         }
     }
 }

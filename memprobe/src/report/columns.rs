@@ -22,7 +22,7 @@ pub(super) fn lay_out(text: &mut String, rows: &[Cells], columns: usize, style: 
         })
         .collect();
     let used: usize = widths.iter().map(|width| width + 2).sum();
-    let room = columns.saturating_sub(used).max(NARROWEST);
+    let available = columns.saturating_sub(used).max(NARROWEST);
     for (at, cells) in rows.iter().enumerate() {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(&widths) {
@@ -30,7 +30,7 @@ pub(super) fn lay_out(text: &mut String, rows: &[Cells], columns: usize, style: 
             let _ = write!(line, "{cell:>width$}  ");
         }
         if let Some(words) = cells.get(numbers) {
-            line.push_str(&fit(words, room, CUT));
+            line.push_str(&fit(words, available, CUT));
         }
         match at {
             0 => push_line(text, &style.strong(&line)),

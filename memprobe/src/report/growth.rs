@@ -41,23 +41,23 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = GrowthLedger::new(options.grouping);
-    let mut why = AttributionLedger::new(options.iteration.clone());
-    let mut laps = 0;
+    let mut attribution = AttributionLedger::new(options.iteration.clone());
+    let mut intervals = 0;
     let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
-        why.apply(event, applied);
-        if why.intervals_ended() > laps {
-            laps = why.intervals_ended();
+        attribution.apply(event, applied);
+        if attribution.intervals_ended() > intervals {
+            intervals = attribution.intervals_ended();
             ledger.end_interval();
         }
         ledger.apply(event, applied, model);
     })?;
-    let laps = intervals_per_iteration(&why.iterations(), laps);
+    let intervals = intervals_per_iteration(&attribution.iterations(), intervals);
     let devices: Vec<OnDevice> = replay
         .snapshot
         .devices
         .iter()
         .filter_map(|device| {
-            let growth = ledger.growth(device.index, laps)?;
+            let growth = ledger.growth(device.index, intervals)?;
             Some(OnDevice { device, growth })
         })
         .collect();
@@ -119,8 +119,8 @@ fn intervals_per_iteration(iterations: &Iterations, intervals: u64) -> Option<f6
         return None;
     }
     let others = of_kind(&[IterationKind::Before, IterationKind::Evaluation]);
-    let laps = intervals.saturating_sub(iterations.dropped) as f64;
-    let each = ((laps - others) / whole).max(1.0);
+    let intervals = intervals.saturating_sub(iterations.dropped) as f64;
+    let each = ((intervals - others) / whole).max(1.0);
     // Step intervals before iterations were recognized, and evaluations in between, belong to no
     // iteration.
     let nearest = each.round();

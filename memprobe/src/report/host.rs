@@ -159,7 +159,7 @@ fn push(text: &mut String, line: &str, width: Option<usize>) {
 fn devices(snapshot: &HostSnapshot) -> Vec<String> {
     match &snapshot.driver {
         DriverSnapshot::Unasked => Vec::new(),
-        DriverSnapshot::Silent(why) => vec![format!("DRIVER is -: {}", clean(why))],
+        DriverSnapshot::Silent(reason) => vec![format!("DRIVER is -: {}", clean(reason))],
         DriverSnapshot::Devices(devices) => devices
             .iter()
             .map(|device| {
@@ -343,7 +343,7 @@ fn document<'a>(snapshot: &'a HostSnapshot, rows: &[&'a ProcessRow]) -> Document
     let health = &snapshot.health;
     let (driver, gpus) = match &snapshot.driver {
         DriverSnapshot::Unasked => (Some("not asked".to_owned()), Vec::new()),
-        DriverSnapshot::Silent(why) => (Some(why.clone()), Vec::new()),
+        DriverSnapshot::Silent(reason) => (Some(reason.clone()), Vec::new()),
         DriverSnapshot::Devices(devices) => {
             let gpus = devices.iter().map(|device| Gpu {
                 gpu: device.index,
@@ -379,7 +379,7 @@ fn process<'a>(row: &'a ProcessRow, driver: &DriverSnapshot) -> Process<'a> {
     let (state, reason) = match &row.state {
         ProcessState::Probed => ("probed", None),
         ProcessState::Waiting(what) => ("waiting", Some(what.as_str())),
-        ProcessState::Refused(why) => ("refused", Some(why.as_str())),
+        ProcessState::Refused(reason) => ("refused", Some(reason.as_str())),
         ProcessState::Ended => ("ended", None),
     };
     Process {
@@ -531,7 +531,7 @@ mod tests {
     };
 
     #[test]
-    fn the_table_begins_with_who_holds_most_and_says_why_one_is_not_probed() {
+    fn the_table_begins_with_the_largest_and_names_the_reason_of_an_unprobed_one() {
         insta::assert_snapshot!("host_table", written(TEXT));
     }
 
@@ -583,8 +583,8 @@ mod tests {
             "the driver is too old"
         );
         assert!(json["gpus"][2]["used"].is_null());
-        let why = json["gpus"][2]["memory_unknown"].as_str().unwrap();
-        assert!(why.contains("lost"), "{why}");
+        let reason = json["gpus"][2]["memory_unknown"].as_str().unwrap();
+        assert!(reason.contains("lost"), "{reason}");
         for process in json["processes"].as_array().unwrap() {
             assert!(process["driver"].is_null());
             assert!(process["driver_unknown"].is_string(), "{process}");

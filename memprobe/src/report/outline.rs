@@ -92,11 +92,11 @@ where
     if let Top::Rows(most) = options.top {
         ranked.truncate(most);
     }
-    let kept: HashSet<usize> = ranked.into_iter().collect();
+    let top: HashSet<usize> = ranked.into_iter().collect();
     let (shown, hidden): (Vec<_>, Vec<_>) = all
         .into_iter()
         .enumerate()
-        .partition(|(at, _)| kept.contains(at));
+        .partition(|(at, _)| top.contains(at));
     let mut shown: Vec<Shown<S>> = shown.into_iter().map(|(_, module)| module).collect();
     if !hidden.is_empty() {
         let modules = counted(hidden.len() as u64, "other module");

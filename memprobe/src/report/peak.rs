@@ -25,7 +25,7 @@ use crate::label::{
 use crate::model::attribution::AttributionLedger;
 use crate::model::attribution::allocation_groups::{AllocationGroup, ModuleScope, Pass};
 use crate::model::attribution::peak::{PeakLedger, PeakView};
-use crate::model::snapshot::{DeviceSnapshot, Site, PurposeInfo};
+use crate::model::snapshot::{DeviceSnapshot, PurposeInfo, Site};
 use crate::recording::Reader;
 
 use purpose::{INFERRED, Purposed, iteration_at, purposes};
@@ -64,19 +64,19 @@ pub(super) fn write<R: BufRead>(
     out: &mut impl Write,
 ) -> Result<Outcome, ReportError> {
     let mut ledger = PeakLedger::new(options.grouping);
-    let mut why = AttributionLedger::new(options.iteration.clone());
+    let mut attribution = AttributionLedger::new(options.iteration.clone());
     let replay = replay::run_with(reader, options.grouping, |event, applied, model| {
         ledger.apply(event, applied, model);
-        why.apply(event, applied);
+        attribution.apply(event, applied);
     })?;
-    let iterations = why.iterations();
+    let iterations = attribution.iterations();
     let devices: Vec<AtPeak> = replay
         .snapshot
         .devices
         .iter()
         .filter_map(|device| {
             let view = ledger.view(device.index)?;
-            let purposes = purposes(why.device(device.index)?);
+            let purposes = purposes(attribution.device(device.index)?);
             let iteration = iteration_at(&iterations, view.moment.time);
             Some(AtPeak {
                 device,
@@ -211,7 +211,11 @@ fn text(replay: &Replay, devices: &[AtPeak<'_>], options: &ReportOptions) -> Str
             table::push_line(&mut text, "");
             table::push_note(&mut text, table::NO_MODULES, options.width);
         }
-        if at_peak.tensors.iter().any(|row| row.who != PurposeInfo::Unknown) {
+        if at_peak
+            .tensors
+            .iter()
+            .any(|row| row.who != PurposeInfo::Unknown)
+        {
             sheet.render(&mut text, "TENSOR", &at_peak.tensors, shapes::tensor);
         }
     }

@@ -40,19 +40,19 @@ pub(super) fn run<R: BufRead>(
     run_with(reader, grouping, |_, _, _| {})
 }
 
-/// Replays a whole recording, and calls `hear` with each event, its effect on the ledger, and the
+/// Replays a whole recording, and calls `observe` with each event, its effect on the ledger, and the
 /// model.
 pub(super) fn run_with<R: BufRead>(
     mut reader: Reader<R>,
     grouping: Grouping,
-    mut hear: impl FnMut(&Event, &Applied, &Model),
+    mut observe: impl FnMut(&Event, &Applied, &Model),
 ) -> Result<Replay, RecordingError> {
     let header = reader.header();
     let mut model = Model::new(header.target.clone(), header.start);
     for event in reader.by_ref() {
         let event = event?;
         let applied = model.apply(&event);
-        hear(&event, &applied, &model);
+        observe(&event, &applied, &model);
     }
     // The version of torch is often recorded later than the start.
     let header = reader.header().clone();

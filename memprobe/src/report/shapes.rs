@@ -18,7 +18,7 @@ use crate::label::{
     BEFORE_ATTACH, BLOCKS, CUT, FileNames, UNACCOUNTED, clean, count, counted, fit, width,
 };
 use crate::model::ShapeLedger;
-use crate::model::snapshot::{DeviceSnapshot, ShapeRow, PurposeInfo};
+use crate::model::snapshot::{DeviceSnapshot, PurposeInfo, ShapeRow};
 use crate::recording::Reader;
 
 /// Maximum width of a tensor's name, and minimum width of a line.
@@ -209,8 +209,10 @@ fn lay_out(text: &mut String, rows: &[Cells], options: &ReportOptions) {
         cells.max().unwrap_or(0)
     });
     let numbers: usize = widths[..5].iter().map(|width| width + 2).sum();
-    let room = options.width.saturating_sub(numbers + NARROWEST_LINE + 2);
-    let tensor = widths[5].min(WIDEST_TENSOR).min(room.max(NARROWEST_LINE));
+    let available = options.width.saturating_sub(numbers + NARROWEST_LINE + 2);
+    let tensor = widths[5]
+        .min(WIDEST_TENSOR)
+        .min(available.max(NARROWEST_LINE));
     let line = options
         .width
         .saturating_sub(numbers + tensor + 2)

@@ -10,7 +10,7 @@ use super::replay::Replay;
 use super::{ReportOptions, table};
 use crate::event::{DeviceIndex, Frame};
 use crate::model::attribution::allocation_groups::ModuleScope;
-use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, Site, PurposeInfo};
+use crate::model::snapshot::{DeviceSnapshot, LineRow, OutsideRow, PurposeInfo, Site};
 
 #[derive(Serialize)]
 struct Report<'a> {

@@ -387,7 +387,7 @@ fn render_rows(text: &mut String, titles: &[&str; 6], rows: &[Row], width: usize
         cells.chain([titles[column].len()]).max().unwrap_or(0)
     });
     let used: usize = widths.iter().map(|width| width + 2).sum();
-    let room = width.saturating_sub(used).max(NARROWEST);
+    let available = width.saturating_sub(used).max(NARROWEST);
     let numbers = |cells: [&str; 5]| {
         let mut line = String::new();
         for (cell, width) in cells.iter().zip(widths) {
@@ -400,21 +400,21 @@ fn render_rows(text: &mut String, titles: &[&str; 6], rows: &[Row], width: usize
     push_line(text, &style.strong(&format!("{headings}{}", titles[5])));
     for row in rows {
         let cells = numbers(std::array::from_fn(|column| row.numbers[column].as_str()));
-        let line = fit(&row.line, room, CUT);
-        let callers = callers_that_fit(&row.callers, room - columns(&line));
+        let line = fit(&row.line, available, CUT);
+        let callers = callers_that_fit(&row.callers, available - columns(&line));
         push_line(text, &format!("{cells}{line}{}", style.weak(&callers)));
     }
 }
 
 /// The nearest callers that fit whole. If none fits, the nearest is cut, unless too little of it
 /// would remain.
-fn callers_that_fit(callers: &[String], room: usize) -> String {
+fn callers_that_fit(callers: &[String], available: usize) -> String {
     let mut text = String::new();
     for caller in callers {
         let next = format!("  <- {caller}");
-        if columns(&text) + columns(&next) > room {
-            if text.is_empty() && room >= SHORTEST_CALLER {
-                text = fit(&next, room, CUT);
+        if columns(&text) + columns(&next) > available {
+            if text.is_empty() && available >= SHORTEST_CALLER {
+                text = fit(&next, available, CUT);
             }
             break;
         }

@@ -83,9 +83,9 @@ fn the_table_of_a_late_attach_counts_what_was_found() {
 }
 
 #[test]
-fn the_table_of_a_late_attach_whose_blocks_could_not_be_read_says_why() {
-    let why = "memprobe does not know the tables of PyTorch 9.9.9";
-    insta::assert_snapshot!(table(&[at_attach(Some(why))]));
+fn the_table_of_a_late_attach_with_unreadable_blocks_names_the_reason() {
+    let reason = "memprobe does not know the tables of PyTorch 9.9.9";
+    insta::assert_snapshot!(table(&[at_attach(Some(reason))]));
 }
 
 #[test]
@@ -211,18 +211,18 @@ fn the_table_of_tensors_for_other_programs() {
 #[test]
 fn an_event_says_the_tensor_that_it_happened_for() {
     let rows = jsonl(&tensors());
-    let told = |at: usize, key: &str| rows[at][key].clone();
-    assert_eq!(told(0, "shape"), json!([32, 1024]));
+    let cell = |at: usize, key: &str| rows[at][key].clone();
+    assert_eq!(cell(0, "shape"), json!([32, 1024]));
     assert_eq!(
-        (told(0, "dtype"), told(0, "requested")),
+        (cell(0, "dtype"), cell(0, "requested")),
         (json!("float32"), json!(131_072))
     );
     assert_eq!(
-        (told(2, "more_dimensions"), told(2, "dtype")),
+        (cell(2, "more_dimensions"), cell(2, "dtype")),
         (json!(3), json!("dtype 99"))
     );
     assert_eq!(
-        (told(3, "tensor"), told(3, "shape")),
+        (cell(3, "tensor"), cell(3, "shape")),
         (json!(false), Value::Null)
     );
     assert!(rows[4].get("tensor").is_none() && rows[4].get("shape").is_none());

@@ -102,6 +102,9 @@ mod tests {
         let mut books = CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::Unknown);
         assert!(books.begin(TimeNs(5)).is_some_and(|it| it.unread.is_some()));
         assert_eq!(books.begin(TimeNs(6)), None);
-        assert_eq!(CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::None).begin(TimeNs(5)), None);
+        assert_eq!(
+            CpuAllocatorTotals::new(Tgid(1), PriorCudaUse::None).begin(TimeNs(5)),
+            None
+        );
     }
 }

@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[test]
-    fn of_a_name_that_was_cut_off_the_beginning_of_the_class_is_kept() {
+    fn a_truncated_name_yields_the_beginning_of_the_class() {
         let class = "A".repeat(200);
-        let (_, kept) = parsed(&format!("Optimizer.step#{class}.step")).expect("a step");
-        assert_eq!(kept.len(), MARK_NAME - 1 - "Optimizer.step#".len());
+        let (_, prefix) = parsed(&format!("Optimizer.step#{class}.step")).expect("a step");
+        assert_eq!(prefix.len(), MARK_NAME - 1 - "Optimizer.step#".len());
     }
 }

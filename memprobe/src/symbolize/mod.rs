@@ -445,7 +445,9 @@ impl<M: ReadMemory> Symbolizer<M> {
             self.waiters.seen(tid, stack);
         }
         let interned = match (waiting, called) {
-            (Ok(PythonStack::Own(stack)), CudaCaller::From(frame)) => self.stacks.called(stack, &frame),
+            (Ok(PythonStack::Own(stack)), CudaCaller::From(frame)) => {
+                self.stacks.called(stack, &frame)
+            }
             (Ok(PythonStack::Own(stack)), CudaCaller::Native(_)) => (stack, None),
             (Ok(PythonStack::Waiting(waiting)), called) => {
                 let interned = self.stacks.waiting(&thread, waiting);
@@ -613,8 +615,12 @@ mod tests {
 
     #[test]
     fn a_program_that_runs_no_python_has_none_whose_version_is_unknown() {
-        let mut symbolizer =
-            Symbolizer::new(Tgid(u32::MAX), FakeMemory::default(), None, PriorCudaUse::Unknown);
+        let mut symbolizer = Symbolizer::new(
+            Tgid(u32::MAX),
+            FakeMemory::default(),
+            None,
+            PriorCudaUse::Unknown,
+        );
         assert_eq!(
             missing_stack_reason(&mut symbolizer),
             Some(NoStack::UnknownPython)

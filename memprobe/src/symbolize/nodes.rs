@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_names_what_its_thread_told_last_and_nothing_else() {
+    fn a_record_refers_to_the_last_node_of_its_thread_only() {
         let mut nodes = Nodes::default();
         nodes.enter(&entered(0x10, 1, 4), "N".into());
         assert!(nodes.evaluated(Tid(7), 4).is_some());

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_row_tells_is_unknown_and_the_innermost_function_is_named() {
+    fn an_unlisted_purpose_is_unknown_and_names_the_innermost_function() {
         let (found, asked) = look(&[
             "libc10_cuda.so +0x1234",
             "c10::DeviceArray::DeviceArray",

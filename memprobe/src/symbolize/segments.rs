@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, Event, MemoryEvent, CudaMemoryKind, Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_tracepoints_lie_in_segments_and_are_told_apart_from_them() {
+    fn distinguishes_tracepoint_blocks_from_their_segments() {
         let mut segments = Segments::default();
         let block = |action, tid| MemoryEvent {
             call: Some(CudaCall {
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_tells_what_it_was() {
+    fn a_free_yields_the_freed_allocation() {
         let mut segments = Segments::default();
         malloc(&mut segments, 1, 0x1000);
         block(&mut segments, 1, 0x1000, 1);

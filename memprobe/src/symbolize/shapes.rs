@@ -114,7 +114,7 @@ fn check(record: &ShapeRecord, size: u64) -> Found {
         // A tensor of no elements gets no memory, and PyTorch rejects an overflowing size.
         (_, None | Some(0)) => return Found::Another,
         (shape_layout::STRIDED, Some(_)) if is_whole => record.extent,
-        (shape_layout::DENSE, Some(told)) => told,
+        (shape_layout::DENSE, Some(defined)) => defined,
         // Strides can be 0, so the known sizes give no lower bound.
         _ => 1,
     };
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_dimensions_the_first_are_told() {
+    fn only_the_first_of_many_dimensions_are_recorded() {
         let mut record = dense(&[2; 8]);
         record.dimensions = 12;
         let Found::Shape(shape) = check(&record, 16384) else {
@@ -237,20 +237,21 @@ mod tests {
     }
 
     #[test]
-    fn each_shape_is_told_once() {
+    fn each_shape_is_defined_once() {
         let mut shapes = PurposeInterner::default();
-        let (first, told) = shapes.of(&block(1, 512), Some(&dense(&[3])), None);
-        let told = told.expect("a new shape");
+        let (first, defined) = shapes.of(&block(1, 512), Some(&dense(&[3])), None);
+        let defined = defined.expect("a new shape");
         assert!(
-            told.tensor()
+            defined
+                .tensor()
                 .is_some_and(|shape| shape.to_string() == "(3,)")
         );
         assert_eq!(
             shapes.of(&block(2, 512), Some(&dense(&[3])), None),
             (first, None)
         );
-        let (other, told) = shapes.of(&block(3, 512), Some(&dense(&[4])), None);
-        assert!(other != first && told.is_some());
+        let (other, defined) = shapes.of(&block(3, 512), Some(&dense(&[4])), None);
+        assert!(other != first && defined.is_some());
     }
 
     #[test]
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_block_without_a_tensor_is_for_is_told_once_and_of_no_other_block() {
+    fn each_purpose_is_defined_once_for_blocks_without_a_tensor() {
         let mut shapes = PurposeInterner::default();
         let purpose = || {
             Some(Purpose {
@@ -281,13 +282,13 @@ mod tests {
         shapes.watch(TimeNs(10));
         let before = of(&mut shapes, 9, None);
         assert_eq!(before, (PurposeId::NONE, None), "it may be a tensor's");
-        let (first, told) = of(&mut shapes, 10, None);
+        let (first, defined) = of(&mut shapes, 10, None);
         assert_eq!(
-            told.as_deref().and_then(BlockPurpose::purpose),
+            defined.as_deref().and_then(BlockPurpose::purpose),
             purpose().as_ref()
         );
         assert_eq!(of(&mut shapes, 11, None), (first, None));
-        let (other, told) = of(&mut shapes, 12, Some(&dense(&[3])));
-        assert!(other != first && told.is_some_and(|told| told.tensor().is_some()));
+        let (other, defined) = of(&mut shapes, 12, Some(&dense(&[3])));
+        assert!(other != first && defined.is_some_and(|defined| defined.tensor().is_some()));
     }
 }

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_goes_on_elsewhere_waits_no_more() {
+    fn a_thread_that_continues_in_other_code_no_longer_waits() {
         let mut waiters = Waiters::default();
         waiters.enter(Tid(1), StackId(5));
         waiters.seen(Tid(1), StackId(5));

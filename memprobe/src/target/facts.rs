@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_tells_its_command_line() {
+    fn reads_the_command_line_of_this_process() {
         assert!(command_line(Tgid(std::process::id())).contains("memprobe"));
         assert_eq!(command_line(Tgid(0)), "");
     }

@@ -335,7 +335,7 @@ impl ReadMemory for PartialMemory {
 /// Test memory: a few regions at chosen addresses.
 #[cfg(test)]
 pub(crate) mod fake {
-    use super::{Cause, ReadMemory, PartialMemory, Unreadable};
+    use super::{Cause, PartialMemory, ReadMemory, Unreadable};
 
     /// The memory of a process that lives until [`Self::end`].
     #[derive(Clone, Debug, Default)]
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_says_why() {
+    fn unreadable_memory_names_the_cause() {
         let memory = ProcessMemory::new(Tgid(std::process::id()));
         assert_eq!(memory.read_u64(8).unwrap_err().cause, Cause::NotMapped);
         assert_eq!(

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loader_is_told_from_another_by_its_file() {
+    fn loaders_are_distinguished_by_their_file() {
         // The offsets of the two mappings differ; the file is the same.
         let first = loader(PYTHON).unwrap();
         assert_eq!(first, b"08:01 41 /usr/lib64/ld-linux-x86-64.so.2");
@@ -238,32 +238,32 @@ mod tests {
             .arg("600")
             .spawn()
             .unwrap();
-        let mut census = HostScan::default();
-        let first = census.look().unwrap();
+        let mut scan = HostScan::default();
+        let first = scan.look().unwrap();
         assert!(!first.users.contains(&Tgid(child.id())));
         assert!(!first.users.contains(&Tgid(std::process::id())));
         let mut looks = Vec::new();
         for look in 1..40 {
-            if census.is_due(child.id()) {
+            if scan.is_due(child.id()) {
                 looks.push(look);
-                census.look_at(Tgid(child.id()), &mut Found::default());
+                scan.look_at(Tgid(child.id()), &mut Found::default());
             }
         }
         assert_eq!(looks, [1, 3, 7, 15, 31]);
         child.kill().unwrap();
         child.wait().unwrap();
-        census.look().unwrap();
-        assert!(!census.known.contains_key(&child.id()));
+        scan.look().unwrap();
+        assert!(!scan.known.contains_key(&child.id()));
     }
 
     #[test]
-    fn each_loader_is_told_of_once() {
-        let mut census = HostScan::default();
-        let loaders = census.look().unwrap().loaders;
+    fn each_loader_is_reported_once() {
+        let mut scan = HostScan::default();
+        let loaders = scan.look().unwrap().loaders;
         assert!(
             !loaders.is_empty(),
             "something on this host is linked dynamically"
         );
-        assert!(census.look().unwrap().loaders.is_empty());
+        assert!(scan.look().unwrap().loaders.is_empty());
     }
 }

@@ -79,13 +79,13 @@ mod tests {
     }
 
     #[test]
-    fn torchrun_tells_all_three_numbers() {
-        let told = rank("PATH=/bin LOCAL_RANK=1 RANK=5 WORLD_SIZE=8 GROUP_RANK=1");
-        assert_eq!(told, Some((5, Some(1), Some(8))));
+    fn torchrun_gives_all_three_numbers() {
+        let ranks = rank("PATH=/bin LOCAL_RANK=1 RANK=5 WORLD_SIZE=8 GROUP_RANK=1");
+        assert_eq!(ranks, Some((5, Some(1), Some(8))));
     }
 
     #[test]
-    fn other_launchers_are_understood_and_the_innermost_is_believed() {
+    fn recognizes_other_launchers_and_prefers_the_innermost() {
         assert_eq!(
             rank("OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4"),
             Some((2, None, Some(4)))

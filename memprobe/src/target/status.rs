@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_told_by_name() {
+    fn capabilities_are_listed_by_name() {
         let docker = Status::parse(IN_A_CONTAINER).effective;
         assert_eq!(docker.used(), Vec::<&str>::new());
         let root = Capabilities::parse("000001ffffffffff");

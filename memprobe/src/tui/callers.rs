@@ -68,12 +68,12 @@ pub fn tree(line: &LineRow, direction: Direction) -> Vec<Branch> {
         return Vec::new();
     }
     let mut branches = merge(paths, 0);
-    let kept: u64 = line
+    let with_stack: u64 = line
         .stacks
         .iter()
         .map(|row| row.live.0)
         .fold(0, u64::saturating_add);
-    if line.live.0 > kept {
+    if line.live.0 > with_stack {
         let blocks: u64 = line
             .stacks
             .iter()
@@ -82,7 +82,7 @@ pub fn tree(line: &LineRow, direction: Direction) -> Vec<Branch> {
         branches.push(Branch {
             chain: Vec::new(),
             end: Some(End::NotKept),
-            live: Bytes(line.live.0 - kept),
+            live: Bytes(line.live.0 - with_stack),
             peak: None,
             live_blocks: line.live_blocks.saturating_sub(blocks),
             forks: Vec::new(),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn callees_lead_inwards_and_stand_beside_the_line_itself() {
+    fn callees_lead_inwards_next_to_the_line_itself() {
         let line = line(5, vec![stack(&[1, 2, 5, 9], 8), stack(&[5, 9], 4)]);
         let tree = tree(&line, Direction::Callees);
         assert_eq!(
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn branches_add_up_to_the_line_even_where_stacks_were_not_kept() {
+    fn branches_add_up_to_the_line_without_all_stacks() {
         let mut line = line(1, vec![stack(&[1, 2], 4)]);
         line.live = Bytes(10);
         let tree = tree(&line, Direction::Callers);

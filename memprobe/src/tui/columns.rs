@@ -1,6 +1,6 @@
 //! Column layout of the table of lines.
 
-use super::list::{self, GAP, ColumnPosition};
+use super::list::{self, ColumnPosition, GAP};
 use super::sort::Column;
 
 /// Width of the bar beside the share.

@@ -59,8 +59,8 @@ impl Filter {
                 pattern.pop();
             }
             InputEvent::EraseWord => {
-                let kept = pattern.trim_end().rfind(' ').map_or(0, |at| at + 1);
-                pattern.truncate(kept);
+                let end = pattern.trim_end().rfind(' ').map_or(0, |at| at + 1);
+                pattern.truncate(end);
             }
             InputEvent::EraseAll => pattern.clear(),
             _ => return None,
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_pattern_says_why_and_hides_nothing() {
+    fn an_invalid_pattern_shows_its_error_and_hides_nothing() {
         let filter = Filter::new("model[");
         assert_eq!(filter.error(), Some("unclosed character class"));
         assert!(filter.shows("train.py") && !filter.is_active());

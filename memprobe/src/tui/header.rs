@@ -30,7 +30,11 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
     }
     let snapshot = &state.shown;
     buffer.set_style(area, theme.bar());
-    let mut right = facts(snapshot, state.device(), area.width >= MIN_WIDTH_FOR_VERSIONS);
+    let mut right = facts(
+        snapshot,
+        state.device(),
+        area.width >= MIN_WIDTH_FOR_VERSIONS,
+    );
     let name = " memprobe  ";
     let columns = usize::from(area.width);
     // The device is dropped last.
@@ -38,11 +42,15 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme
         right.remove(0);
     }
     let right = format!("  {} ", right.join("  "));
-    let room = columns.saturating_sub(width(name) + width(&right));
-    let command = fit(&clean(&snapshot.target.command), room, theme.glyphs.cut);
+    let available = columns.saturating_sub(width(name) + width(&right));
+    let command = fit(
+        &clean(&snapshot.target.command),
+        available,
+        theme.glyphs.cut,
+    );
     buffer.set_stringn(area.x, area.y, name, columns, theme.bar_strong());
     let after = area.x + name.len() as u16;
-    buffer.set_stringn(after, area.y, command, room, theme.bar());
+    buffer.set_stringn(after, area.y, command, available, theme.bar());
     let start = area.right().saturating_sub(width(&right) as u16);
     if start >= after {
         buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
@@ -69,10 +77,10 @@ pub(super) fn draw_title(
         right => format!("  {} ", right.join("  ")),
     };
     buffer.set_stringn(area.x, area.y, &name, columns, theme.bar_strong());
-    let room = columns.saturating_sub(width(&name) + width(&right));
-    let command = fit(&clean(&target.command), room, theme.glyphs.cut);
+    let available = columns.saturating_sub(width(&name) + width(&right));
+    let command = fit(&clean(&target.command), available, theme.glyphs.cut);
     let after = area.x + (width(&name) as u16).min(area.width);
-    buffer.set_stringn(after, area.y, command, room, theme.bar());
+    buffer.set_stringn(after, area.y, command, available, theme.bar());
     let start = area.right().saturating_sub(width(&right) as u16);
     if start >= after {
         buffer.set_stringn(start, area.y, &right, width(&right), theme.bar());
@@ -140,9 +148,9 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &State, theme: &Them
     }
     let line = Line::from(spans);
     let hint = "Tab: next device ";
-    let room = usize::from(area.width).saturating_sub(line.width());
+    let available = usize::from(area.width).saturating_sub(line.width());
     buffer.set_line(area.x, area.y, &line, area.width);
-    if room >= hint.len() {
+    if available >= hint.len() {
         buffer.set_string(
             area.right() - hint.len() as u16,
             area.y,

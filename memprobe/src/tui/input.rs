@@ -210,7 +210,10 @@ mod tests {
     fn letters_are_commands_in_the_table_and_text_in_the_prompt() {
         assert_eq!(plain('q', Focus::Table), Some(InputEvent::Quit));
         assert_eq!(plain('q', Focus::Prompt), Some(InputEvent::Type('q')));
-        assert_eq!(plain('6', Focus::Table), Some(InputEvent::SortBy(Column::Line)));
+        assert_eq!(
+            plain('6', Focus::Table),
+            Some(InputEvent::SortBy(Column::Line))
+        );
         assert_eq!(plain('7', Focus::Table), None);
     }
 

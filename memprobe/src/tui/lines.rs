@@ -45,7 +45,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) 
         list::draw_head(buffer, area, place, head, orders(place.column), theme);
     }
     let start = (columns.line + MARK).min(area.width);
-    let room = usize::from(area.width - start);
+    let available = usize::from(area.width - start);
     let place = ColumnPosition {
         column: Column::Line,
         start,
@@ -57,7 +57,7 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) 
         Grouping::User => "your code (i) ",
         Grouping::Innermost => "innermost (i) ",
     };
-    if room > grouping.len() + 8 {
+    if available > grouping.len() + 8 {
         let start = area.right() - grouping.len() as u16;
         buffer.set_string(start, area.y, grouping, theme.bar());
     }
@@ -156,12 +156,12 @@ fn draw_figures(
         };
         let wide = usize::from(*wide);
         let start = line.x + start;
-        let room = usize::from(line.right().saturating_sub(start));
+        let available = usize::from(line.right().saturating_sub(start));
         buffer.set_stringn(
             start,
             line.y,
             format!("{text:>wide$}"),
-            wide.min(room),
+            wide.min(available),
             style,
         );
     }
@@ -207,14 +207,15 @@ fn draw_bar(buffer: &mut Buffer, area: Rect, part: i128, whole: i128, theme: &Th
 
 /// Returns the start column of source text: after the longest visible name, if space remains.
 fn source_start(visible: &[(usize, &Row, String)], columns: &Columns) -> Option<u16> {
-    let room = usize::from(columns.end.saturating_sub(columns.line));
+    let available = usize::from(columns.end.saturating_sub(columns.line));
     let longest = visible
         .iter()
         .filter(|(_, row, _)| row.subject.frame().is_some() && shows_source(row))
         .map(|(_, row, name)| usize::from(indent(row.depth) + MARK) + width(name))
         .max()?;
-    let names = longest.min(room * 2 / 3);
-    (room >= MIN_NAME_AND_SOURCE.max(names + 2 + LEAST_SOURCE)).then(|| columns.line + names as u16 + 2)
+    let names = longest.min(available * 2 / 3);
+    (available >= MIN_NAME_AND_SOURCE.max(names + 2 + LEAST_SOURCE))
+        .then(|| columns.line + names as u16 + 2)
 }
 
 fn draw_name(
@@ -244,9 +245,9 @@ fn draw_name(
         Some(at) if row.subject.frame().is_some() && shows_source(row) => line.x + at - 1,
         _ => line.right(),
     };
-    let room = usize::from(end.saturating_sub(start));
-    let text = fit(name, room, theme.glyphs.cut);
-    buffer.set_stringn(start, line.y, text, room, Style::new());
+    let available = usize::from(end.saturating_sub(start));
+    let text = fit(name, available, theme.glyphs.cut);
+    buffer.set_stringn(start, line.y, text, available, Style::new());
 }
 
 fn draw_source(
@@ -261,9 +262,9 @@ fn draw_source(
         return;
     };
     let start = line.x + start;
-    let room = usize::from(line.right().saturating_sub(start));
-    let text = fit(clean(text.trim()).trim(), room, theme.glyphs.cut);
-    buffer.set_stringn(start, line.y, text, room, theme.faint());
+    let available = usize::from(line.right().saturating_sub(start));
+    let text = fit(clean(text.trim()).trim(), available, theme.glyphs.cut);
+    buffer.set_stringn(start, line.y, text, available, theme.faint());
 }
 
 /// Returns the name of a row.
@@ -342,12 +343,12 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         )
     };
     let text = format!("  {text}");
-    let room = usize::from(area.width);
+    let available = usize::from(area.width);
     buffer.set_stringn(
         area.x,
         area.y,
-        fit(&text, room, theme.glyphs.cut),
-        room,
+        fit(&text, available, theme.glyphs.cut),
+        available,
         style,
     );
 }

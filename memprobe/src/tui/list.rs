@@ -93,8 +93,8 @@ pub fn draw_head<C>(
         Side::Right => (line.x + place.start + place.wide).saturating_sub(width(&text) as u16),
         Side::Left => line.x + place.start,
     };
-    let room = usize::from(line.right().saturating_sub(start));
-    buffer.set_stringn(start, line.y, text, room, style);
+    let available = usize::from(line.right().saturating_sub(start));
+    buffer.set_stringn(start, line.y, text, available, style);
 }
 
 /// Highlights the selected row.

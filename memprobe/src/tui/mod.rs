@@ -1,7 +1,6 @@
 //! The live screen. Its only input is snapshots: [`run`] draws each new one, and handles keys and the mouse
 //! until the user quits or the caller ends it.
 
-mod secondary_screens;
 mod callers;
 mod categories;
 mod click;
@@ -22,6 +21,7 @@ mod process;
 mod samples;
 #[cfg(test)]
 mod screens;
+mod secondary_screens;
 mod sort;
 mod source;
 mod state;
@@ -29,13 +29,13 @@ mod status;
 mod table;
 mod tensors;
 mod terminal;
-mod theme;
 #[cfg(test)]
 mod test_support;
+mod theme;
 mod view;
 
-pub use secondary_screens::{AttributionQuery, AttributionTables};
 pub use process::{News, run};
+pub use secondary_screens::{AttributionQuery, AttributionTables};
 pub use tensors::Tensors;
 
 use crate::model::snapshot::Grouping;

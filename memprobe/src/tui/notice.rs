@@ -36,7 +36,7 @@ pub fn draw_detail(buffer: &mut Buffer, area: Rect, text: &str, theme: &Theme) {
     if area.is_empty() {
         return;
     }
-    let room = usize::from(area.width.saturating_sub(2));
-    let text = fit(text, room, theme.glyphs.cut);
-    buffer.set_stringn(area.x + 2, area.y, text, room, theme.faint());
+    let available = usize::from(area.width.saturating_sub(2));
+    let text = fit(text, available, theme.glyphs.cut);
+    buffer.set_stringn(area.x + 2, area.y, text, available, theme.faint());
 }

@@ -76,9 +76,9 @@ pub(super) fn draw_box(
         });
     }
     let inner = block.inner(frame);
-    let room = usize::from(inner.height);
-    let scroll = scroll.min(lines.len().saturating_sub(room));
-    let more = if scroll + room < lines.len() {
+    let available = usize::from(inner.height);
+    let scroll = scroll.min(lines.len().saturating_sub(available));
+    let more = if scroll + available < lines.len() {
         " more below: Down "
     } else {
         " Esc: close "
@@ -86,7 +86,7 @@ pub(super) fn draw_box(
     block
         .title_bottom(Line::from(more).right_aligned())
         .render(frame, buffer);
-    for (line, y) in lines.iter().skip(scroll).take(room).zip(inner.y..) {
+    for (line, y) in lines.iter().skip(scroll).take(available).zip(inner.y..) {
         buffer.set_line(inner.x, y, line, inner.width);
     }
 }
@@ -230,12 +230,13 @@ fn probes(state: &State, theme: &Theme) -> Vec<Line<'static>> {
         )));
     }
     for missing in &state.shown.health.missing {
-        let told = wrap(
+        let wrapped = wrap(
             &format!("missing: {}", clean(missing)),
             usize::from(WIDEST) - 4,
         );
         lines.extend(
-            told.into_iter()
+            wrapped
+                .into_iter()
                 .map(|line| Line::from(Span::styled(format!(" {line}"), theme.bad()))),
         );
     }

@@ -10,12 +10,12 @@ use ratatui::layout::Position;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::watch::Receiver;
 
-use super::secondary_screens::{ScreenRequest as AskedBeside, AttributionQuery, AttributionTables};
 use super::categories::{self, CategoriesState};
 use super::input::{Focus, InputEvent, wanted};
 use super::modules::{self, ModulesState};
+use super::secondary_screens::{AttributionQuery, AttributionTables, ScreenRequest as AskedBeside};
 use super::state::{Follow, State, WayBack};
-use super::tensors::{self, TensorsRequest, Tensors, TensorsState};
+use super::tensors::{self, Tensors, TensorsRequest, TensorsState};
 use super::terminal::{self, Stage, Step};
 use super::theme::Theme;
 use super::{Command, SourceText, view};
@@ -310,7 +310,9 @@ impl Stage for ProcessStage {
         }
         match self.screen {
             Screen::Tensors => return self.on_tensors(event),
-            Screen::Modules | Screen::Layers | Screen::Categories => return self.on_secondary_screen(event),
+            Screen::Modules | Screen::Layers | Screen::Categories => {
+                return self.on_secondary_screen(event);
+            }
             Screen::Lines => {}
         }
         let Some(wanted) = wanted(event, self.state.focus) else {
@@ -460,7 +462,10 @@ mod tests {
             asked.push(command);
         }
         let explain = Command::Explain;
-        let (modules, nothing) = (explain(AttributionQuery::Modules), explain(AttributionQuery::Nothing));
+        let (modules, nothing) = (
+            explain(AttributionQuery::Modules),
+            explain(AttributionQuery::Nothing),
+        );
         let categories = explain(AttributionQuery::Categories);
         assert_eq!(
             asked,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::SourceText;
 use crate::event::{
-    Bytes, Context, DeviceIndex, Frame, Losses, NoStack, CudaMemoryKind, Stack, StackKind, Tgid, TimeNs,
-    Totals,
+    Bytes, Context, CudaMemoryKind, DeviceIndex, Frame, Losses, NoStack, Stack, StackKind, Tgid,
+    TimeNs, Totals,
 };
 use crate::model::snapshot::{
     BeforeAttach, CudaSnapshot, DeviceSnapshot, Health, Layer, LineRow, OutsideRow, ProbeStatus,

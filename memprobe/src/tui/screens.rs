@@ -9,10 +9,10 @@ use super::input::InputEvent;
 use super::samples::{self, Sources};
 use super::sort::Column;
 use super::state::State;
-use super::theme::Theme;
 use super::test_support::{
     self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
 };
+use super::theme::Theme;
 use super::{Command, view};
 use crate::event::Bytes;
 use crate::model::snapshot::{Grouping, Snapshot};
@@ -128,36 +128,49 @@ fn the_filter_prompt() {
 }
 
 #[test]
-fn a_filter_that_was_kept() {
-    let kept = |pattern: &str| [typed(pattern), vec![InputEvent::Accept]].concat();
-    insta::assert_snapshot!("filtered", screen(samples::normal(), SMALL, &kept("train")));
+fn an_accepted_filter() {
+    let accepted = |pattern: &str| [typed(pattern), vec![InputEvent::Accept]].concat();
+    insta::assert_snapshot!(
+        "filtered",
+        screen(samples::normal(), SMALL, &accepted("train"))
+    );
     insta::assert_snapshot!(
         "filtered_all",
-        screen(samples::normal(), SMALL, &kept("nowhere"))
+        screen(samples::normal(), SMALL, &accepted("nowhere"))
     );
 }
 
 #[test]
 fn help() {
-    insta::assert_snapshot!("help", screen(samples::normal(), SMALL, &[InputEvent::Help]));
+    insta::assert_snapshot!(
+        "help",
+        screen(samples::normal(), SMALL, &[InputEvent::Help])
+    );
     insta::assert_snapshot!(
         "help_end",
-        screen(samples::normal(), SMALL, &[InputEvent::Help, InputEvent::Move(99)])
+        screen(
+            samples::normal(),
+            SMALL,
+            &[InputEvent::Help, InputEvent::Move(99)]
+        )
     );
 }
 
 #[test]
 fn the_probes() {
-    insta::assert_snapshot!("probes", screen(samples::lossy(), SMALL, &[InputEvent::Probes]));
+    insta::assert_snapshot!(
+        "probes",
+        screen(samples::lossy(), SMALL, &[InputEvent::Probes])
+    );
 }
 
 #[test]
-fn what_is_missing_is_told_with_the_probes() {
-    let told = screen(samples::lacking(), SMALL, &[InputEvent::Probes]).to_string();
-    assert!(told.contains("1 MISSING (p)"), "{told}");
+fn missing_data_is_listed_with_the_probes() {
+    let text = screen(samples::lacking(), SMALL, &[InputEvent::Probes]).to_string();
+    assert!(text.contains("1 MISSING (p)"), "{text}");
     assert!(
-        told.contains("missing: the verifier of this kernel"),
-        "{told}"
+        text.contains("missing: the verifier of this kernel"),
+        "{text}"
     );
 }
 

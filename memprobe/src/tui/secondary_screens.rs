@@ -14,7 +14,7 @@ use super::theme::Theme;
 use crate::event::DeviceIndex;
 use crate::label::{clock, process};
 use crate::model::snapshot::attribution::{
-    DeviceCategories, DeviceModules, IterationLayers, IterationChoice,
+    DeviceCategories, DeviceModules, IterationChoice, IterationLayers,
 };
 
 /// Attribution table that a screen needs. Tables are costly to build, so only the one on screen is requested.
@@ -122,7 +122,7 @@ impl<T: OnDevice> OfDevices<T> {
     pub fn shown(&self) -> Option<&T> {
         let mut devices = self.news.as_ref()?.iter();
         match self.device {
-            Some(index) => devices.find(|told| told.device() == index),
+            Some(index) => devices.find(|answer| answer.device() == index),
             None => devices.next(),
         }
     }

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stepping_goes_around_the_columns_in_both_ways() {
+    fn stepping_wraps_around_in_both_directions() {
         let mut sort = Sort::default();
         for column in Column::ALL {
             assert_eq!(sort.column, column);

@@ -152,14 +152,20 @@ impl State {
             InputEvent::Resize(width, height) => self.size = (width, height),
             InputEvent::Redraw => {}
             // `ProcessStage` handles these before they get here.
-            InputEvent::Tensors | InputEvent::Modules | InputEvent::Layers | InputEvent::Categories => {}
-            InputEvent::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
+            InputEvent::Tensors
+            | InputEvent::Modules
+            | InputEvent::Layers
+            | InputEvent::Categories => {}
+            InputEvent::Iteration(_) => {
+                self.note = Some("iterations are on the screen of layers: L")
+            }
             // A stopped memprobe does not drain the ring buffer: events of the target would be lost.
             InputEvent::Suspend => self.note = Some("stopping memprobe would lose events: q quits"),
             InputEvent::Filter => self.ask_filter(),
-            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
-                self.edit(wanted)
-            }
+            InputEvent::Type(_)
+            | InputEvent::Erase
+            | InputEvent::EraseWord
+            | InputEvent::EraseAll => self.edit(wanted),
             InputEvent::Accept => self.focus = Focus::Table,
         }
         self.rebuild();

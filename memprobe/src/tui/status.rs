@@ -70,17 +70,17 @@ impl StatusLine<'_> {
             spans.push(Span::raw(" "));
         }
         let used: usize = spans.iter().map(Span::width).sum();
-        let room = usize::from(area.width).saturating_sub(used);
+        let available = usize::from(area.width).saturating_sub(used);
         spans.push(match &self.note {
-            Some(note) => Span::styled(fit(note, room, theme.glyphs.cut), theme.strong()),
-            None => Span::raw(fitting(&self.facts, room)),
+            Some(note) => Span::styled(fit(note, available, theme.glyphs.cut), theme.strong()),
+            None => Span::raw(fitting(&self.facts, available)),
         });
         buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
     }
 }
 
 /// Returns the facts that fit, in their order. Facts of the lowest rank are kept first.
-fn fitting(facts: &[(u8, String)], room: usize) -> String {
+fn fitting(facts: &[(u8, String)], available: usize) -> String {
     let joined = |places: &[usize]| {
         let texts: Vec<&str> = places.iter().map(|at| facts[*at].1.as_str()).collect();
         format!(" {}", texts.join("   "))
@@ -92,7 +92,7 @@ fn fitting(facts: &[(u8, String)], room: usize) -> String {
         let mut more = taken.clone();
         more.push(at);
         more.sort_unstable();
-        if width(&joined(&more)) <= room {
+        if width(&joined(&more)) <= available {
             taken = more;
         }
     }
@@ -173,7 +173,7 @@ pub fn draw_detail(
     if area.is_empty() {
         return;
     }
-    let room = usize::from(area.width.saturating_sub(2));
+    let available = usize::from(area.width.saturating_sub(2));
     let text = match (&row.subject, row.subject.frame()) {
         (_, Some(frame)) => {
             let kind = match &row.subject {
@@ -186,7 +186,7 @@ pub fn draw_detail(
                 .map(|text| clean(text.trim()).trim().to_owned())
                 .unwrap_or_default();
             // The path is cut in favour of the source text, but keeps half of the width.
-            let least = (room / 2).max(room.saturating_sub(width(&source) + 2));
+            let least = (available / 2).max(available.saturating_sub(width(&source) + 2));
             let place = fit_end(&place, least, theme.glyphs.cut);
             format!("{place}  {source}")
         }
@@ -337,18 +337,18 @@ fn draw_prompt(buffer: &mut Buffer, area: Rect, prompt: &Prompt<'_>, theme: &The
     let typed = format!("/{pattern}");
     buffer.set_stringn(area.x, area.y, &typed, all, theme.strong());
     let cursor = area.x + (width(&typed) as u16).min(area.width - 1);
-    let room = all.saturating_sub(width(&typed) + 3);
+    let available = all.saturating_sub(width(&typed) + 3);
     let style = if filter.error().is_some() {
         theme.bad()
     } else {
         theme.faint()
     };
-    if room >= 12 {
+    if available >= 12 {
         buffer.set_stringn(
             cursor + 3,
             area.y,
-            fit(&said, room, theme.glyphs.cut),
-            room,
+            fit(&said, available, theme.glyphs.cut),
+            available,
             style,
         );
     }

@@ -87,7 +87,7 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &State, theme: &Theme) {
         TargetState::Running => (
             "No GPU memory was allocated since memprobe attached.".to_owned(),
             match &health.unread_at_attach {
-                Some(why) => format!("What was before is not known: {}", clean(why)),
+                Some(reason) => format!("What was before is not known: {}", clean(reason)),
                 None => "The first allocation will appear here.".to_owned(),
             },
         ),

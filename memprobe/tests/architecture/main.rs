@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use modules::{MOST_LINES, MODULES, Module, UNFINISHED, UNSAFE_FILES};
+use modules::{MODULES, MOST_LINES, Module, UNFINISHED, UNSAFE_FILES};
 use source::{Finding, Source, TEST_FILES};
 
 fn repository() -> PathBuf {
@@ -75,7 +75,7 @@ fn parsed(file: &Path) -> Source {
 }
 
 /// Returns the modules on disk in the notation of the map: `model/`, `event.rs`.
-fn rooms_on_disk() -> BTreeSet<String> {
+fn modules_on_disk() -> BTreeSet<String> {
     let entries = fs::read_dir(repository().join("memprobe/src")).expect("the sources");
     entries
         .map(|entry| {
@@ -92,7 +92,7 @@ fn rooms_on_disk() -> BTreeSet<String> {
 }
 
 /// Returns the first cells of the table under the heading "Rooms".
-fn rooms_of_the_map(map: &str) -> BTreeSet<String> {
+fn modules_of_the_map(map: &str) -> BTreeSet<String> {
     map.lines()
         .skip_while(|line| *line != "## Rooms")
         .skip(1)
@@ -110,33 +110,33 @@ fn shown(file: &Path, findings: &[Finding]) -> Vec<String> {
 }
 
 #[test]
-fn a_room_touches_only_what_is_its_own() {
-    let mut trespasses = Vec::new();
+fn a_module_uses_only_allowed_paths() {
+    let mut violations = Vec::new();
     for file in rust_files("memprobe/src") {
         let within = file
             .strip_prefix("memprobe/src")
             .expect("below memprobe/src");
         if let Some(room) = MODULES.iter().find(|room| room.holds(within)) {
-            trespasses.extend(shown(&file, &room.trespasses(&parsed(&file))));
+            violations.extend(shown(&file, &room.violations(&parsed(&file))));
         }
     }
     assert!(
-        trespasses.is_empty(),
+        violations.is_empty(),
         "names that their room must not touch:\n{}",
-        trespasses.join("\n")
+        violations.join("\n")
     );
 }
 
 #[test]
-fn every_room_has_its_rules() {
+fn every_module_has_its_rules() {
     let ruled: BTreeSet<_> = MODULES.iter().map(|room| room.name.to_owned()).collect();
-    assert_eq!(ruled, rooms_on_disk());
+    assert_eq!(ruled, modules_on_disk());
 }
 
 #[test]
-fn the_map_names_the_rooms_that_exist_and_no_other() {
+fn the_map_names_exactly_the_existing_modules() {
     let map = text(Path::new("ARCHITECTURE.md"));
-    assert_eq!(rooms_of_the_map(&map), rooms_on_disk());
+    assert_eq!(modules_of_the_map(&map), modules_on_disk());
 }
 
 #[test]
@@ -155,20 +155,20 @@ fn the_shared_crates_of_the_kernel_side_need_no_std() {
 
 #[test]
 fn unsafe_stands_only_where_it_may() {
-    let mut elsewhere = Vec::new();
+    let mut found = Vec::new();
     for file in rust_files("memprobe/src")
         .into_iter()
         .chain(rust_files("xtask"))
     {
         let allowed = UNSAFE_FILES.iter().any(|allowed| file.ends_with(allowed));
         if !allowed {
-            elsewhere.extend(shown(&file, &parsed(&file).unsafe_code()));
+            found.extend(shown(&file, &parsed(&file).unsafe_code()));
         }
     }
     assert!(
-        elsewhere.is_empty(),
+        found.is_empty(),
         "unsafe outside of its files:\n{}",
-        elsewhere.join("\n")
+        found.join("\n")
     );
 }
 
@@ -236,12 +236,12 @@ fn what_is_taken_for_a_test_is_compiled_for_tests_alone() {
 fn the_rooms_are_read_from_the_table_of_the_map_alone() {
     let map = "# memprobe\n| `none/` | x |\n## Rooms\n| room |\n|---|\n| `model/` | `std` |\n\
                | `event.rs` | |\n## Invariants\n| `later/` | |\n";
-    let rooms: Vec<_> = rooms_of_the_map(map).into_iter().collect();
+    let rooms: Vec<_> = modules_of_the_map(map).into_iter().collect();
     assert_eq!(rooms, ["event.rs", "model/"]);
 }
 
 #[test]
-fn a_room_holds_its_folder_or_its_file() {
+fn a_module_covers_its_folder_or_its_file() {
     let folder = Module {
         name: "model/",
         never: &[],
@@ -259,15 +259,15 @@ fn a_room_holds_its_folder_or_its_file() {
 }
 
 #[test]
-fn a_trespass_is_found_and_an_exception_is_none() {
-    let room = Module {
+fn a_forbidden_path_is_found_and_an_exception_is_not() {
+    let module = Module {
         name: "tui/",
         never: &[&["std::fs"], &["crate::model"]],
         except: &["crate::model::snapshot"],
     };
     let code = "use std::fs::File;\nuse crate::model::{snapshot::Snapshot, blocks};\n";
     let source = Source::parse(Path::new("tui/view.rs"), code).unwrap();
-    let names: Vec<_> = room
+    let names: Vec<_> = module
         .violations(&source)
         .into_iter()
         .map(|found| found.name)

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_are_followed_to_the_room_they_mean() {
+    fn relative_paths_are_resolved_to_their_module() {
         let tui = ["crate::tui"];
         assert_eq!(
             lines(&read("use super::super::tui::State;").names_matching(&tui)),

@@ -70,8 +70,8 @@ fn forms_that_give_different_numbers_are_not_chosen_between() {
     list.bytes[4..8].fill(0);
     list.bytes[28..32].fill(0);
     list.bytes[48..].fill(0);
-    let why = decode(&list, TOTAL, &existing(&[1, 100, 200])).unwrap_err();
-    assert_eq!(why, Implausible::Ambiguous);
+    let error = decode(&list, TOTAL, &existing(&[1, 100, 200])).unwrap_err();
+    assert_eq!(error, Implausible::Ambiguous);
 }
 
 #[test]
@@ -81,8 +81,8 @@ fn a_process_that_has_ended_is_left_out_where_the_form_is_sure() {
     let decoded = decode(&list, TOTAL, &existing(&[200])).unwrap();
     assert_eq!(numbers(&decoded), [(200, Some(2 * GIB))]);
     assert_eq!(decoded.missing, 1);
-    let why = decode(&list, TOTAL, &existing(&[])).unwrap_err();
-    assert_eq!(why, Implausible::NoProcess(100));
+    let error = decode(&list, TOTAL, &existing(&[])).unwrap_err();
+    assert_eq!(error, Implausible::NoProcess(100));
 }
 
 #[test]

@@ -52,25 +52,26 @@ fn an_answer_that_cannot_be_leads_to_the_next_entry_point() {
 fn where_no_answer_can_be_the_reason_names_the_function() {
     let device = compute(EntryPoint::V3, Form::First, &[plain(6, 5), plain(5, 6)]);
     let found = asked(&device);
-    let why = found.unknown.unwrap();
+    let error = found.unknown.unwrap();
     assert!(found.held.is_empty());
     assert!(
-        why.contains("RunningProcesses_v3") && why.contains("no process 6"),
-        "{why}"
+        error.contains("RunningProcesses_v3") && error.contains("no process 6"),
+        "{error}"
     );
 }
 
 #[test]
 fn where_nobody_answers_the_reason_is_the_drivers() {
-    let refused = |why| FakeDevice::default().with_refusal(ListKind::Compute, EntryPoint::V3, why);
-    let why = asked(&refused(Refusal::NoPermission)).unknown.unwrap();
-    assert!(why.contains("run memprobe as root"), "{why}");
-    let why = asked(&FakeDevice::default()).unknown.unwrap();
-    assert!(why.contains("too old"), "{why}");
+    let refused =
+        |error| FakeDevice::default().with_refusal(ListKind::Compute, EntryPoint::V3, error);
+    let error = asked(&refused(Refusal::NoPermission)).unknown.unwrap();
+    assert!(error.contains("run memprobe as root"), "{error}");
+    let error = asked(&FakeDevice::default()).unknown.unwrap();
+    assert!(error.contains("too old"), "{error}");
 }
 
 #[test]
-fn a_long_list_is_asked_for_again_with_more_room() {
+fn a_long_list_is_requested_again_with_more_capacity() {
     let processes: Vec<Known> = (1..=300).map(|pid| plain(pid, 1)).collect();
     let pids = existing(&(1..=300).collect::<Vec<u32>>());
     let device = compute(EntryPoint::V3, Form::Instances, &processes);
@@ -119,7 +120,7 @@ fn a_client_of_mps_has_the_number_of_the_list_that_has_one() {
 }
 
 #[test]
-fn a_list_of_mps_that_cannot_be_read_leaves_a_gap_that_is_told() {
+fn an_unreadable_mps_list_leaves_a_reported_gap() {
     let device = compute(EntryPoint::V3, Form::Instances, &[plain(7, 5)]);
     let refusal = Refusal::Other("an unknown error".to_owned());
     let device = device.with_refusal(ListKind::Mps, EntryPoint::V3, refusal);
@@ -167,10 +168,10 @@ fn mig(parent: FakeDevice, instances: &[(u32, &[Known])]) -> FakeDevice {
 
 #[test]
 fn where_the_device_refuses_its_mig_devices_are_asked() {
-    for why in [Refusal::NoPermission, Refusal::NotSupported] {
+    for error in [Refusal::NoPermission, Refusal::NotSupported] {
         let parent = FakeDevice::default()
-            .with_refusal(ListKind::Compute, EntryPoint::V3, why.clone())
-            .with_refusal(ListKind::Mps, EntryPoint::V3, why);
+            .with_refusal(ListKind::Compute, EntryPoint::V3, error.clone())
+            .with_refusal(ListKind::Mps, EntryPoint::V3, error);
         let device = mig(
             parent,
             &[

@@ -184,7 +184,7 @@ impl HeapScan {
         moment.optimizers = optimizers::read(&heap, classes, &moment.objects.optimizers);
         match frames::variables(&heap, classes, python, &moment.objects) {
             Ok(variables) => moment.variables = variables,
-            Err(why) => moment.no_frames = Some(why),
+            Err(error) => moment.no_frames = Some(error),
         }
         moment
     }
@@ -416,7 +416,7 @@ fn at_work(python: &PythonProcess) -> Option<Broken> {
         match collector::is_collecting(&memory, &layout.heap.collector, interpreter) {
             Ok(false) => None,
             Ok(true) => Some(Broken::Collecting),
-            Err(why) => Some(why.into()),
+            Err(error) => Some(error.into()),
         }
     })
 }

@@ -82,7 +82,7 @@ impl fmt::Display for Broken {
                 f,
                 "the list of Python's objects changed while it was read (at {address:#x})"
             ),
-            Self::Unreadable(why) => write!(f, "the list of Python's objects: {why}"),
+            Self::Unreadable(error) => write!(f, "the list of Python's objects: {error}"),
             Self::Allocating => f.write_str("PyTorch's allocator is at work"),
             Self::TooMany => write!(f, "there are more than {MOST_OBJECTS} Python objects"),
         }
@@ -92,8 +92,8 @@ impl fmt::Display for Broken {
 impl std::error::Error for Broken {}
 
 impl From<Unreadable> for Broken {
-    fn from(why: Unreadable) -> Self {
-        Self::Unreadable(why)
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
     }
 }
 

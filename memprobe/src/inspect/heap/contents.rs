@@ -1,6 +1,6 @@
 //! Lists the objects that an object refers to, with the step that leads to each.
 
-use super::class::{Class, ContainerKind, TorchKind, Store};
+use super::class::{Class, ContainerKind, Store, TorchKind};
 use super::dict::Entry;
 use super::image::Image;
 use super::{Heap, word_at};
@@ -85,7 +85,9 @@ impl<M: ReadMemory> Heap<'_, M> {
         mut each: impl FnMut(Step, u64),
     ) -> Result<(), Unreadable> {
         match class.holds {
-            ContainerKind::Entries => self.entries(object, |entry| each(Step::Key(entry.key), entry.value)),
+            ContainerKind::Entries => {
+                self.entries(object, |entry| each(Step::Key(entry.key), entry.value))
+            }
             ContainerKind::Globals => {
                 let dict = self.word(object, HeapLayout::MODULE_DICT)?;
                 self.entries(dict, |entry| each(Step::Attribute(entry.key), entry.value))
@@ -185,7 +187,9 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
     pub fn keep_contents(&self, class: &Class, object: u64) -> Result<(), Unreadable> {
         match class.holds {
             ContainerKind::Entries => self.keep_dict(object)?,
-            ContainerKind::Globals => self.keep_dict(self.word(object, HeapLayout::MODULE_DICT)?)?,
+            ContainerKind::Globals => {
+                self.keep_dict(self.word(object, HeapLayout::MODULE_DICT)?)?
+            }
             ContainerKind::Class => match self.word(object, ClassLayout::DICT)? {
                 0 => {}
                 dict => self.keep_dict(dict)?,
@@ -203,7 +207,10 @@ impl<M: ReadMemory> Heap<'_, Image<M>> {
                 self.deque_items(object, self.word(object, HeapLayout::SIZE)?, |_| ())?;
             }
             ContainerKind::Suspended | ContainerKind::Frame => {}
-            ContainerKind::Cell | ContainerKind::Text | ContainerKind::Number | ContainerKind::Other => {}
+            ContainerKind::Cell
+            | ContainerKind::Text
+            | ContainerKind::Number
+            | ContainerKind::Other => {}
         }
         if !class.has_attributes() {
             return Ok(());

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_is_kept_and_what_was_not_is_not_read_later() {
+    fn a_closed_image_serves_cached_memory_only() {
         let memory = memory();
         let image = Image::of(&memory, 1 << 20);
         assert_eq!(image.read_u64(AT + 8), memory.read_u64(AT + 8));

@@ -99,7 +99,10 @@ fn tensors_in(
             tensors.push((path, object));
             continue;
         }
-        let is_container = matches!(class.holds, ContainerKind::Entries | ContainerKind::List | ContainerKind::Tuple);
+        let is_container = matches!(
+            class.holds,
+            ContainerKind::Entries | ContainerKind::List | ContainerKind::Tuple
+        );
         if !is_container || steps == MOST_STEPS {
             continue;
         }

@@ -86,23 +86,23 @@ impl Paths {
     pub fn search(
         heap: &Heap<'_, impl ReadMemory>,
         classes: &mut Classes,
-        census: &ProcessScan,
+        scan: &ProcessScan,
         variables: &[Variable],
     ) -> Self {
-        let places = census.objects.iter().map(|object| object.address).zip(0..);
+        let places = scan.objects.iter().map(|object| object.address).zip(0..);
         let mut search = Search {
             paths: Self {
                 roots: Vec::new(),
-                origins: vec![Origin::Nowhere; census.objects.len()],
+                origins: vec![Origin::Nowhere; scan.objects.len()],
                 places: places.collect(),
                 to_tensors: HashMap::new(),
                 longest: HashMap::new(),
             },
             next: vec![Vec::new(); MOST_STEPS + LIBRARY + 2],
-            census,
+            scan,
             count: 0,
         };
-        search.begin_at_modules(heap, &census.globals);
+        search.begin_at_modules(heap, &scan.globals);
         search.begin_at_variables(heap, classes, variables);
         for steps in 0..search.next.len() {
             for place in std::mem::take(&mut search.next[steps]) {
@@ -210,7 +210,7 @@ struct Search<'a> {
     paths: Paths,
     /// Objects to visit, by distance.
     next: Vec<Vec<u32>>,
-    census: &'a ProcessScan,
+    scan: &'a ProcessScan,
     /// Number of paths kept.
     count: usize,
 }
@@ -347,7 +347,7 @@ impl Search<'_> {
         place: u32,
         steps: usize,
     ) {
-        let Some(object) = self.census.objects.get(place as usize) else {
+        let Some(object) = self.scan.objects.get(place as usize) else {
             return;
         };
         let Some(class) = classes.get(object.class) else {
@@ -366,7 +366,7 @@ impl Search<'_> {
             let Some(&at) = self.paths.places.get(&value) else {
                 continue;
             };
-            let class = self.census.objects.get(at as usize);
+            let class = self.scan.objects.get(at as usize);
             let class = class.and_then(|object| classes.get(object.class));
             let Some(class) = class else { continue };
             // A module reached through another module says less than its own name. Tensors that modules and

@@ -28,13 +28,13 @@ pub struct PreviousScan {
 
 impl PreviousScan {
     /// Reduces a census to what the next scan needs.
-    pub fn of(census: ProcessScan) -> Self {
-        let objects = census.objects.iter();
+    pub fn of(scan: ProcessScan) -> Self {
+        let objects = scan.objects.iter();
         Self {
             endings: collector::endings(objects.map(|object| (object.address, object.age))),
             chosen: ProcessScan {
                 objects: Vec::new(),
-                ..census
+                ..scan
             },
         }
     }

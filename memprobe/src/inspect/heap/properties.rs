@@ -95,17 +95,17 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
     }));
     let heap = Heap::of(&image, layout);
     let mut classes = Classes::default();
-    let mut census = ProcessScan::of(&heap, &mut classes, &listed);
-    census.keep_contents(&heap, &classes);
-    let known = PreviousScan::of(census.clone());
+    let mut scan = ProcessScan::of(&heap, &mut classes, &listed);
+    scan.keep_contents(&heap, &classes);
+    let known = PreviousScan::of(scan.clone());
     let mut again = ProcessScan::default();
     again.add_known(&heap, &mut classes, &known);
     let mut added = Vec::new();
     let reach = Reach::Added(&known.endings);
     let _ = collector::walk(&image, &layout.heap.collector, BASE + 64, reach, &mut added);
     // Treat the objects as every kind that PyTorch makes.
-    let all: Vec<_> = census.objects.iter().map(|object| object.address).collect();
-    census.globals = all.clone();
+    let all: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
+    scan.globals = all.clone();
     let tree = modules::Tree::of(modules::read(&heap, &mut classes, &all));
     assert!(tree.order.len() <= tree.modules.len());
     let _ = optimizers::read(&heap, &mut classes, &all);
@@ -120,8 +120,8 @@ fn explore(memory: &impl ReadMemory, layout: &PythonLayout, seed: u64) {
         })
         .collect();
     image.close();
-    let paths = Paths::search(&heap, &mut classes, &census, &variables);
-    for &Object { address, .. } in &census.objects {
+    let paths = Paths::search(&heap, &mut classes, &scan, &variables);
+    for &Object { address, .. } in &scan.objects {
         let _ = paths.to_object(&heap, &mut classes, address);
         let _ = paths.to_tensor(&heap, &mut classes, address, 16);
         let _ = heap.key(&mut classes, address);

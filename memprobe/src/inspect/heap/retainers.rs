@@ -196,7 +196,7 @@ impl HeapRetainers {
         &self,
         heap: &Heap<'_, impl ReadMemory>,
         classes: &mut Classes,
-        (paths, census): (&Paths, &ProcessScan),
+        (paths, scan): (&Paths, &ProcessScan),
         origin: Origin,
     ) -> Option<HeapRetainer> {
         let (root, steps) = paths.steps_to(origin)?;
@@ -209,7 +209,7 @@ impl HeapRetainers {
             }
             path.push_str(EVERY);
             if class.is_none() {
-                let object = census.objects.get(place as usize);
+                let object = scan.objects.get(place as usize);
                 let of = object.and_then(|object| classes.get(object.class));
                 class = of.map(|of| of.short_name().into());
             }

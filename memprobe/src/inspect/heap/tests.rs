@@ -1,5 +1,5 @@
 use super::class::{Classes, TorchKind};
-use super::collector::{self, Generation, Broken, Reach};
+use super::collector::{self, Broken, Generation, Reach};
 use super::fake::FakeHeap;
 use super::frames::Variable;
 use super::image::Image;
@@ -12,7 +12,7 @@ use crate::symbolize::python::versions::LAYOUTS;
 use crate::target::memory::ReadMemory;
 use crate::target::memory::fake::FakeMemory;
 
-fn census(
+fn scan(
     memory: &impl ReadMemory,
     layout: &PythonLayout,
     interpreter: u64,
@@ -27,8 +27,8 @@ fn census(
     )
     .unwrap();
     let mut classes = Classes::default();
-    let census = ProcessScan::of(&Heap::of(memory, layout), &mut classes, &listed);
-    (census, classes)
+    let scan = ProcessScan::of(&Heap::of(memory, layout), &mut classes, &listed);
+    (scan, classes)
 }
 
 fn text_of(memory: &FakeMemory, layout: &PythonLayout, object: u64) -> String {
@@ -41,8 +41,8 @@ fn every_object_of_every_generation_is_listed() {
         let mut heap = FakeHeap::new(layout);
         let objects: Vec<_> = (0..11).map(|_| heap.list(&[])).collect();
         let (memory, interpreter) = heap.finish();
-        let (census, _) = census(&memory, layout, interpreter);
-        let mut found: Vec<_> = census.objects.iter().map(|object| object.address).collect();
+        let (scan, _) = scan(&memory, layout, interpreter);
+        let mut found: Vec<_> = scan.objects.iter().map(|object| object.address).collect();
         found.sort_unstable();
         assert_eq!(found, objects);
     }
@@ -146,13 +146,13 @@ fn of_young_objects_many_are_looked_at_again_and_not_all() {
 fn what_is_known_to_matter_is_looked_for_where_it_lay() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (all, _) = census(&program.memory, layout, program.interpreter);
+        let (all, _) = scan(&program.memory, layout, program.interpreter);
         assert!(!all.tensors.is_empty() && !all.modules.is_empty() && !all.globals.is_empty());
         let known = PreviousScan::of(all.clone());
         let again = |memory: &FakeMemory| {
-            let mut census = ProcessScan::default();
-            census.add_known(&Heap::of(memory, layout), &mut Classes::default(), &known);
-            census
+            let mut scan = ProcessScan::default();
+            scan.add_known(&Heap::of(memory, layout), &mut Classes::default(), &known);
+            scan
         };
         let found = again(&program.memory);
         assert_eq!(
@@ -171,7 +171,7 @@ fn what_is_known_to_matter_is_looked_for_where_it_lay() {
 }
 
 #[test]
-fn dicts_of_every_kind_tell_their_entries() {
+fn reads_the_entries_of_dicts_of_every_kind() {
     for layout in &LAYOUTS {
         let mut heap = FakeHeap::new(layout);
         let names: Vec<_> = (0..300)
@@ -306,13 +306,13 @@ fn program(layout: &'static PythonLayout) -> Program {
 }
 
 #[test]
-fn tensors_modules_and_optimizers_are_told_by_their_classes() {
+fn recognizes_tensors_modules_and_optimizers_by_class() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (census, classes) = census(&program.memory, layout, program.interpreter);
-        assert_eq!(census.tensors.len(), 4);
-        assert_eq!((census.modules.len(), census.optimizers.len()), (2, 1));
-        assert_eq!(census.globals.len(), 2);
+        let (scan, classes) = scan(&program.memory, layout, program.interpreter);
+        assert_eq!(scan.tensors.len(), 4);
+        assert_eq!((scan.modules.len(), scan.optimizers.len()), (2, 1));
+        assert_eq!(scan.globals.len(), 2);
         let is_module = |class: &&super::class::Class| &*class.name == "Module";
         let roles: Vec<_> = classes
             .all()
@@ -328,15 +328,15 @@ fn tensors_modules_and_optimizers_are_told_by_their_classes() {
 fn modules_and_optimizers_are_read_with_their_names() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (census, mut classes) = census(&program.memory, layout, program.interpreter);
+        let (scan, mut classes) = scan(&program.memory, layout, program.interpreter);
         let heap = Heap::of(&program.memory, layout);
-        let tree = modules::Tree::of(modules::read(&heap, &mut classes, &census.modules));
+        let tree = modules::Tree::of(modules::read(&heap, &mut classes, &scan.modules));
         let mut paths: Vec<_> = tree.places.iter().map(|place| &*place.path).collect();
         paths.sort_unstable();
         assert_eq!(paths, ["", "0"]);
         let (layer, _) = tree.every_place().nth(1).unwrap();
         assert_eq!(layer.parameters, [("weight".into(), program.weight)]);
-        let optimizers = optimizers::read(&heap, &mut classes, &census.optimizers);
+        let optimizers = optimizers::read(&heap, &mut classes, &scan.optimizers);
         let state = &optimizers.state[0];
         assert_eq!((&*state.optimizer, &*state.name), ("Optimizer", "exp_avg"));
         assert_eq!(
@@ -352,11 +352,11 @@ fn modules_and_optimizers_are_read_with_their_names() {
 fn paths_are_the_shortest_that_python_could_write() {
     for layout in &LAYOUTS {
         let program = program(layout);
-        let (census, mut classes) = census(&program.memory, layout, program.interpreter);
+        let (scan, mut classes) = scan(&program.memory, layout, program.interpreter);
         let heap = Heap::of(&program.memory, layout);
         let classes = &mut classes;
         let variables = [program.local.clone()];
-        let paths = Paths::search(&heap, classes, &census, &variables);
+        let paths = Paths::search(&heap, classes, &scan, &variables);
         let mut to = |tensor| -> Vec<String> {
             let paths = paths.to_tensor(&heap, classes, tensor, 8);
             paths.into_iter().map(|path| path.text).collect()
@@ -377,11 +377,11 @@ fn an_image_of_a_heap_has_all_that_its_paths_need() {
     for layout in &LAYOUTS {
         let program = program(layout);
         let image = Image::of(&program.memory, 1 << 30);
-        let (census, mut classes) = census(&image, layout, program.interpreter);
+        let (scan, mut classes) = scan(&image, layout, program.interpreter);
         let heap = Heap::of(&image, layout);
-        census.keep_contents(&heap, &classes);
+        scan.keep_contents(&heap, &classes);
         image.close();
-        let paths = Paths::search(&heap, &mut classes, &census, &[]);
+        let paths = Paths::search(&heap, &mut classes, &scan, &[]);
         let path = paths.to_object(&heap, &mut classes, program.cached);
         assert_eq!(path.unwrap().name, "cache['it\\'s'][-3][1]");
         assert_eq!(image.extent().missed, 0);
@@ -394,11 +394,11 @@ fn holders_of(
     variables: &[Variable],
     tensors: &[u64],
 ) -> Vec<(String, Option<String>, Vec<String>)> {
-    let (census, mut classes) = census(memory, layout, interpreter);
+    let (scan, mut classes) = scan(memory, layout, interpreter);
     let heap = Heap::of(memory, layout);
-    let paths = Paths::search(&heap, &mut classes, &census, variables);
+    let paths = Paths::search(&heap, &mut classes, &scan, variables);
     let mut holders = HeapRetainers::of(&paths);
-    let search = (&paths, &census);
+    let search = (&paths, &scan);
     let mut held: Vec<Vec<String>> = Vec::new();
     for &tensor in tensors {
         for by in holders.by_paths(&heap, &mut classes, search, tensor) {

@@ -122,8 +122,8 @@ impl ConfidenceTracker {
             return;
         }
         let states = ObjectFingerprint::states(memory, layout, &doubted);
-        for ((module, sign), fate) in doubted.iter().zip(states) {
-            match (fate, self.unplaced.get_mut(module)) {
+        for ((module, sign), state) in doubted.iter().zip(states) {
+            match (state, self.unplaced.get_mut(module)) {
                 (ObjectState::Same, Some(stranger)) => stranger.moments += 1,
                 _ => {
                     self.unplaced.remove(module);

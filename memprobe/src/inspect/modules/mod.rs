@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 
 use crate::event::Module;
 use crate::symbolize::python::layout::PythonLayout;
-use crate::symbolize::python::module_calls::{Answer, ModuleCall, Calls, NameModules, Question};
+use crate::symbolize::python::module_calls::{Answer, Calls, ModuleCall, NameModules, Question};
 use crate::target::memory::ReadMemory;
 
 use confidence::{Confidence, ConfidenceTracker, LASTS, STAYS, Watch, worked};
@@ -142,8 +142,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         let doubted = self.doubted(&known);
         let mut is_other = false;
-        for (top, fate) in doubted {
-            is_other |= self.doubt(top, fate);
+        for (top, state) in doubted {
+            is_other |= self.doubt(top, state);
         }
         self.is_other |= is_other;
         is_other
@@ -202,7 +202,7 @@ impl<M: ReadMemory> ModuleNames<M> {
             match self.confidence.of_unplaced(module, sign) {
                 None => {}
                 Some(Confidence::Full) => confidence = Confidence::Full,
-                Some(faith) => return Err(faith),
+                Some(confidence) => return Err(confidence),
             }
         }
         for top in entered.iter().rev() {
@@ -219,7 +219,9 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         match confidence {
             Confidence::Growing if !entered.is_empty() => Err(Confidence::Growing),
-            faith => self.add(called, faith, question).ok_or(Confidence::None),
+            confidence => self
+                .add(called, confidence, question)
+                .ok_or(Confidence::None),
         }
     }
 
@@ -257,7 +259,12 @@ impl<M: ReadMemory> ModuleNames<M> {
 
     /// Reads a new tree. If its root has another class than the called module, another object has taken the
     /// address since. That object may be part of another tree, so the tree is rejected.
-    fn add(&mut self, called: ModuleCall, faith: Confidence, question: Question) -> Option<u64> {
+    fn add(
+        &mut self,
+        called: ModuleCall,
+        confidence: Confidence,
+        question: Question,
+    ) -> Option<u64> {
         let top = called.object;
         let tree = self.read(top)?;
         if tree.class_of(top) != Some(called.class) {
@@ -268,7 +275,7 @@ impl<M: ReadMemory> ModuleNames<M> {
         let order = order.map_or(0, |order| order + 1);
         let rank = Rank { number, order };
         let mut named = Named::of(tree, rank, self.since(question));
-        if faith == Confidence::Full && named.len() == 1 {
+        if confidence == Confidence::Full && named.len() == 1 {
             // A tree of one module: it was there when first asked for, and its class is its whole name.
             (named.since, named.moments) = (question, STAYS);
         }
@@ -316,11 +323,11 @@ impl<M: ReadMemory> ModuleNames<M> {
             .filter(|(_, tree)| !tree.is_over)
             .filter_map(|(top, tree)| Some((*top, tree.sign(*top)?)))
             .collect();
-        let fates = ObjectFingerprint::states(&self.memory, &self.layout, &tops);
+        let states = ObjectFingerprint::states(&self.memory, &self.layout, &tops);
         let mut taken = Vec::new();
-        for ((top, sign), fate) in tops.iter().zip(fates) {
+        for ((top, sign), state) in tops.iter().zip(states) {
             if let Some(tree) = self.trees.get_mut(top) {
-                match fate {
+                match state {
                     ObjectState::Same => taken.push(tree.rank.number),
                     ObjectState::Freed | ObjectState::Changed => {
                         tree.is_over = true;
@@ -340,8 +347,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         }
         let doubted = self.doubted(&known);
         let mut is_other = std::mem::take(&mut self.is_other);
-        for (top, fate) in doubted {
-            is_other |= self.doubt(top, fate);
+        for (top, state) in doubted {
+            is_other |= self.doubt(top, state);
         }
         is_other
     }
@@ -349,11 +356,11 @@ impl<M: ReadMemory> ModuleNames<M> {
     /// Returns the trees in which some of these modules changed, by root, with the fate of the root.
     fn doubted(&mut self, known: &[(u64, (u64, ObjectFingerprint))]) -> HashMap<u64, ObjectState> {
         let objects: Vec<_> = known.iter().map(|(_, object)| *object).collect();
-        let fates = ObjectFingerprint::states(&self.memory, &self.layout, &objects);
+        let states = ObjectFingerprint::states(&self.memory, &self.layout, &objects);
         let mut doubted = HashMap::new();
-        for ((top, (object, sign)), fate) in known.iter().zip(fates) {
+        for ((top, (object, sign)), state) in known.iter().zip(states) {
             let is_over = self.trees.get(top).is_some_and(|tree| tree.is_over);
-            match fate {
+            match state {
                 // A live object at the root of a tree that is over is another object.
                 ObjectState::Same if is_over && object == top => {
                     doubted.insert(*top, ObjectState::Changed);
@@ -362,7 +369,7 @@ impl<M: ReadMemory> ModuleNames<M> {
                 // The fate of the root counts for the whole tree.
                 _ if object == top => {
                     self.confidence.is_fleeting(sign.class);
-                    doubted.insert(*top, fate);
+                    doubted.insert(*top, state);
                 }
                 _ => {
                     doubted.entry(*top).or_insert(ObjectState::Changed);
@@ -373,11 +380,11 @@ impl<M: ReadMemory> ModuleNames<M> {
     }
 
     /// Reads a tree again in which something changed. Returns `true` if names changed.
-    fn doubt(&mut self, top: u64, fate: ObjectState) -> bool {
+    fn doubt(&mut self, top: u64, state: ObjectState) -> bool {
         let Some(known) = self.trees.get_mut(&top) else {
             return false;
         };
-        if fate == ObjectState::Freed && known.len() == 1 {
+        if state == ObjectState::Freed && known.len() == 1 {
             // A later object of the same class at this address gets the same name. Many are created and
             // dropped in each step, such as the `CrossEntropyLoss()` of a loss.
             known.is_over = true;
@@ -430,8 +437,8 @@ impl<M: ReadMemory> ModuleNames<M> {
         for top in watched.iter().filter(|top| !doubted.contains_key(*top)) {
             self.was_there(*top);
         }
-        for (top, fate) in doubted {
-            self.is_other |= self.doubt(top, fate);
+        for (top, state) in doubted {
+            self.is_other |= self.doubt(top, state);
         }
         self.watch.looked(worked().saturating_sub(before));
     }

@@ -62,7 +62,7 @@ impl Contexts {
     pub(super) fn search(
         heap: &Heap<'_, impl ReadMemory>,
         classes: &mut Classes,
-        (paths, census): (&Paths, &ProcessScan),
+        (paths, scan): (&Paths, &ProcessScan),
         graph: &RawGraph,
         of_python: &HashMap<u64, usize>,
     ) -> Self {
@@ -83,7 +83,7 @@ impl Contexts {
             }
         }
         while let Some((place, number)) = search.open.pop() {
-            let Some(object) = census.objects.get(place as usize) else {
+            let Some(object) = scan.objects.get(place as usize) else {
                 continue;
             };
             let Some(class) = classes.get(object.class) else {
@@ -97,7 +97,7 @@ impl Contexts {
             for (step, value) in held {
                 let to = match of_python.get(&value) {
                     Some(&tensor) => Some(To::Tensor(tensor)),
-                    None => search.object(heap, classes, (paths, census), (step, value)),
+                    None => search.object(heap, classes, (paths, scan), (step, value)),
                 };
                 if let Some(to) = to {
                     search.refer(heap, classes, (number, step), to);
@@ -139,14 +139,16 @@ impl Search {
         &mut self,
         heap: &Heap<'_, impl ReadMemory>,
         classes: &Classes,
-        (paths, census): (&Paths, &ProcessScan),
+        (paths, scan): (&Paths, &ProcessScan),
         (step, value): (Step, u64),
     ) -> Option<To> {
         let place = paths.place_of(value)?;
-        let class = census.objects.get(place as usize)?.class;
+        let class = scan.objects.get(place as usize)?.class;
         let holds = classes.get(class)?.holds;
         // Modules and classes live independently of the `ctx`.
-        if matches!(holds, ContainerKind::Globals | ContainerKind::Class) || is_globals(heap, classes, step) {
+        if matches!(holds, ContainerKind::Globals | ContainerKind::Class)
+            || is_globals(heap, classes, step)
+        {
             return None;
         }
         let number = self.number(place);

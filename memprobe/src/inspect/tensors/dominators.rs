@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_ways_lead_to_is_dominated_by_where_they_part() {
+    fn two_paths_are_dominated_by_their_fork() {
         let edges = [(0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (4, 5)];
         assert_eq!(immediate(7, &edges), [NONE, 0, 1, 1, 1, 4, NONE]);
     }

@@ -64,8 +64,8 @@ pub(super) fn join(
         let class = moment.classes.of(&heap, *object);
         snapshot.tensors[at].class = class.map(|class| class.short_name().into());
     }
-    let (census, classes) = (&moment.objects, &mut moment.classes);
-    let paths = Paths::search(&heap, classes, census, &moment.variables.all);
+    let (scan, classes) = (&moment.objects, &mut moment.classes);
+    let paths = Paths::search(&heap, classes, scan, &moment.variables.all);
     let tree = Tree::of(moment.modules.clone());
     let of = (&paths, &tree);
     let named = names::name(&heap, moment, of, &of_python, &snapshot.tensors);

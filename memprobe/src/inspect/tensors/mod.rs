@@ -54,10 +54,10 @@ impl fmt::Display for SnapshotError {
                 "it has not loaded PyTorch, so it has no tensors.\nFind the process that trains \
                  with `pgrep -af python`, or try again once it has imported torch",
             ),
-            Self::Heap(why) => why.fmt(f),
-            Self::Torch(why) => write!(
+            Self::Heap(error) => error.fmt(f),
+            Self::Torch(error) => write!(
                 f,
-                "{why}.\nWatch the allocator's blocks with `memprobe attach`; please report the \
+                "{error}.\nWatch the allocator's blocks with `memprobe attach`; please report the \
                  version of PyTorch"
             ),
             Self::Torn => f.write_str(
@@ -74,8 +74,8 @@ impl std::error::Error for SnapshotError {
         match self {
             Self::Python(error) => Some(error),
             Self::NoTorch | Self::Torn => None,
-            Self::Heap(why) => Some(why),
-            Self::Torch(why) => Some(why),
+            Self::Heap(error) => Some(error),
+            Self::Torch(error) => Some(error),
         }
     }
 }
@@ -115,11 +115,11 @@ pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotE
         |image, moment, found| join::join(image, &python, moment, found),
     );
     let captured = captured.map_err(SnapshotError::Heap)?;
-    if let Some(Err(why)) = &captured.more.layouts
+    if let Some(Err(error)) = &captured.more.layouts
         && !captured.moment.objects.tensors.is_empty()
     {
         return Err(match manner {
-            CaptureMode::Paused | CaptureMode::AtOnce => SnapshotError::Torch(why.clone()),
+            CaptureMode::Paused | CaptureMode::AtOnce => SnapshotError::Torch(error.clone()),
             CaptureMode::Running => SnapshotError::Torn,
         });
     }
@@ -177,7 +177,7 @@ impl Reader {
         let allocator = match &self.variable {
             Ok(Some(variable)) => allocator::read(image, *variable, version).map(Some),
             Ok(None) => Ok(None),
-            Err(why) => Err(why.clone()),
+            Err(error) => Err(error.clone()),
         };
         let mut found = Found {
             layouts: None,
@@ -195,7 +195,7 @@ impl Reader {
                 found.layouts = Some(Ok(layouts.origin()));
                 found.read_tensors(image, &layouts, objects);
             }
-            Err(why) => found.layouts = Some(Err(why)),
+            Err(error) => found.layouts = Some(Err(error)),
         }
         found
     }
@@ -244,8 +244,8 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
             "{count} Python objects are of no class that can be read"
         ));
     }
-    if let Some(why) = moment.no_frames {
-        words.push(format!("the variables of functions: {why}"));
+    if let Some(error) = moment.no_frames {
+        words.push(format!("the variables of functions: {error}"));
     }
     let variables = &moment.variables;
     for (count, of) in [
@@ -274,8 +274,8 @@ fn unread<R>(captured: &Captured<Found, R>) -> Vec<std::sync::Arc<str>> {
         words.push(format!("{count} tensor objects of Python hold no tensor"));
     }
     words.extend(found.graph.left_out.words());
-    if let Err(why) = &found.allocator {
-        words.push(format!("the allocator's blocks: {why}"));
+    if let Err(error) = &found.allocator {
+        words.push(format!("the allocator's blocks: {error}"));
     }
     let extent = captured.extent;
     if extent.full {

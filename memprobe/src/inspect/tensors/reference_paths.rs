@@ -171,19 +171,19 @@ impl<'a> Steps<'a> {
     pub(super) fn beyond(
         &self,
         found: &Found,
-        (ways, storage): (&ShortestPaths, u32),
+        (paths, storage): (&ShortestPaths, u32),
         first: Option<u32>,
     ) -> Option<Arc<str>> {
         let first = self.numbers.as_node(first?)?;
-        let mut at = ways.before(storage)?;
-        let mut before = ways.before(at)?;
+        let mut at = paths.before(storage)?;
+        let mut before = paths.before(at)?;
         let mut steps = Vec::new();
         while self.numbers.is_object(before) {
             steps.push(self.words.get(&(before, at)).map_or("", |words| words));
             if steps.len() > MOST_STEPS {
                 return None;
             }
-            (at, before) = (before, ways.before(before)?);
+            (at, before) = (before, paths.before(before)?);
         }
         let node = self.numbers.as_node(before).filter(|_| !steps.is_empty())?;
         let name = |at: usize| {

@@ -373,22 +373,22 @@ mod tests {
         name_retainers(&found, contexts, holders, &held, &mut snapshot, |_| None);
         let retainers = snapshot.storages.iter().map(|storage| &storage.retainer);
         retainers
-            .map(|kept| {
-                kept.as_ref().map_or_else(String::new, |kept| {
-                    let through = kept.through.as_deref().unwrap_or("itself");
-                    let alone = if kept.exclusive {
+            .map(|retainer| {
+                retainer.as_ref().map_or_else(String::new, |retainer| {
+                    let through = retainer.through.as_deref().unwrap_or("itself");
+                    let alone = if retainer.exclusive {
                         "alone"
                     } else {
                         "with others"
                     };
-                    format!("{} {through} {alone}", kept.by)
+                    format!("{} {through} {alone}", retainer.by)
                 })
             })
             .collect()
     }
 
     #[test]
-    fn what_all_ways_lead_to_through_one_container_is_kept_by_it_alone() {
+    fn a_container_on_all_paths_is_the_exclusive_retainer() {
         let holders = [holder("losses[*]", "list"), holder("model", "Net")];
         let through = "grad_fn MulBackward0";
         assert_eq!(
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_variables_lead_to_is_kept_by_neither_alone() {
+    fn memory_reached_from_two_variables_has_no_exclusive_retainer() {
         let holders = [holder("one", "list"), holder("other", "list")];
         let rows = retained(&[(0, 0), (1, 1)], &holders);
         assert_eq!(rows[2], "one grad_fn MulBackward0 alone");
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_context_of_a_function_holds_is_kept_by_whoever_keeps_its_node() {
+    fn memory_held_by_a_ctx_is_retained_by_the_retainer_of_its_node() {
         // The node 0x300, at index 2, has a `ctx` with a list of the tensor at index 5.
         let refer = |from, to, step: &str| Reference {
             from,

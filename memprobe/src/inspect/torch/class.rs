@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_is_told_by_its_name_and_by_what_it_is_derived_from() {
+    fn recognizes_a_class_by_its_name_and_bases() {
         let mut heap = Heap::default();
         let plain = heap.class("N3c1010TensorImplE", &[]);
         let derived = heap.class("4Mine", &["5Other", "N3c1010TensorImplE"]);

@@ -1,6 +1,8 @@
 //! A fake process with tensors, storages and a graph, laid out by the same rows that the readers use.
 
-use super::layout_versions::{AutogradLayout, DeviceOrder, NodeLayout, StorageLayout, TensorLayout};
+use super::layout_versions::{
+    AutogradLayout, DeviceOrder, NodeLayout, StorageLayout, TensorLayout,
+};
 use crate::target::memory::fake::FakeMemory;
 
 /// Base addresses of each kind of object.

@@ -7,7 +7,9 @@ use super::autograd::{Meta, View};
 use super::bytes::Fields;
 use super::calibrate;
 use super::class::{Classes, Family};
-use super::layout_versions::{self, AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
+use super::layout_versions::{
+    self, AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS,
+};
 use super::layout_versions::{TensorLayout, Versions};
 use super::node;
 use super::saved::Saved;

@@ -45,15 +45,15 @@ pub enum NotOne {
 }
 
 impl From<Unreadable> for NotOne {
-    fn from(why: Unreadable) -> Self {
-        Self::Unreadable(why)
+    fn from(error: Unreadable) -> Self {
+        Self::Unreadable(error)
     }
 }
 
 impl fmt::Display for NotOne {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unreadable(why) => why.fmt(f),
+            Self::Unreadable(error) => error.fmt(f),
             Self::Class => f.write_str("no object of this class lies there"),
             Self::Undefined => f.write_str("it stands for no tensor"),
             Self::Fields => f.write_str("its fields contradict one another"),

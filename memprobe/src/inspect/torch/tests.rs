@@ -1,9 +1,9 @@
 //! Reads fake processes whose objects are laid out by each row of the tables.
 
-use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
-use super::layout_versions::{DeviceOrder, Handle, TensorLayout};
 use super::fake::{New, Process};
 use super::graph::{LeftOut, RawGraph, Saved, SavedTensor, collect};
+use super::layout_versions::{AUTOGRAD, AutogradLayout, NODES, NodeLayout, StorageLayout, TENSORS};
+use super::layout_versions::{DeviceOrder, Handle, TensorLayout};
 use super::{Class, Geometry, LayoutError, Layouts, NotOne, Origin};
 use crate::event::DeviceIndex;
 use crate::inspect::heap::capture::CaptureMode;
@@ -148,7 +148,7 @@ fn compare(training: &Training, graph: &RawGraph, minor: u32) {
     );
     assert!(names.contains(&"torch::autograd::CopySlices"), "{names:?}");
     let saved_as = |tensor, saved| {
-        let is_it = |kept: &&SavedTensor| (kept.tensor, kept.saved) == (tensor, saved);
+        let is_it = |found: &&SavedTensor| (found.tensor, found.saved) == (tensor, saved);
         assert_eq!(graph.saved.iter().filter(is_it).count(), 1, "2.{minor}");
     };
     saved_as(training.activation, Saved::Original);
@@ -219,7 +219,7 @@ fn a_layout_of_no_known_version_is_found_by_what_the_fields_say() {
 }
 
 #[test]
-fn without_tensors_or_with_none_that_tell_nothing_is_guessed() {
+fn without_informative_tensors_guesses_nothing() {
     let training = Training::of(process(15));
     let memory = &training.process.heap.memory;
     let find =
@@ -233,7 +233,7 @@ fn without_tensors_or_with_none_that_tell_nothing_is_guessed() {
 }
 
 #[test]
-fn of_a_process_that_runs_on_a_few_tensors_tell_the_layout_of_its_version_though_most_have_died() {
+fn finds_the_layout_of_a_running_process_from_a_few_live_tensors() {
     let mut process = process(15);
     let living = (1..=4).map(|size| {
         let tensor = process.tensor(&New {
@@ -314,7 +314,7 @@ fn a_node_of_an_unknown_allocator_is_not_searched_and_that_is_said() {
 }
 
 #[test]
-fn a_node_whose_class_tells_its_size_is_searched_whatever_its_allocator() {
+fn a_node_whose_class_gives_its_size_is_searched_with_any_allocator() {
     let mut training = Training::of(process(15));
     let heap = &mut training.process.heap;
     let (_, size) = heap

@@ -11,7 +11,7 @@ use crate::event::{
     NoStack, PurposeId, Stack, StackId,
 };
 use crate::model::applied::{Applied, Freed};
-use crate::model::snapshot::{Grouping, Site, PurposeInfo};
+use crate::model::snapshot::{Grouping, PurposeInfo, Site};
 use crate::model::{BlockOrigin, Model, grouping};
 
 /// Cap on groups; the excess is one group per device.
@@ -146,12 +146,12 @@ impl AllocationGroups {
         }
     }
 
-    /// Applies an event and the model's result for it; calls `tell` for each change.
-    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, tell: impl FnMut(Change)) {
+    /// Applies an event and the model's result for it; calls `emit` for each change.
+    pub(super) fn apply(&mut self, event: &Event, applied: &Applied, emit: impl FnMut(Change)) {
         match event {
             Event::Stack(id, stack) => self.define(*id, stack),
             Event::BlockPurpose(id, is) => self.uses.define(*id, is),
-            Event::Memory(event) => self.apply_memory(event, applied, tell),
+            Event::Memory(event) => self.apply_memory(event, applied, emit),
             // No other event concerns a block seen being allocated.
             _ => {}
         }
@@ -208,26 +208,32 @@ impl AllocationGroups {
         &mut self,
         event: &MemoryEvent,
         applied: &Applied,
-        mut tell: impl FnMut(Change),
+        mut emit: impl FnMut(Change),
     ) {
         let Some(device) = event.device else { return };
         match (event.action, applied) {
-            (Action::Alloc, Applied::Alloc { replaced, is_tracked: kept }) => {
+            (
+                Action::Alloc,
+                Applied::Alloc {
+                    replaced,
+                    is_tracked: kept,
+                },
+            ) => {
                 for ended in replaced {
-                    self.release(device, ended.addr, &mut tell);
+                    self.release(device, ended.addr, &mut emit);
                 }
-                self.hold(device, event, *kept, &mut tell);
+                self.hold(device, event, *kept, &mut emit);
             }
             (Action::Free, Applied::Free(Freed::Known { .. })) => {
-                self.release(device, event.addr, &mut tell);
+                self.release(device, event.addr, &mut emit);
             }
             _ => {}
         }
     }
 
-    /// Starts from the current state of a model; calls `tell` for each live block. Tensor types are unknown
+    /// Starts from the current state of a model; calls `emit` for each live block. Tensor types are unknown
     /// to the model.
-    pub(super) fn take_in(&mut self, model: &Model, mut tell: impl FnMut(DeviceIndex, Change)) {
+    pub(super) fn take_in(&mut self, model: &Model, mut emit: impl FnMut(DeviceIndex, Change)) {
         for (id, stack) in model.stacks() {
             self.define(id, stack);
         }
@@ -251,7 +257,7 @@ impl AllocationGroups {
                 size: block.size,
                 kind: ChangeKind::Added,
             };
-            tell(block.device, change);
+            emit(block.device, change);
         }
     }
 
@@ -260,13 +266,13 @@ impl AllocationGroups {
         device: DeviceIndex,
         event: &MemoryEvent,
         is_tracked: bool,
-        tell: &mut impl FnMut(Change),
+        emit: &mut impl FnMut(Change),
     ) {
         let part = self.part_of(device, event);
         if is_tracked {
             self.live.insert((device, event.addr), (part, event.size));
         }
-        tell(Change {
+        emit(Change {
             part,
             size: event.size,
             kind: if is_tracked {
@@ -299,9 +305,9 @@ impl AllocationGroups {
         name
     }
 
-    fn release(&mut self, device: DeviceIndex, addr: Address, tell: &mut impl FnMut(Change)) {
+    fn release(&mut self, device: DeviceIndex, addr: Address, emit: &mut impl FnMut(Change)) {
         if let Some((part, size)) = self.live.remove(&(device, addr)) {
-            tell(Change {
+            emit(Change {
                 part,
                 size,
                 kind: ChangeKind::Removed,

@@ -56,19 +56,19 @@ pub(super) struct Device {
 }
 
 impl Device {
-    /// State found at attach, in step interval `lap`.
-    pub(super) fn found(found: &AtAttach, follows: StackHistory, lap: u64) -> Self {
-        Self::with(found.totals, found.time, follows, lap)
+    /// State found at attach, in step interval `interval`.
+    pub(super) fn found(found: &AtAttach, follows: StackHistory, interval: u64) -> Self {
+        Self::with(found.totals, found.time, follows, interval)
     }
 
     /// State just before the first event seen on the device.
-    pub(super) fn before(event: &MemoryEvent, follows: StackHistory, lap: u64) -> Self {
-        Self::with(event.totals_before(), event.time, follows, lap)
+    pub(super) fn before(event: &MemoryEvent, follows: StackHistory, interval: u64) -> Self {
+        Self::with(event.totals_before(), event.time, follows, interval)
     }
 
     /// Current state according to the [`crate::model::Model`], for a ledger that starts late.
-    pub(super) fn late(is: &peak::DeviceTotals, follows: StackHistory, lap: u64) -> Self {
-        let mut device = Self::with(is.totals, is.time, follows, lap);
+    pub(super) fn late(is: &peak::DeviceTotals, follows: StackHistory, interval: u64) -> Self {
+        let mut device = Self::with(is.totals, is.time, follows, interval);
         let allocated = i128::from(is.totals.allocated.0);
         let before = (allocated - i128::from(is.unaccounted)).clamp(0, ADDRESS_LIMIT.into());
         let composition = &mut device.now.composition;
@@ -79,7 +79,7 @@ impl Device {
         device
     }
 
-    fn with(totals: Totals, time: TimeNs, follows: StackHistory, lap: u64) -> Self {
+    fn with(totals: Totals, time: TimeNs, follows: StackHistory, interval: u64) -> Self {
         let mut now = Moment {
             time,
             totals,
@@ -94,7 +94,7 @@ impl Device {
             blocks: [0; CategoryRule::ALL.len()],
             phases: HashMap::new(),
             judged: HashMap::new(),
-            held: LayerHistory::new(lap, follows.most_differences()),
+            held: LayerHistory::new(interval, follows.most_differences()),
             follows,
             known: 0,
         }

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn one_end_is_believed_where_both_sides_of_it_are_as_long() {
+    fn accepts_one_end_between_two_epochs_of_equal_length() {
         assert_eq!(epochs_of("a.a.a.aa.a.a.").0, Epochs::Told { batches: 3 });
         assert_eq!(epochs_of("a.a.a.aa.a.").0, Epochs::NoEnd);
         assert_eq!(epochs_of("a.a.a.").0, Epochs::NoEnd);

@@ -23,7 +23,7 @@ use super::allocation_groups::{
 use crate::event::{Bytes, DeviceIndex, Event, TimeNs};
 use crate::model::Model;
 use crate::model::applied::Applied;
-use crate::model::snapshot::{Grouping, Site, PurposeInfo};
+use crate::model::snapshot::{Grouping, PurposeInfo, Site};
 
 /// Length of the first windows: 1 ms, in nanoseconds.
 const FIRST_WINDOW: u64 = 1_000_000;
@@ -204,7 +204,7 @@ impl GrowthLedger {
             self.retainers.take(names, &self.parts);
         }
         let (live, lows) = (&mut self.live, &mut self.window.lows);
-        let (laps, windows) = (&mut self.intervals, &mut self.windows);
+        let (intervals, windows) = (&mut self.intervals, &mut self.windows);
         self.parts.apply(event, applied, |change| {
             if live.len() <= change.part {
                 live.resize(change.part + 1, Level::default());
@@ -213,7 +213,7 @@ impl GrowthLedger {
             let low = lows.entry(change.part).or_insert(*level);
             level.change(change);
             *low = low.lower(*level);
-            laps.touch(change.part);
+            intervals.touch(change.part);
             windows.touch(change.part);
         });
         if let Some((device, now)) = moment {
@@ -316,13 +316,17 @@ impl GrowthLedger {
     }
 
     /// Growth on a device; `None` for an unknown device. Without `intervals_per_iteration` it fits time windows.
-    pub fn growth(&self, device: DeviceIndex, intervals_per_iteration: Option<f64>) -> Option<Growth> {
+    pub fn growth(
+        &self,
+        device: DeviceIndex,
+        intervals_per_iteration: Option<f64>,
+    ) -> Option<Growth> {
         let on = self.devices.get(&device)?;
         let (track, total, look) = match intervals_per_iteration {
-            Some(laps) => (
+            Some(intervals) => (
                 &self.intervals,
                 &on.intervals,
-                StepSelection::at_iterations(&self.intervals, laps),
+                StepSelection::at_iterations(&self.intervals, intervals),
             ),
             None => {
                 let look = StepSelection::at_windows(&self.windows, self.window.length);

@@ -80,65 +80,67 @@ pub struct Iterations {
 }
 
 impl Iterations {
-    pub(super) fn of(laps: &StepIntervals) -> Self {
-        Self::latest(laps, usize::MAX)
+    pub(super) fn of(intervals: &StepIntervals) -> Self {
+        Self::latest(intervals, usize::MAX)
     }
 
     /// Builds the last `most` rows.
-    pub(super) fn latest(laps: &StepIntervals, most: usize) -> Self {
-        let all: Vec<&StepInterval> = laps.all().collect();
-        let cycle = match laps.source() {
+    pub(super) fn latest(intervals: &StepIntervals, most: usize) -> Self {
+        let all: Vec<&StepInterval> = intervals.all().collect();
+        let cycle = match intervals.source() {
             Source::Steps | Source::ZeroGrads => cycle(&all),
             Source::Nothing | Source::Batches | Source::Line => Cycle::Single,
         };
-        let (epochs, loader) = laps.epochs();
+        let (epochs, loader) = intervals.epochs();
         let mut rows = Rows {
             most,
             loader: matches!(epochs, Epochs::Told { .. }).then_some(loader),
             ..Rows::default()
         };
-        if laps.source() == Source::Nothing {
-            return Self::undivided(&all, laps);
+        if intervals.source() == Source::Nothing {
+            return Self::undivided(&all, intervals);
         }
         let evaluations = all
             .iter()
-            .filter(|lap| lap.kind == IntervalKind::Evaluation);
-        let trainings = all.iter().filter(|lap| lap.key.is_some()).count();
+            .filter(|interval| interval.kind == IntervalKind::Evaluation);
+        let trainings = all.iter().filter(|interval| interval.key.is_some()).count();
         // Evaluation in most iterations belongs to them: a teacher or a target network.
         let evaluation_is_part = evaluations.count() * 2 > trainings;
         let (finished, current) = all.split_at(all.len().saturating_sub(1));
         let mut count = 0;
-        for lap in finished {
-            match lap.kind {
-                IntervalKind::Preamble => rows.push(IterationKind::Before, lap),
-                IntervalKind::Evaluation if evaluation_is_part || !is_first(count, lap, cycle) => {
-                    rows.take(lap);
+        for interval in finished {
+            match interval.kind {
+                IntervalKind::Preamble => rows.push(IterationKind::Before, interval),
+                IntervalKind::Evaluation
+                    if evaluation_is_part || !is_first(count, interval, cycle) =>
+                {
+                    rows.take(interval);
                 }
-                IntervalKind::Evaluation => rows.push(IterationKind::Evaluation, lap),
+                IntervalKind::Evaluation => rows.push(IterationKind::Evaluation, interval),
                 IntervalKind::Training => {
-                    let begins = is_first(count, lap, cycle);
-                    rows.iterate(lap, begins);
+                    let begins = is_first(count, interval, cycle);
+                    rows.iterate(interval, begins);
                     count += 1;
                 }
             }
         }
-        if let Some(lap) = current.first().filter(|lap| did_anything(lap)) {
-            match (laps.source(), finished.is_empty()) {
-                (Source::Line, true) => rows.push(IterationKind::Before, lap),
+        if let Some(interval) = current.first().filter(|interval| did_anything(interval)) {
+            match (intervals.source(), finished.is_empty()) {
+                (Source::Line, true) => rows.push(IterationKind::Before, interval),
                 _ => {
-                    rows.iterate(lap, is_first(count, lap, cycle));
-                    if !is_last(count, lap, laps.source(), cycle) {
+                    rows.iterate(interval, is_first(count, interval, cycle));
+                    if !is_last(count, interval, intervals.source(), cycle) {
                         rows.leave_open();
                     }
                 }
             }
         }
         Self {
-            source: laps.source(),
+            source: intervals.source(),
             cycle,
             epochs,
             rows: rows.finish(),
-            dropped: laps.dropped(),
+            dropped: intervals.dropped(),
         }
     }
 }
@@ -150,14 +152,14 @@ impl Iterations {
         rows.find(|row| (row.begin..=row.end).contains(&time))
     }
 
-    fn undivided(laps: &[&StepInterval], of: &StepIntervals) -> Self {
+    fn undivided(intervals: &[&StepInterval], of: &StepIntervals) -> Self {
         let mut rows = Rows {
             most: usize::MAX,
             ..Rows::default()
         };
-        if let Some((first, others)) = laps.split_first() {
+        if let Some((first, others)) = intervals.split_first() {
             let mut all = (*first).clone();
-            others.iter().for_each(|lap| all.extend(lap));
+            others.iter().for_each(|interval| all.extend(interval));
             if did_anything(&all) {
                 rows.push(IterationKind::Undivided, &all);
             }
@@ -172,32 +174,34 @@ impl Iterations {
     }
 }
 
-fn did_anything(lap: &StepInterval) -> bool {
-    lap.devices.values().any(|device| device.allocs > 0)
+fn did_anything(interval: &StepInterval) -> bool {
+    interval.devices.values().any(|device| device.allocs > 0)
 }
 
 /// True if a step interval begins an iteration; `count` training intervals came before it.
-fn is_first(count: usize, lap: &StepInterval, cycle: Cycle) -> bool {
+fn is_first(count: usize, interval: &StepInterval, cycle: Cycle) -> bool {
     match cycle {
         Cycle::Single | Cycle::Irregular => true,
-        Cycle::ByBatch => lap.batches > 0 || count == 0,
+        Cycle::ByBatch => interval.batches > 0 || count == 0,
         Cycle::Repeats(steps) => count.is_multiple_of(steps),
     }
 }
 
 /// True if the unfinished interval ends an iteration: its step has begun and nothing followed.
-fn is_last(count: usize, lap: &StepInterval, source: Source, cycle: Cycle) -> bool {
+fn is_last(count: usize, interval: &StepInterval, source: Source, cycle: Cycle) -> bool {
     let ends = match cycle {
         Cycle::Repeats(steps) => (count + 1).is_multiple_of(steps),
         Cycle::Single | Cycle::ByBatch | Cycle::Irregular => true,
     };
-    source == Source::Steps && lap.key.is_some() && ends
+    source == Source::Steps && interval.key.is_some() && ends
 }
 
-fn cycle(laps: &[&StepInterval]) -> Cycle {
-    let trainings = laps.iter().filter(|lap| lap.kind == IntervalKind::Training);
+fn cycle(intervals: &[&StepInterval]) -> Cycle {
+    let trainings = intervals
+        .iter()
+        .filter(|interval| interval.kind == IntervalKind::Training);
     let steps: Vec<_> = trainings
-        .filter_map(|lap| Some((lap.key?, lap.batches)))
+        .filter_map(|interval| Some((interval.key?, interval.batches)))
         .collect();
     let Some((first, _)) = steps.first() else {
         return Cycle::Single;
@@ -236,24 +240,24 @@ struct Rows {
 }
 
 impl Rows {
-    fn push(&mut self, kind: IterationKind, lap: &StepInterval) {
+    fn push(&mut self, kind: IterationKind, interval: &StepInterval) {
         self.close();
-        self.open = Some((kind, lap.clone()));
+        self.open = Some((kind, interval.clone()));
         self.close();
     }
 
     /// Adds evaluation to the row of the next training interval.
-    fn take(&mut self, lap: &StepInterval) {
+    fn take(&mut self, interval: &StepInterval) {
         match &mut self.part {
-            Some(part) => part.extend(lap),
-            None => self.part = Some(lap.clone()),
+            Some(part) => part.extend(interval),
+            None => self.part = Some(interval.clone()),
         }
     }
 
-    fn iterate(&mut self, lap: &StepInterval, begins: bool) {
-        let mut whole = self.part.take().unwrap_or_else(|| lap.clone());
-        if whole.end != lap.end || whole.begin != lap.begin {
-            whole.extend(lap);
+    fn iterate(&mut self, interval: &StepInterval, begins: bool) {
+        let mut whole = self.part.take().unwrap_or_else(|| interval.clone());
+        if whole.end != interval.end || whole.begin != interval.begin {
+            whole.extend(interval);
         }
         match &mut self.open {
             Some((_, open)) if !begins => open.extend(&whole),
@@ -271,23 +275,25 @@ impl Rows {
     }
 
     fn close(&mut self) {
-        let Some((kind, lap)) = self.open.take() else {
+        let Some((kind, interval)) = self.open.take() else {
             return;
         };
         if matches!(kind, IterationKind::Whole | IterationKind::Unfinished) {
             self.number += 1;
         }
-        let epoch = lap.epoch.filter(|epoch| self.loader == Some(epoch.loader));
+        let epoch = interval
+            .epoch
+            .filter(|epoch| self.loader == Some(epoch.loader));
         self.done.push_back(Iteration {
             number: self.number,
             kind,
-            begin: lap.begin,
-            end: lap.end,
-            batches: lap.batches,
-            backwards: lap.backwards,
+            begin: interval.begin,
+            end: interval.end,
+            batches: interval.batches,
+            backwards: interval.backwards,
             epoch: epoch.map(|epoch| epoch.number),
-            intervals: lap.first..=lap.last,
-            devices: lap.devices.into_iter().collect(),
+            intervals: interval.first..=interval.last,
+            devices: interval.devices.into_iter().collect(),
         });
         if self.done.len() > self.most {
             self.done.pop_front();
@@ -333,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_tell_better_than_a_cycle() {
+    fn batches_take_precedence_over_a_cycle() {
         let intervals = [
             interval(1, 1),
             interval(2, 0),

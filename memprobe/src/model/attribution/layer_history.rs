@@ -43,8 +43,8 @@ impl LayerSample {
     }
 
     /// Bytes at the peak of an ended interval.
-    fn at_interval(&self, lap: u64) -> u64 {
-        let after = self.at_intervals.partition_point(|(of, _)| *of <= lap);
+    fn at_interval(&self, interval: u64) -> u64 {
+        let after = self.at_intervals.partition_point(|(of, _)| *of <= interval);
         let last = after
             .checked_sub(1)
             .and_then(|at| self.at_intervals.get(at));
@@ -52,12 +52,16 @@ impl LayerSample {
     }
 
     /// Corrects an interval and all later ones; returns the number of differences added.
-    fn put_right(&mut self, lap: u64, change: impl Fn(u64) -> u64) -> usize {
+    fn put_right(&mut self, interval: u64, change: impl Fn(u64) -> u64) -> usize {
         let before = self.differences();
-        let at = self.at_intervals.partition_point(|(of, _)| *of < lap);
-        if self.at_intervals.get(at).is_none_or(|(of, _)| *of != lap) {
-            let bytes = self.at_interval(lap);
-            self.at_intervals.insert(at, (lap, bytes));
+        let at = self.at_intervals.partition_point(|(of, _)| *of < interval);
+        if self
+            .at_intervals
+            .get(at)
+            .is_none_or(|(of, _)| *of != interval)
+        {
+            let bytes = self.at_interval(interval);
+            self.at_intervals.insert(at, (interval, bytes));
         }
         for (_, bytes) in &mut self.at_intervals[at..] {
             *bytes = change(*bytes);
@@ -96,13 +100,13 @@ pub(super) struct LayerHistory {
 }
 
 impl LayerHistory {
-    /// Empty history, beginning with interval `lap`. Stores at most `most` differences.
-    pub(super) fn new(lap: u64, most: usize) -> Self {
+    /// Empty history, beginning with interval `interval`. Stores at most `most` differences.
+    pub(super) fn new(interval: u64, most: usize) -> Self {
         Self {
             places: HashMap::new(),
             most,
             differences: 0,
-            interval: lap,
+            interval,
             moment: 0,
             ordinal: 0,
             ended: VecDeque::new(),
@@ -130,12 +134,12 @@ impl LayerHistory {
 
     /// Moves a live block from `ways[0]` to `ways[1]`; `None` means not counted. Intervals before `oldest`
     /// stay unchanged.
-    pub(super) fn shift(&mut self, block: &Block, ways: [Option<LayerKey>; 2], shift: Shift) {
+    pub(super) fn shift(&mut self, block: &Block, places: [Option<LayerKey>; 2], shift: Shift) {
         let Shift { peak, was, oldest } = shift;
         let size = block.size;
         let was_highest = self.ordinal >= block.born;
         let first = self.first_with(block.born, oldest);
-        let [from, to] = ways;
+        let [from, to] = places;
         let from = from.filter(|from| self.places.contains_key(from));
         let goes: Correction = (Holding::remove, u64::saturating_sub);
         let comes: Correction = (Holding::add, u64::saturating_add);
@@ -146,7 +150,9 @@ impl LayerHistory {
             if was_highest {
                 sample.highest = change(sample.highest, size);
             }
-            let more = first.map_or(0, |lap| sample.put_right(lap, |bytes| change(bytes, size)));
+            let more = first.map_or(0, |interval| {
+                sample.put_right(interval, |bytes| change(bytes, size))
+            });
             self.differences += more;
         }
     }
@@ -157,9 +163,9 @@ impl LayerHistory {
         self.ordinal = ordinal;
     }
 
-    /// Ends intervals until `lap` is current; `ordinal` is the last event.
-    pub(super) fn pass_to(&mut self, lap: u64, ordinal: u64) {
-        while self.interval < lap {
+    /// Ends intervals until `interval` is current; `ordinal` is the last event.
+    pub(super) fn pass_to(&mut self, interval: u64, ordinal: u64) {
+        while self.interval < interval {
             self.end_interval(ordinal);
         }
     }
@@ -212,18 +218,18 @@ impl LayerHistory {
     }
 
     /// True if the history includes an interval.
-    pub(super) fn knows(&self, lap: u64) -> bool {
+    pub(super) fn knows(&self, interval: u64) -> bool {
         let first = self
             .ended
             .front()
             .map_or(self.interval, |(first, _)| *first);
-        (first..=self.interval).contains(&lap)
+        (first..=self.interval).contains(&interval)
     }
 
     /// Bytes of an entry at the peak of an interval.
-    pub(super) fn bytes_at_interval(&self, sample: &LayerSample, lap: u64) -> u64 {
-        match (lap == self.interval, sample.moment == self.moment) {
-            (false, _) => sample.at_interval(lap),
+    pub(super) fn bytes_at_interval(&self, sample: &LayerSample, interval: u64) -> u64 {
+        match (interval == self.interval, sample.moment == self.moment) {
+            (false, _) => sample.at_interval(interval),
             (true, true) => sample.highest,
             (true, false) => sample.holding.live,
         }
@@ -242,9 +248,9 @@ impl LayerHistory {
 
     /// First ended interval from `oldest` on at whose peak a block allocated by event `born` was live.
     fn first_with(&self, born: u64, oldest: u64) -> Option<u64> {
-        let is_before = |(lap, ordinal): &(u64, u64)| *lap < oldest || *ordinal < born;
+        let is_before = |(interval, ordinal): &(u64, u64)| *interval < oldest || *ordinal < born;
         let at = self.ended.partition_point(is_before);
-        self.ended.get(at).map(|(lap, _)| *lap)
+        self.ended.get(at).map(|(interval, _)| *interval)
     }
 }
 

@@ -87,7 +87,7 @@ impl Layering<'_> {
     /// Memory by module at the peak of a device.
     pub fn at_peak(&self, index: DeviceIndex) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
-        let bytes = |stratum: &LayerSample| stratum.holding.as_of(device.peaks).at_peak;
+        let bytes = |sample: &LayerSample| sample.holding.as_of(device.peaks).at_peak;
         Some(self.divide(device, &device.peak, bytes))
     }
 
@@ -95,16 +95,9 @@ impl Layering<'_> {
     pub fn in_iteration(&self, index: DeviceIndex, iteration: &Iteration) -> Option<DeviceLayers> {
         let device = self.ledger.devices.get(&index)?;
         let mut seen = iteration.devices.iter();
-        let (
-            _,
-            IntervalDevice {
-                peak,
-                interval: lap,
-                ..
-            },
-        ) = seen.find(|(of, _)| *of == index)?;
-        let bytes = |stratum: &LayerSample| device.held.bytes_at_interval(stratum, *lap);
-        let has_history = device.held.knows(*lap);
+        let (_, IntervalDevice { peak, interval, .. }) = seen.find(|(of, _)| *of == index)?;
+        let bytes = |sample: &LayerSample| device.held.bytes_at_interval(sample, *interval);
+        let has_history = device.held.knows(*interval);
         has_history.then(|| self.divide(device, peak, bytes))
     }
 
@@ -113,9 +106,9 @@ impl Layering<'_> {
         iteration
             .devices
             .iter()
-            .any(|(index, IntervalDevice { interval: lap, .. })| {
+            .any(|(index, IntervalDevice { interval, .. })| {
                 let device = self.ledger.devices.get(index);
-                device.is_some_and(|device| !device.held.knows(*lap))
+                device.is_some_and(|device| !device.held.knows(*interval))
             })
     }
 
@@ -126,7 +119,7 @@ impl Layering<'_> {
         bytes: impl Fn(&LayerSample) -> u64,
     ) -> DeviceLayers {
         let held = device.held.iter();
-        let held = held.map(|(place, stratum)| (*place, bytes(stratum)));
+        let held = held.map(|(place, sample)| (*place, bytes(sample)));
         let mut held: Vec<_> = held.filter(|(_, bytes)| *bytes > 0).collect();
         // Stacks are numbered in order of first use, so modules keep the order of the model.
         held.sort_unstable_by_key(|(place, _)| *place);

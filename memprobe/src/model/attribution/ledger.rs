@@ -323,12 +323,12 @@ impl AttributionLedger {
 
     fn find(&mut self, found: &AtAttach) {
         let Some(index) = found.device else { return };
-        let (follows, lap) = (self.follows, self.intervals.ended());
+        let (follows, interval) = (self.follows, self.intervals.ended());
         if are_plausible(found.totals) && are_plausible(found.peak) {
             self.intervals.start(found.time);
             self.devices
                 .entry(index)
-                .or_insert_with(|| Device::found(found, follows, lap));
+                .or_insert_with(|| Device::found(found, follows, interval));
         }
     }
 
@@ -350,11 +350,14 @@ impl AttributionLedger {
         }
         self.ordinal += 1;
         let allocated = match applied {
-            Applied::Alloc { replaced, is_tracked: kept } => {
+            Applied::Alloc {
+                replaced,
+                is_tracked,
+            } => {
                 for ended in replaced {
                     self.remove_block(index, (index, ended.addr));
                 }
-                self.alloc(index, event, *kept);
+                self.alloc(index, event, *is_tracked);
                 Some(event.size)
             }
             Applied::Held { is_tracked: true } => {
@@ -376,7 +379,7 @@ impl AttributionLedger {
         }
     }
 
-    fn alloc(&mut self, index: DeviceIndex, event: &MemoryEvent, kept: bool) {
+    fn alloc(&mut self, index: DeviceIndex, event: &MemoryEvent, is_tracked: bool) {
         let traits = *self
             .stack_properties
             .get(&event.stack)
@@ -438,7 +441,7 @@ impl AttributionLedger {
             return;
         };
         device.count(asked.classified, event.size);
-        if kept {
+        if is_tracked {
             device.hold(&block, asked.classified);
             self.blocks.insert((index, event.addr), block);
         }

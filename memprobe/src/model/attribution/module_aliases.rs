@@ -124,7 +124,7 @@ mod tests {
     }
 
     /// Learns a parameter from a heap snapshot.
-    fn hear_of_parameter(roots: &mut ModuleAliases, held: &str, called: &str) {
+    fn learn_of_parameter(roots: &mut ModuleAliases, held: &str, called: &str) {
         let named = LabeledBlock {
             addr: Address(512),
             size: Bytes(512),
@@ -140,22 +140,22 @@ mod tests {
     }
 
     #[test]
-    fn before_there_are_gradients_the_class_of_the_root_tells() {
+    fn before_gradients_the_class_of_the_root_decides() {
         let mut roots = ModuleAliases::default();
-        hear_of_parameter(&mut roots, "self.model.layers.0", "GPT.layers.0");
+        learn_of_parameter(&mut roots, "self.model.layers.0", "GPT.layers.0");
         assert_eq!(called(&roots, "self.model.head"), "GPT.head");
         // Pairs from gradients take precedence: a wrapper may hold the model without being called.
-        hear_of_parameter(&mut roots, "wrapper.net.head", "Wrapper.net.head");
+        learn_of_parameter(&mut roots, "wrapper.net.head", "Wrapper.net.head");
         assert_eq!(called(&roots, "wrapper.net"), "Wrapper.net");
         hear(&mut roots, "wrapper.net.head", "Net.head");
         assert_eq!(called(&roots, "wrapper.net"), "Net");
     }
 
     #[test]
-    fn of_two_models_of_one_class_it_does_not_tell() {
+    fn two_models_of_one_class_stay_ambiguous() {
         let mut roots = ModuleAliases::default();
-        hear_of_parameter(&mut roots, "student.head", "Net.head");
-        hear_of_parameter(&mut roots, "teacher.head", "Net.head");
+        learn_of_parameter(&mut roots, "student.head", "Net.head");
+        learn_of_parameter(&mut roots, "teacher.head", "Net.head");
         assert_eq!(called(&roots, "teacher.head"), "teacher.head");
     }
 

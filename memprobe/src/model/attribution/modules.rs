@@ -181,7 +181,7 @@ impl ModuleLedger {
         self.high_water_marks.entry(device).or_default().reach(now);
     }
 
-    fn count(&mut self, device: DeviceIndex, change: Change, summit: &HighWaterMark) {
+    fn count(&mut self, device: DeviceIndex, change: Change, mark: &HighWaterMark) {
         if self.counted.len() <= change.part {
             self.counted.resize(change.part + 1, None);
         }
@@ -195,7 +195,7 @@ impl ModuleLedger {
             }
             (None, None) => return,
         };
-        tree.change(node, pass, change, summit);
+        tree.change(node, pass, change, mark);
     }
 
     /// Memory by module on a device; `None` for an unknown device.
@@ -216,16 +216,16 @@ impl ModuleLedger {
 }
 
 impl Tree {
-    fn change(&mut self, node: u32, pass: Pass, change: Change, summit: &HighWaterMark) {
+    fn change(&mut self, node: u32, pass: Pass, change: Change, mark: &HighWaterMark) {
         let mut at = Some(node);
         while let Some(index) = at {
             let Some(node_at) = self.nodes.get_mut(index as usize) else {
                 return;
             };
             if index == node {
-                node_at.own.change(change, pass, summit);
+                node_at.own.change(change, pass, mark);
             }
-            node_at.total.change(change, pass, summit);
+            node_at.total.change(change, pass, mark);
             at = node_at.parent;
         }
     }

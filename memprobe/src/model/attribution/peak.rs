@@ -99,11 +99,11 @@ pub struct Holding {
 }
 
 impl HeldBytes {
-    /// Applies a change; `summit` is the mark before it.
-    pub(super) fn change(&mut self, change: Change, summit: &HighWaterMark) {
-        if self.at < summit.number {
+    /// Applies a change; `mark` is the mark before it.
+    pub(super) fn change(&mut self, change: Change, mark: &HighWaterMark) {
+        if self.at < mark.number {
             (self.live_at, self.blocks_at) = (self.live, self.blocks);
-            self.at = summit.number;
+            self.at = mark.number;
         }
         let size = change.size.0;
         match change.kind {
@@ -121,8 +121,8 @@ impl HeldBytes {
         }
     }
 
-    pub(super) fn holding(&self, summit: &HighWaterMark) -> Holding {
-        let (live_at, blocks_at) = match self.at < summit.number {
+    pub(super) fn holding(&self, mark: &HighWaterMark) -> Holding {
+        let (live_at, blocks_at) = match self.at < mark.number {
             true => (self.live, self.blocks),
             false => (self.live_at, self.blocks_at),
         };

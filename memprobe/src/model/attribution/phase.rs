@@ -601,14 +601,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_could_not_be_read_tells_no_phase() {
+    fn an_unreadable_stack_has_no_phase() {
         let cut = |known| stack(&[(Frame::UNREADABLE, "?"), known]);
         assert_eq!(classify(&cut(TRAIN)), (Phase::Other, PhaseRule::Unreadable));
         assert_eq!(classify(&cut(STEP)).0, Phase::OptimizerStep);
     }
 
     #[test]
-    fn files_outside_of_torch_tell_nothing() {
+    fn files_outside_torch_decide_no_phase() {
         let lookalike = stack(&[("/w/optim/optimizer.py", "wrapper"), TRAIN]);
         assert_eq!(classify(&lookalike).0, Phase::Other);
         let scheduler = ("/p/site-packages/torch/optim/lr_scheduler.py", "step");

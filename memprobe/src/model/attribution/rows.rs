@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_belongs_elsewhere_never_was_here() {
+    fn a_reassigned_block_leaves_no_trace_in_its_old_row() {
         let mut row = Holding::default();
         row.add(512, 0, AtPeak::Gone);
         row.remove(512, 1, AtPeak::Live);

@@ -134,10 +134,14 @@ pub(super) struct AllocationCounts {
 
 impl AllocationCounts {
     /// Counts an allocation, for a tensor of `asked` bytes if known.
-    pub(super) fn make(&mut self, key: Key, block: &Block, asked: Option<u64>, lap: u64) {
-        if self.intervals.back().is_none_or(|last| last.number != lap) {
+    pub(super) fn make(&mut self, key: Key, block: &Block, asked: Option<u64>, interval: u64) {
+        if self
+            .intervals
+            .back()
+            .is_none_or(|last| last.number != interval)
+        {
             self.intervals.push_back(IntervalAllocations {
-                number: lap,
+                number: interval,
                 born: block.born,
                 made: HashMap::new(),
             });
@@ -167,7 +171,7 @@ impl AllocationCounts {
         let interval = self
             .intervals
             .iter()
-            .rposition(|lap| lap.born <= block.born);
+            .rposition(|interval| interval.born <= block.born);
         let (Some(at), true) = (interval, from != to) else {
             return;
         };
@@ -202,9 +206,9 @@ impl AllocationCounts {
     /// Ends the heap snapshot. It replaces the stored one if modules hold no less in it.
     pub(super) fn end_reading(&mut self) {
         let reading = std::mem::take(&mut self.reading);
-        let bytes = |kept: &SizesByModule| {
-            let each = kept.values();
-            let each = each.map(|kept| kept.parameters.and(kept.buffers).rounded);
+        let bytes = |sizes: &SizesByModule| {
+            let each = sizes.values();
+            let each = each.map(|sizes| sizes.parameters.and(sizes.buffers).rounded);
             each.fold(0, u64::saturating_add)
         };
         let most = self.module_sizes.as_ref().map_or(0, bytes);
@@ -218,20 +222,20 @@ impl AllocationCounts {
         asked.filter(|asked| *asked <= rounded).unwrap_or(rounded)
     }
 
-    fn count(&mut self, lap: usize, key: (DeviceIndex, u32, Made), amount: Amount) {
-        let Some(lap) = self.intervals.get_mut(lap) else {
+    fn count(&mut self, interval: usize, key: (DeviceIndex, u32, Made), amount: Amount) {
+        let Some(interval) = self.intervals.get_mut(interval) else {
             return;
         };
         let (device, _, made) = key;
-        let has_capacity = lap.made.len() < MOST_SUMS || lap.made.contains_key(&key);
+        let has_capacity = interval.made.len() < MOST_SUMS || interval.made.contains_key(&key);
         let key = match has_capacity {
             true => key,
             false => (device, NOWHERE, made),
         };
-        let before = lap.made.len();
-        let sum = lap.made.entry(key).or_default();
+        let before = interval.made.len();
+        let sum = interval.made.entry(key).or_default();
         *sum = sum.and(amount);
-        self.sums += lap.made.len() - before;
+        self.sums += interval.made.len() - before;
     }
 
     fn forget(&mut self) {

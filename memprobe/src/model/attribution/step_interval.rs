@@ -226,14 +226,14 @@ impl StepIntervals {
     /// Number of the oldest interval that [`Self::revise`] changes.
     pub(super) fn oldest_open(&self) -> u64 {
         let oldest = self.done.len().saturating_sub(STILL_OPEN);
-        self.done.get(oldest).map_or(0, |lap| lap.first)
+        self.done.get(oldest).map_or(0, |interval| interval.first)
     }
 
     /// Revises the category of a block at the stored peaks.
     pub(super) fn revise(&mut self, index: DeviceIndex, revision: Revision) {
         let recent = self.done.iter_mut().rev().take(STILL_OPEN);
-        for lap in recent.chain([&mut self.current]) {
-            if let Some(device) = lap.devices.get_mut(&index) {
+        for interval in recent.chain([&mut self.current]) {
+            if let Some(device) = interval.devices.get_mut(&index) {
                 device.peak.revise(revision);
             }
         }
@@ -346,11 +346,11 @@ impl StepIntervals {
         self.source = source;
         let mut merged: Option<StepInterval> = None;
         let mut retained = VecDeque::new();
-        for lap in std::mem::take(&mut self.done) {
-            match (&mut merged, lap.kind) {
-                (None, IntervalKind::Preamble) => retained.push_back(lap),
-                (None, _) => merged = Some(lap),
-                (Some(merged), _) => merged.extend(&lap),
+        for interval in std::mem::take(&mut self.done) {
+            match (&mut merged, interval.kind) {
+                (None, IntervalKind::Preamble) => retained.push_back(interval),
+                (None, _) => merged = Some(interval),
+                (Some(merged), _) => merged.extend(&interval),
             }
         }
         if let Some(mut merged) = merged {

@@ -392,7 +392,7 @@ fn what_is_made_for_no_tensor_is_a_workspace_unless_the_backward_pass_frees_it()
 }
 
 #[test]
-fn what_the_objects_of_the_process_say_decides_and_tells_how_much_was_inferred_rightly() {
+fn heap_snapshots_decide_categories_and_score_the_inference() {
     let mut program = Program::new();
     let parameter = program.alloc(From::Build, 2048);
     let outside = program.alloc(From::Outside, 512);

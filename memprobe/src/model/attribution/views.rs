@@ -10,8 +10,8 @@ use super::view::DeviceView;
 use crate::event::{Bytes, DeviceIndex, TimeNs};
 use crate::model::snapshot::Snapshot;
 use crate::model::snapshot::attribution::{
-    DeviceCategories, DeviceModules, IterationLayers, IterationRow, Portion, PortionRow, Portions,
-    IterationChoice,
+    DeviceCategories, DeviceModules, IterationChoice, IterationLayers, IterationRow, Portion,
+    PortionRow, Portions,
 };
 
 /// Memory by module on each device, at the moment of a model's snapshot.

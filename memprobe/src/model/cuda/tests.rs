@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::event::{
-    Action, Address, Bytes, Context, CudaCall, DeviceIndex, Event, Frame, MemoryEvent, PurposeId,
-    CudaMemoryKind, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
+    Action, Address, Bytes, Context, CudaCall, CudaMemoryKind, DeviceIndex, Event, Frame,
+    MemoryEvent, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs, Totals,
 };
 use crate::model::Model;
 use crate::model::applied::Applied;
@@ -92,11 +92,41 @@ fn seen(model: &Model) -> Snapshot {
 #[test]
 fn where_no_caching_allocator_speaks_the_calls_are_the_allocations() {
     let mut model = model();
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Device, 0x1000, 100, 1));
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Virtual, 0x1000, 20, 2));
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Pinned, 0x5000, 7, 1));
-    model.apply(&event(Action::CudaFree, CudaMemoryKind::Device, 0x1000, 100, 0));
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Device, 0x2000, 30, 1));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Device,
+        0x1000,
+        100,
+        1,
+    ));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Virtual,
+        0x1000,
+        20,
+        2,
+    ));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Pinned,
+        0x5000,
+        7,
+        1,
+    ));
+    model.apply(&event(
+        Action::CudaFree,
+        CudaMemoryKind::Device,
+        0x1000,
+        100,
+        0,
+    ));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Device,
+        0x2000,
+        30,
+        1,
+    ));
     let snapshot = seen(&model);
     assert_eq!(snapshot.cuda.layer, Layer::Runtime);
     let [device] = snapshot.devices.as_slice() else {
@@ -120,12 +150,30 @@ fn where_no_caching_allocator_speaks_the_calls_are_the_allocations() {
 }
 
 #[test]
-fn beside_a_caching_allocator_memory_is_told_by_library_and_kind() {
+fn with_a_caching_allocator_other_memory_is_listed_by_library_and_kind() {
     let mut model = model();
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Device, 0x1000, 100, 1));
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Device, 0x2000, 300, 2));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Device,
+        0x1000,
+        100,
+        1,
+    ));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Device,
+        0x2000,
+        300,
+        2,
+    ));
     model.apply(&block(0x9000, 512));
-    model.apply(&event(Action::CudaFree, CudaMemoryKind::Device, 0x2000, 300, 0));
+    model.apply(&event(
+        Action::CudaFree,
+        CudaMemoryKind::Device,
+        0x2000,
+        300,
+        0,
+    ));
     let snapshot = seen(&model);
     assert_eq!(snapshot.cuda.layer, Layer::Allocator);
     assert_eq!(snapshot.devices.len(), 1, "that of the allocator alone");
@@ -151,9 +199,27 @@ fn beside_a_caching_allocator_memory_is_told_by_library_and_kind() {
 #[test]
 fn the_same_address_again_ends_what_was_there() {
     let mut model = model();
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Device, 0x1000, 100, 1));
-    model.apply(&event(Action::CudaAlloc, CudaMemoryKind::Device, 0x1000, 40, 2));
-    model.apply(&event(Action::CudaFree, CudaMemoryKind::Device, 0x7000, 0, 0));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Device,
+        0x1000,
+        100,
+        1,
+    ));
+    model.apply(&event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Device,
+        0x1000,
+        40,
+        2,
+    ));
+    model.apply(&event(
+        Action::CudaFree,
+        CudaMemoryKind::Device,
+        0x7000,
+        0,
+        0,
+    ));
     let snapshot = seen(&model);
     assert_eq!(snapshot.devices[0].totals.allocated, Bytes(40));
     assert_eq!(snapshot.devices[0].live_blocks, 1);
@@ -162,7 +228,13 @@ fn the_same_address_again_ends_what_was_there() {
 #[test]
 fn sizes_beyond_all_measure_are_malformed() {
     let mut model = model();
-    let huge = event(Action::CudaAlloc, CudaMemoryKind::Array, 0x1000, u64::MAX, 1);
+    let huge = event(
+        Action::CudaAlloc,
+        CudaMemoryKind::Array,
+        0x1000,
+        u64::MAX,
+        1,
+    );
     assert_eq!(model.apply(&huge), Applied::Malformed);
     assert_eq!(seen(&model).devices, []);
     assert_eq!(model.losses().malformed, 1);

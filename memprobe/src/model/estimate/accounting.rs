@@ -3,7 +3,7 @@
 use super::allocator::{BlockId, CachingAllocator};
 use super::lines::{LineId, Lines};
 use super::origin::Phase;
-use super::replay::{Request, OnGpu, Replay};
+use super::replay::{OnGpu, Replay, Request};
 use super::{Difference, Fit, Hardware, WORKSPACE};
 use crate::event::{Bytes, TimeNs, Totals};
 
@@ -177,17 +177,17 @@ impl Accounting {
     }
 
     /// Records a free on the CPU of a block that a GPU would still hold.
-    pub(super) fn end_on_cpu(&mut self, id: PieceId, why: Difference) {
+    pub(super) fn end_on_cpu(&mut self, id: PieceId, difference: Difference) {
         let Some(piece) = self.pieces.get_mut(id.0).and_then(Option::as_mut) else {
             return;
         };
         let (cpu, before) = (piece.cpu, piece.difference);
         let gpu = piece.gpu.unwrap_or(0);
         piece.cpu = 0;
-        piece.difference = Some(why);
+        piece.difference = Some(difference);
         self.now.cpu = self.now.cpu.saturating_sub(cpu);
         self.differ(before, signed(cpu) - signed(gpu));
-        self.differ(Some(why), signed(gpu));
+        self.differ(Some(difference), signed(gpu));
     }
 
     /// Removes a piece; returns it with the bytes freed on the GPU.
@@ -268,11 +268,11 @@ impl Accounting {
         })
     }
 
-    fn differ(&mut self, why: Option<Difference>, by: i64) {
+    fn differ(&mut self, difference: Option<Difference>, by: i64) {
         // A piece without a reason has equal sizes on both. Should they differ, the difference
         // shows as rounding.
-        let why = why.unwrap_or(Difference::Rounding) as usize;
-        self.now.differences[why] = self.now.differences[why].saturating_add(by);
+        let difference = difference.unwrap_or(Difference::Rounding) as usize;
+        self.now.differences[difference] = self.now.differences[difference].saturating_add(by);
     }
 }
 

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_line_held_at_the_peak_is_told_whatever_came_after() {
+    fn bytes_of_a_line_at_the_peak_survive_later_events() {
         let mut lines = Lines::default();
         let (a, b) = (lines.define(site(1)), lines.define(site(2)));
         lines.take(a, 100);

@@ -5,8 +5,8 @@
 //!
 //! At any moment: `allocated == bytes of the CPU + all [`Difference`]s`.
 
-mod allocator;
 mod accounting;
+mod allocator;
 mod lines;
 mod origin;
 mod replay;
@@ -250,7 +250,7 @@ impl Estimator {
         self.translation.finish(&mut self.books);
         let books = &self.books;
         let at_peak: Moment = books.peak();
-        let difference = |why: Difference| (why, at_peak.differences[why as usize]);
+        let difference = |kind: Difference| (kind, at_peak.differences[kind as usize]);
         Estimate {
             events: self.events,
             peak: books.totals(),

@@ -208,13 +208,19 @@ mod tests {
         let part = |together| (Phase::Step, Part::Parameter(together));
         assert_eq!(of("_single_tensor_adam"), part(ForeachTemporaries::Second));
         assert_eq!(of("_single_tensor_rmsprop"), part(ForeachTemporaries::Each));
-        assert_eq!(of("_single_tensor_sgd"), part(ForeachTemporaries::FirstLine));
-        assert_eq!(of("_single_tensor_rprop"), part(ForeachTemporaries::Unknown));
+        assert_eq!(
+            of("_single_tensor_sgd"),
+            part(ForeachTemporaries::FirstLine)
+        );
+        assert_eq!(
+            of("_single_tensor_rprop"),
+            part(ForeachTemporaries::Unknown)
+        );
         assert_eq!(of("_fused_adam"), (Phase::Step, Part::Plain));
     }
 
     #[test]
-    fn examples_are_told_from_the_batch_that_is_made_of_them() {
+    fn distinguishes_examples_from_the_batch_made_of_them() {
         let fetch = ("torch/utils/data/_utils/fetch.py", "fetch");
         let example = [("/home/me/data.py", "__getitem__"), fetch];
         assert_eq!(origin(&example), (Phase::Loading, Part::Sample));

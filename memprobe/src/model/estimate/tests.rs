@@ -311,8 +311,8 @@ fn saved_is_what_a_backward_pass_gives_back() {
     let estimate = run.finish();
     assert_eq!(estimate.saved, Bytes(4 * MIB));
     assert_eq!(estimate.lines[0].saved, Bytes(4 * MIB));
-    let kept = estimate.between_iterations.expect("an iteration followed");
-    assert_eq!(kept.allocated, Bytes(8 * MIB + 1024));
+    let between_iterations = estimate.between_iterations.expect("an iteration followed");
+    assert_eq!(between_iterations.allocated, Bytes(8 * MIB + 1024));
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn a_workspace_of_cublas_is_a_figure_of_its_own() {
 }
 
 #[test]
-fn whether_it_fits_is_said_with_the_first_line_for_which_there_is_no_room() {
+fn a_run_that_does_not_fit_names_the_first_refused_line() {
     let estimate = |memory: u64| {
         let memory = Some(Bytes(memory));
         let mut run = Run::on(Hardware { memory }, Vec::new());
@@ -382,7 +382,7 @@ fn whether_it_fits_is_said_with_the_first_line_for_which_there_is_no_room() {
 }
 
 #[test]
-fn what_could_not_be_taken_into_account_is_told() {
+fn reports_what_the_estimate_leaves_out() {
     let mut run = Run::new();
     run.estimator.apply(&Event::AtAttach(AtAttach {
         time: TimeNs(1),

@@ -6,7 +6,7 @@ use hashbrown::HashMap as FastMap;
 
 use super::accounting::{Accounting, Piece, PieceId};
 use super::lines::LineId;
-use super::origin::{Origin, Part, Phase, ForeachTemporaries};
+use super::origin::{ForeachTemporaries, Origin, Part, Phase};
 use super::replay::Request;
 use super::{Difference, Missing, OnHost};
 use crate::event::{

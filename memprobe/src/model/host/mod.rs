@@ -132,8 +132,8 @@ impl Host {
     }
 
     /// Marks the process as impossible to probe, with the reason.
-    pub fn refuse(&mut self, tgid: Tgid, why: &str) {
-        self.set_state(tgid, ProcessState::Refused(why.to_owned()));
+    pub fn refuse(&mut self, tgid: Tgid, reason: &str) {
+        self.set_state(tgid, ProcessState::Refused(reason.to_owned()));
     }
 
     /// Marks the process as probed, with its versions and probes.

@@ -197,8 +197,8 @@ impl Process {
 fn seen(state: &ProcessState) -> TargetState {
     match state {
         ProcessState::Waiting(what) => TargetState::Waiting(what.clone()),
-        ProcessState::Refused(why) => {
-            TargetState::Waiting(format!("nothing: it cannot be probed ({why})"))
+        ProcessState::Refused(reason) => {
+            TargetState::Waiting(format!("nothing: it cannot be probed ({reason})"))
         }
         ProcessState::Probed => TargetState::Running,
         ProcessState::Ended => TargetState::Exited,

@@ -131,7 +131,7 @@ fn tgids(host: &mut Host) -> Vec<u32> {
 }
 
 #[test]
-fn a_row_tells_what_its_process_holds_on_all_devices_and_who_holds_most() {
+fn a_row_shows_memory_on_all_devices_and_the_top_line() {
     let mut host = host(&[1, 2]);
     host.apply(Tgid(1), &stack(3));
     host.apply(Tgid(1), &alloc(1, 1, 0, 64, 100, 100));
@@ -172,7 +172,7 @@ fn the_peak_is_that_of_the_sum_and_not_the_sum_of_the_peaks() {
 }
 
 #[test]
-fn what_the_allocator_tells_at_attach_is_known_before_the_first_event() {
+fn totals_at_attach_are_known_before_the_first_event() {
     let mut host = host(&[1]);
     host.apply(Tgid(1), &Event::AtAttach(at_attach(1000, 5000)));
     let row = row(&mut host, 1, 2);
@@ -250,7 +250,7 @@ fn a_process_that_is_found_twice_keeps_its_ledger_and_gets_the_new_facts() {
 }
 
 #[test]
-fn a_full_host_lets_go_of_what_has_ended_and_counts_what_it_has_no_room_for() {
+fn a_full_host_drops_ended_processes_and_counts_untracked_ones() {
     let mut host = host(&[1, 2, 3]);
     assert!(!host.start(target(4), ProcessFacts::default(), at(1)));
     assert_eq!(host.snapshot(at(1)).health.untracked, 1);
@@ -261,7 +261,7 @@ fn a_full_host_lets_go_of_what_has_ended_and_counts_what_it_has_no_room_for() {
 }
 
 #[test]
-fn what_the_driver_says_stands_beside_the_process_that_it_is_about() {
+fn driver_figures_appear_on_the_row_of_their_process() {
     let mut host = host(&[1, 2]);
     let use_of = |device, bytes: Option<u64>| DriverUse {
         device,
@@ -311,7 +311,7 @@ fn a_sum_of_which_the_driver_says_a_part_is_unknown() {
 }
 
 #[test]
-fn losses_that_every_process_is_told_of_count_once_for_the_host() {
+fn losses_reported_to_every_process_count_once_for_the_host() {
     let mut host = host(&[1, 2]);
     let losses = Losses {
         events: 4,

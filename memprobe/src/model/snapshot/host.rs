@@ -23,9 +23,9 @@ impl HostSnapshot {
     /// process that uses the GPU, like a data loader's worker, and has done nothing of its own.
     pub fn holds_nothing(&self, row: &ProcessRow) -> bool {
         let names_any = self.processes.iter().any(|row| !row.driver.is_empty());
-        let driver_tells = names_any && self.driver.unlisted().next().is_none();
+        let driver_lists_all = names_any && self.driver.unlisted().next().is_none();
         let is_copy = row.facts.forked_from.is_some() && row.devices.is_empty();
-        row.events == 0 && row.driver.is_empty() && (driver_tells || is_copy)
+        row.events == 0 && row.driver.is_empty() && (driver_lists_all || is_copy)
     }
 }
 

@@ -234,9 +234,9 @@ mod tests {
             with("t.py:28 main() -> x", 0),
         );
         assert!(compared(&before, &after).is_empty());
-        let elsewhere = compared(&before, &with("t.py:28 main() -> x", 1));
-        assert_eq!((elsewhere.came.len(), elsewhere.went.len()), (1, 0));
-        assert_eq!(elsewhere.moved.tensors, 1);
+        let other_line = compared(&before, &with("t.py:28 main() -> x", 1));
+        assert_eq!((other_line.came.len(), other_line.went.len()), (1, 0));
+        assert_eq!(other_line.moved.tensors, 1);
         let other = compared(&before, &with("t.py:22 main() -> y", 0));
         assert_eq!(other.renamed.len(), 1);
     }

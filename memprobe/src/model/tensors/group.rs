@@ -30,7 +30,10 @@ pub enum GroupBy {
 impl GroupBy {
     /// Returns true if the rows of a group may come from different lines.
     pub fn is_apart_from_lines(self) -> bool {
-        matches!(self, Self::Site | Self::Module | Self::Kind | Self::Retainer)
+        matches!(
+            self,
+            Self::Site | Self::Module | Self::Kind | Self::Retainer
+        )
     }
 }
 
@@ -119,8 +122,8 @@ impl<'a> Key<'a> {
             GroupBy::Module => Self::Module(row.module.as_ref()),
             GroupBy::Site => Self::Site(row.site.as_ref()),
             GroupBy::Retainer => {
-                let kept = row.retainer.as_ref();
-                Self::Keeper(kept.map(|kept| (&*kept.by, kept.class.as_deref())))
+                let retainer = row.retainer.as_ref();
+                Self::Keeper(retainer.map(|retainer| (&*retainer.by, retainer.class.as_deref())))
             }
         }
     }
@@ -310,8 +313,8 @@ fn sort(groups: &mut [Group], rows: &[Row], by: GroupBy, order: Order) {
         };
         let by_holds = || {
             let key = |group: &Group| {
-                let is_beside = group.is_minor(rows, by);
-                (is_beside, Reverse(weight(group)), key(rows, group.rows[0]))
+                let is_minor = group.is_minor(rows, by);
+                (is_minor, Reverse(weight(group)), key(rows, group.rows[0]))
             };
             key(one).cmp(&key(other))
         };

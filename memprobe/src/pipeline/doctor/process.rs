@@ -450,9 +450,9 @@ impl Library {
                 ),
             ),
             Ok(_) => Finding::ok("library", path.as_str()),
-            Err(why) => Finding::fail(
+            Err(error) => Finding::fail(
                 "library",
-                format!("{path} cannot be read: {why}"),
+                format!("{path} cannot be read: {error}"),
                 "Run memprobe with sudo; in a container, give it CAP_SYS_ADMIN (or CAP_CHECKPOINT_RESTORE), with which \
                  files can be opened that have no name here.",
             ),

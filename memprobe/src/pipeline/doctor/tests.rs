@@ -79,7 +79,7 @@ fn colours_are_only_where_they_are_wanted() {
 }
 
 #[test]
-fn a_process_that_is_gone_is_told_and_nothing_else() {
+fn an_ended_process_is_the_only_finding() {
     let process = Process::examine(Tgid(u32::MAX));
     let findings: Vec<_> = process.findings().collect();
     assert_eq!(findings.len(), 1);
@@ -87,7 +87,7 @@ fn a_process_that_is_gone_is_told_and_nothing_else() {
 }
 
 #[test]
-fn a_process_that_is_no_python_is_told_so_and_its_memory_is_read() {
+fn a_process_without_python_is_reported_and_its_memory_is_read() {
     let process = Process::examine(Tgid(std::process::id()));
     let level = |check| {
         let found = process.findings().find(|finding| finding.check == check);

@@ -41,8 +41,8 @@ pub(super) fn of_the_kernel() -> Trial {
         log: None,
     };
     let Ok(offsets) = TaskOffsets::of_this_kernel() else {
-        let why = "not tried: the kernel's types are missing (see above)";
-        trial.findings.push(Finding::note("programs", why));
+        let reason = "not tried: the kernel's types are missing (see above)";
+        trial.findings.push(Finding::note("programs", reason));
         return trial;
     };
     let before = Instant::now();
@@ -185,8 +185,8 @@ mod tests {
 
     #[test]
     fn a_kernel_whose_verifier_cannot_follow_modules_is_warned_of() {
-        let told = of_modules(Modules::Told);
-        assert_eq!(told.level, Level::Ok);
+        let recorded = of_modules(Modules::Told);
+        assert_eq!(recorded.level, Level::Ok);
         let left_out = of_modules(Modules::LeftOut);
         assert_eq!(left_out.level, Level::Warn);
         assert_eq!(left_out.facts["told"], false);

@@ -100,15 +100,15 @@ impl Snapshots {
         let mut interrupts = Interrupts::new()?;
         let watched = Watched::open(self.tgid)?;
         let mut progress = Progress::new(false);
-        let mut eyes = BlockTracker::open(self.tgid, detail, ring_bytes, &mut progress)?;
+        let mut tracker = BlockTracker::open(self.tgid, detail, ring_bytes, &mut progress)?;
         tokio::select! {
             () = interrupts.next() => return Ok(ExitCode::SUCCESS),
-            ready = eyes.ready(&mut progress) => ready?,
+            ready = tracker.ready(&mut progress) => ready?,
         }
         let mut before: Option<TensorSnapshot> = None;
         loop {
             let next = Instant::now() + interval;
-            match self.take_watched(&mut eyes, &mut progress).await {
+            match self.take_watched(&mut tracker, &mut progress).await {
                 Ok(snapshot) => {
                     let heard = match &before {
                         None => print(|out| write_tensors(&snapshot, &self.options, out))?,
@@ -129,7 +129,7 @@ impl Snapshots {
             }
             tokio::select! {
                 () = interrupts.next() => return Ok(ExitCode::SUCCESS),
-                rested = rest(&mut eyes, &watched, next, &mut progress) => rested?,
+                rested = rest(&mut tracker, &watched, next, &mut progress) => rested?,
             }
             if watched.has_ended() {
                 progress.say(&format!("process {} has ended", self.tgid.0));
@@ -204,7 +204,7 @@ impl std::error::Error for NotTaken {}
 
 /// A snapshot with all that is known of the process. Blocks while the process is read.
 pub(super) fn taken(tgid: Tgid, manner: CaptureMode, extent: Extent) -> Result<TensorSnapshot> {
-    let mut snapshot = take(tgid, manner).map_err(|why| NotTaken { tgid, error: why })?;
+    let mut snapshot = take(tgid, manner).map_err(|error| NotTaken { tgid, error })?;
     let known = process::identified(tgid);
     snapshot.target.inner_tgid = known.inner_tgid;
     snapshot.target.container = known.container;

@@ -46,12 +46,12 @@ fn a_healthy_machine_gives_nothing_to_complain_of() {
 }
 
 #[test]
-fn what_stands_in_the_way_is_told_with_what_to_do() {
-    let mut told = String::new();
+fn obstacles_are_reported_with_advice() {
+    let mut texts = String::new();
     let mut case = |name: &str, change: &dyn Fn(&mut Machine)| {
         let mut machine = healthy();
         change(&mut machine);
-        told += &format!("== {name}\n{}", complaints(&machine));
+        texts += &format!("== {name}\n{}", complaints(&machine));
     };
     case("an old kernel", &|machine| {
         machine.release = "5.10.0-30-amd64".to_owned();
@@ -109,7 +109,7 @@ fn what_stands_in_the_way_is_told_with_what_to_do() {
         machine.ptrace_scope = Some(3)
     });
     case("programs interpreted", &|machine| machine.jit = Some(0));
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(texts);
 }
 
 #[test]

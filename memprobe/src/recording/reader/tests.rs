@@ -398,7 +398,7 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
         prop::option::of(any_retainer()),
     );
     let block = block.prop_map(
-        |((addr, size, device), kind, name, module, saved_by, kept)| LabeledBlock {
+        |((addr, size, device), kind, name, module, saved_by, retainer)| LabeledBlock {
             addr: Address(addr),
             size: Bytes(size),
             device: DeviceIndex(device & 15),
@@ -407,7 +407,7 @@ fn any_names() -> impl Strategy<Value = BlockLabels> {
             called: module.clone(),
             module,
             saved_by,
-            retainer: kept.map(Arc::new),
+            retainer: retainer.map(Arc::new),
         },
     );
     (any::<u64>(), prop::collection::vec(block, 0..5)).prop_map(|(time, blocks)| BlockLabels {

@@ -73,9 +73,9 @@ impl fmt::Display for SnapshotError {
                 "written by a later memprobe (format {format}, this one reads up to \
                  {TENSOR_FORMAT}): update memprobe"
             ),
-            Self::Damaged { reason: why } => write!(
+            Self::Damaged { reason } => write!(
                 f,
-                "the snapshot is damaged or its end is missing: {why}; take another with \
+                "the snapshot is damaged or its end is missing: {reason}; take another with \
                  `memprobe snapshot --pid N -o FILE`"
             ),
         }
@@ -121,7 +121,7 @@ pub fn read_tensors(from: impl Read) -> Result<TensorSnapshot, SnapshotError> {
         Some(format) if format > TENSOR_FORMAT => return Err(SnapshotError::Newer { format }),
         Some(_) => {}
     }
-    let damaged = |why: String| SnapshotError::Damaged { reason: why };
+    let damaged = |reason: String| SnapshotError::Damaged { reason };
     let record: SnapshotRecord =
         serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
     record.into_snapshot().map_err(damaged)

@@ -222,7 +222,7 @@ impl TotalsRecord<'_> {
 
 impl StorageRecord<'_> {
     fn into_storage(self) -> Result<Storage, String> {
-        let kept = self
+        let retainer = self
             .kept
             .map(|kept| kept.read(|text| text.into()))
             .transpose()?;
@@ -231,7 +231,7 @@ impl StorageRecord<'_> {
             data: Address(address(&self.data)?),
             bytes: Bytes(self.bytes),
             device: device(&self.device)?,
-            retainer: kept.map(Arc::new),
+            retainer: retainer.map(Arc::new),
         })
     }
 }

@@ -145,14 +145,19 @@ impl Column {
 
     fn heading(&self) -> Option<&'static str> {
         match self.shown {
-            ColumnAudience::All(heading) | ColumnAudience::People(heading) | ColumnAudience::Rest(heading) => Some(heading),
+            ColumnAudience::All(heading)
+            | ColumnAudience::People(heading)
+            | ColumnAudience::Rest(heading) => Some(heading),
             ColumnAudience::Wide(heading, _) | ColumnAudience::Part(heading, _) => Some(heading),
             ColumnAudience::Programs => None,
         }
     }
 
     fn is_for_people(&self) -> bool {
-        matches!(self.shown, ColumnAudience::People(_) | ColumnAudience::Rest(_))
+        matches!(
+            self.shown,
+            ColumnAudience::People(_) | ColumnAudience::Rest(_)
+        )
     }
 
     fn rank(&self) -> Option<u8> {
@@ -270,7 +275,10 @@ impl Grid {
     /// cells are empty.
     fn says_anything(&self, at: usize) -> bool {
         let nothing = |row: &Row| matches!(row.cells.get(at), Some(Cell::None | Cell::Blank));
-        let stays = matches!(self.columns[at].shown, ColumnAudience::All(_) | ColumnAudience::Rest(_));
+        let stays = matches!(
+            self.columns[at].shown,
+            ColumnAudience::All(_) | ColumnAudience::Rest(_)
+        );
         stays || !self.rows.iter().all(nothing)
     }
 
@@ -328,8 +336,8 @@ fn lay_out(row: &Row, shown: &[usize], widths: &[usize], sides: &[Side], columns
     for (place, at) in shown.iter().enumerate() {
         let cell = row.cells.get(*at).map_or(String::new(), Cell::for_people);
         if place + 1 == shown.len() && sides[*at] == Side::Left {
-            let room = columns.saturating_sub(width(&line)).max(NARROWEST);
-            line.push_str(&fit(&cell, room, CUT));
+            let available = columns.saturating_sub(width(&line)).max(NARROWEST);
+            line.push_str(&fit(&cell, available, CUT));
             break;
         }
         let gap = " ".repeat(widths[*at].saturating_sub(width(&cell)));

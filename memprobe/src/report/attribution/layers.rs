@@ -1,7 +1,7 @@
 //! Table of each module's memory at its device's peak, by category: of the whole recording, or in
 //! each iteration.
 
-use super::grid::{Cell, Column, Grid, Row, Section, RowAudience};
+use super::grid::{Cell, Column, Grid, Row, RowAudience, Section};
 use super::{iterations, missing, purposes, remainders};
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Totals};
@@ -109,11 +109,11 @@ impl<'a> Moments<'a> {
         } = *self;
         if self.options.layers == LayersOf::Peak {
             let layers = layering.at_peak(index);
-            let told = layers.map(|layers| (self.iterations.at(layers.peak.time), layers));
-            return Box::new(told.into_iter());
+            let selected = layers.map(|layers| (self.iterations.at(layers.peak.time), layers));
+            return Box::new(selected.into_iter());
         }
-        let told = meant(self.iterations, &self.options.layers);
-        Box::new(told.filter_map(move |iteration| {
+        let selected = meant(self.iterations, &self.options.layers);
+        Box::new(selected.filter_map(move |iteration| {
             let layers = layering.in_iteration(index, iteration)?;
             Some((Some(iteration), layers))
         }))

@@ -1,10 +1,10 @@
 //! Tables of iterations, categories, phases, layers, model size, and memory saved for backward.
 
-mod numbered_modules;
 mod categories;
 mod grid;
 mod iterations;
 mod layers;
+mod numbered_modules;
 mod phases;
 mod purposes;
 mod saved;

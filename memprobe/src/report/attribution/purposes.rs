@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_called_as_their_categories_are_elsewhere() {
+    fn columns_use_the_names_of_their_categories() {
         let keys = COLUMNS.map(|column| column.key);
         assert_eq!(keys, CATEGORIES.map(Category::key));
         let all: u64 = Category::ALL.map(|_| 1).iter().sum();

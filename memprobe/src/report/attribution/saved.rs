@@ -4,9 +4,9 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::numbered_modules::Paths;
 use super::grid::{Cell, Column, Grid, Row, RowAudience};
 use super::missing;
+use super::numbered_modules::Paths;
 use crate::bytes::human;
 use crate::event::{Bytes, DeviceIndex, Module};
 use crate::label::{BLOCKS, FileNames, counted};

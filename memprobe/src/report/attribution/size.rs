@@ -154,9 +154,9 @@ pub(super) fn grid(
 }
 
 fn rank(size: &Size) -> (u64, u64, u64) {
-    let kept = size.parameters.and(size.buffers);
+    let held = size.parameters.and(size.buffers);
     (
-        size.both().bytes.saturating_add(kept.bytes),
+        size.both().bytes.saturating_add(held.bytes),
         size.gradients.bytes,
         size.other.bytes,
     )
@@ -169,16 +169,16 @@ fn row(index: DeviceIndex, module: &Shown<Size>, named: bool) -> Row {
         (0, 1..) => Cell::None,
         (blocks, _) => Cell::Count(blocks),
     };
-    let kept = |cell: Cell| if named { cell } else { Cell::None };
+    let if_named = |cell: Cell| if named { cell } else { Cell::None };
     Row::new(vec![
         Cell::Device(index),
         Cell::words("module"),
         Cell::words(&module.path),
         Cell::Count(module.depth as u64),
-        kept(bytes(total.parameters)),
-        kept(blocks(total.parameters)),
-        kept(bytes(total.buffers)),
-        kept(blocks(total.buffers)),
+        if_named(bytes(total.parameters)),
+        if_named(blocks(total.parameters)),
+        if_named(bytes(total.buffers)),
+        if_named(blocks(total.buffers)),
         bytes(total.forward()),
         blocks(total.forward()),
         bytes(total.saved),
@@ -190,8 +190,8 @@ fn row(index: DeviceIndex, module: &Shown<Size>, named: bool) -> Row {
         bytes(total.other),
         blocks(total.made()),
         Cell::Bytes(total.made().rounded),
-        kept(bytes(own.parameters)),
-        kept(bytes(own.buffers)),
+        if_named(bytes(own.parameters)),
+        if_named(bytes(own.buffers)),
         bytes(own.forward()),
         blocks(own.forward()),
         bytes(own.backward),

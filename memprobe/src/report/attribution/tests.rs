@@ -249,7 +249,7 @@ fn the_table_of_iterations_as_csv_adds_up() {
 }
 
 #[test]
-fn a_program_without_iterations_is_told_what_to_do() {
+fn a_program_without_iterations_gets_advice() {
     insta::assert_snapshot!(table(&story(), By::Iteration));
 }
 

@@ -129,8 +129,12 @@ fn push_totals(
         (estimate.peak, peak_at),
         (estimate.with_workspace, workspace),
     ];
-    let kept = || "kept from one iteration to the next".to_owned();
-    rows.extend(estimate.between_iterations.map(|totals| (totals, kept())));
+    let between_iterations = || "kept from one iteration to the next".to_owned();
+    rows.extend(
+        estimate
+            .between_iterations
+            .map(|totals| (totals, between_iterations())),
+    );
     for (totals, what) in rows {
         let (allocated, reserved) = (human(totals.allocated), human(totals.reserved));
         let line = format!("{allocated:>NUMBER$}  {reserved:>NUMBER$}  {what}");
@@ -200,7 +204,9 @@ fn push_account(text: &mut String, estimate: &Estimate, style: Style, options: &
     );
     let mut rows = vec![(human(estimate.cpu_at_peak), cpu)];
     let differences = estimate.differences.iter().filter(|(_, bytes)| *bytes != 0);
-    rows.extend(differences.map(|(why, bytes)| (signed(*bytes), reason(*why).to_owned())));
+    rows.extend(
+        differences.map(|(difference, bytes)| (signed(*bytes), reason(*difference).to_owned())),
+    );
     let allocated = human(estimate.peak.allocated);
     rows.push((allocated, "allocated on the GPU, of which".to_owned()));
     let phases = estimate.phases.iter().filter(|(_, bytes)| bytes.0 > 0);
@@ -316,8 +322,8 @@ fn made_in(phase: Phase) -> &'static str {
     }
 }
 
-fn reason(why: Difference) -> &'static str {
-    match why {
+fn reason(difference: Difference) -> &'static str {
+    match difference {
         Difference::OnHost => {
             "stays with the host: examples before they are a batch, numbers, lines of --on-host"
         }

@@ -35,44 +35,44 @@ pub(super) fn render(text: &mut String, on: &OnDevice<'_>, start: TimeNs, option
     let Some(read) = growth.read else {
         return table::push_note(text, NOT_READ, options.width);
     };
-    let kept = &growth.retained;
-    if kept.live.blocks == 0 {
+    let retained = &growth.retained;
+    if retained.live.blocks == 0 {
         return table::push_note(text, NOTHING_LIVE, options.width);
     }
     let after = Duration::from_nanos(read.0.saturating_sub(start.0));
-    let told = format!(
+    let heading = format!(
         "Who keeps it, by the process's objects {} after the beginning, when {} of these lines were live ({}). ALONE: \
          nobody else was found who keeps it.",
         duration(after),
-        counted(kept.live.blocks, "block"),
-        human(kept.live.bytes)
+        counted(retained.live.blocks, "block"),
+        human(retained.live.bytes)
     );
-    table::push_note(text, &told, options.width);
-    if let Some(sentence) = sentence(kept) {
+    table::push_note(text, &heading, options.width);
+    if let Some(sentence) = sentence(retained) {
         table::push_note(text, &sentence, options.width);
     }
     columns::lay_out(
         text,
-        &rows(kept, options),
+        &rows(retained, options),
         options.width,
         Style(options.colour),
     );
 }
 
 /// Sentence about the top retainer.
-fn sentence(kept: &RetainedGrowth) -> Option<String> {
-    let first = kept.retainers.first()?;
+fn sentence(retained: &RetainedGrowth) -> Option<String> {
+    let first = retained.retainers.first()?;
     let mut all = Amount::default();
     let mut through = 0_u64;
-    for keeper in kept.retainers.iter().filter(|it| it.by == first.by) {
-        all.blocks = all.blocks.saturating_add(keeper.retained.blocks);
-        all.bytes = Bytes(all.bytes.0.saturating_add(keeper.retained.bytes.0));
-        if keeper
+    for retainer in retained.retainers.iter().filter(|it| it.by == first.by) {
+        all.blocks = all.blocks.saturating_add(retainer.retained.blocks);
+        all.bytes = Bytes(all.bytes.0.saturating_add(retainer.retained.bytes.0));
+        if retainer
             .through
             .as_deref()
             .is_some_and(|step| step.starts_with("grad_fn"))
         {
-            through = through.saturating_add(keeper.retained.blocks);
+            through = through.saturating_add(retainer.retained.blocks);
         }
     }
     let graph = match through {
@@ -89,33 +89,33 @@ fn sentence(kept: &RetainedGrowth) -> Option<String> {
 }
 
 /// Name of a retainer, such as ``list `losses` in train.py:12 main()``.
-fn named(keeper: &GrowthRetainer) -> String {
-    let (frame, path) = match keeper.by.split_once(IN_FRAME) {
+fn named(retainer: &GrowthRetainer) -> String {
+    let (frame, path) = match retainer.by.split_once(IN_FRAME) {
         Some((frame, path)) => (Some(frame), path),
-        None => (None, &*keeper.by),
+        None => (None, &*retainer.by),
     };
     let name = path.split(EVERY).next().unwrap_or(path);
-    let class = keeper.class.as_deref().unwrap_or("variable");
+    let class = retainer.class.as_deref().unwrap_or("variable");
     let place = frame.map_or_else(String::new, |frame| format!(" in {}", clean(frame)));
     format!("{} `{}`{place}", clean(class), clean(name))
 }
 
-fn rows(kept: &RetainedGrowth, options: &ReportOptions) -> Vec<Cells> {
+fn rows(retained: &RetainedGrowth, options: &ReportOptions) -> Vec<Cells> {
     let headings = ["BYTES", "BLOCKS", "ALONE", "KEPT BY"];
     let most = match options.top {
-        Top::All => kept.retainers.len(),
-        Top::Rows(rows) => rows.min(kept.retainers.len()),
+        Top::All => retained.retainers.len(),
+        Top::Rows(rows) => rows.min(retained.retainers.len()),
     };
-    let (shown, hidden) = kept.retainers.split_at(most);
+    let (shown, hidden) = retained.retainers.split_at(most);
     let mut rows: Vec<Cells> = vec![headings.map(str::to_owned).to_vec()];
-    rows.extend(shown.iter().map(|keeper| {
-        let alone = human(keeper.exclusive.bytes);
-        row(keeper.retained, alone, words(keeper))
+    rows.extend(shown.iter().map(|retainer| {
+        let alone = human(retainer.exclusive.bytes);
+        row(retainer.retained, alone, words(retainer))
     }));
-    let mut others = kept.others;
-    for keeper in hidden {
-        others.blocks = others.blocks.saturating_add(keeper.retained.blocks);
-        others.bytes = Bytes(others.bytes.0.saturating_add(keeper.retained.bytes.0));
+    let mut others = retained.others;
+    for retainer in hidden {
+        others.blocks = others.blocks.saturating_add(retainer.retained.blocks);
+        others.bytes = Bytes(others.bytes.0.saturating_add(retainer.retained.bytes.0));
     }
     let mut rest = |amount: Amount, words: &str| {
         if amount.blocks > 0 {
@@ -124,7 +124,7 @@ fn rows(kept: &RetainedGrowth, options: &ReportOptions) -> Vec<Cells> {
     };
     rest(others, "(others: --all)");
     rest(
-        kept.nobody,
+        retained.nobody,
         "(nobody that a name leads to: temporary, or kept by C++)",
     );
     rows
@@ -134,22 +134,22 @@ fn row(amount: Amount, alone: String, words: String) -> Cells {
     vec![human(amount.bytes), count(amount.blocks), alone, words]
 }
 
-fn words(keeper: &GrowthRetainer) -> String {
-    let mut words = clean(&keeper.by);
-    if let Some(class) = &keeper.class {
+fn words(retainer: &GrowthRetainer) -> String {
+    let mut words = clean(&retainer.by);
+    if let Some(class) = &retainer.class {
         words.push_str(&format!(" ({})", clean(class)));
     }
-    if let Some(through) = &keeper.through {
+    if let Some(through) = &retainer.through {
         words.push_str(&format!(" through {}", clean(through)));
     }
-    if let Some(saved_by) = keeper
+    if let Some(saved_by) = retainer
         .saved_by
         .as_ref()
-        .filter(|_| keeper.through.is_some())
+        .filter(|_| retainer.through.is_some())
     {
         words.push_str(&format!(", saved by {}", clean(saved_by)));
     }
-    if let Some(slot) = keeper.slot.as_ref().filter(|slot| **slot != keeper.by) {
+    if let Some(slot) = retainer.slot.as_ref().filter(|slot| **slot != retainer.by) {
         let slot = slot.split_once(IN_FRAME).map_or(&**slot, |(_, slot)| slot);
         words.push_str(&format!("; such as {}", clean(slot)));
     }

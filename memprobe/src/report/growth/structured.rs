@@ -147,7 +147,7 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
 }
 
 fn retained_record(kept: &RetainedGrowth) -> RetainedRecord<'_> {
-    let keepers = kept.retainers.iter().map(|keeper| RetainerRecord {
+    let retainers = kept.retainers.iter().map(|keeper| RetainerRecord {
         by: &keeper.by,
         class: keeper.class.as_deref(),
         slot: keeper.slot.as_deref(),
@@ -161,7 +161,7 @@ fn retained_record(kept: &RetainedGrowth) -> RetainedRecord<'_> {
     RetainedRecord {
         live_blocks: kept.live.blocks,
         live_bytes: kept.live.bytes.0,
-        keepers: keepers.collect(),
+        keepers: retainers.collect(),
         others_bytes: kept.others.bytes.0,
         nobody_bytes: kept.nobody.bytes.0,
     }

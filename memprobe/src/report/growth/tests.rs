@@ -24,7 +24,7 @@ fn a_list_that_keeps_the_loss_of_each_iteration() {
 }
 
 #[test]
-fn modules_are_not_told_apart_where_nothing_is_known_of_them() {
+fn unknown_modules_have_no_table() {
     let mut events = learning_for(40, |_| true).events;
     for event in &mut events {
         if let Event::Stack(_, stack) = event {
@@ -108,7 +108,7 @@ fn read_at_the_end() -> Vec<Event> {
 }
 
 #[test]
-fn who_keeps_the_losses_is_told_where_the_objects_were_read() {
+fn retainers_of_losses_are_named_after_a_heap_snapshot() {
     insta::assert_snapshot!(report(&read_at_the_end(), Format::Text));
 }
 
@@ -116,15 +116,23 @@ fn who_keeps_the_losses_is_told_where_the_objects_were_read() {
 fn who_keeps_the_losses_for_programs() {
     let report: Value = serde_json::from_str(&report(&read_at_the_end(), Format::Json)).unwrap();
     let device = &report["devices"][0];
-    let kept = &device["kept"];
+    let retained = &device["kept"];
     let sum = |field: &str| -> u64 {
-        let keepers = kept["keepers"].as_array().unwrap().iter();
-        keepers.map(|keeper| keeper[field].as_u64().unwrap()).sum()
+        let retainers = retained["keepers"].as_array().unwrap().iter();
+        retainers
+            .map(|retainer| retainer[field].as_u64().unwrap())
+            .sum()
     };
-    let nobody = kept["nobody_bytes"].as_u64().unwrap();
-    assert_eq!(sum("bytes") + nobody, kept["live_bytes"].as_u64().unwrap());
-    assert_eq!(kept["keepers"][0]["by"], "train.py:40 main() -> losses[*]");
+    let nobody = retained["nobody_bytes"].as_u64().unwrap();
+    assert_eq!(
+        sum("bytes") + nobody,
+        retained["live_bytes"].as_u64().unwrap()
+    );
+    assert_eq!(
+        retained["keepers"][0]["by"],
+        "train.py:40 main() -> losses[*]"
+    );
     let line = &device["suspects"][1];
     assert_eq!(line["kept_class"], "list");
-    assert_eq!(line["kept"]["live_bytes"], kept["live_bytes"]);
+    assert_eq!(line["kept"]["live_bytes"], retained["live_bytes"]);
 }

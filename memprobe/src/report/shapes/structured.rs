@@ -6,7 +6,9 @@ use super::Tensors;
 use crate::event::DeviceIndex;
 use crate::model::snapshot::{DeviceSnapshot, ShapeRow};
 use crate::report::document::Layout;
-use crate::report::structured::{OTHERS, CallSiteFields, known_device, remainder, signed, what_kind};
+use crate::report::structured::{
+    CallSiteFields, OTHERS, known_device, remainder, signed, what_kind,
+};
 
 /// Columns of comma-separated values.
 pub(super) const HEADINGS: [&str; 17] = [

@@ -53,7 +53,7 @@ fn frames(cuda: &CudaSnapshot) -> impl Iterator<Item = &crate::event::Frame> {
 
 fn table_row(row: &OutsideRow, names: &FileNames, options: &ReportOptions) -> Row {
     let lines = Lines::among(&row.lines, options).shown;
-    let told = |line: &&LineRow| names.site(&line.site);
+    let site = |line: &&LineRow| names.site(&line.site);
     Row {
         numbers: [
             human(row.live),
@@ -63,7 +63,7 @@ fn table_row(row: &OutsideRow, names: &FileNames, options: &ReportOptions) -> Ro
             kind(row),
         ],
         line: library(&row.library),
-        callers: lines.iter().take(LINES).map(told).collect(),
+        callers: lines.iter().take(LINES).map(site).collect(),
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn push(
         })
         .collect();
     let used: usize = widths.iter().map(|width| width + 2).sum();
-    let room = width.saturating_sub(used).max(NARROWEST);
+    let available = width.saturating_sub(used).max(NARROWEST);
     let line = |cells: &mut dyn Iterator<Item = &str>| {
         let mut line = String::new();
         for ((cell, width), (_, align)) in cells.zip(&widths).zip(head) {
@@ -72,8 +72,8 @@ pub(super) fn push(
     push_line(text, &strong(colour, &format!("{titles}{last}")));
     for row in rows {
         let cells = line(&mut row.cells.iter().map(String::as_str));
-        let name = fit_middle(&row.name, room, CUT);
-        let left = room - columns(&name);
+        let name = fit_middle(&row.name, available, CUT);
+        let left = available - columns(&name);
         let mut site = String::new();
         if !row.site.is_empty() {
             let whole = format!("  at {}", row.site);
@@ -83,7 +83,7 @@ pub(super) fn push(
         }
         push_line(text, &format!("{cells}{name}{site}"));
         for more in &row.more {
-            let line = format!("{:used$}{}", "", fit_middle(more, room, CUT));
+            let line = format!("{:used$}{}", "", fit_middle(more, available, CUT));
             push_line(text, &weak(colour, &line));
         }
     }

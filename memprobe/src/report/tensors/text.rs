@@ -7,8 +7,8 @@ use super::{TensorNames, TensorOptions, account, heading};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
-    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, retainer, shape, tensor_kind, tensor_label,
-    tensors_label, full_retainer, whole_tensor_name,
+    BEFORE_ATTACH, CUT, FileNames, clean, counted, fit, full_retainer, retainer, shape,
+    tensor_kind, tensor_label, tensors_label, whole_tensor_name,
 };
 use crate::model::tensors::{DeviceTable, Group, GroupBy, Row, RowKind, TensorTable, groups_of};
 use crate::report::table::{push_line, strong, warning, wrap};
@@ -123,14 +123,10 @@ fn push_groups(
         .iter()
         .map(|group| group_cells(&table.rows, group, names, options))
         .collect();
-    let is_beside = |group: &Group| group.is_minor(&table.rows, options.by);
-    let (beside, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_beside);
+    let is_minor = |group: &Group| group.is_minor(&table.rows, options.by);
+    let (minor, others): (Vec<Group>, Vec<Group>) = hidden.into_iter().partition(is_minor);
     cells.extend(hidden_cells(&others, "other row", ""));
-    cells.extend(hidden_cells(
-        &beside,
-        "other tensor",
-        ", held by other rows",
-    ));
+    cells.extend(hidden_cells(&minor, "other tensor", ", held by other rows"));
     push(
         text,
         &HEAD,
@@ -198,7 +194,7 @@ fn group_cells(rows: &[Row], group: &Group, names: &FileNames, options: &TensorO
             .chain(
                 row.retainer
                     .iter()
-                    .map(|kept| format!("kept by {}", full_retainer(kept))),
+                    .map(|retainer| format!("kept by {}", full_retainer(retainer))),
             )
             .collect();
     }

@@ -9,7 +9,8 @@ use memprobe_common::CudaRecord;
 use super::segments::{FreedBy, Live, MemoryKey, Segments, Until, event_of};
 use crate::cuda::{Api, Effect, Function, Lifetime, Named};
 use crate::event::{
-    Action, Address, Bytes, CudaCall, DeviceIndex, MemoryEvent, CudaMemoryKind, StackId, Tgid, Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, MemoryEvent, StackId, Tgid, Tid,
+    TimeNs,
 };
 
 use contexts::{Bound, Contexts};
@@ -181,8 +182,12 @@ impl Cuda {
                 let (handle, device) = (record.out[0], located(record));
                 self.physical.create(handle, call.owner, device);
                 if call.owner == Owner::Other {
-                    let event =
-                        call.event(Action::CudaAlloc, handle, Bytes(second), CudaMemoryKind::Virtual);
+                    let event = call.event(
+                        Action::CudaAlloc,
+                        handle,
+                        Bytes(second),
+                        CudaMemoryKind::Virtual,
+                    );
                     let event = MemoryEvent { device, ..event };
                     segments.record_alloc(MemoryKey::Handle(handle), Until::ProcessEnds, event);
                 }
@@ -191,14 +196,22 @@ impl Cuda {
             Effect::ImportsPhysical => self.physical.import(record.out[0]),
             Effect::ReleasesPhysical => {
                 if let Some((handle, Owner::Other)) = self.physical.release(first) {
-                    segments.record_free(MemoryKey::Handle(handle), FreedBy::Other, call.freed(handle));
+                    segments.record_free(
+                        MemoryKey::Handle(handle),
+                        FreedBy::Other,
+                        call.freed(handle),
+                    );
                 }
             }
             Effect::Maps => {
                 let mapped = self.physical.map(first, Bytes(second), fourth);
                 if let Some((Owner::Allocator, device)) = mapped {
-                    let event =
-                        call.event(Action::SegmentAlloc, first, Bytes(second), CudaMemoryKind::Virtual);
+                    let event = call.event(
+                        Action::SegmentAlloc,
+                        first,
+                        Bytes(second),
+                        CudaMemoryKind::Virtual,
+                    );
                     let event = MemoryEvent { device, ..event };
                     segments.record_alloc(MemoryKey::Address(first), Until::ProcessEnds, event);
                 }

@@ -117,7 +117,7 @@ fn created(handle: u64, size: u64, device: u64) -> CudaRecord {
 }
 
 #[test]
-fn what_is_given_out_and_taken_back_is_told_with_its_size_and_device() {
+fn allocations_and_frees_have_size_and_device() {
     let mut process = Process::from_the_start();
     process
         .call("cudaMalloc", gave(0x1000, 700))
@@ -161,7 +161,7 @@ fn memory_that_was_pinned_later_lies_where_the_process_says() {
 }
 
 #[test]
-fn the_driver_s_physical_memory_is_told_once_however_it_is_mapped() {
+fn physical_memory_of_the_driver_counts_once_for_all_mappings() {
     let mut process = Process::default();
     process
         .call("cuMemCreate", created(7, 4096, 2))
@@ -389,7 +389,7 @@ fn a_context_lasts_until_its_last_use_is_detached() {
 }
 
 #[test]
-fn a_mipmapped_array_is_told_with_all_its_levels() {
+fn a_mipmapped_array_counts_all_its_levels() {
     let mut process = Process::from_the_start();
     let made = CudaRecord {
         out: [0xa0, 0, 0, 0],
@@ -441,7 +441,7 @@ fn memory_of_others_that_is_mapped_or_imported_is_not_counted_nor_taken_for_the_
 }
 
 #[test]
-fn a_free_of_memory_that_came_from_elsewhere_takes_nothing_else_along() {
+fn a_free_of_unknown_memory_ends_nothing_else() {
     let mut process = Process::from_the_start();
     process
         .call("cudaMalloc", gave(0x1000, 100))
@@ -468,7 +468,7 @@ fn a_free_of_memory_that_came_from_elsewhere_takes_nothing_else_along() {
 }
 
 #[test]
-fn a_block_on_another_device_than_believed_makes_the_device_of_its_thread_unknown() {
+fn a_block_on_an_unexpected_device_makes_the_device_of_its_thread_unknown() {
     let mut process = Process::default();
     process
         .call("cudaSetDevice", bound([0, 0, 0, 0], 0xc0))

@@ -70,14 +70,14 @@ impl NativeCode {
 }
 
 impl Library {
-    /// Returns the function at a file offset. `kept` is the memory that the indexes of all libraries take, in
+    /// Returns the function at a file offset. `loaded` is the memory that the indexes of all libraries take, in
     /// bytes.
-    fn function_at(&mut self, tgid: Tgid, offset: u64, kept: usize) -> Option<String> {
+    fn function_at(&mut self, tgid: Tgid, offset: u64, loaded: usize) -> Option<String> {
         if self.functions.is_none() {
             let file = self.opened(tgid).and_then(|file| file.try_clone().ok());
             let image = file.and_then(|file| ElfImage::from_file(file).ok());
             let names = image.and_then(|image| FunctionNames::of(image).ok());
-            let names = names.filter(|names| kept.saturating_add(names.bytes()) <= ALL_FUNCTIONS);
+            let names = names.filter(|names| loaded.saturating_add(names.bytes()) <= ALL_FUNCTIONS);
             self.functions = Some(names);
         }
         let symbol = self.functions()?.at(offset)?;

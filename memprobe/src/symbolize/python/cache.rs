@@ -9,7 +9,7 @@ use super::code::{self, Code, CodePosition};
 use super::detect::PythonProcess;
 use super::layout::{FrameLayout, Instructions, PythonLayout};
 use crate::event::Frame;
-use crate::target::memory::{Cause, ReadMemory, PartialMemory, Unreadable};
+use crate::target::memory::{Cause, PartialMemory, ReadMemory, Unreadable};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -146,12 +146,18 @@ impl CodeCache {
         }
     }
 
-    /// Like [`Self::resolve`], for a code object that was freed since; reads the copy in `kept`.
-    pub fn resolve_freed(&self, kept: &PartialMemory, code: u64, instr: u64, owner: u8) -> Resolved {
+    /// Like [`Self::resolve`], for a code object that was freed since; reads the copy in `copy`.
+    pub fn resolve_freed(
+        &self,
+        copy: &PartialMemory,
+        code: u64,
+        instr: u64,
+        owner: u8,
+    ) -> Resolved {
         if is_shim(&self.layout.frame, owner) {
             return Resolved::Skip;
         }
-        match code::read_freed_code(kept, &self.layout, self.code_type, code) {
+        match code::read_freed_code(copy, &self.layout, self.code_type, code) {
             Ok(code) => frame_of(&code, instr, owner),
             Err(_) => Resolved::Unreadable,
         }
@@ -483,12 +489,12 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_code_object_is_resolved_from_what_was_kept_of_it() {
+    fn a_freed_code_object_is_resolved_from_its_copy() {
         for layout in &LAYOUTS {
-            let kept = freed(&TRAIN, layout, 2048);
+            let copy = freed(&TRAIN, layout, 2048);
             let cache = cache_for(layout);
             let at = |unit, owner| {
-                cache.resolve_freed(&kept, TRAIN.address, TRAIN.instr(layout, unit), owner)
+                cache.resolve_freed(&copy, TRAIN.address, TRAIN.instr(layout, unit), owner)
             };
             assert_eq!(
                 at(1, 0),
@@ -512,12 +518,12 @@ mod tests {
     }
 
     #[test]
-    fn of_a_line_table_that_was_kept_in_part_the_rest_has_no_line() {
+    fn instructions_beyond_a_partial_line_table_have_no_line() {
         for layout in &LAYOUTS {
             // The entries of three lines have two bytes each; the last is cut in the middle.
-            let kept = freed(&TRAIN, layout, usize::from(layout.bytes.data) + 5);
+            let copy = freed(&TRAIN, layout, usize::from(layout.bytes.data) + 5);
             let cache = cache_for(layout);
-            let at = |unit| cache.resolve_freed(&kept, TRAIN.address, TRAIN.instr(layout, unit), 0);
+            let at = |unit| cache.resolve_freed(&copy, TRAIN.address, TRAIN.instr(layout, unit), 0);
             assert_eq!(line(&at(3)), Some(42));
             // Up to 3.9, a complete table and a truncated one look the same.
             let rest = if layout.minor < 10 { 42 } else { 0 };

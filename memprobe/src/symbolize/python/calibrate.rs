@@ -353,11 +353,14 @@ mod tests {
             let mut memory = one_thread(layout, tested.way);
             memory.write(STATE + u64::from(layout.thread.frame), &[0; 8]);
             assert!(validate(&memory, &tested, |_| true).is_ok());
-            let told = Claim {
+            let untested = Claim {
                 layout_is: LayoutIs::OnlyTold,
                 ..tested
             };
-            assert_eq!(validate(&memory, &told, |_| true), Err(Mismatch::NoFrames));
+            assert_eq!(
+                validate(&memory, &untested, |_| true),
+                Err(Mismatch::NoFrames)
+            );
         }
     }
 

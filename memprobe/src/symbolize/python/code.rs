@@ -87,7 +87,9 @@ impl Code {
     pub fn place_of(&self, instr: u64) -> CodePosition {
         match self.body {
             // A new frame points to the unit before the first (`_PyFrame_Initialize`).
-            Body::Addressed { start, .. } if instr == start.wrapping_sub(UNIT) => CodePosition::NotStarted,
+            Body::Addressed { start, .. } if instr == start.wrapping_sub(UNIT) => {
+                CodePosition::NotStarted
+            }
             Body::Addressed { start, size, .. } => match instr.checked_sub(start) {
                 Some(offset) if offset < size && offset % UNIT == 0 => {
                     u32::try_from(offset).map_or(CodePosition::Elsewhere, CodePosition::At)

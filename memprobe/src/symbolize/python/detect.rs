@@ -262,9 +262,9 @@ struct Prover<'a> {
 impl Prover<'_> {
     /// Validates the path that was found, or else one that is searched for: every thread must find its state,
     /// and its stack must be a chain of frames. Retries, since the process changes meanwhile.
-    fn validate_any_path(&self, told: Option<StatePath>) -> Result<StatePath, DetectError> {
+    fn validate_any_path(&self, known_path: Option<StatePath>) -> Result<StatePath, DetectError> {
         let mut last = Mismatch::NothingProved;
-        if let Some(way) = told {
+        if let Some(way) = known_path {
             for attempt in 0..ATTEMPTS {
                 pause_before(attempt);
                 match self.validate_path(way)? {
@@ -273,7 +273,7 @@ impl Prover<'_> {
                 }
             }
         }
-        if told.is_none() || matches!(last, Mismatch::State { .. }) {
+        if known_path.is_none() || matches!(last, Mismatch::State { .. }) {
             for attempt in 0..ATTEMPTS {
                 pause_before(attempt);
                 match self.search()? {
@@ -281,7 +281,7 @@ impl Prover<'_> {
                         Ok(()) => return Ok(way),
                         Err(mismatch) => last = mismatch,
                     },
-                    Err(mismatch) if told.is_none() => last = mismatch,
+                    Err(mismatch) if known_path.is_none() => last = mismatch,
                     Err(_) => {}
                 }
             }

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_told_from_one_that_may_not_be_looked_at() {
+    fn distinguishes_an_ended_process_from_a_forbidden_one() {
         let of = |errno| DetectError::from(io::Error::from_raw_os_error(errno));
         assert!(matches!(of(libc::ENOENT), DetectError::Gone));
         assert!(matches!(of(libc::ESRCH), DetectError::Gone));

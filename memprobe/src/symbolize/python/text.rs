@@ -138,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn of_a_string_that_was_kept_in_part_the_beginning_is_read() {
+    fn reads_the_beginning_of_a_partial_string() {
         for layout in &LAYOUTS {
-            for (text, kept, beginning) in [
+            for (text, copied, beginning) in [
                 ("a_long_name", 4, "a_lo…"),
                 ("мир и труд", 5, "ми…"),
                 ("мир", 6, "мир"),
@@ -152,7 +152,7 @@ mod tests {
                 } else {
                     layout.string.compact_data
                 };
-                let memory = memory.copies_of(&[(AT, usize::from(header) + kept)]);
+                let memory = memory.copies_of(&[(AT, usize::from(header) + copied)]);
                 assert_eq!(read_str(&memory, &layout.string, AT).unwrap(), beginning);
             }
         }

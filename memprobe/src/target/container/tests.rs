@@ -6,7 +6,7 @@ const OTHER: &str = "aa1e9abc0123d5c5e5f0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d
 const UID: &str = "5759a1ae-36ca-48a8-b20a-b0b5c8a90fb8";
 
 /// Returns engine, ID and pod of a control group text.
-fn told(groups: &str) -> Option<(Engine, String, Option<String>)> {
+fn identified(groups: &str) -> Option<(Engine, String, Option<String>)> {
     let container = parse(&groups.replace("ID", ID).replace("OTHER", OTHER))?;
     let pod = container.pod.map(|pod| pod.uid);
     Some((container.engine, container.id, pod))
@@ -14,7 +14,7 @@ fn told(groups: &str) -> Option<(Engine, String, Option<String>)> {
 
 fn is(groups: &str, engine: Engine, id: &str, pod: Option<&str>) {
     let expected = (engine, id.to_owned(), pod.map(str::to_owned));
-    assert_eq!(told(groups), Some(expected), "{groups}");
+    assert_eq!(identified(groups), Some(expected), "{groups}");
 }
 
 #[test]
@@ -36,7 +36,7 @@ fn containers_of_docker_are_known() {
 }
 
 #[test]
-fn containers_of_kubernetes_tell_their_pod() {
+fn containers_of_kubernetes_name_their_pod() {
     let systemd = "0::/kubepods.slice/kubepods-burstable.slice/\
         kubepods-burstable-pod5759a1ae_36ca_48a8_b20a_b0b5c8a90fb8.slice";
     let of = |scope: &str| format!("{systemd}/{scope}\n");
@@ -91,7 +91,7 @@ fn containers_of_kubernetes_tell_their_pod() {
 }
 
 #[test]
-fn containers_of_podman_are_known_and_their_keepers_are_none() {
+fn recognizes_podman_containers_but_not_their_monitors() {
     is(
         "0::/machine.slice/libpod-ID.scope/container\n",
         Engine::Podman,
@@ -116,8 +116,11 @@ fn containers_of_podman_are_known_and_their_keepers_are_none() {
         ID,
         Some(OTHER),
     );
-    assert_eq!(told("0::/machine.slice/libpod-conmon-ID.scope\n"), None);
-    assert_eq!(told("0::/system.slice/crio-conmon-ID.scope\n"), None);
+    assert_eq!(
+        identified("0::/machine.slice/libpod-conmon-ID.scope\n"),
+        None
+    );
+    assert_eq!(identified("0::/system.slice/crio-conmon-ID.scope\n"), None);
 }
 
 #[test]
@@ -203,12 +206,12 @@ fn a_process_of_the_host_is_in_no_container() {
         "",
         "nonsense\n::::\n0:\n",
     ] {
-        assert_eq!(told(groups), None, "{groups}");
+        assert_eq!(identified(groups), None, "{groups}");
     }
 }
 
 #[test]
-fn the_group_that_names_its_engine_is_believed_most() {
+fn the_group_that_names_its_engine_takes_precedence() {
     is(
         "9:memory:/elsewhere/ID\n3:cpu:/docker/ID\n",
         Engine::Docker,

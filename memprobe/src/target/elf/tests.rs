@@ -197,7 +197,7 @@ fn thread_local(symbol: &'static str, source: Option<&'static str>) -> ThreadLoc
 }
 
 #[test]
-fn thread_local_variables_of_one_name_are_told_apart_by_their_source() {
+fn thread_local_variables_of_one_name_are_distinguished_by_source() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     for (name, lead) in [("engine.c", 64), ("function.c", 128)] {

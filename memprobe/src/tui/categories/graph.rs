@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_below_nothing_takes_no_room() {
+    fn negative_portions_take_no_rows() {
         let point = point(100, 0, -50);
         assert_eq!(total(&point), 100);
         assert_eq!(portion_at(&point, 100, 3, 4).map(letter), Some("B"));

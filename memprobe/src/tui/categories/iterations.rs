@@ -29,7 +29,7 @@ pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategorie
     if area.is_empty() {
         return;
     }
-    let room = usize::from(area.width);
+    let available = usize::from(area.width);
     let head = Rect { height: 1, ..area };
     buffer.set_style(head, theme.bar());
     let mut text = format!("  {:<NAME$}", "ITERATION");
@@ -37,21 +37,21 @@ pub fn draw_iterations(buffer: &mut Buffer, area: Rect, device: &DeviceCategorie
         text.push_str(&format!(" {head:>wide$}"));
     }
     let by = format!("   by {}", iterations_by(device.source));
-    if device.source != Source::Nothing && text.len() + by.len() < room {
+    if device.source != Source::Nothing && text.len() + by.len() < available {
         text.push_str(&by);
     }
-    buffer.set_stringn(area.x, area.y, text, room, theme.bar());
+    buffer.set_stringn(area.x, area.y, text, available, theme.bar());
     if device.iterations.is_empty() || device.source == Source::Nothing {
         let none = "  Nothing marks iterations: no step, zero_grad() or batch was seen.";
         if area.height > 1 {
-            let text = fit(none, room, theme.glyphs.cut);
-            buffer.set_stringn(area.x, area.y + 1, text, room, theme.faint());
+            let text = fit(none, available, theme.glyphs.cut);
+            buffer.set_stringn(area.x, area.y + 1, text, available, theme.faint());
         }
         return;
     }
     for (row, y) in device.iterations.iter().zip(area.y + 1..area.bottom()) {
-        let text = fit(&line(row, area.width), room, theme.glyphs.cut);
-        buffer.set_stringn(area.x, y, text, room, Style::new());
+        let text = fit(&line(row, area.width), available, theme.glyphs.cut);
+        buffer.set_stringn(area.x, y, text, available, Style::new());
     }
 }
 

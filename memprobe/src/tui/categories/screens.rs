@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
-use super::super::secondary_screens::ScreenRequest;
 use super::super::input::InputEvent;
 use super::super::samples;
+use super::super::secondary_screens::ScreenRequest;
 use super::super::state::State;
-use super::super::theme::Theme;
 use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes};
+use super::super::theme::Theme;
 use super::{CategoriesState, draw};
 use crate::model::snapshot::attribution::samples::{categories, silent};
 use crate::model::snapshot::attribution::{Category, DeviceCategories, Portion};
@@ -44,7 +44,7 @@ fn what_the_memory_of_a_program_that_trains_is_for() {
 }
 
 #[test]
-fn a_terminal_without_unicode_or_colour_tells_categories_by_their_letters() {
+fn without_unicode_and_colour_categories_have_letters() {
     let screen = drawn(&state(categories(), SMALL, &[]), SMALL, &BARE).to_string();
     assert!(screen.is_ascii(), "{screen}");
     assert!(
@@ -102,7 +102,10 @@ fn c_and_escape_lead_back_and_help_closes_first() {
     let mut state = state(categories(), SMALL, &[InputEvent::Help]);
     assert_eq!(state.handle(InputEvent::Back), None);
     assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
-    assert_eq!(state.handle(InputEvent::Categories), Some(ScreenRequest::Leave));
+    assert_eq!(
+        state.handle(InputEvent::Categories),
+        Some(ScreenRequest::Leave)
+    );
     let pause = InputEvent::Pause;
     assert_eq!(state.handle(pause), Some(ScreenRequest::AsOnLines(pause)));
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::secondary_screens::{ScreenRequest, OfDevices};
 use super::super::input::InputEvent;
 use super::super::list::{self, Selection};
+use super::super::secondary_screens::{OfDevices, ScreenRequest};
 use super::super::table::Fold;
 use super::layout::{Layout, layout};
 use super::rows::{Column, Row, rows};
@@ -79,7 +79,10 @@ impl CategoriesState {
             InputEvent::Categories => return Some(ScreenRequest::Leave),
             InputEvent::Back if self.help.is_none() => return Some(ScreenRequest::Leave),
             InputEvent::Back => self.help = None,
-            InputEvent::Device(_) | InputEvent::Pause | InputEvent::Suspend | InputEvent::Redraw => {
+            InputEvent::Device(_)
+            | InputEvent::Pause
+            | InputEvent::Suspend
+            | InputEvent::Redraw => {
                 return Some(ScreenRequest::AsOnLines(wanted));
             }
             InputEvent::Move(by) => self.step(by),
@@ -112,7 +115,9 @@ impl CategoriesState {
             InputEvent::Filter => self.note = Some("nothing to filter: there are few categories"),
             // The owner of the screen handles these.
             InputEvent::Tensors | InputEvent::Modules | InputEvent::Layers => {}
-            InputEvent::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
+            InputEvent::Iteration(_) => {
+                self.note = Some("iterations are on the screen of layers: L")
+            }
             // This screen has no prompt.
             InputEvent::Type(_)
             | InputEvent::Erase

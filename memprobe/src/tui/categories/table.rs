@@ -101,7 +101,7 @@ pub fn draw_rows(
             wide,
         } in columns(area.width)
         {
-            let (start, room) = (area.x + start, usize::from(wide));
+            let (start, available) = (area.x + start, usize::from(wide));
             match column {
                 Column::Category => {
                     draw_name(
@@ -117,12 +117,12 @@ pub fn draw_rows(
                     );
                 }
                 _ if is_number(column) => {
-                    let text = fit(&figure(column, row, allocated), room, theme.glyphs.cut);
+                    let text = fit(&figure(column, row, allocated), available, theme.glyphs.cut);
                     let style = match column {
                         Column::Live => theme.strong(),
                         _ => Style::new(),
                     };
-                    buffer.set_stringn(start, y, format!("{text:>room$}"), room, style);
+                    buffer.set_stringn(start, y, format!("{text:>available$}"), available, style);
                 }
                 _ => {
                     let (how, rule) = decided(row);
@@ -131,8 +131,8 @@ pub fn draw_rows(
                     } else {
                         rule
                     };
-                    let text = fit(&text, room, theme.glyphs.cut);
-                    buffer.set_stringn(start, y, text, room, theme.faint());
+                    let text = fit(&text, available, theme.glyphs.cut);
+                    buffer.set_stringn(start, y, text, available, theme.faint());
                 }
             }
         }
@@ -149,7 +149,7 @@ enum RuleNames {
 }
 
 fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, names: RuleNames, theme: &Theme) {
-    let room = usize::from(area.width);
+    let available = usize::from(area.width);
     let mark = match row.fold {
         Fold::Leaf => " ",
         Fold::Closed => theme.glyphs.closed,
@@ -164,7 +164,7 @@ fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, names: RuleNames, theme
         area.x,
         area.y,
         format!("{indent}{mark} "),
-        room,
+        available,
         Style::new(),
     );
     let start = area.x + (width(indent) + width(mark) + 1) as u16;
@@ -250,9 +250,9 @@ pub fn draw_sum(
             theme.bad(),
         )
     };
-    let room = usize::from(area.width);
-    let text = fit(&format!("  {text}"), room, theme.glyphs.cut);
-    buffer.set_stringn(area.x, area.y, text, room, style);
+    let available = usize::from(area.width);
+    let text = fit(&format!("  {text}"), available, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, available, style);
 }
 
 /// Summarizes the selected row in one line.

@@ -6,11 +6,11 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::text::Line;
 
-use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::header::draw_devices;
 use super::super::layout::{are_within, beneath_title};
 use super::super::notice::{draw_detail, draw_words};
 use super::super::overlay::{draw_box, entry};
+use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::state::State;
 use super::super::status::draw_key_list;
 use super::super::theme::Theme;
@@ -80,9 +80,9 @@ fn draw_account(buffer: &mut Buffer, area: Rect, device: &DeviceCategories, them
         human(device.peak),
         device.phase.as_str()
     );
-    let room = usize::from(area.width);
-    let text = fit(&text, room, theme.glyphs.cut);
-    buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+    let available = usize::from(area.width);
+    let text = fit(&text, available, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, available, theme.allocated());
 }
 
 fn draw_keys(buffer: &mut Buffer, area: Rect, lines: &State, theme: &Theme) {

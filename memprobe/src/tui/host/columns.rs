@@ -1,6 +1,6 @@
 //! Column layout of the table of processes.
 
-use super::super::list::{self, GAP, ColumnPosition};
+use super::super::list::{self, ColumnPosition, GAP};
 use super::sort::Column;
 
 /// Width of the command if the top line is shown.
@@ -40,12 +40,12 @@ impl Columns {
             (Column::Trend, 10, 112),
         ];
         let (mut places, start) = list::places(width, &wanted);
-        let room = width.saturating_sub(start);
+        let available = width.saturating_sub(start);
         // The top line gets the rest of a wide table.
         let command = if width >= 96 {
-            (room * 2 / 5).min(COMMAND)
+            (available * 2 / 5).min(COMMAND)
         } else {
-            room
+            available
         };
         places.push(ColumnPosition {
             column: Column::Command,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_and_ranks_take_no_room_where_there_are_none() {
+    fn containers_and_ranks_have_no_column_if_there_are_none() {
         let shown = Columns::of(200, Needs::default()).shown();
         assert!(!shown.contains(&Column::Container) && !shown.contains(&Column::Rank));
     }

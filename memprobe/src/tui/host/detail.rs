@@ -12,12 +12,12 @@ use crate::model::snapshot::host::{DriverSnapshot, Holder, ProcessRow};
 /// Draws two lines: state or top line, then the facts of the process.
 pub fn draw_detail(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Theme) {
     let Some(row) = state.selected() else { return };
-    let room = usize::from(area.width.saturating_sub(2));
+    let available = usize::from(area.width.saturating_sub(2));
     let driver = &state.shown.driver;
     let lines = [first_line(row), facts(row, driver).join("  ")];
     for (text, y) in lines.iter().zip(area.y..area.bottom()) {
-        let text = fit(text, room, theme.glyphs.cut);
-        buffer.set_stringn(area.x + 2, y, text, room, theme.faint());
+        let text = fit(text, available, theme.glyphs.cut);
+        buffer.set_stringn(area.x + 2, y, text, available, theme.faint());
     }
 }
 

@@ -35,9 +35,9 @@ pub fn draw_header(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &T
         return;
     }
     buffer.set_string(start, area.y, &right, theme.bar());
-    let room = usize::from(start - after);
-    let text = fit(&processes(state), room, theme.glyphs.cut);
-    buffer.set_stringn(after, area.y, text, room, theme.bar());
+    let available = usize::from(start - after);
+    let text = fit(&processes(state), available, theme.glyphs.cut);
+    buffer.set_stringn(after, area.y, text, available, theme.bar());
 }
 
 /// Returns `6 processes: 4 probed, 1 waiting, 1 not probed`.
@@ -82,22 +82,22 @@ pub fn draw_devices(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &
     let devices = match &state.shown.driver {
         DriverSnapshot::Devices(devices) => devices,
         DriverSnapshot::Unasked => return,
-        DriverSnapshot::Silent(why) => {
-            let text = format!(" DRIVER is -: {}", clean(why));
-            let room = usize::from(area.width);
-            let text = fit(&text, room, theme.glyphs.cut);
-            buffer.set_stringn(area.x, area.y, text, room, theme.faint());
+        DriverSnapshot::Silent(reason) => {
+            let text = format!(" DRIVER is -: {}", clean(reason));
+            let available = usize::from(area.width);
+            let text = fit(&text, available, theme.glyphs.cut);
+            buffer.set_stringn(area.x, area.y, text, available, theme.faint());
             return;
         }
     };
     let a_line = devices_a_line(area.width, devices.len());
     let cell = area.width / u16::try_from(a_line).unwrap_or(1).max(1);
-    let room = a_line * usize::from(area.height);
-    for (at, device) in devices.iter().take(room).enumerate() {
+    let available = a_line * usize::from(area.height);
+    for (at, device) in devices.iter().take(available).enumerate() {
         let x = area.x + cell * (at % a_line) as u16;
         let y = area.y + (at / a_line) as u16;
-        let hidden = devices.len().saturating_sub(room);
-        if hidden > 0 && at + 1 == room {
+        let hidden = devices.len().saturating_sub(available);
+        if hidden > 0 && at + 1 == available {
             let text = format!(" and {} more", counted(hidden as u64 + 1, "GPU"));
             buffer.set_stringn(x, y, text, usize::from(cell), theme.faint());
         } else {
@@ -132,12 +132,12 @@ fn device_line(device: &DriverDevice, columns: usize, theme: &Theme) -> Line<'st
         // The reason takes the place.
         None => " ".to_owned(),
     };
-    let room = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
+    let available = columns.saturating_sub(width(&head) + BAR + width(&figures) + 1);
     let mut texts = device_gaps(device);
     texts.push(clean(&device.name));
     let name = texts.join("; ");
-    let name = if room >= 8 {
-        fit(&name, room, theme.glyphs.cut)
+    let name = if available >= 8 {
+        fit(&name, available, theme.glyphs.cut)
     } else {
         String::new()
     };

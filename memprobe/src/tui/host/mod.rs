@@ -7,12 +7,12 @@ mod help;
 mod input;
 mod layout;
 mod rows;
+mod run;
 #[cfg(test)]
 mod samples;
 #[cfg(test)]
 mod screens;
 mod sort;
-mod run;
 mod state;
 mod status;
 mod table;

@@ -125,7 +125,13 @@ mod tests {
         let names = FileNames::default();
         let found = |pattern: &str| -> Vec<u32> {
             let filter = Filter::new(pattern);
-            let places = order(&host, ProcessVisibility::All, Sort::default(), &filter, &names);
+            let places = order(
+                &host,
+                ProcessVisibility::All,
+                Sort::default(),
+                &filter,
+                &names,
+            );
             places.iter().map(|at| host.processes[*at].tgid.0).collect()
         };
         assert_eq!(found("1234"), [1234]);

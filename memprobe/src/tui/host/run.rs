@@ -220,7 +220,7 @@ mod tests {
     use crate::model::snapshot::attribution::IterationChoice;
     use crate::model::snapshot::attribution::samples::module;
     use crate::model::snapshot::{Grouping, Snapshot};
-    use crate::tui::{Command, AttributionQuery, AttributionTables, Tensors};
+    use crate::tui::{AttributionQuery, AttributionTables, Command, Tensors};
 
     /// Caller's end of the channels of the host screen.
     struct Caller {

@@ -213,16 +213,16 @@ pub(super) fn reticent() -> HostSnapshot {
     let mut host = busy();
     if let DriverSnapshot::Devices(devices) = &mut host.driver {
         let name = "NVIDIA GB10".to_owned();
-        let why = "the driver does not say, as for GPUs that share the system's memory";
+        let reason = "the driver does not say, as for GPUs that share the system's memory";
         devices.push(DriverDevice {
             index: 2,
             name,
-            memory: Err(why.to_owned()),
+            memory: Err(reason.to_owned()),
             ..devices[0].clone()
         });
         devices[0].mig_devices = Some(3);
-        let why = "the driver does not permit it: run memprobe as root";
-        devices[1].processes = Err(why.to_owned());
+        let reason = "the driver does not permit it: run memprobe as root";
+        devices[1].processes = Err(reason.to_owned());
     }
     for row in &mut host.processes {
         row.driver_is_partial = true;

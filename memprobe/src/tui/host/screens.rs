@@ -6,10 +6,10 @@ use ratatui::backend::TestBackend;
 use ratatui::style::Color;
 
 use super::super::input::InputEvent;
-use super::super::theme::Theme;
 use super::super::test_support::{
     self, BARE, COLOUR, Dice, SMALL, Size, all_sizes, assert_the_same_without_colour, blank, typed,
 };
+use super::super::theme::Theme;
 use super::input::HostWanted;
 use super::sort::Column;
 use super::state::HostState;
@@ -80,7 +80,7 @@ fn a_host_without_cuda() {
 }
 
 #[test]
-fn more_than_there_is_room_for() {
+fn more_than_fits() {
     insta::assert_snapshot!("crowded", screen(samples::crowded(), SMALL, &[]));
     let end = [InputEvent::Last];
     insta::assert_snapshot!("crowded_end", screen(samples::crowded(), MEDIUM, &end));
@@ -90,8 +90,8 @@ fn more_than_there_is_room_for() {
 fn the_filter() {
     let prompt = typed("python3");
     insta::assert_snapshot!("prompt", screen(samples::busy(), SMALL, &prompt));
-    let kept = [prompt, vec![InputEvent::Accept]].concat();
-    insta::assert_snapshot!("filtered", screen(samples::busy(), SMALL, &kept));
+    let accepted = [prompt, vec![InputEvent::Accept]].concat();
+    insta::assert_snapshot!("filtered", screen(samples::busy(), SMALL, &accepted));
     insta::assert_snapshot!(
         "filtered_all",
         screen(samples::busy(), SMALL, &typed("nowhere"))
@@ -104,7 +104,7 @@ fn help() {
 }
 
 #[test]
-fn a_process_that_cannot_be_probed_says_why_and_does_not_open() {
+fn a_process_that_cannot_be_probed_shows_the_reason_and_does_not_open() {
     let mut state = state(samples::busy(), SMALL, &typed("5120"));
     state.handle(HostWanted::Common(InputEvent::Accept));
     assert_eq!(state.handle(HostWanted::Common(InputEvent::Toggle)), None);
@@ -200,7 +200,11 @@ fn all_samples() -> Vec<HostSnapshot> {
 #[test]
 fn no_size_of_terminal_breaks_the_screen() {
     for snapshot in all_samples() {
-        for wishes in [vec![], vec![InputEvent::Help, InputEvent::Move(1000)], typed("a(")] {
+        for wishes in [
+            vec![],
+            vec![InputEvent::Help, InputEvent::Move(1000)],
+            typed("a("),
+        ] {
             let mut state = state(snapshot.clone(), (0, 0), &wishes);
             for size in all_sizes() {
                 let resize = InputEvent::Resize(size.0, size.1);

@@ -157,7 +157,10 @@ impl HostState {
                 self.help = None;
                 self.focus = Focus::Prompt;
             }
-            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
+            InputEvent::Type(_)
+            | InputEvent::Erase
+            | InputEvent::EraseWord
+            | InputEvent::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
                     self.selection.key = None;
@@ -240,10 +243,10 @@ impl HostState {
         let row = self.selected()?;
         let tgid = row.tgid;
         // Some refused processes have events all the same.
-        if let ProcessState::Refused(why) = &row.state
+        if let ProcessState::Refused(reason) = &row.state
             && row.events == 0
         {
-            self.note = Some(format!("nothing to open: {}", clean(why)));
+            self.note = Some(format!("nothing to open: {}", clean(reason)));
             return None;
         }
         Some(HostCommand::Open(tgid))

@@ -44,15 +44,21 @@ pub fn draw_head(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &The
 }
 
 /// Draws a cell's text. Right-aligned text may extend into the gap before the cell.
-fn draw_cell(buffer: &mut Buffer, line: Rect, place: ColumnPosition<Column>, text: &str, style: Style) {
+fn draw_cell(
+    buffer: &mut Buffer,
+    line: Rect,
+    place: ColumnPosition<Column>,
+    text: &str,
+    style: Style,
+) {
     let start = if side(place.column) == Side::Right {
         (line.x + place.start + place.wide).saturating_sub(width(text) as u16)
     } else {
         line.x + place.start
     };
     let end = (line.x + place.start + place.wide).min(line.right());
-    let room = usize::from(end.saturating_sub(start));
-    buffer.set_stringn(start, line.y, text, room, style);
+    let available = usize::from(end.saturating_sub(start));
+    buffer.set_stringn(start, line.y, text, available, style);
 }
 
 /// Draws the visible rows.
@@ -98,7 +104,12 @@ fn mark(state: &ProcessState) -> &'static str {
     }
 }
 
-fn text(row: &ProcessRow, place: ColumnPosition<Column>, state: &HostState, theme: &Theme) -> String {
+fn text(
+    row: &ProcessRow,
+    place: ColumnPosition<Column>,
+    state: &HostState,
+    theme: &Theme,
+) -> String {
     let totals = row.totals();
     let amount = |bytes: Option<Bytes>| bytes.map(short);
     let text = match place.column {
@@ -174,14 +185,14 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &HostState, theme: &Them
         let text = format!("{rows}: {}{hidden}", in_words(&state.all));
         (text, theme.faint())
     };
-    let room = usize::from(area.width);
-    let text = fit(&format!("  {text}"), room, theme.glyphs.cut);
-    buffer.set_stringn(area.x, area.y, &text, room, style);
+    let available = usize::from(area.width);
+    let text = fit(&format!("  {text}"), available, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, &text, available, style);
     let hidden = state.order.len().saturating_sub(state.selection.offset);
     let height = usize::from(state.layout().map_or(0, |layout| layout.rows.height));
     let below = hidden.saturating_sub(height);
     let more = format!("{} below ", counted(below as u64, "row"));
-    if below > 0 && width(&text) + width(&more) + 2 <= room {
+    if below > 0 && width(&text) + width(&more) + 2 <= available {
         let start = area.right() - width(&more) as u16;
         buffer.set_string(start, area.y, more, theme.faint());
     }

@@ -89,16 +89,16 @@ pub fn table(subject: &Subject, wish: &ModuleTableOptions) -> Table {
         wish,
         table: Table::default(),
     };
-    let beside = other_rows(subject);
+    let others = other_rows(subject);
     let outermost = modules.iter().map(|module| row(module, "", 0));
     let mut entries: Vec<(Row, Option<&ModuleRow>)> =
         outermost.zip(modules.iter().map(Some)).collect();
     making.table.recomputed = entries
         .iter()
         .map(|(row, _)| row)
-        .chain(&beside)
+        .chain(&others)
         .any(recomputed);
-    entries.extend(beside.into_iter().map(|row| (row, None)));
+    entries.extend(others.into_iter().map(|row| (row, None)));
     making.table.all_live = entries.iter().map(|(row, _)| row.live).sum();
     making.table.all = entries
         .iter()

@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use ratatui::backend::TestBackend;
 
-use super::super::secondary_screens::{ScreenRequest, AttributionQuery};
 use super::super::input::InputEvent;
 use super::super::samples;
+use super::super::secondary_screens::{AttributionQuery, ScreenRequest};
 use super::super::state::State;
-use super::super::theme::Theme;
 use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
+use super::super::theme::Theme;
 use super::{ModulesState, draw};
 use crate::event::DeviceIndex;
 use crate::model::snapshot::attribution::samples::{layers, module, modules, silent};
-use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, IterationChoice};
+use crate::model::snapshot::attribution::{DeviceModules, IterationChoice, IterationLayers};
 
 fn drawn(state: &ModulesState, size: Size, theme: &Theme) -> TestBackend {
     let lines = State::new(Arc::new(samples::normal()), size);
@@ -52,11 +52,19 @@ fn the_modules_of_a_program_that_trains() {
 
 #[test]
 fn a_terminal_without_unicode() {
-    let screen = drawn(&state(modules(), SMALL, &[InputEvent::OpenAll]), SMALL, &BARE);
+    let screen = drawn(
+        &state(modules(), SMALL, &[InputEvent::OpenAll]),
+        SMALL,
+        &BARE,
+    );
     assert!(screen.to_string().is_ascii(), "{screen}");
 }
 
-fn layers_state(news: Arc<Vec<IterationLayers>>, size: Size, wanted: &[InputEvent]) -> ModulesState {
+fn layers_state(
+    news: Arc<Vec<IterationLayers>>,
+    size: Size,
+    wanted: &[InputEvent],
+) -> ModulesState {
     let mut state = ModulesState::of_iterations();
     state.resize(size.0, size.1);
     state.update_then(news);
@@ -75,7 +83,11 @@ fn what_layers_held_in_an_iteration_by_what_it_was_for() {
     insta::assert_snapshot!("layers_80x24", screen(SMALL, &[]));
     insta::assert_snapshot!("layers_140x20", screen((140, 20), &[InputEvent::OpenAll]));
     insta::assert_snapshot!("layers_help", screen((80, 28), &[InputEvent::Help]));
-    for which in [IterationChoice::Latest, IterationChoice::Numbered(1), IterationChoice::Numbered(7)] {
+    for which in [
+        IterationChoice::Latest,
+        IterationChoice::Numbered(1),
+        IterationChoice::Numbered(7),
+    ] {
         let state = layers_state(layers(which), SMALL, &[InputEvent::OpenAll]);
         let peak = state
             .subject
@@ -92,14 +104,29 @@ fn brackets_lead_from_iteration_to_iteration_and_the_last_goes_on() {
         let mut state = layers_state(layers(which), SMALL, &[]);
         state.handle(InputEvent::Iteration(by))
     };
-    let told = |which| Some(ScreenRequest::Explain(AttributionQuery::Layers(which)));
-    assert_eq!(asks(IterationChoice::Latest, -1), told(IterationChoice::Numbered(11)));
-    assert_eq!(asks(IterationChoice::Numbered(11), 1), told(IterationChoice::Latest));
-    assert_eq!(asks(IterationChoice::Numbered(4), 1), told(IterationChoice::Numbered(5)));
-    assert_eq!(asks(IterationChoice::Numbered(1), -1), told(IterationChoice::Numbered(1)));
+    let layers_of = |which| Some(ScreenRequest::Explain(AttributionQuery::Layers(which)));
+    assert_eq!(
+        asks(IterationChoice::Latest, -1),
+        layers_of(IterationChoice::Numbered(11))
+    );
+    assert_eq!(
+        asks(IterationChoice::Numbered(11), 1),
+        layers_of(IterationChoice::Latest)
+    );
+    assert_eq!(
+        asks(IterationChoice::Numbered(4), 1),
+        layers_of(IterationChoice::Numbered(5))
+    );
+    assert_eq!(
+        asks(IterationChoice::Numbered(1), -1),
+        layers_of(IterationChoice::Numbered(1))
+    );
     let mut waiting = layers_state(Arc::new(Vec::new()), SMALL, &[]);
     assert_eq!(waiting.handle(InputEvent::Iteration(-1)), None);
-    assert_eq!(waiting.handle(InputEvent::Layers), Some(ScreenRequest::Leave));
+    assert_eq!(
+        waiting.handle(InputEvent::Layers),
+        Some(ScreenRequest::Leave)
+    );
 }
 
 #[test]
@@ -150,7 +177,9 @@ fn enter_opens_a_module_and_left_closes_what_it_lies_in() {
     let find = |state: &ModulesState| names(state).iter().position(|name| *name == "layers");
     let mut state = state(modules(), SMALL, &[]);
     let at = find(&state).expect("the only model is open");
-    state.handle(InputEvent::Move(at as isize - state.selection.cursor as isize));
+    state.handle(InputEvent::Move(
+        at as isize - state.selection.cursor as isize,
+    ));
     let closed = state.table.rows.len();
     state.handle(InputEvent::Toggle);
     assert_eq!(names(&state)[at + 1], "0..3");
@@ -218,7 +247,10 @@ fn m_and_escape_lead_back_and_devices_and_pauses_are_those_of_all_screens() {
     let mut state = state(modules(), SMALL, &typed("mlp"));
     assert_eq!(state.handle(InputEvent::Back), None);
     assert_eq!(state.handle(InputEvent::Back), Some(ScreenRequest::Leave));
-    assert_eq!(state.handle(InputEvent::Modules), Some(ScreenRequest::Leave));
+    assert_eq!(
+        state.handle(InputEvent::Modules),
+        Some(ScreenRequest::Leave)
+    );
     for wanted in [InputEvent::Device(1), InputEvent::Pause] {
         assert_eq!(state.handle(wanted), Some(ScreenRequest::AsOnLines(wanted)));
     }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use ratatui::layout::Position;
 
-use super::super::secondary_screens::{ScreenRequest, AttributionQuery, OfDevices};
 use super::super::filter::Filter;
 use super::super::input::{Focus, InputEvent};
 use super::super::list::{self, Selection};
+use super::super::secondary_screens::{AttributionQuery, OfDevices, ScreenRequest};
 use super::super::table::Fold;
 use super::super::tensors::layout::{Layout, layout};
 use super::columns::{Column, column_at, columns};
-use super::rows::{self, Row, RowKey, Table, ModuleTableOptions};
-use super::subject::{Subject, ModulesView};
+use super::rows::{self, ModuleTableOptions, Row, RowKey, Table};
+use super::subject::{ModulesView, Subject};
 use crate::event::DeviceIndex;
-use crate::model::snapshot::attribution::{DeviceModules, IterationLayers, IterationChoice};
+use crate::model::snapshot::attribution::{DeviceModules, IterationChoice, IterationLayers};
 
 /// Grouping of modules that differ only in their number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -119,20 +119,29 @@ impl ModulesState {
         self.note = None;
         match wanted {
             InputEvent::Quit => return Some(ScreenRequest::Quit),
-            InputEvent::Modules if self.view == ModulesView::Now => return Some(ScreenRequest::Leave),
-            InputEvent::Layers if self.view == ModulesView::Then => return Some(ScreenRequest::Leave),
+            InputEvent::Modules if self.view == ModulesView::Now => {
+                return Some(ScreenRequest::Leave);
+            }
+            InputEvent::Layers if self.view == ModulesView::Then => {
+                return Some(ScreenRequest::Leave);
+            }
             InputEvent::Iteration(by) if self.view == ModulesView::Then => {
                 if let Some(asked) = self.go_iteration(by) {
                     return Some(asked);
                 }
             }
-            InputEvent::Iteration(_) => self.note = Some("iterations are on the screen of layers: L"),
+            InputEvent::Iteration(_) => {
+                self.note = Some("iterations are on the screen of layers: L")
+            }
             InputEvent::Back => {
                 if let Some(asked) = self.back() {
                     return Some(asked);
                 }
             }
-            InputEvent::Device(_) | InputEvent::Pause | InputEvent::Suspend | InputEvent::Redraw => {
+            InputEvent::Device(_)
+            | InputEvent::Pause
+            | InputEvent::Suspend
+            | InputEvent::Redraw => {
                 return Some(ScreenRequest::AsOnLines(wanted));
             }
             InputEvent::Move(by) => self.step(by),
@@ -160,7 +169,10 @@ impl ModulesState {
             InputEvent::Click(x, y) => self.click(Position { x, y }),
             InputEvent::Resize(width, height) => self.size = (width, height),
             InputEvent::Filter => (self.help, self.focus) = (None, Some(Focus::Prompt)),
-            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
+            InputEvent::Type(_)
+            | InputEvent::Erase
+            | InputEvent::EraseWord
+            | InputEvent::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
                     self.selection.key = None;
@@ -168,8 +180,14 @@ impl ModulesState {
             }
             InputEvent::Accept => self.focus = None,
             // The owner of the screen handles these.
-            InputEvent::Tensors | InputEvent::Categories | InputEvent::Modules | InputEvent::Layers => {}
-            InputEvent::SortBy(_) | InputEvent::Source | InputEvent::Probes | InputEvent::Outside => {
+            InputEvent::Tensors
+            | InputEvent::Categories
+            | InputEvent::Modules
+            | InputEvent::Layers => {}
+            InputEvent::SortBy(_)
+            | InputEvent::Source
+            | InputEvent::Probes
+            | InputEvent::Outside => {
                 self.note = Some("that is on the screen of lines: Esc leads back");
             }
         }

@@ -12,7 +12,7 @@ use super::super::theme::Theme;
 use super::columns::{Column, columns};
 use super::rows::{Row, RowKey};
 use super::state::{Alike, ModulesState};
-use super::subject::{Figures, Subject, ModulesView, Then};
+use super::subject::{Figures, ModulesView, Subject, Then};
 use crate::bytes::{human, signed};
 use crate::event::Bytes;
 use crate::label::{
@@ -43,9 +43,9 @@ pub fn draw_account(
     if state.alike == Alike::Apart && subject.knows_modules != Some(false) {
         text.push_str("   each alone (i)");
     }
-    let room = usize::from(area.width);
-    let text = fit(&text, room, theme.glyphs.cut);
-    buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+    let available = usize::from(area.width);
+    let text = fit(&text, available, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, available, theme.allocated());
 }
 
 fn now(subject: &Subject) -> String {
@@ -170,10 +170,10 @@ fn draw_name(buffer: &mut Buffer, area: Rect, row: &Row, theme: &Theme) {
         Fold::Open => theme.glyphs.open,
     };
     let indent = "  ".repeat(row.depth.min(DEEPEST_INDENT));
-    let room = usize::from(area.width);
+    let available = usize::from(area.width);
     let before = format!("{indent}{mark} ");
-    buffer.set_stringn(area.x, area.y, &before, room, Style::new());
-    let start = area.x + width(&before).min(room) as u16;
+    buffer.set_stringn(area.x, area.y, &before, available, Style::new());
+    let start = area.x + width(&before).min(available) as u16;
     let left = usize::from(area.right().saturating_sub(start));
     let text = match row.key {
         RowKey::Module(_) => fit_middle(&called(row), left, theme.glyphs.cut),
@@ -233,9 +233,9 @@ pub fn draw_sum(
         );
         (text, theme.bad())
     };
-    let room = usize::from(area.width);
-    let text = fit(&format!("  {text}"), room, theme.glyphs.cut);
-    buffer.set_stringn(area.x, area.y, text, room, style);
+    let available = usize::from(area.width);
+    let text = fit(&format!("  {text}"), available, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, available, style);
 }
 
 /// Summarizes the selected row in one line.

@@ -4,19 +4,19 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Position, Rect};
 use ratatui::text::Line;
 
-use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::header::draw_devices;
 use super::super::input::Focus;
 use super::super::layout::{are_within, beneath_title};
 use super::super::notice::{draw_detail, draw_words};
 use super::super::overlay::{draw_box, entry};
+use super::super::secondary_screens::{draw_note, draw_title_of};
 use super::super::state::State;
 use super::super::status::{Prompt, draw_last_line};
 use super::super::tensors::layout::Layout;
 use super::super::theme::Theme;
 use super::super::view::draw_too_small;
 use super::state::ModulesState;
-use super::subject::{Subject, ModulesView};
+use super::subject::{ModulesView, Subject};
 use super::table;
 use crate::label::clean;
 

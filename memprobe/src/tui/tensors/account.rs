@@ -66,11 +66,11 @@ pub fn draw_account(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme
     if let Some(rest) = account.remainder.filter(|rest| *rest != 0) {
         facts.push(format!("remainder {}", signed(rest)));
     }
-    let room = usize::from(area.width);
+    let available = usize::from(area.width);
     let text = format!("  {}", facts.join("   "));
     if !area.is_empty() {
-        let text = fit(&text, room, theme.glyphs.cut);
-        buffer.set_stringn(area.x, area.y, text, room, theme.allocated());
+        let text = fit(&text, available, theme.glyphs.cut);
+        buffer.set_stringn(area.x, area.y, text, available, theme.allocated());
     }
 }
 

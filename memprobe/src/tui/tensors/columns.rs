@@ -1,6 +1,6 @@
 //! Column layout of the table of tensors.
 
-use super::super::list::{self, GAP, ColumnPosition, Side};
+use super::super::list::{self, ColumnPosition, GAP, Side};
 use crate::model::tensors::Order;
 
 /// Width of the allocation site, on wide screens.

@@ -10,7 +10,7 @@ use super::state::{Overlay, TensorsState};
 use super::table::site;
 use crate::bytes::human;
 use crate::label::{
-    clean, counted, shape, tensor_kind, tensor_label, tensors_label, whole_frame, full_retainer,
+    clean, counted, full_retainer, shape, tensor_kind, tensor_label, tensors_label, whole_frame,
     whole_tensor_name,
 };
 use crate::model::tensors::{Row, RowKind};
@@ -125,8 +125,8 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
             tell(key, clean(text));
         }
     }
-    if let Some(kept) = &row.retainer {
-        tell("kept by", full_retainer(kept));
+    if let Some(retainer) = &row.retainer {
+        tell("kept by", full_retainer(retainer));
     }
     if let Some(size) = row.size {
         tell("size", format!("{} ({} bytes)", human(size), size.0));

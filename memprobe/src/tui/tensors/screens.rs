@@ -5,10 +5,10 @@ use std::sync::Arc;
 use ratatui::backend::TestBackend;
 
 use super::super::input::InputEvent;
-use super::super::theme::Theme;
 use super::super::test_support::{self, BARE, COLOUR, SMALL, Size, sizes, typed};
+use super::super::theme::Theme;
 use super::input::TensorWanted;
-use super::{TensorsRequest, Tensors, TensorsState, draw};
+use super::{Tensors, TensorsRequest, TensorsState, draw};
 use crate::model::snapshot::Target;
 use crate::model::tensors::samples::{graph, later, training};
 use crate::model::tensors::{TensorTable, explain};
@@ -95,7 +95,7 @@ fn a_filter_leaves_what_it_matches_and_says_what_that_is() {
 }
 
 #[test]
-fn orders_are_told_by_an_arrow() {
+fn an_arrow_marks_the_order() {
     insta::assert_snapshot!(
         "by_name_reversed",
         screen(SMALL, &[InputEvent::SortStep(-1), InputEvent::Reverse])
@@ -111,8 +111,8 @@ fn help_says_what_the_keys_do() {
 fn what_is_waited_for_and_what_failed_is_said() {
     let taking = state(Tensors::Taking, SMALL, &[]);
     insta::assert_snapshot!("taking", drawn(&taking, SMALL, &COLOUR));
-    let why = "no torch in this process.\nGive a process that has imported it.";
-    let mut failed = state(Tensors::Failed(why.into()), SMALL, &[]);
+    let reason = "no torch in this process.\nGive a process that has imported it.";
+    let mut failed = state(Tensors::Failed(reason.into()), SMALL, &[]);
     assert!(failed.is_unread());
     insta::assert_snapshot!("failed", drawn(&failed, SMALL, &COLOUR));
     failed.update(Tensors::Taken(table()));

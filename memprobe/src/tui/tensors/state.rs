@@ -192,7 +192,10 @@ impl TensorsState {
                 self.overlay = Overlay::None;
                 self.focus = Some(Focus::Prompt);
             }
-            InputEvent::Type(_) | InputEvent::Erase | InputEvent::EraseWord | InputEvent::EraseAll => {
+            InputEvent::Type(_)
+            | InputEvent::Erase
+            | InputEvent::EraseWord
+            | InputEvent::EraseAll => {
                 if let Some(filter) = self.filter.edited(wanted) {
                     self.filter = filter;
                     self.selection.key = None;
@@ -209,7 +212,9 @@ impl TensorsState {
             | InputEvent::Source
             | InputEvent::Probes
             | InputEvent::Iteration(_)
-            | InputEvent::Outside => self.note = Some("that is on the screen of lines: t leads back"),
+            | InputEvent::Outside => {
+                self.note = Some("that is on the screen of lines: t leads back")
+            }
         }
         self.rebuild();
         None

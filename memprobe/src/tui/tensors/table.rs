@@ -12,7 +12,7 @@ use super::state::{Direction, TensorsState};
 use crate::bytes::human;
 use crate::event::Bytes;
 use crate::label::{
-    BEFORE_ATTACH, clean, counted, fit, fit_middle, retainer, percent, shape, tensor_kind,
+    BEFORE_ATTACH, clean, counted, fit, fit_middle, percent, retainer, shape, tensor_kind,
     tensor_label, tensors_label, whole_frame,
 };
 use crate::model::tensors::{Group, GroupBy, Row, RowKind};
@@ -111,14 +111,14 @@ pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
             list::draw_selected(buffer, line, theme);
         }
         for place in &places {
-            let room = usize::from(place.wide.min(area.width.saturating_sub(place.start)));
+            let available = usize::from(place.wide.min(area.width.saturating_sub(place.start)));
             let text = cell(state, group, place.column);
             let text = match place.column {
-                Column::Name => fit_middle(&text, room, theme.glyphs.cut),
-                _ => fit(&text, room, theme.glyphs.cut),
+                Column::Name => fit_middle(&text, available, theme.glyphs.cut),
+                _ => fit(&text, available, theme.glyphs.cut),
             };
             let text = if place.column.side() == Side::Right {
-                format!("{text:>room$}")
+                format!("{text:>available$}")
             } else {
                 text
             };
@@ -127,7 +127,7 @@ pub fn draw_rows(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &
                 Column::Site => theme.faint(),
                 _ => Style::new(),
             };
-            buffer.set_stringn(area.x + place.start, y, text, room, style);
+            buffer.set_stringn(area.x + place.start, y, text, available, style);
         }
     }
 }
@@ -246,7 +246,7 @@ pub fn draw_sum(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &T
         (text, theme.strong())
     };
     let text = format!("  {text}");
-    let room = usize::from(area.width);
-    let text = fit(&text, room, theme.glyphs.cut);
-    buffer.set_stringn(area.x, area.y, text, room, style);
+    let available = usize::from(area.width);
+    let text = fit(&text, available, theme.glyphs.cut);
+    buffer.set_stringn(area.x, area.y, text, available, style);
 }

@@ -58,9 +58,11 @@ fn draw_nothing(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &T
             format!("No tensor matches /{}/", clean(state.filter.pattern())),
             "Esc shows all tensors.".to_owned(),
         ),
-        (Tensors::Failed(why), None) => {
-            let why = clean(why);
-            let (first, rest) = why.split_once("\\n").unwrap_or((&why, "R tries again."));
+        (Tensors::Failed(reason), None) => {
+            let reason = clean(reason);
+            let (first, rest) = reason
+                .split_once("\\n")
+                .unwrap_or((&reason, "R tries again."));
             (first.to_owned(), rest.to_owned())
         }
         (_, Some(_)) => (
@@ -85,8 +87,8 @@ fn draw_status(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Th
     let mut spans = vec![Span::styled(format!(" {word} "), style), Span::raw(" ")];
     let text = match (state.note, &state.news, &state.table) {
         (Some(note), ..) => note.to_owned(),
-        (None, Tensors::Failed(why), Some(_)) => {
-            format!("what was read before is shown: {}", clean(why))
+        (None, Tensors::Failed(reason), Some(_)) => {
+            format!("what was read before is shown: {}", clean(reason))
         }
         (None, Tensors::Failed(_), None) => "R tries again".to_owned(),
         (None, _, Some(table)) => {
@@ -110,8 +112,8 @@ fn draw_status(buffer: &mut Buffer, area: Rect, state: &TensorsState, theme: &Th
         (None, _, None) => String::new(),
     };
     let used: usize = spans.iter().map(Span::width).sum();
-    let room = usize::from(area.width).saturating_sub(used);
-    spans.push(Span::raw(fit(&text, room, theme.glyphs.cut)));
+    let available = usize::from(area.width).saturating_sub(used);
+    spans.push(Span::raw(fit(&text, available, theme.glyphs.cut)));
     buffer.set_line(area.x, area.y, &Line::from(spans), area.width);
 }
 

@@ -107,13 +107,13 @@ impl SnapshotRetainers {
             bytes: block.size,
         };
         let part = self.parts.entry(part).or_default();
-        let Some(kept) = &block.retainer else {
+        let Some(retainer) = &block.retainer else {
             return part.nobody.add(amount);
         };
         let who = Who {
-            by: Arc::clone(&kept.by),
-            class: kept.class.clone(),
-            through: kept.through.clone(),
+            by: Arc::clone(&retainer.by),
+            class: retainer.class.clone(),
+            through: retainer.through.clone(),
         };
         if self.distinct >= MOST && !part.retainers.contains_key(&who) {
             return part.others.add(amount);
@@ -121,17 +121,17 @@ impl SnapshotRetainers {
         let entry = part.retainers.entry(who).or_insert_with(|| {
             self.distinct += 1;
             GrowthRetainer {
-                by: Arc::clone(&kept.by),
-                class: kept.class.clone(),
-                through: kept.through.clone(),
-                slot: kept.slot.clone(),
+                by: Arc::clone(&retainer.by),
+                class: retainer.class.clone(),
+                through: retainer.through.clone(),
+                slot: retainer.slot.clone(),
                 saved_by: block.saved_by.clone(),
                 retained: Amount::default(),
                 exclusive: Amount::default(),
             }
         });
         entry.retained.add(amount);
-        if kept.exclusive {
+        if retainer.exclusive {
             entry.exclusive.add(amount);
         }
     }
@@ -143,14 +143,14 @@ impl SnapshotRetainers {
         for part in parts.filter_map(|part| self.parts.get(&part)) {
             result.nobody.add(part.nobody);
             result.others.add(part.others);
-            for (who, keeper) in &part.retainers {
+            for (who, retainer) in &part.retainers {
                 match retainers.get_mut(who) {
                     Some(known) => {
-                        known.retained.add(keeper.retained);
-                        known.exclusive.add(keeper.exclusive);
+                        known.retained.add(retainer.retained);
+                        known.exclusive.add(retainer.exclusive);
                     }
                     None => {
-                        retainers.insert(who.clone(), keeper.clone());
+                        retainers.insert(who.clone(), retainer.clone());
                     }
                 }
             }
@@ -166,8 +166,8 @@ impl SnapshotRetainers {
         });
         result.live = result.nobody;
         result.live.add(result.others);
-        for keeper in &result.retainers {
-            result.live.add(keeper.retained);
+        for retainer in &result.retainers {
+            result.live.add(retainer.retained);
         }
         let shown = result.retainers.len().min(MOST_OF_ONE);
         for left_out in result.retainers.drain(shown..) {

@@ -90,7 +90,7 @@ fn what_grows_while_a_program_warms_up_is_not_named() {
 }
 
 #[test]
-fn what_is_kept_now_and_then_is_named_by_the_iteration() {
+fn occasional_growth_is_reported_by_iteration() {
     let (program, ends) = steps(200, |step| step % 10 == 3);
     let growth = growth(&program, &ends);
     let rate = growth.lines[0].rate;
@@ -116,7 +116,7 @@ fn a_few_iterations_say_nothing() {
 }
 
 #[test]
-fn without_iterations_the_lowest_of_each_window_of_time_tells() {
+fn without_iterations_uses_the_minimum_of_each_time_window() {
     let (program, _) = steps(2000, |_| true);
     let growth = growth(&program, &[]);
     let StepUnit::Window(length) = growth.step else {
@@ -155,7 +155,7 @@ fn a_long_silence_is_passed_over() {
 }
 
 #[test]
-fn what_the_laps_of_an_iteration_hold_in_turn_does_not_hide_what_grows() {
+fn alternating_intervals_of_an_iteration_do_not_hide_growth() {
     let mut program = Program::default();
     let (step, list) = (
         program.stack(called(31, "")),
@@ -194,7 +194,7 @@ fn what_the_laps_of_an_iteration_hold_in_turn_does_not_hide_what_grows() {
 }
 
 #[test]
-fn who_kept_what_grows_adds_up_to_what_was_live_of_it() {
+fn retainers_of_growth_add_up_to_its_live_blocks() {
     let (mut program, mut ends) = steps(40, |_| true);
     // Some blocks have further retainers, and some have none.
     program.read(|addr| match addr >> 13 & 3 {

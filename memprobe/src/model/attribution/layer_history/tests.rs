@@ -62,8 +62,8 @@ impl Plainly {
         self.intervals.push((self.live.clone(), self.allocated()));
     }
 
-    fn held(&self, lap: usize, place: usize) -> u64 {
-        let live = self.intervals[lap].0.iter().map(|at| self.blocks[*at]);
+    fn held(&self, interval: usize, place: usize) -> u64 {
+        let live = self.intervals[interval].0.iter().map(|at| self.blocks[*at]);
         let there = live.filter(|(_, at)| *at == place);
         there.map(|(block, _)| block.size).sum()
     }
@@ -71,7 +71,7 @@ impl Plainly {
 
 /// Applies the deeds to both. A moment level with the interval's peak replaces it.
 fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
-    let (mut strata, mut plainly) = (LayerHistory::new(0, most), Plainly::default());
+    let (mut history, mut plainly) = (LayerHistory::new(0, most), Plainly::default());
     plainly.begin_interval();
     let mut ordinal = 0;
     for deed in deeds {
@@ -80,13 +80,13 @@ fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
                 ordinal += 1;
                 plainly.live.push(plainly.blocks.len());
                 plainly.blocks.push((block(size, ordinal), place));
-                strata.add(PLACES[place], size, 0);
+                history.add(PLACES[place], size, 0);
             }
             Deed::Go { nth } if !plainly.live.is_empty() => {
                 ordinal += 1;
                 let gone = plainly.live.remove(nth % plainly.live.len());
                 let (block, place) = plainly.blocks[gone];
-                strata.release(PLACES[place], block.size, 0);
+                history.release(PLACES[place], block.size, 0);
             }
             Deed::Turn { nth, to } if !plainly.live.is_empty() => {
                 let turned = plainly.live[nth % plainly.live.len()];
@@ -99,13 +99,13 @@ fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
                         oldest: 0,
                     };
                     let places = [Some(PLACES[from]), Some(PLACES[to])];
-                    strata.shift(&block, places, shift);
+                    history.shift(&block, places, shift);
                 }
                 continue;
             }
             Deed::EndLap => {
                 plainly.begin_interval();
-                strata.pass_to(plainly.intervals.len() as u64 - 1, ordinal);
+                history.pass_to(plainly.intervals.len() as u64 - 1, ordinal);
                 continue;
             }
             Deed::Go { .. } | Deed::Turn { .. } => continue,
@@ -117,51 +117,51 @@ fn play(deeds: &[Deed], most: usize) -> (LayerHistory, Plainly) {
             .filter(|(_, highest)| now >= *highest)
         {
             *highest = (live, now);
-            strata.reach(ordinal);
+            history.reach(ordinal);
         }
     }
-    (strata, plainly)
+    (history, plainly)
 }
 
-fn held(strata: &LayerHistory, lap: u64) -> BTreeMap<LayerKey, u64> {
-    let all = strata.iter();
-    all.map(|(place, stratum)| (*place, strata.bytes_at_interval(stratum, lap)))
+fn held(history: &LayerHistory, interval: u64) -> BTreeMap<LayerKey, u64> {
+    let all = history.iter();
+    all.map(|(place, sample)| (*place, history.bytes_at_interval(sample, interval)))
         .filter(|(_, bytes)| *bytes > 0)
         .collect()
 }
 
 proptest! {
     #[test]
-    fn each_lap_holds_what_its_highest_moment_held_whatever_blocks_turn_out_to_be(
+    fn each_interval_matches_its_peak_after_reclassification(
         deeds in prop::collection::vec(deed(), 1..200),
         most in prop_oneof![Just(1 << 20), Just(6_usize)],
     ) {
-        let (strata, plainly) = play(&deeds, most);
+        let (history, plainly) = play(&deeds, most);
         let last = plainly.intervals.len() - 1;
-        prop_assert!(strata.knows(last as u64) && !strata.knows(last as u64 + 1));
-        for lap in (0..=last).filter(|lap| strata.knows(*lap as u64)) {
+        prop_assert!(history.knows(last as u64) && !history.knows(last as u64 + 1));
+        for interval in (0..=last).filter(|interval| history.knows(*interval as u64)) {
             let places = PLACES.iter().enumerate();
             let wanted: BTreeMap<LayerKey, u64> = places
-                .map(|(at, place)| (*place, plainly.held(lap, at)))
+                .map(|(at, place)| (*place, plainly.held(interval, at)))
                 .filter(|(_, bytes)| *bytes > 0)
                 .collect();
-            prop_assert_eq!(held(&strata, lap as u64), wanted, "lap {}", lap);
+            prop_assert_eq!(held(&history, interval as u64), wanted, "lap {}", interval);
         }
         if most == 1 << 20 {
-            prop_assert!(strata.knows(0));
+            prop_assert!(history.knows(0));
         }
-        let differences: usize = strata.iter().map(|(_, stratum)| stratum.differences()).sum();
-        prop_assert_eq!(differences, strata.differences);
+        let differences: usize = history.iter().map(|(_, sample)| sample.differences()).sum();
+        prop_assert_eq!(differences, history.differences);
     }
 }
 
 #[test]
-fn laps_that_are_alike_take_no_room() {
+fn equal_intervals_take_no_memory() {
     let mut history = LayerHistory::new(0, 1 << 20);
     history.add(PLACES[0], 512, 0);
     history.reach(1);
-    for lap in 1..1000 {
-        history.pass_to(lap, 1);
+    for interval in 1..1000 {
+        history.pass_to(interval, 1);
         history.add(PLACES[1], 64, 0);
         history.reach(1);
         history.release(PLACES[1], 64, 0);
@@ -174,7 +174,7 @@ fn laps_that_are_alike_take_no_room() {
 }
 
 #[test]
-fn without_room_for_laps_none_is_kept() {
+fn without_capacity_no_interval_is_stored() {
     let mut history = LayerHistory::new(0, 0);
     history.add(PLACES[0], 512, 0);
     history.reach(1);

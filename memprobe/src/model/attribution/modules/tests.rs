@@ -58,7 +58,7 @@ fn forward_backward_and_what_is_computed_again_are_apart() {
 }
 
 #[test]
-fn what_belongs_to_no_module_is_beside_the_tree() {
+fn memory_without_a_module_is_outside_the_tree() {
     let (tree, _) = tree_of(&learning());
     let others: Vec<_> = tree
         .others

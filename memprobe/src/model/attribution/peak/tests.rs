@@ -17,7 +17,7 @@ fn sum(view: &PeakView) -> u64 {
 }
 
 #[test]
-fn what_was_live_at_the_peak_is_told_after_it_was_freed() {
+fn memory_at_the_peak_is_known_after_it_is_freed() {
     let (view, model) = peak_of(&learning());
     let live: u64 = model.snapshot(TimeNs(0), Grouping::User).devices[0]
         .totals

@@ -105,7 +105,7 @@ impl Additive for Size {
 impl AllocationCounts {
     /// Bytes allocated by forward passes in these step intervals; `None` if some were dropped.
     fn forward(&self, intervals: &RangeInclusive<u64>) -> Option<u64> {
-        let oldest = self.intervals.front().map_or(0, |lap| lap.number);
+        let oldest = self.intervals.front().map_or(0, |interval| interval.number);
         if self.forgotten > 0 && *intervals.start() < oldest {
             return None;
         }
@@ -116,13 +116,13 @@ impl AllocationCounts {
 
     fn made(
         &self,
-        laps: &RangeInclusive<u64>,
+        intervals: &RangeInclusive<u64>,
     ) -> impl Iterator<Item = ((DeviceIndex, u32, Made), Amount)> {
         let selected = self
             .intervals
             .iter()
-            .filter(move |lap| laps.contains(&lap.number));
-        selected.flat_map(|lap| lap.made.iter().map(|(key, amount)| (*key, *amount)))
+            .filter(move |interval| intervals.contains(&interval.number));
+        selected.flat_map(|interval| interval.made.iter().map(|(key, amount)| (*key, *amount)))
     }
 }
 
@@ -142,13 +142,13 @@ impl AttributionLedger {
             parts.push((place, Size::of(made, amount)));
         }
         match &making.module_sizes {
-            Some(kept) => {
-                for ((device, module), kept) in kept {
+            Some(sizes) => {
+                for ((device, module), sizes) in sizes {
                     let place = module.as_ref().map_or(ModuleScope::Unknown, |held| {
                         ModuleScope::Module(self.module_aliases.called(held))
                     });
                     let parts = devices.entry(*device).or_default();
-                    parts.push((place, size_of_module(*kept)));
+                    parts.push((place, size_of_module(*sizes)));
                 }
             }
             None => {
@@ -201,10 +201,10 @@ impl AttributionLedger {
     }
 }
 
-fn size_of_module(kept: ModuleSizes) -> Size {
+fn size_of_module(sizes: ModuleSizes) -> Size {
     Size {
-        parameters: kept.parameters,
-        buffers: kept.buffers,
+        parameters: sizes.parameters,
+        buffers: sizes.buffers,
         ..Size::default()
     }
 }

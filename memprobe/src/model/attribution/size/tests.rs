@@ -38,7 +38,7 @@ fn all(size: &ModelSize) -> Size {
 }
 
 #[test]
-fn what_passes_made_is_told_by_module_in_bytes_of_tensors() {
+fn allocations_of_passes_are_counted_by_module_in_tensor_bytes() {
     let sizes = sizes_of(&learning());
     let device = &sizes.devices[&DEVICE];
     let model = part(&device.modules, "GPT");

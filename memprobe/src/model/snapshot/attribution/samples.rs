@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DeviceCategories, DeviceModules, IterationLayers, IterationChoice};
+use super::{DeviceCategories, DeviceModules, IterationChoice, IterationLayers};
 use crate::event::{
     Event, Frame, MarkedPhase, PhaseMark, PurposeId, Stack, StackId, StackKind, Tgid, Tid, TimeNs,
 };
@@ -101,7 +101,7 @@ impl Training {
     }
 
     fn backward(&mut self, saved: Vec<u64>, gradients: usize) -> Vec<u64> {
-        let mut kept = vec![self.program.alloc(self.unknown, MIB)];
+        let mut survivors = vec![self.program.alloc(self.unknown, MIB)];
         let workspace = self
             .program
             .alloc_of(self.head.1, PurposeId::NO_TENSOR, 8 * MIB);
@@ -109,20 +109,20 @@ impl Training {
             let (_, stack) = self.layers[at % self.layers.len()];
             let passing = self.program.alloc(stack, 5 * MIB);
             if at < gradients {
-                kept.push(self.program.alloc(stack, 6 * MIB));
+                survivors.push(self.program.alloc(stack, 6 * MIB));
             }
             self.program.free(addr);
             self.program.free(passing);
             self.program.wait(1_800);
         }
         self.program.free(workspace);
-        kept
+        survivors
     }
 
     fn train(mut self, steps: u64) -> Program {
         for step in 0..steps {
             let saved = self.forward();
-            let kept = self.backward(saved, 6);
+            let gradients = self.backward(saved, 6);
             self.begin(MarkedPhase::Step);
             if step == 0 {
                 for _ in 0..2 {
@@ -132,7 +132,7 @@ impl Training {
             let temporary = self.program.alloc(self.step, 4 * MIB);
             self.program.free(temporary);
             self.program.wait(2_500);
-            for addr in kept {
+            for addr in gradients {
                 self.program.free(addr);
             }
         }

@@ -227,7 +227,7 @@ fn a_primary_context_that_was_learned_otherwise_is_what_the_driver_says() {
 }
 
 #[test]
-fn another_context_on_top_than_believed_makes_the_whole_stack_unknown() {
+fn an_unexpected_context_on_top_makes_the_whole_stack_unknown() {
     let mut contexts = two_devices();
     contexts.push(THREAD, 0xc0);
     contexts.push(THREAD, 0xc1);

@@ -47,7 +47,7 @@ pub struct DeviceIndex(pub u8);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StackId(pub u32);
 
-/// The ID of an interned [`Use`], the purpose of a block. An [`Event::Use`] defines it before its first use.
+/// The ID of an interned [`BlockPurpose`], the purpose of a block. An [`Event::BlockPurpose`] defines it before its first use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PurposeId(pub u32);
 
@@ -128,7 +128,7 @@ impl PurposeId {
     /// created or resized on its own. The two cases cannot be told apart.
     pub const NO_TENSOR: Self = Self(1);
 
-    /// The first ID that names a [`Use`].
+    /// The first ID that names a [`BlockPurpose`].
     pub const FIRST: Self = Self(2);
 }
 
@@ -280,8 +280,8 @@ pub struct MemoryEvent {
     /// The calling thread; [`Tid::UNKNOWN`] for [`Action::Held`].
     pub tid: Tid,
     pub action: Action,
-    /// The address of the block, the segment or the CUDA memory. A handle for [`Space::Virtual`] and
-    /// [`Space::Array`]; 0 for an out-of-memory event.
+    /// The address of the block, the segment or the CUDA memory. A handle for [`CudaMemoryKind::Virtual`] and
+    /// [`CudaMemoryKind::Array`]; 0 for an out-of-memory event.
     pub addr: Address,
     /// Bytes of the block (rounded by the allocator), the segment, the CUDA memory or the failed request. 0
     /// for a CUDA free whose allocation was not seen.
@@ -293,7 +293,7 @@ pub struct MemoryEvent {
     pub totals: Option<Totals>,
     /// The stack of the allocation; [`StackId::NONE`] for frees.
     pub stack: StackId,
-    /// The purpose of the block; [`ShapeId::NONE`] if unknown.
+    /// The purpose of the block; [`PurposeId::NONE`] if unknown.
     pub shape: PurposeId,
     /// The call into CUDA; `None` for blocks. For a free, `space` describes the freed memory.
     pub call: Option<CudaCall>,

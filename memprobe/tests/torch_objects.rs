@@ -291,9 +291,9 @@ fn what_operations_keep_for_the_backward_pass_is_found_with_their_names() {
             "PyTorch {}: missing {missing:#?}, and there instead {wrong:#?}",
             target.version()
         );
-        let operation: usize = expected.keys().map(|(_, _, saved)| saved.len()).sum();
+        let saved: usize = expected.keys().map(|(_, _, saved)| saved.len()).sum();
         println!(
-            "PyTorch {}: {} nodes keep {operation} tensors",
+            "PyTorch {}: {} nodes keep {saved} tensors",
             target.version(),
             expected.len()
         );

@@ -101,7 +101,7 @@ pub struct PhaseMark {
     pub stack: StackId,
 }
 
-/// The phase that a [`Mark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
+/// The phase that a [`PhaseMark`] starts. PyTorch wraps each in a `record_function` of its own, even without a
 /// profiler (torch/optim/optimizer.py, torch/utils/data/dataloader.py@v2.15.0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum MarkedPhase {

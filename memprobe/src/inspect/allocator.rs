@@ -117,7 +117,7 @@ impl From<NoAllocator> for TablesError {
 /// if known. An allocator that is not set up yet has no devices and no blocks.
 ///
 /// # Errors
-/// [`Why`]. A second try may succeed, because the process keeps running.
+/// [`TablesError`]. A second try may succeed, because the process keeps running.
 pub fn read(
     memory: &impl ReadMemory,
     variable: AllocatorVariable,

@@ -103,7 +103,7 @@ pub fn retainer(retained_by: Option<&Retainer>) -> String {
     }
 }
 
-/// Returns [`keeper`] with the reference path and whether it is the only root found.
+/// Returns [`retainer`] with the reference path and whether it is the only root found.
 pub fn full_retainer(retained_by: &Retainer) -> String {
     let mut words = retainer(Some(retained_by));
     if let Some(slot) = retained_by

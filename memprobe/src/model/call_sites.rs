@@ -50,7 +50,7 @@ impl Tally {
 struct CallSite {
     id: StackId,
     stack: Arc<Stack>,
-    /// Index of its line for each grouping, as in [`Holders::tables`].
+    /// Index of its line for each grouping, as in [`CallSites::tables`].
     lines: [u32; 2],
     tally: Tally,
 }

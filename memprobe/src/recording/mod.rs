@@ -19,8 +19,8 @@
 //! | `b`, `i`, `e` | `cpu` | likewise for blocks of the CPU allocator, whose `device` is `"cpu"` (from format 3 on) |
 //! | `i` | `cpu_free` | a CPU block was freed whose allocation was not seen; its `size` is 0 |
 //! | `i` | `oom` | an out-of-memory error |
-//! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::Mark`]; from format 4 on) |
-//! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`kept`), read from the process's objects, then the time of the reading ([`crate::event::Names`]; from format 4 on) |
+//! | `i` | `mark` | PyTorch announced an optimizer step, `zero_grad()` or next batch ([`crate::event::PhaseMark`]; from format 4 on) |
+//! | `M`, `i` | `memprobe_named`, `names` | names of all live blocks and the roots that retain them (`kept`), read from the process's objects, then the time of the reading ([`crate::event::BlockLabels`]; from format 4 on) |
 //! | `i` | `loss` | running totals of losses |
 //! | `C` | | counters, for viewers only |
 //! | `M` | `memprobe_end` | [`End`]; last line |

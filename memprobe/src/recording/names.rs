@@ -13,7 +13,7 @@ use crate::tensors::{Name, TensorKind};
 /// Most blocks of one `names` record.
 const MOST: usize = 1 << 22;
 
-/// Serialized form of [`NamedBlock`].
+/// Serialized form of [`LabeledBlock`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct NamedRecord<'a> {
     addr: u64,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::MAX_CONTEXT;
 use crate::tensors::Retainer;
 
-/// Serialized form of [`Kept`].
+/// Serialized form of [`Retainer`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RetainerRecord<'a> {
     #[serde(borrow)]

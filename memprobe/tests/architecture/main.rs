@@ -98,7 +98,7 @@ fn modules_of_the_map(map: &str) -> BTreeSet<String> {
         .skip(1)
         .take_while(|line| !line.starts_with("## "))
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
-        .map(|(room, _)| room.to_owned())
+        .map(|(module, _)| module.to_owned())
         .collect()
 }
 
@@ -116,8 +116,8 @@ fn a_module_uses_only_allowed_paths() {
         let within = file
             .strip_prefix("memprobe/src")
             .expect("below memprobe/src");
-        if let Some(room) = MODULES.iter().find(|room| room.holds(within)) {
-            violations.extend(shown(&file, &room.violations(&parsed(&file))));
+        if let Some(module) = MODULES.iter().find(|module| module.holds(within)) {
+            violations.extend(shown(&file, &module.violations(&parsed(&file))));
         }
     }
     assert!(
@@ -129,7 +129,10 @@ fn a_module_uses_only_allowed_paths() {
 
 #[test]
 fn every_module_has_its_rules() {
-    let ruled: BTreeSet<_> = MODULES.iter().map(|room| room.name.to_owned()).collect();
+    let ruled: BTreeSet<_> = MODULES
+        .iter()
+        .map(|module| module.name.to_owned())
+        .collect();
     assert_eq!(ruled, modules_on_disk());
 }
 
@@ -236,8 +239,8 @@ fn what_is_taken_for_a_test_is_compiled_for_tests_alone() {
 fn the_rooms_are_read_from_the_table_of_the_map_alone() {
     let map = "# memprobe\n| `none/` | x |\n## Rooms\n| room |\n|---|\n| `model/` | `std` |\n\
                | `event.rs` | |\n## Invariants\n| `later/` | |\n";
-    let rooms: Vec<_> = modules_of_the_map(map).into_iter().collect();
-    assert_eq!(rooms, ["event.rs", "model/"]);
+    let modules: Vec<_> = modules_of_the_map(map).into_iter().collect();
+    assert_eq!(modules, ["event.rs", "model/"]);
 }
 
 #[test]

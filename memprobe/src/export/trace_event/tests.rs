@@ -293,7 +293,7 @@ fn a_stack_too_large_for_a_line_loses_outer_frames_and_says_so() {
     );
 }
 
-/// Accepts `room` bytes, then fails for good and counts further calls.
+/// Accepts `capacity` bytes, then fails for good and counts further calls.
 struct Disk {
     capacity: usize,
     calls_when_full: usize,

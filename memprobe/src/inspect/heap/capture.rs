@@ -233,7 +233,7 @@ impl<T, R> Captured<T, R> {
 /// need.
 ///
 /// # Errors
-/// [`Why`].
+/// [`CaptureError`].
 pub fn capture<T: Send, R: Send>(
     python: &PythonProcess,
     manner: CaptureMode,

@@ -3,7 +3,7 @@
 //! Everything is read while the process keeps running, and a tree that cannot be read completely yields no
 //! names. A tree is read when its root is first called outside any other module. It is read again when an
 //! unknown module is called inside it. A tree's names answer only questions asked since it was first found in
-//! its present state. They count only after the tree was found unchanged often enough ([`belief`]); until
+//! its present state. They count only after the tree was found unchanged often enough ([`confidence`]); until
 //! then callers must ask again.
 
 mod confidence;

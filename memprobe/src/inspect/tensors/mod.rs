@@ -90,7 +90,7 @@ impl From<DetectError> for SnapshotError {
 /// milliseconds to seconds. In the pausing modes a separate thread stops the process meanwhile.
 ///
 /// # Errors
-/// [`Why`]. Missing parts that do not invalidate the rest are listed in [`TensorSnapshot::unread`].
+/// [`SnapshotError`]. Missing parts that do not invalidate the rest are listed in [`TensorSnapshot::unread`].
 pub fn take(tgid: Tgid, manner: CaptureMode) -> Result<TensorSnapshot, SnapshotError> {
     let maps = Maps::of(tgid).map_err(DetectError::from)?;
     let python = PythonProcess::detect_in(tgid, &maps)?;

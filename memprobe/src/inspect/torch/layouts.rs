@@ -84,7 +84,7 @@ impl Layouts {
     /// youngest first. `version` is PyTorch's version, if known. `manner` is the mode of the capture.
     ///
     /// # Errors
-    /// [`Why`].
+    /// [`LayoutError`].
     pub fn find(
         memory: &impl ReadMemory,
         version: Option<&str>,

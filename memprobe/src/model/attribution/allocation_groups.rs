@@ -83,7 +83,7 @@ impl Pass {
 /// Change of a group's blocks by an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// Index of the group: [`Parts::part`].
+    /// Index of the group: [`AllocationGroups::part`].
     pub part: usize,
     pub size: Bytes,
     pub kind: ChangeKind,

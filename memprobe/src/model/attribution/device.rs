@@ -12,7 +12,7 @@ use super::rows::{AtPeak, Holding};
 use crate::event::{Action, AtAttach, Bytes, MemoryEvent, TimeNs, Totals};
 use crate::model::device::ADDRESS_LIMIT;
 
-/// Caps on stored differences between step intervals, for [`Follows::Everything`] and [`Follows::Latest`].
+/// Caps on stored differences between step intervals, for [`StackHistory::Everything`] and [`StackHistory::Latest`].
 /// Above the cap the oldest intervals are dropped.
 const MOST_DIFFERENCES: [usize; 2] = [1 << 22, 1 << 18];
 

@@ -23,7 +23,7 @@ pub(super) struct LayerSample {
     /// Bytes at peak number `moment` of the current interval.
     highest: u64,
     moment: u64,
-    /// Interval for which the entry is listed in [`Strata::changed`].
+    /// Interval for which the entry is listed in [`LayerHistory::changed`].
     changed_in: Option<u64>,
     /// Interval and bytes at its peak, for ended intervals that differ from the one before.
     at_intervals: Vec<(u64, u64)>,
@@ -71,8 +71,8 @@ impl LayerSample {
 
     /// Drops the history before an interval.
     fn forget(&mut self, before: u64) {
-        let first_kept = self.at_intervals.partition_point(|(of, _)| *of <= before);
-        self.at_intervals.drain(..first_kept.saturating_sub(1));
+        let first_retained = self.at_intervals.partition_point(|(of, _)| *of <= before);
+        self.at_intervals.drain(..first_retained.saturating_sub(1));
     }
 
     /// Stored differences beyond the first entry, which is never dropped.

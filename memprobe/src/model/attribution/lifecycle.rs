@@ -25,7 +25,7 @@ pub(super) enum BlockState {
     BeforeAttach,
     /// Category decided.
     Settled,
-    /// Allocated by a forward pass, when `lap` steps and batches had begun; no backward pass began since.
+    /// Allocated by a forward pass, when `step` steps and batches had begun; no backward pass began since.
     Forward { step: u64 },
     /// Allocated by a forward pass; a backward pass began when `step` optimizer steps had begun.
     Saved { step: u64 },
@@ -161,7 +161,7 @@ impl BlockState {
         matches!(self, Self::Saved { step } if course.steps().saturating_sub(step) >= MOST_STEPS)
     }
 
-    /// True if [`MOST_RUNS`] more passes began since pass `run`.
+    /// True if [`MAX_INPUT_PASSES`] more passes began since pass `run`.
     pub(super) fn is_carried_too_long(self, course: &PhaseTracker) -> bool {
         matches!(self, Self::SurvivingInput { run } if course.runs().saturating_sub(run) >= MAX_INPUT_PASSES)
     }

@@ -1,7 +1,7 @@
 //! Attribution: the phase that allocated each block, and the category of the block.
 //!
 //! All of it is inferred from the event stream, and each result names the rule behind it. A heap snapshot of
-//! the process overrides the inference, and [`named::Check`] compares the two.
+//! the process overrides the inference, and [`named::InferenceCheck`] compares the two.
 
 pub mod allocation_groups;
 pub mod category;

@@ -35,7 +35,7 @@ pub(super) struct ClassifiedAllocation {
     pub(super) is_for_next_pass: bool,
 }
 
-/// Phase tracker of a process. Assumes that one thread trains at a time; [`Self::is_crowded`] reports a
+/// Phase tracker of a process. Assumes that one thread trains at a time; [`Self::is_concurrent`] reports a
 /// violation.
 #[derive(Debug, Default)]
 pub(super) struct PhaseTracker {
@@ -162,24 +162,24 @@ impl PhaseTracker {
     /// disables grad.
     fn refine(
         &self,
-        told: ClassifiedPhase,
+        by_stack: ClassifiedPhase,
         last: Option<ThreadState>,
         grad: Grad,
     ) -> ClassifiedPhase {
         let notes = !matches!(grad, Grad::Disabled | Grad::Inference);
-        if told.rule == PhaseRule::NothingTells && last == Some(ThreadState::Forward) && notes {
+        if by_stack.rule == PhaseRule::NothingTells && last == Some(ThreadState::Forward) && notes {
             return ClassifiedPhase {
                 phase: Phase::Forward,
                 rule: PhaseRule::AfterModule,
             };
         }
-        if told.rule == PhaseRule::ForwardWithoutGrad && last == Some(ThreadState::Forward) {
+        if by_stack.rule == PhaseRule::ForwardWithoutGrad && last == Some(ThreadState::Forward) {
             return ClassifiedPhase {
                 phase: Phase::Forward,
                 rule: PhaseRule::FunctionInForward,
             };
         }
-        told
+        by_stack
     }
 
     /// True if the allocation of this thread sets the phase of the process. Helper threads (loggers,

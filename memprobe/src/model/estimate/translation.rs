@@ -104,7 +104,7 @@ impl Translation {
         self.uses.define(id, is);
     }
 
-    /// Handles a mark of PyTorch (`Event::Mark`).
+    /// Handles a mark of PyTorch (`Event::PhaseMark`).
     pub(super) fn mark(&mut self, mark: &PhaseMark, books: &mut Accounting) {
         self.phase(mark.tid, Phase::Step, books);
         self.end_step(mark.tid, books);

@@ -24,7 +24,7 @@ use process::Process;
 /// Limits of a host's stores, and the time that ended processes stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostCaps {
-    /// Processes; [`HostHealth::not_kept`] counts the excess.
+    /// Processes; [`HostHealth::untracked`] counts the excess.
     pub processes: usize,
     /// Limits of each process.
     pub each: Caps,

@@ -147,16 +147,16 @@ pub(super) fn device<'a>(on: &'a OnDevice<'a>, replay: &Replay) -> Device<'a> {
 }
 
 fn retained_record(kept: &RetainedGrowth) -> RetainedRecord<'_> {
-    let retainers = kept.retainers.iter().map(|keeper| RetainerRecord {
-        by: &keeper.by,
-        class: keeper.class.as_deref(),
-        slot: keeper.slot.as_deref(),
-        through: keeper.through.as_deref(),
-        saved_by: keeper.saved_by.as_deref(),
-        blocks: keeper.retained.blocks,
-        bytes: keeper.retained.bytes.0,
-        alone_blocks: keeper.exclusive.blocks,
-        alone_bytes: keeper.exclusive.bytes.0,
+    let retainers = kept.retainers.iter().map(|retainer| RetainerRecord {
+        by: &retainer.by,
+        class: retainer.class.as_deref(),
+        slot: retainer.slot.as_deref(),
+        through: retainer.through.as_deref(),
+        saved_by: retainer.saved_by.as_deref(),
+        blocks: retainer.retained.blocks,
+        bytes: retainer.retained.bytes.0,
+        alone_blocks: retainer.exclusive.blocks,
+        alone_bytes: retainer.exclusive.bytes.0,
     });
     RetainedRecord {
         live_blocks: kept.live.blocks,
@@ -199,12 +199,12 @@ fn suspect<'a, K>(suspect: &'a Suspect<K>, row: Row<'a>, is_read: bool) -> Suspe
     let first = suspect.retained.retainers.first();
     SuspectRecord {
         row: Row {
-            kept_by: first.map(|keeper| &*keeper.by),
-            kept_class: first.and_then(|keeper| keeper.class.as_deref()),
-            kept_through: first.and_then(|keeper| keeper.through.as_deref()),
-            kept_blocks: first.map(|keeper| keeper.retained.blocks),
-            kept_bytes: first.map(|keeper| keeper.retained.bytes.0),
-            kept_alone_bytes: first.map(|keeper| keeper.exclusive.bytes.0),
+            kept_by: first.map(|retainer| &*retainer.by),
+            kept_class: first.and_then(|retainer| retainer.class.as_deref()),
+            kept_through: first.and_then(|retainer| retainer.through.as_deref()),
+            kept_blocks: first.map(|retainer| retainer.retained.blocks),
+            kept_bytes: first.map(|retainer| retainer.retained.bytes.0),
+            kept_alone_bytes: first.map(|retainer| retainer.exclusive.bytes.0),
             ..named(suspect, row)
         },
         kept: is_read.then(|| retained_record(&suspect.retained)),

@@ -82,8 +82,8 @@ impl FunctionNames {
 
     fn name(&self, function: &Function) -> Option<Vec<u8>> {
         let start = self.names.start.checked_add(function.name.into())?;
-        let room = self.names.end.checked_sub(start)?.min(LONGEST_NAME);
-        let mut name = self.image.range(start, room).ok()?;
+        let limit = self.names.end.checked_sub(start)?.min(LONGEST_NAME);
+        let mut name = self.image.range(start, limit).ok()?;
         let end = name.iter().position(|&byte| byte == 0)?;
         name.truncate(end);
         (end > 0).then_some(name)

@@ -46,7 +46,7 @@ pub struct GrowthRetainer {
     pub exclusive: Amount,
 }
 
-/// Retainers of a suspect. `keepers`, `others` and `nobody` add up to `live`.
+/// Retainers of a suspect. `retainers`, `others` and `nobody` add up to `live`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RetainedGrowth {
     /// Live blocks at the snapshot.

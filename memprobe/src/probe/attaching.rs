@@ -207,6 +207,11 @@ impl Attaching {
         let maps =
             Maps::of(self.tgid).map_err(|error| AttachError::Gone(self.tgid, error.to_string()))?;
         self.follow_loader(loader, files, &maps);
+        for (_, file) in &mut self.cuda_files {
+            if let Some(current) = maps.again(file) {
+                *file = current;
+            }
+        }
         self.is_starting = false;
         if self.python.is_none() {
             match self.find_python(&maps) {

@@ -125,7 +125,8 @@ fn killed_in_the_middle_of_a_snapshot_memprobe_leaves_the_process_running() {
     let pid = churn.pid().to_string();
     let start = Instant::now();
     ground.snapshot(churn.pid(), &[]);
-    let whole = start.elapsed();
+    // On a busy machine a snapshot waits for most of its time.
+    let whole = start.elapsed().min(Duration::from_secs(3));
     let mut random = Random(0x6d65_6d70_726f_6265);
     let (mut midway, mut in_the_pause) = (0, 0);
     for at in 0..KILLED {

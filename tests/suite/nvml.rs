@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memprobe_tests::cuda_programs::{Cuda, Cudart, Entries};
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::succeed;
 use serde_json::Value;
@@ -31,7 +31,7 @@ enum Library {
 
 /// Processes that hold memory, and NVML to ask about them.
 struct Stage {
-    ground: Ground,
+    environment: TestEnvironment,
     cuda: Cuda,
     shared: TempDir,
     held: Vec<Background>,
@@ -39,7 +39,7 @@ struct Stage {
 
 impl Stage {
     fn set() -> Option<Self> {
-        let ground = Ground::alone_without_pytorch()?;
+        let environment = TestEnvironment::alone_without_pytorch()?;
         let cuda = Cuda::build(Entries::Trampolines);
         for (library, options) in [
             (Library::Current, &[][..]),
@@ -60,7 +60,7 @@ impl Stage {
         };
         let held = HELD.iter().map(hold).collect();
         Some(Self {
-            ground,
+            environment,
             cuda,
             shared,
             held,
@@ -69,7 +69,7 @@ impl Stage {
 
     /// What `top --once` prints with these settings of the simulated NVML.
     fn printed(&self, library: Library, settings: &[(&str, &str)], options: &[&str]) -> String {
-        let mut command = self.ground.memprobe();
+        let mut command = self.environment.memprobe();
         command
             .env("CUDASIM_SHARED", self.shared.path())
             .env("LD_LIBRARY_PATH", folder(&self.cuda, library))

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::Background;
 use serde::Deserialize;
 use serde_json::Value;
@@ -65,28 +65,33 @@ impl Truth {
     }
 }
 
-fn record(ground: &Ground, folder: &Path) -> Truth {
+fn record(environment: &TestEnvironment, folder: &Path) -> Truth {
     let truth = folder.join("truth.json");
     let out = truth.to_str().expect("UTF-8");
-    ground.record_named(ground.pytorch(), &["sizes.py", "--out", out], folder, 1);
+    environment.record_named(
+        environment.pytorch(),
+        &["sizes.py", "--out", out],
+        folder,
+        1,
+    );
     let truth = std::fs::read(truth).expect("the truth");
     serde_json::from_slice(&truth).expect("JSON")
 }
 
 /// Estimates the workload's modules on a GPU by running it on the CPU.
-fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
+fn estimate(environment: &TestEnvironment, folder: &Path) -> (Truth, Vec<Value>) {
     let (file, out) = (folder.join("estimate.json"), folder.join("truth.json"));
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command
         .args(["estimate", "--format", "json", "-o"])
         .arg(&file);
-    command.arg("--").arg(ground.pytorch().python());
+    command.arg("--").arg(environment.pytorch().python());
     command
         .args(["sizes.py", "--device", "cpu", "--out"])
         .arg(&out);
     // The workload waits for its own output file.
     command.arg("--until").arg(&out);
-    ground.pytorch().settle(&mut command);
+    environment.pytorch().settle(&mut command);
     Background::start(&mut command).finish().succeeded();
     let read = |file| std::fs::read(file).expect("it was written");
     let estimate: Value = serde_json::from_slice(&read(&file)).expect("JSON");
@@ -94,11 +99,11 @@ fn estimate(ground: &Ground, folder: &Path) -> (Truth, Vec<Value>) {
     (serde_json::from_slice(&read(&out)).expect("JSON"), rows)
 }
 
-fn rows(ground: &Ground, folder: &Path, by: &[&str]) -> Vec<Value> {
+fn rows(environment: &TestEnvironment, folder: &Path, by: &[&str]) -> Vec<Value> {
     let trace = folder.join("trace.json");
     let file = trace.to_str().expect("UTF-8");
     let options = [&["report", file, "--format", "jsonl", "--by"], by].concat();
-    let report = ground.run(&options);
+    let report = environment.run(&options);
     let lines = report.succeeded().stdout;
     lines
         .lines()
@@ -157,10 +162,12 @@ fn check_kept(truth: &Truth, sizes: &[Value]) {
 
 #[test]
 fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let truth = record(&ground, folder.path());
-    let sizes = rows(&ground, folder.path(), &["size"]);
+    let truth = record(&environment, folder.path());
+    let sizes = rows(&environment, folder.path(), &["size"]);
     let module = |path: &str| {
         let found = sizes.iter().find(|row| row["path"] == path);
         found.unwrap_or_else(|| panic!("{path} is missing"))
@@ -170,7 +177,7 @@ fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
         let made = bytes + truth.made_beside(path);
         assert_eq!(module(path)["own_forward"], made, "outputs of {path}");
     }
-    let iterations = rows(&ground, folder.path(), &["iteration"]);
+    let iterations = rows(&environment, folder.path(), &["iteration"]);
     let epochs: Vec<u64> = iterations
         .iter()
         .filter(|row| row["kind"] == "iteration")
@@ -178,7 +185,11 @@ fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
         .collect();
     let told: Vec<u64> = truth.iterations.iter().map(|it| it.epoch).collect();
     assert_eq!(epochs, told);
-    let layers = rows(&ground, folder.path(), &["layer", "--iteration", "all"]);
+    let layers = rows(
+        &environment,
+        folder.path(),
+        &["layer", "--iteration", "all"],
+    );
     check_layers(&truth, &layers);
     let made: u64 = sizes
         .iter()
@@ -193,9 +204,11 @@ fn the_size_of_a_model_its_epochs_and_its_layers_are_what_hooks_say() {
 
 #[test]
 fn the_size_of_a_model_on_a_gpu_is_estimated_on_the_cpu() {
-    let Some(ground) = Ground::take() else { return };
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
-    let (truth, sizes) = estimate(&ground, folder.path());
+    let (truth, sizes) = estimate(&environment, folder.path());
     let module = |path: &str| {
         let found = sizes.iter().find(|row| row["path"] == path);
         found.unwrap_or_else(|| panic!("{path} is missing: {sizes:#?}"))

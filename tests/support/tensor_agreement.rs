@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::paused_workload::{Held, Saved, Truth};
 use crate::snapshot::{Row, Snapshot};
-use crate::standing::{Held, Saved, Truth};
 
 /// Result of a comparison.
 #[derive(Debug, Default)]

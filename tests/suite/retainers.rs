@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use memprobe_tests::ground::{Ground, On};
+use memprobe_tests::environment::{On, TestEnvironment};
 use memprobe_tests::process::Background;
 use memprobe_tests::pytorch::PyTorch;
 use serde_json::Value;
@@ -20,14 +20,14 @@ fn kept_an_iteration(stdout: &str) -> u64 {
 }
 
 /// Records until the process's objects were read twice; returns the program's output.
-fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
+fn record(environment: &TestEnvironment, pytorch: &PyTorch, folder: &Path) -> String {
     let leak = ["leak.py", "--function", "--iterations", "16"];
-    ground.record_named(pytorch, &leak, folder, 2).stdout
+    environment.record_named(pytorch, &leak, folder, 2).stdout
 }
 
-fn growth(ground: &Ground, trace: &Path, format: &str) -> String {
+fn growth(environment: &TestEnvironment, trace: &Path, format: &str) -> String {
     let arguments = ["--by", "growth", "--all", "--format", format];
-    let mut command = ground.memprobe();
+    let mut command = environment.memprobe();
     command.arg("report").arg(trace).args(arguments);
     Background::start(&mut command).finish().succeeded().stdout
 }
@@ -40,12 +40,15 @@ fn number(value: &Value) -> u64 {
 
 #[test]
 fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives_back() {
-    let Some(ground) = Ground::take() else { return };
-    for pytorch in ground.pytorches_on(On::Newest) {
+    let Some(environment) = TestEnvironment::take() else {
+        return;
+    };
+    for pytorch in environment.pytorches_on(On::Newest) {
         let folder = tempfile::tempdir().expect("a folder");
         let trace = folder.path().join("trace.json");
-        let each = kept_an_iteration(&record(&ground, pytorch, folder.path()));
-        let report: Value = serde_json::from_str(&growth(&ground, &trace, "json")).expect("JSON");
+        let each = kept_an_iteration(&record(&environment, pytorch, folder.path()));
+        let report: Value =
+            serde_json::from_str(&growth(&environment, &trace, "json")).expect("JSON");
         let kept = &report["devices"][0]["kept"];
         let keepers = kept["keepers"].as_array().expect("keepers");
         let of_losses = |keeper: &&Value| {
@@ -71,7 +74,7 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let attribute = through("grad_fn EnergyBackward.ctx.x");
         assert_eq!(number(&attribute["blocks"]), iterations, "{attribute:#}");
         assert_eq!(number(&attribute["alone_bytes"]), 512 * iterations);
-        let text = growth(&ground, &trace, "text");
+        let text = growth(&environment, &trace, "text");
         assert!(text.contains("list `losses` in leak.py:"), "{text}");
         let told: u64 = keepers.iter().map(|it| number(&it["bytes"])).sum();
         let rest = number(&kept["others_bytes"]) + number(&kept["nobody_bytes"]);

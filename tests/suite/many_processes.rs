@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use memprobe_tests::bpf::{self, PROCESS_BYTES};
-use memprobe_tests::ground::Ground;
+use memprobe_tests::environment::TestEnvironment;
 use memprobe_tests::process::{Background, wait_until};
 use memprobe_tests::programs::Family;
 use memprobe_tests::terminal::Terminal;
@@ -30,12 +30,12 @@ const BREATH: u64 = 128 << 10;
 
 #[test]
 fn crowds_that_come_and_go_leave_nothing_in_top() {
-    let Some(ground) = Ground::alone_without_pytorch() else {
+    let Some(environment) = TestEnvironment::alone_without_pytorch() else {
         return;
     };
     let rounds = std::env::var(ROUNDS).map_or(FEW, |text| text.parse().expect("a number"));
     let rounds = rounds.max(FIRST + 1);
-    let mut top = ground.memprobe();
+    let mut top = environment.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "1s"]));
     screen.wait_for("memprobe top");
     let memprobe = screen.pid();
@@ -118,11 +118,11 @@ impl Holdings {
 
 #[test]
 fn what_a_crowd_held_in_the_end_adds_up_in_top() {
-    let Some(ground) = Ground::alone_without_pytorch() else {
+    let Some(environment) = TestEnvironment::alone_without_pytorch() else {
         return;
     };
     let family = Family::build();
-    let mut top = ground.memprobe();
+    let mut top = environment.memprobe();
     let mut screen = Terminal::start(top.args(["top", "--keep-ended", "10m"]));
     screen.wait_for("memprobe top");
     let crowd = Background::start(&mut family.command(&["ranks", "50", "2001", "2000"]));

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::pytorch::PyTorch;
 
 /// Root, a memprobe to run, a PyTorch, and a place among the tests that run at once.
-pub struct Ground {
+pub struct TestEnvironment {
     /// The PyTorches that what depends on versions runs on, the newest first.
     pub pytorches: Vec<PyTorch>,
     /// The one that all else runs on; none for tests that need none.
@@ -29,7 +29,7 @@ pub enum On {
     Each,
 }
 
-impl Ground {
+impl TestEnvironment {
     /// The PyTorches to run on, the newest first.
     pub fn pytorches_on(&self, on: On) -> &[PyTorch] {
         match on {
@@ -64,11 +64,11 @@ impl Ground {
         if pytorches.is_empty() {
             pytorches.push(newest.clone());
         }
-        let ground = Self::bare(company)?;
+        let environment = Self::bare(company)?;
         Some(Self {
             pytorches,
             newest: Some(newest),
-            ..ground
+            ..environment
         })
     }
 

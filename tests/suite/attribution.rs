@@ -80,7 +80,7 @@ impl Run {
     }
 
     /// Returns the JSON lines that the workload printed.
-    fn told(&self) -> Vec<Value> {
+    fn own_accounts(&self) -> Vec<Value> {
         let lines = self.printed.lines().filter(|line| line.starts_with('{'));
         lines
             .map(|line| serde_json::from_str(line).expect("JSON"))
@@ -130,7 +130,7 @@ fn bytes(value: &Value, what: &str) -> u64 {
 /// Checks the number of iterations, each peak, and each category's live bytes at the end against
 /// the script's own figures.
 fn check_iterations(environment: &TestEnvironment, run: &Run, purposes: &Purposes) {
-    let told = run.told();
+    let accounts = run.own_accounts();
     let rows = rows(
         environment,
         &run.trace(),
@@ -138,8 +138,8 @@ fn check_iterations(environment: &TestEnvironment, run: &Run, purposes: &Purpose
     );
     let iterations = rows.iter().filter(|row| row["kind"] == "iteration");
     let whole: Vec<_> = iterations.collect();
-    assert_eq!(whole.len(), told.len(), "{rows:#?}");
-    for (row, truth) in whole.into_iter().zip(&told) {
+    assert_eq!(whole.len(), accounts.len(), "{rows:#?}");
+    for (row, truth) in whole.into_iter().zip(&accounts) {
         assert_eq!(
             bytes(row, "peak_allocated"),
             bytes(truth, "peak"),
@@ -256,20 +256,24 @@ fn what_an_embedding_makes_is_no_workspace() {
 /// Checks each category's live bytes at each mark against the script's own figures. No row may
 /// attribute memory to a line of a generated file.
 fn check_compiled(environment: &TestEnvironment, run: &Run, purposes: &Purposes) {
-    let live = |told: &Value, category| {
-        let number = bytes(told, "handed_out");
-        match told["device"] == "cpu" {
+    let live = |account: &Value, category| {
+        let number = bytes(account, "handed_out");
+        match account["device"] == "cpu" {
             true => purposes.live_at_mark(number, category),
-            false => purposes.live(number, bytes(told, "taken_back"), category),
+            false => purposes.live(number, bytes(account, "taken_back"), category),
         }
     };
-    for told in run.told() {
+    for account in run.own_accounts() {
         for (category, key) in [
             (Category::Parameter, "parameters"),
             (Category::Gradient, "gradients"),
             (Category::OptimizerState, "optimizer_state"),
         ] {
-            assert_eq!(live(&told, category), bytes(&told, key), "{key} of {told}");
+            assert_eq!(
+                live(&account, category),
+                bytes(&account, key),
+                "{key} of {account}"
+            );
         }
     }
     let lines = lines(environment, &run.trace());

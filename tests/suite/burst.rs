@@ -29,14 +29,14 @@ struct Ledger {
 }
 
 /// A recorded run of all ranks.
-struct Rush {
+struct RankRun {
     ledgers: Vec<Ledger>,
     report: Value,
     /// Records that memprobe reports as lost, over all ranks.
     lost: u64,
 }
 
-impl Rush {
+impl RankRun {
     /// Records ranks started by memprobe, each with about `events` events at full speed.
     fn record(environment: &TestEnvironment, events: u32, buffer_size: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
@@ -119,14 +119,14 @@ fn assert_totals(ledger: &Ledger, recording: &Value) {
 }
 
 #[test]
-fn eight_ranks_that_do_hardly_more_than_allocate_are_told_to_the_byte() {
+fn eight_ranks_that_hardly_do_more_than_allocate_are_exact() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
     // Large enough for all records, however slowly memprobe reads on this machine.
-    let rush = Rush::record(&environment, 50_000, "256MiB");
-    assert_eq!(rush.lost, 0);
-    for (ledger, recording) in rush.recordings() {
+    let run = RankRun::record(&environment, 50_000, "256MiB");
+    assert_eq!(run.lost, 0);
+    for (ledger, recording) in run.recordings() {
         assert_eq!(recording[EVENTS], ledger.events, "{ledger:?}: {recording}");
         assert_eq!(recording["disagreements"], 0, "{ledger:?}: {recording}");
         assert_totals(ledger, recording);
@@ -142,8 +142,8 @@ fn eight_ranks_that_do_hardly_more_than_allocate_are_told_to_the_byte() {
     }
     println!(
         "{} events of {RANKS} ranks at {:.0} a second, none lost",
-        rush.events(),
-        rush.rate()
+        run.events(),
+        run.rate()
     );
 }
 
@@ -152,9 +152,9 @@ fn where_events_of_ranks_are_lost_each_says_how_many_were_its_own_and_its_totals
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
-    let rush = Rush::record(&environment, 10_000, "32KiB");
+    let run = RankRun::record(&environment, 10_000, "32KiB");
     let mut lost = 0;
-    for (ledger, recording) in rush.recordings() {
+    for (ledger, recording) in run.recordings() {
         let number = |name: &str| recording[name].as_u64().expect("a number");
         assert_eq!(
             number(EVENTS) + number(LOST),
@@ -165,9 +165,9 @@ fn where_events_of_ranks_are_lost_each_says_how_many_were_its_own_and_its_totals
         assert_totals(ledger, recording);
     }
     assert!(lost > 0, "32 KiB were enough; the load is too small");
-    assert!(rush.lost >= lost, "{lost} events of {} records", rush.lost);
+    assert!(run.lost >= lost, "{lost} events of {} records", run.lost);
     println!(
         "{lost} of {} events of {RANKS} ranks were lost",
-        rush.events()
+        run.events()
     );
 }

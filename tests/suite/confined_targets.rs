@@ -111,15 +111,15 @@ fn a_process_in_a_chroot_is_recorded_exactly() {
             "{process}"
         );
         // Seen from its own mount namespace, the target is only in a chroot.
-        let mut beside = confined.beside(&environment.memprobe);
-        beside.args([
+        let mut command = confined.in_its_mounts(&environment.memprobe);
+        command.args([
             "doctor",
             "--pid",
             &confined.pid().to_string(),
             "--format",
             "json",
         ]);
-        let printed = Background::start(&mut beside).finish().succeeded();
+        let printed = Background::start(&mut command).finish().succeeded();
         let examination: Value = serde_json::from_str(&printed.stdout).expect("JSON");
         let facts = &found(&examination["process"], "container")["facts"];
         assert_eq!(facts["namespaces"], Value::Array(Vec::new()));
@@ -152,7 +152,7 @@ fn a_process_on_an_overlay_file_system_is_recorded_exactly_after_its_libraries_a
         };
         loaded(&doctor(environment, confined.pid()));
         for file in confined.loaded(&PROBED) {
-            let mut remove = confined.beside(Path::new("rm"));
+            let mut remove = confined.in_its_mounts(Path::new("rm"));
             Background::start(remove.arg(&file)).finish().succeeded();
         }
         are_deleted(&doctor(environment, confined.pid()));
@@ -185,7 +185,7 @@ fn a_process_whose_libraries_were_upgraded_since_is_recorded_exactly_by_those_th
 }
 
 #[test]
-fn a_process_that_is_killed_while_it_is_looked_at_is_told_of_in_words() {
+fn a_process_killed_during_inspection_is_reported_in_words() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

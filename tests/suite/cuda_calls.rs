@@ -158,7 +158,7 @@ fn contexts_from_a_private_table_change_no_figure() {
 }
 
 #[test]
-fn several_libraries_at_once_are_told_apart() {
+fn several_libraries_at_once_are_distinguished() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };

@@ -187,7 +187,7 @@ fn under_a_filter_of_system_calls_memprobe_says_what_to_let_through() {
 }
 
 #[test]
-fn a_program_that_the_verifier_refuses_is_told_in_words_and_its_log_goes_to_a_file() {
+fn a_program_that_the_verifier_refuses_is_named_and_its_log_goes_to_a_file() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

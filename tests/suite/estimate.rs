@@ -140,11 +140,11 @@ fn compare(environment: &TestEnvironment, pytorch: &PyTorch, script: &[&str]) {
     let (allocated, reserved) = (bytes("peak", "allocated"), bytes("peak", "reserved"));
     let most = bytes("peak_with_workspace", "allocated");
     let most_reserved = bytes("peak_with_workspace", "reserved");
-    let kept = bytes("kept_between_iterations", "allocated");
+    let persistent = bytes("kept_between_iterations", "allocated");
     let off = percent(allocated, of_tensors);
     println!(
         "{name}: tensors estimated {allocated}, are {of_tensors} ({off:+.2} %); allocated estimated {allocated} to {most}, is \
-         {}; reserved estimated {reserved} to {most_reserved}, is {}; kept estimated {kept}, is {}",
+         {}; reserved estimated {reserved} to {most_reserved}, is {}; kept estimated {persistent}, is {}",
         truth.allocated, truth.reserved, truth.live
     );
     assert!(off.abs() < 3.0, "{name}: {off} % off");
@@ -153,7 +153,7 @@ fn compare(environment: &TestEnvironment, pytorch: &PyTorch, script: &[&str]) {
         (least..=most + most * 3 / 100).contains(&truth.allocated),
         "{name}: {estimated:#}"
     );
-    assert!(percent(kept, truth.live).abs() < 1.0, "{name}");
+    assert!(percent(persistent, truth.live).abs() < 1.0, "{name}");
     // The workspace's position determines the usable rest of a 20 MiB segment.
     let nearest = truth
         .reserved
@@ -266,18 +266,18 @@ fn check_model_size(rows: &Value, sizes: &Path) {
     let truth: BTreeMap<String, BTreeMap<String, u64>> =
         serde_json::from_slice(&text).expect("JSON");
     let rows = rows.as_array().expect("rows");
-    let kept = rows.iter().filter_map(|row| {
+    let modules = rows.iter().filter_map(|row| {
         let bytes = |key: &str| row[key].as_u64().expect("bytes");
-        let kept = [
+        let columns = [
             ("parameters", bytes("own_parameters")),
             ("buffers", bytes("own_buffers")),
         ];
-        let kept = kept.map(|(key, bytes)| (key.to_owned(), bytes));
+        let columns = columns.map(|(key, bytes)| (key.to_owned(), bytes));
         let path = row["path"].as_str().unwrap_or("(no module)").to_owned();
-        let is_any = kept.iter().any(|(_, bytes)| *bytes > 0);
-        is_any.then(|| (path, BTreeMap::from(kept)))
+        let is_any = columns.iter().any(|(_, bytes)| *bytes > 0);
+        is_any.then(|| (path, BTreeMap::from(columns)))
     });
-    assert_eq!(kept.collect::<BTreeMap<_, _>>(), truth);
+    assert_eq!(modules.collect::<BTreeMap<_, _>>(), truth);
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn whether_a_run_fits_is_said() {
 }
 
 #[test]
-fn a_command_that_fails_passes_its_status_on_and_is_told_what_to_do() {
+fn a_command_that_fails_passes_its_status_on_with_advice() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -7,7 +7,7 @@ use memprobe_tests::partial_recordings::PartialRecordings;
 const ATTACHED: usize = 20;
 
 #[test]
-fn attached_twenty_times_at_random_moments_memprobe_tells_the_same_story_as_pytorch() {
+fn attached_twenty_times_at_random_moments_memprobe_agrees_with_pytorch() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -159,17 +159,17 @@ fn a_form_that_nobody_knows_gives_a_reason_and_no_number() {
     let Some(stage) = Stage::set() else { return };
     let unknown = [("CUDASIM_NVML_FORM", "unknown")];
     let document = stage.document(Library::Current, &unknown);
-    let why = document["gpus"][0]["processes_unknown"].as_str();
-    let why = why.expect("a reason");
+    let reason = document["gpus"][0]["processes_unknown"].as_str();
+    let reason = reason.expect("a reason");
     assert!(
-        why.contains("nvmlDeviceGetComputeRunningProcesses_v3"),
-        "{why}"
+        reason.contains("nvmlDeviceGetComputeRunningProcesses_v3"),
+        "{reason}"
     );
     stage.assert_memory(&document, TOTAL);
     for row in stage.rows(&document) {
         assert!(row["driver"].is_null(), "{row}");
-        let reason = row["driver_unknown"].as_str();
-        assert!(reason.is_some_and(|text| text.contains(why)), "{row}");
+        let unknown = row["driver_unknown"].as_str();
+        assert!(unknown.is_some_and(|text| text.contains(reason)), "{row}");
     }
     let text = stage.printed(Library::Current, &unknown, &[]);
     let device = text.lines().find(|line| line.starts_with("GPU 0"));
@@ -184,9 +184,9 @@ fn what_is_not_available_has_a_reason() {
     stage.assert_processes(&document);
     let gpu = &document["gpus"][0];
     assert!(gpu["used"].is_null() && gpu["total"].is_null(), "{gpu}");
-    let why = gpu["memory_unknown"].as_str();
+    let reason = gpu["memory_unknown"].as_str();
     assert!(
-        why.is_some_and(|text| text.contains("share the system's memory")),
+        reason.is_some_and(|text| text.contains("share the system's memory")),
         "{gpu}"
     );
     let bytes = [("CUDASIM_NVML_NA", "processes")];
@@ -195,8 +195,8 @@ fn what_is_not_available_has_a_reason() {
     for row in stage.rows(&document) {
         assert!(row["driver"].is_null(), "{row}");
         assert!(row["driver_devices"][0]["bytes"].is_null(), "{row}");
-        let why = row["driver_unknown"].as_str();
-        assert!(why.is_some_and(|text| text.contains("[N/A]")), "{row}");
+        let unknown = row["driver_unknown"].as_str();
+        assert!(unknown.is_some_and(|text| text.contains("[N/A]")), "{row}");
     }
     let text = stage.printed(Library::Current, &bytes, &[]);
     assert!(text.contains("DRIVER is - for 3 processes: "), "{text}");

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 #[test]
-fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_leave_nothing() {
+fn fifty_processes_that_start_allocate_fork_and_die_are_exact_and_leave_nothing() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -49,8 +49,8 @@ fn fifty_processes_that_start_allocate_fork_and_die_are_told_to_the_byte_and_lea
     assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 800, "the churn itself went wrong");
-    assert_told(&environment.report(&run), &ledgers);
-    println!("{} processes were told to the byte", ledgers.len());
+    assert_recorded(&environment.report(&run), &ledgers);
+    println!("{} processes were exact to the byte", ledgers.len());
 }
 
 /// Counts the files of a directory that a process has open.
@@ -68,7 +68,7 @@ fn open_files(pid: u32, beginning: &str) -> usize {
 
 /// Asserts that each process has one recording, equal to its own account, and that no other
 /// recording exists.
-fn assert_told(report: &Value, ledgers: &[Ledger]) {
+fn assert_recorded(report: &Value, ledgers: &[Ledger]) {
     let recordings = report["recordings"].as_array().expect("recordings");
     assert_eq!(recordings.len(), ledgers.len(), "recordings");
     for ledger in ledgers {
@@ -101,7 +101,7 @@ fn assert_told(report: &Value, ledgers: &[Ledger]) {
 }
 
 #[test]
-fn eight_ranks_at_once_are_told_to_the_byte() {
+fn eight_ranks_at_once_are_exact() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
@@ -117,7 +117,7 @@ fn eight_ranks_at_once_are_told_to_the_byte() {
     assert_eq!(lost(&printed.stderr), 0, "{}", printed.stderr);
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 8);
-    assert_told(&environment.report(&run), &ledgers);
+    assert_recorded(&environment.report(&run), &ledgers);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_library_that_two_containers_share_is_probed_once() {
     assert!(printed.status.success(), "{}", printed.stderr);
     let ledgers = family.ledgers();
     assert_eq!(ledgers.len(), 2, "{}", printed.stderr);
-    assert_told(&environment.report(&run), &ledgers);
+    assert_recorded(&environment.report(&run), &ledgers);
 }
 
 /// Mounts, removed on drop.
@@ -332,12 +332,12 @@ fn processes_made_in_every_way_are_each_recorded_from_their_first_allocation() {
         assert_eq!(printed.status.code(), Some(4), "{}", printed.stderr);
         let report = environment.report(&run);
         let recordings = report["recordings"].as_array().expect("recordings");
-        let told = printed
+        let announced = printed
             .stdout
             .lines()
             .filter(|line| line.starts_with("pid "));
-        let (out, told) = (&printed.stdout, told.count());
-        assert_eq!(recordings.len(), told, "{out}{}", printed.stderr);
+        let (out, announced) = (&printed.stdout, announced.count());
+        assert_eq!(recordings.len(), announced, "{out}{}", printed.stderr);
         for recording in recordings {
             assert_eq!(recording["devices"][0]["before_attach"], 0, "{recording}");
             let peak = &recording["devices"][0]["peak_allocated"];
@@ -423,7 +423,7 @@ fn a_file_holds_one_process_and_says_whom_it_leaves_out() {
 }
 
 #[test]
-fn of_a_program_without_python_doctor_says_what_is_told() {
+fn doctor_names_the_limits_of_a_program_without_python() {
     let Some(environment) = TestEnvironment::without_pytorch() else {
         return;
     };

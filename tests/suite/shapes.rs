@@ -100,8 +100,8 @@ fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
                 others += 1;
                 continue;
             };
-            let told = &shape[..shape.len().min(DIMENSIONS)];
-            assert_eq!(event.shape.as_deref(), Some(told), "of {}", made.what);
+            let expected = &shape[..shape.len().min(DIMENSIONS)];
+            assert_eq!(event.shape.as_deref(), Some(expected), "of {}", made.what);
             let more = shape.len().saturating_sub(DIMENSIONS);
             let more = u32::try_from(more).expect("few");
             assert_eq!(event.more_dimensions.unwrap_or(0), more, "of {}", made.what);
@@ -146,19 +146,19 @@ fn adds_up(environment: &TestEnvironment, trace: &Path) {
 }
 
 #[test]
-fn lines_alone_are_told_where_nothing_else_was_asked_for() {
+fn only_lines_are_recorded_unless_more_is_requested() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };
     let run = Run::record(&environment, environment.pytorch(), &["--detail", "lines"]);
-    let told = |event: &&Event| event.shape.is_some() || event.tensor.is_some();
-    assert_eq!(run.events.iter().find(told), None);
+    let is_described = |event: &&Event| event.shape.is_some() || event.tensor.is_some();
+    assert_eq!(run.events.iter().find(is_described), None);
     let trace = std::fs::read_to_string(run.trace()).expect("the recording");
     assert!(!trace.contains("at::detail::empty"), "a probe was attached");
 }
 
 #[test]
-fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on() {
+fn attach_records_the_shapes_of_later_tensors() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

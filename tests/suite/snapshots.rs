@@ -336,7 +336,7 @@ fn what_changed_between_two_snapshots_is_what_the_tools_of_today_print() {
 }
 
 #[test]
-fn what_a_step_of_training_adds_and_drops_is_told() {
+fn compare_shows_additions_and_removals_of_a_training_step() {
     let Some(found) = changes_of("detector_mlp.py") else {
         return;
     };
@@ -400,7 +400,7 @@ fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_i
 }
 
 #[test]
-fn a_block_that_no_tensor_reaches_is_told_by_who_asked_for_it() {
+fn a_block_that_no_tensor_reaches_is_named_by_its_call_site() {
     let Some(environment) = TestEnvironment::take() else {
         return;
     };

@@ -82,7 +82,7 @@ fn about(mib: u64) -> [Value; 2] {
 }
 
 #[test]
-fn a_row_tells_what_the_allocator_and_the_driver_say() {
+fn a_row_shows_the_totals_of_allocator_and_driver() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
@@ -169,7 +169,7 @@ fn without_a_terminal_the_table_is_printed_once() {
 }
 
 #[test]
-fn without_a_driver_the_column_is_empty_and_says_why() {
+fn without_a_driver_the_column_is_empty_with_a_reason() {
     let Some(environment) = TestEnvironment::take_alone() else {
         return;
     };
@@ -183,8 +183,8 @@ fn without_a_driver_the_column_is_empty_and_says_why() {
     let printed = Background::start(memprobe.args(["top", "--once", "--format", "json"]));
     let printed = printed.finish().succeeded();
     let document: Value = serde_json::from_str(&printed.stdout).expect("it is JSON");
-    let why = document["driver"].as_str().expect("a reason");
-    assert!(why.contains("libnvidia-ml.so.1"), "{why}");
+    let reason = document["driver"].as_str().expect("a reason");
+    assert!(reason.contains("libnvidia-ml.so.1"), "{reason}");
     let rows = document["processes"].as_array().expect("rows");
     let row = rows.iter().find(|row| row["pid"] == held.pid());
     let row = row.expect("it has a row all the same");

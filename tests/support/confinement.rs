@@ -117,7 +117,7 @@ impl Confined {
     }
 
     /// Returns a command that runs in the target's mount namespace.
-    pub fn beside(&self, program: &Path) -> Command {
+    pub fn in_its_mounts(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--mount=/proc/{}/ns/mnt", self.pid))

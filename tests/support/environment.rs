@@ -105,9 +105,12 @@ fn built_memprobe() -> PathBuf {
         .ancestors()
         .nth(2)
         .expect("tests lie in target/PROFILE/deps");
-    let beside = profile.join("memprobe");
+    let same_profile = profile.join("memprobe");
     let release = profile.with_file_name("release").join("memprobe");
-    match [beside, release].into_iter().find(|path| path.exists()) {
+    match [same_profile, release]
+        .into_iter()
+        .find(|path| path.exists())
+    {
         Some(path) => path,
         None => {
             panic!("there is no memprobe to test: run `cargo build` first, or set MEMPROBE_BIN")

@@ -156,7 +156,7 @@ impl Blocks {
             let sum: u64 = device.blocks.iter().map(|(_, size)| size).sum();
             assert_eq!(sum, device.allocated, "PyTorch agrees with itself");
             if ours != device.blocks {
-                let beside = |blocks: &[(u64, u64)], others: &[(u64, u64)]| {
+                let missing_from = |blocks: &[(u64, u64)], others: &[(u64, u64)]| {
                     let strange = blocks.iter().filter(|block| !others.contains(block));
                     format!("{:x?}", strange.collect::<Vec<_>>())
                 };
@@ -165,8 +165,8 @@ impl Blocks {
                     device.device,
                     ours.len(),
                     device.blocks.len(),
-                    beside(&ours, &device.blocks),
-                    beside(&device.blocks, &ours),
+                    missing_from(&ours, &device.blocks),
+                    missing_from(&device.blocks, &ours),
                 ));
             }
         }

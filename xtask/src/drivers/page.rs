@@ -87,7 +87,7 @@ fn overview(libraries: &[LibraryResult]) -> String {
         let costs = |pick: &dyn Fn(&FunctionResult) -> Option<f64>| {
             range(probed().filter_map(|it| pick(it)))
         };
-        let package = match &library.beside {
+        let package = match &library.driver {
             Some(driver) => format!("{}, driver {driver}", library.package),
             None => library.package.clone(),
         };
@@ -322,9 +322,9 @@ fn nvml(results: &[NvmlResult]) -> String {
 
 /// The calls that succeed.
 pub fn gpu(result: &GpuResult) -> String {
-    if let Some(why) = &result.absent {
+    if let Some(reason) = &result.absent {
         return format!(
-            "{why}. Not seen: the results and sizes that memprobe reads after a call has succeeded, calls within calls (the runtime's into \
+            "{reason}. Not seen: the results and sizes that memprobe reads after a call has succeeded, calls within calls (the runtime's into \
              the driver), and the cost of a record.\n"
         );
     }

@@ -45,7 +45,7 @@ pub struct LibraryResult {
     /// The package and the package's version.
     pub package: String,
     /// The libcuda beside which it was loaded, for a libcudart.
-    pub beside: Option<String>,
+    pub driver: Option<String>,
     pub circumstances: Circumstances,
     /// The answer of `cuInit(0)` or `cudaGetLastError()`.
     pub first_answer: Option<i32>,
@@ -434,7 +434,7 @@ pub mod samples {
         LibraryResult {
             version: version.to_owned(),
             package: "libcuda1 1".to_owned(),
-            beside: None,
+            driver: None,
             circumstances: Circumstances {
                 date: "2026-11-22".to_owned(),
                 kernel: "Linux 6.18.0".to_owned(),

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::catalog::{Expected, KERNELS, Kernel};
-use super::script::Told;
+use super::script::GuestOutput;
 
 /// Result of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,8 +40,13 @@ pub struct Row {
 
 impl Row {
     /// Builds a row from a guest's output.
-    pub fn of(kernel: &Kernel, version: &str, told: &Told, complaints: Vec<String>) -> Self {
-        let mut tests: Vec<String> = told
+    pub fn of(
+        kernel: &Kernel,
+        version: &str,
+        output: &GuestOutput,
+        complaints: Vec<String>,
+    ) -> Self {
+        let mut tests: Vec<String> = output
             .programs
             .iter()
             .flat_map(|ran| ran.tests.clone())
@@ -49,18 +54,18 @@ impl Row {
         tests.sort_unstable();
         Self {
             kernel: kernel.name.to_owned(),
-            release: told.release.clone(),
+            release: output.release.clone(),
             version: version.to_owned(),
             complaints,
-            programs: told.programs.iter().find_map(|ran| ran.programs.clone()),
-            followed: told
+            programs: output.programs.iter().find_map(|ran| ran.programs.clone()),
+            followed: output
                 .programs
                 .iter()
                 .find_map(|ran| ran.followed)
                 .or(kernel.followed),
             tests,
-            events: told.programs.iter().map(|ran| ran.events).sum(),
-            stacks: told.programs.iter().map(|ran| ran.stacks).sum(),
+            events: output.programs.iter().map(|ran| ran.events).sum(),
+            stacks: output.programs.iter().map(|ran| ran.stacks).sum(),
             by: String::new(),
             date: String::new(),
         }
@@ -81,7 +86,7 @@ impl Row {
         let compared = format!("{} events, {} stacks", self.events, self.stacks);
         [
             or_nothing(Some(self.release.clone()).filter(|release| !release.is_empty())),
-            format!("{}: {}", kernel.origin(), kernel.why),
+            format!("{}: {}", kernel.origin(), kernel.reason),
             self.version.clone(),
             result,
             or_nothing(self.programs.clone()),
@@ -124,13 +129,13 @@ pub fn table(rows: &[Row]) -> String {
 pub fn keep(rows: &[Row], folder: &Path) -> Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let data = folder.join("kernels.json");
-    let kept: Vec<Row> = match fs::read(&data) {
+    let earlier: Vec<Row> = match fs::read(&data) {
         Ok(bytes) => serde_json::from_slice(&bytes)
             .with_context(|| format!("{} cannot be read", data.display()))?,
         Err(_) => Vec::new(),
     };
     let mut all: BTreeMap<String, Row> = BTreeMap::new();
-    for row in kept.iter().chain(rows) {
+    for row in earlier.iter().chain(rows) {
         all.insert(row.kernel.clone(), row.clone());
     }
     let all: Vec<Row> = KERNELS
@@ -171,7 +176,7 @@ mod tests {
     use super::*;
 
     fn row(kernel: &Kernel, complaints: &[&str]) -> Row {
-        let told = Told {
+        let output = GuestOutput {
             release: "6.1.0-9-amd64".to_owned(),
             programs: vec![Ran {
                 tests: vec!["every_event_agrees".to_owned()],
@@ -182,7 +187,7 @@ mod tests {
             over: true,
         };
         let complaints = complaints.iter().map(|&it| it.to_owned()).collect();
-        Row::of(kernel, "6.1.9-1", &told, complaints)
+        Row::of(kernel, "6.1.9-1", &output, complaints)
     }
 
     #[test]

@@ -10,7 +10,7 @@ use memprobe_tests::events::Event;
 use serde_json::Value;
 use tempfile::tempdir;
 
-/// What memprobe made of a program that it recorded, and what the program says itself.
+/// Recording of a program, and the program's own account.
 struct Seen {
     truth: BTreeMap<String, u64>,
     events: Vec<Event>,
@@ -23,7 +23,7 @@ impl Seen {
         Self::with(environment, cuda, program, &[])
     }
 
-    /// As [`Self::of`], with variables for the simulation.
+    /// Like [`Self::of`], with variables for the simulation.
     fn with(
         environment: &TestEnvironment,
         cuda: &Cuda,
@@ -219,7 +219,7 @@ fn code_without_frame_pointers_has_native_stacks_with_lines() {
     }
 }
 
-/// What memprobe made of `cuda_layers.py`, and what the workload says of itself.
+/// Report on `cuda_layers.py`, and the workload's own account.
 struct Layered {
     facts: Value,
     report: Value,

@@ -10,9 +10,9 @@ use memprobe_tests::events::Event;
 use memprobe_tests::process::Finished;
 use tempfile::tempdir;
 
-/// As the runtimes of CUDA 11.8 to 13.0 get the primary context.
+/// Primary context by a private table, like the runtimes of CUDA 11.8 to 13.0.
 const PRIVATE: (&str, &str) = ("CUDASIM_PRIVATE_TABLES", "1");
-/// As later ones do, by `cuDevicePrimaryCtxRetain`.
+/// Primary context by `cuDevicePrimaryCtxRetain`, like later runtimes.
 const PUBLIC: (&str, &str) = ("CUDASIM_PRIVATE_TABLES", "0");
 
 /// A program that was recorded from before its first call to its end.

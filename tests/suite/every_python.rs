@@ -92,7 +92,7 @@ fn compare(truth: &Truth, events: &[Event]) -> Result<usize, String> {
     for event in events.iter().filter(|event| event.action == "alloc") {
         let number = event.size.unwrap_or_default() / UNIT;
         if by_number.insert(number, event).is_some() {
-            return Err(format!("block {number} is told twice"));
+            return Err(format!("block {number} is reported twice"));
         }
     }
     if by_number.len() != truth.len() {

@@ -17,7 +17,7 @@ const MIB: u64 = 1 << 20;
 const TOTAL: u64 = 16 << 30;
 const RESERVED: u64 = TOTAL / 64;
 
-/// What each process of a test holds, in MiB.
+/// Memory of each process of a test, in MiB.
 const HELD: [u64; 3] = [96, 64, 32];
 
 /// The library that memprobe finds.
@@ -67,7 +67,7 @@ impl Stage {
         })
     }
 
-    /// What `top --once` prints with these settings of the simulated NVML.
+    /// Returns the output of `top --once` with these settings of the simulated NVML.
     fn printed(&self, library: Library, settings: &[(&str, &str)], options: &[&str]) -> String {
         let mut command = self.environment.memprobe();
         command

@@ -35,7 +35,7 @@ fn lines_of_code_that_is_dropped_at_once_are_exact() {
             .collect();
         assert!(
             wrong.is_empty(),
-            "{} of {CELLS} cells are told wrong, the first as {:?}",
+            "{} of {CELLS} cells are wrong, the first as {:?}",
             wrong.len(),
             wrong[0]
         );

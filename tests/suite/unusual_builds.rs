@@ -67,7 +67,7 @@ fn an_allocator_that_cannot_be_heard_is_seen_by_what_it_gets_from_cuda() {
     }
 }
 
-/// What CUDA gave out is what the allocator has reserved, and has lines.
+/// Asserts that CUDA's allocations equal the allocator's reserved memory, and have lines.
 fn assert_is_what_cuda_gave(reference: &Reference, events: &[Event]) {
     let gave = |action: &str| {
         let given = events.iter().filter(|event| event.action == action);

@@ -220,7 +220,7 @@ impl Comparison<'_> {
             let sum = snapshot.holds(&name);
             if sum != device.allocated {
                 self.found.differences.push(format!(
-                    "the rows of {name} come to {sum}, the allocator says {}",
+                    "the rows of {name} add up to {sum}, the allocator says {}",
                     device.allocated
                 ));
             }

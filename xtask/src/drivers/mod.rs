@@ -32,11 +32,11 @@ use trial::{Outcome, Subject, Tools};
 /// The driver beside which runtimes and UCX are tried: the newest.
 const NEWEST: usize = DRIVERS.len() - 1;
 
-/// What is wrong with a trial beside another `memprobe top`.
+/// Error of a trial during which another memprobe watched.
 const DISTURBED: &str =
     "another memprobe watched all processes meanwhile: end it, and try this again";
 
-/// Which libraries to try.
+/// Selection of libraries.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only these versions of the driver or of libcudart, such as 550.163.01 or 12.4.127
@@ -52,7 +52,7 @@ pub struct Options {
     /// the result is only printed
     #[arg(long, value_name = "FILE")]
     libcuda: Option<PathBuf>,
-    /// Only say what is downloaded, from where and under which licence
+    /// Only list the downloads, with origin and licence
     #[arg(long)]
     list: bool,
     /// Only print the page that the repository has
@@ -158,7 +158,7 @@ pub fn run(repository: &Repository, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What all trials of a run have in common.
+/// Common state of all trials of a run.
 struct Run {
     tools: Tools,
     circumstances: Circumstances,

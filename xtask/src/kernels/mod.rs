@@ -41,7 +41,7 @@ const NEEDED: [(&str, &str); 6] = [
     ("dpkg-deb", "dpkg"),
 ];
 
-/// Which kernels and tests.
+/// Selection of kernels and tests.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only this kernel, by the name in the list; can be given again

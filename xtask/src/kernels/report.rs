@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::catalog::{Expected, KERNELS, Kernel};
 use super::script::GuestOutput;
+use crate::markdown::wrapped;
 
 /// Result of one kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -157,17 +158,18 @@ fn page(rows: &[Row]) -> String {
         .iter()
         .map(|(test, kernels)| format!("* {} ({kernels})\n", test.replace('_', " ")))
         .collect();
-    format!(
+    wrapped(&format!(
         "# Kernels\n\n\
-         What memprobe does on the kernels of distributions, each booted in a virtual machine with unmodified PyTorch on simulated CUDA.\n\
-         `cargo xtask kernels` tries them and writes this page; [catalog.rs](../xtask/src/kernels/catalog.rs) has the kernels and the tests.\n\
+         Results of memprobe on the kernels of distributions, each booted in a virtual machine with unmodified\n\
+         PyTorch on simulated CUDA. `cargo xtask kernels` writes this page;\n\
+         [catalog.rs](../xtask/src/kernels/catalog.rs) lists the kernels and the tests.\n\n\
          Loading takes longer under \"qemu\", which translates the guest's code, than under KVM.\n\
-         \"Instructions followed\" are those of the longest program, as `memprobe doctor` has it; a verifier gives up at 1,000,000.\n\
-         Linux 5.15 does not tell: there they are from the verifier's log (BPF_LOG_STATS).\n\n\
+         \"Instructions followed\" counts those of the longest program, as `memprobe doctor` shows; a verifier gives up at\n\
+         1,000,000. Linux 5.15 does not report the number: there it is from the verifier's log (BPF_LOG_STATS).\n\n\
          {}\n\
          The tests that passed, all of the suite that CI runs on its own kernel too, with the number of kernels:\n\n{tests}",
         table(rows)
-    )
+    ))
 }
 
 #[cfg(test)]
@@ -219,5 +221,15 @@ mod tests {
         assert!(!page.contains("bad"), "{page}");
         assert_eq!(page.matches("6.1.9-1").count(), 2, "{page}");
         assert!(page.contains("* every event agrees (2)"), "{page}");
+    }
+
+    #[test]
+    fn the_committed_page_is_written_from_the_committed_rows() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let rows: Vec<Row> =
+            serde_json::from_slice(&fs::read(docs.join("kernels.json")).unwrap()).unwrap();
+        let committed = fs::read_to_string(docs.join("kernels.md")).unwrap();
+        // A note may follow what was written.
+        assert!(committed.starts_with(&page(&rows)));
     }
 }

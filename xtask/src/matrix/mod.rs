@@ -28,7 +28,7 @@ const NEEDED_BYTES: u64 = 5_000_000_000;
 /// Program that runs one cell.
 const CELL_PROGRAM: &str = "memprobe-matrix-cell";
 
-/// What of the matrix to try.
+/// Selection of cells.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     /// Only these Pythons: versions such as 3.11, or paths of interpreters

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::ground::Ground;
+use crate::environment::TestEnvironment;
 use crate::process::Finished;
 
 #[derive(Debug, Deserialize)]
@@ -131,7 +131,7 @@ impl Snapshot {
     }
 }
 
-impl Ground {
+impl TestEnvironment {
     /// Runs `memprobe snapshot` on a process; it may fail.
     pub fn try_snapshot(&self, pid: u32, options: &[&str]) -> Finished {
         let pid = pid.to_string();

@@ -26,7 +26,7 @@ fn record(ground: &Ground, pytorch: &PyTorch, folder: &Path) -> String {
 }
 
 fn growth(ground: &Ground, trace: &Path, format: &str) -> String {
-    let arguments = ["--by", "growth", "--all", "--format", format];
+    let arguments = ["--by", "growth", "--limit", "all", "--format", format];
     let mut command = ground.memprobe();
     command.arg("report").arg(trace).args(arguments);
     Background::start(&mut command).finish().succeeded().stdout

@@ -121,7 +121,7 @@ fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
 fn adds_up(ground: &Ground, trace: &Path) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
-        "report", trace, "--by", "tensor", "--all", "--format", "json",
+        "report", trace, "--by", "tensor", "--limit", "all", "--format", "json",
     ];
     let report = ground.run(&all).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");
@@ -299,7 +299,7 @@ fn plain(name: &str) -> String {
 fn every_use_has_a_row(ground: &Ground, trace: &Path, met: &BTreeSet<String>) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
-        "report", trace, "--by", "tensor", "--all", "--format", "json",
+        "report", trace, "--by", "tensor", "--limit", "all", "--format", "json",
     ];
     let report = ground.run(&all).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");

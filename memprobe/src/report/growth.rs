@@ -271,7 +271,7 @@ fn section<K>(
     columns::lay_out(text, &cells, options.width, Style(options.colour));
     if !hidden.is_empty() {
         let others = count(hidden.len() as u64);
-        table::push_line(text, &format!("(and {others} more: --all)"));
+        table::push_line(text, &format!("(and {others} more: --limit all)"));
     }
 }
 

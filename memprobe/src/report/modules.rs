@@ -27,7 +27,7 @@ use crate::recording::Reader;
 
 /// Note below the table.
 const PARAMETERS: &str =
-    "Parameters are made outside of modules' calls: `memprobe snapshot --group module` finds them.";
+    "Parameters are made outside of modules' calls: `memprobe snapshot --by module` finds them.";
 
 /// A displayed module.
 type Shown = outline::Shown<Sums>;

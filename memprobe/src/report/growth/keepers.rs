@@ -122,7 +122,7 @@ fn rows(kept: &Kept, options: &ReportOptions) -> Vec<Cells> {
             rows.push(row(amount, "-".to_owned(), words.to_owned()));
         }
     };
-    rest(others, "(others: --all)");
+    rest(others, "(others: --limit all)");
     rest(
         kept.nobody,
         "(nobody that a name leads to: temporary, or kept by C++)",

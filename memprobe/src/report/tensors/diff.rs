@@ -198,7 +198,7 @@ impl Both<'_> {
         {
             let hidden = cells.len() - most;
             cells.truncate(most);
-            let words = format!("({}: --all)", counted(hidden as u64, "other change"));
+            let words = format!("({}: --limit all)", counted(hidden as u64, "other change"));
             let mut rest = line("", 0, Default::default(), words);
             rest.cells[1].clear();
             cells.push(rest);

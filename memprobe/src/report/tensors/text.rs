@@ -152,7 +152,7 @@ fn hidden_cells(hidden: &[Group], what: &str, words: &str) -> Option<Cells> {
     cells[0] = human(Bytes(held));
     (!hidden.is_empty()).then(|| Cells {
         cells,
-        name: format!("({}{words}: --all)", counted(count, what)),
+        name: format!("({}{words}: --limit all)", counted(count, what)),
         ..Cells::default()
     })
 }

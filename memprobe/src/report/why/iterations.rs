@@ -87,7 +87,7 @@ pub(super) fn source(iterations: &Iterations) -> &'static str {
         }
         Source::Nothing => {
             "No iterations can be told: no step of an optimizer, no zero_grad() and no batch of a DataLoader was seen. \
-             Name the line at which one begins, as in: --iteration serve.py:41"
+             Name the line at which one begins, as in: --iteration-start serve.py:41"
         }
     }
 }

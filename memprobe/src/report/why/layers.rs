@@ -209,8 +209,9 @@ pub(super) fn notes(
             .to_owned(),
     });
     if options.format == Format::Text && options.alike == Alike::Folded {
-        notes
-            .push("Modules that differ in number alone are one row; --each shows them.".to_owned());
+        notes.push(
+            "Modules that differ only in a number share one row; --no-fold shows each.".to_owned(),
+        );
     }
     if options.layers != LayersOf::Peak {
         notes.push(iterations::source(iterations).to_owned());

@@ -89,8 +89,9 @@ pub(super) fn notes(sizes: Option<&Sizes>, heard: Hearsay, options: &ReportOptio
             .to_owned(),
     });
     if options.format == Format::Text && options.alike == Alike::Folded {
-        notes
-            .push("Modules that differ in number alone are one row; --each shows them.".to_owned());
+        notes.push(
+            "Modules that differ only in a number share one row; --no-fold shows each.".to_owned(),
+        );
     }
     let mut devices = sizes.devices.values();
     if devices.all(|device| device.modules.is_empty()) {

@@ -46,10 +46,10 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let trace = folder.path().join("trace.json");
         let each = kept_an_iteration(&record(&ground, pytorch, folder.path()));
         let report: Value = serde_json::from_str(&growth(&ground, &trace, "json")).expect("JSON");
-        let kept = &report["devices"][0]["kept"];
-        let keepers = kept["keepers"].as_array().expect("keepers");
+        let kept = &report["devices"][0]["retainers"];
+        let keepers = kept["named"].as_array().expect("keepers");
         let of_losses = |keeper: &&Value| {
-            let by = keeper["by"].as_str().unwrap_or_default();
+            let by = keeper["root"].as_str().unwrap_or_default();
             by.starts_with("leak.py:") && by.ends_with(" main() -> losses[*]")
         };
         let losses: Vec<&Value> = keepers.iter().filter(of_losses).collect();
@@ -57,7 +57,7 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let own = losses.iter().find(|it| it["through"].is_null());
         let iterations = number(&own.expect("the losses themselves")["blocks"]);
         assert!(iterations >= 10, "{iterations} losses: {kept:#}");
-        assert_eq!(sum("alone_bytes"), iterations * each, "{kept:#}");
+        assert_eq!(sum("exclusive_bytes"), iterations * each, "{kept:#}");
         for it in &losses {
             assert_eq!(it["class"], "list", "{it:#}");
         }
@@ -70,11 +70,11 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         // The input of each loss is an attribute of `ctx`, not a saved tensor.
         let attribute = through("grad_fn EnergyBackward.ctx.x");
         assert_eq!(number(&attribute["blocks"]), iterations, "{attribute:#}");
-        assert_eq!(number(&attribute["alone_bytes"]), 512 * iterations);
+        assert_eq!(number(&attribute["exclusive_bytes"]), 512 * iterations);
         let text = growth(&ground, &trace, "text");
         assert!(text.contains("list `losses` in leak.py:"), "{text}");
         let told: u64 = keepers.iter().map(|it| number(&it["bytes"])).sum();
-        let rest = number(&kept["others_bytes"]) + number(&kept["nobody_bytes"]);
+        let rest = number(&kept["others_bytes"]) + number(&kept["unknown_bytes"]);
         assert_eq!(told + rest, number(&kept["live_bytes"]));
     }
 }

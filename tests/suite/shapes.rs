@@ -173,7 +173,9 @@ fn a_process_that_is_attached_to_tells_the_shapes_of_what_it_makes_from_then_on(
             allocations.clone().count() >= 10 && allocations.all(is_breath),
             "{events:?}"
         );
-        let mut held = events.iter().filter(|event| event.action == "held");
+        let mut held = events
+            .iter()
+            .filter(|event| event.action == "live_at_attach");
         assert!(held.all(|it| it.shape.is_none() && it.tensor.is_none()));
     }
 }
@@ -305,10 +307,10 @@ fn every_use_has_a_row(ground: &Ground, trace: &Path, met: &BTreeSet<String>) {
     let report: Value = serde_json::from_str(&report).expect("JSON");
     let rows = report["devices"][0]["tensors"].as_array().expect("rows");
     for what in met.iter().filter(|what| !what.is_empty()) {
-        let row = rows.iter().find(|row| row["use"] == what.as_str());
+        let row = rows.iter().find(|row| row["purpose"] == what.as_str());
         let row = row.unwrap_or_else(|| panic!("no row of {what}"));
         assert!(
-            row["kind"] == "no_tensor" && row["asked_by"].is_string(),
+            row["kind"] == "no_tensor" && row["requested_by"].is_string(),
             "{row}"
         );
     }

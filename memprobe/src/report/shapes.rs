@@ -28,7 +28,15 @@ const NARROWEST_LINE: usize = 20;
 /// Note below a table with purposes of blocks without a tensor.
 const INFERRED: &str = "Blocks without a tensor: what for is inferred from the native function that asked, named beside it.";
 
-const HEADINGS: [&str; 7] = ["LIVE", "PEAK", BLOCKS, "ALLOCS", "EACH", "TENSOR", "LINE"];
+const HEADINGS: [&str; 7] = [
+    "LIVE",
+    "PEAK",
+    BLOCKS,
+    "ALLOCS",
+    "REQUESTED",
+    "TENSOR",
+    "LINE",
+];
 
 /// Tensors of one device: the shown ones in order, and the others.
 struct Tensors {

@@ -101,7 +101,7 @@ fn named(keeper: &Keeper) -> String {
 }
 
 fn rows(kept: &Kept, options: &ReportOptions) -> Vec<Cells> {
-    let headings = ["BYTES", "BLOCKS", "ALONE", "KEPT BY"];
+    let headings = ["BYTES", "BLOCKS", "EXCLUSIVE", "RETAINED BY"];
     let most = match options.top {
         Top::All => kept.keepers.len(),
         Top::Rows(rows) => rows.min(kept.keepers.len()),

@@ -95,7 +95,7 @@ pub fn tensors_label(rows: &[Row], group: &[usize]) -> String {
 /// Returns the root that keeps memory alive: a variable, or a container with its class.
 pub fn keeper(kept: Option<&Kept>) -> String {
     let Some(kept) = kept else {
-        return "(no name leads to it)".to_owned();
+        return "(no named retainer)".to_owned();
     };
     match &kept.class {
         Some(class) => format!("{} ({})", clean(&kept.by), clean(class)),
@@ -113,8 +113,8 @@ pub fn whole_keeper(kept: &Kept) -> String {
         words.push_str(&format!(" through {}", clean(through)));
     }
     words.push_str(match kept.alone {
-        true => "; nobody else was found",
-        false => "; others too",
+        true => "; no other retainer found",
+        false => "; with other retainers",
     });
     words
 }
@@ -131,14 +131,14 @@ pub fn whole_tensor_name(name: &Name) -> String {
 pub fn consistency(consistency: Consistency) -> String {
     match consistency {
         Consistency::Running => {
-            "the process ran on while it was read: rows may be of different moments".to_owned()
+            "the process ran while it was read: rows may be of different moments".to_owned()
         }
         Consistency::Paused { pause, retries } => {
             let paused = format!("the process was paused for {}", milliseconds(pause));
             match retries {
                 0 => paused,
                 _ => format!(
-                    "{paused}, and in vain {} before",
+                    "{paused}, after {} without result",
                     counted(retries.into(), "time")
                 ),
             }

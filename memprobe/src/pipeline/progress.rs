@@ -94,7 +94,7 @@ impl Progress {
         let uses = match told.losses.uses {
             0 => String::new(),
             uses => format!(
-                "  {} without a use: the ring buffer was half full",
+                "  {} without a purpose: the ring buffer was half full",
                 counted(uses, "block")
             ),
         };

@@ -138,8 +138,8 @@ pub fn consistency(consistency: Consistency) -> String {
             match retries {
                 0 => paused,
                 _ => format!(
-                    "{paused}, after {} without result",
-                    counted(retries.into(), "time")
+                    "{paused}, after {}",
+                    counted(retries.into(), "failed attempt")
                 ),
             }
         }
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(paused(12_345, 0), "the process was paused for 12.3 ms");
         assert_eq!(
             paused(1_234_567, 2),
-            "the process was paused for 1,235 ms, and in vain 2 times before"
+            "the process was paused for 1,235 ms, after 2 failed attempts"
         );
     }
 }

@@ -495,7 +495,7 @@ mod tests {
         reader.take(read_at(20, Vec::new()));
         let placed = placed(&mut reader, true);
         assert!(placed.events.is_empty());
-        assert!(placed.said.contains("gone already"), "{}", placed.said);
+        assert!(placed.said.contains("freed already"), "{}", placed.said);
     }
 
     #[test]

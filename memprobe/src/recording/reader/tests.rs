@@ -192,8 +192,8 @@ fn a_recording_of_a_later_memprobe_asks_for_an_update() {
 
 #[test]
 fn a_recording_of_an_earlier_memprobe_is_read() {
-    for earlier in ["\"format\":1", "\"format\":2", "\"format\":3"] {
-        let (events, error, _) = read(&edited("\"format\":4", earlier));
+    for earlier in [1, 2, 3, 4] {
+        let (events, error, _) = read(&edited("\"format\":5", &format!("\"format\":{earlier}")));
         assert!(error.is_none(), "{error:?}");
         assert_eq!(events, story());
     }

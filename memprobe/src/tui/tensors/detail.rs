@@ -154,8 +154,8 @@ fn facts(row: &Row, tell: &mut impl FnMut(&str, String)) {
         tell("block", format!("{addr}, {} bytes", size.0));
     }
     let site = row.site.as_ref();
-    let site = site.map_or_else(|| "an unknown line, before attach".to_owned(), whole_frame);
-    tell("allocated", format!("at {site}"));
+    let site = site.map_or_else(|| "unknown, before attach".to_owned(), whole_frame);
+    tell("line", site);
 }
 
 /// Lists the tensors that share the row's storage.

@@ -68,6 +68,10 @@ impl Call<'_> {
         }
     }
 
+    fn entered(&self) -> TimeNs {
+        TimeNs(self.record.entered_ns)
+    }
+
     fn tid(&self) -> Tid {
         Tid(self.record.tid)
     }
@@ -136,7 +140,7 @@ impl Cuda {
                     Owner::Allocator => Giver::Allocator,
                     Owner::Other => Giver::Other,
                 };
-                segments.take(place, giver, call.freed(first));
+                segments.take(place, giver, call.entered(), call.freed(first));
             }
             Effect::Frees(_) => {}
             Effect::CreatesPhysical
@@ -179,7 +183,8 @@ impl Cuda {
         match call.function.effect {
             Effect::CreatesPhysical => {
                 let (handle, device) = (record.out[0], located(record));
-                self.physical.create(handle, call.owner, device);
+                let created = TimeNs(record.time_ns);
+                self.physical.create(handle, call.owner, device, created);
                 if call.owner == Owner::Other {
                     let event =
                         call.event(Action::CudaAlloc, handle, Bytes(second), Space::Virtual);
@@ -190,8 +195,10 @@ impl Cuda {
             Effect::RetainsPhysical => self.physical.retain(record.out[0], second),
             Effect::ImportsPhysical => self.physical.import(record.out[0]),
             Effect::ReleasesPhysical => {
-                if let Some((handle, Owner::Other)) = self.physical.release(first) {
-                    segments.take(Place::Handle(handle), Giver::Other, call.freed(handle));
+                let released = self.physical.release(first, call.entered());
+                if let Some((handle, Owner::Other)) = released {
+                    let freed = call.freed(handle);
+                    segments.take(Place::Handle(handle), Giver::Other, call.entered(), freed);
                 }
             }
             Effect::Maps => {
@@ -210,7 +217,8 @@ impl Cuda {
                         (Owner::Other, Some(handle)) => Place::Handle(handle),
                         (Owner::Other, None) => continue,
                     };
-                    segments.take(place, Giver::Other, call.freed(place.number()));
+                    let freed = call.freed(place.number());
+                    segments.take(place, Giver::Other, call.entered(), freed);
                 }
             }
         }
@@ -311,7 +319,7 @@ fn end(
         Until::ContextEnds(None) => primary == Some(live.device),
         Until::ProcessEnds => false,
     };
-    segments.take_all(gone, call.freed(0));
+    segments.take_all(gone, call.entered(), call.freed(0));
 }
 
 /// A tracepoint of the caching allocator: argument 0 is the block, 1 its size, 2 its device.

@@ -134,7 +134,7 @@ fn check_iterations(environment: &TestEnvironment, run: &Run, purposes: &Purpose
     let rows = rows(
         environment,
         &run.trace(),
-        &["--by", "iteration", "--top", "1000"],
+        &["--by", "iteration", "--limit", "1000"],
     );
     let iterations = rows.iter().filter(|row| row["kind"] == "iteration");
     let whole: Vec<_> = iterations.collect();
@@ -213,7 +213,7 @@ fn a_training_is_explained_as_the_process_and_its_profiler_do() {
     let rows = rows(
         &environment,
         &run.trace(),
-        &["--by", "iteration", "--top", "1000"],
+        &["--by", "iteration", "--limit", "1000"],
     );
     let passes = rows.iter().filter(|row| row["kind"] == "iteration");
     assert!(
@@ -358,8 +358,8 @@ fn a_server_has_an_iteration_for_each_request_by_its_line() {
         "tensors",
         &["serve.py", "--requests", "60", "--keep"],
     );
-    let line = ["--iteration", "serve.py:43"];
-    let options = [&["--by", "iteration", "--top", "1000"], &line[..]].concat();
+    let line = ["--iteration-start", "serve.py:43"];
+    let options = [&["--by", "iteration", "--limit", "1000"], &line[..]].concat();
     let rows = rows(&environment, &run.trace(), &options);
     let numbered = rows.iter().filter_map(|row| row["iteration"].as_u64());
     assert_eq!(numbered.max(), Some(60), "{rows:#?}");

@@ -140,7 +140,7 @@ fn compare(environment: &TestEnvironment, pytorch: &PyTorch, script: &[&str]) {
     let (allocated, reserved) = (bytes("peak", "allocated"), bytes("peak", "reserved"));
     let most = bytes("peak_with_workspace", "allocated");
     let most_reserved = bytes("peak_with_workspace", "reserved");
-    let persistent = bytes("kept_between_iterations", "allocated");
+    let persistent = bytes("live_between_iterations", "allocated");
     let off = percent(allocated, of_tensors);
     println!(
         "{name}: tensors estimated {allocated}, are {of_tensors} ({off:+.2} %); allocated estimated {allocated} to {most}, is \

@@ -26,7 +26,7 @@ fn record(environment: &TestEnvironment, pytorch: &PyTorch, folder: &Path) -> St
 }
 
 fn growth(environment: &TestEnvironment, trace: &Path, format: &str) -> String {
-    let arguments = ["--by", "growth", "--all", "--format", format];
+    let arguments = ["--by", "growth", "--limit", "all", "--format", format];
     let mut command = environment.memprobe();
     command.arg("report").arg(trace).args(arguments);
     Background::start(&mut command).finish().succeeded().stdout
@@ -49,10 +49,10 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let each = bytes_per_iteration(&record(&environment, pytorch, folder.path()));
         let report: Value =
             serde_json::from_str(&growth(&environment, &trace, "json")).expect("JSON");
-        let retained = &report["devices"][0]["kept"];
-        let retainers = retained["keepers"].as_array().expect("keepers");
+        let retained = &report["devices"][0]["retainers"];
+        let retainers = retained["named"].as_array().expect("keepers");
         let of_losses = |retainer: &&Value| {
-            let by = retainer["by"].as_str().unwrap_or_default();
+            let by = retainer["root"].as_str().unwrap_or_default();
             by.starts_with("leak.py:") && by.ends_with(" main() -> losses[*]")
         };
         let losses: Vec<&Value> = retainers.iter().filter(of_losses).collect();
@@ -60,7 +60,7 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         let own = losses.iter().find(|it| it["through"].is_null());
         let iterations = number(&own.expect("the losses themselves")["blocks"]);
         assert!(iterations >= 10, "{iterations} losses: {retained:#}");
-        assert_eq!(sum("alone_bytes"), iterations * each, "{retained:#}");
+        assert_eq!(sum("exclusive_bytes"), iterations * each, "{retained:#}");
         for it in &losses {
             assert_eq!(it["class"], "list", "{it:#}");
         }
@@ -73,11 +73,11 @@ fn the_list_that_keeps_the_losses_is_named_with_the_bytes_that_emptying_it_gives
         // The input of each loss is an attribute of `ctx`, not a saved tensor.
         let attribute = through("grad_fn EnergyBackward.ctx.x");
         assert_eq!(number(&attribute["blocks"]), iterations, "{attribute:#}");
-        assert_eq!(number(&attribute["alone_bytes"]), 512 * iterations);
+        assert_eq!(number(&attribute["exclusive_bytes"]), 512 * iterations);
         let text = growth(&environment, &trace, "text");
         assert!(text.contains("list `losses` in leak.py:"), "{text}");
         let named: u64 = retainers.iter().map(|it| number(&it["bytes"])).sum();
-        let rest = number(&retained["others_bytes"]) + number(&retained["nobody_bytes"]);
+        let rest = number(&retained["others_bytes"]) + number(&retained["unknown_bytes"]);
         assert_eq!(named + rest, number(&retained["live_bytes"]));
     }
 }

@@ -61,7 +61,9 @@ fn memprobe_killed_while_it_records_leaves_the_target_running_and_no_probe_behin
     assert_eq!(report["truncated"], true);
     let events = environment.events(&file);
     // Blocks found at attach are listed, but are not events.
-    let happened = events.iter().filter(|event| event.action != "held");
+    let happened = events
+        .iter()
+        .filter(|event| event.action != "live_at_attach");
     assert_eq!(
         report["events"].as_u64(),
         u64::try_from(happened.count()).ok()

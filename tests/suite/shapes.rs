@@ -123,7 +123,7 @@ fn every_block_has_the_shape_of_its_tensor_or_is_known_to_have_none() {
 fn adds_up(environment: &TestEnvironment, trace: &Path) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
-        "report", trace, "--by", "tensor", "--all", "--format", "json",
+        "report", trace, "--by", "tensor", "--limit", "all", "--format", "json",
     ];
     let report = environment.run(&all).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");
@@ -179,7 +179,9 @@ fn attach_records_the_shapes_of_later_tensors() {
             allocations.clone().count() >= 10 && allocations.all(is_breath),
             "{events:?}"
         );
-        let mut held = events.iter().filter(|event| event.action == "held");
+        let mut held = events
+            .iter()
+            .filter(|event| event.action == "live_at_attach");
         assert!(held.all(|it| it.shape.is_none() && it.tensor.is_none()));
     }
 }
@@ -307,16 +309,16 @@ fn plain(name: &str) -> String {
 fn every_use_has_a_row(environment: &TestEnvironment, trace: &Path, met: &BTreeSet<String>) {
     let trace = trace.to_str().expect("UTF-8");
     let all = [
-        "report", trace, "--by", "tensor", "--all", "--format", "json",
+        "report", trace, "--by", "tensor", "--limit", "all", "--format", "json",
     ];
     let report = environment.run(&all).succeeded().stdout;
     let report: Value = serde_json::from_str(&report).expect("JSON");
     let rows = report["devices"][0]["tensors"].as_array().expect("rows");
     for what in met.iter().filter(|what| !what.is_empty()) {
-        let row = rows.iter().find(|row| row["use"] == what.as_str());
+        let row = rows.iter().find(|row| row["purpose"] == what.as_str());
         let row = row.unwrap_or_else(|| panic!("no row of {what}"));
         assert!(
-            row["kind"] == "no_tensor" && row["asked_by"].is_string(),
+            row["kind"] == "no_tensor" && row["requested_by"].is_string(),
             "{row}"
         );
     }

@@ -261,7 +261,7 @@ fn changes(
     let mut lines = Vec::new();
     let devices = diff["devices"].as_array().expect("devices").iter();
     for device in devices.filter(|device| device["device"] == "cuda:0") {
-        for (sign, key) in [('+', "came"), ('-', "went")] {
+        for (sign, key) in [('+', "added"), ('-', "removed")] {
             for row in device[key].as_array().expect("rows") {
                 let shape = row["shape"].to_string();
                 let shape = shape.trim_matches(['[', ']']).replace(',', "x");
@@ -392,7 +392,7 @@ fn a_product_that_only_the_graph_holds_is_listed_with_the_operation_that_keeps_i
         let [product] = large[..] else {
             panic!("one product is kept: {large:?}");
         };
-        assert_eq!(product.holds, 2 << 20);
+        assert_eq!(product.allocated, 2 << 20);
         assert_eq!(product.saved_by.as_deref(), Some("AddmmBackward0"));
         paused.go_on();
         paused.end();

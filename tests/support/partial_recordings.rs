@@ -166,8 +166,9 @@ impl PartialRecordings {
 impl PartialRecording {
     fn new(mut events: Vec<Event>, report: Value) -> Self {
         events.retain(Event::is_of_the_allocator);
-        let (held, events): (Vec<_>, Vec<_>) =
-            events.into_iter().partition(|event| event.action == "held");
+        let (held, events): (Vec<_>, Vec<_>) = events
+            .into_iter()
+            .partition(|event| event.action == "live_at_attach");
         let held = held
             .iter()
             .filter_map(|held| Some((held.addr?, held.size?)));

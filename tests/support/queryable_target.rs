@@ -98,7 +98,7 @@ impl Blocks {
         let mut blocks = Self::default();
         let mut sums: BTreeMap<u8, u64> = BTreeMap::new();
         for (at, event) in events.iter().enumerate() {
-            if event.action != "held" && event.time_ns > monotonic_ns {
+            if event.action != "live_at_attach" && event.time_ns > monotonic_ns {
                 break;
             }
             let (Some(device), Some(addr), Some(size)) = (event.device, event.addr, event.size)
@@ -108,7 +108,7 @@ impl Blocks {
             let sum = sums.entry(device).or_default();
             let place = (device, addr);
             let fits = match event.action.as_str() {
-                "held" => {
+                "live_at_attach" => {
                     blocks.held += 1;
                     *sum += size;
                     blocks.live.insert(place, size).is_none()
@@ -126,7 +126,9 @@ impl Blocks {
             if !fits {
                 return Err(format!("event {at} contradicts those before: {event:?}"));
             }
-            let whole = events.get(at + 1).is_none_or(|next| next.action != "held");
+            let whole = events
+                .get(at + 1)
+                .is_none_or(|next| next.action != "live_at_attach");
             if whole && event.allocated != Some(*sum) {
                 return Err(format!(
                     "by the events {sum} are allocated at event {at}: {event:?}"

@@ -56,7 +56,7 @@ pub struct Row {
     /// Bytes of its elements.
     pub bytes: Option<u64>,
     /// Bytes of the allocator that this row accounts for.
-    pub holds: u64,
+    pub allocated: u64,
     /// Address of its data.
     #[serde(deserialize_with = "address")]
     pub storage: Option<u64>,
@@ -127,7 +127,7 @@ impl Snapshot {
 
     /// Returns the bytes that all rows of a device account for.
     pub fn holds(&self, device: &str) -> u64 {
-        self.on(device).map(|row| row.holds).sum()
+        self.on(device).map(|row| row.allocated).sum()
     }
 }
 

@@ -230,7 +230,7 @@ impl Comparison<'_> {
                     row.storage
                         .is_some_and(|data| (start..start + size).contains(&data))
                 });
-                let holds: u64 = inside.map(|row| row.holds).sum();
+                let holds: u64 = inside.map(|row| row.allocated).sum();
                 if holds != size {
                     self.found.differences.push(format!(
                         "the block of {size} at {start:#x} is held with {holds}"

@@ -120,6 +120,8 @@ pub struct CudaRecord {
     pub pad: u32,
     /// `bpf_ktime_get_ns`, when it returned.
     pub time_ns: u64,
+    /// `bpf_ktime_get_ns`, when it was entered. A free takes effect after this time.
+    pub entered_ns: u64,
     /// The arguments that came in registers.
     pub args: [u64; 6],
     /// Where it returned to.
@@ -685,7 +687,7 @@ const _: () = {
     assert!(size_of::<PythonConfig>() == 48);
     assert!(size_of::<ProcessConfig>() == 104);
     assert!(size_of::<ProcessRecord>() == 24);
-    assert!(size_of::<CudaRecord>() == 200);
-    assert!(size_of::<CudaStackRecord>() == 200 + 8 + 16 + STACK_COPY);
+    assert!(size_of::<CudaRecord>() == 208);
+    assert!(size_of::<CudaStackRecord>() == 208 + 8 + 16 + STACK_COPY);
     assert!(size_of::<BlockStackRecord>() == 64 + 8 + 16 + BLOCK_STACK_COPY);
 };

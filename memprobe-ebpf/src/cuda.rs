@@ -81,6 +81,8 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
             wants_stack: u8::from(cookie.wants_stack),
             tid: caller.tid,
             tgid: caller.tgid,
+            // SAFETY: takes no arguments.
+            entered_ns: unsafe { bpf_ktime_get_ns() },
             args,
             caller: top[0],
             on_stack: [top[1], top[2], top[3]],

@@ -247,6 +247,7 @@ fn cuda_record(bytes: &[u8; size_of::<CudaRecord>()]) -> CudaRecord {
         tgid: word32(bytes, 8),
         pad: 0,
         time_ns: word64(bytes, offset_of!(CudaRecord, time_ns)),
+        entered_ns: word64(bytes, offset_of!(CudaRecord, entered_ns)),
         args: words(bytes, offset_of!(CudaRecord, args)),
         caller: word64(bytes, offset_of!(CudaRecord, caller)),
         on_stack: words(bytes, offset_of!(CudaRecord, on_stack)),

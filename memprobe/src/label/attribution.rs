@@ -9,10 +9,10 @@ use super::names::{BEFORE_ATTACH, BEFORE_OPENING, UNACCOUNTED};
 /// Returns the row name of memory that belongs to no known module.
 pub fn no_module(place: &ModuleScope) -> &'static str {
     match place {
-        ModuleScope::Outside => "(outside of modules)",
-        ModuleScope::BackwardUnknown => "(backward, module not known)",
-        ModuleScope::TooMany => "(too many modules to tell apart)",
-        ModuleScope::Unknown | ModuleScope::Module(_) => "(module not known)",
+        ModuleScope::Outside => "(outside modules)",
+        ModuleScope::BackwardUnknown => "(backward, module unknown)",
+        ModuleScope::TooMany => "(too many modules to distinguish)",
+        ModuleScope::Unknown | ModuleScope::Module(_) => "(module unknown)",
     }
 }
 

@@ -31,8 +31,13 @@ pub(crate) struct NamedRecord<'a> {
     called: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     saved_by: Option<Cow<'a, str>>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    kept: Option<RetainerRecord<'a>>,
+    #[serde(
+        borrow,
+        default,
+        alias = "kept",
+        skip_serializing_if = "Option::is_none"
+    )]
+    retained_by: Option<RetainerRecord<'a>>,
 }
 
 impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
@@ -50,7 +55,7 @@ impl<'a> From<&'a LabeledBlock> for NamedRecord<'a> {
             module: text(&block.module),
             called: text(&block.called),
             saved_by: text(&block.saved_by),
-            kept: block.retainer.as_deref().map(RetainerRecord::from),
+            retained_by: block.retainer.as_deref().map(RetainerRecord::from),
         }
     }
 }
@@ -81,7 +86,10 @@ impl PendingNames {
         }
         let kind = record.kind.as_deref();
         let known = kind.map(|word| TensorKind::parse(word).ok_or("a block of unknown kind"));
-        let retainer = record.kept.as_ref().map(|kept| kept.read(&mut intern));
+        let retainer = record
+            .retained_by
+            .as_ref()
+            .map(|kept| kept.read(&mut intern));
         let retainer = retainer.transpose()?.map(Arc::new);
         let [name, module, called, saved_by] = texts.map(|text| text.map(&mut intern));
         self.0.push(LabeledBlock {

@@ -11,26 +11,27 @@ use crate::tensors::Retainer;
 /// Serialized form of [`Retainer`].
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RetainerRecord<'a> {
-    #[serde(borrow)]
-    by: Cow<'a, str>,
+    #[serde(borrow, alias = "by")]
+    root: Cow<'a, str>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     class: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     slot: Option<Cow<'a, str>>,
     #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
     through: Option<Cow<'a, str>>,
-    alone: bool,
+    #[serde(alias = "alone")]
+    exclusive: bool,
 }
 
 impl<'a> From<&'a Retainer> for RetainerRecord<'a> {
     fn from(retainer: &'a Retainer) -> Self {
         let text = |text: &'a Option<Arc<str>>| text.as_deref().map(clipped);
         Self {
-            by: clipped(&retainer.by),
+            root: clipped(&retainer.by),
             class: text(&retainer.class),
             slot: text(&retainer.slot),
             through: text(&retainer.through),
-            alone: retainer.exclusive,
+            exclusive: retainer.exclusive,
         }
     }
 }
@@ -42,17 +43,17 @@ impl RetainerRecord<'_> {
         mut intern: impl FnMut(&str) -> Arc<str>,
     ) -> Result<Retainer, String> {
         let texts = [&self.class, &self.slot, &self.through].map(Option::as_deref);
-        let all = texts.iter().flatten().copied().chain([&*self.by]);
+        let all = texts.iter().flatten().copied().chain([&*self.root]);
         if let Some(long) = all.map(str::len).find(|length| *length > MAX_CONTEXT) {
             return Err(format!("a name of {long} bytes"));
         }
         let [class, slot, through] = texts.map(|text| text.map(&mut intern));
         Ok(Retainer {
-            by: intern(&self.by),
+            by: intern(&self.root),
             class,
             slot,
             through,
-            exclusive: self.alone,
+            exclusive: self.exclusive,
         })
     }
 }

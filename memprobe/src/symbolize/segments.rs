@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use hashbrown::HashMap;
 
 use crate::event::{
-    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, Tid, TimeNs,
+    Action, Address, Bytes, CudaCall, CudaMemoryKind, DeviceIndex, Event, MemoryEvent, StackId,
+    Tid, TimeNs,
 };
 
 /// The most events that are held back for a segment.
@@ -80,6 +81,8 @@ pub struct Live {
     pub device: Option<DeviceIndex>,
     /// Latest end of the memory.
     pub until: Until,
+    /// The return of the call that allocated it.
+    since: TimeNs,
     call: CudaCall,
     is_segment: bool,
 }
@@ -115,6 +118,9 @@ impl Segments {
 
     /// Records a CUDA allocation. `event` contains the call; its action is [`Action::CudaAlloc`], or
     /// [`Action::SegmentAlloc`] if the caller certainly is the caching allocator.
+    ///
+    /// Memory that is still live there is freed first: another thread's free has taken effect, and its
+    /// call has not returned yet, or its record is lost.
     pub fn record_alloc(&mut self, place: MemoryKey, until: Until, event: MemoryEvent) {
         self.settle(&event);
         let Some(call) = event.call else {
@@ -125,9 +131,19 @@ impl Segments {
             size: event.size,
             device: event.device,
             until,
+            since: event.time,
             call,
             is_segment,
         };
+        if let Some(replaced) = self.live.remove(&place) {
+            let mut free = MemoryEvent {
+                stack: StackId::NONE,
+                call: None,
+                ..event
+            };
+            replaced.describe(&mut free);
+            self.hold(Event::Memory(free));
+        }
         self.others.remove(&place.number());
         if self.live.len() < REMEMBERED {
             self.live.insert(place, live);
@@ -155,6 +171,7 @@ impl Segments {
             size: event.size,
             device: event.device,
             until: Until::ProcessEnds,
+            since: event.time,
             call,
             is_segment: false,
         };
@@ -173,9 +190,21 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
-    /// Records a free. `event` lacks the size and the kind of memory, which the tracked allocation supplies.
-    pub fn record_free(&mut self, place: MemoryKey, giver: FreedBy, mut event: MemoryEvent) {
+    /// Records a free by a call that was entered at `entered`. `event` lacks the size and the kind of memory,
+    /// which the tracked allocation supplies. Memory that was allocated after `entered` is not what the call
+    /// freed: that was recorded as free when it was replaced.
+    pub fn record_free(
+        &mut self,
+        place: MemoryKey,
+        giver: FreedBy,
+        entered: TimeNs,
+        mut event: MemoryEvent,
+    ) {
         self.settle(&event);
+        let live = self.live.get(&place);
+        if live.is_some_and(|live| live.since > entered) {
+            return;
+        }
         match self.live.remove(&place) {
             Some(live) => live.describe(&mut event),
             None if giver == FreedBy::Allocator && self.allocator_speaks => {
@@ -189,8 +218,13 @@ impl Segments {
         self.hold(Event::Memory(event));
     }
 
-    /// Frees all memory that `gone` matches.
-    pub fn free_matching(&mut self, gone: impl Fn(MemoryKey, &Live) -> bool, event: MemoryEvent) {
+    /// Frees all memory that `gone` matches, by a call that was entered at `entered`.
+    pub fn free_matching(
+        &mut self,
+        gone: impl Fn(MemoryKey, &Live) -> bool,
+        entered: TimeNs,
+        event: MemoryEvent,
+    ) {
         let live = self.live.iter();
         let mut places: Vec<_> = live
             .filter(|(place, live)| gone(**place, live))
@@ -202,7 +236,7 @@ impl Segments {
                 addr: Address(place.number()),
                 ..event
             };
-            self.record_free(place, FreedBy::Other, event);
+            self.record_free(place, FreedBy::Other, entered, event);
         }
     }
 
@@ -278,7 +312,7 @@ impl Segments {
         let mut event = MemoryEvent {
             addr: Address(addr),
             totals: None,
-            stack: crate::event::StackId::NONE,
+            stack: StackId::NONE,
             shape: crate::event::PurposeId::NONE,
             ..*block
         };
@@ -358,7 +392,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
         size: Bytes(0),
         device: None,
         totals: None,
-        stack: crate::event::StackId::NONE,
+        stack: StackId::NONE,
         shape: crate::event::PurposeId::NONE,
         call: None,
     }
@@ -367,7 +401,7 @@ pub fn event_of(time: TimeNs, tgid: crate::event::Tgid, tid: Tid) -> MemoryEvent
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{StackId, Tgid, Totals};
+    use crate::event::{Tgid, Totals};
 
     const CALL: CudaCall = CudaCall {
         function: "cudaMalloc",
@@ -406,7 +440,7 @@ mod tests {
 
     fn free(segments: &mut Segments, tid: u32, addr: u64, giver: FreedBy) {
         let event = event(Action::CudaFree, tid, addr, 0, None);
-        segments.record_free(MemoryKey::Address(addr), giver, event);
+        segments.record_free(MemoryKey::Address(addr), giver, TimeNs(1), event);
     }
 
     fn drain(segments: &mut Segments) -> Vec<(Action, Option<u8>, u64)> {
@@ -549,7 +583,8 @@ mod tests {
         }
         segments.give_up();
         let gone = event(Action::CudaFree, 1, 0, 0, None);
-        segments.free_matching(|_, live| live.until == Until::ContextEnds(Some(7)), gone);
+        let in_context = |_, live: &Live| live.until == Until::ContextEnds(Some(7));
+        segments.free_matching(in_context, TimeNs(1), gone);
         let seen = drain(&mut segments);
         assert_eq!(
             seen[3..],
@@ -567,8 +602,37 @@ mod tests {
         let mut segments = Segments::default();
         malloc(&mut segments, 1, 0x1000);
         let event = event(Action::CudaFree, 1, 0x1000, 0, None);
-        segments.record_free(MemoryKey::Array(0x1000), FreedBy::Other, event);
+        segments.record_free(MemoryKey::Array(0x1000), FreedBy::Other, TimeNs(1), event);
         assert!(segments.live.contains_key(&MemoryKey::Address(0x1000)));
+    }
+
+    #[test]
+    fn a_free_that_returns_after_its_address_was_allocated_again_frees_the_old_memory() {
+        let mut segments = Segments::default();
+        let at = |action, tid, size, time| MemoryEvent {
+            time: TimeNs(time),
+            call: Some(CALL),
+            ..event(action, tid, 0x1000, size, None)
+        };
+        let place = MemoryKey::Address(0x1000);
+        let give = |segments: &mut Segments, event| {
+            segments.record_alloc(place, Until::ContextEnds(None), event);
+            segments.give_up();
+        };
+        give(&mut segments, at(Action::CudaAlloc, 1, 0x100, 10));
+        // Thread 1 enters the free at 20 and returns at 40; thread 2 gets the address at 30.
+        give(&mut segments, at(Action::CudaAlloc, 2, 0x200, 30));
+        let late = at(Action::CudaFree, 1, 0, 40);
+        segments.record_free(place, FreedBy::Other, TimeNs(20), late);
+        let expected = [
+            (Action::CudaAlloc, None, 0x100),
+            (Action::CudaFree, None, 0x100),
+            (Action::CudaAlloc, None, 0x200),
+        ];
+        assert_eq!(drain(&mut segments), expected);
+        let own = at(Action::CudaFree, 2, 0, 60);
+        segments.record_free(place, FreedBy::Other, TimeNs(50), own);
+        assert_eq!(drain(&mut segments), [(Action::CudaFree, None, 0x200)]);
     }
 
     #[test]

@@ -265,7 +265,7 @@ pub const MODULES: &[Module] = &[
             "crate::model::tensors",
             "crate::model::Applied",
             "crate::model::ShapeLedger",
-            "crate::model::why",
+            "crate::model::attribution",
             "crate::model::estimate",
         ],
     },

@@ -69,6 +69,10 @@ impl Call<'_> {
         }
     }
 
+    fn entered(&self) -> TimeNs {
+        TimeNs(self.record.entered_ns)
+    }
+
     fn tid(&self) -> Tid {
         Tid(self.record.tid)
     }
@@ -137,7 +141,7 @@ impl Cuda {
                     Owner::Allocator => FreedBy::Allocator,
                     Owner::Other => FreedBy::Other,
                 };
-                segments.record_free(place, giver, call.freed(first));
+                segments.record_free(place, giver, call.entered(), call.freed(first));
             }
             Effect::Frees(_) => {}
             Effect::CreatesPhysical
@@ -180,7 +184,8 @@ impl Cuda {
         match call.function.effect {
             Effect::CreatesPhysical => {
                 let (handle, device) = (record.out[0], located(record));
-                self.physical.create(handle, call.owner, device);
+                let created = TimeNs(record.time_ns);
+                self.physical.create(handle, call.owner, device, created);
                 if call.owner == Owner::Other {
                     let event = call.event(
                         Action::CudaAlloc,
@@ -195,11 +200,14 @@ impl Cuda {
             Effect::RetainsPhysical => self.physical.retain(record.out[0], second),
             Effect::ImportsPhysical => self.physical.import(record.out[0]),
             Effect::ReleasesPhysical => {
-                if let Some((handle, Owner::Other)) = self.physical.release(first) {
+                let released = self.physical.release(first, call.entered());
+                if let Some((handle, Owner::Other)) = released {
+                    let freed = call.freed(handle);
                     segments.record_free(
                         MemoryKey::Handle(handle),
                         FreedBy::Other,
-                        call.freed(handle),
+                        call.entered(),
+                        freed,
                     );
                 }
             }
@@ -223,7 +231,8 @@ impl Cuda {
                         (Owner::Other, Some(handle)) => MemoryKey::Handle(handle),
                         (Owner::Other, None) => continue,
                     };
-                    segments.record_free(place, FreedBy::Other, call.freed(place.number()));
+                    let freed = call.freed(place.number());
+                    segments.record_free(place, FreedBy::Other, call.entered(), freed);
                 }
             }
         }
@@ -324,7 +333,7 @@ fn end(
         Until::ContextEnds(None) => primary == Some(live.device),
         Until::ProcessEnds => false,
     };
-    segments.free_matching(gone, call.freed(0));
+    segments.free_matching(gone, call.entered(), call.freed(0));
 }
 
 /// A tracepoint of the caching allocator: argument 0 is the block, 1 its size, 2 its device.

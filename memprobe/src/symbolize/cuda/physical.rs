@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hashbrown::HashMap;
 
-use crate::event::{Bytes, DeviceIndex};
+use crate::event::{Bytes, DeviceIndex, TimeNs};
 
 /// The most handles and mappings that are followed.
 const MOST: usize = 1 << 20;
@@ -24,6 +24,8 @@ pub enum Owner {
 struct Memory {
     owner: Owner,
     device: Option<DeviceIndex>,
+    /// The return of `cuMemCreate`.
+    created: TimeNs,
     /// Handles given out and not released.
     handles: u64,
     mappings: u64,
@@ -51,11 +53,18 @@ pub struct Unmapped {
 
 impl Physical {
     /// `cuMemCreate`.
-    pub fn create(&mut self, handle: u64, owner: Owner, device: Option<DeviceIndex>) {
+    pub fn create(
+        &mut self,
+        handle: u64,
+        owner: Owner,
+        device: Option<DeviceIndex>,
+        created: TimeNs,
+    ) {
         if self.memory.len() < MOST || self.memory.contains_key(&handle) {
             let memory = Memory {
                 owner,
                 device,
+                created,
                 handles: 1,
                 mappings: 0,
             };
@@ -87,11 +96,15 @@ impl Physical {
         }
     }
 
-    /// Handles `cuMemRelease`; returns the memory that it frees, by the handle of its creation. A handle
-    /// released as often as it was given may name another object afterwards.
-    pub fn release(&mut self, handle: u64) -> Option<(u64, Owner)> {
+    /// Handles a `cuMemRelease` that was entered at `entered`; returns the memory that it frees, by the handle
+    /// of its creation. A handle released as often as it was given may name another object afterwards, even
+    /// before the call has returned.
+    pub fn release(&mut self, handle: u64, entered: TimeNs) -> Option<(u64, Owner)> {
         let handle = self.original(handle);
         let memory = self.memory.get_mut(&handle)?;
+        if memory.created > entered {
+            return None;
+        }
         memory.handles = memory.handles.checked_sub(1)?;
         self.remove_unused(handle)
     }
@@ -157,7 +170,7 @@ mod tests {
 
     fn made() -> Physical {
         let mut physical = Physical::default();
-        physical.create(7, Owner::Other, Some(DeviceIndex(1)));
+        physical.create(7, Owner::Other, Some(DeviceIndex(1)), TimeNs(1));
         physical
     }
 
@@ -166,7 +179,7 @@ mod tests {
         let mut physical = made();
         let mapped = physical.map(0x20_0000, PAGE, 7);
         assert_eq!(mapped, Some((Owner::Other, Some(DeviceIndex(1)))));
-        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.release(7, TimeNs(2)), None);
         let unmapped = physical.unmap(0x20_0000, PAGE);
         assert_eq!(
             unmapped,
@@ -187,9 +200,13 @@ mod tests {
         assert_eq!(unmapped.len(), 2);
         assert!(unmapped.iter().all(|unmapped| unmapped.gone.is_none()));
         physical.retain(7, 0);
-        assert_eq!(physical.release(7), None);
-        assert_eq!(physical.release(7), Some((7, Owner::Other)));
-        assert_eq!(physical.release(7), None, "released once too often");
+        assert_eq!(physical.release(7, TimeNs(2)), None);
+        assert_eq!(physical.release(7, TimeNs(2)), Some((7, Owner::Other)));
+        assert_eq!(
+            physical.release(7, TimeNs(2)),
+            None,
+            "released once too often"
+        );
     }
 
     #[test]
@@ -197,9 +214,9 @@ mod tests {
         let mut physical = made();
         physical.map(0x20_0000, PAGE, 7);
         physical.retain(8, 0x20_1000);
-        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.release(7, TimeNs(2)), None);
         physical.unmap(0x20_0000, PAGE);
-        assert_eq!(physical.release(8), Some((7, Owner::Other)));
+        assert_eq!(physical.release(8, TimeNs(2)), Some((7, Owner::Other)));
     }
 
     #[test]
@@ -216,20 +233,20 @@ mod tests {
     fn memory_that_is_imported_again_is_held_by_that_handle_too() {
         let mut physical = made();
         physical.import(7);
-        assert_eq!(physical.release(7), None);
-        assert_eq!(physical.release(7), Some((7, Owner::Other)));
+        assert_eq!(physical.release(7, TimeNs(2)), None);
+        assert_eq!(physical.release(7, TimeNs(2)), Some((7, Owner::Other)));
         physical.import(7);
-        assert_eq!(physical.release(7), None, "gone already");
+        assert_eq!(physical.release(7, TimeNs(2)), None, "gone already");
     }
 
     #[test]
     fn a_handle_that_was_released_may_be_the_number_of_another_object() {
         let mut physical = made();
         physical.map(0x20_0000, PAGE, 7);
-        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.release(7, TimeNs(2)), None);
         // A multicast object has the number now.
         assert_eq!(physical.map(0x40_0000, PAGE, 7), None);
-        assert_eq!(physical.release(7), None);
+        assert_eq!(physical.release(7, TimeNs(2)), None);
         assert_eq!(physical.unmap(0x40_0000, PAGE), []);
         assert_eq!(physical.unmap(0x20_0000, PAGE)[0].gone, Some(7));
     }
@@ -239,7 +256,15 @@ mod tests {
         let mut physical = Physical::default();
         physical.import(9);
         assert_eq!(physical.map(0x1000, PAGE, 9), None);
-        assert_eq!(physical.release(9), None);
+        assert_eq!(physical.release(9, TimeNs(2)), None);
         assert_eq!(physical.unmap(0x1000, PAGE), []);
+    }
+
+    #[test]
+    fn a_release_that_returns_after_its_handle_was_given_again_leaves_the_new_memory() {
+        let mut physical = Physical::default();
+        physical.create(7, Owner::Other, None, TimeNs(30));
+        assert_eq!(physical.release(7, TimeNs(20)), None);
+        assert_eq!(physical.release(7, TimeNs(40)), Some((7, Owner::Other)));
     }
 }

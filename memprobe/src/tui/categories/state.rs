@@ -129,7 +129,7 @@ impl CategoriesState {
             | InputEvent::Source
             | InputEvent::Probes
             | InputEvent::Outside => {
-                self.note = Some("that is on the screen of lines: c leads back");
+                self.note = Some("this key works on the screen of lines: c leads back");
             }
         }
         self.rebuild();

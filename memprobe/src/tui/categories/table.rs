@@ -210,7 +210,7 @@ fn decided(row: &Row) -> (&'static str, String) {
         (Portion::BeforeAttach, _) => {
             let rule = match row.since {
                 CoverageStart::Attach => "live when memprobe attached",
-                CoverageStart::Opening => "live when it was opened; t tells",
+                CoverageStart::Opening => "live when opened; t reads its category",
             };
             ("exact", rule.to_owned())
         }

@@ -181,7 +181,8 @@ impl HostState {
             | InputEvent::Layers
             | InputEvent::Iteration(_)
             | InputEvent::Categories => {
-                self.note = Some("that is on the screen of a process: Enter opens it".to_owned());
+                self.note =
+                    Some("this key works on the screen of a process: Enter opens it".to_owned());
             }
             InputEvent::Redraw => {}
         }

@@ -205,7 +205,7 @@ impl TensorsState {
             InputEvent::Redraw => {}
             // The owner of the screen handles these.
             InputEvent::Modules | InputEvent::Categories | InputEvent::Layers => {}
-            InputEvent::Pause => self.note = Some("this screen stands still until R"),
+            InputEvent::Pause => self.note = Some("this screen is a snapshot: R reads again"),
             // Only the screen of lines handles these.
             InputEvent::OpenAll
             | InputEvent::SortBy(_)
@@ -213,7 +213,7 @@ impl TensorsState {
             | InputEvent::Probes
             | InputEvent::Iteration(_)
             | InputEvent::Outside => {
-                self.note = Some("that is on the screen of lines: t leads back")
+                self.note = Some("this key works on the screen of lines: t leads back")
             }
         }
         self.rebuild();

@@ -35,7 +35,7 @@ Examples:
 #[command(group = clap::ArgGroup::new("subject").required(true).args(["pid", "command"]))]
 #[command(mut_arg("detail", |arg| arg.default_value("tensors")))]
 #[command(mut_arg("graph", is_default))]
-#[command(mut_arg("no_names", is_default))]
+#[command(mut_arg("no_names", |arg| is_default(arg)))]
 pub struct Record {
     /// Output file (`-` for standard output, `DIR/` for a file for each process)
     #[arg(short, long, value_name = "FILE")]

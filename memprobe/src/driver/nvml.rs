@@ -69,7 +69,7 @@ impl Buffer {
         let bytes = self.0.into_iter().flat_map(u64::to_ne_bytes);
         RawList {
             count,
-            capacity: capacity,
+            capacity,
             bytes: bytes.collect(),
         }
     }

@@ -104,7 +104,7 @@ impl PendingNames {
             module,
             called,
             saved_by,
-            retainer: retainer,
+            retainer,
         });
         Ok(())
     }

@@ -456,7 +456,7 @@ impl FrameRecord {
 }
 
 /// Room for [`MAX_WALKED`] frames.
-pub const FRAME_ROOM: usize = MAX_WALKED.next_power_of_two();
+pub const FRAME_CAPACITY: usize = MAX_WALKED.next_power_of_two();
 
 /// A whole stack record as the kernel side builds it; only the frames in use are sent.
 #[repr(C)]
@@ -466,7 +466,7 @@ pub struct StackRecord {
     pub head: StackHead,
     /// Innermost first. As long as a power of two, so that an index can be masked: the verifier
     /// follows that.
-    pub frames: [FrameRecord; FRAME_ROOM],
+    pub frames: [FrameRecord; FRAME_CAPACITY],
 }
 
 /// One stretch of the target's memory, as it stood.
@@ -681,7 +681,7 @@ const _: () = {
     assert!(size_of::<ShapedRecord>() == 144);
     assert!(size_of::<StackHead>() == 24);
     assert!(size_of::<FrameRecord>() == 16);
-    assert!(size_of::<StackRecord>() == 24 + 16 * FRAME_ROOM);
+    assert!(size_of::<StackRecord>() == 24 + 16 * FRAME_CAPACITY);
     assert!(size_of::<Stretch<CODE_HEAD>>() == 16 + CODE_HEAD);
     assert!(size_of::<CodeRecord>() == 8 + 4 * 16 + CODE_HEAD + 320 + 160 + 2048);
     assert!(size_of::<PythonConfig>() == 48);

@@ -174,7 +174,7 @@ impl Loader {
             Watch::Family | Watch::Everyone => THREADS_OF_MANY,
         };
         let watch_all = u64::from(watch == Watch::Everyone);
-        let tell_modules = u64::from(modules == Modules::Told);
+        let report_modules = u64::from(modules == Modules::Told);
         let mut ebpf = EbpfLoader::new()
             .override_global("FSBASE_OFFSET", &offsets.fsbase, true)
             .override_global("PID_OFFSET", &offsets.pid, true)
@@ -182,7 +182,7 @@ impl Loader {
             .override_global("SIGNAL_OFFSET", &offsets.signal, true)
             .override_global("LIVE_OFFSET", &offsets.live, true)
             .override_global("WATCH_ALL", &watch_all, true)
-            .override_global("TELL_MODULES", &tell_modules, true)
+            .override_global("REPORT_MODULES", &report_modules, true)
             .map_max_entries("RECORDS", ring_bytes)
             .map_max_entries("THREADS", threads)
             .load(object)

@@ -22,12 +22,12 @@ use crate::state::PendingCall;
 #[uprobe]
 pub fn cuda_enter(ctx: ProbeContext) -> u32 {
     let caller = Caller::current();
-    if !is_watched(caller.tgid) {
+    if !is_watched(&caller.tgid) {
         return 0;
     }
     let stack_pointer = ctx.stack_pointer();
     let cookie = CudaCookie::of_word(ctx.cookie());
-    if let Some(outer) = pending_call(caller).filter(|call| goes_on(call, stack_pointer)) {
+    if let Some(outer) = outer_call(caller, stack_pointer) {
         if cookie.sets_context {
             outer.record.context = match ctx.argument(0) {
                 0 => CudaRecord::NO_CONTEXT,
@@ -80,29 +80,32 @@ pub fn cuda_enter(ctx: ProbeContext) -> u32 {
 /// The call into CUDA that the thread is in. A program asks once: the reference is the only one.
 #[inline(always)]
 fn pending_call(caller: Caller) -> Option<&'static mut PendingCall> {
+    let call = CALLS.get_ptr_mut(&caller.tid)?;
     // SAFETY: a map value; only this thread uses it.
-    unsafe { CALLS.get_ptr_mut(&caller.tid)?.as_mut() }
+    Some(unsafe { &mut *call })
 }
 
-/// Whether a call still goes on, while the thread's stack pointer is this.
+/// The call into CUDA that the thread is in, if it still goes on.
 ///
 /// A call that was left by a jump (`longjmp`, an exception) never returns; it must not hide those
 /// that follow. One that still goes on lies above on the stack, and the kernel has replaced its return address
 /// with that of its trampoline, which begins a page (`get_trampoline_vaddr`, kernel/events/uprobes.c).
 #[inline(always)]
-fn goes_on(call: &PendingCall, stack_pointer: u64) -> bool {
+fn outer_call(caller: Caller, stack_pointer: u64) -> Option<&'static mut PendingCall> {
     const IN_PAGE: u64 = 4095;
+    let call = pending_call(caller)?;
     if call.stack_pointer < stack_pointer {
-        return false;
+        return None;
     }
-    user_word(call.stack_pointer).is_some_and(|address| address != 0 && address & IN_PAGE == 0)
+    let returns_to = user_word(call.stack_pointer)?;
+    (returns_to != 0 && returns_to & IN_PAGE == 0).then_some(call)
 }
 
 /// A function of CUDA returns.
 #[uretprobe]
 pub fn cuda_return(ctx: RetProbeContext) -> u32 {
     let caller = Caller::current();
-    let (stack_pointer, frame_pointer) = (ctx.stack_pointer(), ctx.frame_pointer());
+    let stack_pointer = ctx.stack_pointer();
     let Some(call) = pending_call(caller) else {
         return 0;
     };
@@ -113,7 +116,7 @@ pub fn cuda_return(ctx: RetProbeContext) -> u32 {
     // Both APIs return an int that is 0 for success.
     if ctx.ret::<u64>() as u32 == 0 {
         complete(&mut call.record);
-        send(caller, &mut call.record, stack_pointer, frame_pointer);
+        send(caller, &mut call.record, stack_pointer, ctx.frame_pointer());
     }
     let _ = CALLS.remove(&caller.tid);
     0
@@ -136,7 +139,7 @@ fn complete(call: &mut CudaRecord) {
 #[inline(always)]
 fn send(caller: Caller, call: &mut CudaRecord, stack_pointer: u64, frame_pointer: u64) {
     if call.wants_stack != 0 {
-        let Some(process) = process::find(caller.tgid) else {
+        let Some(process) = process::find(&caller.tgid) else {
             return;
         };
         let stack = walk(process, caller, stack_pointer);

@@ -18,9 +18,9 @@ use crate::ring::count_loss;
 use crate::state::{Evaluation, Evaluations, MAX_EVALUATIONS, Thread};
 use crate::verifier;
 
-/// Notes the start of an evaluation.
+/// Begins an evaluation. The caller sets its node and its `GraphTask`.
 #[inline(always)]
-pub fn begin(evaluations: &mut Evaluations, node: u64, graph_task: u64, stack_pointer: u64) {
+pub fn begin(evaluations: &mut Evaluations, stack_pointer: u64) -> &mut Evaluation {
     let mut depth = 0;
     for at in 0..MAX_EVALUATIONS - 1 {
         if at as u64 >= evaluations.depth || evaluations.nested[at].stack_pointer <= stack_pointer {
@@ -33,13 +33,10 @@ pub fn begin(evaluations: &mut Evaluations, node: u64, graph_task: u64, stack_po
         begun => begun,
     };
     evaluations.depth = depth as u64 + 1;
-    evaluations.nested[depth & (MAX_EVALUATIONS - 1)] = Evaluation {
-        node,
-        stack_pointer,
-        graph_task,
-        number: evaluations.begun,
-        pad: 0,
-    };
+    let evaluation = &mut evaluations.nested[depth & (MAX_EVALUATIONS - 1)];
+    evaluation.stack_pointer = stack_pointer;
+    evaluation.number = evaluations.begun;
+    evaluation
 }
 
 /// The number of the node that the current thread evaluates, sent before its first use; 0 if it evaluates

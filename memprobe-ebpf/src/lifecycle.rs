@@ -20,7 +20,7 @@ use crate::ring::count;
 #[raw_tracepoint(tracepoint = "sched_process_fork")]
 pub fn process_forked(ctx: RawTracePointContext) -> i32 {
     let caller = Caller::current();
-    let Some(parent) = process::find(caller.tgid) else {
+    let Some(parent) = process::find(&caller.tgid) else {
         return 0;
     };
     if parent.flags & process_flag::CHILDREN == 0 {
@@ -84,7 +84,7 @@ pub fn process_executed(ctx: RawTracePointContext) -> i32 {
 pub fn thread_exited(ctx: RawTracePointContext) -> i32 {
     let caller = Caller::current();
     let _ = THREADS.remove(&caller.tid);
-    if !is_watched(caller.tgid) {
+    if !is_watched(&caller.tgid) {
         return 0;
     }
     let task: u64 = ctx.arg(0);
@@ -110,7 +110,7 @@ pub fn library_mapped(_: ProbeContext) -> u32 {
     /// Calls while a program starts.
     const STARTING: u32 = 2;
     let tgid = Caller::current().tgid;
-    if !is_watched(tgid) {
+    if !is_watched(&tgid) {
         if watch_all() == 0 {
             return 0;
         }

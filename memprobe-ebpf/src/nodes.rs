@@ -31,13 +31,9 @@ pub fn evaluate_function(ctx: ProbeContext) -> u32 {
     };
     // A shared_ptr begins with its pointer.
     let graph_task = user_word(ctx.argument(1)).unwrap_or(0);
-    let node = ctx.argument(2);
-    begin(
-        &mut thread.evaluations,
-        node,
-        graph_task,
-        ctx.stack_pointer(),
-    );
+    let evaluation = begin(&mut thread.evaluations, ctx.stack_pointer());
+    evaluation.node = ctx.argument(2);
+    evaluation.graph_task = graph_task;
     0
 }
 

@@ -13,7 +13,7 @@ use crate::ring::count;
 /// probed library, it is watched from here on.
 #[inline(always)]
 pub fn watched(caller: Caller) -> Option<&'static ProcessConfig> {
-    if let Some(process) = find(caller.tgid) {
+    if let Some(process) = find(&caller.tgid) {
         return Some(process);
     }
     if watch_all() == 0 {
@@ -29,20 +29,20 @@ pub fn watched(caller: Caller) -> Option<&'static ProcessConfig> {
         return None;
     }
     send_event(record::FOUND, caller.tgid, 0);
-    find(caller.tgid)
+    find(&caller.tgid)
 }
 
 /// The configuration of a watched process.
 #[inline(always)]
-pub fn find(tgid: u32) -> Option<&'static ProcessConfig> {
+pub fn find(tgid: &u32) -> Option<&'static ProcessConfig> {
     // SAFETY: entries change where no program of their process runs, or field by field.
-    unsafe { PROCESSES.get(&tgid) }
+    unsafe { PROCESSES.get(tgid) }
 }
 
 /// Whether a process is watched.
 #[inline(always)]
-pub fn is_watched(tgid: u32) -> bool {
-    PROCESSES.get_ptr(&tgid).is_some()
+pub fn is_watched(tgid: &u32) -> bool {
+    PROCESSES.get_ptr(tgid).is_some()
 }
 
 /// Sends a record of a process's life and wakes the reader.

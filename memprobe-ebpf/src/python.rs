@@ -83,9 +83,11 @@ impl StackField {
     /// Whether the thread runs Python, or works for a thread that does.
     #[inline(always)]
     pub fn leads_to_python(self) -> bool {
-        let runs_python = self.state == stack_state::PYTHON || self.state == stack_state::LOST;
-        let works_for_python = self.state == stack_state::NO_FRAMES && self.word != 0;
-        runs_python || works_for_python
+        match self.state {
+            stack_state::PYTHON | stack_state::LOST => true,
+            stack_state::NO_FRAMES => self.word != 0,
+            _ => false,
+        }
     }
 }
 

@@ -3,9 +3,9 @@
 //!
 //! Files depend on each other in one direction, downwards in this table:
 //!
-//! | files | contents |
+//! | files | contents (a file of programs is one probe family) |
 //! |---|---|
-//! | `allocator`, `backward`, `code`, `cpu`, `cuda`, `lifecycle`, `mark`, `nodes`, `shape`, `tracepoint` | the programs, one probe family a file |
+//! | `allocator`, `backward`, `code`, `cpu`, `cuda`, `lifecycle`, `mark`, `nodes`, `shape`, `tracepoint` | programs |
 //! | `evaluation` | the node of autograd's graph that a thread evaluates |
 //! | `python` | the walk of the interpreter's frames |
 //! | `process`, `scratch`, `autograd`, `thread_local` | the state of the calling process and thread |

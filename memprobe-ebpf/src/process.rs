@@ -39,7 +39,7 @@ pub fn find(tgid: &u32) -> Option<&'static ProcessConfig> {
     unsafe { PROCESSES.get(tgid) }
 }
 
-/// Whether a process is watched.
+/// Returns whether a process is watched.
 #[inline(always)]
 pub fn is_watched(tgid: &u32) -> bool {
     PROCESSES.get_ptr(tgid).is_some()

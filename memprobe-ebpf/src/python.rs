@@ -80,7 +80,7 @@ impl StackField {
         Self { state, word: 0 }
     }
 
-    /// Whether the thread runs Python, or works for a thread that does.
+    /// Returns whether the thread runs Python, or works for a thread that does.
     #[inline(always)]
     pub fn leads_to_python(self) -> bool {
         match self.state {

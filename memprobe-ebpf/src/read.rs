@@ -1,6 +1,6 @@
 //! Words of the target's memory, and of the kernel's, one or a few at a time.
 //!
-//! Each is initialized before the helper writes it. The verifier assumes that a helper may leave a stack slot unchanged.
+//! Each is initialized before the helper writes it. The verifier assumes that a helper may not write a stack slot.
 //! An uninitialized slot would then matter back to the program's start: the verifier would distinguish all paths that
 //! leave different values there, and follow the walk once for each.
 

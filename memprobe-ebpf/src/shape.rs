@@ -159,7 +159,7 @@ fn device_type_of(keys: u64) -> Option<u8> {
     }
 }
 
-/// Whether this thread has begun a tensor on that type of device, whose memory is not allocated yet.
+/// Returns whether this thread has begun a tensor on that type of device and has no memory for it yet.
 #[inline(always)]
 pub fn has_shape(thread: &Thread, device_type: u8) -> bool {
     let shape = &thread.shape;

@@ -10,7 +10,7 @@ pub const WINDOW: usize = 2048;
 /// model has layers.
 pub const SENT: usize = 1024;
 
-/// Nested evaluations that are told apart; of those further in, only the innermost is kept.
+/// Most nested evaluations that a thread keeps apart; of deeper ones it keeps only the innermost.
 pub const MAX_EVALUATIONS: usize = 8;
 
 /// State of a thread between its events, and its scratch memory.

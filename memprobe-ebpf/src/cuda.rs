@@ -10,6 +10,7 @@ use aya_ebpf::programs::{ProbeContext, RetProbeContext};
 use memprobe_common::{CudaCookie, CudaRecord, CudaStackRecord, counter, record, stack_state};
 
 use crate::context::{Caller, Entry as _, Registers as _, now_ns};
+use crate::diagnostic;
 use crate::maps::{CALLS, RECORDS};
 use crate::process::{self, is_watched};
 use crate::python::walk;
@@ -23,6 +24,7 @@ use crate::state::PendingCall;
 pub fn cuda_enter(ctx: ProbeContext) -> u32 {
     let caller = Caller::current();
     if !is_watched(&caller.tgid) {
+        diagnostic::not_watched();
         return 0;
     }
     let stack_pointer = ctx.stack_pointer();

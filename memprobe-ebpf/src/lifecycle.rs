@@ -9,6 +9,7 @@ use aya_ebpf::programs::{ProbeContext, RawTracePointContext};
 use memprobe_common::{ProcessConfig, PythonConfig, counter, process_flag, record};
 
 use crate::context::{Caller, now_ns};
+use crate::diagnostic;
 use crate::maps::{
     LOADS, PROCESSES, THREADS, live_offset, pid_offset, signal_offset, tgid_offset, watch_all,
 };
@@ -24,6 +25,7 @@ pub fn process_forked(ctx: RawTracePointContext) -> i32 {
         return 0;
     };
     if parent.flags & process_flag::CHILDREN == 0 {
+        diagnostic::child_not_watched();
         return 0;
     }
     let child: u64 = ctx.arg(1);

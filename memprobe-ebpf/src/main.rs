@@ -9,7 +9,7 @@
 //! | `evaluation` | the node of autograd's graph that a thread evaluates |
 //! | `python` | the walk of the interpreter's frames |
 //! | `process`, `scratch`, `autograd`, `thread_local` | the state of the calling process and thread |
-//! | `ring`, `stack` | records on their way to user space |
+//! | `ring`, `stack`, `diagnostic` | records and messages on their way to user space |
 //! | `maps`, `read`, `context`, `verifier` | the kernel's interface |
 //! | `state` | the structures behind the maps |
 #![no_std]
@@ -23,6 +23,7 @@ mod code;
 mod context;
 mod cpu;
 mod cuda;
+mod diagnostic;
 mod evaluation;
 mod lifecycle;
 mod maps;

@@ -4,7 +4,7 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap, LruHashMap, RingBuf};
 use memprobe_common::{ProcessConfig, counter};
 
-use crate::state::{PendingCall, Thread};
+use crate::state::{Budget, PendingCall, Thread, diagnostic_kind};
 
 /// Every record, in the order in which it was reserved. User space sets the size.
 #[map]
@@ -60,6 +60,10 @@ pub static COUNTERS: Array<u64> = Array::with_max_entries(counter::COUNT, 0);
 #[map]
 pub static LOST_BY: LruHashMap<u64, u64> = LruHashMap::with_max_entries(8192, 0);
 
+/// Lines of diagnostics, by kind.
+#[map]
+pub static DIAGNOSTIC_BUDGETS: Array<Budget> = Array::with_max_entries(diagnostic_kind::COUNT, 0);
+
 /// Byte offset of `thread.fsbase` in this kernel's `task_struct`, from its BTF.
 #[unsafe(no_mangle)]
 static FSBASE_OFFSET: u64 = 0;
@@ -87,6 +91,10 @@ static WATCH_ALL: u64 = 0;
 /// Not 0 if stacks name the modules that are called. The verifiers of older kernels cannot follow that.
 #[unsafe(no_mangle)]
 static REPORT_MODULES: u64 = 1;
+
+/// Not 0 if the programs log diagnostics.
+#[unsafe(no_mangle)]
+static DIAGNOSTICS: u64 = 0;
 
 /// Makes a function that reads a constant which user space sets before the programs are loaded.
 macro_rules! constant {
@@ -136,4 +144,9 @@ constant!(
     /// Not 0 if stacks name the modules that are called.
     report_modules,
     REPORT_MODULES
+);
+constant!(
+    /// Not 0 if the programs log diagnostics.
+    diagnostics,
+    DIAGNOSTICS
 );

@@ -6,6 +6,7 @@ use memprobe_common::{
 };
 
 use crate::context::{Caller, now_ns};
+use crate::diagnostic;
 use crate::maps::{PROCESSES, RECORDS, watch_all};
 use crate::ring::count;
 
@@ -17,6 +18,7 @@ pub fn watched(caller: Caller) -> Option<&'static ProcessConfig> {
         return Some(process);
     }
     if watch_all() == 0 {
+        diagnostic::not_watched();
         return None;
     }
     let process = ProcessConfig {

@@ -16,7 +16,8 @@ use memprobe_common::{
 
 use crate::autograd;
 use crate::context::Caller;
-use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, report_modules, sent_code};
+use crate::diagnostic;
+use crate::maps::{RECORDS, SENT_CODES, SENT_STACKS, diagnostics, report_modules, sent_code};
 use crate::read::user_word;
 use crate::ring::count_loss;
 use crate::scratch;
@@ -132,13 +133,19 @@ pub fn walk_in(
     stack_pointer: u64,
 ) -> StackField {
     if process.python.version == 0 {
+        diagnostic::unknown_python();
         return StackField::without_stack(stack_state::UNKNOWN_PYTHON);
     }
     let Some(thread) = thread else {
         return StackField::without_stack(stack_state::UNREADABLE);
     };
-    let walked =
-        walk_thread(thread, process, caller, stack_pointer).unwrap_or_else(|no_stack| no_stack);
+    let walked = walk_thread(thread, process, caller, stack_pointer).unwrap_or_else(|no_stack| {
+        match no_stack {
+            PythonStack::NoThreadState => diagnostic::no_thread_state(),
+            _ => diagnostic::unreadable_stack(),
+        }
+        no_stack
+    });
     let StackField { state, word } = walked.into();
     StackField {
         state: hide(thread, state.into()) as u8,
@@ -353,7 +360,7 @@ fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_poi
             if !read(second, WINDOW as u32, frame) {
                 thread.c_window = NO_WINDOW;
                 select_window(thread, NO_WINDOW, origin);
-                read_alone(second, config, frame);
+                read_alone(thread, second, config, frame);
             }
         }
     } else {
@@ -367,7 +374,7 @@ fn find_window(config: &PythonConfig, thread: &mut Thread, frame: u64, stack_poi
             if !read(first, WINDOW as u32, base) {
                 thread.data_window = NO_WINDOW;
                 select_window(thread, NO_WINDOW, frame - LAST);
-                read_alone(first.add(LAST as usize), config, frame);
+                read_alone(thread, first.add(LAST as usize), config, frame);
             }
         }
     }
@@ -388,10 +395,13 @@ fn select_window(thread: &mut Thread, window: u64, origin: u64) {
 /// # Safety
 /// `into` is followed by at least 136 bytes of the map value.
 #[inline(always)]
-unsafe fn read_alone(into: *mut u8, config: &PythonConfig, frame: u64) {
+unsafe fn read_alone(thread: &mut Thread, into: *mut u8, config: &PythonConfig, frame: u64) {
     // SAFETY: the masks keep both within 128 bytes.
     unsafe {
-        read(into, u32::from(config.f_size & 0x7f), frame);
+        let read = read(into, u32::from(config.f_size & 0x7f), frame);
+        if diagnostics() != 0 && !read {
+            thread.unreadable_frame = frame;
+        }
         if let Some(first) = config.first_local_in_header() {
             into.add((first & 0x78) as usize).cast::<u64>().write(0);
         }
@@ -446,6 +456,10 @@ fn send_once(thread: &mut Thread, frames: usize, head: StackHead) -> PythonStack
     if SENT_STACKS.get_ptr(&hash).is_some() {
         *sent = high;
         return PythonStack::Frames(hash);
+    }
+    if diagnostics() != 0 && thread.unreadable_frame != 0 {
+        diagnostic::unreadable_frame(thread.unreadable_frame);
+        thread.unreadable_frame = 0;
     }
     thread.stack.head = head;
     for at in 0..MAX_WALKED {

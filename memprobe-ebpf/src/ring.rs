@@ -7,6 +7,7 @@ use aya_ebpf::helpers::generated::bpf_map_lookup_elem;
 use memprobe_common::{MemoryRecord, ShapeRecord, ShapedRecord, counter, record as kind};
 
 use crate::context::Caller;
+use crate::diagnostic;
 use crate::maps::{COUNTERS, LOST_BY, RECORDS};
 
 /// Sends a record; false if the ring buffer is full. The reader polls: waking it would cost many times the record
@@ -68,6 +69,7 @@ pub fn count_loss(index: u32) {
 /// Adds one to a counter.
 #[inline(always)]
 pub fn count(index: u32) {
+    diagnostic::counted(index);
     // As wide as a slot of the stack, for the reason in `read`.
     let index = u64::from(index);
     // SAFETY: the map, and a key of 32 bits in a little-endian number of 64.

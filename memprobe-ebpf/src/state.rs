@@ -1,6 +1,6 @@
 //! The structures behind the maps.
 
-use memprobe_common::{CudaRecord, FRAME_HEADER, ShapeRecord, StackRecord};
+use memprobe_common::{CudaRecord, FRAME_HEADER, ShapeRecord, StackRecord, counter};
 
 /// Bytes of one window into the target's memory. Up to this size a read costs the same whatever
 /// its size, so one read of a window serves all the frames that lie in it.
@@ -43,6 +43,8 @@ pub struct Thread {
     pub window: u64,
     /// The address that corresponds to the start of `windows`, for the frame's window.
     pub origin: u64,
+    /// The last frame that the walk could not read, or 0. Only for diagnostics.
+    pub unreadable_frame: u64,
     /// Slot for `verifier::hide`.
     pub hidden: u64,
     /// Two windows (frames on the data stack, frames on the C stack), and space behind them for
@@ -93,6 +95,29 @@ pub struct MadeNode {
     pub identity: u64,
     /// Hash of the stack that made it.
     pub stack: u64,
+}
+
+/// Kinds of diagnostics. The first ones are those of `memprobe_common::counter`.
+pub mod diagnostic_kind {
+    use super::counter;
+
+    pub const NOT_WATCHED: u32 = counter::COUNT;
+    pub const CHILD_NOT_WATCHED: u32 = counter::COUNT + 1;
+    pub const UNKNOWN_PYTHON: u32 = counter::COUNT + 2;
+    pub const NO_THREAD_STATE: u32 = counter::COUNT + 3;
+    pub const UNREADABLE_STACK: u32 = counter::COUNT + 4;
+    pub const UNREADABLE_FRAME: u32 = counter::COUNT + 5;
+    /// Number of kinds.
+    pub const COUNT: u32 = counter::COUNT + 6;
+}
+
+/// Lines of one kind of diagnostic in a second.
+#[repr(C)]
+pub struct Budget {
+    /// The second of `CLOCK_MONOTONIC`.
+    pub second: u64,
+    /// Lines that were requested in it.
+    pub requested: u64,
 }
 
 /// A call into CUDA that has not returned yet: the outermost of its thread.

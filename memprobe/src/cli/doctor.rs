@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::event::Tgid;
-use crate::pipeline::doctor;
+use crate::pipeline::{self, doctor};
 use crate::report::Colour;
 
 /// Say whether memprobe can work here, and if not, what to do
@@ -32,6 +32,9 @@ pub struct Doctor {
     /// Write here why the kernel's verifier refuses a program, if it does
     #[arg(long, value_name = "FILE")]
     verifier_log: Option<PathBuf>,
+    /// Print the diagnostics of the kernel programs too, like --log debug
+    #[arg(short, long)]
+    verbose: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -53,6 +56,9 @@ impl Doctor {
             }
             Writing::Text => doctor::Format::Text(Colour::Plain),
         };
+        if self.verbose {
+            pipeline::enable_diagnostics();
+        }
         doctor::Doctor {
             tgid: self.pid.map(Tgid),
             format,
